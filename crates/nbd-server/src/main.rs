@@ -26,6 +26,7 @@ mod connection_limits;
 mod contexts;
 mod counters;
 mod demo;
+mod diagnostics;
 mod export;
 mod extents;
 mod flushes;
@@ -58,7 +59,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
-use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -71,6 +71,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::Args;
 use crate::background::{PidFile, Starter};
 use crate::demo::DemoOptions;
+use crate::diagnostics::LogWriter;
 use crate::image_spec::ImageSpec;
 use crate::run_command::RunCommand;
 use crate::server::{Server, Wakeups};
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
     start_log(default);
+    diagnostics::report_panics();
     raise_descriptor_limit();
     ignore_sigxfsz();
     let done = match starter {
@@ -89,14 +91,13 @@ fn main() -> ExitCode {
         Ok(None) if args.fork => fork(),
         Ok(starter) => serve(args, starter),
     };
-    match done {
-        Ok(code) => code,
-        Err(error) => {
-            // If the pipe is closed, the exit code still reports the failure.
-            let _ = writeln!(LogWriter, "offlock-nbd: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let code = done.unwrap_or_else(|error| {
+        // If the log takes nothing, the exit code still reports the failure.
+        let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
+        ExitCode::FAILURE
+    });
+    diagnostics::flush();
+    code
 }
 
 /// Sets the log up, with the level of `OFFLOCK_LOG` or else `default`.
@@ -110,19 +111,6 @@ fn start_log(default: LevelFilter) {
         .with_ansi(io::stderr().is_terminal())
         .log_internal_errors(false);
     tracing_subscriber::registry().with(layer).with(filter).init();
-}
-
-/// Standard error. Its errors are ignored, because a closed pipe must not end the server.
-struct LogWriter;
-
-impl Write for LogWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(io::stderr().write(bytes).unwrap_or(bytes.len()))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Raises the limit of open descriptors to the maximum, because each connection needs one.
@@ -178,31 +166,29 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     server.grow_at(grow)?;
     let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
     let addresses = server.addresses();
-    let mut stdout = io::stdout().lock();
-    for address in &addresses {
-        writeln!(stdout, "listening on {address}")?;
-    }
-    stdout.flush()?;
-    drop(stdout);
+    let lines = addresses.iter().map(|address| format!("listening on {address}\n"));
+    print(lines.collect())?;
+    diagnostics::flush(); // later output of a server in the background is discarded
     starter.map_or(Ok(()), Starter::report)?;
     let export = server.default_export();
     let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
-    let period = args.stats.map(Duration::from_secs);
-    let print = |server: &Server| {
+    let show_page = |server: &Server| {
         let page = format!("{}\n", server.report());
-        let _ = LogWriter.write_all(page.as_bytes()); // in one write, so that no log line splits it
+        let _ = LogWriter.write(page.as_bytes()); // in one write, so that no log line splits it
     };
-    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), period };
-    let ended = server.accept_until(wakeups, print);
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show) };
+    let ended = server.accept_until(wakeups, show_page);
     let code = command.and_then(|command| command.end());
     info!("stopping");
-    if args.stats.is_some() {
-        print(&server);
-    }
     server.stop()?; // before `ended`: its error names the cause if a worker failed
     ended?;
     Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
+}
+
+/// Writes to standard output.
+fn print(text: String) -> Result<(), String> {
+    diagnostics::print(text).map_err(|error| format!("cannot write to standard output: {error}"))
 }
 
 /// Size of the demonstration's image, in bytes.
@@ -224,27 +210,22 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    let wakeups = Wakeups { stop: stop.as_fd(), show: None, period: None };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None };
     server.accept_until(wakeups, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let figures = server.report();
-    let mut stdout = io::stdout();
-    writeln!(stdout, "{report}")?;
-    writeln!(
-        stdout,
+    let cached = format!(
         "  cached:   {} MiB, which answered {:.0} % of the reads",
         args.cache >> 20,
         figures.hit_rate() * 100.0
-    )?;
-    if args.verbose {
-        writeln!(stdout, "\n{figures}")?;
-    } else {
-        writeln!(
-            stdout,
-            "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
-             offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
-        )?;
-    }
+    );
+    let more = match args.verbose {
+        true => figures.to_string(),
+        false => "--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
+                  offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
+            .into(),
+    };
+    print(format!("{report}\n{cached}\n\n{more}\n"))?;
     server.stop()?;
     Ok(())
 }

@@ -28,12 +28,17 @@ use crate::blocks::{Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES, is_read_only_device};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
+use crate::memory::LARGEST;
 use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
 
 /// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
 /// writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long an image of a folder stays open and locked without a client: long enough that a client
+/// that connects again finds its blocks in the cache.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// Most open images of a folder. A guess: each needs some descriptors, and a queue in each worker
 /// that serves it.
@@ -109,12 +114,12 @@ impl Export {
         self
     }
 
-    /// Returns the size of the buffer that a READ or WRITE needs.
-    pub(crate) fn room(&self, request: &Request, command: Command) -> usize {
+    /// Returns the size of the buffer that a READ or WRITE needs. `None` if no buffer is that large.
+    pub(crate) fn room(&self, request: &Request, command: Command) -> Option<usize> {
         let Request { offset, len, .. } = *request;
         match command {
-            Command::Read { .. } => self.image.room(self.start + offset, len as usize),
-            _ => len as usize,
+            Command::Read { .. } => Some(self.image.read_range(self.start + offset, len)?.len),
+            _ => usize::try_from(len).ok().filter(|&len| len <= LARGEST),
         }
     }
 }
@@ -303,11 +308,9 @@ impl ExportTable {
         self.images.grow();
     }
 
-    /// Releases images of the folder that were idle for as long as `--idle` allows.
+    /// Releases images of the folder that were idle for [`IDLE`].
     pub(crate) fn release_idle(&self, now: Instant) {
-        if self.args.idle > 0 {
-            self.images.release_idle(now, Duration::from_secs(self.args.idle));
-        }
+        self.images.release_idle(now, IDLE);
     }
 
     /// Returns an upper bound of the memory for the replies to `input` bytes of options.

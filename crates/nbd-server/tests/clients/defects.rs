@@ -1,16 +1,17 @@
 //! What a server must not do to an image, and must not stop for: read-only devices, names that a power
 //! cut takes, QEMU's locks, a log that is not read, limits, and files past what a cache can number.
 
-use std::fs::{self};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB};
+use crate::client::{Client, MIB, cmd};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, Tracked, check, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, Tracked, check, fail, trial, wait_until};
 use crate::need::Need;
 use crate::server::Launch;
 
@@ -21,6 +22,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("durability/name_of_a_new_image", &[Need::Strace], new_name),
         trial("locks/qemu_and_a_reader", &[Need::QemuIo], qemu_beside_reader),
         trial("locks/qemu_and_a_writer", &[Need::QemuIo], qemu_beside_writer),
+        trial("log/full_pipe_stops_nothing", &[], full_log),
+        trial("log/full_standard_output", &[], full_output),
+        trial("log/unwritable_standard_output", &[], unwritable_output),
+        trial("limits/clients_one_after_another", &[], one_after_another),
     ]
 }
 
@@ -166,6 +171,105 @@ fn qemu_beside_writer(lab: &Lab) -> Res {
         let (code, log) = launch().start_refused()?;
         check!(code == 1 && log.contains("in use"), "beside QEMU {options:?}: {code}\n{log}");
         drop(holder);
+    }
+    Ok(())
+}
+
+/// A log that is not read fills its pipe. Clients are served meanwhile, and SIGTERM ends the server.
+fn full_log(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let launch = Launch::new(lab, Backend::Threads).image(&image);
+    let mut server = launch.stderr_full()?.start()?;
+    let mut early = server.client()?;
+    for round in 0..600 {
+        let mut client = server.connect()?;
+        let talked =
+            client.greet().and_then(|_| client.go("vol")).and_then(|()| client.read(0, 512));
+        check!(talked.is_ok_and(|read| read.is_ok()), "client {round} is not served");
+        client.disconnect()?;
+    }
+    server.show(); // a page of statistics
+    check!(early.read(0, 4096)?.is_ok(), "an early client is not served");
+    server.stop()
+}
+
+/// Standard output that takes nothing stops nothing either.
+fn full_output(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let fifo = lab.path("out");
+    lab.run_ok(Command::new("mkfifo").arg(&fifo))?;
+    let mut options = OpenOptions::new();
+    let held = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
+    while rustix::io::write(&held, &[b'x'; 4096]).is_ok() {}
+    let script = format!("exec \"$0\" \"$@\" > {}", fifo.display());
+    let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]).image(&image);
+    let mut process = launch.start_silent()?;
+    let socket = lab.path("s");
+    let client = || Client::connect(&socket).ok();
+    let Some(mut client) = wait_until(Duration::from_secs(20), client) else {
+        fail!("it does not listen");
+    };
+    client.greet()?;
+    client.go("vol")?;
+    check!(client.read(0, 4096)?.is_ok(), "not served");
+    client.disconnect()?;
+    process.signal(libc::SIGTERM);
+    let ended = process.wait_for(Duration::from_secs(20))?;
+    check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
+    drop(held);
+    Ok(())
+}
+
+/// The message names standard output.
+fn unwritable_output(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let launch = Launch::new(lab, Backend::Threads);
+    let launch = launch.through(["sh", "-c", "exec \"$0\" \"$@\" > /dev/full"]).image(&image);
+    let (code, log) = launch.start_refused()?;
+    let last = log.lines().last().unwrap_or_default();
+    check!(code == 1 && last.contains("standard output"), "exit code {code}:\n{log}");
+    Ok(())
+}
+
+/// Clients that come one after the other are one at a time: each is served, whatever the limit.
+fn one_after_another(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    for option in ["--max-connections", "--max-per-peer"] {
+        let launch = Launch::new(lab, Backend::Threads).image(&image).arg(option).arg("1");
+        let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
+        let address = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
+        let address = address.ok_or("no TCP address")?.to_string();
+        for tcp in [false, true] {
+            let mut refused = 0;
+            for _ in 0..400 {
+                let client = if tcp { Client::connect_tcp(&address) } else { server.connect() };
+                let served = client.and_then(|mut client| {
+                    client.greet()?;
+                    client.go("vol")?;
+                    let read = client.read(0, 512)?;
+                    client.request(0, cmd::DISC, 0, 0)?;
+                    Ok(read.is_ok())
+                });
+                refused += u32::from(!served.is_ok_and(|served| served));
+            }
+            check!(refused == 0, "{option} 1, tcp {tcp}: {refused} of 400 were refused");
+        }
+        // One that stays keeps others out, and no longer than it stays.
+        let first = server.client()?;
+        let began = Instant::now();
+        check!(server.client().is_err(), "{option} 1: a second client beside the first");
+        check!(
+            began.elapsed() < Duration::from_secs(5),
+            "it was refused after {:?}",
+            began.elapsed()
+        );
+        first.disconnect()?;
+        check!(wait_until(Duration::from_secs(5), || server.client().ok()).is_some(), "no room");
+        server.stop()?;
     }
     Ok(())
 }
