@@ -292,7 +292,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
         let path = dir.path().to_str().unwrap();
-        let args = ["nbd_server", "--export-dir", path, "--cache", cache];
+        let args = ["offlock-nbd", "--export-dir", path, "--cache", cache];
         let table = ExportTable::open(&Args::parse_from(args)).unwrap();
         (dir, table)
     }

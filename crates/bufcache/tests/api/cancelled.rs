@@ -101,6 +101,7 @@ impl BlockDevice for Hung {
 }
 
 type Task<'d> = Pin<Box<dyn Future<Output = ()> + 'd>>;
+type Begin = for<'d> fn(&'d Device) -> Task<'d>;
 
 fn task<'d, T>(future: impl Future<Output = T> + 'd) -> Task<'d> {
     Box::pin(async { drop(future.await) })
@@ -167,7 +168,7 @@ fn cpu_time() -> Duration {
 }
 
 /// Returns the time that `count` tasks take to begin a wait and to be woken.
-fn wake(count: usize, wait: for<'d> fn(&'d Device) -> Task<'d>) -> Duration {
+fn wake(count: usize, wait: Begin) -> Duration {
     let hung = Arc::new(Hung::default());
     let disk = hung.attach(Duration::from_secs(600));
     let _releases = Releases(Arc::clone(&hung));
@@ -190,7 +191,7 @@ fn wake(count: usize, wait: for<'d> fn(&'d Device) -> Task<'d>) -> Duration {
 /// Sixteen times as many tasks take sixteen times as long, not 256 times.
 #[test]
 fn a_wake_up_costs_what_it_wakes() {
-    let waits: [(&str, for<'d> fn(&'d Device) -> Task<'d>); 3] = [
+    let waits: [(&str, Begin); 3] = [
         ("a load", |disk| task(disk.get_async(0))),
         ("a writer", |disk| task(disk.get_async(1))),
         ("a discard", |disk| task(disk.get_async(2))),

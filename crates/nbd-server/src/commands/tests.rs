@@ -95,7 +95,8 @@ impl Lab {
         }
         let job = self.job(command, request);
         let buf = (!bytes.is_empty()).then(|| {
-            let mut buf = AlignedBuf::zeroed(self.image.room(offset, bytes.len()), ALIGN);
+            let room = self.image.read_range(offset, bytes.len() as u64).unwrap().len;
+            let mut buf = AlignedBuf::zeroed(room, ALIGN);
             buf.set_len(bytes.len());
             buf.copy_from_slice(bytes);
             buf
