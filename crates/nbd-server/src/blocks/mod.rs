@@ -54,6 +54,9 @@ use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
+/// The bytes of an image that the cache can number. Without a cache, and for a part of a longer file,
+/// they do not limit the file.
+pub(crate) const NUMBERED: u64 = 1 << 57;
 /// A request may fill at most one of this many parts of the cache, so that one client does not
 /// evict all blocks of others. A guess.
 const SHARE: u64 = 8;
@@ -77,9 +80,11 @@ pub(crate) struct Blocks {
 
 /// The bytes of an image.
 pub(crate) struct Backing {
-    /// The device below the cache.
+    /// The device below the cache, with at most [`NUMBERED`] bytes.
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
+    /// Bytes of the image.
+    pub(crate) len: u64,
 }
 
 /// What reads and writes an image when the cache is bypassed.
@@ -112,8 +117,8 @@ impl Backing {
         let device = EngineDevice::new(file.try_clone()?)?;
         // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
-        let device = Arc::new(device.up_to(len));
-        Ok(Self { device, source: Source::File(file.try_clone()?) })
+        let device = Arc::new(device.up_to(len.min(NUMBERED)));
+        Ok(Self { device, source: Source::File(file.try_clone()?), len })
     }
 }
 
@@ -121,6 +126,8 @@ impl Backing {
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) device: Device,
+    /// The device below the cache, for blocks that the cache cannot number.
+    pub(crate) uncached: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
@@ -159,13 +166,15 @@ impl Blocks {
 
     /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
-        let Backing { device, source } = backing;
-        let (len, alignment) = (device.len(), device.alignment());
+        let Backing { device, source, len } = backing;
+        let alignment = device.alignment();
+        let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         Ok(Arc::new(Image {
             name,
-            device: self.cache.attach_with(device, options)?,
+            device: self.cache.attach_with(Arc::clone(&device), options)?,
+            uncached: device,
             source,
             alignment,
             len: AtomicU64::new(len),
@@ -247,12 +256,13 @@ impl Image {
         }
     }
 
-    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks.
-    /// Returns false for an image that cannot grow, because it has no file or does not end with a
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks. With
+    /// a cache it has at most [`NUMBERED`] bytes. Returns false for an image that cannot grow, because it has no file or does not end with a
     /// whole block.
     pub(crate) fn grow(&self, len: u64) -> bool {
         let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
+            let len = if self.is_bypassed() { len } else { len.min(NUMBERED) };
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
         may
@@ -387,8 +397,17 @@ impl Image {
         Ok(Fill { buf, range, loads })
     }
 
+    /// Returns whether the cache can number the blocks of the range. Only the blocks of an image that is
+    /// bypassed are past that.
+    pub(crate) fn is_numbered(&self, blocks: &Range<u64>) -> bool {
+        blocks.end <= NUMBERED / BLOCK as u64
+    }
+
     /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
     pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
+        if self.is_bypassed() {
+            return Ok(()); // none is dirty
+        }
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
     }
