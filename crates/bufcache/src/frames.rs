@@ -47,6 +47,9 @@ pub(crate) struct Header {
     links: Links,
     /// The position up to which the log must be durable before the block is written.
     lsn: AtomicU64,
+    /// The smallest log position of a change that the device does not have, or `u64::MAX`. Accessed
+    /// under the lock of the positions of the device.
+    first_lsn: AtomicU64,
     /// The number of writes by the cleaner that failed.
     tries: AtomicU32,
     /// The time at which the buffer became dirty, in milliseconds since the cache was made.
@@ -172,6 +175,15 @@ impl Header {
         self.lsn.load(Ordering::Relaxed)
     }
 
+    /// Replaces the smallest log position of a change that the device does not have. Returns the
+    /// position before. The caller has the lock of the positions of the device.
+    pub(crate) fn replace_first_lsn(&self, lsn: u64) -> u64 {
+        // Ordering: Relaxed, both; the lock orders the accesses.
+        let before = self.first_lsn.load(Ordering::Relaxed);
+        self.first_lsn.store(lsn, Ordering::Relaxed);
+        before
+    }
+
     /// Counts a failed write by the cleaner.
     pub(crate) fn count_try(&self) {
         // Ordering: Relaxed, here and in the three methods below; the thread that has marked the
@@ -239,6 +251,7 @@ impl Frames {
             place: AtomicU32::new(0),
             links: Links::new(),
             lsn: AtomicU64::new(0),
+            first_lsn: AtomicU64::new(u64::MAX),
             tries: AtomicU32::new(0),
             since: AtomicU64::new(0),
             claimer: AtomicU64::new(0),

@@ -202,7 +202,8 @@ macro_rules! exclusive {
     ($guard:ident $(<$life:lifetime>)?) => {
         impl $guard $(<$life>)? {
             /// Keeps the block from being written until the [log](crate::Wal) is durable up to
-            /// `lsn`, or up to a larger position set before. Counts as a change.
+            /// `lsn`, or up to a larger position set before. Counts as a change. The smallest
+            /// position since the block was clean counts for [`Device::oldest_lsn`].
             ///
             /// # Panics
             ///
@@ -213,7 +214,9 @@ macro_rules! exclusive {
                 let has_log = self.device.source.writes.options.wal.is_some();
                 assert!(has_log, "set_lsn needs AttachOptions::wal");
                 self.modified = true;
-                self.device.shared.frames.header(self.frame).raise_lsn(lsn);
+                let frames = &self.device.shared.frames;
+                frames.header(self.frame).raise_lsn(lsn);
+                self.device.source.writes.positions.add(frames, self.frame, lsn);
             }
         }
 

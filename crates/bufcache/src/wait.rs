@@ -137,7 +137,7 @@ pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
 }
 
 /// Wakers by what they wait for, and for each key in the order in which the waits began.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Wakers<K> {
     waiting: BTreeMap<(K, u64), Waker>,
     /// The number of waits so far.

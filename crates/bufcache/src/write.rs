@@ -94,6 +94,44 @@ impl Device {
         self.or_earlier(result)
     }
 
+    /// Returns the smallest [log position](WriteGuard::set_lsn) of a change that the device does not
+    /// have: of dirty blocks, of blocks that are being written, and of blocks in write guards that are
+    /// still held. `None` without such a block.
+    ///
+    /// A checkpoint deletes the entries of the log that no crash needs. In this order, it deletes
+    /// none that belongs to a guard that is held meanwhile:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use bufcache::{AttachOptions, Cache, MemoryDevice, Wal};
+    /// # struct Log;
+    /// # impl Log {
+    /// #     fn end(&self) -> u64 { 9 }
+    /// #     fn delete_before(&self, _: u64) {}
+    /// # }
+    /// # impl Wal for Log {
+    /// #     fn durable(&self) -> u64 { 9 }
+    /// #     fn flush(&self, _: u64) -> std::io::Result<()> { Ok(()) }
+    /// # }
+    /// # let log = Arc::new(Log);
+    /// # let options = AttachOptions::new(4096).wal(Arc::clone(&log) as _);
+    /// # let disk = MemoryDevice::new(vec![0; 100_000]);
+    /// # let disk = Cache::new(1 << 20)?.attach_with(disk, options)?;
+    /// let mut guard = disk.get_mut(3)?;
+    /// guard.set_lsn(7); // before the entry 7 is appended to the log
+    ///
+    /// let end = log.end();
+    /// let needed = disk.oldest_lsn().unwrap_or(end).min(end); // before the sync
+    /// disk.sync()?; // what was clean and not durable is durable now
+    /// log.delete_before(needed);
+    /// # assert_eq!(needed, 7);
+    /// # drop(guard);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn oldest_lsn(&self) -> Option<u64> {
+        self.source.writes.positions.first()
+    }
+
     /// Makes these blocks durable, and not necessarily others, as a write with FUA requires. Ignores
     /// blocks beyond the end of the device.
     ///

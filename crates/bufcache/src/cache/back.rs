@@ -522,7 +522,14 @@ impl Shared {
         let mut list = source.writes.dirty.lock();
         let mut bytes = 0;
         if are_there(&list) {
-            let removed = frames.into_iter().filter(|frame| list.remove(&self.frames, *frame));
+            let has_log = source.writes.options.wal.is_some();
+            let removed = frames.into_iter().filter(|&frame| {
+                let is_removed = list.remove(&self.frames, frame);
+                if is_removed && has_log {
+                    source.writes.positions.remove(&self.frames, frame);
+                }
+                is_removed
+            });
             bytes = removed.count() * self.frames.size();
         }
         let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };

@@ -14,13 +14,11 @@ use std::task::Poll;
 
 use percpu::sync::{Mutex, check, step};
 
-use crate::wait::{Bell, Mode, WaitSet};
+use crate::wait::{Bell, Mode, Wakers, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Group {
     state: Mutex<State>,
-    /// Tasks and threads that wait for a change of the state.
-    waiters: WaitSet<()>,
     /// Wakes the threads.
     bell: Arc<Bell>,
 }
@@ -40,6 +38,9 @@ struct State {
     writing: Vec<u64>,
     /// The number of reports of lost writes.
     losses: u64,
+    /// Threads and operations of tasks that wait for a change. None of them is dropped before it is
+    /// ready.
+    waiters: Wakers<()>,
 }
 
 impl State {
@@ -99,7 +100,7 @@ pub(crate) struct Writing<'g> {
 
 impl Group {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::default()), waiters: WaitSet::new(), bell: Bell::new() }
+        Self { state: Mutex::new(State::default()), bell: Bell::new() }
     }
 
     /// The losses that were reported so far. A caller reads it before it writes what it makes durable
@@ -159,17 +160,23 @@ impl Group {
 
     /// Waits in that mode until `poll` is ready, which is called under the lock.
     async fn until<T>(&self, mode: Mode, mut poll: impl FnMut(&mut State) -> Poll<T>) -> T {
-        let mut waiting = self.waiters.wait(());
+        let mut number = 0;
         self.bell
             .until(mode, |context| {
-                let polled = poll(&mut self.state.lock());
+                let new = context.waker().clone(); // foreign code, as is its drop: not under the lock
+                let mut state = self.state.lock();
+                let polled = poll(&mut state);
                 if polled.is_ready() {
                     return polled;
                 }
-                waiting.register(context.waker());
-                // The state may have changed before the waker was registered.
-                let mut polled = Poll::Pending;
-                step!("group: look again", polled = poll(&mut self.state.lock()));
+                let mut old = None;
+                if state.waiters.has((), number) {
+                    old = Some(state.waiters.replace((), number, new));
+                } else {
+                    number = state.waiters.add((), new);
+                }
+                drop(state);
+                drop(old);
                 polled
             })
             .await
@@ -177,7 +184,8 @@ impl Group {
 
     /// Wakes all waiting threads and tasks.
     fn wake(&self) {
-        step!("group: wake the waiters", self.waiters.wake(()..=()));
+        let wakers = self.state.lock().waiters.take(()..=());
+        step!("group: wake the waiters", wake_all(wakers));
     }
 
     /// Begins a durable write. The caller calls this before it asks the device.

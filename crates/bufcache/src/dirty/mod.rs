@@ -13,6 +13,7 @@ mod exclusion;
 mod extents;
 mod group;
 mod list;
+mod positions;
 mod rules;
 
 use std::ops::Range;
@@ -27,11 +28,13 @@ pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
 pub(crate) use self::list::DirtyList;
+pub(crate) use self::positions::Positions;
 pub use self::rules::{AttachOptions, Wal};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
     pub(crate) dirty: WordLock<DirtyList>,
+    pub(crate) positions: Positions,
     /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     unsynced: Mutex<Unsynced>,
     /// Set while `unsynced` is not empty.
@@ -207,6 +210,7 @@ impl Writes {
     pub(crate) fn new(id: u16, options: AttachOptions) -> Self {
         Self {
             dirty: WordLock::new(DirtyList::new(id)),
+            positions: Positions::new(),
             unsynced: Mutex::new(Unsynced::default()),
             has_unsynced: AtomicBool::new(false),
             has_reloaded: AtomicBool::new(false),

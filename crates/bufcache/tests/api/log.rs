@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, FaultDevice, MemoryDevice, Wal, WriteError};
+use bufcache::{AttachOptions, Fault, FaultDevice, MemoryDevice, Operation, Wal, WriteError};
 
 use testkit::block_on;
 
@@ -113,4 +113,46 @@ fn inv16_the_blocks_of_tasks_wait_too() {
     drop(guard);
     assert_eq!(device.flush(), Err(WriteError::Wal { errno: libc::EIO, block: 1 }));
     assert_eq!(on_disk(&disk, 1), 1);
+}
+
+/// A checkpoint that took the position after its sync, or without the guards that are held, would delete
+/// entries of the log that a crash needs.
+#[test]
+fn inv16_the_oldest_position_is_that_of_a_guard_that_is_held() {
+    let log = Arc::new(Log {
+        durable: AtomicU64::new(100),
+        fails: AtomicBool::new(false),
+        flushes: Mutex::default(),
+    });
+    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE).wal(log));
+    assert_eq!(device.oldest_lsn(), None);
+    let mut held = device.get_mut(1).unwrap();
+    held.set_lsn(7);
+    let mut other = device.get_mut(2).unwrap();
+    other.set_lsn(5);
+    drop(other);
+    assert_eq!(device.oldest_lsn(), Some(5));
+    device.write_through(2..3).unwrap();
+    assert_eq!(device.oldest_lsn(), Some(7), "of the guard");
+    held.set_lsn(12);
+    held.set_lsn(6);
+    drop(held);
+    assert_eq!(device.oldest_lsn(), Some(6), "of the dirty block");
+    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    device.flush().unwrap_err();
+    assert_eq!(device.oldest_lsn(), Some(6), "the write has failed");
+    device.sync().unwrap();
+    assert_eq!(device.oldest_lsn(), None);
+    // Each change counts from the time at which the block was clean.
+    for (block, lsn) in [(1, 20), (2, 30), (3, 40)] {
+        device.get_mut(block).unwrap().set_lsn(lsn);
+    }
+    assert_eq!(device.oldest_lsn(), Some(20));
+    device.invalidate(1).unwrap();
+    assert_eq!(device.oldest_lsn(), Some(30), "the change of block 1 is dropped");
+    device.discard(2..3).unwrap();
+    assert_eq!(device.oldest_lsn(), Some(40), "so is that of block 2");
+    block_on(device.get_mut_async(1)).unwrap().set_lsn(35);
+    assert_eq!(device.oldest_lsn(), Some(35));
+    device.close().unwrap();
 }

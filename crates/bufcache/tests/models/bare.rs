@@ -64,8 +64,6 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "free: the key is hidden before",
     "free the first: the key is hidden before",
     "take: the place was freed before",
-    "claim: the entry is inserted before the read",
-    "invalidate: the device is changed before the lookup",
     "unpin: the bytes were read before",
     "look: the bytes are there before",
     "word: the load has ended before",

@@ -92,11 +92,10 @@ fn inv05_a_lookup_against_the_last_release() {
             let world = world.clone();
             move || world.read(0)
         });
-        look(&world.disk.get(1).unwrap(), 1);
+        // The claim takes the buffer and its memory, if it is not in use.
+        let is_claimed = world.disk.claim(1).unwrap().is_some();
         reads.join().unwrap();
-        // In the end it is there only if it was read again.
-        let again = world.reads() - 2;
-        assert!(again == 1 || again == 0 && !world.disk.is_cached(0));
+        assert!(world.reads() <= if is_claimed { 2 } else { 1 });
     });
 }
 
