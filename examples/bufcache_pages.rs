@@ -92,7 +92,7 @@ struct Store {
 impl Store {
     fn open(disk: &Disk, cache: &Cache) -> io::Result<Self> {
         let log = Arc::new(Log { disk: Arc::clone(disk), records: Mutex::default() });
-        let options = AttachOptions::new(PAGE).wal(Arc::clone(&log) as Arc<dyn Wal>);
+        let options = AttachOptions::new().wal(Arc::clone(&log) as Arc<dyn Wal>);
         let pages = cache.attach_with(Arc::clone(disk), options).map_err(io::Error::other)?;
         Ok(Self { pages, log })
     }

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let cache = Cache::new(4 << 20)?; // more than the file has
-    let disk = cache.attach(FileDevice::new(file)?, BLOCK)?;
+    let disk = cache.attach(FileDevice::new(file)?)?;
     let sums = thread::scope(|s| [(); 2].map(|()| s.spawn(|| sum(&disk))).map(|t| t.join()));
     for sum in sums {
         let expected: u64 = (0..BLOCKS).map(|block| block as u64 % 256 * BLOCK as u64).sum();

@@ -26,7 +26,7 @@ pub(crate) fn hits(
 ) -> Result<u64, Box<dyn Error + Send + Sync>> {
     const SIZE: usize = 512; // the smallest: only the number of blocks matters
     let cache = Cache::builder(room * SIZE).block_size(SIZE).eviction(eviction).build()?;
-    let device = cache.attach(Nothing, SIZE)?;
+    let device = cache.attach(Nothing)?;
     for &key in keys {
         drop(device.get(u64::from(key))?);
     }

@@ -36,7 +36,7 @@ const BATCH: u64 = 64;
 /// Of blocks that are there and dirtied, of flushes of some, and of misses that have dirty ones written.
 fn writes() {
     let cache = Cache::builder(ROOM * 4096).dirty_limits(100, 100).build().expect("memory");
-    let device = cache.attach(Nowhere, 4096).expect("memory");
+    let device = cache.attach(Nowhere).expect("memory");
     let some = |first: u64| (0..BATCH).for_each(|at| dirty(&device, first + at * 3));
     let flush = || device.flush().expect("a device that does not fail");
     (0..4).for_each(|_| (some(0), flush()).1); // what a thread's first need

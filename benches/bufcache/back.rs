@@ -48,7 +48,7 @@ fn file(path: &Path, direct: bool) -> File {
 
 fn ours(name: &str, device: impl BlockDevice, random: bool) -> Row<'static> {
     let cache = Cache::new(2 * PAGES * PAGE).expect("memory");
-    let device = cache.attach(device, PAGE).expect(DISK);
+    let device = cache.attach(device).expect(DISK);
     let mut next = Next::new(random);
     Row::new(name, move || {
         for _ in 0..BATCH {

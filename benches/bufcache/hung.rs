@@ -75,7 +75,7 @@ impl BlockDevice for Slow {
 
 fn cache(read: Duration) -> (Cache, Device) {
     let cache = Cache::new(ROOM * PAGE).expect(OPEN);
-    let device = cache.attach(Slow(read), PAGE).expect(OPEN);
+    let device = cache.attach(Slow(read)).expect(OPEN);
     (cache, device)
 }
 
@@ -103,7 +103,7 @@ fn beside_hung(plan: &Plan, read: Duration) -> Option<f64> {
     let (_alone_cache, alone) = cache(read);
     let (beside_cache, beside) = cache(read);
     let hung = Hung::default();
-    let disk = beside_cache.attach(hung.clone(), PAGE).expect(OPEN);
+    let disk = beside_cache.attach(hung.clone()).expect(OPEN);
     let ratios: Vec<[f64; 3]> = thread::scope(|scope| {
         for reader in 0..2 {
             let disk = &disk;

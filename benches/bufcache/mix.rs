@@ -118,7 +118,7 @@ fn over(rounds: &Rounds, threads: usize) -> Option<f64> {
 /// takes no time.
 pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let cache = Cache::builder(FULL * PAGE).dirty_limits(100, 100).build().expect(OPEN);
-    let device = cache.attach(Nowhere, PAGE).expect(OPEN);
+    let device = cache.attach(Nowhere).expect(OPEN);
     let mut new = 0;
     let ours = Row::new(Ours::NAME, move || {
         for _ in 0..BATCH {

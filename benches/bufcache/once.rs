@@ -35,7 +35,7 @@ impl BlockDevice for Slow {
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     let cache = Cache::new(2 * PAGES as usize * PAGE).expect(OPEN);
     let device = Arc::new(Slow(AtomicU64::new(0)));
-    let attached = cache.attach(Arc::clone(&device), PAGE).expect(OPEN);
+    let attached = cache.attach(Arc::clone(&device)).expect(OPEN);
     let barrier = Barrier::new(THREADS);
     thread::scope(|scope| {
         for _ in 0..THREADS {

@@ -45,7 +45,7 @@ impl Pages for Ours {
 
     fn new(room: usize) -> Self {
         let cache = Cache::new(room * PAGE).expect(OPEN);
-        let device = cache.attach(Numbers(MANY), PAGE).expect(OPEN);
+        let device = cache.attach(Numbers(MANY)).expect(OPEN);
         Self { cache, device }
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     }
     let cache = Cache::new(2 * PAGES * PAGE).expect(OPEN);
     let own = FileDevice::new(file.try_clone().expect("a descriptor")).expect("a file");
-    let device = &cache.attach(own, PAGE).expect(OPEN);
+    let device = &cache.attach(own).expect(OPEN);
     for number in 0..PAGES as u64 {
         assert_eq!(word(&device.get(number).expect("a file that can be read"), 8), number);
     }

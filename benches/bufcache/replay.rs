@@ -71,11 +71,7 @@ impl Buffers for Ours {
         let sizes = LENGTHS.map(|length| usize::from(length) * SECTOR);
         let caches =
             sizes.map(|size| Cache::builder(ROOM * size).block_size(size).build().expect(OPEN));
-        let mut at = caches.iter().zip(sizes);
-        let disks = LENGTHS.map(|_| {
-            let (cache, size) = at.next().expect("one for each length");
-            cache.attach(Disk, size).expect(OPEN)
-        });
+        let disks = caches.each_ref().map(|cache: &Cache| cache.attach(Disk).expect(OPEN));
         Self { caches, disks }
     }
 

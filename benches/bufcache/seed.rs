@@ -126,7 +126,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let gets = &gets(&recording)[..];
         // One length, as here the time of a lookup counts; frames are there already.
         let cache = Cache::builder(8192 * SECTOR).block_size(SECTOR).build().expect(OPEN);
-        let disk = cache.attach(Numbers(1 << 32), SECTOR).expect(OPEN);
+        let disk = cache.attach(Numbers(1 << 32)).expect(OPEN);
         let ours = || {
             for &get in gets {
                 black_box(disk.get(u64::from(get.address)).expect(OPEN)[0]);

@@ -70,7 +70,7 @@ fn hits(device: &Device) -> f64 {
 fn cache() -> (Cache, Device) {
     let builder = Cache::builder(ROOM * BLOCK).block_size(BLOCK);
     let cache = builder.dirty_limits(50, 75).build().expect(OPEN);
-    let device = cache.attach(Slow(Duration::ZERO), BLOCK).expect(OPEN);
+    let device = cache.attach(Slow(Duration::ZERO)).expect(OPEN);
     for number in (1 << 20..(1 << 20) + ROOM as u64).chain(0..HOT).chain(0..HOT) {
         drop(device.get(number).expect(OPEN));
     }
@@ -107,7 +107,7 @@ fn beside(rounds: usize, what: impl Fn(&Device, u64) + Sync) -> Option<[f64; 3]>
         return None;
     }
     let (cache, device) = cache();
-    let slow = cache.attach(Slow(SLOW), BLOCK).expect(OPEN);
+    let slow = cache.attach(Slow(SLOW)).expect(OPEN);
     let (busy, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let ratios: Vec<[f64; 3]> = thread::scope(|scope| {
         let (sender, turns) = channel::<()>();

@@ -340,7 +340,7 @@ pub(crate) const BLOCK: usize = 4096;
 pub(crate) fn blocks_of_bufcache(blocks: u64) -> &'static bufcache::Device {
     let cache = bufcache::Cache::new(2 * BLOCKS as usize * BLOCK).expect(CACHED);
     let device = bufcache::MemoryDevice::new(vec![1; blocks as usize * BLOCK]);
-    let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
+    let disk = leak(cache.attach(device).expect(CACHED));
     // Often enough for the policy, which counts to three.
     (0..4 * blocks).for_each(|count| drop(disk.get(count % blocks).expect(CACHED)));
     disk
@@ -369,7 +369,7 @@ fn buf_hot_sampled(_threads: usize) -> Shared {
     const ROOM: u64 = 1024;
     let cache = bufcache::Cache::new(ROOM as usize * BLOCK).expect(CACHED);
     let device = bufcache::MemoryDevice::new(vec![1; 4 * ROOM as usize * BLOCK]);
-    let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
+    let disk = leak(cache.attach(device).expect(CACHED));
     (0..4 * ROOM).for_each(|block| drop(disk.get(block).expect(CACHED)));
     let hot = (0..4 * ROOM).rev().find(|&block| disk.is_sampled(block));
     let hot = hot.expect("one block in eight is sampled");

@@ -39,14 +39,10 @@ struct Replay {
 
 impl Replay {
     fn new() -> Self {
-        let reads = Arc::default();
+        let reads = Arc::<AtomicU64>::default();
         let sizes = LENGTHS.map(|length| usize::from(length) * SECTOR);
         let caches = sizes.map(|size| Cache::builder(64 << 20).block_size(size).build().unwrap());
-        let mut at = caches.iter().zip(sizes);
-        let disks = LENGTHS.map(|_| {
-            let (cache, size) = at.next().unwrap();
-            cache.attach(Disk(Arc::clone(&reads)), size).unwrap()
-        });
+        let disks = caches.each_ref().map(|cache| cache.attach(Disk(Arc::clone(&reads))).unwrap());
         Self { caches, disks, reads }
     }
 

@@ -314,7 +314,7 @@ impl BareWrites {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
-        Self(Writes::new(1, AttachOptions::new(512)))
+        Self(Writes::new(1, AttachOptions::new()))
     }
 
     /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.

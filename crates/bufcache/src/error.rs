@@ -205,7 +205,7 @@ impl Failure {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The size is not a power of two from 512 to 65,536, or is not that of the cache.
+    /// The block size is not a power of two from 512 to 65,536.
     BlockSize(usize),
     /// The capacity is less than one block, or more than 2^29 - 1 blocks.
     Capacity(usize),
@@ -217,17 +217,14 @@ pub enum BuildError {
     DeviceTooLarge(u64),
     /// The block size is not a multiple of the device's alignment.
     Misaligned {
-        /// The block size asked for in bytes.
+        /// The block size of the cache in bytes.
         block_size: usize,
         /// The alignment of the device in bytes.
         alignment: usize,
     },
     /// [The same](crate::BlockDevice::identity) file or device is attached already, and its blocks
     /// would be cached twice. Clone the existing handle instead.
-    Attached {
-        /// The block size of the attached device in bytes.
-        block_size: usize,
-    },
+    Attached,
 }
 
 impl BuildError {
@@ -238,7 +235,7 @@ impl BuildError {
             Self::NoMemory => libc::ENOMEM,
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
-            Self::Attached { .. } => libc::EBUSY,
+            Self::Attached => libc::EBUSY,
         }
     }
 }
@@ -247,10 +244,7 @@ impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BlockSize(size) => {
-                write!(
-                    f,
-                    "{size} bytes is not the block size of this cache: a power of two from 512 to 65,536"
-                )
+                write!(f, "a block size of {size} bytes is not a power of two from 512 to 65,536")
             }
             Self::Capacity(bytes) => write!(
                 f,
@@ -270,9 +264,7 @@ impl fmt::Display for BuildError {
                      alignment, {alignment} bytes"
                 )
             }
-            Self::Attached { block_size } => {
-                write!(f, "the device is attached already, in blocks of {block_size} bytes")
-            }
+            Self::Attached => f.write_str("the device is attached already"),
         }
     }
 }

@@ -36,7 +36,7 @@ impl Cache {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Attaches a device, which is read in blocks of `block_size` bytes: those of the cache.
+    /// Attaches a device.
     ///
     /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
     /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
@@ -49,17 +49,13 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the cache does not have that block size, has too many devices, or the
-    /// device is too large. [`BuildError::Attached`] if the [same file](BlockDevice::identity) is
+    /// [`BuildError`] if the cache has too many devices, or the device is too large or needs blocks of
+    /// another size. [`BuildError::Attached`] if the [same file](BlockDevice::identity) is
     /// attached: until its last handle, guard and pin is dropped or it is [closed](Device::close),
     /// and none of its operations is in flight. The drop of the last handle waits for these as long
     /// as the cache waits for a buffer.
-    pub fn attach(
-        &self,
-        device: impl BlockDevice,
-        block_size: usize,
-    ) -> Result<Device, BuildError> {
-        self.attach_with(device, AttachOptions::new(block_size))
+    pub fn attach(&self, device: impl BlockDevice) -> Result<Device, BuildError> {
+        self.attach_with(device, AttachOptions::new())
     }
 
     /// Attaches a device with options: verifiers and a log.
@@ -72,10 +68,7 @@ impl Cache {
         device: impl BlockDevice,
         options: AttachOptions,
     ) -> Result<Device, BuildError> {
-        let block_size = options.block_size;
-        if block_size != self.shared.frames.size() {
-            return Err(BuildError::BlockSize(block_size));
-        }
+        let block_size = self.shared.frames.size();
         let alignment = device.alignment().max(1);
         if !block_size.is_multiple_of(alignment) {
             return Err(BuildError::Misaligned { block_size, alignment });
@@ -94,7 +87,7 @@ impl Cache {
         // The last question: a device that panics here has no number and is not noted as attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
-            self.shared.attach(identity, block_size)?;
+            self.shared.attach(identity)?;
         }
         let id = self.shared.take_id().inspect_err(|_| {
             identity.inspect(|&identity| self.shared.detach(identity));

@@ -57,8 +57,8 @@ pub(crate) type Identity = (u64, u64);
 /// The free and the retired numbers. 0 is no number of a device.
 #[derive(Debug)]
 pub(crate) struct Ids {
-    /// The identity and block size of each attached device that has an identity.
-    attached: Vec<(Identity, usize)>,
+    /// The identity of each attached device that has one.
+    attached: Vec<Identity>,
     /// The largest number that [`take`](Self::take) has returned.
     given: u16,
     /// Numbers of detached devices that may have buffers in the table.
@@ -75,24 +75,18 @@ impl Ids {
         Self { attached: Vec::new(), given: 0, retired, kept, clean }
     }
 
-    /// Notes an attached device.
-    ///
-    /// # Errors
-    ///
-    /// The block size with which the same device is attached already.
-    pub(crate) fn attach(&mut self, identity: Identity, block_size: usize) -> Result<(), usize> {
-        match self.attached.iter().find(|(known, _)| *known == identity) {
-            Some(&(_, block_size)) => Err(block_size),
-            None => {
-                self.attached.push((identity, block_size));
-                Ok(())
-            }
+    /// Notes an attached device. Returns false if it is attached already.
+    pub(crate) fn attach(&mut self, identity: Identity) -> bool {
+        let is_new = !self.attached.contains(&identity);
+        if is_new {
+            self.attached.push(identity);
         }
+        is_new
     }
 
     /// Lets the device be attached again.
     pub(crate) fn detach(&mut self, identity: Identity) {
-        self.attached.retain(|(known, _)| *known != identity);
+        self.attached.retain(|known| *known != identity);
     }
 
     /// Returns a number that no device and no buffer has, or `None` if there is none.

@@ -4,7 +4,7 @@
 //! use bufcache::{Cache, MemoryDevice};
 //!
 //! let cache = Cache::new(1 << 20)?; // a MiB, in blocks of 4,096 bytes
-//! let disk = cache.attach(MemoryDevice::new(vec![7; 100_000]), 4096)?;
+//! let disk = cache.attach(MemoryDevice::new(vec![7; 100_000]))?;
 //!
 //! let block = disk.get(3)?; // one read of the device, however many threads want the block
 //! assert_eq!((block.len(), block[0]), (4096, 7));
@@ -37,7 +37,7 @@
 //! use bufcache::{Cache, MemoryDevice};
 //!
 //! let cache = Cache::new(1 << 20)?;
-//! let disk = cache.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+//! let disk = cache.attach(MemoryDevice::new(vec![0; 100_000]))?;
 //! disk.get_mut(3)?[..5].copy_from_slice(b"hello"); // in the cache, and dirty
 //! disk.sync()?; // on the device, and durable
 //! disk.close()?; // a drop syncs too, but cannot return an error

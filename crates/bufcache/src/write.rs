@@ -114,7 +114,7 @@ impl Device {
     /// #     fn flush(&self, _: u64) -> std::io::Result<()> { Ok(()) }
     /// # }
     /// # let log = Arc::new(Log);
-    /// # let options = AttachOptions::new(4096).wal(Arc::clone(&log) as _);
+    /// # let options = AttachOptions::new().wal(Arc::clone(&log) as _);
     /// # let disk = MemoryDevice::new(vec![0; 100_000]);
     /// # let disk = Cache::new(1 << 20)?.attach_with(disk, options)?;
     /// let mut guard = disk.get_mut(3)?;

@@ -15,7 +15,7 @@ fn inv21_each_get_of_many_threads_is_a_hit_or_a_miss_and_counts_once() {
     const THREADS: u64 = 150;
     const BLOCKS: u64 = 50;
     let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![1; BLOCKS as usize * SIZE]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; BLOCKS as usize * SIZE])).unwrap();
     let all = Barrier::new(THREADS as usize);
     thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -41,8 +41,7 @@ fn inv21_threads_that_end_take_no_count_with_them() {
     let cache = Cache::new(16 * SIZE).unwrap();
     let other = Cache::new(16 * SIZE).unwrap();
     let device = || MemoryDevice::new(vec![1; 8 * SIZE]);
-    let (disk, other_disk) =
-        (cache.attach(device(), SIZE).unwrap(), other.attach(device(), SIZE).unwrap());
+    let (disk, other_disk) = (cache.attach(device()).unwrap(), other.attach(device()).unwrap());
     for _ in 0..100 {
         thread::scope(|scope| {
             for block in 0..4 {
@@ -67,7 +66,7 @@ fn inv21_threads_that_end_take_no_count_with_them() {
 #[test]
 fn inv21_gets_are_hits_misses_and_refusals_and_buffers_are_of_misses() {
     let cache = Cache::builder(4 * SIZE).patience(Duration::ZERO).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![1; 8 * SIZE]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; 8 * SIZE])).unwrap();
     assert_eq!(disk.try_get(0).unwrap_err(), GetError::WouldBlock);
     let guards = [0, 1, 2].map(|block| disk.get(block).unwrap());
     drop(disk.get(1).unwrap());
@@ -87,7 +86,7 @@ fn inv21_gets_are_hits_misses_and_refusals_and_buffers_are_of_misses() {
 #[test]
 fn inv21_a_wait_for_a_buffer_is_counted() {
     let cache = Cache::builder(SIZE).patience(Duration::from_millis(5)).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![1; 2 * SIZE]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; 2 * SIZE])).unwrap();
     let guard = disk.get(0).unwrap();
     assert_eq!(disk.get(1).unwrap_err(), GetError::NoFreeBuffers);
     let stats = cache.stats();

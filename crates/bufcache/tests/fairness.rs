@@ -35,7 +35,7 @@ fn memory() -> MemoryDevice {
 /// buffers that this one may have dirty: half if the others have wanted some before it, else three quarters
 /// (the usual limit) and the one at which it is noticed.
 fn others(cache: &Cache, came_before: bool) -> ([Device; 2], usize) {
-    let devices = [(); 2].map(|()| cache.attach(memory(), SIZE).unwrap());
+    let devices = [(); 2].map(|()| cache.attach(memory()).unwrap());
     if came_before {
         devices.iter().for_each(|device| drop(device.get(0).unwrap()));
     }
@@ -80,7 +80,7 @@ fn let_the_cleaner_write(block: u64, most: usize, has_begun: impl Fn() -> bool) 
 fn beside_a_full_device(others_came_before: bool) {
     let cache = cache();
     let disk = Arc::new(FaultDevice::new(memory()));
-    let full = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let full = cache.attach(Arc::clone(&disk)).unwrap();
     let ([written, read], most) = others(&cache, others_came_before);
     disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
     let refused = (0..full.blocks()).find_map(|block| {
@@ -169,7 +169,7 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
         changed: Condvar::new(),
     };
     let gate = Arc::new(gate);
-    let hung = cache.attach(Arc::clone(&gate), SIZE).unwrap();
+    let hung = cache.attach(Arc::clone(&gate)).unwrap();
     let ([written, read], most) = others(&cache, others_came_before);
     thread::scope(|scope| {
         let opens = Opens(&gate);
@@ -219,7 +219,7 @@ impl BlockDevice for Keeps {
 fn inv25_reads_that_hang_leave_the_others_their_share() {
     let cache = cache();
     let keeps = Arc::new(Keeps::default());
-    let hung = cache.attach(Arc::clone(&keeps), SIZE).unwrap();
+    let hung = cache.attach(Arc::clone(&keeps)).unwrap();
     let ([written, read], _) = others(&cache, true);
     hung.readahead(0..8); // an eighth of the cache at a time
     for first in (8..BLOCKS as u64).step_by(8) {
@@ -251,7 +251,7 @@ fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
     for (way, read) in ways {
         let cache = cache();
         let keeps = Arc::new(Keeps::default());
-        let hung = cache.attach(Arc::clone(&keeps), SIZE).unwrap();
+        let hung = cache.attach(Arc::clone(&keeps)).unwrap();
         let ([written, other], _) = others(&cache, false);
         (0..BLOCKS as u64).for_each(|block| read(&hung, block));
         let held = (0..BLOCKS as u64).filter(|&block| hung.is_cached(block)).count();
@@ -267,8 +267,8 @@ fn inv25_idle_devices_leave_a_busy_one_a_quarter() {
     for (idle, most) in [(0, BLOCKS), (1, BLOCKS / 2), (3, BLOCKS / 4), (50, BLOCKS / 4)] {
         let cache = cache();
         let keeps = Arc::new(Keeps::default());
-        let busy = cache.attach(Arc::clone(&keeps), SIZE).unwrap();
-        let _idle: Vec<_> = (0..idle).map(|_| cache.attach(memory(), SIZE).unwrap()).collect();
+        let busy = cache.attach(Arc::clone(&keeps)).unwrap();
+        let _idle: Vec<_> = (0..idle).map(|_| cache.attach(memory()).unwrap()).collect();
         (0..BLOCKS as u64).for_each(|block| busy.readahead(block..block + 1));
         assert_eq!(keeps.0.lock().unwrap().len(), most, "beside {idle} idle devices");
         keeps.0.lock().unwrap().clear();
@@ -279,7 +279,7 @@ fn inv25_idle_devices_leave_a_busy_one_a_quarter() {
 fn failing() -> (Cache, Arc<FaultDevice<MemoryDevice>>, [Device; 2]) {
     let cache = cache();
     let disk = Arc::new(FaultDevice::new(memory()));
-    let options = || AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = || AttachOptions::new().on_loss(|_| {});
     let one = cache.attach_with(Arc::clone(&disk), options()).unwrap();
     let other = cache.attach_with(memory(), options()).unwrap();
     (cache, disk, [one, other])
@@ -321,8 +321,8 @@ fn the_cleaner_beside<const HUNG: usize>() {
         let (open, changed) = (Mutex::new(false), Condvar::new());
         Arc::new(Gate { disk: memory(), has_begun: AtomicBool::new(false), open, changed })
     });
-    let hung = gates.each_ref().map(|gate| cache.attach(Arc::clone(gate), SIZE).unwrap());
-    let healthy = cache.attach(memory(), SIZE).unwrap();
+    let hung = gates.each_ref().map(|gate| cache.attach(Arc::clone(gate)).unwrap());
+    let healthy = cache.attach(memory()).unwrap();
     let opens = gates.each_ref().map(|gate| Opens(gate)); // dropped before the devices
     for device in &hung {
         device.get_mut(0).unwrap().fill(7);
@@ -342,7 +342,7 @@ fn inv25_a_load_that_takes_long_does_not_keep_the_cleaner_from_its_device() {
     let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::ZERO).build().unwrap();
     let disk = Arc::new(FaultDevice::new(memory()));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     drop(device.get(0).unwrap());
     disk.inject(Operation::Read, .., Fault::Delay(PATIENCE));
     device.get_mut(0).unwrap().fill(7);

@@ -66,7 +66,7 @@ impl Drop for Loop {
 }
 
 fn reads_all(cache: &Cache, device: impl BlockDevice) {
-    let disk = cache.attach(device, SIZE).unwrap();
+    let disk = cache.attach(device).unwrap();
     assert_eq!(disk.blocks(), u64::from(BLOCKS));
     for number in 0..BLOCKS {
         let block = disk.get(u64::from(number)).unwrap();
@@ -83,7 +83,7 @@ fn serves(sector: usize) {
     let direct = Arc::new(FileDevice::new(disk.open(true)).unwrap());
     assert_eq!(direct.alignment(), sector);
     reads_all(&cache, Arc::clone(&direct));
-    match small.attach(Arc::clone(&direct), 512) {
+    match small.attach(Arc::clone(&direct)) {
         Ok(small) => assert_eq!((sector, small.get(17).unwrap()[3]), (512, 2)),
         Err(BuildError::Misaligned { alignment, .. }) => {
             assert_eq!((sector, alignment), (4096, 4096))
@@ -132,8 +132,8 @@ fn a_read_only_block_device_refuses_writers() {
     let cache = Cache::new(1 << 20).unwrap();
     for by_engine in [false, true] {
         let device = match by_engine {
-            false => cache.attach(FileDevice::new(disk.open(false)).unwrap(), SIZE).unwrap(),
-            true => cache.attach(EngineDevice::new(disk.open(false)).unwrap(), SIZE).unwrap(),
+            false => cache.attach(FileDevice::new(disk.open(false)).unwrap()).unwrap(),
+            true => cache.attach(EngineDevice::new(disk.open(false)).unwrap()).unwrap(),
         };
         assert_eq!(device.get_mut(1).map(drop), Err(GetError::ReadOnly));
         assert_eq!(device.create(1).map(drop), Err(GetError::ReadOnly));

@@ -23,7 +23,7 @@ fn inv01_hits_and_steady_misses_allocate_nothing() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(160 * 512).block_size(512).eviction(eviction);
         let cache = cache.build().unwrap();
-        let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 1000]), 512).unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 1000])).unwrap();
         let get = |block: u64| assert_eq!(disk.get(block).unwrap()[0], 3);
         // Until it is full, and this thread has its slots and counters.
         (0..200).for_each(get);
@@ -55,7 +55,7 @@ fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
         let cache = Cache::builder(160 * 512).block_size(512).eviction(eviction);
         let cache = cache.dirty_limits(100, 100).write_back_after(Duration::from_secs(3600));
         let cache = cache.build().unwrap();
-        let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 4000]), 512).unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 4000])).unwrap();
         let dirty = |block: u64| disk.get_mut(block).unwrap().fill(5);
         (0..200).for_each(dirty);
         let before = cache.stats();
@@ -76,7 +76,7 @@ fn inv01_a_miss_that_waits_for_a_lock_allocates_nothing() {
     let cache = cache.build().unwrap();
     let len = 512 * (MISSED + ZEROED) as usize;
     for _ in 0..2 {
-        let disk = cache.attach(MemoryDevice::new(vec![3; len]), 512).unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![3; len])).unwrap();
         disk.zero(0..MISSED).unwrap(); // these are unsynced already, as one range
         let zeroed = MISSED + 1..MISSED + ZEROED;
         zeroed.clone().step_by(2).for_each(|block| disk.zero(block..block + 1).unwrap());

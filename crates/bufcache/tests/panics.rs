@@ -103,7 +103,7 @@ fn cache() -> Cache {
 
 /// Fails unless tasks are served by the thread that reads for them.
 fn reads_ahead(cache: &Cache) {
-    let disk = cache.attach(Disk::default(), SIZE).unwrap();
+    let disk = cache.attach(Disk::default()).unwrap();
     in_time("a read for a task", move || {
         assert_eq!(block_on(disk.get_async(3)).unwrap()[0], 7);
     });
@@ -115,7 +115,7 @@ fn dirty(disk: &Device, block: u64) {
 
 /// Fails unless dirty blocks are written without a sync.
 fn cleans(cache: &Cache) {
-    let disk = cache.attach(Disk::default(), SIZE).unwrap();
+    let disk = cache.attach(Disk::default()).unwrap();
     dirty(&disk, 3);
     wait_for("the cleaner writes", || cache.stats().dirty == 0);
 }
@@ -126,13 +126,13 @@ fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
     let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
     let (dropped, _drop) = bad_drop();
     let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
-    cache.attach(disk, SIZE).unwrap().readahead(0..1);
+    cache.attach(disk).unwrap().readahead(0..1);
     wait_for("the device is dropped", || dropped.load(Relaxed));
     reads_ahead(&cache);
     // The same, where a task's load is the last to have the device.
     let (dropped, _drop) = bad_drop();
     let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
-    let disk = cache.attach(disk, SIZE).unwrap();
+    let disk = cache.attach(disk).unwrap();
     let mut task = Box::pin(async move { disk.get_async(1).await.map(drop) });
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(task.as_mut().poll(&mut context).is_pending());
@@ -145,7 +145,7 @@ fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
 fn a_payload_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
     let cache = cache();
     let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     disk.readahead(1..2);
     wait_for("it is read ahead", || !device.bomb.load(Relaxed));
     reads_ahead(&cache);
@@ -158,7 +158,7 @@ fn a_payload_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
 #[test]
 fn a_verifier_whose_payload_panics_ends_the_load() {
     let cache = cache();
-    let options = AttachOptions::new(SIZE).verify(|_, _| panic_any(Bomb));
+    let options = AttachOptions::new().verify(|_, _| panic_any(Bomb));
     let disk = cache.attach_with(Disk::default(), options).unwrap();
     in_time("a task", move || {
         let read = block_on(disk.get_async(2)).map(drop);
@@ -173,7 +173,7 @@ fn a_device_whose_drop_panics_leaves_the_cleaner() {
     // cleaner has the device.
     let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
     let (dropped, _drop) = bad_drop();
-    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let disk = Disk { slow_writes: true, _drop, ..Disk::default() };
     let disk = cache.attach_with(disk, options).unwrap();
     dirty(&disk, 1);
@@ -187,7 +187,7 @@ fn a_device_whose_drop_panics_leaves_the_cleaner() {
 fn a_write_whose_payload_panics_leaves_the_cleaner_and_no_mark() {
     let cache = cache();
     let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     dirty(&disk, 1);
     wait_for("the cleaner writes", || !device.bomb.load(Relaxed));
     cleans(&cache);
@@ -203,7 +203,7 @@ fn a_write_whose_payload_panics_leaves_the_cleaner_and_no_mark() {
 fn a_sync_whose_payload_panics_ends() {
     let cache = cache();
     let device = Arc::new(Disk::default());
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     dirty(&disk, 1);
     disk.flush().unwrap();
     device.bomb.store(true, Relaxed);
@@ -238,7 +238,7 @@ impl BlockDevice for Shy {
 fn a_device_that_panics_while_it_is_attached_is_not_attached() {
     let cache = cache();
     for _ in 0..2 {
-        let attached = catch_unwind(AssertUnwindSafe(|| cache.attach(Shy, SIZE).map(drop)));
+        let attached = catch_unwind(AssertUnwindSafe(|| cache.attach(Shy).map(drop)));
         assert!(attached.is_err(), "{attached:?}");
     }
 }
@@ -249,7 +249,7 @@ const CHILD: &str = "BUFCACHE_TEST_STDERR";
 #[test]
 fn a_loss_is_no_panic_where_the_standard_error_is_broken() {
     if std::env::var_os(CHILD).is_some() {
-        let disk = cache().attach(Disk { full: true, ..Disk::default() }, SIZE).unwrap();
+        let disk = cache().attach(Disk { full: true, ..Disk::default() }).unwrap();
         dirty(&disk, 1);
         return drop(disk);
     }

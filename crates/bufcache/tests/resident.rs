@@ -26,7 +26,7 @@ impl BlockDevice for Zeros {
 #[test]
 fn a_smaller_cache_gives_back_what_was_evicted_before() {
     let cache = Cache::new(BYTES).unwrap();
-    let disk = cache.attach(Zeros, SIZE).unwrap();
+    let disk = cache.attach(Zeros).unwrap();
     (0..(BYTES / SIZE) as u64).for_each(|block| drop(disk.get(block).unwrap()));
     assert_eq!(cache.shrink(usize::MAX), BYTES / SIZE);
     let before = resident();

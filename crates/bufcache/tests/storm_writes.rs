@@ -50,9 +50,9 @@ struct Storm {
     over: AtomicBool,
 }
 
-fn attach(cache: &Cache, device: &Arc<FaultDevice<MemoryDevice>>, size: usize) -> Device {
+fn attach(cache: &Cache, device: &Arc<FaultDevice<MemoryDevice>>) -> Device {
     // It is closed before it is let go of, unless a test has failed.
-    let options = AttachOptions::new(size).on_loss(|error| println!("lost: {error}"));
+    let options = AttachOptions::new().on_loss(|error| println!("lost: {error}"));
     cache.attach_with(Arc::clone(device), options).unwrap()
 }
 
@@ -78,7 +78,7 @@ impl Storm {
         let disk = |size: usize| {
             let inner = MemoryDevice::new(vec![0; size * BLOCKS as usize]);
             let device = Arc::new(FaultDevice::new(inner));
-            let handle = RwLock::new(attach(&cache, &device, size));
+            let handle = RwLock::new(attach(&cache, &device));
             Disk { size, device, handle, begun: zeros(), settled: zeros(), zeros: zeros() }
         };
         let disks = [SIZE; 2].map(disk).into();
@@ -240,7 +240,7 @@ impl Storm {
         match handle.clone().close() {
             Ok(()) => {
                 self.check_device(disk); // no thread writes now
-                *handle = attach(&self.cache, &disk.device, disk.size);
+                *handle = attach(&self.cache, &disk.device);
             }
             Err(error) => assert!(is_injected(error.error), "{error:?}"),
         }

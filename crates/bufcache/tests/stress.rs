@@ -88,7 +88,7 @@ impl Storm {
         let cache = builder.patience(Duration::from_millis(2)).build().unwrap();
         let attach = |_| {
             let disk = Disk::new(512, true);
-            let device = cache.attach(Arc::clone(&disk), 512).unwrap();
+            let device = cache.attach(Arc::clone(&disk)).unwrap();
             (disk, device)
         };
         let disks = (0..devices).map(attach).collect();
@@ -246,7 +246,7 @@ fn stress_inv10_two_devices_and_a_cache_of_sixteen_buffers() {
 fn stress_inv02_a_block_is_read_once_whoever_asks() {
     let cache = Cache::builder(64 * 512).block_size(512).build().unwrap();
     let disk = Disk::new(512, false);
-    let device = cache.attach(Arc::clone(&disk), 512).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     let until = Instant::now() + stress_time(3);
     let (start, end, over) = (Barrier::new(4), Barrier::new(4), AtomicBool::new(false));
     let most = AtomicU64::new(0);

@@ -106,7 +106,7 @@ mod tests {
         let builder = Cache::builder(2 * blocks as usize * SIZE).block_size(SIZE);
         let cache = builder.build().unwrap();
         let disk = MemoryDevice::new(vec![0; 4 * blocks as usize * SIZE]);
-        let disk = cache.attach(disk, SIZE).unwrap();
+        let disk = cache.attach(disk).unwrap();
         let shared = &disk.shared;
         let read = |from, to| (from..to).for_each(|block| drop(disk.get(block).unwrap()));
         let count = |takes: &dyn Fn(u64) -> bool| (0..blocks).filter(|&block| takes(block)).count();

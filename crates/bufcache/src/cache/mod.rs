@@ -293,9 +293,8 @@ impl Shared {
     }
 
     /// Notes that a file is attached, so that it is not attached twice.
-    pub(crate) fn attach(&self, identity: Identity, block_size: usize) -> Result<(), BuildError> {
-        let attached = self.ids.lock().attach(identity, block_size);
-        attached.map_err(|block_size| BuildError::Attached { block_size })
+    pub(crate) fn attach(&self, identity: Identity) -> Result<(), BuildError> {
+        if self.ids.lock().attach(identity) { Ok(()) } else { Err(BuildError::Attached) }
     }
 
     /// Notes that a file is not attached any more: no operation of it is in flight.

@@ -60,7 +60,7 @@ struct Faults {
 /// use std::sync::Arc;
 ///
 /// let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8192])));
-/// let disk = Cache::new(1 << 20)?.attach(Arc::clone(&device), 4096)?;
+/// let disk = Cache::new(1 << 20)?.attach(Arc::clone(&device))?;
 /// device.inject(Operation::Read, 0..2, Fault::Error(5)); // the first two
 /// assert_eq!(disk.get(1).err(), Some(GetError::Io { errno: 5, block: 1 }));
 /// assert_eq!(disk.get(1).err(), Some(GetError::Io { errno: 5, block: 1 }));

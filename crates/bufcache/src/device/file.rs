@@ -72,7 +72,7 @@ impl FileDevice {
     /// # drop(file);
     /// # let file = std::fs::OpenOptions::new().read(true).write(true).open(&path)?;
     /// let device = FileDevice::new(file)?.growing(1 << 30);
-    /// let pages = Cache::new(1 << 20)?.attach(device, 4096)?;
+    /// let pages = Cache::new(1 << 20)?.attach(device)?;
     /// assert_eq!(pages.get(1000)?[0], 0);
     /// pages.create(2)?.fill(7);
     /// pages.sync()?;

@@ -28,9 +28,9 @@ pub trait Wal: Send + Sync + 'static {
 }
 
 /// How a device is attached; see [`Cache::attach_with`](crate::Cache::attach_with).
+#[derive(Default)]
 #[must_use = "options do nothing until a device is attached with them"]
 pub struct AttachOptions {
-    pub(crate) block_size: usize,
     pub(crate) grows: bool,
     pub(crate) verify: Option<Look>,
     pub(crate) before_write: Option<Look>,
@@ -39,17 +39,9 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    /// Returns the options for blocks of `block_size` bytes without callbacks. The cleaner retries
-    /// a refused block for ever, except if the device is gone (`ENODEV`, `ENXIO`).
-    pub fn new(block_size: usize) -> Self {
-        Self {
-            block_size,
-            grows: false,
-            verify: None,
-            before_write: None,
-            wal: None,
-            on_loss: None,
-        }
+    /// Returns the options without callbacks and without a log.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Allows the device to become longer while it is attached: a block behind its end can be asked for, and is read and
@@ -67,7 +59,7 @@ impl AttachOptions {
     /// let file = tempfile::tempfile()?;
     /// file.set_len(4096)?;
     /// let device = FileDevice::new(file.try_clone()?)?;
-    /// let disk = Cache::new(1 << 20)?.attach_with(device, AttachOptions::new(4096).growing())?;
+    /// let disk = Cache::new(1 << 20)?.attach_with(device, AttachOptions::new().growing())?;
     /// assert!(disk.get(1).is_err());
     /// file.set_len(3 * 4096)?;
     /// assert_eq!(disk.get(1)?[0], 0);
@@ -139,7 +131,6 @@ impl AttachOptions {
 impl fmt::Debug for AttachOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AttachOptions")
-            .field("block_size", &self.block_size)
             .field("verify", &self.verify.is_some())
             .field("before_write", &self.before_write.is_some())
             .field("wal", &self.wal.is_some())

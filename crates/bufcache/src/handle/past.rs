@@ -85,7 +85,7 @@ impl Device {
     ///
     /// let file = tempfile::tempfile()?;
     /// file.set_len(100_000)?;
-    /// let disk = Cache::new(1 << 20)?.attach(FileDevice::new(file.try_clone()?)?, 4096)?;
+    /// let disk = Cache::new(1 << 20)?.attach(FileDevice::new(file.try_clone()?)?)?;
     /// disk.get_mut(3)?.fill(1); // dirty, and out of date in a moment
     /// if let Some(bypass) = disk.try_bypass(3..5)? {
     ///     bypass.finish(file.write_all_at(&[7; 8192], 3 * 4096))?;

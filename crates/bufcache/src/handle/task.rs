@@ -39,7 +39,7 @@ impl Device {
     /// use bufcache::{Cache, MemoryDevice};
     /// # use testkit::block_on;
     ///
-    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]))?;
     /// # block_on(async {
     /// disk.call_async(|disk| disk.write_past(3, &[7; 8192])).await?;
     /// assert_eq!(disk.get_async(4).await?[0], 7);
@@ -71,7 +71,7 @@ impl Device {
     /// use bufcache::{Cache, MemoryDevice};
     /// # use testkit::block_on;
     ///
-    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]))?;
     /// # block_on(async {
     /// let mut block = disk.get_mut_async(3).await?;
     /// block[..5].copy_from_slice(b"hello");

@@ -12,7 +12,7 @@ fn a_rule_that_changes_while_there_is_room_is_followed() {
     let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
     let cache = builder.eviction(Eviction::Adaptive).build().unwrap();
     let disk = MemoryDevice::new(vec![0; 8 * BUFFERS as usize * SIZE]);
-    let disk = cache.attach(disk, SIZE).unwrap();
+    let disk = cache.attach(disk).unwrap();
     cache.resize(BUFFERS as usize / 2 * SIZE).unwrap();
     (0..2 * BUFFERS).for_each(|block| drop(disk.get(block).unwrap()));
     assert_eq!(cache.stats().eviction, Eviction::A2);
@@ -32,7 +32,7 @@ fn world(times: u64) -> (Cache, Device) {
     let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
     let cache = builder.build().unwrap();
     let disk = MemoryDevice::new(vec![0; (times * BUFFERS) as usize * SIZE]);
-    let disk = cache.attach(disk, SIZE).unwrap();
+    let disk = cache.attach(disk).unwrap();
     (cache, disk)
 }
 
@@ -138,7 +138,7 @@ fn a_cache_that_was_resized_adapts() {
         let builder = Cache::builder(16 * BUFFERS as usize * SIZE).block_size(SIZE);
         let cache = builder.build().unwrap();
         let disk = MemoryDevice::new(vec![0; 24 * BUFFERS as usize * SIZE]);
-        let disk = cache.attach(disk, SIZE).unwrap();
+        let disk = cache.attach(disk).unwrap();
         if is_full {
             read_all(&disk, 4 * BUFFERS..24 * BUFFERS);
         }

@@ -13,7 +13,7 @@ const SIZE: usize = 4096;
 /// A cache of so many blocks, and a device of as many more as are asked for.
 fn world(buffers: usize, blocks: usize) -> (Cache, Device) {
     let cache = Cache::builder(buffers * SIZE).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![1; blocks * SIZE]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; blocks * SIZE])).unwrap();
     (cache, disk)
 }
 
@@ -60,7 +60,7 @@ fn inv12_a_claim_that_fails_or_is_dropped_caches_nothing() {
 #[test]
 fn a_claim_of_the_last_block_ends_where_the_device_does() {
     let cache = Cache::new(1 << 20).unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![1; SIZE + 100]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; SIZE + 100])).unwrap();
     let mut load = claim(&disk, 1);
     load.fill(9);
     load.finish(Ok(100));

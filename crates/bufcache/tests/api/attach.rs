@@ -2,15 +2,37 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::fs::{File, OpenOptions, hard_link};
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use bufcache::{
-    AttachOptions, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice, Operation,
+    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice,
+    Operation,
 };
 
 fn cache() -> Cache {
     Cache::builder(1 << 20).block_size(4096).build().unwrap()
+}
+
+/// A file that needs blocks of 4,096 bytes.
+struct Aligned(FileDevice);
+
+impl BlockDevice for Aligned {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.0.identity()
+    }
+
+    fn alignment(&self) -> usize {
+        4096
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read(offset, buf)
+    }
 }
 
 fn file() -> (tempfile::TempDir, File) {
@@ -26,26 +48,26 @@ fn file() -> (tempfile::TempDir, File) {
 fn inv09_a_file_is_attached_once() {
     let (dir, file) = file();
     let cache = cache();
-    let device = cache.attach(FileDevice::new(file).unwrap(), 4096).unwrap();
+    let device = cache.attach(FileDevice::new(file).unwrap()).unwrap();
     device.get_mut(1).unwrap().fill(1);
     hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
     let open = |name| File::open(dir.path().join(name)).unwrap();
     for name in ["a", "b"] {
         let attached = [
-            cache.attach(FileDevice::new(open(name)).unwrap(), 4096).err(),
-            cache.attach(EngineDevice::new(open(name)).unwrap(), 4096).err(),
-            cache.attach(FaultDevice::new(FileDevice::new(open(name)).unwrap()), 4096).err(),
-            cache.attach(Arc::new(FileDevice::new(open(name)).unwrap()), 4096).err(),
+            cache.attach(FileDevice::new(open(name)).unwrap()).err(),
+            cache.attach(EngineDevice::new(open(name)).unwrap()).err(),
+            cache.attach(FaultDevice::new(FileDevice::new(open(name)).unwrap())).err(),
+            cache.attach(Arc::new(FileDevice::new(open(name)).unwrap())).err(),
         ];
         for error in attached {
-            assert!(matches!(error, Some(BuildError::Attached { block_size: 4096 })));
+            assert!(matches!(error, Some(BuildError::Attached)));
         }
     }
     // Others are, and by other caches.
     std::fs::copy(dir.path().join("a"), dir.path().join("c")).unwrap();
-    let other = cache.attach(FileDevice::new(open("c")).unwrap(), 4096).unwrap();
+    let other = cache.attach(FileDevice::new(open("c")).unwrap()).unwrap();
     assert_eq!(other.get(1).unwrap()[0], 7);
-    drop(self::cache().attach(FileDevice::new(open("a")).unwrap(), 4096).unwrap());
+    drop(self::cache().attach(FileDevice::new(open("a")).unwrap()).unwrap());
 }
 
 /// The dirty blocks are on the file then.
@@ -57,7 +79,7 @@ fn inv09_a_file_that_is_closed_or_let_go_is_attached_anew() {
         let open = OpenOptions::new().read(true).write(true).open(dir.path().join("a"));
         FileDevice::new(open.unwrap()).unwrap()
     };
-    let mut device = cache.attach(FileDevice::new(file).unwrap(), 4096).unwrap();
+    let mut device = cache.attach(FileDevice::new(file).unwrap()).unwrap();
     for round in 0..6_u8 {
         device.get_mut(1).unwrap().fill(round);
         let kept = (round % 3 == 2).then(|| device.clone());
@@ -66,12 +88,12 @@ fn inv09_a_file_that_is_closed_or_let_go_is_attached_anew() {
         } else {
             device.close().unwrap()
         }
-        device = cache.attach(open(), 4096).unwrap();
+        device = cache.attach(open()).unwrap();
         assert_eq!(device.get(1).unwrap()[0], round);
         // A closed one that ends later is not this one's end.
         drop(kept);
-        let again = cache.attach(open(), 4096).err();
-        assert!(matches!(again, Some(BuildError::Attached { .. })), "{again:?}");
+        let again = cache.attach(open()).err();
+        assert!(matches!(again, Some(BuildError::Attached)), "{again:?}");
     }
 }
 
@@ -81,19 +103,20 @@ fn inv09_a_file_that_could_not_be_closed_is_attached_still() {
     let (dir, file) = file();
     let cache = cache();
     let disk = Arc::new(FaultDevice::new(FileDevice::new(file).unwrap()));
-    let options = AttachOptions::new(4096).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     device.get_mut(1).unwrap().fill(1);
     disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
     let device = device.close().unwrap_err().device;
     let open = || FileDevice::new(File::open(dir.path().join("a")).unwrap()).unwrap();
-    assert!(matches!(cache.attach(open(), 4096), Err(BuildError::Attached { .. })));
+    assert!(matches!(cache.attach(open()), Err(BuildError::Attached)));
     drop(device);
-    cache.attach(open(), 4096).unwrap();
-    // One that is refused for another reason is not attached.
-    let cache = self::cache();
-    assert!(matches!(cache.attach(open(), 8192), Err(BuildError::BlockSize(8192))));
-    cache.attach(open(), 4096).unwrap();
+    cache.attach(open()).unwrap();
+    // A device that is refused for another reason is not attached.
+    let small = Cache::builder(1 << 20).block_size(512).build().unwrap();
+    let refused = small.attach(Aligned(open()));
+    assert!(matches!(refused, Err(BuildError::Misaligned { block_size: 512, .. })));
+    small.attach(open()).unwrap();
 }
 
 /// Its new blocks are read and written in place; a device that does not end with a whole block keeps its length.
@@ -103,7 +126,7 @@ fn a_growing_device_has_the_blocks_that_its_file_has() {
         let (_dir, file) = file();
         let cache = cache();
         let attach = |file: File| {
-            let options = AttachOptions::new(4096).growing();
+            let options = AttachOptions::new().growing();
             match engine {
                 false => cache.attach_with(FileDevice::new(file).unwrap(), options),
                 true => cache.attach_with(EngineDevice::new(file).unwrap(), options),

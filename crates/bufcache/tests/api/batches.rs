@@ -79,7 +79,7 @@ fn late(disk: &Disk, writes: Vec<DeviceWrite>) {
 fn attach(disk: impl BlockDevice) -> (Cache, Device) {
     let builder = Cache::builder(16 * SIZE).write_back_after(Duration::from_secs(3600));
     let cache = builder.dirty_limits(100, 100).build().unwrap();
-    let device = cache.attach_with(disk, AttachOptions::new(SIZE).on_loss(|_| {})).unwrap();
+    let device = cache.attach_with(disk, AttachOptions::new().on_loss(|_| {})).unwrap();
     (cache, device)
 }
 

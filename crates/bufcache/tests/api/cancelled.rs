@@ -32,7 +32,7 @@ impl Hung {
     fn attach(self: &Arc<Self>, patience: Duration) -> Device {
         let builder = Cache::builder(32 * SIZE).block_size(SIZE).patience(patience);
         let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(80, 90);
-        builder.build().unwrap().attach(Arc::clone(self), SIZE).unwrap()
+        builder.build().unwrap().attach(Arc::clone(self)).unwrap()
     }
 
     fn begin(&self, operation: Begun) {

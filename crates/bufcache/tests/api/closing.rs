@@ -84,7 +84,7 @@ fn inv19_a_close_refuses_writers_before_it_syncs() {
         let fails_once = AtomicBool::new(fails);
         let gate = Arc::new(Gate { inner, begun, go_on: may_go_on, fails: fails_once });
         let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
-        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let options = AttachOptions::new().on_loss(|_| {});
         let device = cache.attach_with(Arc::clone(&gate), options).unwrap();
         fill(&device, 1, 2);
         drop(device.get(2).unwrap());
@@ -137,7 +137,7 @@ fn inv19_a_close_that_fails_leaves_the_device_as_it_was() {
 /// A guard that is there is waited for, for as long as the cache waits.
 #[test]
 fn inv19_a_close_waits_for_guards_to_write() {
-    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
+    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new());
     for create in [false, true] {
         // Not dirty yet: no list has it.
         let other = device.clone();
@@ -202,7 +202,7 @@ fn inv19_the_last_handle_makes_it_durable_or_tells_the_loss() {
     };
     let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
-    let options = || AttachOptions::new(SIZE).on_loss(tell.clone());
+    let options = || AttachOptions::new().on_loss(tell.clone());
     let device = cache.attach_with(Arc::clone(&disk), options()).unwrap();
     fill(&device, 1, 2);
     drop(device);

@@ -82,7 +82,7 @@ fn new(asks: bool, begins: bool) -> (Arc<Inside>, Arc<Disk>, Device) {
     let inside = Arc::new(Inside::default());
     let begins = AtomicBool::new(begins);
     let disk = Arc::new(Disk { inside: Arc::clone(&inside), asks, begins });
-    let mut options = AttachOptions::new(SIZE);
+    let mut options = AttachOptions::new();
     if !asks {
         let inside = Arc::clone(&inside);
         options = options.verify(move |block, _| {
@@ -210,7 +210,7 @@ impl BlockDevice for Begins {
 fn a_task_that_a_reader_of_its_block_polls_waits() {
     let device = Arc::new(Begins::default());
     let cache = Cache::builder(8 * SIZE).block_size(SIZE).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     let (send, tasks) = mpsc::channel();
     let begin = move |mut task: Task<Result<(), String>>| {
         let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));

@@ -101,7 +101,7 @@ fn grown() -> (File, Arc<FaultDevice<FileDevice>>, bufcache::Device) {
     let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
     let device = Arc::new(FaultDevice::new(device));
     device.record().unwrap();
-    let options = AttachOptions::new(SIZE).growing().on_loss(|_| {});
+    let options = AttachOptions::new().growing().on_loss(|_| {});
     let disk = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&device), options).unwrap();
     disk.create(2).unwrap().fill(3);
     disk.sync().unwrap();
@@ -186,10 +186,10 @@ fn a_direct_file_is_read_to_its_end_and_asks_for_whole_blocks() {
     let device = Arc::new(device);
     if alignment > 512 {
         let small = Cache::builder(64 * SIZE).block_size(512).build().unwrap();
-        let refused = small.attach(Arc::clone(&device), 512).map(drop);
+        let refused = small.attach(Arc::clone(&device)).map(drop);
         assert!(matches!(refused, Err(BuildError::Misaligned { block_size: 512, .. })));
     }
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     let mut expected = numbered();
     expected.resize(disk.blocks() as usize * SIZE, 0); // the end of the last block is zeros
     for (block, bytes) in (0..).zip(expected.chunks(SIZE)) {
@@ -204,7 +204,7 @@ fn a_direct_file_is_read_to_its_end_and_asks_for_whole_blocks() {
 fn a_file_that_became_shorter_is_an_error_and_not_cached() {
     let (_path, file) = on_disk();
     let disk = Cache::new(64 * SIZE).unwrap();
-    let disk = disk.attach(FileDevice::new(file.try_clone().unwrap()).unwrap(), SIZE).unwrap();
+    let disk = disk.attach(FileDevice::new(file.try_clone().unwrap()).unwrap()).unwrap();
     file.set_len(10_000).unwrap();
     assert_eq!(disk.get(2).err(), Some(GetError::ShortRead { block: 2 }));
     assert_eq!(disk.get(30).err(), Some(GetError::ShortRead { block: 30 }));
@@ -218,8 +218,7 @@ fn inv12_a_read_that_is_short_torn_or_panics_is_read_again() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![7; 10 * SIZE])));
     let cache = Cache::new(4 * SIZE).unwrap();
     let whole = |_: u64, bytes: &[u8]| bytes.iter().all(|&byte| byte == 7);
-    let disk =
-        cache.attach_with(Arc::clone(&device), AttachOptions::new(SIZE).verify(whole)).unwrap();
+    let disk = cache.attach_with(Arc::clone(&device), AttachOptions::new().verify(whole)).unwrap();
     device.inject(Operation::Read, 0..=0, Fault::Short(100));
     device.inject(Operation::Read, 1..2, Fault::Torn(0b1111_0111));
     device.inject(Operation::Read, 2..3, Fault::Panic);
@@ -376,7 +375,7 @@ fn a_file_grows_as_it_is_written_and_reads_as_zeros_behind_its_end() {
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.write_all_at(&[5; 100], 0).unwrap();
     let device = FileDevice::new(file.try_clone().unwrap()).unwrap().growing(10 * SIZE as u64 + 7);
-    let disk = Cache::new(64 * SIZE).unwrap().attach(device, SIZE).unwrap();
+    let disk = Cache::new(64 * SIZE).unwrap().attach(device).unwrap();
     assert_eq!(disk.blocks(), 11);
     let first = disk.get(0).unwrap();
     assert_eq!((first[99], first[100]), (5, 0));

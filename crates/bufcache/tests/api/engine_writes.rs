@@ -25,7 +25,7 @@ fn check(flags: i32) {
         Ok(file) => bufcache::EngineDevice::new(file).unwrap(),
         Err(_) => return println!("no O_DIRECT here: the engine's writes are not tested"),
     };
-    let device = cache.attach(device, 4096).unwrap();
+    let device = cache.attach(device).unwrap();
     let engine = std::rc::Rc::new(aio_reap::Engine::new().unwrap());
     for round in 1..4_u8 {
         let _lent = (round == 2).then(|| bufcache::lend_engine(&engine));

@@ -31,7 +31,7 @@ struct World {
 
 fn world() -> World {
     let cache = Cache::builder(64 * SIZE).patience(Duration::from_millis(300)).build().unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
     let engine = Rc::new(Engine::new().unwrap());
     let file = engine.attach(file()).unwrap();
     World { disk, _lent: lend_engine(&engine), engine, file }

@@ -68,7 +68,7 @@ impl BlockDevice for Kept {
 fn kept(buffers: usize) -> (Arc<Kept>, Cache, bufcache::Device) {
     let device = Arc::new(Kept::default());
     let cache = Cache::builder(buffers * SIZE).patience(Duration::from_millis(50)).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     (device, cache, disk)
 }
 
@@ -185,7 +185,7 @@ fn inv13_readahead_begins_what_the_device_begins_and_keeps_no_pin() {
 #[test]
 fn a_task_does_not_block_its_thread_on_a_device_that_does() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![6; 10 * SIZE])));
-    let disk = Cache::new(8 * SIZE).unwrap().attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = Cache::new(8 * SIZE).unwrap().attach(Arc::clone(&device)).unwrap();
     device.inject_next(Operation::Read, Fault::Panic);
     assert_eq!(block_on(disk.get_async(1)).err(), Some(GetError::Panicked { block: 1 }));
     assert_eq!(block_on(disk.get_async(1)).unwrap()[2], 6);
@@ -210,7 +210,7 @@ fn file() -> std::fs::File {
 #[test]
 fn tasks_read_by_the_engine_that_their_thread_has_lent() {
     let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
     assert_eq!(disk.get(1).unwrap()[0], 1);
     let engine = Rc::new(Engine::new().unwrap());
     let lent = lend_engine(&engine);
@@ -238,7 +238,7 @@ fn tasks_read_by_the_engine_that_their_thread_has_lent() {
 fn loads_that_are_crossed_end_whatever_plugs_their_threads_hold() {
     in_time("crossed loads", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
         for round in 0..200 {
             for block in 0..64 {
                 disk.invalidate(block).unwrap();
@@ -272,7 +272,7 @@ fn loads_that_are_crossed_end_whatever_plugs_their_threads_hold() {
 fn an_engine_without_room_leaves_a_read_to_the_cache() {
     in_time("a full engine", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::builder().depth(2).capacity(2).build().unwrap());
         let _lent = lend_engine(&engine);
         let plug = engine.plug();
@@ -288,7 +288,7 @@ fn an_engine_without_room_leaves_a_read_to_the_cache() {
 #[test]
 fn an_engine_that_ends_delivers_what_was_begun() {
     let cache = Cache::new(128 * SIZE).unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let engine = Rc::new(Engine::new().unwrap());
@@ -306,7 +306,7 @@ fn an_engine_that_ends_delivers_what_was_begun() {
 fn a_thread_invalidates_what_is_in_its_own_engine() {
     in_time("invalidating", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         let _lent = lend_engine(&engine);
         let _plug = engine.plug();
@@ -322,7 +322,7 @@ fn buffers_that_its_own_engine_fills_are_waited_for() {
     in_time("a buffer", || {
         let patience = Duration::from_secs(5);
         let cache = Cache::builder(8 * SIZE).patience(patience).build().unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         let _lent = lend_engine(&engine);
         let _plug = engine.plug();
@@ -354,7 +354,7 @@ fn a_waker_that_panics_keeps_no_task_asleep() {
     // Nor does it end the thread that reads for tasks: the device blocks.
     let slow = FaultDevice::new(MemoryDevice::new(vec![7; 8 * SIZE]));
     slow.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
-    let disk = cache.attach(slow, SIZE).unwrap();
+    let disk = cache.attach(slow).unwrap();
     for block in 0..3 {
         let mut task = Box::pin(disk.get_async(block));
         assert!(task.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
@@ -412,7 +412,7 @@ fn inv02_a_thread_is_woken_by_a_load_that_another_thread_defers() {
         let device = FaultDevice::new(MemoryDevice::new(vec![5; 8 * SIZE]));
         device.inject_at(Operation::Read, 0..SIZE as u64, Fault::Error(libc::EIO));
         let cache = Cache::new(1 << 20).unwrap();
-        let disk = cache.attach(HandedOver(device), SIZE).unwrap();
+        let disk = cache.attach(HandedOver(device)).unwrap();
         assert_eq!(disk.get(1).unwrap()[0], 5);
         assert_eq!(disk.get(0).err(), Some(GetError::Io { errno: libc::EIO, block: 0 }));
     });

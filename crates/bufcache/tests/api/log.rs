@@ -45,7 +45,7 @@ fn inv16_the_log_goes_before_the_blocks() {
         fails: AtomicBool::new(true),
         flushes: Mutex::default(),
     });
-    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE).wal(Arc::clone(&log) as _));
+    let (_cache, device, disk) = with(16, AttachOptions::new().wal(Arc::clone(&log) as _));
     for (block, lsn) in [(1, 4), (2, 9), (3, 7)] {
         let mut guard = device.get_mut(block).unwrap();
         guard.fill(2);
@@ -61,7 +61,7 @@ fn inv16_the_log_goes_before_the_blocks() {
 
 #[test]
 fn inv16_a_log_position_needs_a_log() {
-    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE));
+    let (_cache, device, disk) = with(16, AttachOptions::new());
     let mut guard = device.get_mut(1).unwrap();
     let set = catch_unwind(AssertUnwindSafe(|| guard.set_lsn(7)));
     let message = set.unwrap_err();
@@ -84,14 +84,14 @@ fn inv16_a_buffer_forgets_the_log_of_another_block() {
             flushes: Mutex::default(),
         })
     };
-    let (cache, first, _) = with(1, AttachOptions::new(SIZE).wal(log(100)));
+    let (cache, first, _) = with(1, AttachOptions::new().wal(log(100)));
     let mut guard = first.get_mut(1).unwrap();
     guard.fill(2);
     guard.set_lsn(100);
     drop(guard);
     first.sync().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
-    let options = AttachOptions::new(SIZE).wal(log(0));
+    let options = AttachOptions::new().wal(log(0));
     let second = cache.attach_with(Arc::clone(&disk), options).unwrap();
     fill(&second, 1, 3);
     second.sync().unwrap();
@@ -106,7 +106,7 @@ fn inv16_the_blocks_of_tasks_wait_too() {
         fails: AtomicBool::new(true),
         flushes: Mutex::default(),
     });
-    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE).wal(log));
+    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new().wal(log));
     let mut guard = block_on(device.get_mut_async(1)).unwrap();
     guard.set_lsn(9);
     guard.set_lsn(4); // the larger one counts
@@ -124,7 +124,7 @@ fn inv16_the_oldest_position_is_that_of_a_guard_that_is_held() {
         fails: AtomicBool::new(false),
         flushes: Mutex::default(),
     });
-    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE).wal(log));
+    let (_cache, device, disk) = with(16, AttachOptions::new().wal(log));
     assert_eq!(device.oldest_lsn(), None);
     let mut held = device.get_mut(1).unwrap();
     held.set_lsn(7);

@@ -105,7 +105,7 @@ fn attach_kept(patience: Duration, kept: Kept) -> (Cache, Device, Arc<Kept>) {
     let builder = Cache::builder(512 * SIZE).write_back_after(Duration::from_secs(3600));
     let cache = builder.dirty_limits(100, 100).patience(patience).build().unwrap();
     let kept = Arc::new(kept);
-    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&kept), options).unwrap();
     (cache, device, kept)
 }
@@ -285,7 +285,7 @@ fn inv23_a_guard_has_ended_when_its_drop_wakes_a_task() {
             true
         }
     };
-    let options = AttachOptions::new(SIZE).on_loss(|_| {}).before_write(look);
+    let options = AttachOptions::new().on_loss(|_| {}).before_write(look);
     let kept = Arc::new(Kept::default());
     let device = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&kept), options).unwrap();
     *itself.lock().unwrap() = Some(device.clone());
@@ -320,7 +320,7 @@ impl Wal for Log {
 fn inv16_a_log_is_flushed_beside_the_thread_of_a_task() {
     let log = Arc::new(Log(AtomicUsize::new(0), Mutex::default()));
     let kept = Arc::new(Kept::default());
-    let options = AttachOptions::new(SIZE).on_loss(|_| {}).wal(Arc::clone(&log) as _);
+    let options = AttachOptions::new().on_loss(|_| {}).wal(Arc::clone(&log) as _);
     let device = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&kept), options).unwrap();
     let mut guard = device.create(1).unwrap();
     guard.fill(2);
@@ -347,7 +347,7 @@ fn engine_disk(blocks: u64) -> (tempfile::NamedTempFile, File) {
 fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
     let (file, other) = engine_disk(1024);
     let cache = Cache::builder(600 * SIZE).dirty_limits(100, 100).build().unwrap();
-    let device = cache.attach(EngineDevice::new(other).unwrap(), SIZE).unwrap();
+    let device = cache.attach(EngineDevice::new(other).unwrap()).unwrap();
     let engine = Rc::new(Engine::new().unwrap());
     let lent = lend_engine(&engine);
     let wait = |future| engine.block_on(future).unwrap();

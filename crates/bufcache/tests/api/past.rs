@@ -16,7 +16,7 @@ use disk::{SIZE, fill, new, on_disk, with};
 
 #[test]
 fn a_block_is_created_without_a_wait_or_not_at_all() {
-    let (cache, device, disk) = with(4, AttachOptions::new(SIZE));
+    let (cache, device, disk) = with(4, AttachOptions::new());
     device.try_create(5).unwrap()[0] = 9;
     assert_eq!((device.get(5).unwrap()[..2] == [9, 0], disk.count(Operation::Read)), (true, 0));
     assert_eq!(device.try_create(5).unwrap()[..2], [0, 0], "one that is there");
@@ -45,7 +45,7 @@ fn a_block_is_created_without_a_wait_or_not_at_all() {
 fn inv07_a_try_that_would_wait_for_dirty_blocks_is_refused() {
     let builder = Cache::builder(16 * SIZE).block_size(SIZE).dirty_limits(100, 50);
     let cache = builder.write_back_after(std::time::Duration::from_secs(3600)).build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![0; 64 * SIZE]), SIZE).unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![0; 64 * SIZE])).unwrap();
     for block in 0..9 {
         device.try_create(block).unwrap()[0] = 1;
     }
@@ -181,7 +181,7 @@ fn inv17_a_failed_bypass_forgets_nothing_that_was_dirty() {
 fn the_last_block_is_as_long_as_the_device() {
     let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
     let disk = Arc::new(MemoryDevice::new(vec![1; 3 * SIZE + 100]));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     fill(&device, 3, 7);
     device.write_past(2, &[9; SIZE + 100]).unwrap();
     let mut there = vec![0; 3 * SIZE + 100];
@@ -256,7 +256,7 @@ fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
     const LONG: Duration = Duration::from_secs(60);
     let cache = Cache::builder(4 * SIZE).block_size(SIZE).patience(LONG).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; BLOCKS as usize * SIZE])));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     let told: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
     let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     let value = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -319,7 +319,7 @@ fn what_is_discarded_here_and_there_is_made_durable_before_it_takes_much_memory(
     const PARTS: u64 = 17_000;
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 2 * PARTS as usize * SIZE])));
     let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     for part in 0..PARTS {
         device.discard(2 * part..2 * part + 1).unwrap();
     }

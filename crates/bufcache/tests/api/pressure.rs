@@ -15,7 +15,7 @@ const POLICIES: [Eviction; 3] = [Eviction::Adaptive, Eviction::A2, Eviction::Clo
 fn full(eviction: Eviction, buffers: u64) -> (Cache, Device) {
     let builder = Cache::builder(buffers as usize * SIZE).block_size(SIZE);
     let cache = builder.eviction(eviction).patience(Duration::ZERO).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![7; 4 * buffers as usize * SIZE]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![7; 4 * buffers as usize * SIZE])).unwrap();
     (0..buffers).for_each(|block| drop(disk.get(block).unwrap()));
     (cache, disk)
 }
@@ -77,7 +77,7 @@ fn inv26_dirty_buffers_are_written_behind_older_ones_that_cannot_be() {
     let disk = FaultDevice::new(MemoryDevice::new(vec![7; 2 * BUFFERS as usize * SIZE]));
     let refused = 0..BUFFERS / 2 * SIZE as u64;
     disk.inject_at(Operation::Write, refused, Fault::Error(libc::EIO));
-    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let disk = cache.attach_with(disk, options).unwrap();
     (0..BUFFERS).for_each(|block| disk.get_mut(block).unwrap().fill(2));
     for block in BUFFERS..BUFFERS + 8 {

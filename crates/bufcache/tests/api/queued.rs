@@ -48,7 +48,7 @@ impl BlockDevice for Slow {
 /// Of a device whose verifier gets another block. Behind the gate, if it has one.
 fn attach(slow: Option<Arc<Gate>>, gate: Option<Arc<Gate>>) -> (Device, Arc<AtomicU64>) {
     let (itself, arrived) = (Arc::new(OnceLock::<Device>::new()), Arc::new(AtomicU64::new(0)));
-    let options = AttachOptions::new(SIZE).verify({
+    let options = AttachOptions::new().verify({
         let (itself, arrived) = (Arc::clone(&itself), Arc::clone(&arrived));
         move |block, _| {
             if block < READERS {

@@ -37,7 +37,7 @@ impl BlockDevice for Gated {
 fn inv13_readahead_neither_waits_nor_fails() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
     let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     wait_for("it is asked", || {
         disk.readahead(3..7);
         cache.stats().reads > 0
@@ -66,7 +66,7 @@ fn inv13_readahead_neither_waits_nor_fails() {
 fn inv13_readahead_takes_no_buffer_that_is_in_use_and_keeps_none() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
     let cache = Cache::builder(4 * SIZE).patience(Duration::from_secs(60)).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     let guards: Vec<_> = (0..4).map(|block| disk.get(block).unwrap()).collect();
     disk.readahead(9..10);
     thread::sleep(Duration::from_millis(50));
@@ -87,7 +87,7 @@ fn a_cache_ends_while_it_reads_ahead() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
     device.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
     let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     disk.readahead(0..8);
     drop((disk, cache));
     wait_for("the thread lets go of the device", || Arc::strong_count(&device) == 1);
@@ -98,7 +98,7 @@ fn a_cache_ends_while_it_reads_ahead() {
 fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
     let device = Arc::new(Gated(MemoryDevice::new(numbered()), AtomicBool::new(false)));
     let cache = Cache::new(16 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     // Were it to wait, this would never end.
     for block in (0..40).cycle().take(200) {
         disk.readahead(block..block + 1);
@@ -114,7 +114,7 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
 fn a_smaller_cache_reads_less_ahead() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
     let cache = Cache::new(1024 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     cache.resize(16 * SIZE).unwrap();
     disk.readahead(0..disk.blocks());
     wait_for("two blocks are read", || device.count(Operation::Read) == 2);

@@ -22,11 +22,11 @@ fn a_read_only_file_refuses_writers_at_once() {
     std::fs::write(&path, [7; 4 * SIZE]).unwrap();
     let file = || FileDevice::new(File::open(&path).unwrap()).unwrap();
     let kinds: [Box<Attach<'_>>; 4] = [
-        Box::new(|cache| cache.attach(file(), SIZE).unwrap()),
-        Box::new(|cache| cache.attach(Arc::new(file()), SIZE).unwrap()),
-        Box::new(|cache| cache.attach(FaultDevice::new(file()), SIZE).unwrap()),
+        Box::new(|cache| cache.attach(file()).unwrap()),
+        Box::new(|cache| cache.attach(Arc::new(file())).unwrap()),
+        Box::new(|cache| cache.attach(FaultDevice::new(file())).unwrap()),
         Box::new(|cache| {
-            cache.attach(EngineDevice::new(File::open(&path).unwrap()).unwrap(), SIZE).unwrap()
+            cache.attach(EngineDevice::new(File::open(&path).unwrap()).unwrap()).unwrap()
         }),
     ];
     for attach in kinds {
@@ -66,7 +66,7 @@ impl BlockDevice for Constant {
 #[test]
 fn a_read_only_device_needs_no_sync() {
     let cache = Cache::new(1 << 20).unwrap();
-    let device = cache.attach(Constant, SIZE).unwrap();
+    let device = cache.attach(Constant).unwrap();
     assert_eq!(device.get(1).unwrap()[0], 7);
     device.sync().unwrap();
     device.close().unwrap();
@@ -78,7 +78,7 @@ fn inv17_an_errno_below_one_is_a_failure() {
     for errno in [0, -1, -22, i32::MIN] {
         let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
         let cache = Cache::new(1 << 20).unwrap();
-        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let options = AttachOptions::new().on_loss(|_| {});
         let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
         for operation in [Operation::Read, Operation::Write, Operation::Discard] {
             disk.inject(operation, .., Fault::Error(errno));
@@ -128,8 +128,8 @@ impl BlockDevice for Stacked {
 fn a_device_on_another_one_passes_its_errno_on() {
     let cache = Cache::new(1 << 20).unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
-    let lower = cache.attach(Arc::clone(&disk), SIZE).unwrap();
-    let device = cache.attach(Stacked(lower.clone()), SIZE).unwrap();
+    let lower = cache.attach(Arc::clone(&disk)).unwrap();
+    let device = cache.attach(Stacked(lower.clone())).unwrap();
     disk.inject_next(Operation::Read, Fault::Error(libc::ENODATA));
     assert_eq!(device.get(5).err(), Some(GetError::Io { errno: libc::ENODATA, block: 5 }));
     disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
@@ -188,7 +188,7 @@ fn inv17_a_device_that_became_smaller_refuses_what_it_has_no_room_for() {
     let inner = MemoryDevice::new(vec![1; 4 * SIZE]);
     let disk = Arc::new(Shrinking { inner, len: AtomicU64::new(4 * SIZE as u64) });
     let cache = Cache::new(1 << 20).unwrap();
-    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     device.get_mut(3).unwrap().fill(2);
     disk.len.store(2 * SIZE as u64, Ordering::Relaxed);

@@ -15,7 +15,7 @@ use testkit::block_on;
 fn inv18_a_sync_behind_one_that_fails_fails() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
     let cache = Cache::new(1 << 20).unwrap();
-    let disk = cache.attach(Arc::clone(&device), 4096).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     disk.get_mut(1).unwrap()[0] = 9;
     device.inject(Operation::Sync, 0..1, Fault::Delay(Duration::from_millis(300)));
     device.inject(Operation::Sync, 0..1, Fault::Error(libc::EIO));
@@ -39,7 +39,7 @@ fn inv18_a_sync_behind_one_that_fails_fails() {
 fn inv18_an_interrupted_sync_is_made_again() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
     let cache = Cache::new(1 << 20).unwrap();
-    let disk = cache.attach(Arc::clone(&device), 4096).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
     for (of_task, before) in [(false, 0), (true, 4)] {
         disk.get_mut(1).unwrap()[0] += 1;
         device.inject(Operation::Sync, before..before + 3, Fault::Error(libc::EINTR));
@@ -86,7 +86,7 @@ impl BlockDevice for Vast {
 fn vast() -> (Arc<Vast>, bufcache::Device) {
     let vast = Arc::new(Vast::default());
     let cache = Cache::new(1 << 20).unwrap();
-    let device = cache.attach(Arc::clone(&vast), 4096).unwrap();
+    let device = cache.attach(Arc::clone(&vast)).unwrap();
     (vast, device)
 }
 

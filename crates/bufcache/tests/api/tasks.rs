@@ -24,7 +24,7 @@ fn new() -> (Cache, Device, Disk) {
     let builder = Cache::builder(16 * SIZE).write_back_after(Duration::from_secs(3600));
     let cache = builder.dirty_limits(50, 75).patience(Duration::from_secs(5)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 64 * SIZE])));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     (cache, device, disk)
 }
 
@@ -106,7 +106,7 @@ fn inv17_a_call_is_told_of_a_write_error_once() {
 fn a_task_waits_for_a_writer_no_longer_than_a_thread_does() {
     let builder = Cache::builder(16 * SIZE).patience(Duration::from_millis(100));
     let cache = builder.build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE])).unwrap();
     let guard = block_on(device.get_mut_async(3)).unwrap();
     assert_eq!(block_on(device.get_async(3)).err(), Some(GetError::Busy));
     begin(device.get_async(3)); // and is gone
@@ -308,7 +308,7 @@ fn a_task_that_is_not_polled_keeps_the_block_from_no_other() {
 fn a_task_waits_to_write_as_long_as_a_thread_does() {
     let builder = Cache::builder(16 * SIZE).patience(Duration::from_millis(100));
     let cache = builder.build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE])).unwrap();
     let guard = block_on(device.get_mut_async(0)).unwrap();
     assert_eq!(block_on(count_at(&device, 0)), Some(GetError::Busy));
     drop(guard);
@@ -354,7 +354,7 @@ fn tasks_that_are_polled_where_they_are_woken_do_not_overflow_the_stack() {
     const TASKS: usize = 20_000;
     let builder = Cache::builder(16 * SIZE).patience(Duration::from_secs(600));
     let cache = builder.build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE])).unwrap();
     let pin = block_on(device.get_async(0)).unwrap();
     let (tell, told) = channel();
     for _ in 0..TASKS {
@@ -440,7 +440,7 @@ fn inv25_calls_of_a_device_that_hangs_delay_no_other() {
     for _ in 0..40 {
         begin(device.sync_async());
     }
-    let other = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let other = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE])).unwrap();
     let began = Instant::now();
     block_on(async {
         other.create_async(1).await.unwrap().fill(2);

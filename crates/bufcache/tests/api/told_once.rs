@@ -79,7 +79,7 @@ fn disk() -> (Arc<Disk>, Device, Ends, Ends) {
     let disk = Arc::new(Disk { inner, writes: AtomicU64::new(0), durable, sync });
     let builder = Cache::builder(16 * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::from_secs(3600)).build().unwrap();
-    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     device.get_mut(1).unwrap()[0] = 1;
     device.flush().unwrap();

@@ -68,7 +68,7 @@ fn inv22_a_write_that_does_nothing_is_found() {
 fn a_durable_write_of_neighbours_whose_sync_fails_poisons() {
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
     let cache = Cache::new(1 << 20).unwrap();
-    let device = cache.attach(Arc::clone(&disk), 4096).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     for block in [1, 2, 9] {
         device.get_mut(block).unwrap().fill(7);
     }

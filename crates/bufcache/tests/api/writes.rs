@@ -125,7 +125,7 @@ fn a_thread_that_would_wait_for_itself_is_refused() {
 
 #[test]
 fn inv07_a_try_to_write_that_would_wait_for_a_buffer_is_refused() {
-    let (cache, device, _disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
+    let (cache, device, _disk) = patient(SHORT, 16, AttachOptions::new());
     assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock, "not there");
     let pin = device.get(1).unwrap().pin().unwrap();
     assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
@@ -293,7 +293,7 @@ fn tries(options: AttachOptions, errno: i32) -> u64 {
 
 #[test]
 fn inv17_the_cleaner_gives_up_when_the_device_is_gone() {
-    let new = || AttachOptions::new(SIZE);
+    let new = || AttachOptions::new();
     assert!(tries(new(), libc::EIO) > 20);
     assert_eq!(tries(new(), libc::ENODEV), 1);
     assert_eq!(tries(new(), libc::ENXIO), 1);
@@ -332,7 +332,7 @@ fn fua_makes_its_blocks_durable_and_no_others() {
 #[test]
 fn inv12_what_is_refused_before_a_write_is_not_written() {
     let even = |_, bytes: &[u8]| bytes[0].is_multiple_of(2);
-    let (cache, device, disk) = with(16, AttachOptions::new(SIZE).before_write(even));
+    let (cache, device, disk) = with(16, AttachOptions::new().before_write(even));
     fill(&device, 1, 3);
     fill(&device, 2, 4);
     assert_eq!(device.sync().unwrap_err(), WriteError::Verify { block: 1 });
@@ -344,7 +344,7 @@ fn inv12_what_is_refused_before_a_write_is_not_written() {
 
 #[test]
 fn inv19_dirty_buffers_are_written_when_their_memory_is_needed() {
-    let (cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
+    let (cache, device, disk) = patient(SHORT, 16, AttachOptions::new());
     for block in 0..60 {
         fill(&device, block, 2);
     }
@@ -377,7 +377,7 @@ fn a_thread_that_needs_a_buffer_writes_those_that_are_evicted_next() {
     let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
     let cache = builder.build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 512])));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     (0..256).for_each(|block| fill(&device, block, 2));
     (0..32).for_each(|block| drop(device.get(block).unwrap()));
     fill(&device, 256, 2);
@@ -434,7 +434,7 @@ fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
     let builder = Cache::builder(64 * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::from_millis(100)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     let began = Instant::now();
     fill(&device, 1, 2);
     while on_disk(&disk, 1) != 2 {
@@ -465,7 +465,7 @@ fn inv19_three_threads_and_two_buffers() {
     let builder = Cache::builder(2 * SIZE).block_size(SIZE);
     let cache = builder.patience(Duration::from_millis(2)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; SIZE * 64])));
-    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
     let refused = AtomicU64::new(0);
     let written = [0, 1, 2].map(|_| AtomicU64::new(0));
     thread::scope(|scope| {
@@ -527,7 +527,7 @@ fn many_unsynced_ranges_are_synced() {
     for (buffers, most) in [(2048, 16_384), (6144, 24_576)] {
         let cache = Cache::builder(buffers * 512).block_size(512).build().unwrap();
         let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 64_000 * 512])));
-        let device = cache.attach(Arc::clone(&disk), 512).unwrap();
+        let device = cache.attach(Arc::clone(&disk)).unwrap();
         let count_syncs = || {
             device.flush().unwrap();
             device.discard(60_000..60_001).unwrap(); // which looks at the ranges first
@@ -545,7 +545,7 @@ fn many_unsynced_ranges_are_synced() {
 fn a_buffer_whose_eviction_had_to_wait_for_its_write_is_evicted_next() {
     let builder = Cache::builder(64 * SIZE).block_size(SIZE).eviction(Eviction::Clock);
     let cache = builder.dirty_limits(100, 100).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![0; 100 * SIZE]), SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![0; 100 * SIZE])).unwrap();
     (0..32).for_each(|block| disk.get_mut(block).unwrap().fill(1));
     (32..64).for_each(|block| drop(disk.get(block).unwrap()));
     let cached = |blocks: Range<u64>| blocks.filter(|&block| disk.is_cached(block)).count();

@@ -88,7 +88,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         .unwrap();
     let disks = [SIZE; 2].map(|size| {
         let disk = Arc::new(Disk::new(size));
-        let options = AttachOptions::new(size).verify(|_, bytes| is_whole(bytes));
+        let options = AttachOptions::new().verify(|_, bytes| is_whole(bytes));
         let device = cache.attach_with(Arc::clone(&disk), options);
         (disk, device.unwrap())
     });

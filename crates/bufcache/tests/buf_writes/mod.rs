@@ -203,7 +203,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
 
 fn attach(cache: &Cache, place: &Place, life: usize) {
     let loss = Arc::clone(&place.loss);
-    let options = AttachOptions::new(SIZE)
+    let options = AttachOptions::new()
         .verify(is_whole)
         .before_write(is_whole)
         .on_loss(move |error| _ = loss.set(error));

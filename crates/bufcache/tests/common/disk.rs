@@ -32,7 +32,7 @@ pub(crate) fn patient(
 }
 
 pub(crate) fn new() -> (Cache, Device, Disk) {
-    with(16, AttachOptions::new(SIZE))
+    with(16, AttachOptions::new())
 }
 
 pub(crate) fn fill(device: &Device, block: u64, with: u8) {

@@ -33,7 +33,7 @@ impl Changing {
         let changes = Arc::new(AtomicU64::new(0));
         let (gate, threads) = (Arc::default(), Mutex::new(Vec::new()));
         let changing = Arc::new(Self { changes, gate, threads });
-        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let options = AttachOptions::new().on_loss(|_| {});
         let device = cache.attach_with(Arc::clone(&changing), options).unwrap();
         (changing, device)
     }

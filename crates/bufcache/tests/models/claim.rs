@@ -21,7 +21,7 @@ impl Changing {
         let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
         let changing = Arc::new(Self(AtomicU64::new(0)));
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
-        let device = cache.attach(Arc::clone(&changing), SIZE).unwrap();
+        let device = cache.attach(Arc::clone(&changing)).unwrap();
         (changing, device)
     }
 

@@ -73,7 +73,7 @@ fn world() -> (Arc<Elsewhere>, bufcache::Device) {
     let builder = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
     let cache = builder.eviction(Eviction::Clock).build().unwrap();
     let device = Arc::new(Elsewhere::default());
-    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let options = AttachOptions::new().on_loss(|_| {});
     let disk = cache.attach_with(Arc::clone(&device), options).unwrap();
     (device, disk)
 }
@@ -200,7 +200,7 @@ fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
         let own = Own(thread::current().id(), Arc::clone(&is_own));
         let cache = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
         let cache = cache.eviction(Eviction::Clock).build().unwrap();
-        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let options = AttachOptions::new().on_loss(|_| {});
         let disk =
             cache.attach_with(Owned { inner: Arc::clone(&elsewhere), _own: own }, options).unwrap();
         assert!(disk.sync().is_err());

@@ -158,7 +158,7 @@ pub(super) fn small(buffers: usize) -> Builder {
 
 pub(super) fn of(builder: Builder) -> (Arc<Disk>, Device) {
     let disk = Arc::new(Disk::default());
-    let options = AttachOptions::new(SIZE).on_loss(|_| {}).wal(Arc::clone(&disk) as _);
+    let options = AttachOptions::new().on_loss(|_| {}).wal(Arc::clone(&disk) as _);
     let device = builder.build().unwrap().attach_with(Arc::clone(&disk), options).unwrap();
     (disk, device)
 }

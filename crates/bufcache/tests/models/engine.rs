@@ -52,7 +52,7 @@ fn attach(buffers: usize) -> (Arc<ByEngine>, Device) {
     let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
     let builder = builder.patience(LONG).eviction(Eviction::Clock);
     let reads = Arc::new(ByEngine::default());
-    let device = builder.build().unwrap().attach(Arc::clone(&reads), SIZE).unwrap();
+    let device = builder.build().unwrap().attach(Arc::clone(&reads)).unwrap();
     (reads, device)
 }
 

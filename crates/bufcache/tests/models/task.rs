@@ -92,7 +92,7 @@ impl Later {
 
     /// A cache of a few buffers, which waits for none.
     pub(super) fn attach(self: &Arc<Self>, buffers: usize) -> Device {
-        self.attach_with(buffers, AttachOptions::new(SIZE))
+        self.attach_with(buffers, AttachOptions::new())
     }
 
     fn attach_with(self: &Arc<Self>, buffers: usize, options: AttachOptions) -> Device {
@@ -242,7 +242,7 @@ fn inv12_a_task_is_told_of_a_verifier_that_panics() {
             true => resume_unwind(Box::new(())),
             false => true,
         };
-        let device = later.attach_with(2, AttachOptions::new(SIZE).verify(verify));
+        let device = later.attach_with(2, AttachOptions::new().verify(verify));
         let told = block_on(device.get_async(1)).map(drop);
         assert_eq!(told, Err(GetError::Panicked { block: 1 }));
         later.join();
@@ -262,7 +262,7 @@ fn inv02_a_verifier_needs_a_block_that_is_queued() {
                 block != 1 || device.is_some_and(|device| device.get(2).is_ok())
             }
         };
-        let world = World::with(3, AttachOptions::new(SIZE).verify(verify));
+        let world = World::with(3, AttachOptions::new().verify(verify));
         *itself.lock() = Some(world.disk.clone());
         world.disk.readahead(1..2);
         world.disk.readahead(2..3);
@@ -352,7 +352,7 @@ fn waits_to_write<T>(hold: impl Fn(&Device) -> T) {
 #[test]
 fn inv25_a_task_that_waits_for_a_creator() {
     model(|| {
-        let world = World::with(2, AttachOptions::new(SIZE).on_loss(|_| {})); // of what it created
+        let world = World::with(2, AttachOptions::new().on_loss(|_| {})); // of what it created
         let disk = world.disk.clone();
         let waits = thread::spawn(move || drop(block_on(disk.create_async(1)).unwrap()));
         thread::yield_now();

@@ -128,7 +128,7 @@ impl World {
     }
 
     fn by(builder: Builder, device: Numbered) -> Self {
-        Self::attach(builder, device, AttachOptions::new(SIZE))
+        Self::attach(builder, device, AttachOptions::new())
     }
 
     fn attach(builder: Builder, device: Numbered, options: AttachOptions) -> Self {

@@ -58,7 +58,7 @@ impl World {
         let whole = (0..blocks).flat_map(|block| stamp(block, 0).repeat(SIZE / SECTOR)).collect();
         let disk = std::sync::Arc::new(FaultDevice::new(MemoryDevice::new(whole)));
         disk.record().unwrap();
-        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let options = AttachOptions::new().on_loss(|_| {});
         let device = cache.attach_with(std::sync::Arc::clone(&disk), options).unwrap();
         let mut history = History::default();
         for block in 0..blocks {

@@ -169,7 +169,7 @@ impl Blocks {
         let Backing { device, source, len } = backing;
         let alignment = device.alignment();
         let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
-        let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
+        let options = AttachOptions::new().on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         Ok(Arc::new(Image {
             name,
