@@ -1,15 +1,13 @@
 //! Writers against readers and the device, and what a sync says.
 
-use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Builder, Device, GetError, WriteGuard};
-use percpu::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use bufcache::{Builder, Device, GetError, WriteGuard};
+use percpu::sync::atomic::Ordering::Relaxed;
 use percpu::sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
-use super::world::{BLOCKS, SIZE, dawdle, thoroughly};
+use super::world::{dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
