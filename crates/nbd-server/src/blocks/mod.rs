@@ -35,7 +35,7 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
@@ -45,7 +45,6 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::calls::Calls;
-use crate::flushes::Flushes;
 use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
@@ -118,7 +117,6 @@ pub(crate) struct Image {
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
-    pub(crate) flushes: Flushes,
     pub(crate) calls: Calls,
     /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
     /// the new length from its session, which its worker made after a load of this word.
@@ -129,9 +127,6 @@ pub(crate) struct Image {
     longest: u64,
     /// The end of the last READ that missed the cache.
     next: AtomicU64,
-    /// A bug that a test has planted.
-    #[cfg(test)]
-    planted: std::sync::OnceLock<&'static str>,
 }
 
 impl Blocks {
@@ -159,11 +154,8 @@ impl Blocks {
             alignment,
             len: AtomicU64::new(len),
             longest: self.longest,
-            flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
-            #[cfg(test)]
-            planted: std::sync::OnceLock::new(),
         }))
     }
 
@@ -377,33 +369,11 @@ impl Image {
 
     /// Makes everything written before durable. Blocks.
     pub(crate) fn sync_now(&self) -> io::Result<()> {
-        self.sync_within(Duration::MAX)
-    }
-
-    /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
-    pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
-        let since = Instant::now();
         loop {
             match ignore_earlier(self.device.sync()) {
-                Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
+                Err(WriteError::Busy { .. }) => {}
                 result => return result.map_err(of_write),
             }
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn plant(&self, bug: &'static str) {
-        self.planted.set(bug).expect("one at a time");
-    }
-
-    /// Returns whether a test has planted this bug.
-    pub(crate) fn has_bug(&self, bug: &str) -> bool {
-        #[cfg(test)]
-        return self.planted.get() == Some(&bug);
-        #[cfg(not(test))]
-        {
-            let _ = bug;
-            false
         }
     }
 }

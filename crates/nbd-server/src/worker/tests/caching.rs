@@ -187,16 +187,17 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.ends_empty();
 }
 
-/// A call on a thread of the cache panics. Its request fails, its buffer is accounted for, and the
-/// worker continues.
+/// A WRITE past the cache panics on a thread of the cache. Its request fails, its buffer is accounted
+/// for, and the worker continues.
 #[test]
 fn a_request_that_panics_is_answered_with_eio() {
-    let mut lab = caching();
+    let mut lab = Lab::on_a_device();
     let mut client = lab.client();
-    lab.worker.exports.fixed[0].image.plant("a-call-that-panics");
-    assert_eq!(lab.change(&mut client, cmd::WRITE, CommandFlags::FUA), EIO);
+    lab.disk.inject_next(Operation::Write, Fault::Panic);
+    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), EIO);
     assert_eq!(lab.worker.memory.used(), 0);
-    assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));
+    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
+    assert_eq!(std::fs::read(&lab.image).unwrap()[..BLOCK], [0x5a; BLOCK]);
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }
