@@ -11,7 +11,7 @@ use super::Queue;
 use super::locked::{Access, LockedState};
 use super::state::State;
 use crate::core::{Levels, Message, Preload};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Wait;
 
 /// The yields of a receive that finds the queue locked, before it waits for the lock. On a CPU that has
 /// no other thread to run, they take about as long as the lock's own pauses.
@@ -63,11 +63,10 @@ impl<T, L: Levels> Queue<T, L> {
     /// It waits for a sender between its claim and its publication.
     #[inline]
     pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
-        self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
+        self.lock_until(Access::Receive, Wait::Forever).unwrap_or_else(without_deadline)
     }
 
-    /// Counts an operation that has timed out. Callers do not count an interrupted one, although its
-    /// deadline is then in the past.
+    /// Counts an operation that has timed out.
     #[cold]
     pub(crate) fn count_timeout(&self) {
         self.lock_undrained().counters.timeouts += 1;
@@ -75,11 +74,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks the state and drains the ring; shuts it first, except for [`Access::Receive`]. Returns `None`
     /// if a hole is left after the deadline and [`SPINS`] looks.
-    pub(crate) fn lock_until(
-        &self,
-        access: Access,
-        deadline: Option<Deadline>,
-    ) -> Option<LockedState<'_, T, L>> {
+    pub(crate) fn lock_until(&self, access: Access, wait: Wait) -> Option<LockedState<'_, T, L>> {
         let (mut looks, mut upto) = (0, u64::MAX);
         loop {
             let mut state = self.lock_undrained();
@@ -89,7 +84,7 @@ impl<T, L: Levels> Queue<T, L> {
             if state.drain(upto) || (access == Access::Send && state.closed) {
                 return Some(state);
             }
-            if looks >= SPINS && deadline.is_some_and(Deadline::is_over) {
+            if looks >= SPINS && wait.is_over() {
                 step!("lock: open the undrained ring", state.open_undrained());
                 return None;
             }
@@ -98,7 +93,7 @@ impl<T, L: Levels> Queue<T, L> {
                 upto = state.reported();
             }
             drop(state);
-            wait_for_sender(looks, deadline.is_some());
+            wait_for_sender(looks, wait.has_deadline());
             looks += 1;
         }
     }
@@ -135,12 +130,12 @@ impl<T, L: Levels> Queue<T, L> {
     pub(crate) fn lock_to_send(
         &self,
         preload: &mut Preload<T, L>,
-        deadline: Option<Deadline>,
+        wait: Wait,
     ) -> Option<LockedState<'_, T, L>> {
         let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
         loop {
             self.hint.preload(preload);
-            let state = self.lock_until(Access::Send, deadline)?;
+            let state = self.lock_until(Access::Send, wait)?;
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);
             }

@@ -84,7 +84,7 @@ fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
     let queue = Queue::<u32>::builder(4).reserve(100, 2).spin(false).build().unwrap();
     (0..4).for_each(|n| queue.send(n, 100 + n).unwrap());
     let (low_flag, high_flag) = (WakeCount::new(), WakeCount::new());
-    let mut low = Box::pin(queue.send_async(10, 1).urgency(9));
+    let mut low = Box::pin(queue.send_async(10, 1));
     assert!(is_pending(&mut low, &low_flag));
     let mut high = Box::pin(queue.send_async(11, 100));
     assert!(is_pending(&mut high, &high_flag));

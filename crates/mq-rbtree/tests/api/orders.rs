@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread;
 
-use mq_rbtree::{Queue, RbTree, Wait};
+use mq_rbtree::{Queue, RbTree};
 
 use panicking::{panics, poll};
 use testkit::WakeCount;
@@ -195,7 +195,7 @@ fn inv06_an_order_that_panics_does_not_drop_the_message_under_the_lock() {
     let kept = AtomicUsize::new(0);
     let of_batches = check(&|queue, message| {
         let mut batch = [(message, Key(33))].into();
-        let panics = panics(|| queue.send_batch(&mut batch, Wait::NO).unwrap());
+        let panics = panics(|| queue.try_send_batch(&mut batch).unwrap());
         kept.fetch_add(batch.len(), SeqCst);
         assert!(!panics);
     });

@@ -4,6 +4,8 @@
 
 mod ledger;
 mod parties;
+#[path = "../common/wait.rs"]
+mod wait;
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -3,9 +3,9 @@
 //! In a model the ring has four slots. The queues have been used before, so that no send needs
 //! memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 #[cfg(offlock_shuttle)]
@@ -87,7 +87,7 @@ fn next(queue: &Queue<Payload>) -> Option<u64> {
 
 /// Returns the message's number, or `None` if no message came before a deadline in the past.
 fn next_at_once(queue: &Queue<Payload>) -> Option<u64> {
-    match queue.receive_with(Wait::at_most(Duration::ZERO)) {
+    match queue.receive_deadline(Instant::now()) {
         Ok((message, _)) => Some(message.seen()),
         Err(error) => {
             assert_eq!(error, ReceiveError::Timeout);
@@ -263,7 +263,7 @@ fn inv22_a_staged_message_beats_the_deadline() {
         let queue = warm(2);
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
         });
         queue.try_send(Payload::new(1), 0).unwrap();
         let got = receiver.join().unwrap();
@@ -281,9 +281,9 @@ fn inv22_receives_that_give_up_open_the_ring() {
         let first = queue.claim(Payload::new(1), 0).unwrap();
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
         });
-        assert_eq!(received(queue.receive_with(soon()), ReceiveError::Timeout), 0);
+        assert_eq!(received(queue.receive_deadline(soon()), ReceiveError::Timeout), 0);
         assert_eq!(receiver.join().unwrap(), 0);
         let second = queue.claim(Payload::new(2), 0).expect("the ring is open");
         second();
@@ -346,7 +346,7 @@ fn inv24_locked_and_staged_sends_share_the_room() {
             }
         });
         let mut batch = [(Payload::new(3), 0)].into();
-        let went = match queue.send_batch(&mut batch, Wait::NO) {
+        let went = match queue.try_send_batch(&mut batch) {
             Ok(count) => count as u64,
             Err(error) => {
                 assert_eq!(error.reason, SendRefused::Full);
