@@ -23,10 +23,9 @@ const MAX_DEPTH: usize = 32_768;
 ///     .depth(32) // in flight
 ///     .capacity(256) // in flight or waiting; one more is refused
 ///     .max_batch(16) // in one system call
-///     .timed(true) // latencies in the statistics
 ///     .build()?;
 /// engine.nop().submit()?.wait().0?;
-/// assert_eq!(engine.stats().latency.expect("timed").count(), 1);
+/// assert_eq!(engine.stats().completed, 1);
 /// # Ok(())
 /// # }
 /// ```
@@ -43,7 +42,6 @@ pub struct EngineBuilder {
     threads: usize,
     reap_mode: ReapMode,
     defer_task_run: bool,
-    timed: bool,
 }
 
 impl Engine {
@@ -75,7 +73,6 @@ impl Default for EngineBuilder {
             threads: 4,
             reap_mode: ReapMode::default(),
             defer_task_run: false,
-            timed: false,
         }
     }
 }
@@ -102,8 +99,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the maximum number of requests of other threads ([`Remote`](crate::Remote)); `capacity`
-    /// by default. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
+    /// Sets the maximum number of calls of other threads that wait for a turn
+    /// ([`Remote`](crate::Remote)); `capacity` by default. One more is refused with
+    /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
         self.remote_capacity = Some(remote_capacity);
         self
@@ -154,14 +152,6 @@ impl EngineBuilder {
     /// thread starts when it is needed.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
-        self
-    }
-
-    /// Measures the latency of requests in the kernel
-    /// ([`EngineStats::latency`](crate::EngineStats::latency)), by two clock reads per submission.
-    /// Off by default.
-    pub fn timed(mut self, timed: bool) -> Self {
-        self.timed = timed;
         self
     }
 
@@ -235,7 +225,6 @@ impl EngineBuilder {
             max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
             adaptive: self.adaptive,
             reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,
-            timed: self.timed,
         })
     }
 

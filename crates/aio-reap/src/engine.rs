@@ -21,9 +21,9 @@ use crate::held_buf::HeldBuf;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
-use crate::remote::{Remote, SharedFile};
 use crate::request::Request;
 use crate::request_id::RequestId;
+use crate::shared_file::SharedFile;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
@@ -63,8 +63,8 @@ use crate::waker::BlockOnWaker;
 /// ```
 pub struct Engine {
     core: Rc<Core>,
-    kind: BackendKind,
-    fallbacks: Vec<Fallback>,
+    /// Whether the drop ends the engine: not in a call of another thread, which only borrows it.
+    is_owner: bool,
 }
 
 impl Engine {
@@ -74,7 +74,12 @@ impl Engine {
         fallbacks: Vec<Fallback>,
     ) -> io::Result<Self> {
         let wake_fd = WakeFd::new(state.backend.wake_fds())?;
-        Ok(Self { core: Rc::new(Core::new(state, wake_fd)), kind, fallbacks })
+        Ok(Self { core: Rc::new(Core::new(state, wake_fd, kind, fallbacks)), is_owner: true })
+    }
+
+    /// Makes the engine that a call of another thread gets.
+    pub(crate) fn borrowed(core: &Rc<Core>) -> Self {
+        Self { core: Rc::clone(core), is_owner: false }
     }
 
     pub(crate) fn core(&self) -> &Rc<Core> {
@@ -83,12 +88,12 @@ impl Engine {
 
     /// Returns the backend in use.
     pub fn backend(&self) -> BackendKind {
-        self.kind
+        self.core.kind
     }
 
     /// Returns the backends that were tried first, with the reason why each was refused.
     pub fn fallbacks(&self) -> &[Fallback] {
-        &self.fallbacks
+        &self.core.fallbacks
     }
 
     /// Returns the times at which this engine looks for completions.
@@ -346,16 +351,16 @@ impl Engine {
         self.core.state.borrow().batch.get()
     }
 
-    /// Refuses later requests, and delivers every accepted one before it returns.
+    /// Runs the queued calls of other threads, then refuses later requests and calls, and delivers
+    /// every accepted request before it returns.
     ///
     /// # Errors
     ///
     /// Those of [`wait`](Self::wait).
     pub fn shutdown(&self) -> io::Result<()> {
+        self.core.run_calls(true);
         self.core.close();
-        let drained = self.core.drain();
-        self.core.refuse_remote_requests();
-        drained
+        self.core.drain()
     }
 
     /// Runs a future on this thread, and turns the engine while the future waits.
@@ -395,19 +400,7 @@ impl Engine {
         )
     }
 
-    /// Makes a handle through which other threads send requests to this engine.
-    ///
-    /// A turn takes the requests. A request makes the engine's [descriptor](AsFd) readable and ends
-    /// the sleep of [`wait`](Self::wait), [`block_on`](Self::block_on) and [`serve`](Self::serve).
-    /// The first call allocates the memory for
-    /// [`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity) requests. After
-    /// that, each sleep of the engine takes one more system call. After the shutdown of the engine
-    /// the remote refuses every request.
-    pub fn remote(&self) -> Remote {
-        Remote::new(&self.core.remote_shared())
-    }
-
-    /// Turns the engine, and sleeps, until the last [`Remote`] is dropped and every request is
+    /// Turns the engine, and sleeps, until the last [`Remote`](crate::Remote) is dropped and every request is
     /// delivered.
     ///
     /// # Errors
@@ -434,7 +427,7 @@ impl Engine {
         let state = core.state.borrow();
         state.validate();
         let between_calls = !core.is_dispatching();
-        if between_calls && state.needs_retry() && !state.has_work() {
+        if between_calls && state.needs_retry() && !core.has_work(&state) {
             assert!(core.wake_fd.retry_delay().is_some(), "blocked for ever");
         }
         let pending = state.held();
@@ -444,13 +437,17 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // During a panic no user code runs. `State::drop` waits for the requests in flight.
+        if !self.is_owner {
+            return;
+        }
+        // During a panic no callback and no call runs. `State::drop` waits for the requests in
+        // flight.
         if !panicking() {
             // After an error requests stay undelivered. `State::drop` waits for them or leaks them.
             let _ = self.shutdown();
         } else {
-            self.core.state.borrow_mut().close();
-            self.core.refuse_remote_requests();
+            self.core.state.borrow_mut().closed = true;
+            self.core.drop_calls();
         }
     }
 }
@@ -464,7 +461,7 @@ impl AsFd for Engine {
         core.state.borrow_mut().backend.watch();
         // Work that was left before the descriptor was watched.
         let state = core.state.borrow();
-        if state.has_work() {
+        if core.has_work(&state) {
             core.wake_fd.kick();
         }
         core.wake_fd.wake_at(state.deadlines.earliest());
@@ -475,7 +472,7 @@ impl AsFd for Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Engine");
-        debug.field("backend", &self.kind);
+        debug.field("backend", &self.core.kind);
         if let Ok(state) = self.core.state.try_borrow() {
             debug.field("pending", &state.pending()).field("in_flight", &state.in_flight());
         }

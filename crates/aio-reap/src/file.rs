@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::alignment::Alignment;
 use crate::op::Op;
-use crate::remote::SharedFile;
+use crate::shared_file::SharedFile;
 
 /// A file attached to an engine. Clones are cheap.
 ///

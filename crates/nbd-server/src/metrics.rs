@@ -23,7 +23,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, warn};
 
-use crate::admission::Class;
 use crate::counters::Counters;
 use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
@@ -268,6 +267,11 @@ fn text(report: &ServerReport) -> String {
     page.one("log_dropped_total", dropped, diagnostics::dropped());
     let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
+    let panics = "Panics of the server's code. Each is in the log.";
+    page.one("panics_total", panics, diagnostics::panics());
+    let failed = report.failed.iter().map(|name| (&**name, 1));
+    let help = "1 for an image that takes no changes any more, because its code panicked.";
+    page.metric(("image_failed", "export"), help, failed);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
@@ -372,28 +376,10 @@ fn engines(page: &mut Page, report: &ServerReport) {
             engine.max_in_flight,
         );
     }
-    let waiting = &report.waiting;
-    page.one("waiting", "Requests that wait until their worker may start them.", waiting.depth);
-    page.one(
-        "waiting_dropped_total",
-        "Waiting requests that were dropped with their connection.",
-        waiting.dropped,
-    );
+    let about = "Requests that wait until their worker may start them.";
+    page.one("waiting", about, report.waiting);
     let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
     page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
-    let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
-    let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
-    page.metric(
-        ("waited_total", "class"),
-        "Requests that waited until their worker could start them.",
-        counts,
-    );
-    let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
-    page.metric(
-        ("waited_seconds_total", "class"),
-        "Seconds that requests waited until their worker could start them.",
-        times,
-    );
 }
 
 #[cfg(test)]

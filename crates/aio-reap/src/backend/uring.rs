@@ -339,8 +339,8 @@ impl Backend for Uring {
     }
 
     /// Replaces the default, so that the processing of a completion is inlined into the loop.
-    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
-        self.reap_each(budget, |completion| completions.complete(completion, now))
+    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState) -> usize {
+        self.reap_each(budget, |completion| completions.complete(completion))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

@@ -420,9 +420,11 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
     told("a request's deadline", &|| nop.is_done());
     assert_eq!(errno(nop.wait().0), Some(libc::ETIMEDOUT));
 
-    let nop = remote.nop().cancel_after(SHORT).submit().unwrap();
-    told("a remote request's deadline", &|| nop.is_done());
-    drop(nop);
+    let late = |engine: &Engine| drop(engine.nop().cancel_after(SHORT).submit().unwrap());
+    remote.call(late).unwrap();
+    told("a deadline that a call sets", &|| {
+        engine.validate().is_idle() && engine.stats().accepted > 1
+    });
 
     in_time(|| {
         let at = Instant::now() + SHORT;

@@ -183,7 +183,7 @@ fn inv06_tasks_of_many_threads_share_a_remote() {
 
 /// Tasks of a runtime with several threads use an engine that a task drives.
 #[test]
-fn inv06_remote_requests_wake_the_driver() {
+fn inv06_calls_wake_the_driver() {
     on_every_backend(|engine| {
         let remote = engine.remote();
         let (done, is_done) = tokio::sync::oneshot::channel();
@@ -205,11 +205,21 @@ async fn writers(remote: Remote, tasks: u64, rounds: u64) -> u64 {
                 for round in 0..rounds {
                     let at = (task * rounds + round) * 32;
                     let byte = (at / 32) as u8;
-                    let write = remote.write(&file, vec![byte; 32], at).submit().unwrap();
-                    let (written, buf) = timeout(LONG, write).await.expect("a wake-up is lost");
+                    let to = file.clone();
+                    let write = remote.ask(move |engine, responder| {
+                        let write = engine.write(&engine.attach_shared(&to), vec![byte; 32], at);
+                        _ = write.callback(|done, buf| _ = responder.send((done, buf)));
+                    });
+                    let write = timeout(LONG, write.unwrap()).await.expect("a wake-up is lost");
+                    let (written, buf) = write.unwrap();
                     assert_eq!(written.unwrap(), 32);
-                    let read = remote.read(&file, buf, at).submit().unwrap();
-                    let (read, buf) = timeout(LONG, read).await.expect("a wake-up is lost");
+                    let from = file.clone();
+                    let read = remote.ask(move |engine, responder| {
+                        let read = engine.read(&engine.attach_shared(&from), buf, at);
+                        _ = read.callback(|done, buf| _ = responder.send((done, buf)));
+                    });
+                    let read = timeout(LONG, read.unwrap()).await.expect("a wake-up is lost");
+                    let (read, buf) = read.unwrap();
                     assert_eq!((read.unwrap(), buf), (32, vec![byte; 32]));
                 }
                 rounds
@@ -240,8 +250,13 @@ fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
                 (remote.clone(), SharedFile::new(tempfile::tempfile().unwrap()).unwrap());
             let task = tokio::spawn(async move {
                 loop {
-                    match remote.write(&file, vec![1; 64], 0).submit() {
-                        Ok(write) => _ = write.await.0.unwrap(),
+                    let to = file.clone();
+                    let write = remote.ask(move |engine, responder| {
+                        let write = engine.write(&engine.attach_shared(&to), vec![1; 64], 0);
+                        _ = write.callback(|done, _| _ = responder.send(done));
+                    });
+                    match write {
+                        Ok(write) => assert!(matches!(write.await, Ok(Ok(64)))),
                         Err(SubmitError::Full(_)) => tokio::task::yield_now().await,
                         Err(error) => panic!("{error}"),
                     }

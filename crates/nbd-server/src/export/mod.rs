@@ -24,7 +24,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{Backing, Blocks, Image};
+use crate::blocks::{Backing, Blocks, Image, NUMBERED};
 use crate::folder::{Folder, MOST_NAMES, is_read_only_device};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
@@ -35,6 +35,10 @@ use crate::tls::Acceptor;
 /// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
 /// writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long an image of a folder stays open and locked without a client: long enough that a client
+/// that connects again finds its blocks in the cache.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// Most open images of a folder. A guess: each needs some descriptors, and a queue in each worker
 /// that serves it.
@@ -69,6 +73,11 @@ pub(crate) enum ExportError {
         "offset {offset} of image '{path}' is not a multiple of {unit}, which its device needs"
     )]
     Misaligned { path: PathBuf, offset: u64, unit: u32 },
+    #[error(
+        "export '{name}' ends at byte {end} of its image, and the cache can number {NUMBERED}: --cache 0 serves it, or a part \
+         with offset= and size="
+    )]
+    TooLarge { name: String, end: u64 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
     #[error("'{name}' is one image too many: {most} are open")]
@@ -228,6 +237,10 @@ impl ExportTable {
             let size = spec.size.unwrap_or(0);
             return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
         };
+        let end = offset + size; // at most `len`
+        if self.args.cache > 0 && end > NUMBERED {
+            return Err(ExportError::TooLarge { name: name.clone(), end });
+        }
         let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
         let mut min_block = 1;
         if is_device {
@@ -304,11 +317,9 @@ impl ExportTable {
         self.images.grow();
     }
 
-    /// Releases images of the folder that were idle for as long as `--idle` allows.
+    /// Releases images of the folder that were idle for [`IDLE`].
     pub(crate) fn release_idle(&self, now: Instant) {
-        if self.args.idle > 0 {
-            self.images.release_idle(now, Duration::from_secs(self.args.idle));
-        }
+        self.images.release_idle(now, IDLE);
     }
 
     /// Returns an upper bound of the memory for the replies to `input` bytes of options.
