@@ -61,7 +61,7 @@
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
-//! | inspect the queue, or remove messages out of order | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
+//! | remove messages out of order | [`drain_filter`](Queue::drain_filter) |
 //! | end | [`close`](Queue::close), then [`receive`](Queue::receive) until it returns `Closed` |
 //! | observe | [`stats`](Queue::stats) |
 //!
@@ -86,8 +86,8 @@
 //! # Progress
 //!
 //! A send that need not wait takes no lock: it claims a slot of a ring by one compare-exchange and
-//! publishes its message there. Receives, which take the lock, take messages of one priority from the
-//! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a
+//! publishes its message there. Receives, which take the lock, drain the ring into the ordered
+//! store; they take a message that is alone from the ring. Sends take the lock as well while a
 //! thread or task waits, a [`Readiness`] is armed, or memory is missing; and always in queues
 //! with an [`RbTree`] or [`reserve`](Builder::reserve).
 //!
@@ -111,13 +111,13 @@
 //! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
 //! | batches | up to 64 messages at a time | as for a send or receive |
 //! | [`close`](Queue::close) | four waiters at a time | one for each sleeping thread |
-//! | [`len`](Queue::len), [`stats`](Queue::stats), [`peek`](Queue::peek) | constant in the depth | none |
+//! | [`len`](Queue::len), [`stats`](Queue::stats) | constant in the depth | none |
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
 //! These run outside the lock: allocation (but see [Memory](#memory)), freeing, the drop of messages, clones and calls of
 //! wakers. These run
-//! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
-//! and [`drain_filter`](Queue::drain_filter).
+//! under it: comparisons of an [`RbTree`]'s keys, and the function passed to
+//! [`drain_filter`](Queue::drain_filter).
 //!
 //! # Memory
 //!
@@ -164,7 +164,7 @@
 //!   queue. Until the last guard ends, a receive on a closed and empty queue waits, or is refused with
 //!   `Empty`. A thread or task that holds a guard must not wait on the same queue, not even to send:
 //!   the guard's message keeps its place. If a comparison panics in the drop, the message is dropped.
-//! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
+//! - *A panic of user code under the lock* (a comparison, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
 //!   one whose comparison panicked in its own send. That one is dropped before the panic resumes, so
 //!   its destructor does not run in the unwind; a batch keeps it at its front. If a comparison on

@@ -32,6 +32,7 @@ impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
 /// The reference of a future to its queue.
 pub(crate) enum QueueRef<'q, T, L: Levels> {
     Borrowed(&'q Queue<T, L>),
+    #[cfg(feature = "stream")]
     Owned(Receiver<T, L>),
 }
 
@@ -40,6 +41,7 @@ impl<T, L: Levels> QueueRef<'_, T, L> {
     pub(crate) fn get(&self) -> &Queue<T, L> {
         match self {
             Self::Borrowed(queue) => queue,
+            #[cfg(feature = "stream")]
             Self::Owned(receiver) => receiver,
         }
     }

@@ -3,7 +3,7 @@
 //! A thread that drains the ring may have to wait for a sender between its claim and its publication.
 //! It waits without the lock.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
 
@@ -52,10 +52,10 @@ impl<T, L: Levels> Queue<T, L> {
         self.state.lock()
     }
 
-    /// Locks the state, and starts to measure the hold time if the queue measures it.
+    /// Locks the state, without a drain.
     #[inline(always)]
     pub(crate) fn lock_undrained(&self) -> LockedState<'_, T, L> {
-        self.with_hold_timer(self.state.lock())
+        self.with_ring(self.state.lock())
     }
 
     /// Locks the state, and drains the ring: each message whose send has returned is in the store.
@@ -98,8 +98,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Waits a moment for the sender at a hole, and receives a message then. A drain would move the
-    /// messages before the hole, which may stay in the ring, into the store. Returns the guard if no
+    /// Waits a moment for the sender at a hole, and receives a message then. Returns the guard if no
     /// hole is left, or after [`SPINS`] looks.
     #[inline]
     pub(super) fn receive_at_hole<'q>(
@@ -107,7 +106,7 @@ impl<T, L: Levels> Queue<T, L> {
         mut guard: Guard<'q, T, L>,
         preload: &mut Preload<T, L>,
     ) -> Result<Message<T, L::Priority>, Guard<'q, T, L>> {
-        let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
+        let Some(ring) = self.ring.as_ref() else {
             return Err(guard);
         };
         let mut looks = 0;
@@ -143,11 +142,10 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
+    /// Returns the guard with the ring, which its drop leaves as the unlocked queue needs it.
     #[inline(always)]
-    pub(super) fn with_hold_timer<'q>(&'q self, guard: Guard<'q, T, L>) -> LockedState<'q, T, L> {
-        let since = if self.config.time_lock { Some(Instant::now()) } else { None };
-        LockedState { ring: self.ring.as_ref(), config: &self.config, guard, since }
+    pub(super) fn with_ring<'q>(&'q self, guard: Guard<'q, T, L>) -> LockedState<'q, T, L> {
+        LockedState { ring: self.ring.as_ref(), config: &self.config, guard }
     }
 }
 

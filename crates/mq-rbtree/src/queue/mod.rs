@@ -150,8 +150,8 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Sends a message, or returns it: the queue is closed or not idle, room or memory is missing, or a
-    /// queue without a ring measures how long its lock is held. Never waits for another sender.
+    /// Sends a message, or returns it: the queue is closed or not idle, or room or memory is
+    /// missing. Never waits for another sender.
     #[inline(always)]
     pub(crate) fn send_at_once(
         &self,
@@ -164,7 +164,7 @@ impl<T, L: Levels> Queue<T, L> {
                 Err(message) => self.stage_refreshed(ring, message),
             };
         }
-        if self.config.time_lock || self.hint.needs_memory() {
+        if self.hint.needs_memory() {
             return Err(message);
         }
         let mut guard = self.state.lock();
@@ -330,11 +330,9 @@ impl<T, L: Levels> Queue<T, L> {
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut guard = self.lock_yielding(wait);
-        if !self.config.time_lock {
-            let (ring, config) = (self.ring.as_ref(), &self.config);
-            if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
-                return Ok((message.value, message.priority));
-            }
+        let (ring, config) = (self.ring.as_ref(), &self.config);
+        if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
+            return Ok((message.value, message.priority));
         }
         self.receive_locked(guard, *wait)
     }
@@ -353,7 +351,7 @@ impl<T, L: Levels> Queue<T, L> {
             Err(guard) => guard,
         };
         let (received, position) = {
-            let mut state = self.with_hold_timer(guard);
+            let mut state = self.with_ring(guard);
             if !check!("receive: wait for the sender at a hole", state.drain(u64::MAX)) {
                 drop(state);
                 let Some(locked) = self.lock_until(Access::Receive, wait) else {
@@ -377,9 +375,6 @@ impl<T, L: Levels> Queue<T, L> {
     /// sender.
     #[inline(always)]
     pub(crate) fn poll_receive(&self) -> Option<Received<T, L>> {
-        if self.config.time_lock {
-            return None;
-        }
         let mut preload = Preload::new();
         let mut guard = self.state.lock();
         let message = guard.fast_receive(self.ring.as_ref(), &self.config, &mut preload)?;

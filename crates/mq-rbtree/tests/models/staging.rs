@@ -171,10 +171,9 @@ fn inv21_the_highest_staged_message_is_next() {
     });
 }
 
-/// Messages of one priority that stay in the ring are received in their order, also by a receiver that
-/// did not find them, and a higher one behind them is received first.
+/// Messages of one priority are received in their order, and a higher one behind them is received first.
 #[test]
-fn inv21_messages_that_stay_in_the_ring_are_received_in_order() {
+fn inv21_messages_of_one_priority_are_received_in_order() {
     thoroughly(|| {
         let queue = warm(4);
         (1..=2).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
@@ -192,7 +191,7 @@ fn inv21_messages_that_stay_in_the_ring_are_received_in_order() {
 
 /// Two receivers take the messages of one priority from the ring beside a sender: each message once.
 #[test]
-fn inv21_two_receivers_share_the_messages_that_stay_in_the_ring() {
+fn inv21_two_receivers_share_the_messages_of_the_ring() {
     thoroughly(|| {
         let queue = warm(4);
         queue.try_send(Payload::new(1), 0).unwrap();

@@ -82,14 +82,6 @@ impl<L: Keyed> Model<L> {
         self.stored.len()
     }
 
-    pub(crate) fn len_at(&self, key: L::Priority) -> usize {
-        self.stored.get(&key).map_or(0, VecDeque::len)
-    }
-
-    pub(crate) fn highest(&self) -> Option<(L::Priority, u64)> {
-        self.stored.iter().next_back().map(|(key, fifo)| (*key, fifo[0]))
-    }
-
     pub(crate) fn counted(&self) -> (u64, u64, usize) {
         (self.sent, self.received, self.peak)
     }
