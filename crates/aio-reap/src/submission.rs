@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::core::Core;
+use crate::core::{AdmitOnDrop, Core};
 use crate::error::SubmitError;
 use crate::operation::Operation;
 use crate::reply::Reply;
@@ -116,8 +116,8 @@ impl<'e, B: 'static, T: Reply<B>> Future for Submission<'e, B, T> {
 impl<B, T> Drop for Submission<'_, B, T> {
     fn drop(&mut self) {
         if self.ticket.is_some() {
+            let _admit = AdmitOnDrop(self.core); // the futures behind it move forward
             self.leave();
-            self.core.admit(); // the futures behind it moved forward
         }
     }
 }

@@ -418,6 +418,7 @@ impl Core {
             None
         };
         drop(state);
+        let _admit = AdmitOnDrop(self);
         // User code follows, and no borrow is held.
         if let Some((taken, result)) = taken {
             // SAFETY: the state was not used since the payload was taken, and it never moves its
@@ -425,7 +426,6 @@ impl Core {
             unsafe { taken.abandon(result) }
         }
         drop(waker);
-        self.admit();
     }
 }
 
@@ -444,7 +444,21 @@ impl Drop for Rearm<'_> {
     }
 }
 
-/// The same if a panic unwinds. Otherwise a round follows.
+/// On drop, wakes the futures that may take a slot now. If a panic unwinds, it causes a turn, which
+/// does so.
+pub(crate) struct AdmitOnDrop<'c>(pub(crate) &'c Core);
+
+impl Drop for AdmitOnDrop<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.wake_fd.kick();
+        } else {
+            self.0.admit();
+        }
+    }
+}
+
+/// Like [`Rearm`] if a panic unwinds. Otherwise a round follows.
 struct RearmOnPanic<'c>(&'c Core);
 
 impl Drop for RearmOnPanic<'_> {

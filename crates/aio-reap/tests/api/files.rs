@@ -1,17 +1,23 @@
 //! Requests that open, close and name files.
 
 use std::cell::Cell;
+use std::ffi::CString;
 use std::fs;
+use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, SystemTime};
 
 use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
+use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use tempfile::TempPath;
 
@@ -194,6 +200,79 @@ fn inv19_a_panic_closes_opened_files_and_closes_no_descriptor_twice() {
         assert_eq!(target, Path::new("/dev/null"));
         drop(again);
     }
+}
+
+/// A waker that panics.
+struct Panicking;
+
+impl Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        panic!("on purpose");
+    }
+}
+
+/// The outcome of an open is taken, which frees a slot, and the wake-up of the future that waits for it
+/// panics. The future is woken by the next turn in any case.
+#[test]
+fn inv19_a_panic_of_a_wake_up_closes_the_opened_file() {
+    for dropped in [false, true] {
+        let script = Script::new();
+        let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+        let path = temp_path();
+        let open = engine.open(&path, READ).submit().unwrap();
+        let mut waits = [pin!(engine.nop().submit_async()), pin!(engine.nop().submit_async())];
+        let waker = Waker::from(Arc::new(Panicking));
+        let (first, second) = waits.split_at_mut(1);
+        assert!(first[0].as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(second[0].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        script.complete(1);
+        engine.turn();
+        assert!(open.is_done());
+        assert_eq!(descriptors_of(&path), 1);
+        let panicked = catch_unwind(AssertUnwindSafe(|| match dropped {
+            true => drop(open),
+            false => drop(open.wait()),
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(descriptors_of(&path), 0, "the opened file has no owner, dropped: {dropped}");
+        assert!(first[0].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
+}
+
+/// An open that was cancelled may have been performed all the same.
+#[test]
+fn inv19_a_cancelled_open_without_a_receiver_is_closed() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let path = temp_path();
+    for cancel in [Cancel::Works, Cancel::TooLate, Cancel::Refused] {
+        script.cancels(cancel);
+        let open = engine.open(&path, READ).submit().unwrap();
+        assert_eq!(open.cancel(), cancel != Cancel::Refused);
+        drop(open);
+        let late = engine.open(&path, READ).cancel_after(Duration::ZERO).submit().unwrap();
+        engine.turn();
+        script.complete(2);
+        engine.drain().unwrap();
+        assert_eq!(descriptors_of(&path), usize::from(cancel != Cancel::Works), "{cancel:?}");
+        drop(late.wait());
+        assert_eq!(descriptors_of(&path), 0, "{cancel:?}");
+    }
+    // The open of a FIFO waits for its other end, where it is performed by a thread.
+    on_every_backend(|engine| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: `name` ends with a zero byte and outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let open = engine.open(&path, READ).submit().unwrap();
+        open.cancel();
+        drop(open);
+        let write = fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        engine.drain().unwrap();
+        drop(write);
+        assert_eq!(descriptors_of(&path), 0);
+    });
 }
 
 /// Duplicates a descriptor to a number that no other test uses.
