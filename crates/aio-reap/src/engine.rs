@@ -365,24 +365,9 @@ impl Engine {
 
     /// Runs a future on this thread, and turns the engine while the future waits.
     ///
-    /// Other threads may wake the future. Each call allocates once. A request is submitted at once
-    /// when the future makes it. If the future joins many tasks, a [plug](Self::plug) around each
-    /// of its polls makes one batch of their requests:
-    ///
-    /// ```
-    /// use std::future::{Future, poll_fn};
-    /// use std::pin::pin;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let mut tasks = pin!(async { /* usually a `tokio::task::LocalSet` or the like */ });
-    /// engine.block_on(poll_fn(|context| {
-    ///     let _batch = engine.plug();
-    ///     tasks.as_mut().poll(context)
-    /// }))
-    /// # }
-    /// ```
+    /// Other threads may wake the future. Each call allocates once. The requests that the future makes in
+    /// one poll are one batch, as if a [plug](Self::plug) were around the poll, also those of the tasks
+    /// that it joins (of a `tokio::task::LocalSet` or the like).
     ///
     /// # Errors
     ///
@@ -395,7 +380,14 @@ impl Engine {
         let mut future = pin!(future);
         drive::block_on(
             &waker.woken,
-            || future.as_mut().poll(&mut context),
+            || {
+                let batch = self.plug();
+                let polled = future.as_mut().poll(&mut context);
+                if polled.is_pending() {
+                    batch.leave(); // the wait below submits
+                }
+                polled
+            },
             || core.wait(None, Some(&waker)).map(drop),
         )
     }

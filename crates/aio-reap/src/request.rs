@@ -23,8 +23,10 @@ use crate::turn::Scope;
 /// An operation that one of the front ends can submit.
 ///
 /// A request has no effect until [`submit`](Self::submit), [`callback`](Self::callback) or
-/// [`enqueue`](Self::enqueue) takes it. These queue the request. Unless a [`Plug`](crate::Plug)
-/// holds it back or a callback is running, they also submit and reap before they return.
+/// [`enqueue`](Self::enqueue) takes it. These queue the request. They also submit and reap before they
+/// return, unless a [`Plug`](crate::Plug) holds it back, a callback or a call of another thread is
+/// running, or it is made in [`block_on`](crate::Engine::block_on) or while a driver is there
+/// (`Engine::drive`): then one submission follows for all.
 ///
 /// `B` is the buffer, which comes back with the result, and `T` the type of the [result](Reply).
 ///

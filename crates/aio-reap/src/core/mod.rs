@@ -15,6 +15,7 @@ use percpu::sync::{Arc, panicking};
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
 use crate::deadlines::Action;
+use crate::drive::Driver;
 use crate::payload::{Deliver, RawResult};
 use crate::reap::ReapMode;
 use crate::request_id::RequestId;
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
     calls: RefCell<Option<RemoteCalls<Call>>>,
     plugs: Cell<usize>,
+    pub(crate) driver: Driver,
     /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
     /// The number of inner turns and waits among the callers of the current function.
@@ -59,6 +61,7 @@ impl Core {
             reap_mode: Cell::default(),
             calls: RefCell::new(None),
             plugs: Cell::new(0),
+            driver: Driver::default(),
             dispatching: Cell::new(false),
             inner_turns: Cell::new(0),
         }
@@ -77,8 +80,12 @@ impl Core {
         self.plugs.set(self.plugs.get() + 1);
     }
 
-    pub(crate) fn unplug(&self) {
+    pub(crate) fn leave_plug(&self) {
         self.plugs.set(self.plugs.get() - 1);
+    }
+
+    pub(crate) fn unplug(&self) {
+        self.leave_plug();
         if panicking() {
             self.wake_fd.kick();
         } else {
@@ -87,9 +94,15 @@ impl Core {
     }
 
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
-    /// case the call that runs the callback, or the kick that it arms, submits them.
+    /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
+    /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
+            if scope == Scope::All && self.driver.is_driven() {
+                let waker = self.driver.request_turn();
+                let _guard = self.dispatching();
+                return waker.into_iter().for_each(Waker::wake);
+            }
             let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
