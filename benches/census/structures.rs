@@ -16,7 +16,7 @@ use mq_rbtree::Levels;
 use parking_lot::{Mutex, RwLock};
 use percpu::lglock::LgLock;
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
-use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
+use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
 
 use crate::served;
@@ -87,13 +87,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     ),
     Structure::ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
     // percpu-list
-    Structure::ours(
-        "list-intrusive",
-        "IntrusiveList insert + remove",
-        Some("L7.add_remove"),
-        list_intrusive,
-    ),
-    Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
+    Structure::ours("list", "PerCpuList insert + drop", Some("L7.add_remove"), list),
     Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
     // mq-rbtree
     Structure::ours(
@@ -276,24 +270,7 @@ fn radix_insert(_threads: usize) -> Shared {
     })
 }
 
-/// What the intrusive lists link: on lines of its own.
-#[repr(align(128))]
-struct Object(Link);
-
-linked!(Object => 0);
-
-fn list_intrusive(_threads: usize) -> Shared {
-    let list = leak(IntrusiveList::new());
-    Box::new(move |_| {
-        let object = Box::pin(Object(Link::new(list.domain())));
-        Box::new(move || {
-            list.insert(object.as_ref()).expect("memory for a place");
-            assert_eq!(list.remove(black_box(&object)), Ok(true));
-        })
-    })
-}
-
-fn list_owning(_threads: usize) -> Shared {
+fn list(_threads: usize) -> Shared {
     let list = leak(PerCpuList::new());
     Box::new(move |_| {
         Box::new(move || drop(black_box(list.insert(1_u64).expect("memory for an entry"))))

@@ -59,7 +59,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
-use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -174,18 +173,14 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     let export = server.default_export();
     let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
-    let period = args.stats.map(Duration::from_secs);
     let show_page = |server: &Server| {
         let page = format!("{}\n", server.report());
         let _ = LogWriter.write(page.as_bytes()); // in one write, so that no log line splits it
     };
-    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), period };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show) };
     let ended = server.accept_until(wakeups, show_page);
     let code = command.and_then(|command| command.end());
     info!("stopping");
-    if args.stats.is_some() {
-        show_page(&server);
-    }
     server.stop()?; // before `ended`: its error names the cause if a worker failed
     ended?;
     Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
@@ -215,7 +210,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    let wakeups = Wakeups { stop: stop.as_fd(), show: None, period: None };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None };
     server.accept_until(wakeups, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let figures = server.report();

@@ -23,7 +23,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, warn};
 
-use crate::admission::Class;
 use crate::counters::Counters;
 use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
@@ -372,28 +371,10 @@ fn engines(page: &mut Page, report: &ServerReport) {
             engine.max_in_flight,
         );
     }
-    let waiting = &report.waiting;
-    page.one("waiting", "Requests that wait until their worker may start them.", waiting.depth);
-    page.one(
-        "waiting_dropped_total",
-        "Waiting requests that were dropped with their connection.",
-        waiting.dropped,
-    );
+    let about = "Requests that wait until their worker may start them.";
+    page.one("waiting", about, report.waiting);
     let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
     page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
-    let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
-    let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
-    page.metric(
-        ("waited_total", "class"),
-        "Requests that waited until their worker could start them.",
-        counts,
-    );
-    let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
-    page.metric(
-        ("waited_seconds_total", "class"),
-        "Seconds that requests waited until their worker could start them.",
-        times,
-    );
 }
 
 #[cfg(test)]

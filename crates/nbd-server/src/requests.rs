@@ -24,7 +24,7 @@ use nbd_protocol::{Command, NbdError, Request};
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
-use crate::admission::{Admission, WaitStats, may_queue};
+use crate::admission::{Admission, may_queue};
 use crate::blocks::{Image, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
@@ -93,13 +93,12 @@ impl Requests {
 
     /// Returns whether one more request of this image may run or queue.
     pub(crate) fn has_room(&self, WorkerImage { queue, blocking, .. }: &WorkerImage) -> bool {
-        let used = self.admission.running() + self.admission.waiting() + self.blocking.waiting();
+        let used = self.admission.running() + self.waiting();
         may_queue(self.most, used, || queue.running() + queue.waiting() + blocking.waiting())
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let Self { admission, blocking, .. } = self;
-        admission.running() + admission.waiting() + blocking.waiting() == 0 && self.ended.is_empty()
+        self.admission.running() + self.waiting() == 0 && self.ended.is_empty()
     }
 
     /// Returns whether [`complete`](Self::complete) has nothing to return.
@@ -206,11 +205,9 @@ impl Requests {
         }
     }
 
-    /// Returns the waits of both queues. An operation that was in both counts twice.
-    pub(crate) fn waits(&self) -> WaitStats {
-        let mut stats = self.admission.stats();
-        stats.add(&self.blocking.stats());
-        stats
+    /// Returns the number of queued operations.
+    pub(crate) fn waiting(&self) -> usize {
+        self.admission.waiting() + self.blocking.waiting()
     }
 
     /// Counts and logs a failure, and turns it into the error that the client gets.

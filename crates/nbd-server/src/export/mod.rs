@@ -36,6 +36,10 @@ use crate::tls::Acceptor;
 /// writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long an image of a folder stays open and locked without a client: long enough that a client
+/// that connects again finds its blocks in the cache.
+const IDLE: Duration = Duration::from_secs(10);
+
 /// Most open images of a folder. A guess: each needs some descriptors, and a queue in each worker
 /// that serves it.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
@@ -304,11 +308,9 @@ impl ExportTable {
         self.images.grow();
     }
 
-    /// Releases images of the folder that were idle for as long as `--idle` allows.
+    /// Releases images of the folder that were idle for [`IDLE`].
     pub(crate) fn release_idle(&self, now: Instant) {
-        if self.args.idle > 0 {
-            self.images.release_idle(now, Duration::from_secs(self.args.idle));
-        }
+        self.images.release_idle(now, IDLE);
     }
 
     /// Returns an upper bound of the memory for the replies to `input` bytes of options.

@@ -73,8 +73,6 @@ pub(crate) struct Wakeups<'a> {
     pub(crate) stop: BorrowedFd<'a>,
     /// Readable when a signal has asked for the statistics. Non-blocking.
     pub(crate) show: Option<&'a UnixStream>,
-    /// The interval of the statistics.
-    pub(crate) period: Option<Duration>,
 }
 
 /// A running server, with its workers started and its listeners bound.
@@ -174,15 +172,12 @@ impl Server {
     }
 
     /// Accepts connections until `stop` is readable or, with `--exit-with-last`, the last client
-    /// has left. Fails if a worker ends. Calls `show_figures` when a signal asks for it, and at
-    /// each interval.
+    /// has left. Fails if a worker ends. Calls `show_figures` when a signal asks for it.
     pub(crate) fn accept_until(
         &mut self,
-        Wakeups { stop, show, period }: Wakeups<'_>,
+        Wakeups { stop, show }: Wakeups<'_>,
         mut show_figures: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
-        let due = || Instant::now().checked_add(period?); // `None`: never
-        let mut next = due();
         let mut idle_check = self.shared.exports.has_folder().then(Instant::now);
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
@@ -190,8 +185,7 @@ impl Server {
             let fds = fds.chain(all_served).chain(show.map(AsFd::as_fd));
             let mut fds: Vec<_> =
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            let soon = next.into_iter().chain(idle_check).min();
-            let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
+            let left = idle_check.map(|due| due.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
@@ -219,10 +213,6 @@ impl Server {
             if idle_check.is_some_and(|due| now >= due) {
                 self.shared.exports.release_idle(now);
                 idle_check = Some(now + IDLE_CHECK);
-            }
-            if next.is_some_and(|next| Instant::now() >= next) {
-                show_figures(self);
-                next = due();
             }
         }
     }

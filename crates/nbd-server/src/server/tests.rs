@@ -43,8 +43,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             let _stop = Stop(lab); // stops the server even if `clients` panics
             clients(lab)
         });
-        let period = Some(Duration::MAX);
-        let wakeups = Wakeups { stop: stop.as_fd(), show: None, period };
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None };
         server.accept_until(wakeups, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -304,27 +304,11 @@ fn a_connection_during_the_stop_is_refused() {
 }
 
 #[test]
-fn the_page_lists_sessions_and_their_requests() {
+fn the_page_counts_sessions() {
     let mut lab = Lab::new();
     let page = |lab: &Lab| lab.registry.report(&lab.worker.exports).to_string();
-    let mut client = lab.client();
-    for _ in 0..3 {
-        lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
-        lab.complete();
-    }
-    lab.ask(&mut client, 77, CommandFlags::NONE); // refused requests count too
-    let text = page(&lab);
-    let rows: Vec<_> = text.lines().filter(|line| line.contains("pid ")).collect();
-    let (id, pid) = (client.0.to_string(), std::process::id().to_string());
-    let slot = lab.worker.conns[0].listed.slot().get().to_string();
-    let words: Vec<_> = rows[0].split_whitespace().collect();
-    assert_eq!(
-        (rows.len(), &words[..7]),
-        (1, &[&*id, "pid", &*pid, "a.img", "0", &*slot, "4"][..])
-    );
-    assert!(text.contains("'a.img': 1"), "{text}");
-    assert!(!page(&Lab::new()).contains("pid "));
-
+    let client = lab.client();
+    assert!(page(&lab).contains("'a.img': 1"), "{}", page(&lab));
     lab.worker.close(client.0, "a test");
     let text = page(&lab);
     let counts: Vec<Vec<&str>> = text
@@ -332,7 +316,7 @@ fn the_page_lists_sessions_and_their_requests() {
         .skip_while(|line| !line.starts_with("list of sessions"))
         .map(|line| line.split_whitespace().take(2).collect())
         .collect();
-    assert!(!text.contains("pid ") && text.contains("'a.img': 0"), "{text}");
+    assert!(text.contains("'a.img': 0"), "{text}");
     assert_eq!(counts[1..3], [["adds", "removals"], ["1", "1"]], "{text}");
     lab.ends_empty();
 }
