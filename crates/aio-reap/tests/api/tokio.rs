@@ -320,7 +320,7 @@ fn requests_of_tasks_that_are_driven_are_batches() {
 
 /// A request that is made in the last poll, or while a driver ends, is submitted all the same.
 #[test]
-fn inv14_the_end_of_a_driver_submits_what_waits_for_it() {
+fn the_end_of_a_driver_submits_what_waits_for_it() {
     let script = Script::new();
     let engine = Engine::builder().build_scripted(&script).unwrap();
     run(engine.run_until(async { drop(engine.nop().submit().unwrap()) })).unwrap();
