@@ -133,42 +133,6 @@ impl Engine {
         File::shared(file)
     }
 
-    /// Attaches a descriptor that stays with its owner, and is not closed by the engine.
-    ///
-    /// [`attach`](Self::attach)`(fd.try_clone_to_owned()?)` is safe, and costs a second descriptor.
-    ///
-    /// # Safety
-    ///
-    /// The descriptor stays open until every clone of the [`File`] is dropped and every request on
-    /// it has completed, also those whose operation was dropped. Only [`drain`](Self::drain) and
-    /// [`shutdown`](Self::shutdown) that return `Ok` show that the requests have completed. During
-    /// a panic the drop of the engine does not wait while an [`Operation`](crate::Operation)
-    /// exists. An [`IoPath`](crate::IoPath) made from the file contains a clone.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`attach`](Self::attach).
-    ///
-    /// ```
-    /// use std::os::fd::AsFd;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let owner = tempfile::tempfile()?;
-    /// let engine = Engine::new()?;
-    /// // SAFETY: the request is waited for, and `owner` is dropped after `file` and `engine`.
-    /// let file = unsafe { engine.attach_borrowed(owner.as_fd()) }?;
-    /// engine.write(&file, "hello", 0).submit()?.wait().0?;
-    /// drop(file);
-    /// assert_eq!(owner.metadata()?.len(), 5);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub unsafe fn attach_borrowed(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
-        // SAFETY: the contracts are the same.
-        unsafe { File::borrowed(fd) }
-    }
-
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
     /// [`partial`](Request::partial).
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
@@ -176,13 +140,6 @@ impl Engine {
         let op = self.transfer(Kind::Read, file, buf.get(), offset);
         let op = Op { ptr: buf.get_mut().as_mut_ptr(), ..op };
         Request::new(&self.core, Some(file.clone()), op, buf)
-    }
-
-    /// Fills `buf` from byte `offset` on, or fails with
-    /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before. Short for
-    /// [`read`](Self::read)`(..).`[`exact()`](Request::exact).
-    pub fn read_exact<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
-        self.read(file, buf, offset).exact()
     }
 
     /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes,

@@ -52,12 +52,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     }
 }
 
-impl<'e, B: 'static, T> Submission<'e, B, T> {
-    /// Ends the wait and returns the request, or `None` if it was submitted or refused.
-    pub fn into_request(mut self) -> Option<Request<'e, B, T>> {
-        self.request.take()
-    }
-
+impl<B: 'static, T> Submission<'_, B, T> {
     /// Returns whether this future may take a slot now.
     fn is_next(&self) -> bool {
         let state = self.core.state.borrow();

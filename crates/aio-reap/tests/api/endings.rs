@@ -160,7 +160,8 @@ fn inv12_an_interrupted_open_is_cancelled() {
         // SAFETY: `name` ends with a zero byte and outlives the call.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         // With `truncate` the open waits for a reader, on a thread of the kernel.
-        let open = engine.open(&path, OpenOptions::write_only().truncate()).submit().unwrap();
+        let open =
+            engine.open(&path, OpenOptions::write_only().flags(libc::O_TRUNC)).submit().unwrap();
         let open = open.wait_timeout(SHORT).unwrap_err();
         assert!(open.cancel());
         assert_eq!(open.wait().0.unwrap_err().errno(), libc::ECANCELED);
