@@ -182,7 +182,7 @@ impl Sizes {
     }
 
     /// Adds the numbers of another engine.
-    fn merge(&mut self, other: &Sizes) {
+    pub fn merge(&mut self, other: &Sizes) {
         if other.counts.len() > self.counts.len() {
             let mut longer = other.counts.clone();
             for (sum, count) in longer.iter_mut().zip(&self.counts) {
