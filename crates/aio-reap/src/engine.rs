@@ -133,8 +133,7 @@ impl Engine {
         File::shared(file)
     }
 
-    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
-    /// [`partial`](Request::partial).
+    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
         let op = self.transfer(Kind::Read, file, buf.get(), offset);
@@ -156,7 +155,7 @@ impl Engine {
     }
 
     /// Writes the buffers of `list`, first to last, from byte `offset` on. It writes all bytes or
-    /// fails, unless it is partial, like [`write`](Self::write).
+    /// fails, like [`write`](Self::write).
     pub fn write_vectored<B: IoBuf>(
         &self,
         file: &File,
@@ -186,8 +185,7 @@ impl Engine {
         Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
-    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails, unless it is
-    /// [`partial`](Request::partial).
+    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
     ///
     /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
     /// many bytes were written before it. Any part of the other bytes may have been written.
