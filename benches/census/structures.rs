@@ -15,7 +15,7 @@ use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use mq_rbtree::Levels;
 use parking_lot::{Mutex, RwLock};
 use percpu::lglock::LgLock;
-use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
+use percpu::{PerCpuCounter, PercpuRef, rcu};
 use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
 
@@ -63,9 +63,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
     Structure::peer("arc", "Arc clone + drop", arc),
     Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
-    Structure::ours("pin-send", "rcu::pin_send + unpin", None, pin_send),
     Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
-    Structure::ours("gate", "ReadWriteGate read + release", None, gate),
     Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
     Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
     Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
@@ -136,7 +134,7 @@ fn counter(_threads: usize) -> Shared {
 }
 
 fn reference(_threads: usize) -> Shared {
-    let refs = leak(PercpuRef::new(|| {}).expect("memory for a reference"));
+    let refs = leak(PercpuRef::new(|| {}));
     Box::new(move |_| {
         Box::new(move || {
             black_box(&refs.try_get());
@@ -148,23 +146,6 @@ fn pin(_threads: usize) -> Shared {
     Box::new(move |_| {
         Box::new(move || {
             black_box(&rcu::pin());
-        })
-    })
-}
-
-fn pin_send(_threads: usize) -> Shared {
-    Box::new(move |_| {
-        Box::new(move || {
-            black_box(&rcu::pin_send());
-        })
-    })
-}
-
-fn gate(_threads: usize) -> Shared {
-    let gate = leak(ReadWriteGate::new(0_u64).expect("memory for a gate"));
-    Box::new(move |_| {
-        Box::new(move || {
-            black_box(&*gate.read().expect(FREE));
         })
     })
 }

@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lines that were dropped since the server started.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
+/// Panics since the server started, also those that a crate turned into an error of a request.
+static PANICS: AtomicU64 = AtomicU64::new(0);
 
 enum Entry {
     Text(Vec<u8>),
@@ -89,6 +91,11 @@ pub(crate) fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
+/// Returns the number of panics since the server started.
+pub(crate) fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
 /// Waits until the log is written, or for a second if standard error takes nothing.
 pub(crate) fn flush() {
     let Some(queue) = queue() else { return };
@@ -133,10 +140,11 @@ fn write(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Has panics reported by the log, because the standard hook blocks while standard error takes
-/// nothing.
+/// Has panics counted, and reported by the log, because the standard hook blocks while standard
+/// error takes nothing.
 pub(crate) fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
         let _ = LogWriter.write(describe(info).as_bytes()); // never fails
     }));
 }

@@ -267,6 +267,11 @@ fn text(report: &ServerReport) -> String {
     page.one("log_dropped_total", dropped, diagnostics::dropped());
     let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
+    let panics = "Panics of the server's code. Each is in the log.";
+    page.one("panics_total", panics, diagnostics::panics());
+    let failed = report.failed.iter().map(|name| (&**name, 1));
+    let help = "1 for an image that takes no changes any more, because its code panicked.";
+    page.metric(("image_failed", "export"), help, failed);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);

@@ -47,6 +47,7 @@ impl Reporter {
             engine: None,
             waiting: 0,
             cache: exports.blocks.stats(),
+            failed: exports.blocks.failed(),
             registry: registry.report(exports),
             rcu: rcu::stats(),
         };
@@ -78,6 +79,8 @@ pub(crate) struct ServerReport {
     /// Requests that wait until their worker may start them.
     pub(crate) waiting: usize,
     pub(crate) cache: Option<CacheStats>,
+    /// The names of the images that have failed.
+    pub(crate) failed: Vec<String>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
 }
@@ -126,6 +129,7 @@ impl fmt::Display for ServerReport {
         let begun: usize = self.begun.values().sum();
         write!(f, "in flight  {begun} requests; {closed} ended after their connections")?;
         self.begun.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))?;
+        self.failed.iter().try_for_each(|name| write!(f, "; '{name}' HAS FAILED: a panic"))?;
         writeln!(f, "\n  connections  {}", self.connections)?;
         writeln!(f, "waiting    {} requests", self.waiting)?;
         writeln!(f, "rcu        {}", self.rcu)?;

@@ -42,6 +42,11 @@ pub(crate) struct Limits {
     pub(crate) most: usize,
 }
 
+/// Returns whether a command changes the image, or makes changes durable.
+fn changes(command: Command) -> bool {
+    !matches!(command, Command::Read { .. } | Command::BlockStatus { .. } | Command::Cache)
+}
+
 /// Most blocking operations that run or wait among the others. A guess: as many as an image has
 /// threads in the cache. With a small depth it is half of the depth, but at least 4.
 const MAX_BLOCKING: usize = 16;
@@ -169,6 +174,9 @@ impl Requests {
         if len == 0 && command != Command::Flush {
             return Some(Ok(())); // nothing to do, and fallocate refuses an empty range
         }
+        if image.has_failed() && changes(command) {
+            return Some(Err(io::Error::from_raw_os_error(libc::EIO)));
+        }
         match (command, buf) {
             (Command::Read { .. }, Some(buf)) => {
                 let hit = image.try_read(offset, buf);
@@ -243,12 +251,17 @@ impl Requests {
         };
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
-            let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+            let image = &operation.target.image.image;
+            let (mut result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+                image.fail();
                 // The panic dropped the buffer, or the engine still has it. Return another one of
                 // its size, to credit the account.
                 let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
                 (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
             });
+            if result.is_ok() && image.has_failed() && changes(command) {
+                result = Err(io::Error::from_raw_os_error(libc::EIO)); // it failed meanwhile
+            }
             Ended { operation, result, buf }
         })?;
         self.release_place(&ended.operation);

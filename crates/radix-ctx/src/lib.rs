@@ -33,7 +33,7 @@
 //! | objects have numbers already: blocks of a file, pages, slots, ids of another system | [`XArray`] of [`Owned<T>`](rcu::Owned) |
 //! | small numbers or references to static objects by number | [`XArray`] of [`Value`](xarray::Value) or `&'static T` |
 //! | find the numbers with a property: dirty, in use, in writeback | [`XArray`] with [`Mark`](xarray::Mark)s |
-//! | keep an object across `.await`, or pass it to another thread | [`CtxRef`], from [`CtxTable::get_ref`]; for a short `.await`, a guard of [`rcu::pin_send`] |
+//! | keep an object across `.await`, or pass it to another thread | [`CtxRef`], from [`CtxTable::get_ref`] |
 //! | know when the last user of a removed object has left | [`Removal`], from [`CtxTable::remove`] |
 //! | fill a place later, when the object is ready | [`Reservation`], [`xarray::Reservation`] |
 //! | replace one object that all threads read | [`rcu::Atomic`], without an index |

@@ -22,6 +22,9 @@
 //! last successful sync. Other blocks may be lost, and their reads fail with EIO. A block that
 //! cannot be written back stays dirty and readable, and is written again later.
 //!
+//! A panic marks the image as failed: its changes and FLUSHes fail with EIO, and the server ends with
+//! an exit code that says so.
+//!
 //! With `--cache 0` the engine reads and writes the image, so the cache does not know which blocks
 //! were written. After a failed sync, READs and WRITEs continue, and READs may return bytes that a
 //! crash would lose. FLUSH, FUA, TRIM and ZEROES fail with EIO.
@@ -34,13 +37,14 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
 };
+use percpu::sync::Mutex;
 use tracing::error;
 
 use crate::admission::SMALL;
@@ -50,6 +54,9 @@ use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
+/// The bytes of an image that the cache can number. Without a cache, and for a part of a longer file,
+/// they do not limit the file.
+pub(crate) const NUMBERED: u64 = 1 << 57;
 /// A request may fill at most one of this many parts of the cache, so that one client does not
 /// evict all blocks of others. A guess.
 const SHARE: u64 = 8;
@@ -67,13 +74,17 @@ pub(crate) struct Blocks {
     cache: Cache,
     /// See [`Image::longest`].
     longest: u64,
+    /// The names of the images that have failed, also of images that were let go since.
+    failed: Arc<Mutex<Vec<String>>>,
 }
 
 /// The bytes of an image.
 pub(crate) struct Backing {
-    /// The device below the cache.
+    /// The device below the cache, with at most [`NUMBERED`] bytes.
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
+    /// Bytes of the image.
+    pub(crate) len: u64,
 }
 
 /// What reads and writes an image when the cache is bypassed.
@@ -106,8 +117,8 @@ impl Backing {
         let device = EngineDevice::new(file.try_clone()?)?;
         // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
-        let device = Arc::new(device.up_to(len));
-        Ok(Self { device, source: Source::File(file.try_clone()?) })
+        let device = Arc::new(device.up_to(len.min(NUMBERED)));
+        Ok(Self { device, source: Source::File(file.try_clone()?), len })
     }
 }
 
@@ -115,6 +126,8 @@ impl Backing {
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) device: Device,
+    /// The device below the cache, for blocks that the cache cannot number.
+    pub(crate) uncached: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
@@ -129,6 +142,11 @@ pub(crate) struct Image {
     longest: u64,
     /// The end of the last READ that missed the cache.
     next: AtomicU64,
+    /// A request or a call of the image panicked. Ordering: Relaxed, all; a result that is told
+    /// after it was set fails, and the task that tells it has learned of the panic's end.
+    has_failed: AtomicBool,
+    /// See [`Blocks::failed`].
+    failed: Arc<Mutex<Vec<String>>>,
     /// A bug that a test has planted.
     #[cfg(test)]
     planted: std::sync::OnceLock<&'static str>,
@@ -143,28 +161,37 @@ impl Blocks {
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
-        Ok(Self { cache, longest })
+        Ok(Self { cache, longest, failed: Arc::default() })
     }
 
     /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
-        let Backing { device, source } = backing;
-        let (len, alignment) = (device.len(), device.alignment());
+        let Backing { device, source, len } = backing;
+        let alignment = device.alignment();
+        let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         Ok(Arc::new(Image {
             name,
-            device: self.cache.attach_with(device, options)?,
+            device: self.cache.attach_with(Arc::clone(&device), options)?,
+            uncached: device,
             source,
             alignment,
             len: AtomicU64::new(len),
             longest: self.longest,
+            has_failed: AtomicBool::new(false),
+            failed: Arc::clone(&self.failed),
             flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         }))
+    }
+
+    /// Returns the names of the images that have failed.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        self.failed.lock().clone()
     }
 
     /// Returns the cache's statistics, if it keeps blocks.
@@ -229,12 +256,13 @@ impl Image {
         }
     }
 
-    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks.
-    /// Returns false for an image that cannot grow, because it has no file or does not end with a
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks. With
+    /// a cache it has at most [`NUMBERED`] bytes. Returns false for an image that cannot grow, because it has no file or does not end with a
     /// whole block.
     pub(crate) fn grow(&self, len: u64) -> bool {
         let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
+            let len = if self.is_bypassed() { len } else { len.min(NUMBERED) };
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
         may
@@ -369,8 +397,17 @@ impl Image {
         Ok(Fill { buf, range, loads })
     }
 
+    /// Returns whether the cache can number the blocks of the range. Only the blocks of an image that is
+    /// bypassed are past that.
+    pub(crate) fn is_numbered(&self, blocks: &Range<u64>) -> bool {
+        blocks.end <= NUMBERED / BLOCK as u64
+    }
+
     /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
     pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
+        if self.is_bypassed() {
+            return Ok(()); // none is dirty
+        }
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
     }
@@ -380,8 +417,28 @@ impl Image {
         self.sync_within(Duration::MAX)
     }
 
+    /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
+    /// what the panic interrupted is not known; the log, the metrics and the exit code tell of it.
+    pub(crate) fn fail(&self) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            error!(
+                export = self.name,
+                "a panic: the image has failed, nothing changes it any more"
+            );
+            self.failed.lock().push(self.name.clone());
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
     /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
     pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+        let _fails = FailsOnPanic(self);
+        if self.has_failed() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let since = Instant::now();
         loop {
             match ignore_earlier(self.device.sync()) {
@@ -404,6 +461,17 @@ impl Image {
         {
             let _ = bug;
             false
+        }
+    }
+}
+
+/// Marks an image as failed if it is dropped by a panic.
+pub(crate) struct FailsOnPanic<'a>(pub(crate) &'a Image);
+
+impl Drop for FailsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
         }
     }
 }

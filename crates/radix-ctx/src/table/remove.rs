@@ -24,7 +24,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// One of several threads that remove the same context succeeds. Readers that found the context before
     /// can go on using it. It is dropped when no reader and no reference is left, by a later removal or
-    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU (see [`crate::rcu::Bounds`]). The
+    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU (see [`crate::rcu::poll`]). The
     /// [`Removal`] can wait for the drop; dropping the `Removal` waits for nothing.
     ///
     /// Lock-free, and does not allocate, except that about one call in a thousand, and the first call after a

@@ -17,8 +17,7 @@
 //! Four calls advance reclaim: a removal whose CPU's list is full, an insert that needs a new slab,
 //! [`poll`](super::CtxTable::poll) and [`flush`](super::CtxTable::flush). The *reclaim callback*
 //! does too. It is an object of RCU in the core. The callback is queued while a list has a slot, so
-//! the bounds that RCU keeps for its own objects ([`crate::rcu::Bounds`]) hold for the table's
-//! slots too.
+//! a poll or a barrier of RCU reaches the table's slots too.
 //!
 //! # Invariants
 //!
