@@ -110,7 +110,7 @@ impl Lab {
         remount(&mut exports, &disk, engines_write, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
-        let registry = Arc::new(Registry::new().unwrap());
+        let registry = Arc::new(Registry::new());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);
         let engine = engine.build_scripted(&script).unwrap();

@@ -224,7 +224,7 @@ fn crash(seed: u64) {
     let exports = Arc::new(exports);
 
     let connections = Arc::new(CtxTable::builder().max_contexts(8).build().unwrap());
-    let registry = Arc::new(Registry::new().unwrap());
+    let registry = Arc::new(Registry::new());
     let (workers, receivers): (Vec<_>, Vec<_>) =
         (0..WORKERS).map(|_| Inbox::new(Instant::now()).unwrap()).unzip();
     let shared = Shared { exports, connections, registry };
