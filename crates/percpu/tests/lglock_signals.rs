@@ -226,21 +226,8 @@ fn inv22_an_unlock_in_a_handler_wakes_who_waits() {
 /// and yields four times.
 const UNTIL_ASLEEP: Duration = Duration::from_micros(30);
 
-/// Adds to this CPU's slot or to all slots, and holds the slot for a while so that other threads
-/// wait.
+/// Adds to this CPU's slot, and holds it for a while so that other threads wait.
 fn storm_act(stage: &Stage, tally: &Tally) {
-    if tally.signals.get().is_multiple_of(8) {
-        match stage.lock.try_global() {
-            Ok(mut all) => {
-                for (_, value) in all.iter_mut() {
-                    add(value);
-                    bump(&tally.added);
-                }
-            }
-            Err(error) => tally.refused(error),
-        }
-        return;
-    }
     match stage.lock.try_local() {
         Ok(mut guard) => {
             let wanted = || stage.wanted[guard.cpu().index()].load(Relaxed) != 0;

@@ -7,10 +7,10 @@ use crossbeam_utils::CachePadded;
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
 use crate::sync::atomic::Ordering;
-use crate::sync::{SpinLimit, check, cpu, order, spin, thread_id};
+use crate::sync::{SpinLimit, cpu, order, spin, thread_id};
 
 use super::error::LockError;
-use super::guard::{GlobalGuard, LocalGuard, PairGuard};
+use super::guard::{GlobalGuard, LocalGuard};
 use super::slot::{HELD, RawGuard, Slot};
 
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
@@ -151,65 +151,21 @@ impl<T> LgLock<T> {
         self.lock(self.slot(cpu)?, Mode::Try)
     }
 
-    /// Locks the slots of two CPUs, in ascending order whatever the order of the arguments. Blocks
-    /// while another thread holds one of them.
-    ///
-    /// ```
-    /// use offlock_percpu::{CpuId, lglock::{LgLock, LockError}};
-    ///
-    /// let lists = LgLock::new(|_cpu| vec![1]);
-    /// let (from, to) = (CpuId::new(1), CpuId::new(0));
-    /// match lists.pair(from, to) {
-    ///     Ok(mut both) => {
-    ///         let (from, to) = both.get_mut();
-    ///         to.append(from);
-    ///     }
-    ///     Err(error) => assert_eq!(error, LockError::NoSuchCpu(from)), // a single CPU
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`local_on`](Self::local_on), and [`LockError::SameSlot`].
-    pub fn pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
-        self.lock_pair(a, b, Mode::Wait)
-    }
-
-    /// Locks the slots of two CPUs, if both are free. Never blocks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`pair`](Self::pair), and [`LockError::WouldBlock`] where that waits.
-    pub fn try_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
-        self.lock_pair(a, b, Mode::Try)
-    }
-
-    fn lock_pair(&self, a: CpuId, b: CpuId, mode: Mode) -> Result<PairGuard<'_, T>, LockError> {
-        let (a, b) = self.distinct_slots(a, b)?;
-        let ascending = check!("pair: lock the lower slot first", a.cpu < b.cpu);
-        let (low, high) = if ascending { (a, b) } else { (b, a) };
-        let low = self.lock(low, mode)?;
-        let high = self.lock(high, mode)?;
-        // SAFETY: `lock` acquired both, and `distinct_slots` checked that they differ.
-        Ok(unsafe { PairGuard::new((a, b), (low.into_raw(), high.into_raw())) })
-    }
-
     /// Locks every slot, in ascending order. Blocks while another thread holds one of them.
     ///
     /// # Errors
     ///
     /// The errors of [`local`](Self::local).
     pub fn global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
-        self.lock_all(Mode::Wait)
-    }
-
-    /// Locks every slot, if all are free. Never blocks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`global`](Self::global), and [`LockError::WouldBlock`] where that waits.
-    pub fn try_global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
-        self.lock_all(Mode::Try)
+        // SAFETY: the guard has no slots.
+        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
+        for (index, slot) in self.slots.iter().enumerate() {
+            self.acquire(slot, Mode::Wait)?; // on an error, `guard` releases the slots before this one
+            std::mem::forget(guard);
+            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
+            guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
+        }
+        Ok(guard)
     }
 
     /// Returns the value of `cpu`, or `None` if it has no slot. Locks nothing: `&mut self` proves
@@ -222,12 +178,6 @@ impl<T> LgLock<T> {
     #[inline(always)]
     fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
         self.slots.get(cpu.index()).map(|slot| &**slot).ok_or(LockError::NoSuchCpu(cpu))
-    }
-
-    /// Returns the slots of two CPUs, which must differ.
-    fn distinct_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
-        let slots = (self.slot(a)?, self.slot(b)?);
-        if a == b { Err(LockError::SameSlot(a)) } else { Ok(slots) }
     }
 
     #[inline(always)]
@@ -247,18 +197,6 @@ impl<T> LgLock<T> {
         // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
         // value.
         unsafe { LocalGuard::new(slot, raw) }
-    }
-
-    fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
-        // SAFETY: the guard has no slots.
-        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
-        for (index, slot) in self.slots.iter().enumerate() {
-            self.acquire(slot, mode)?; // on an error, `guard` releases the slots before this one
-            std::mem::forget(guard);
-            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
-            guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
-        }
-        Ok(guard)
     }
 
     /// Acquires the slot's word once it is 0.

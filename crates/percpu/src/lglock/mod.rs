@@ -1,5 +1,5 @@
 //! Local-global locks: one value per CPU, each under its own lock; a thread can lock the value of
-//! its CPU cheaply, and also that of another CPU, of two CPUs or of all.
+//! its CPU cheaply, and also that of another CPU or of all.
 //!
 //! ```text
 //!  LgLock  slots -> | cpu 0: word, owner, waiters, value | cpu 1: word, owner, ... | ...
@@ -50,5 +50,5 @@ mod lock;
 mod slot;
 
 pub use self::error::LockError;
-pub use self::guard::{GlobalGuard, LocalGuard, PairGuard};
+pub use self::guard::{GlobalGuard, LocalGuard};
 pub use self::lock::LgLock;
