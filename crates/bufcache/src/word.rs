@@ -200,7 +200,7 @@ impl Entry {
     /// Returns the word if the entry is that of `key`.
     #[inline(always)]
     pub(crate) fn look(&self, key: Key) -> Option<Word> {
-        // Ordering: SeqCst pairs with the SeqCst fence in `Order::barrier`, by which an evictor or
+        // Ordering: SeqCst pairs with the SeqCst fence in `hazard::barrier`, by which an evictor or
         // a writer follows its mark: this load finds the mark, or the scan finds this thread's
         // slot. As an Acquire it pairs with the Release in `publish` and carries the frame's bytes.
         // It comes before the load of the key, which differs if the entry is another block's by

@@ -189,6 +189,9 @@ fn grow(image: &Image) {
         Ok(len) if len < before + BLOCK as u64 => {}
         Ok(len) if image.grow(len) => {
             info!(export = name, from = before, to = image.len(), "the image has grown");
+            if len >= image.len() + BLOCK as u64 {
+                warn!(export = name, len, "the cache can number 2^57 bytes; --cache 0 serves more");
+            }
         }
         Ok(_) => {
             warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")

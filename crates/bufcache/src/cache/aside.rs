@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use percpu::sync::Arc;
 
+use super::Shared;
 use super::load::Load;
-use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::frames::Place;
 use crate::source::Source;
@@ -43,7 +43,7 @@ impl Shared {
             self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);
         };
-        self.admit(frame, key, Reuse::Likely);
+        self.admit(frame, key);
         self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);

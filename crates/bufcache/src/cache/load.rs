@@ -24,7 +24,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::{Arc, check, panicking, step, thread_id};
 
-use super::{Reuse, Shared};
+use super::Shared;
 use crate::contain::contain;
 use crate::error::Failure;
 use crate::frames::Frame;
@@ -230,19 +230,12 @@ impl Shared {
     }
 
     /// Begins the load of an entry that was just inserted. It may have ended when this returns.
-    pub(super) fn begin(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        frame: Frame,
-        reuse: Reuse,
-        blocks: bool,
-    ) {
+    pub(super) fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) {
         let Some(load) = Load::new(source, key, frame, blocks) else {
             self.fail(source, key, frame, Failure::Closed, 0);
             return;
         };
-        self.admit(frame, key, reuse);
+        self.admit(frame, key);
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);

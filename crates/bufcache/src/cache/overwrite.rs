@@ -262,7 +262,7 @@ impl Shared {
         let home = self.table.lock(key);
         let entry = self.entry(frame);
         // As in `try_invalidate`: the slot keeps the frame until it is on the list of the dead.
-        let slot = hazard::protect(entry, self.order).expect("a slot is reserved");
+        let slot = hazard::protect(entry).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);

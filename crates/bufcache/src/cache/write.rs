@@ -27,7 +27,7 @@ use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
-use super::{Protected, Reuse, Shared};
+use super::{Protected, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
@@ -49,7 +49,6 @@ pub(crate) enum Fill {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) class: u8,
-    pub(crate) reuse: Reuse,
     /// The contents of a block that was not cached.
     pub(crate) fill: Fill,
     pub(crate) wait: Wait,
@@ -108,7 +107,7 @@ impl Shared {
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Block };
+        let want = Want { class, fill, wait: Wait::Block };
         let (mut rounds, mut since) = (0, None);
         loop {
             match self.lock_once(source, key, want, &mut since)? {
@@ -131,7 +130,7 @@ impl Shared {
     ) -> Result<Option<Protected>, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Load };
+        let want = Want { class, fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
             if let Ok(buffer) = self.lock_once(source, key, want, since)? {
@@ -157,7 +156,7 @@ impl Shared {
         want: Want,
         since: &mut Option<Instant>,
     ) -> Result<Result<Protected, Obstacle>, GetError> {
-        let buffer = match self.hit(key, want.class, want.reuse) {
+        let buffer = match self.hit(key, want.class) {
             Some(buffer) => buffer,
             None => match self.miss_with(source, key, want) {
                 Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
@@ -197,7 +196,7 @@ impl Shared {
         if !self.may_dirty(source, key) {
             return Err(GetError::WouldBlock);
         }
-        let Some(buffer) = self.hit(key, class, Reuse::Likely) else {
+        let Some(buffer) = self.hit(key, class) else {
             return Err(GetError::WouldBlock);
         };
         match self.mark_write(source, &buffer) {
@@ -233,10 +232,10 @@ impl Shared {
             return Err(Obstacle::Passing);
         }
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
-        // Ordering: against the slots of readers, see `Order::barrier`; and against the SeqCst
+        // Ordering: against the slots of readers, see `hazard::barrier`; and against the SeqCst
         // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
         // `WRITE`.
-        step!("write: the mark is set before the scan", self.order.barrier());
+        step!("write: the mark is set before the scan", hazard::barrier());
         if source.writes.refuses_writers() {
             self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
             return Err(Obstacle::Closing);

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::std_lock::Mutex;
-use percpu::sync::{check, order, step};
+use percpu::sync::{check, step};
 
 use crate::wait::{Bell, Mode, WaitSet, Waiting, wake_all};
 
@@ -113,8 +113,8 @@ impl Exclusion {
         let next = state.add_next(&self.count, range);
         // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
         // range. A thread that finds the range excluded still looks again under this lock.
-        let release = order!(Release, "exclusion: the unsynced sectors are noted");
-        self.count.store(state.ranges.len(), release);
+        // No model needs the pair, because a full fence of the load's slot comes between.
+        self.count.store(state.ranges.len(), Ordering::Release);
         drop(state);
         step!("exclusion: wake the next", wake_all(next));
         if range.start < range.end {
@@ -128,8 +128,8 @@ impl Exclusion {
     pub(crate) fn has(&self, sector: u64) -> bool {
         // Ordering: Acquire pairs with the Release in `leave`; it carries the unsynced sectors that
         // were noted for the range. The locks of the homes carry the range itself.
-        let acquire = order!(Acquire, "insert: the unsynced sectors are noted");
-        let has = self.count.load(acquire) > 0 && self.state.lock().overlaps(&(sector..sector + 1));
+        let has = self.count.load(Ordering::Acquire) > 0
+            && self.state.lock().overlaps(&(sector..sector + 1));
         !check!("insert: the sector is not excluded", !has)
     }
 

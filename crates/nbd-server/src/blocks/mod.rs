@@ -38,7 +38,7 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
@@ -49,11 +49,13 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::calls::Calls;
-use crate::flushes::Flushes;
 use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
+/// The bytes of an image that the cache can number. Without a cache, and for a part of a longer file,
+/// they do not limit the file.
+pub(crate) const NUMBERED: u64 = 1 << 57;
 /// A request may fill at most one of this many parts of the cache, so that one client does not
 /// evict all blocks of others. A guess.
 const SHARE: u64 = 8;
@@ -77,9 +79,11 @@ pub(crate) struct Blocks {
 
 /// The bytes of an image.
 pub(crate) struct Backing {
-    /// The device below the cache.
+    /// The device below the cache, with at most [`NUMBERED`] bytes.
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
+    /// Bytes of the image.
+    pub(crate) len: u64,
 }
 
 /// What reads and writes an image when the cache is bypassed.
@@ -112,8 +116,8 @@ impl Backing {
         let device = EngineDevice::new(file.try_clone()?)?;
         // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
-        let device = Arc::new(device.up_to(len));
-        Ok(Self { device, source: Source::File(file.try_clone()?) })
+        let device = Arc::new(device.up_to(len.min(NUMBERED)));
+        Ok(Self { device, source: Source::File(file.try_clone()?), len })
     }
 }
 
@@ -121,10 +125,11 @@ impl Backing {
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) device: Device,
+    /// The device below the cache, for blocks that the cache cannot number.
+    pub(crate) uncached: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
-    pub(crate) flushes: Flushes,
     pub(crate) calls: Calls,
     /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
     /// the new length from its session, which its worker made after a load of this word.
@@ -140,9 +145,6 @@ pub(crate) struct Image {
     has_failed: AtomicBool,
     /// See [`Blocks::failed`].
     failed: Arc<Mutex<Vec<String>>>,
-    /// A bug that a test has planted.
-    #[cfg(test)]
-    planted: std::sync::OnceLock<&'static str>,
 }
 
 impl Blocks {
@@ -159,24 +161,23 @@ impl Blocks {
 
     /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
-        let Backing { device, source } = backing;
-        let (len, alignment) = (device.len(), device.alignment());
+        let Backing { device, source, len } = backing;
+        let alignment = device.alignment();
+        let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         Ok(Arc::new(Image {
             name,
-            device: self.cache.attach_with(device, options)?,
+            device: self.cache.attach_with(Arc::clone(&device), options)?,
+            uncached: device,
             source,
             alignment,
             len: AtomicU64::new(len),
             longest: self.longest,
             has_failed: AtomicBool::new(false),
             failed: Arc::clone(&self.failed),
-            flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
-            #[cfg(test)]
-            planted: std::sync::OnceLock::new(),
         }))
     }
 
@@ -247,12 +248,13 @@ impl Image {
         }
     }
 
-    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks.
-    /// Returns false for an image that cannot grow, because it has no file or does not end with a
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks. With
+    /// a cache it has at most [`NUMBERED`] bytes. Returns false for an image that cannot grow, because it has no file or does not end with a
     /// whole block.
     pub(crate) fn grow(&self, len: u64) -> bool {
         let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
+            let len = if self.is_bypassed() { len } else { len.min(NUMBERED) };
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
         may
@@ -387,15 +389,19 @@ impl Image {
         Ok(Fill { buf, range, loads })
     }
 
-    /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
-    pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
-        let blocks = covering(bytes.start, bytes.end);
-        self.device.flush_range(blocks).map_err(of_write)
+    /// Returns whether the cache can number the blocks of the range. Only the blocks of an image that is
+    /// bypassed are past that.
+    pub(crate) fn is_numbered(&self, blocks: &Range<u64>) -> bool {
+        blocks.end <= NUMBERED / BLOCK as u64
     }
 
-    /// Makes everything written before durable. Blocks.
-    pub(crate) fn sync_now(&self) -> io::Result<()> {
-        self.sync_within(Duration::MAX)
+    /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
+    pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
+        if self.is_bypassed() {
+            return Ok(()); // none is dirty
+        }
+        let blocks = covering(bytes.start, bytes.end);
+        self.device.flush_range(blocks).map_err(of_write)
     }
 
     /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
@@ -414,34 +420,17 @@ impl Image {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
-    pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+    /// Makes everything written before durable. Blocks.
+    pub(crate) fn sync_now(&self) -> io::Result<()> {
         let _fails = FailsOnPanic(self);
         if self.has_failed() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        let since = Instant::now();
         loop {
             match ignore_earlier(self.device.sync()) {
-                Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
+                Err(WriteError::Busy { .. }) => {}
                 result => return result.map_err(of_write),
             }
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn plant(&self, bug: &'static str) {
-        self.planted.set(bug).expect("one at a time");
-    }
-
-    /// Returns whether a test has planted this bug.
-    pub(crate) fn has_bug(&self, bug: &str) -> bool {
-        #[cfg(test)]
-        return self.planted.get() == Some(&bug);
-        #[cfg(not(test))]
-        {
-            let _ = bug;
-            false
         }
     }
 }

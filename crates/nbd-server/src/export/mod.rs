@@ -24,7 +24,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{Backing, Blocks, Image};
+use crate::blocks::{Backing, Blocks, Image, NUMBERED};
 use crate::folder::{Folder, MOST_NAMES, is_read_only_device};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
@@ -73,6 +73,11 @@ pub(crate) enum ExportError {
         "offset {offset} of image '{path}' is not a multiple of {unit}, which its device needs"
     )]
     Misaligned { path: PathBuf, offset: u64, unit: u32 },
+    #[error(
+        "export '{name}' ends at byte {end} of its image, and the cache can number {NUMBERED}: --cache 0 serves it, or a part \
+         with offset= and size="
+    )]
+    TooLarge { name: String, end: u64 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
     #[error("'{name}' is one image too many: {most} are open")]
@@ -232,6 +237,10 @@ impl ExportTable {
             let size = spec.size.unwrap_or(0);
             return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
         };
+        let end = offset + size; // at most `len`
+        if self.args.cache > 0 && end > NUMBERED {
+            return Err(ExportError::TooLarge { name: name.clone(), end });
+        }
         let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
         let mut min_block = 1;
         if is_device {

@@ -12,8 +12,8 @@ use libtest_mimic::Trial;
 use crate::client::{Client, MIB, cmd};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, Tracked, check, fail, trial, wait_until};
-use crate::need::Need;
-use crate::server::Launch;
+use crate::need::{self, Need};
+use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -26,6 +26,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("log/full_standard_output", &[], full_output),
         trial("log/unwritable_standard_output", &[], unwritable_output),
         trial("limits/clients_one_after_another", &[], one_after_another),
+        trial("large/growth_past_the_limit", &[], growth_past_the_limit),
+        trial("large/without_a_cache", &[], large_without_cache),
+        trial("large/a_part", &[], part_of_large),
     ]
 }
 
@@ -271,5 +274,91 @@ fn one_after_another(lab: &Lab) -> Res {
         check!(wait_until(Duration::from_secs(5), || server.client().ok()).is_some(), "no room");
         server.stop()?;
     }
+    Ok(())
+}
+
+/// The bytes that blocks of a cache can number.
+const CACHE_LIMIT: u64 = 1 << 57;
+
+/// A sparse file of any length, in a file system that has such files.
+fn huge(len: u64) -> Res<(tempfile::TempDir, PathBuf)> {
+    let dir = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
+    let path = dir.path().join("a.img");
+    fs::File::create(&path)?.set_len(len)?;
+    Ok((dir, path))
+}
+
+/// Writes and reads at an offset, and flushes, trims and zeroes there.
+fn works_at(client: &mut Client, offset: u64) -> Res {
+    let data = vec![0x5a; 8192];
+    client.write(offset, &data, 0)?.ok("a write")?;
+    check!(client.read(offset, 8192)? == Ok(data), "at {offset}");
+    client.flush()?.ok("flush")?;
+    client.write(offset, &[7; 512], 1)?.ok("a write with FUA")?;
+    client.plain(cmd::TRIM, 0, offset, 4096)?.ok("TRIM")?;
+    client.plain(cmd::WRITE_ZEROES, 0, offset + 4096, 4096)?.ok("zeroes")?;
+    check!(client.read(offset, 8192)? == Ok(vec![0; 8192]), "zeros at {offset}");
+    client.plain(cmd::CACHE, 0, offset, 4096)?.ok("CACHE")?;
+    client.flush()?.ok("flush")
+}
+
+fn size_of(server: &Server, export: &str) -> Res<u64> {
+    let client = server.client_of(export)?;
+    let size = client.export.size;
+    client.disconnect()?;
+    Ok(size)
+}
+
+/// A file that grows past what the cache can number grows its export up to there, and all of that works.
+fn growth_past_the_limit(lab: &Lab) -> Res {
+    let (_dir, path) = huge(MIB)?;
+    let mut server = Launch::new(lab, Backend::Threads).image(&path).start()?;
+    OpenOptions::new().write(true).open(&path)?.set_len(CACHE_LIMIT + 4096)?;
+    server.hang_up();
+    let grown = || size_of(&server, "vol").ok().filter(|&size| size > MIB);
+    let size = wait_until(Duration::from_secs(20), grown).ok_or("it has not grown")?;
+    let mut client = server.client()?;
+    works_at(&mut client, size - 8192)?;
+    check!(size == CACHE_LIMIT, "{size} bytes");
+    check!(server.log().contains("2^57"), "the log does not say so:\n{}", server.log());
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Without a cache the limit is that of the file system.
+fn large_without_cache(lab: &Lab) -> Res {
+    let (_dir, path) = huge(CACHE_LIMIT + 4096)?;
+    let (code, log) = Launch::new(lab, Backend::Threads).image(&path).start_refused()?;
+    let names = log.contains("--cache 0") && log.contains(&format!("{CACHE_LIMIT}"));
+    check!(code == 1 && names, "with a cache: {code}\n{log}");
+    let launch = Launch::new(lab, Backend::Threads).image(&path);
+    let mut server = launch.arg("--cache").arg("0").start()?;
+    check!(size_of(&server, "vol")? == CACHE_LIMIT + 4096, "{}", size_of(&server, "vol")?);
+    works_at(&mut server.client()?, CACHE_LIMIT - 4096)?;
+    works_at(&mut server.client()?, 0)?;
+    OpenOptions::new().write(true).open(&path)?.set_len(CACHE_LIMIT + MIB)?;
+    server.hang_up();
+    let grown = || (size_of(&server, "vol").ok()? == CACHE_LIMIT + MIB).then_some(());
+    check!(wait_until(Duration::from_secs(20), grown).is_some(), "it has not grown");
+    works_at(&mut server.client()?, CACHE_LIMIT + MIB - 8192)?;
+    server.stop()
+}
+
+/// A part within the limit is served, however long the file is; a part past it is not.
+fn part_of_large(lab: &Lab) -> Res {
+    let (_dir, path) = huge(CACHE_LIMIT + 4 * MIB)?;
+    let part =
+        |name: &str, offset: u64| format!("{name}={},offset={offset},size=1M", path.display());
+    let launch = || Launch::new(lab, Backend::Threads);
+    let launch_both = launch().arg("--image").arg(part("vol", 4096));
+    let server = launch_both.arg("--image").arg(part("end", CACHE_LIMIT - MIB)).start()?;
+    for name in ["vol", "end"] {
+        let mut client = server.client_of(name)?;
+        check!(client.export.size == MIB, "{} bytes", client.export.size);
+        works_at(&mut client, MIB - 8192)?;
+    }
+    server.stop()?;
+    let (code, log) = launch().arg("--image").arg(part("vol", CACHE_LIMIT)).start_refused()?;
+    check!(code == 1 && log.contains("--cache 0"), "{code}\n{log}");
     Ok(())
 }
