@@ -5,7 +5,6 @@ use std::fmt;
 use crossbeam_utils::CachePadded;
 
 use crate::cpu::CpuId;
-use crate::error::{AllocError, out_of_memory};
 use crate::sync::atomic::Ordering;
 use crate::sync::{SpinLimit, cpu, order, spin, thread_id};
 
@@ -46,7 +45,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// }
 /// ```
 pub struct LgLock<T> {
-    /// One slot for every CPU below `cpu::possible()`, unless `try_with_slots` made the lock.
+    /// One slot for every CPU below `cpu::possible()`.
     slots: Box<[CachePadded<Slot<T>>]>,
 }
 
@@ -69,20 +68,7 @@ impl<T> LgLock<T> {
     /// If memory is out, like `Box::new`. No other method allocates.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_with_slots(cpu::possible(), init)
-            .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
-    }
-
-    /// Creates a lock with `count` slots, whatever the number of CPUs. [`CpuId::new`] of an index
-    /// below `count` names a slot. [`local`](Self::local) and [`try_local`](Self::try_local) return
-    /// [`LockError::NoSuchCpu`] on a CPU that has no slot.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if memory is out, or if `count` does not fit in a `u32`.
-    #[doc(hidden)] // for the other crates of the workspace
-    pub fn try_with_slots(count: usize, init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
-        Ok(Self { slots: Slot::boxed_slice(count, init)? })
+        Self { slots: Slot::boxed_slice(cpu::possible(), init) }
     }
 
     /// Returns the number of slots: one for every possible CPU.

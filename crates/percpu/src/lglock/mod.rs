@@ -26,11 +26,7 @@
 //! must keep it consistent. A guard in a thread-local variable unlocks when the variable is
 //! destroyed. A forgotten guard keeps its slot locked for ever.
 //!
-//! A signal handler may use the `try_` methods of [`LgLock`], and drop their guards, if the lock
-//! was used before (in a library loaded at run time, by the interrupted thread). For a slot that
-//! the interrupted code holds they return [`LockError::Deadlock`], or [`LockError::WouldBlock`] if
-//! that code was just about to lock or unlock the slot. They never wait, and leave `errno` alone. A
-//! handler must not use the methods that wait.
+//! A signal handler must not use a lock.
 //!
 //! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010). The word with
 //! an owner is new here.

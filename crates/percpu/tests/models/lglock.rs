@@ -115,28 +115,6 @@ fn globals_exclude_each_other() {
     model(|| assert_eq!(two!(make(), global, global), [2, 2]));
 }
 
-/// As many slots as were asked for, on a machine that has another number of CPUs.
-#[test]
-fn a_single_slot_excludes_and_a_third_is_one_more() {
-    model(|| {
-        let lock = LgLock::try_with_slots(1, |_| AtomicU64::new(0)).unwrap();
-        assert_eq!(two!(lock, local, remote), [2, 0]);
-    });
-    model(|| {
-        let lock = Arc::new(LgLock::try_with_slots(3, |_| AtomicU64::new(0)).unwrap());
-        let third = |lock: &Lock| add(&lock.local_on(CpuId::new(2)).unwrap());
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || third(&lock)
-        });
-        third(&lock);
-        other.join().unwrap();
-        let all = lock.global().expect("everything is free again");
-        let totals: Vec<_> = all.iter().map(|(_, value)| value.load(Ordering::Relaxed)).collect();
-        assert_eq!(totals, [0, 0, 2]);
-    });
-}
-
 /// Three threads for one slot: a thread that is woken wakes the next.
 #[test]
 fn three_on_one_slot_all_get_it() {
