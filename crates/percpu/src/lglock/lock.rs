@@ -32,8 +32,8 @@ use super::slot::{HELD, RawGuard, Slot};
 /// # }
 /// ```
 ///
-/// A thread that locks more than one slot by separate calls must lock them in ascending order;
-/// [`pair`](Self::pair) and [`global`](Self::global) do so themselves. A call that would wait for a
+/// A thread that locks more than one slot by separate calls must lock them in ascending order, as
+/// [`global`](Self::global) does. A call that would wait for a
 /// slot that its thread holds, or for a slot before one that its thread holds, returns
 /// [`LockError::Deadlock`] instead.
 ///
