@@ -21,21 +21,27 @@ use super::slab::{NO_LINK, NotLive, SLOTS, SlabPtr};
 use super::slab_tree::LAST_KEY;
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Queues the callback if a list has slots and the callback is not queued.
+    /// Queues the callback if a list has slots and the callback is not queued. The caller holds no guard.
     pub(super) fn queue_callback_for_lists(&self) {
+        if self.claim_callback() {
+            self.queue_callback();
+        }
+    }
+
+    /// Closes the lists if they have slots and the callback is not queued. Returns whether the caller must
+    /// queue it, after its guard has ended.
+    #[must_use = "a callback that is marked as queued must be queued"]
+    fn claim_callback(&self) -> bool {
         let mut state = self.lock();
         // While the callback is not queued nothing waits (invariant 5 of `retire`). So the lists are
         // closed, unless `end` reclaims, which empties the lists itself. A thread that adds a slot behind
         // that finds the flag clear.
         // Ordering: Relaxed; under the lock.
-        let send = !self.callback_queued.load(Ordering::Relaxed) && self.close_lists(&mut state);
-        drop(state);
-        if send {
-            self.queue_callback();
-        }
+        !self.callback_queued.load(Ordering::Relaxed) && self.close_lists(&mut state)
     }
 
-    /// Queues the callback. The caller has set `callback_queued`.
+    /// Queues the callback. The caller has set `callback_queued`, and holds no guard, because RCU may run
+    /// drops in the call.
     pub(super) fn queue_callback(&self) {
         queue_callback(self.this());
     }
@@ -89,10 +95,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.callback_frees = true;
         }
         drop(state);
+        drop(guard); // RCU may run drops when the callback is queued
         if over {
-            it.queue_callback();
+            // The core stays until this thread has queued the callback that frees it.
+            queue_callback(this);
         }
-        drop(guard);
     }
 
     /// Makes every live slot dead, and reclaims the dead slots that have no reference.
@@ -132,11 +139,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
         });
         self.all_lists().for_each(RetireLists::clear);
-        vacated.give_back();
+        drop(vacated.give_back()); // empty, because a dropped table keeps its slabs
     }
 }
 
-/// Queues the callback of a core. The caller has set `callback_queued`.
+/// Queues the callback of a core. The caller has set `callback_queued`, and holds no guard.
 fn queue_callback<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
     let offset = std::mem::offset_of!(Core<T>, callback);
     // SAFETY: the field lies within the core.
@@ -179,18 +186,21 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
         it.callback_queued.store(false, Ordering::Relaxed);
     }
     drop(state);
-    if again {
-        queue_callback(core);
-    } else {
+    let mut queue = again;
+    if !again {
         // A thread that added a slot just before may have seen the flag set: invariant 5 of `retire`.
         // Pairs with the `light` in `Core::retire`.
         step!("callback: the flag is clear before the look at the lists", heavy());
         if it.filled() != 0 {
             step!(
                 "callback: queue it for slots that were added meanwhile",
-                it.queue_callback_for_lists()
+                queue = it.claim_callback()
             );
         }
     }
-    drop(guard);
+    drop(guard); // RCU may run drops when the callback is queued
+    if queue {
+        // The core stays until this thread has queued the callback.
+        queue_callback(core);
+    }
 }

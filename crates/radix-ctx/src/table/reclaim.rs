@@ -92,8 +92,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Reclaims the slots in the waiting lists, which belong to the calling thread. Returns how many
-    /// there were.
-    fn reclaim(&self) -> usize {
+    /// there were, and the slabs that were released.
+    fn reclaim(&self) -> (usize, Batch) {
         self.restart_sections();
         let mut vacated = Vacated::new(self);
         let mut found = [None; BATCH];
@@ -111,8 +111,8 @@ impl<T: Send + Sync + 'static> Core<T> {
             // Ordering: Relaxed; invariant 2.
             lists.waiting.iter().for_each(|list| list.store(EMPTY, Ordering::Relaxed));
         }
-        vacated.give_back();
-        vacated.total
+        let released = vacated.give_back();
+        (vacated.total, released)
     }
 
     /// Restarts rseq sections. After this, no section changes the count of a slot that was dead before.
@@ -247,11 +247,12 @@ impl<T: Send + Sync + 'static> Core<T> {
         let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
         core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
-        vacated.give_back();
+        let released = vacated.give_back();
         let threads = core.waiters.take_threads();
         // SAFETY: the guard was pinned before the slot was vacated.
         unsafe { Self::end(this, guard) };
-        drop((woken, threads)); // wakes without the guard
+        // Without the guard: wakes, and retires the slab, which may run drops.
+        drop((woken, threads, released));
     }
 }
 
@@ -259,18 +260,22 @@ impl<T: Send + Sync + 'static> Core<T> {
 struct Reclaiming<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     done: bool,
+    /// The slabs that were released. They are retired when no mark of the reclaim is left, because that may
+    /// run drops of other objects.
+    released: Batch,
 }
 
 impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
     /// Takes the waiting lists, which are not empty and which no thread owns.
     fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
         state.reclaiming = true;
-        Self { core, done: false }
+        Self { core, done: false, released: Batch::new() }
     }
 
     /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
     fn run(&mut self) -> usize {
-        let vacated = dropping(self.core.address(), || self.core.reclaim());
+        let (vacated, released) = dropping(self.core.address(), || self.core.reclaim());
+        self.released = released;
         self.done = true;
         vacated
     }
@@ -316,6 +321,8 @@ pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
     dead: u64,
     total: usize,
     empties_queue: bool,
+    /// The slabs that were released.
+    released: Batch,
 }
 
 impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
@@ -328,6 +335,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
             dead: 0,
             total: 0,
             empties_queue: true,
+            released: Batch::new(),
         }
     }
 
@@ -352,14 +360,15 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         self.number += 1;
     }
 
-    /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher.
-    pub(super) fn give_back(&mut self) {
+    /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher. Returns
+    /// the slabs that were released, which the caller retires without a guard and outside of a drop.
+    pub(super) fn give_back(&mut self) -> Batch {
         self.empties_queue = true;
         self.give_back_some();
+        std::mem::take(&mut self.released)
     }
 
     fn give_back_some(&mut self) {
-        let mut batch = Batch::new();
         // The queue is emptied in the first and in the last call. Between them, inserts may refill it
         // with the lowest vacant slots of that time.
         let empties_queue = std::mem::take(&mut self.empties_queue);
@@ -367,7 +376,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         self.number = 0;
         let mut state = self.core.lock();
         let slots = slots.iter_mut().filter_map(Option::take);
-        self.core.vacate(&mut state, slots, empties_queue, &mut batch);
+        self.core.vacate(&mut state, slots, empties_queue, &mut self.released);
         state.exhaust(std::mem::take(&mut self.exhausted));
         state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
     }

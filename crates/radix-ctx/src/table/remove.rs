@@ -105,7 +105,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// ```
     pub fn retain(&self, mut keep: impl FnMut(Id, &T) -> bool) -> usize {
         let core = self.core();
-        let (mut removed, mut must_advance) = (0, false);
+        let mut removed = 0;
+        let mut later = AdvanceLater { core, due: false };
         let mut from = Some(0);
         while let Some(index) = from {
             // A guard for each batch, so that a long table does not delay grace periods.
@@ -120,11 +121,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             for id in refused.into_iter().flatten() {
                 let Ok(advance) = core.kill(id) else { continue }; // another thread was faster
                 removed += 1;
-                must_advance |= advance;
+                later.due |= advance;
             }
-        }
-        if must_advance {
-            core.advance_and_queue();
         }
         removed
     }
@@ -149,6 +147,20 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// a context of this table.
     pub fn flush(&self) -> Result<usize, WaitError> {
         self.core().flush()
+    }
+}
+
+/// Advances reclaim when it is dropped, if a removal has asked for that: also after a panic.
+struct AdvanceLater<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    due: bool,
+}
+
+impl<T: Send + Sync + 'static> Drop for AdvanceLater<'_, T> {
+    fn drop(&mut self) {
+        if self.due {
+            self.core.advance_and_queue();
+        }
     }
 }
 

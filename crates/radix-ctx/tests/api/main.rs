@@ -5,6 +5,7 @@
 
 #[path = "../model/mod.rs"]
 mod model;
+mod reentry;
 #[cfg(feature = "serde")]
 mod serde;
 mod table;
