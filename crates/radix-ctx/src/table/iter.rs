@@ -71,7 +71,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 /// ```
 pub struct Iter<'g, T: Send + Sync + 'static> {
     _core: PhantomData<&'g Core<T>>,
-    slabs: Cursor<'g, true>,
+    slabs: Cursor<'g>,
     /// The slots of the current slab that are left.
     slots: slice::Iter<'g, Slot<T>>,
     /// The index after the last of `slots`.

@@ -13,7 +13,7 @@ use percpu::sync::quarantine::Watched;
 use super::error::LookupError;
 use super::id::Id;
 use super::slab::{NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, Slot};
-use crate::tree::{Cursor, Filter, Tree, floor_in};
+use crate::tree::{Cursor, Tree, floor_in};
 
 /// The key of the slab with the highest index.
 pub(super) const LAST_KEY: u64 = u32::MAX as u64 >> SLAB_BITS;
@@ -21,7 +21,7 @@ pub(super) const LAST_KEY: u64 = u32::MAX as u64 >> SLAB_BITS;
 /// A tree whose entries are slabs, by key. A floor in it is the generation that the slots of a released
 /// slab continue with.
 pub(super) struct SlabTree<T: Send + Sync + 'static> {
-    tree: Tree<true>,
+    tree: Tree,
     _slabs: PhantomData<SlabPtr<T>>,
 }
 
@@ -31,7 +31,7 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
     }
 
     /// Returns the tree of words.
-    pub(super) fn tree(&self) -> &Tree<true> {
+    pub(super) fn tree(&self) -> &Tree {
         &self.tree
     }
 
@@ -40,9 +40,9 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
     /// # Safety
     ///
     /// For `'g` the caller holds an RCU guard.
-    pub(super) unsafe fn range<'g>(&'g self, from: u64, to: u64) -> Cursor<'g, true> {
+    pub(super) unsafe fn range<'g>(&'g self, from: u64, to: u64) -> Cursor<'g> {
         // SAFETY: the caller holds a guard for `'g`.
-        unsafe { self.tree.cursor(from, to, Filter::Present) }
+        unsafe { self.tree.cursor(from, to) }
     }
 
     /// Returns the slab that an index belongs to. Wait-free.
@@ -109,7 +109,7 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
         }
         let _guard = rcu::pin();
         // SAFETY: `_guard` is an RCU guard.
-        let (key, word) = unsafe { self.tree.next(from, to, Filter::Present) }?;
+        let (key, word) = unsafe { self.tree.next(from, to) }?;
         Some((key, slab_of(word)?))
     }
 

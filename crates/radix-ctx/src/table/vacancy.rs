@@ -189,7 +189,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Returns the right to change the tree. Only `release` unlinks nodes, so its callers retire them
     /// after the unlock; the other callers may drop the edit under the lock.
-    fn edit<'a>(&'a self, _: &'a State<T>) -> Edit<'a, true> {
+    fn edit<'a>(&'a self, _: &'a State<T>) -> Edit<'a> {
         // SAFETY: the state is borrowed while the edit lives, and a borrow of this core's state proves
         // that the caller holds the lock.
         unsafe { self.slabs.tree().edit() }
