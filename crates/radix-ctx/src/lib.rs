@@ -6,7 +6,7 @@ mod tree;
 pub use percpu::{AllocError, rcu};
 
 pub use self::table::{
-    Builder, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused, Inserter, Iter,
+    Builder, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused, Iter,
     LookupError, ParseIdError, Removal, RemovalFuture, RemoveAll, RemoveAllFuture, RemoveError,
-    RemovedFuture, Reservation, TableStats, Usage, WaitError,
+    RemovedFuture, TableStats, Usage, WaitError,
 };

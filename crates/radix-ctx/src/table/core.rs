@@ -71,8 +71,6 @@ pub(super) struct Core<T: Send + Sync + 'static> {
 /// Statistics. Rare operations write them.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Slots that a reservation has claimed and not made live.
-    pub(super) reserved: AtomicU64,
     /// Dead slots that were folded and that references keep.
     pub(super) referenced: AtomicU64,
     /// Drops of values that panicked.
@@ -98,16 +96,12 @@ pub(super) struct State<T: Send + Sync + 'static> {
     /// The one slab without a used slot that is kept.
     pub(super) empty: Option<SlabPtr<T>>,
     pub(super) slabs: u64,
-    /// The index at which the next cyclic insert begins its search.
-    pub(super) cursor: u32,
     /// Indexes from here on were never used in a slab that was released.
     pub(super) unused_from: u32,
     /// The grace period of the waiting lists, unless they are empty.
     pub(super) waiting: Option<GracePeriod>,
     /// A thread owns the waiting lists.
     pub(super) reclaiming: bool,
-    /// Inserts are refused. The queue of vacant slots is empty then.
-    pub(super) closed: bool,
     /// The table is dropped.
     pub(super) dropped: bool,
     /// A thread has begun to remove the contexts of the dropped table, or has done so.
@@ -137,11 +131,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                 dead: 0,
                 empty: None,
                 slabs: 0,
-                cursor: 0,
                 unused_from: 0,
                 waiting: None,
                 reclaiming: false,
-                closed: false,
                 dropped: false,
                 ended: false,
                 callback_frees: false,

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
-use std::ops::RangeBounds;
 use std::slice;
 
 use percpu::rcu::Pinned;
@@ -12,49 +11,31 @@ use percpu::sync::order;
 use super::core::Core;
 use super::ctx_table::CtxTable;
 use super::id::Id;
-use super::insert::inclusive;
 use super::slab::{NotLive, SLAB_BITS, Slot};
-use super::slab_tree::slab_of;
+use super::slab_tree::{LAST_KEY, slab_of};
 use crate::tree::Cursor;
+
+/// The end of an iteration: there is no index from here on.
+const END: u64 = (LAST_KEY + 1) << SLAB_BITS;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Iterates over the live contexts, ascending by index.
     pub fn iter<'g>(&'g self, guard: &'g impl Pinned) -> Iter<'g, T> {
-        self.range(.., guard)
+        self.iter_from(0, guard)
     }
 
-    /// Iterates over the live contexts of a range, ascending by index.
-    pub fn range<'g>(
-        &'g self,
-        indexes: impl RangeBounds<u32>,
-        guard: &'g impl Pinned,
-    ) -> Iter<'g, T> {
-        let _ = guard;
-        let (next, end) =
-            inclusive(&indexes).map_or((0, 0), |(first, last)| (first.into(), u64::from(last) + 1));
-        // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
-        unsafe { Iter::new(self.core(), next, end) }
-    }
-
-    /// Returns the first live context at `index` or above. Wait-free.
-    pub fn at_or_after<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
-        self.range(index.., guard).next()
-    }
-
-    /// Returns the last live context at `index` or below. Wait-free.
-    pub fn at_or_before<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
+    /// Iterates over the live contexts with this index or a higher one.
+    pub(super) fn iter_from<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Iter<'g, T> {
         let _ = guard;
         // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
-        unsafe { self.core().slabs.last_live(index) }
+        unsafe { Iter::new(self.core(), index.into()) }
     }
 }
 
-/// An iterator over the live contexts, ascending by index. Returned by [`CtxTable::iter`] and
-/// [`CtxTable::range`].
+/// An iterator over the live contexts, ascending by index. Returned by [`CtxTable::iter`].
 ///
 /// Weakly consistent: a context that is live throughout is returned once. A context that is inserted or
-/// removed meanwhile may be returned or not. Indexes only ascend. A later iteration, under another guard,
-/// can continue at [`next_index`](Self::next_index). Each step is wait-free. Inserts and removals do not
+/// removed meanwhile may be returned or not. Indexes only ascend. Each step is wait-free. Inserts and removals do not
 /// wait for an iterator.
 ///
 /// ```
@@ -76,48 +57,44 @@ pub struct Iter<'g, T: Send + Sync + 'static> {
     slots: slice::Iter<'g, Slot<T>>,
     /// The index after the last of `slots`.
     stop: u64,
-    end: u64,
 }
 
 impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
-    /// Makes an iterator over the indexes from `next` on, below `end`.
+    /// Makes an iterator over the indexes from `next` on.
     ///
     /// # Safety
     ///
     /// For `'g` the caller holds an RCU guard.
-    unsafe fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
-        let last = end.max(1) - 1;
+    unsafe fn new(core: &'g Core<T>, next: u64) -> Self {
         // SAFETY: the caller holds a guard for `'g`.
-        let slabs = unsafe { core.slabs.range(next >> SLAB_BITS, last >> SLAB_BITS) };
-        Self { slabs, slots: [].iter(), stop: next, end, _core: PhantomData }
+        let slabs = unsafe { core.slabs.range(next >> SLAB_BITS, LAST_KEY) };
+        Self { slabs, slots: [].iter(), stop: next, _core: PhantomData }
     }
 
     fn next_index_wide(&self) -> u64 {
         self.stop - self.slots.len() as u64
     }
 
-    /// Returns the index at which the iteration continues: `table.range(next_index.., &guard)` continues
-    /// there, or `None` at the end.
-    #[must_use]
-    pub fn next_index(&self) -> Option<u32> {
+    /// Returns the index at which the iteration continues under another guard, or `None` at the end.
+    pub(super) fn next_index(&self) -> Option<u32> {
         let next = self.next_index_wide();
-        (next < self.end).then_some(next as u32)
+        (next < END).then_some(next as u32)
     }
 
     /// Moves to the next slab. Returns false at the end.
     fn next_slab(&mut self) -> bool {
         let next = self.next_index_wide();
-        if next >= self.end {
+        if next >= END {
             return false;
         }
         let found = self.slabs.next();
         let Some((key, slab)) = found.and_then(|(key, word)| Some((key, slab_of::<T>(word)?)))
         else {
-            self.stop = self.end;
+            self.stop = END;
             return false;
         };
         let base = key << SLAB_BITS;
-        let (first, last) = (next.max(base), self.end.min((key + 1) << SLAB_BITS));
+        let (first, last) = (next.max(base), (key + 1) << SLAB_BITS);
         // SAFETY: invariant 4 of `slab`: the slab was found under the guard of `new`, held for `'g`.
         let it: &'g _ = unsafe { slab.as_ref() };
         self.slots = it.slots()[(first - base) as usize..(last - base) as usize].iter();

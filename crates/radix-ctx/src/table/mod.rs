@@ -16,7 +16,7 @@
 //! | [`quota`], [`waiters`], [`pauses`], [`dropping`], [`panics`] | limits; blocked threads and wakers; pauses between polls; tables whose contexts a thread drops; panics of user code |
 //! | [`core`] | the parts together, and the state under the lock |
 //! | [`vacancy`], [`retire`], [`reclaim`], [`ending`] | from a vacant slot to a live one, to a dead one, to a vacant one; the end of a table |
-//! | [`ctx_table`], [`builder`], [`insert`], [`inserter`], [`remove`], [`mod@reference`], [`iter`], [`stats`] | the table and its operations |
+//! | [`ctx_table`], [`builder`], [`insert`], [`remove`], [`mod@reference`], [`iter`], [`stats`] | the table and its operations |
 
 mod builder;
 mod core;
@@ -26,7 +26,6 @@ mod ending;
 mod error;
 mod id;
 mod insert;
-mod inserter;
 mod iter;
 mod panics;
 mod pauses;
@@ -51,8 +50,6 @@ pub use self::error::{
     GetRefError, InsertError, InsertRefused, LookupError, RemoveError, WaitError,
 };
 pub use self::id::{Id, ParseIdError};
-pub use self::insert::Reservation;
-pub use self::inserter::Inserter;
 pub use self::iter::Iter;
 pub use self::quota::Usage;
 pub use self::reference::{CtxRef, RemovedFuture};

@@ -211,25 +211,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Moves the value out of a dead slot and vacates the slot, after the last reference was put.
-    ///
-    /// # Safety
-    ///
-    /// That of [`last_put`](Self::last_put).
-    pub(super) unsafe fn last_take(this: NonNull<Self>, slab: SlabPtr<T>, index: u32) -> T {
-        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
-        let slot = unsafe { slab.as_ref() }.slot(index);
-        // Ordering: Relaxed; the count of references orders it.
-        let state =
-            NotLive::read(slot.state.load(Ordering::Relaxed)).expect("a folded slot is dead");
-        // SAFETY: invariant 3 of `retire`: the thread that put the last reference to a folded slot
-        // owns the value.
-        let value = unsafe { slot.take_value() };
-        // SAFETY: the contract of this function; the value is moved out.
-        unsafe { Self::vacate_last(this, slab, index, state) };
-        value
-    }
-
     /// Vacates a dead slot without a value, whose last reference the calling thread has put.
     ///
     /// # Safety

@@ -105,7 +105,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// memory for the counts.
     pub fn insert_ref(&self, value: T) -> Result<CtxRef<T>, InsertError<T>> {
         let core = self.core();
-        let claim = match core.admit(0, u32::MAX, 1) {
+        let claim = match core.admit() {
             Ok(claim) => claim,
             Err(reason) => return Err(InsertError::new(value, reason)),
         };
@@ -122,25 +122,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         };
         // The count is open, and the state is not the id yet: `get_more` counts in the atomic.
         refs.get_more(number(id), &it.slot(id.index()).state, id.to_bits());
-        claim.fill(value, 1);
+        claim.fill(value);
         Ok(CtxRef { slab, id, _shares: PhantomData })
-    }
-
-    /// Removes a context and returns a counted reference to it.
-    ///
-    /// The context is dropped when this and every other reference is dropped. One of several threads that
-    /// take or remove the same context succeeds.
-    ///
-    /// The value stays in the table's memory, because readers may still borrow it.
-    /// [`CtxRef::try_unwrap`] moves it out once they have left.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`get_ref`](Self::get_ref); no context was removed.
-    pub fn take(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
-        let taken = self.get_ref(id)?;
-        self.remove(id)?;
-        Ok(taken)
     }
 
     /// Takes a reference after it has made the counts of the slab.
@@ -212,36 +195,6 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
         // `retire_all`, `fold` and `reclaim_all`; it carries what the removing thread did before.
         let order = order!(Acquire, "is_removed: what came before the removal");
         this.slot().state.load(order) != this.id.to_bits()
-    }
-
-    /// Returns the context by value if this is the last reference to a removed context, and the reference
-    /// otherwise. Lock-free up to the table's lock, which it takes shortly to make the index vacant.
-    ///
-    /// A reader that found the context before its removal may still borrow it. So the removal's grace
-    /// period must have ended, which [`CtxTable::flush`] waits for and [`CtxTable::poll`] notices.
-    ///
-    /// ```
-    /// use radix_ctx::{CtxRef, CtxTable};
-    ///
-    /// let table = CtxTable::new();
-    /// let id = table.insert(String::from("alice"))?;
-    /// let name = table.take(id)?;
-    /// table.flush()?;
-    /// assert_eq!(CtxRef::try_unwrap(name).unwrap(), "alice");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The reference, if the context is live, another reference exists, or readers have not left.
-    pub fn try_unwrap(this: Self) -> Result<T, Self> {
-        if !this.refs().put_if_last(number(this.id)) {
-            return Err(this);
-        }
-        let this = ManuallyDrop::new(this);
-        let core = Core::of(this.slab());
-        // SAFETY: this thread has put the last reference to the dead slot, which keeps the core.
-        Ok(unsafe { Core::last_take(core, this.slab, this.id.index()) })
     }
 
     /// Blocks until `condition` returns a value, or the context is removed.

@@ -112,7 +112,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             // A guard for each batch, so that a long table does not delay grace periods.
             let mut refused = [None; SLOTS];
             let guard = rcu::pin();
-            let mut contexts = self.range(index.., &guard);
+            let mut contexts = self.iter_from(index, &guard);
             for (refused, (id, context)) in refused.iter_mut().zip(contexts.by_ref()) {
                 *refused = (!keep(id, context)).then_some(id);
             }

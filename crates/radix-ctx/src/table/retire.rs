@@ -138,11 +138,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         state.dead + self.filled()
     }
 
-    /// Returns the number of live contexts. Exact while no thread inserts, reserves or removes one.
+    /// Returns the number of live contexts. Exact while no thread inserts or removes one.
     pub(super) fn len(&self, state: &State<T>) -> u64 {
-        // Ordering: Relaxed; a statistic.
-        let reserved = self.counters.reserved.load(Ordering::Relaxed);
-        state.in_use().saturating_sub(self.pending(state) + reserved)
+        state.in_use().saturating_sub(self.pending(state))
     }
 
     /// Iterates over the lists of every CPU. There are none before the first slab.

@@ -158,18 +158,6 @@ impl<T> Slot<T> {
             unsafe { at.cast::<T>().drop_in_place() }
         });
     }
-
-    /// Moves the value out.
-    ///
-    /// # Safety
-    ///
-    /// That of [`drop_value`](Self::drop_value).
-    pub(super) unsafe fn take_value(&self) -> T {
-        self.value.with_mut(|at| {
-            // SAFETY: by the contract of this function the value is initialised and only used here.
-            unsafe { at.cast::<T>().read() }
-        })
-    }
 }
 
 /// A block of neighbouring slots.

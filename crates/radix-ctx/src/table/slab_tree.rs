@@ -120,33 +120,6 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
         unsafe { self.tree.prev(LAST_KEY) }.map_or(0, |(key, _)| key)
     }
 
-    /// Returns the last live context at `index` or below.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds an RCU guard for `'g`.
-    pub(super) unsafe fn last_live<'g>(&self, index: u32) -> Option<(Id, &'g T)> {
-        let mut from = u64::from(index);
-        loop {
-            // SAFETY: the caller holds a guard.
-            let (key, word) = unsafe { self.tree.prev(from >> SLAB_BITS) }?;
-            let slab: NonNull<_> = slab_of::<T>(word)?;
-            // SAFETY: invariant 4 of `slab`: the slab was found under the caller's guard.
-            let slab = unsafe { slab.as_ref() };
-            let last = from.min((key << SLAB_BITS) | (SLOTS as u64 - 1));
-            for index in (key << SLAB_BITS..=last).rev() {
-                let slot = slab.slot(index as u32);
-                // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
-                let state = slot.state.load(Ordering::Acquire);
-                if NotLive::read(state).is_none() {
-                    // SAFETY: the context was live under the caller's guard.
-                    return Some((Id::from_live(state), unsafe { slot.value() }));
-                }
-            }
-            from = (key << SLAB_BITS).checked_sub(1)?;
-        }
-    }
-
     /// Takes every slab out and passes it to `slab`. Frees the nodes at once.
     pub(super) fn destroy(&mut self, mut slab: impl FnMut(SlabPtr<T>)) {
         self.tree.destroy(|_, word| {

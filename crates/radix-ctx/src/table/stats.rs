@@ -32,8 +32,6 @@ use super::slab_tree::LAST_KEY;
 pub struct TableStats {
     /// The number of live contexts.
     pub live: u64,
-    /// The number of reserved ids that are not live.
-    pub reserved: u64,
     /// The number of removed contexts that are not dropped yet, including the next field.
     pub pending: u64,
     /// The number of removed contexts that only references keep.
@@ -78,7 +76,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             // Ordering: Relaxed; a statistic.
             None => {
                 let state = core.lock();
-                core.len(&state) + core.counters.reserved.load(Ordering::Relaxed)
+                core.len(&state)
             }
         };
         Usage { contexts, weight }
@@ -88,14 +86,6 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     #[must_use]
     pub fn stats(&self) -> TableStats {
         self.core().stats()
-    }
-
-    /// Frees the memory that is kept for the next inserts.
-    ///
-    /// A table frees a slab by itself a grace period after its last slot became vacant. It keeps one
-    /// slab, and those that [`try_reserve`](Self::try_reserve) made.
-    pub fn shrink_to_fit(&self) {
-        self.core().shrink();
     }
 
     /// Checks the invariants of the table. No thread may change the table meanwhile.
@@ -125,9 +115,8 @@ impl<T: Send + Sync + 'static> Core<T> {
             + lists;
         TableStats {
             live,
-            // Ordering: Relaxed, all; statistics.
-            reserved: self.counters.reserved.load(Ordering::Relaxed),
             pending,
+            // Ordering: Relaxed, here and below; statistics.
             referenced: self.counters.referenced.load(Ordering::Relaxed),
             exhausted,
             slabs,
@@ -186,7 +175,6 @@ impl fmt::Display for TableStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             live,
-            reserved,
             pending,
             referenced,
             exhausted,
@@ -198,7 +186,7 @@ impl fmt::Display for TableStats {
         } = self;
         write!(
             f,
-            "{live} live, {reserved} reserved, {pending} pending ({referenced} referenced), \
+            "{live} live, {pending} pending ({referenced} referenced), \
              {exhausted} exhausted; {slabs} slabs, {nodes} nodes, {height} levels, {bytes} bytes; \
              {panics} panics"
         )

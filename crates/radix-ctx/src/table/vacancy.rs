@@ -9,7 +9,7 @@
 //!                      ^ refilled: their bits in `used` are set already
 //! ```
 //!
-//! An operation that vacates a slot, or searches within a range, first returns the queue's slots to the
+//! An operation that vacates a slot first returns the queue's slots to the
 //! slabs. So an insert always gets the lowest index.
 //!
 //! # Invariants
@@ -44,26 +44,6 @@ unsafe impl<T: Send + Sync + 'static> Send for Claim<'_, T> {}
 // SAFETY: `&Claim` gives access to the id and the pointer only.
 unsafe impl<T: Send + Sync + 'static> Sync for Claim<'_, T> {}
 
-/// The result of a search for a vacant slot.
-enum Vacancy<T: Send + Sync + 'static> {
-    In(SlabPtr<T>, u32),
-    /// The key has no slab; `begin` has the first generations of a new one.
-    NoSlab {
-        key: u64,
-        begin: Begin,
-    },
-    None,
-}
-
-/// The vacant index of a range that an insert takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pick {
-    Lowest,
-    /// The lowest from the cursor on, or the lowest of the range if there is none. The cursor moves
-    /// behind it under the same lock.
-    Next,
-}
-
 /// A slab that was made before the lock was taken and is not in the tree yet.
 struct Spare<T: Send + Sync + 'static> {
     slab: SlabPtr<T>,
@@ -72,23 +52,15 @@ struct Spare<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Takes the lowest vacant slot of a range. Blocks shortly on the lock; allocates a slab if no slab of
-    /// the range has a vacant slot.
+    /// Takes the lowest vacant slot. Blocks shortly on the lock; allocates a slab if no slab has a vacant
+    /// slot.
     #[inline]
-    pub(super) fn claim(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
-        if first == 0 {
-            let popped = self.lock().queue.pop(last);
-            if let Some(index) = popped {
-                return Ok(self.claim_used(index));
-            }
+    pub(super) fn claim(&self) -> Result<Claim<'_, T>, InsertRefused> {
+        let popped = self.lock().queue.pop();
+        match popped {
+            Some(index) => Ok(self.claim_used(index)),
+            None => self.claim_slow(),
         }
-        self.claim_slow(first, last, Pick::Lowest)
-    }
-
-    /// Takes the lowest vacant slot of a range from the cursor on, or of the whole range if there is
-    /// none. Blocks and allocates like [`claim`](Self::claim).
-    pub(super) fn claim_next(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
-        self.claim_slow(first, last, Pick::Next)
     }
 
     /// Makes the claim of a slot whose bit this thread has set.
@@ -102,55 +74,19 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     #[cold]
     #[inline(never)]
-    fn claim_slow(&self, first: u32, last: u32, pick: Pick) -> Result<Claim<'_, T>, InsertRefused> {
-        let last = last.min(self.limits.max_index);
-        if first > last {
-            return Err(InsertRefused::NoRange);
-        }
+    fn claim_slow(&self) -> Result<Claim<'_, T>, InsertRefused> {
         self.make_lists()?;
-        let mut batch = Batch::new(); // its drop, after the unlock, retires the slabs in it
         let mut spare: Option<Spare<T>> = None;
-        // Whether reclaim has advanced: in the search from the cursor on, and in the search of the range.
-        let (mut looked_ahead, mut looked) = (false, false);
+        let mut has_advanced = false;
         loop {
             let mut state = self.lock();
-            if state.closed {
-                return Err(InsertRefused::Closed);
+            self.refill(&mut state);
+            if let Some(index) = state.queue.pop() {
+                drop(state);
+                return Ok(self.claim_used(index));
             }
-            let cursor = state.cursor;
-            let is_ahead = pick == Pick::Next && cursor > first && cursor <= last;
-            let mut from = if is_ahead { cursor } else { first };
-            if first == 0 && pick == Pick::Lowest {
-                self.refill(&mut state);
-                if let Some(index) = state.queue.pop(last) {
-                    drop(state);
-                    return Ok(self.claim_used(index));
-                }
-            }
-            if state.queue.reaches(from) {
-                self.empty_queue(&mut state, &mut batch);
-            }
-            let mut vacancy = self.vacancy(&state, from, last);
-            if from > first
-                && matches!(vacancy, Vacancy::None)
-                && (looked_ahead || self.pending(&state) == 0)
-            {
-                from = first;
-                self.empty_queue(&mut state, &mut batch);
-                vacancy = self.vacancy(&state, first, last);
-            }
-            let wanted = match vacancy {
-                Vacancy::In(slab, index) => {
-                    self.mark_used(&mut state, slab, 1 << (index as usize % SLOTS));
-                    if pick == Pick::Next {
-                        state.cursor = index + 1; // there is one: see `MAX_INDEX`
-                    }
-                    drop(state);
-                    return Ok(self.claim_used(index));
-                }
-                Vacancy::None => None,
-                Vacancy::NoSlab { key, begin } => Some((key, begin)),
-            };
+            // The queue is empty, so the lowest vacant index has no slab.
+            let wanted = self.missing_slab(&state);
             if let (Some(wanted), Some(made)) = (wanted, &spare) {
                 if wanted == (made.key, made.begin) {
                     self.add_slab(&mut state, made)?;
@@ -161,19 +97,13 @@ impl<T: Send + Sync + 'static> Core<T> {
             let (used, pending) = (state.used, self.pending(&state));
             drop(state);
             // Reclaims dead slots before it allocates, if there are many or no slab can be made.
-            let looked = if from > first { &mut looked_ahead } else { &mut looked };
-            if !*looked && pending != 0 && (wanted.is_none() || pending >= used / 8) {
-                *looked = true;
+            if !has_advanced && pending != 0 && (wanted.is_none() || pending >= used / 8) {
+                has_advanced = true;
                 if self.advance() != 0 {
                     continue;
                 }
             }
-            let Some((key, begin)) = wanted else {
-                if from > first {
-                    continue; // searches the whole range next
-                }
-                return Err(InsertRefused::Exhausted { pending });
-            };
+            let (key, begin) = wanted.ok_or(InsertRefused::Exhausted { pending })?;
             spare = Some(self.make_slab(key, begin)?);
         }
     }
@@ -213,7 +143,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let it = unsafe { slab.as_ref() };
             let mut bits = 0;
             while number < QUEUE {
-                let Some(index) = vacant_in(it.used() | bits, it.index(0), 0, last) else { break };
+                let Some(index) = vacant_in(it.used() | bits, it.index(0), last) else { break };
                 bits |= 1 << (index as usize % SLOTS);
                 taken[number] = index;
                 number += 1;
@@ -227,7 +157,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Returns the slots of the queue to their slabs.
     fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
-        while let Some(index) = state.queue.pop(u32::MAX) {
+        while let Some(index) = state.queue.pop() {
             let _guard = rcu::pin(); // keeps the nodes above the slab
             // SAFETY: `_guard` is an RCU guard. The slab stays after it, because this thread holds the
             // lock.
@@ -236,26 +166,19 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    fn vacancy(&self, state: &State<T>, first: u32, last: u32) -> Vacancy<T> {
+    /// Returns the key of the first slab that is missing, and the first generations of its slots.
+    fn missing_slab(&self, state: &State<T>) -> Option<(u64, Begin)> {
         let edit = self.edit(state);
-        let (mut from, to) = (u64::from(first) >> SLAB_BITS, u64::from(last) >> SLAB_BITS);
-        while let Some(key) = edit.first_not_full(from, to) {
+        let last = u64::from(self.limits.max_index) >> SLAB_BITS;
+        let mut from = 0;
+        while let Some(key) = edit.first_not_full(from, last) {
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
-            let Some(slab) = slab_of(word) else {
-                let begin = Begin::new(key, edit.floor_of(key) as u32, state.unused_from);
-                return Vacancy::NoSlab { key, begin };
-            };
-            // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
-            let it = unsafe { slab.as_ref() };
-            if let Some(index) = vacant_in(it.used(), it.index(0), first, last) {
-                return Vacancy::In(slab, index);
+            if slab_of::<T>(word).is_none() {
+                return Some((key, Begin::new(key, edit.floor_of(key) as u32, state.unused_from)));
             }
-            if key == to {
-                break;
-            }
-            from = key + 1;
+            from = key + 1; // its vacant slots are above the largest index
         }
-        Vacancy::None
+        None
     }
 
     fn mark_used(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64) {
@@ -367,114 +290,11 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: the slab has just left the tree under the lock, so only this thread retires it.
         unsafe { batch.push(head, bytes) };
     }
-
-    /// Returns the index that an insert would get.
-    pub(super) fn next_free(&self) -> Option<u32> {
-        let state = self.lock();
-        if state.closed { None } else { self.lowest_vacant(&state) }
-    }
-
-    /// Refuses inserts from now on.
-    ///
-    /// The check is in the slow path only: the queue is empty from now on, because only that path fills
-    /// it.
-    pub(super) fn close(&self) {
-        let mut batch = Batch::new(); // its drop, after the unlock, retires the slabs in it
-        let mut state = self.lock();
-        state.closed = true;
-        self.empty_queue(&mut state, &mut batch);
-        drop(state);
-        drop(batch);
-        self.waiters.notify(); // an `insert_wait` may wait for a slot
-    }
-
-    /// Returns whether an index of a range is vacant, a flush may make one vacant, or inserts are refused.
-    /// Changes nothing.
-    pub(super) fn has_vacancy(&self, first: u32, last: u32) -> bool {
-        let last = last.min(self.limits.max_index);
-        let state = self.lock();
-        let (queue, range) = (&state.queue, first..=last);
-        state.closed
-            || state.waiting.is_some()
-            || self.filled() != 0
-            || queue.indexes().iter().any(|index| range.contains(index))
-            || !matches!(self.vacancy(&state, first, last), Vacancy::None)
-    }
-
-    /// Returns the lowest vacant index. Changes nothing.
-    pub(super) fn lowest_vacant(&self, state: &State<T>) -> Option<u32> {
-        if let Some(queued) = state.queue.lowest() {
-            return Some(queued);
-        }
-        match self.vacancy(state, 0, self.limits.max_index) {
-            Vacancy::In(_, index) => Some(index),
-            Vacancy::NoSlab { key, .. } => Some((key << SLAB_BITS) as u32),
-            Vacancy::None => None,
-        }
-    }
-
-    /// Makes slabs until the lowest `contexts` vacant indexes have a slot.
-    pub(super) fn make_room(&self, contexts: u32) -> Result<(), InsertRefused> {
-        self.make_lists()?;
-        let last = u64::from(self.limits.max_index) >> SLAB_BITS;
-        let mut batch = Batch::new(); // its drop, after the unlock, retires the slabs in it
-        let (mut room, mut from) = (0, 0);
-        while room < contexts {
-            // Locks for each slab, so that other threads do not wait for all of them.
-            let mut state = self.lock();
-            self.empty_queue(&mut state, &mut batch);
-            let edit = self.edit(&state);
-            let not_full = if from > last { None } else { edit.first_not_full(from, last) };
-            let Some(key) = not_full else {
-                return Err(InsertRefused::Exhausted { pending: self.pending(&state) });
-            };
-            let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
-            let begin = Begin::new(key, edit.floor_of(key) as u32, state.unused_from);
-            drop(edit);
-            let used = match slab_of::<T>(word) {
-                // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
-                Some(slab) => unsafe { slab.as_ref() }.used(),
-                None => {
-                    // Allocates under the lock: this function is for times when latency is no concern.
-                    let spare = self.make_slab(key, begin)?;
-                    self.add_slab(&mut state, &spare)?;
-                    std::mem::forget(spare);
-                    0
-                }
-            };
-            let slots = SLOTS as u32 - 1;
-            let beyond = slots - (self.limits.max_index - (key << SLAB_BITS) as u32).min(slots);
-            room += (!used & (FULL >> beyond)).count_ones();
-            from = key + 1;
-        }
-        Ok(())
-    }
-
-    /// Releases the slabs without a used slot: the kept one, and those that `make_room` made.
-    pub(super) fn shrink(&self) {
-        let mut batch = Batch::new();
-        let mut state = self.lock();
-        self.empty_queue(&mut state, &mut batch); // its slots may be the only used ones of a slab
-        state.empty = None;
-        let mut from = 0;
-        while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
-            // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
-            if unsafe { slab.as_ref() }.used() == 0 {
-                self.release(&mut state, key, &mut batch);
-            }
-            from = key + 1;
-        }
-        drop(state);
-        drop(batch);
-    }
 }
 
-/// Returns the lowest vacant index of a range, in the slab whose first index is `lowest`.
-fn vacant_in(used: u64, lowest: u32, first: u32, last: u32) -> Option<u32> {
-    let mut vacant = !used & FULL;
-    if first > lowest {
-        vacant &= u64::MAX.checked_shl(first - lowest).unwrap_or(0);
-    }
+/// Returns the lowest vacant index up to `last`, in the slab whose first index is `lowest`.
+fn vacant_in(used: u64, lowest: u32, last: u32) -> Option<u32> {
+    let vacant = !used & FULL;
     (vacant != 0).then(|| lowest + vacant.trailing_zeros()).filter(|index| *index <= last)
 }
 
@@ -496,15 +316,12 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
 
     /// Writes the value of the slot and makes it live.
     #[inline]
-    pub(super) fn fill(self, value: T, weight: u64) -> Id {
-        let (core, id) = (self.core, self.id);
+    pub(super) fn fill(self, value: T) -> Id {
+        let id = self.id;
         // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let slab = unsafe { self.slab.as_ref() };
         std::mem::forget(self);
         let slot = slab.slot(id.index());
-        if core.quota.is_weighted() {
-            slab.set_weight(id.index(), weight);
-        }
         // SAFETY: the slot is vacant and belongs to this claim.
         unsafe { slot.write(value) };
         // Ordering: Release pairs with the Acquire in `SlabTree::find`; it carries the value.
@@ -532,6 +349,5 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         }
         drop(state);
         drop(batch);
-        self.core.waiters.notify(); // an `insert_wait` may wait for the slot
     }
 }

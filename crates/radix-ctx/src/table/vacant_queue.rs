@@ -21,27 +21,12 @@ impl VacantQueue {
         self.left as usize
     }
 
+    /// Takes the lowest index.
     #[inline(always)]
-    pub(super) fn lowest(&self) -> Option<u32> {
-        self.indexes.get(self.len().checked_sub(1)?).copied()
-    }
-
-    /// Returns whether an index in the queue is at least `first`.
-    pub(super) fn reaches(&self, first: u32) -> bool {
-        self.left != 0 && self.indexes[0] >= first
-    }
-
-    /// Returns the indexes, highest first.
-    pub(super) fn indexes(&self) -> &[u32] {
-        &self.indexes[..self.len()]
-    }
-
-    /// Takes the lowest index, unless it is above `last`.
-    #[inline(always)]
-    pub(super) fn pop(&mut self, last: u32) -> Option<u32> {
-        let index = self.lowest().filter(|index| *index <= last)?;
-        self.left -= 1;
-        Some(index)
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        let left = self.left.checked_sub(1)?;
+        self.left = left;
+        self.indexes.get(left as usize).copied()
     }
 
     /// Fills an empty queue with ascending indexes.
