@@ -194,7 +194,7 @@ fn a_client_too_many_is_refused_and_ids_are_not_reused() {
         let mut refused = server.connect_raw().await?;
         assert_eq!(
             refused.rest().await?,
-            ["ERR the number or the weight of the contexts has reached its limit"]
+            ["ERR the table has 1 contexts, which is its limit"]
         );
         first.expect("SUB t", "OK SUB t").await?;
         first.send("QUIT").await?;

@@ -6,7 +6,6 @@ mod tree;
 pub use percpu::{AllocError, rcu};
 
 pub use self::table::{
-    Builder, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused, Iter,
-    LookupError, ParseIdError, Removal, RemovalFuture, RemoveAll, RemoveAllFuture, RemoveError,
-    RemovedFuture, TableStats, Usage, WaitError,
+    Builder, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused, Iter, LookupError,
+    Removal, RemoveAll, RemovedFuture, TableStats, WaitError,
 };

@@ -98,7 +98,7 @@ impl Lab {
         let disk = Arc::new(FaultDevice::new(device));
         remount(&mut exports, &disk, true, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
-        let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
+        let connections = Arc::new(CtxTable::builder().max_contexts(4).build());
         let registry = Arc::new(Registry::new().unwrap());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);

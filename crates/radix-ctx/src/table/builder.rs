@@ -2,15 +2,12 @@
 
 use std::marker::PhantomData;
 
-use percpu::AllocError;
-use percpu::alloc::try_box;
 use percpu::rcu::RetireHead;
 use percpu::sync::quarantine::Watched;
 
-use super::core::{Core, Limits};
+use super::core::Core;
 use super::ctx_table::CtxTable;
 use super::ending::run_callback;
-use super::id::MAX_GENERATION;
 use super::quota::Quota;
 use super::retire::SMALLEST;
 use super::slab::MAX_INDEX;
@@ -20,20 +17,18 @@ use super::slab::MAX_INDEX;
 /// ```
 /// use radix_ctx::{CtxTable, InsertRefused};
 ///
-/// let table = CtxTable::builder().max_contexts(1).build()?;
+/// let table = CtxTable::builder().max_contexts(1).build();
 /// let first = table.insert("one").expect("it is empty");
 /// let refused = table.insert("two").unwrap_err();
-/// assert_eq!((refused.reason, refused.value), (InsertRefused::Quota, "two"));
+/// assert_eq!((refused.reason, refused.value), (InsertRefused::Quota { limit: 1 }, "two"));
 /// table.remove(first).expect("it is there");
 /// table.insert("two").expect("removed contexts do not count");
-/// # Ok::<(), radix_ctx::AllocError>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "`build` makes the table"]
 pub struct Builder<T> {
     contexts: Option<u64>,
-    weight: Option<u64>,
-    limits: Limits,
+    max_index: u32,
     _makes: PhantomData<fn() -> T>,
 }
 
@@ -49,68 +44,35 @@ impl<T: Send + Sync + 'static> Builder<T> {
         self
     }
 
-    /// Limits the sum of the weights of the live contexts, in a unit of the caller's choice. The weight
-    /// is an argument of [`insert_weighted`](CtxTable::insert_weighted). Takes 8 bytes for each slot.
-    pub fn max_weight(mut self, weight: u64) -> Self {
-        self.weight = Some(weight);
-        self
-    }
-
     /// Sets the largest index of an id. The default is 2^32 - 3, which is also the largest value.
     ///
     /// With a small one, inserts may be refused although few contexts are live, until readers let the
     /// table use the indexes of removed contexts again.
     pub fn max_index(mut self, index: u32) -> Self {
-        self.limits.max_index = index.min(MAX_INDEX);
-        self
-    }
-
-    /// Sets the number of contexts that an index can have, one after the other: from 1 to 2^30 - 2, which
-    /// is the default.
-    ///
-    /// An exhausted index keeps the memory of its slot. When a block of 64 neighbouring indexes is
-    /// entirely vacant, its memory may be freed, and its indexes continue from the highest generation
-    /// among them; so an index can have fewer contexts than this number. Indexes that were never used
-    /// lose none.
-    ///
-    /// Ids are then below `(generations + 1) << 32`, for a field that cannot hold larger numbers.
-    pub fn generation_limit(mut self, generations: u32) -> Self {
-        self.limits.generations = generations.clamp(1, MAX_GENERATION - 1) + 1;
+        self.max_index = index.min(MAX_INDEX);
         self
     }
 
     /// Makes a table with these limits.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory for it.
-    pub fn build(self) -> Result<CtxTable<T>, AllocError> {
-        let quota = Quota::try_new(self.contexts, self.weight)?;
+    #[must_use]
+    pub fn build(self) -> CtxTable<T> {
         // SAFETY: `run_callback` is for the callbacks of cores, and this head becomes one.
         let callback = unsafe { RetireHead::new(run_callback::<T>) };
-        let core = Watched::new(Core::new(self.limits, quota, callback, SMALLEST));
-        let core = try_box(core).map_err(|_| AllocError::new())?;
-        Ok(CtxTable::from_core(Core::place(core)))
+        let core = Core::new(self.max_index, Quota::new(self.contexts), callback, SMALLEST);
+        CtxTable::from_core(Core::place(Box::new(Watched::new(core))))
     }
 }
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// Makes an empty table without limits. Allocates.
-    ///
-    /// # Aborts
-    ///
-    /// Aborts like `Box::new` if there is no memory; [`Builder::build`] returns an error instead.
+    /// Makes an empty table without limits.
     #[must_use]
     pub fn new() -> Self {
-        let made = Self::builder().build();
-        made.unwrap_or_else(
-            |_| std::alloc::handle_alloc_error(std::alloc::Layout::new::<Core<T>>()),
-        )
+        Self::builder().build()
     }
 
-    /// Returns a builder, for a table with limits, or to handle a lack of memory.
+    /// Returns a builder, for a table with limits.
     pub fn builder() -> Builder<T> {
-        Builder { contexts: None, weight: None, limits: Limits::NONE, _makes: PhantomData }
+        Builder { contexts: None, max_index: MAX_INDEX, _makes: PhantomData }
     }
 }
 

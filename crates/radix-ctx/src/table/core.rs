@@ -25,26 +25,13 @@ use percpu::sync::native::OnceLock;
 use percpu::sync::quarantine::Watched;
 use percpu::sync::{WordGuard, WordLock};
 
-use super::dropping::is_dropping;
-use super::id::MAX_GENERATION;
 use super::quota::Quota;
 use super::retire_list::RetireLists;
-use super::slab::{self, MAX_INDEX, Slab, SlabPtr};
+use super::slab::{self, Slab, SlabPtr};
 use super::slab_tree::SlabTree;
+use super::user_code::is_dropping;
 use super::vacant_queue::VacantQueue;
 use super::waiters::Waiters;
-
-/// The limits of a table's ids.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) max_index: u32,
-    /// Generations stay below it. It fits into a state as the generation after a context's.
-    pub(super) generations: u32,
-}
-
-impl Limits {
-    pub(super) const NONE: Self = Self { max_index: MAX_INDEX, generations: MAX_GENERATION };
-}
 
 #[repr(C)]
 pub(super) struct Core<T: Send + Sync + 'static> {
@@ -52,7 +39,7 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     /// Allocated with the first slab, so that an empty table is small.
     pub(super) lists: OnceLock<PerCpu<RetireLists>>,
     pub(super) quota: Quota,
-    pub(super) limits: Limits,
+    pub(super) max_index: u32,
     pub(super) waiters: Waiters,
     /// Some slab has counts of references, so a fold needs the barrier that restarts sections.
     pub(super) has_refs: AtomicBool,
@@ -73,8 +60,6 @@ pub(super) struct Core<T: Send + Sync + 'static> {
 pub(super) struct Counters {
     /// Dead slots that were folded and that references keep.
     pub(super) referenced: AtomicU64,
-    /// Drops of values that panicked.
-    pub(super) panics: AtomicU64,
 }
 
 // SAFETY: the raw pointers in it lead to slabs, which hold atomics and values of `T: Send + Sync`.
@@ -111,13 +96,13 @@ pub(super) struct State<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    pub(super) fn new(limits: Limits, quota: Quota, callback: RetireHead, batch: u32) -> Self {
+    pub(super) fn new(max_index: u32, quota: Quota, callback: RetireHead, batch: u32) -> Self {
         Self {
             slabs: SlabTree::new(),
             lists: OnceLock::new(),
             quota,
-            limits,
-            waiters: Waiters::new(),
+            max_index,
+            waiters: Waiters::default(),
             has_refs: AtomicBool::new(false),
             callback_queued: AtomicBool::new(false),
             batch: AtomicU32::new(batch),
@@ -163,7 +148,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.this
     }
 
-    /// Returns the address that names this core in [`dropping`](super::dropping).
+    /// Returns the address that names this core in [`dropping`](super::user_code::dropping).
     pub(super) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }

@@ -13,12 +13,12 @@ use percpu::sync::quarantine::{self, Watched};
 use percpu::sync::{order, step};
 
 use super::core::Core;
-use super::dropping::dropping;
 use super::id::Id;
 use super::reclaim::Vacated;
 use super::retire_list::RetireLists;
 use super::slab::{NO_LINK, NotLive, SLOTS, SlabPtr};
 use super::slab_tree::LAST_KEY;
+use super::user_code::{FirstPanic, dropping};
 
 impl<T: Send + Sync + 'static> Core<T> {
     /// Queues the callback if a list has slots and the callback is not queued. The caller holds no guard.
@@ -76,6 +76,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: the guard keeps the core (invariant 3 of the core). Below, it ends only while
         // `reclaiming` is set, which keeps the core, and at the end.
         let it = unsafe { this.as_ref() };
+        let mut panic = FirstPanic::default();
         let mut state = it.lock();
         if state.dropped && !state.reclaiming && !state.ended {
             state.ended = true;
@@ -83,7 +84,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.reclaiming = true;
             drop(state);
             drop(guard); // drops of values may wait for readers; `reclaiming` keeps the core
-            dropping(it.address(), || it.reclaim_all());
+            dropping(it.address(), || it.reclaim_all(&mut panic));
             guard = rcu::pin();
             state = it.lock();
             state.reclaiming = false;
@@ -100,10 +101,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             // The core stays until this thread has queued the callback that frees it.
             queue_callback(this);
         }
+        panic.resume();
     }
 
     /// Makes every live slot dead, and reclaims the dead slots that have no reference.
-    fn reclaim_all(&self) {
+    fn reclaim_all(&self, panic: &mut FirstPanic) {
         let for_each = |f: &mut dyn FnMut(SlabPtr<T>, u32, u64)| {
             let mut from = 0;
             while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
@@ -128,13 +130,13 @@ impl<T: Send + Sync + 'static> Core<T> {
                 slot.state.store(NotLive::dead(id, NO_LINK).bits(), order);
             }
         });
-        self.waiters.notify_all();
+        panic.call(|| self.waiters.wake_all_tasks());
         self.restart_sections();
         let mut vacated = Vacated::new(self);
         for_each(&mut |slab, index, state| {
             if let Some(state) = NotLive::read(state) {
                 if state.is_dead() && !state.is_referenced() {
-                    self.fold(slab, index, state, &mut vacated);
+                    self.fold(slab, index, state, &mut vacated, panic);
                 }
             }
         });
@@ -164,7 +166,8 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
     let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
     // SAFETY: only the callback frees the core.
     let it = unsafe { core.as_ref() };
-    it.advance();
+    let mut panic = FirstPanic::default();
+    it.advance_by(&mut panic);
     let guard = rcu::pin(); // invariant 3 of the core
     let mut state = it.lock();
     if state.callback_frees {
@@ -175,7 +178,7 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
         // SAFETY: a box of `Builder::build`. The table and every context are gone. Since the last of
         // them went, a grace period has ended, for which every thread that used the core was pinned.
         quarantine::free(unsafe { Box::from_raw(core.as_ptr()) });
-        return;
+        return panic.resume();
     }
     // If the table is over, one more callback frees the core: the grace period of this one may have
     // begun before the end.
@@ -203,4 +206,5 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
         // The core stays until this thread has queued the callback.
         queue_callback(core);
     }
+    panic.resume(); // RCU catches it
 }

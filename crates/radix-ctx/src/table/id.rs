@@ -1,10 +1,7 @@
 //! The id of a context: an index and a generation.
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 use std::num::NonZeroU64;
-use std::str::FromStr;
 
 /// The id of a context in a [`CtxTable`](super::CtxTable): the index of its slot, and the generation
 /// that tells it from the other contexts at that index.
@@ -27,7 +24,6 @@ use std::str::FromStr;
 /// let user_data: u64 = id.to_bits();
 /// assert_eq!(Id::from_bits(user_data), Some(id));
 /// assert_eq!(id.to_string(), "0.1"); // index 0, its first context
-/// assert_eq!("0.1".parse(), Ok(id));
 /// # Ok::<(), radix_ctx::InsertError<&str>>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,79 +108,6 @@ impl fmt::Display for Id {
     }
 }
 
-/// The error of a text that is not the [`Display`](fmt::Display) form of an [`Id`].
-///
-/// ```
-/// use radix_ctx::Id;
-///
-/// assert!("17.3".parse::<Id>().is_ok());
-/// assert!("17".parse::<Id>().is_err());
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ParseIdError {}
-
-impl ParseIdError {
-    /// Returns the errno of this error: `EINVAL`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::EINVAL
-    }
-}
-
-impl fmt::Display for ParseIdError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an id of the form `index.generation`")
-    }
-}
-
-impl Error for ParseIdError {}
-
-impl From<ParseIdError> for io::Error {
-    fn from(error: ParseIdError) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
-
-/// Parses the [`Display`](fmt::Display) form.
-impl FromStr for Id {
-    type Err = ParseIdError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        let parse = |text: &str| text.parse::<u32>().map_err(|_| ParseIdError {});
-        let (index, generation) = text.split_once('.').ok_or(ParseIdError {})?;
-        let bits = u64::from(parse(generation)?) << 32 | u64::from(parse(index)?);
-        Self::from_bits(bits).ok_or(ParseIdError {})
-    }
-}
-
-/// As the [`Display`](fmt::Display) form in human-readable formats, and as the number elsewhere.
-#[cfg(feature = "serde")]
-impl serde_core::Serialize for Id {
-    fn serialize<S: serde_core::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            serializer.collect_str(self)
-        } else {
-            serializer.serialize_u64(self.to_bits())
-        }
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde_core::Deserialize<'de> for Id {
-    fn deserialize<D: serde_core::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        use serde_core::de::Error;
-
-        if deserializer.is_human_readable() {
-            let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-            text.parse().map_err(D::Error::custom)
-        } else {
-            let bits = u64::deserialize(deserializer)?;
-            Self::from_bits(bits).ok_or_else(|| D::Error::custom(ParseIdError {}))
-        }
-    }
-}
-
 impl From<Id> for u64 {
     fn from(id: Id) -> Self {
         id.to_bits()
@@ -196,13 +119,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_an_id_does_not_parse() {
-        for text in ["", "1", "1.", ".1", "1.0", "-1.1", "1.1.1", "4294967296.1", "0.1073741824"] {
-            assert_eq!(text.parse::<Id>(), Err(ParseIdError {}), "{text}");
-        }
-    }
-
-    #[test]
     fn inv12_bits_make_an_id_only_if_a_table_could_have_made_them() {
         for bits in [0, 1, u64::from(u32::MAX), 1 << 62, 1 << 63, u64::MAX] {
             assert_eq!(Id::from_bits(bits), None, "{bits:#x}");
@@ -212,7 +128,6 @@ mod tests {
             assert_eq!(Id::from_bits(id.to_bits()), Some(id));
             assert_eq!((id.index(), id.generation()), (index, generation));
             assert_eq!(id.to_string(), format!("{index}.{generation}"));
-            assert_eq!(id.to_string().parse(), Ok(id));
         }
     }
 }

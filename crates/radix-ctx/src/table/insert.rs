@@ -31,7 +31,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Counts a context for the limit and claims a vacant slot.
     #[inline]
     pub(super) fn admit(&self) -> Result<Claim<'_, T>, InsertRefused> {
-        self.quota.take(1)?;
+        self.quota.take().map_err(|limit| InsertRefused::Quota { limit })?;
         self.claim().inspect_err(|_| self.quota.give_back(1))
     }
 }

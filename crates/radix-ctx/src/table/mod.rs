@@ -13,7 +13,7 @@
 //! | [`id`], [`error`] | ids and errors |
 //! | [`slab`], [`slab_tree`] | slots and their states; the tree of slabs, lookups |
 //! | [`retire_list`], [`vacant_queue`] | per-CPU lists of dead slots; the lowest vacant slots |
-//! | [`quota`], [`waiters`], [`pauses`], [`dropping`], [`panics`] | limits; blocked threads and wakers; pauses between polls; tables whose contexts a thread drops; panics of user code |
+//! | [`quota`], [`waiters`], [`user_code`] | the limit; blocked threads and wakers; drops of contexts and panics |
 //! | [`core`] | the parts together, and the state under the lock |
 //! | [`vacancy`], [`retire`], [`reclaim`], [`ending`] | from a vacant slot to a live one, to a dead one, to a vacant one; the end of a table |
 //! | [`ctx_table`], [`builder`], [`insert`], [`remove`], [`mod@reference`], [`iter`], [`stats`] | the table and its operations |
@@ -21,14 +21,11 @@
 mod builder;
 mod core;
 mod ctx_table;
-mod dropping;
 mod ending;
 mod error;
 mod id;
 mod insert;
 mod iter;
-mod panics;
-mod pauses;
 mod quota;
 mod reclaim;
 mod reference;
@@ -40,18 +37,16 @@ mod slab_tree;
 mod stats;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;
+mod user_code;
 mod vacancy;
 mod vacant_queue;
 mod waiters;
 
 pub use self::builder::Builder;
 pub use self::ctx_table::CtxTable;
-pub use self::error::{
-    GetRefError, InsertError, InsertRefused, LookupError, RemoveError, WaitError,
-};
-pub use self::id::{Id, ParseIdError};
+pub use self::error::{GetRefError, InsertError, InsertRefused, LookupError, WaitError};
+pub use self::id::Id;
 pub use self::iter::Iter;
-pub use self::quota::Usage;
 pub use self::reference::{CtxRef, RemovedFuture};
-pub use self::remove::{Removal, RemovalFuture, RemoveAll, RemoveAllFuture};
+pub use self::remove::{Removal, RemoveAll};
 pub use self::stats::TableStats;

@@ -5,17 +5,16 @@
 use std::ptr::NonNull;
 
 use percpu::fence::heavy_rseq;
-use percpu::panics::drop_payload;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{WordGuard, check, order, step};
 
 use super::core::{Core, State};
-use super::dropping::dropping;
 use super::error::WaitError;
-use super::panics::{Payload, caught};
+use super::id::MAX_GENERATION;
 use super::retire_list::{BATCH, EMPTY, Walk};
 use super::slab::{NotLive, SLOTS, Slab, SlabPtr};
+use super::user_code::{FirstPanic, dropping};
 
 /// The state in which [`Core::finish`] left a dead slot.
 enum Finished {
@@ -27,7 +26,19 @@ enum Finished {
 impl<T: Send + Sync + 'static> Core<T> {
     /// Reclaims the slots in the waiting lists if their grace period has ended, and starts a grace
     /// period for the others. Never blocks for a grace period. Returns how many slots it reclaimed.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the drop of a context does, when the others are dropped.
     pub(super) fn advance(&self) -> usize {
+        let mut panic = FirstPanic::default();
+        let vacated = self.advance_by(&mut panic);
+        panic.resume();
+        vacated
+    }
+
+    /// Advances reclaim, and leaves the first panic of a drop to the caller.
+    pub(super) fn advance_by(&self, panic: &mut FirstPanic) -> usize {
         let mut state = self.lock();
         if state.reclaiming {
             return 0;
@@ -44,7 +55,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         if !check!("reclaim: a grace period is over", period.poll()) {
             return 0;
         }
-        reclaiming.run()
+        reclaiming.run(panic)
     }
 
     /// Advances until every slot that was dead before this call has left the lists. Returns how many
@@ -53,7 +64,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
-        let mut vacated = 0;
+        let (mut vacated, mut panic) = (0, FirstPanic::default());
         // Twice: for the waiting lists, and for the filling lists, which wait after that.
         for _ in 0..2 {
             let mut state = self.lock_reclaimed()?;
@@ -70,9 +81,10 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             let state = self.lock_reclaimed()?;
             if state.waiting == Some(period) {
-                vacated += Reclaiming::begin(self, state).run();
+                vacated += Reclaiming::begin(self, state).run(&mut panic);
             }
         }
+        panic.resume();
         Ok(vacated)
     }
 
@@ -93,7 +105,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Reclaims the slots in the waiting lists, which belong to the calling thread. Returns how many
     /// there were, and the slabs that were released.
-    fn reclaim(&self) -> (usize, Batch) {
+    fn reclaim(&self, panic: &mut FirstPanic) -> (usize, Batch) {
         self.restart_sections();
         let mut vacated = Vacated::new(self);
         let mut found = [None; BATCH];
@@ -105,7 +117,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                     break;
                 }
                 for (slab, index, gone) in found.iter_mut().filter_map(Option::take) {
-                    self.fold(slab, index, gone, &mut vacated);
+                    self.fold(slab, index, gone, &mut vacated, panic);
                 }
             }
             // Ordering: Relaxed; invariant 2.
@@ -133,6 +145,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         index: u32,
         state: NotLive,
         vacated: &mut Vacated<'_, T>,
+        panic: &mut FirstPanic,
     ) {
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
@@ -149,23 +162,17 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             self.counters.referenced.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Err(payload) = self.drop_value(it, index) {
-            // Ordering: Relaxed; a statistic.
-            self.counters.panics.fetch_add(1, Ordering::Relaxed);
-            drop_payload(payload);
-        }
+        self.drop_value(it, index, panic);
         vacated.add(slab, index, self.finish(it, index, state));
-        drop(self.waiters.take_slot(index));
     }
 
-    fn drop_value(&self, slab: &Slab<T>, index: u32) -> Result<(), Payload> {
-        if !std::mem::needs_drop::<T>() {
-            return Ok(());
+    fn drop_value(&self, slab: &Slab<T>, index: u32, panic: &mut FirstPanic) {
+        if std::mem::needs_drop::<T>() {
+            let slot = slab.slot(index);
+            // SAFETY: the slot was dead for a grace period and has no reference; only this thread drops
+            // the value (invariant 3).
+            panic.call(|| unsafe { slot.drop_value() });
         }
-        let slot = slab.slot(index);
-        // SAFETY: the slot was dead for a grace period and has no reference; only this thread drops the
-        // value (invariant 3).
-        caught(|| unsafe { slot.drop_value() })
     }
 
     /// Opens the count of a slot again and makes its state vacant.
@@ -177,7 +184,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         // drop of the value.
         let order = order!(Release, "finish: the drop has ended");
         slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), order);
-        if state.next() < self.limits.generations { Finished::Vacant } else { Finished::Exhausted }
+        if state.next() < MAX_GENERATION { Finished::Vacant } else { Finished::Exhausted }
     }
 
     /// Drops the value of a dead slot and vacates the slot, after the last reference was put.
@@ -203,12 +210,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             debug_assert!(false, "{index} is live, and its last reference was put");
             return;
         };
-        let dropped = dropping(core.address(), || core.drop_value(it, index));
+        let mut panic = FirstPanic::default();
+        dropping(core.address(), || core.drop_value(it, index, &mut panic));
         // SAFETY: the contract of this function; the value is dropped.
         unsafe { Self::vacate_last(this, slab, index, state) };
-        if let Err(panic) = dropped {
-            std::panic::resume_unwind(panic);
-        }
+        panic.resume();
     }
 
     /// Vacates a dead slot without a value, whose last reference the calling thread has put.
@@ -225,15 +231,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         let mut vacated = Vacated::new(core);
         vacated.add(slab, index, core.finish(it, index, state));
-        let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
         core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
         let released = vacated.give_back();
-        let threads = core.waiters.take_threads();
+        core.waiters.wake_threads();
         // SAFETY: the guard was pinned before the slot was vacated.
         unsafe { Self::end(this, guard) };
-        // Without the guard: wakes, and retires the slab, which may run drops.
-        drop((woken, threads, released));
+        drop(released); // without the guard, because RCU may run drops
     }
 }
 
@@ -254,8 +258,9 @@ impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
     }
 
     /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
-    fn run(&mut self) -> usize {
-        let (vacated, released) = dropping(self.core.address(), || self.core.reclaim());
+    fn run(&mut self, panic: &mut FirstPanic) -> usize {
+        let address = self.core.address();
+        let (vacated, released) = dropping(address, || self.core.reclaim(panic));
         self.released = released;
         self.done = true;
         vacated
@@ -278,16 +283,11 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
         if send {
             core.queue_callback();
         }
+        core.waiters.wake_threads();
         if dropped {
             // SAFETY: the caller of `begin` borrows the table, or is the reclaim callback. Both keep the
             // core until after this call.
             unsafe { Core::end(core.this(), rcu::pin()) };
-        }
-        if self.done {
-            core.waiters.notify();
-        } else {
-            // No slot has changed. A task that waits for a drop must not wake itself by its own poll.
-            core.waiters.notify_threads();
         }
     }
 }

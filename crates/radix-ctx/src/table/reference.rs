@@ -8,21 +8,19 @@
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::Ordering;
 use percpu::sync::order;
-use percpu::{RefBlock, rcu};
+use percpu::{AllocError, RefBlock, rcu};
 
 use super::core::Core;
 use super::ctx_table::CtxTable;
-use super::error::{GetRefError, InsertError, WaitError};
+use super::error::{GetRefError, InsertError, InsertRefused};
 use super::id::Id;
 use super::slab::{SLOTS, Slab, SlabPtr, Slot};
 use super::waiters::{Registration, Waiters};
@@ -107,7 +105,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         let claim = match core.admit() {
             Ok(claim) => claim,
-            Err(reason) => return Err(InsertError::new(value, reason)),
+            Err(reason) => return Err(InsertError { value, reason }),
         };
         let (id, slab) = (claim.id(), claim.slab());
         // SAFETY: invariant 4 of `slab`: the claimed slot is used.
@@ -117,7 +115,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             Err(error) => {
                 drop(claim);
                 core.quota.give_back(1);
-                return Err(InsertError::new(value, error.into()));
+                return Err(InsertError { value, reason: InsertRefused::Alloc(error) });
             }
         };
         // The count is open, and the state is not the id yet: `get_more` counts in the atomic.
@@ -137,7 +135,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         // SAFETY: the caller holds a guard.
         let (slab, _) = unsafe { core.slabs.find(id) }?; // makes no counts for a wrong id
-        core.make_refs(slab)?;
+        core.make_refs(slab).map_err(GetRefError::Alloc)?;
         self.get_ref(id)
     }
 }
@@ -148,9 +146,9 @@ fn number(id: Id) -> usize {
 
 impl<T: Send + Sync + 'static> Core<T> {
     #[cold]
-    fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, GetRefError> {
+    fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, AllocError> {
         let _state = self.lock();
-        let refs = slab.make_refs().map_err(GetRefError::Alloc)?;
+        let refs = slab.make_refs()?;
         // Ordering: Release pairs with the Acquire in `restart_sections`; it carries the counts. The lock
         // does so, too, so no model can see it weakened.
         self.has_refs.store(true, Ordering::Release);
@@ -195,56 +193,6 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
         // `retire_all`, `fold` and `reclaim_all`; it carries what the removing thread did before.
         let order = order!(Acquire, "is_removed: what came before the removal");
         this.slot().state.load(order) != this.id.to_bits()
-    }
-
-    /// Blocks until `condition` returns a value, or the context is removed.
-    ///
-    /// `condition` is called again after each [`notify`](Self::notify), and after other changes of the table.
-    /// No lock and no guard is held then, so it may use the table.
-    ///
-    /// # Errors
-    ///
-    /// [`WaitError::Removed`] if the context is removed before `condition` returns a value.
-    /// [`WaitError::Pinned`] if the calling thread holds an RCU guard: the wait would delay every grace
-    /// period.
-    pub fn wait_until<R>(
-        this: &Self,
-        condition: impl FnMut(&T) -> Option<R>,
-    ) -> Result<R, WaitError> {
-        Self::wait_deadline(this, None, condition)
-    }
-
-    /// Blocks like [`wait_until`](Self::wait_until), for `timeout` at most.
-    ///
-    /// # Errors
-    ///
-    /// The errors of `wait_until`, and [`WaitError::TimedOut`].
-    pub fn wait_timeout<R>(
-        this: &Self,
-        timeout: Duration,
-        condition: impl FnMut(&T) -> Option<R>,
-    ) -> Result<R, WaitError> {
-        Self::wait_deadline(this, Instant::now().checked_add(timeout), condition)
-    }
-
-    fn wait_deadline<R>(
-        this: &Self,
-        deadline: Option<Instant>,
-        mut condition: impl FnMut(&T) -> Option<R>,
-    ) -> Result<R, WaitError> {
-        if rcu::is_pinned() {
-            return Err(WaitError::Pinned);
-        }
-        let waited = this.waiters().wait(deadline, || match condition(this) {
-            Some(got) => Some(Ok(got)),
-            None => Self::is_removed(this).then_some(Err(WaitError::Removed)),
-        });
-        waited.unwrap_or(Err(WaitError::TimedOut))
-    }
-
-    /// Wakes the threads and tasks that wait for a context of this table. Wait-free while none does.
-    pub fn notify(this: &Self) {
-        this.waiters().notify();
     }
 
     /// Returns a future that is ready when the context is removed.
@@ -296,12 +244,6 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for CtxRef<T> {
     }
 }
 
-impl<T: Send + Sync + fmt::Display + 'static> fmt::Display for CtxRef<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
 /// A future that is ready when a context is removed. Holds a reference to it. Returned by
 /// [`CtxRef::removed`].
 ///
@@ -335,21 +277,13 @@ impl<T: Send + Sync + 'static> Future for RemovedFuture<T> {
         if CtxRef::is_removed(&this.of) {
             return Poll::Ready(());
         }
-        let index = this.of.id.index();
-        let registered =
-            this.of.waiters().register(&mut this.registration, Some(index), context.waker());
-        if CtxRef::is_removed(&this.of) {
-            return Poll::Ready(());
-        }
-        if !registered {
-            context.waker().wake_by_ref(); // no memory for the waker: polls again soon
-        }
-        Poll::Pending
+        this.of.waiters().register(&mut this.registration, this.of.id.index(), context.waker());
+        if CtxRef::is_removed(&this.of) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
 impl<T: Send + Sync + 'static> Drop for RemovedFuture<T> {
     fn drop(&mut self) {
-        self.of.waiters().leave(&mut self.registration);
+        self.of.waiters().leave(&self.registration);
     }
 }

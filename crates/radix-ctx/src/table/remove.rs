@@ -2,43 +2,36 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use percpu::rcu;
-use percpu::sync::{WordGuard, order, thread};
+use percpu::sync::{order, thread};
 
-use super::core::{Core, State};
+use super::core::Core;
 use super::ctx_table::CtxTable;
-use super::error::{RemoveError, WaitError};
+use super::error::{LookupError, WaitError};
 use super::id::Id;
-use super::pauses::Pauses;
 use super::slab::{NotLive, SLAB_BITS, SLOTS};
 use super::slab_tree::LAST_KEY;
-use super::waiters::Registration;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Removes a context. Every later lookup of `id` fails.
     ///
     /// One of several threads that remove the same context succeeds. Readers that found the context before
     /// can go on using it. It is dropped when no reader and no reference is left, by a later removal or
-    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU (see [`crate::rcu::Bounds`]). The
-    /// [`Removal`] can wait for the drop; dropping the `Removal` waits for nothing.
+    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU. The [`Removal`] can wait for the
+    /// drop; dropping the `Removal` waits for nothing.
     ///
-    /// Lock-free, and does not allocate, except that about one call in a thousand, and the first call after a
-    /// pause, takes the lock and reclaims removed contexts.
+    /// Does not allocate. Lock-free, with the exceptions in the table of the [crate's page](crate#progress).
     ///
     /// # Errors
     ///
-    /// The errors of [`get`](Self::get).
+    /// [`LookupError`] as for [`get`](Self::get).
     #[inline]
-    pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, RemoveError> {
+    pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, LookupError> {
         let core = self.core();
-        if core.kill(id)? {
-            core.advance_and_queue();
-        }
+        let must_advance = core.kill(id)?;
+        core.after_removal(must_advance, || core.waiters.wake_tasks(id.index()));
         Ok(Removal { core, id })
     }
 
@@ -48,9 +41,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// Blocks for one grace period, whatever the number of contexts, and until the last
     /// [`CtxRef`](super::CtxRef) of each context is dropped. A reference that the calling thread holds is
-    /// not noticed: the wait for it does not end. A task calls `begin_remove_all().await` instead
-    /// ([`begin_remove_all`](Self::begin_remove_all)). To refuse inserts meanwhile, call
-    /// [`close`](Self::close) first.
+    /// not noticed: the wait for it does not end.
     ///
     /// # Errors
     ///
@@ -59,11 +50,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         self.core().may_wait()?;
         let mut removal = self.begin_remove_all();
         removal.wait()?;
-        Ok(removal.len())
+        Ok(removal.count())
     }
 
-    /// Removes every context. Does not wait for readers. The [`RemoveAll`] can wait for the drops, by a
-    /// blocking call or by `.await`.
+    /// Removes every context. Does not wait for readers. The [`RemoveAll`] can wait for the drops.
     pub fn begin_remove_all(&self) -> RemoveAll<'_, T> {
         let core = self.core();
         let mut killed = 0;
@@ -79,10 +69,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             drop(guard);
             from = key + 1;
         }
-        if killed != 0 {
-            core.waiters.notify_all();
-            core.advance_and_queue();
-        }
+        core.after_removal(killed != 0, || core.waiters.wake_all_tasks());
         RemoveAll { core, killed, from: 0 }
     }
 
@@ -105,8 +92,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// ```
     pub fn retain(&self, mut keep: impl FnMut(Id, &T) -> bool) -> usize {
         let core = self.core();
-        let mut removed = 0;
-        let mut later = AdvanceLater { core, due: false };
+        let _later = QueueLater(core); // `keep` may panic
+        let (mut removed, mut must_advance) = (0, false);
         let mut from = Some(0);
         while let Some(index) = from {
             // A guard for each batch, so that a long table does not delay grace periods.
@@ -121,9 +108,11 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             for id in refused.into_iter().flatten() {
                 let Ok(advance) = core.kill(id) else { continue }; // another thread was faster
                 removed += 1;
-                later.due |= advance;
+                must_advance |= advance;
+                core.waiters.wake_tasks(id.index());
             }
         }
+        core.after_removal(must_advance, || ());
         removed
     }
 
@@ -143,57 +132,57 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// # Errors
     ///
-    /// [`WaitError::Pinned`] if the calling thread holds an RCU guard, [`WaitError::InDrop`] if it is dropping
-    /// a context of this table.
+    /// [`WaitError::Pinned`] or [`WaitError::InDrop`].
     pub fn flush(&self) -> Result<usize, WaitError> {
         self.core().flush()
     }
 }
 
-/// Advances reclaim when it is dropped, if a removal has asked for that: also after a panic.
-struct AdvanceLater<'a, T: Send + Sync + 'static> {
-    core: &'a Core<T>,
-    due: bool,
-}
+/// Queues the reclaim callback when it is dropped, if it is not queued and a list has slots: the obligation
+/// of a thread that has added one, which it keeps if user code panics.
+struct QueueLater<'a, T: Send + Sync + 'static>(&'a Core<T>);
 
-impl<T: Send + Sync + 'static> Drop for AdvanceLater<'_, T> {
+impl<T: Send + Sync + 'static> Drop for QueueLater<'_, T> {
     fn drop(&mut self) {
-        if self.due {
-            self.core.advance_and_queue();
-        }
+        self.0.queue_callback_for_lists();
     }
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Makes a context dead and adds it to a list. Returns whether the caller must call
-    /// `advance_and_queue`.
+    /// Makes a context dead and adds it to a list. Returns whether reclaim must advance. The caller calls
+    /// [`after_removal`](Self::after_removal).
     #[inline]
-    fn kill(&self, id: Id) -> Result<bool, RemoveError> {
+    fn kill(&self, id: Id) -> Result<bool, LookupError> {
         let guard = rcu::pin();
         // SAFETY: `guard` is an RCU guard.
-        let (slab, slot) = unsafe { self.slabs.find(id) }?;
+        let (_, slot) = unsafe { self.slabs.find(id) }?;
         if !slot.kill(id) {
-            return Err(RemoveError::Stale);
+            return Err(LookupError::Stale);
         }
         // SAFETY: this thread has just made the slot dead, under `guard`.
-        let must_advance = unsafe { self.retire(slab, slot, id) };
+        let must_advance = unsafe { self.retire(slot, id) };
         drop(guard);
-        self.waiters.notify_slot(id.index());
         Ok(must_advance)
     }
 
-    /// Locks the state, if the calling thread may wait for the drop of contexts of this table.
-    fn lock_to_wait(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
-        if rcu::is_pinned() {
-            return Err(WaitError::Pinned);
+    /// Wakes the tasks that wait for a removal, and advances reclaim if the removal has asked for that. The
+    /// calling thread holds no guard: both run user code.
+    #[inline]
+    fn after_removal(&self, must_advance: bool, wake: impl FnOnce()) {
+        if !must_advance {
+            return wake();
         }
-        let state = self.lock();
-        if self.is_in_drop() { Err(WaitError::InDrop) } else { Ok(state) }
+        let _later = QueueLater(self);
+        wake();
+        self.advance();
     }
 
     /// Returns an error if the calling thread must not wait for the drop of contexts of this table.
     fn may_wait(&self) -> Result<(), WaitError> {
-        self.lock_to_wait().map(drop)
+        if rcu::is_pinned() {
+            return Err(WaitError::Pinned);
+        }
+        if self.is_in_drop() { Err(WaitError::InDrop) } else { Ok(()) }
     }
 
     /// Returns whether the context of `id`, which was removed, is dropped.
@@ -218,288 +207,39 @@ impl<T: Send + Sync + 'static> Core<T> {
         NotLive::read(slab.slot(index).state.load(order))
     }
 
-    /// Blocks until `done` returns true. `blocked` returns whether only a reference keeps it from that.
-    fn wait_done(
+    /// Blocks until `done` returns true, or until the deadline. `blocked` returns whether only a reference
+    /// keeps it from that.
+    fn wait(
         &self,
+        deadline: Option<Instant>,
         mut done: impl FnMut() -> bool,
         blocked: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
+        let mut pause = Duration::from_micros(10);
         while !done() {
             self.may_wait()?;
-            let vacated = self.flush()?;
+            let vacated = if deadline.is_some() { self.advance() } else { self.flush()? };
             if done() {
                 break;
             }
-            if vacated == 0 {
-                thread::yield_now(); // to a thread that has killed a slot and not added it to a list
-            }
-            self.waiters.wait(None, || (done() || !blocked()).then_some(()));
-        }
-        Ok(())
-    }
-
-    /// Waits like [`wait_done`](Self::wait_done), but for `timeout` at most: polls for the readers.
-    fn wait_timeout(
-        &self,
-        timeout: Duration,
-        mut done: impl FnMut() -> bool,
-        blocked: impl Fn() -> bool,
-    ) -> Result<(), WaitError> {
-        let Some(deadline) = Instant::now().checked_add(timeout) else {
-            return self.wait_done(done, blocked);
-        };
-        // A reader wakes no waiter when it leaves, so this polls, with growing pauses.
-        let mut step = Duration::from_micros(10);
-        loop {
-            if done() {
-                return Ok(());
-            }
-            self.may_wait()?;
-            self.advance();
-            if done() {
-                return Ok(());
-            }
-            let now = Instant::now();
-            if now >= deadline {
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(WaitError::TimedOut);
             }
             if blocked() {
                 // The drop of the last reference wakes it.
-                let unblocked = || (done() || !blocked()).then_some(());
-                self.waiters.wait(Some(deadline), unblocked);
-            } else {
-                let until = (now + step).min(deadline);
+                self.waiters.wait(deadline, || (done() || !blocked()).then_some(()));
+            } else if let Some(deadline) = deadline {
+                // A reader wakes no waiter when it leaves, so this polls, with growing pauses.
+                let until = (Instant::now() + pause).min(deadline);
                 self.waiters.wait(Some(until), || done().then_some(()));
-                step = (step * 2).min(Duration::from_millis(1));
+                pause = (pause * 2).min(Duration::from_millis(1));
+            } else if vacated == 0 {
+                thread::yield_now(); // to a thread that has killed a slot and not added it to a list
             }
         }
+        Ok(())
     }
 
-    /// Polls a future that is ready when `done` returns true. It waits for `slot`, or for the whole table.
-    /// `blocked` returns whether only a reference keeps it from that.
-    fn poll_done(
-        &self,
-        registration: &mut Registration,
-        pauses: &mut Pauses,
-        slot: Option<u32>,
-        context: &mut Context<'_>,
-        done: impl Fn() -> bool,
-        blocked: impl Fn() -> bool,
-    ) -> Poll<Result<(), WaitError>> {
-        self.advance();
-        if done() {
-            return Poll::Ready(Ok(()));
-        }
-        self.may_wait()?;
-        let registered = self.waiters.register(registration, slot, context.waker());
-        if done() {
-            return Poll::Ready(Ok(()));
-        }
-        let blocked = blocked();
-        // A reader wakes no waiter when it leaves, so the task polls again.
-        if !registered || !blocked {
-            pauses.wake_later(context.waker());
-        }
-        Poll::Pending
-    }
-}
-
-/// A removed context, for a wait until it is dropped. Returned by [`CtxTable::remove`].
-///
-/// `removal.await` waits as a [`RemovalFuture`]. Dropping a `Removal` waits for nothing.
-///
-/// ```
-/// use radix_ctx::CtxTable;
-///
-/// let table = CtxTable::new();
-/// let id = table.insert(Box::new(7))?;
-/// let removal = table.remove(id)?;
-/// removal.wait()?; // no reader and no reference is left: the box is freed
-/// assert!(removal.is_done());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub struct Removal<'a, T: Send + Sync + 'static> {
-    core: &'a Core<T>,
-    id: Id,
-}
-
-impl<T: Send + Sync + 'static> Removal<'_, T> {
-    /// Returns the id of the removed context.
-    #[must_use]
-    pub fn id(&self) -> Id {
-        self.id
-    }
-
-    /// Returns whether the context is dropped. Advances reclaim like [`CtxTable::poll`]; never blocks.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
-        if !self.core.is_reclaimed(self.id) {
-            self.core.advance();
-        }
-        self.core.is_reclaimed(self.id)
-    }
-
-    /// Blocks until the context is dropped.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`CtxTable::flush`]. A reference that the calling thread holds is not noticed: the wait
-    /// for it does not end.
-    pub fn wait(&self) -> Result<(), WaitError> {
-        let Self { core, id } = self;
-        core.wait_done(|| core.is_reclaimed(*id), || core.is_referenced(*id))
-    }
-
-    /// Blocks until the context is dropped, for `timeout` at most.
-    ///
-    /// # Errors
-    ///
-    /// [`WaitError::TimedOut`], and the errors of [`CtxTable::flush`].
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
-        let Self { core, id } = self;
-        core.wait_timeout(timeout, || core.is_reclaimed(*id), || core.is_referenced(*id))
-    }
-}
-
-impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
-    type Output = Result<(), WaitError>;
-    type IntoFuture = RemovalFuture<'a, T>;
-
-    fn into_future(self) -> RemovalFuture<'a, T> {
-        RemovalFuture {
-            removal: self,
-            registration: Registration::default(),
-            pauses: Pauses::default(),
-        }
-    }
-}
-
-/// A future that is ready when a removed context is dropped. Made from a [`Removal`].
-///
-/// ```
-/// async fn close(table: &radix_ctx::CtxTable<String>, id: radix_ctx::Id) -> std::io::Result<()> {
-///     table.remove(id)?.await?; // a `RemovalFuture`
-///     Ok(()) // no reader has the context any more
-/// }
-/// ```
-///
-/// The future may be dropped at any time: the context stays removed, and is dropped as if no task had
-/// waited. A [`CtxRef`](super::CtxRef) of the context that the task itself holds is not noticed: the wait
-/// for it does not end, so drop it first.
-///
-/// The drop of the last reference wakes the task. A reader wakes no task when it leaves, so while readers
-/// use the context the task is polled again, after pauses of up to a millisecond. One thread sleeps for
-/// all such pauses of the process. It runs while it is needed and for a second after that.
-///
-/// # Errors
-///
-/// The errors of [`Removal::wait`], returned by the poll: a task that polls with an RCU guard, or in the
-/// drop of a context, may be what it waits for.
-#[derive(Debug)]
-#[must_use = "a future does nothing unless it is polled"]
-pub struct RemovalFuture<'a, T: Send + Sync + 'static> {
-    removal: Removal<'a, T>,
-    registration: Registration,
-    pauses: Pauses,
-}
-
-impl<T: Send + Sync + 'static> Future for RemovalFuture<'_, T> {
-    type Output = Result<(), WaitError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { removal: Removal { core, id }, registration, pauses } = self.get_mut();
-        let (done, blocked) = (|| core.is_reclaimed(*id), || core.is_referenced(*id));
-        core.poll_done(registration, pauses, Some(id.index()), context, done, blocked)
-    }
-}
-
-impl<T: Send + Sync + 'static> Drop for RemovalFuture<'_, T> {
-    fn drop(&mut self) {
-        self.removal.core.waiters.leave(&mut self.registration);
-    }
-}
-
-impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Removal").field(&self.id).finish()
-    }
-}
-
-/// The removed contexts of a table, for a wait until they are dropped. Returned by
-/// [`CtxTable::begin_remove_all`].
-///
-/// A wait may include contexts that other threads remove meanwhile. `closing.await` waits as a
-/// [`RemoveAllFuture`].
-///
-/// ```
-/// use radix_ctx::CtxTable;
-///
-/// let table = CtxTable::new();
-/// for name in ["alice", "bob"] {
-///     table.insert(name)?;
-/// }
-/// let mut closing = table.begin_remove_all();
-/// assert_eq!(closing.len(), 2); // lookups fail from now on
-/// closing.wait()?; // both are dropped
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub struct RemoveAll<'a, T: Send + Sync + 'static> {
-    core: &'a Core<T>,
-    killed: usize,
-    /// The contexts below this index are dropped, or were removed later.
-    from: u64,
-}
-
-impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
-    /// Returns how many contexts were removed.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.killed
-    }
-
-    /// Returns whether no context was removed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.killed == 0
-    }
-
-    /// Returns whether all removed contexts are dropped. Advances reclaim; never blocks.
-    #[must_use]
-    pub fn is_done(&mut self) -> bool {
-        self.core.advance();
-        let from = Cell::new(self.from);
-        let clear = self.core.is_clear(&from);
-        self.from = from.get();
-        clear
-    }
-
-    /// Blocks until all removed contexts are dropped.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`CtxTable::flush`].
-    pub fn wait(&mut self) -> Result<(), WaitError> {
-        let (core, from) = (self.core, Cell::new(self.from));
-        let waited = core.wait_done(|| core.is_clear(&from), || core.is_referenced_at(from.get()));
-        self.from = from.get();
-        waited
-    }
-
-    /// Blocks until all removed contexts are dropped, for `timeout` at most.
-    ///
-    /// # Errors
-    ///
-    /// [`WaitError::TimedOut`], and the errors of [`CtxTable::flush`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<(), WaitError> {
-        let (core, from) = (self.core, Cell::new(self.from));
-        let blocked = || core.is_referenced_at(from.get());
-        let waited = core.wait_timeout(timeout, || core.is_clear(&from), blocked);
-        self.from = from.get();
-        waited
-    }
-}
-
-impl<T: Send + Sync + 'static> Core<T> {
     /// Moves `from` to the first removed context that is not dropped. Returns true if there is none.
     fn is_clear(&self, from: &Cell<u64>) -> bool {
         let _guard = rcu::pin();
@@ -520,60 +260,119 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         true
     }
-
-    fn is_referenced_at(&self, index: u64) -> bool {
-        self.not_live(index as u32).is_some_and(NotLive::is_referenced)
-    }
 }
 
-impl<'a, T: Send + Sync + 'static> IntoFuture for RemoveAll<'a, T> {
-    type Output = Result<usize, WaitError>;
-    type IntoFuture = RemoveAllFuture<'a, T>;
+/// A removed context, for a wait until it is dropped. Returned by [`CtxTable::remove`].
+///
+/// Dropping a `Removal` waits for nothing. A task calls [`is_done`](Self::is_done) after pauses of its
+/// runtime's timer.
+///
+/// ```
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::new();
+/// let id = table.insert(Box::new(7))?;
+/// let removal = table.remove(id)?;
+/// removal.wait()?; // no reader and no reference is left: the box is freed
+/// assert!(removal.is_done());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Removal<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    id: Id,
+}
 
-    fn into_future(self) -> RemoveAllFuture<'a, T> {
-        RemoveAllFuture {
-            removal: self,
-            registration: Registration::default(),
-            pauses: Pauses::default(),
+impl<T: Send + Sync + 'static> Removal<'_, T> {
+    /// Returns whether the context is dropped. Advances reclaim like [`CtxTable::poll`], which takes the
+    /// table's lock and runs drops of removed contexts. Never waits for a reader.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        if !self.core.is_reclaimed(self.id) {
+            self.core.advance();
         }
+        self.core.is_reclaimed(self.id)
+    }
+
+    /// Blocks until the context is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Pinned`] or [`WaitError::InDrop`]. A reference that the calling thread holds is not
+    /// noticed: the wait for it does not end.
+    pub fn wait(&self) -> Result<(), WaitError> {
+        let Self { core, id } = self;
+        core.wait(None, || core.is_reclaimed(*id), || core.is_referenced(*id))
+    }
+
+    /// Blocks until the context is dropped, or until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// Any [`WaitError`].
+    pub fn wait_deadline(&self, deadline: Instant) -> Result<(), WaitError> {
+        let Self { core, id } = self;
+        core.wait(Some(deadline), || core.is_reclaimed(*id), || core.is_referenced(*id))
     }
 }
 
-/// A future that is ready when all removed contexts are dropped, with their number. Made from a
-/// [`RemoveAll`]. Wakes and fails like a [`RemovalFuture`].
+impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Removal").field(&self.id).finish()
+    }
+}
+
+/// The removed contexts of a table, for a wait until they are dropped. Returned by
+/// [`CtxTable::begin_remove_all`].
+///
+/// A wait may include contexts that other threads remove meanwhile.
 ///
 /// ```
-/// use radix_ctx::{CtxTable, WaitError};
+/// use radix_ctx::CtxTable;
 ///
-/// async fn close(table: &CtxTable<String>) -> Result<usize, WaitError> {
-///     table.begin_remove_all().await // the number of contexts, when all are dropped
+/// let table = CtxTable::new();
+/// for name in ["alice", "bob"] {
+///     table.insert(name)?;
 /// }
+/// let mut closing = table.begin_remove_all();
+/// assert_eq!(closing.count(), 2); // lookups fail from now on
+/// closing.wait()?; // both are dropped
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
-#[must_use = "a future does nothing unless it is polled"]
-pub struct RemoveAllFuture<'a, T: Send + Sync + 'static> {
-    removal: RemoveAll<'a, T>,
-    registration: Registration,
-    pauses: Pauses,
+pub struct RemoveAll<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    killed: usize,
+    /// The contexts below this index are dropped, or were removed later.
+    from: u64,
 }
 
-impl<T: Send + Sync + 'static> Future for RemoveAllFuture<'_, T> {
-    type Output = Result<usize, WaitError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { removal: RemoveAll { core, killed, from }, registration, pauses } =
-            self.get_mut();
-        let at = Cell::new(*from);
-        let (done, blocked) = (|| core.is_clear(&at), || core.is_referenced_at(at.get()));
-        let polled = core.poll_done(registration, pauses, None, context, done, blocked);
-        *from = at.get();
-        polled.map_ok(|()| *killed)
+impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
+    /// Returns how many contexts were removed.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.killed
     }
-}
 
-impl<T: Send + Sync + 'static> Drop for RemoveAllFuture<'_, T> {
-    fn drop(&mut self) {
-        self.removal.core.waiters.leave(&mut self.registration);
+    /// Returns whether all removed contexts are dropped. Advances reclaim like [`Removal::is_done`].
+    #[must_use]
+    pub fn is_done(&mut self) -> bool {
+        self.core.advance();
+        let from = Cell::new(self.from);
+        let clear = self.core.is_clear(&from);
+        self.from = from.get();
+        clear
+    }
+
+    /// Blocks until all removed contexts are dropped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Removal::wait`].
+    pub fn wait(&mut self) -> Result<(), WaitError> {
+        let (core, from) = (self.core, Cell::new(self.from));
+        let blocked = || core.not_live(from.get() as u32).is_some_and(NotLive::is_referenced);
+        let waited = core.wait(None, || core.is_clear(&from), blocked);
+        self.from = from.get();
+        waited
     }
 }
 

@@ -50,20 +50,16 @@ pub(super) const SMALLEST: u32 =
 const LARGEST: u64 = (1 << 16) / LANES as u64;
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Adds a dead slot to a list. Returns whether the caller must call
-    /// [`advance_and_queue`](Self::advance_and_queue), after its guard has ended.
-    ///
-    /// The caller wakes waiters after this.
+    /// Adds a dead slot to a list. Returns whether reclaim must advance, and the callback be queued, after
+    /// the guard has ended.
     ///
     /// # Safety
     ///
     /// The calling thread has just changed the state from `id` to dead, and since then holds an RCU
     /// guard.
     #[inline]
-    pub(super) unsafe fn retire(&self, slab: &Slab<T>, slot: &Slot<T>, id: Id) -> bool {
-        if self.quota.is_limited() {
-            self.quota.give_back(slab.weight(id.index()));
-        }
+    pub(super) unsafe fn retire(&self, slot: &Slot<T>, id: Id) -> bool {
+        self.quota.give_back(1);
         let Some(lists) = self.lists.get() else {
             return false; // always `Some` here: making the first slab creates the lists
         };
@@ -79,7 +75,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Makes every live slot of a slab dead and adds them to lists. Returns how many there were.
     ///
-    /// The caller wakes waiters and calls [`advance_and_queue`](Self::advance_and_queue) after this.
+    /// If there were any, reclaim must advance, and the callback be queued, after the guard has ended.
     ///
     /// # Safety
     ///
@@ -100,9 +96,6 @@ impl<T: Send + Sync + 'static> Core<T> {
                     continue;
                 }
                 let id = Id::from_live(state);
-                if self.quota.is_limited() {
-                    self.quota.give_back(slab.weight(id.index()));
-                }
                 // Ordering: Release, like the store of the link in `RetireLists::splice`.
                 let order = order!(Release, "retire all: the link carries what came before");
                 slot.state.store(NotLive::dead(id, first).bits(), order);
@@ -116,15 +109,8 @@ impl<T: Send + Sync + 'static> Core<T> {
                 killed += count as usize;
             }
         }
+        self.quota.give_back(killed as u64);
         killed
-    }
-
-    /// Advances reclaim if a list is full, and queues the callback. The calling thread holds no guard.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn advance_and_queue(&self) {
-        self.advance();
-        self.queue_callback_for_lists();
     }
 
     /// Returns the number of slots in the filling lists. Wait-free. Exact only if the removals

@@ -1,7 +1,7 @@
 //! Slabs: blocks of 64 slots, and the states of a slot.
 //!
 //! ```text
-//!  Slab -> | state, T | state, T | ... 64 of them |  used, refs, weights, owner
+//!  Slab -> | state, T | state, T | ... 64 of them |  used, refs, owner
 //!             ^
 //!   live:    the bits of the id
 //!   else:    | 1 | dead | next generation | link |
@@ -173,8 +173,6 @@ pub(super) struct Slab<T: Send + Sync + 'static> {
     used: AtomicU64,
     /// Null before the first counted reference.
     refs: AtomicPtr<RefBlock>,
-    /// The weight of each context, if the table limits the sum.
-    weights: Option<Box<[AtomicU64]>>,
 }
 
 /// A pointer to a slab. Invariant 4 says when a thread may follow it.
@@ -209,16 +207,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
         owner: NonNull<()>,
         first: u32,
         begin: Begin,
-        weighted: bool,
     ) -> Result<SlabPtr<T>, AllocError> {
-        let weights = if weighted {
-            let mut weights = Vec::new();
-            weights.try_reserve_exact(SLOTS).map_err(|_| AllocError::new())?;
-            weights.resize_with(SLOTS, || AtomicU64::new(0));
-            Some(weights.into_boxed_slice())
-        } else {
-            None
-        };
         let at = try_alloc::<Watched<Self>>()?;
         // SAFETY: `free` is for the heads of slabs, and this head will lie in one.
         let head = unsafe { RetireHead::new(free::<T>) };
@@ -244,8 +233,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
                     unsafe { at.write($value) };
                 })+};
             }
-            write!(head: head, owner: owner, first: first, used: AtomicU64::new(0), refs: refs,
-                weights: weights);
+            write!(head: head, owner: owner, first: first, used: AtomicU64::new(0), refs: refs);
         }
         #[cfg(any(offlock_loom, offlock_shuttle))]
         {
@@ -254,7 +242,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
                 value: UnsafeCell::new(MaybeUninit::uninit()),
             });
             let used = AtomicU64::new(0);
-            let slab = Self { slots, head, owner, first, used, refs, weights };
+            let slab = Self { slots, head, owner, first, used, refs };
             // SAFETY: the memory was just allocated with the layout of a slab.
             unsafe { at.write(Watched::new(slab)) };
         }
@@ -334,19 +322,6 @@ impl<T: Send + Sync + 'static> Slab<T> {
         self.refs.store(refs, Ordering::Release);
         // SAFETY: the slab owns the block until it is dropped.
         Ok(unsafe { &*refs })
-    }
-
-    pub(super) fn set_weight(&self, index: u32, weight: u64) {
-        if let Some(weights) = &self.weights {
-            // Ordering: Relaxed; the slot's state publishes it with the value.
-            weights[index as usize % SLOTS].store(weight, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn weight(&self, index: u32) -> u64 {
-        // Ordering: Relaxed; the load of the slot's state orders it.
-        let load = |weights: &[AtomicU64]| weights[index as usize % SLOTS].load(Ordering::Relaxed);
-        self.weights.as_deref().map_or(0, load)
     }
 
     /// Bytes from the start of the allocation to the head.

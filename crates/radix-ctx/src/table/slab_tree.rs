@@ -12,7 +12,7 @@ use percpu::sync::quarantine::Watched;
 
 use super::error::LookupError;
 use super::id::Id;
-use super::slab::{NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, Slot};
+use super::slab::{NotLive, SLAB_BITS, Slab, SlabPtr, Slot};
 use crate::tree::{Cursor, Tree, floor_in};
 
 /// The key of the slab with the highest index.

@@ -6,7 +6,8 @@ use percpu::sync::atomic::Ordering;
 
 use super::core::Core;
 use super::ctx_table::CtxTable;
-use super::quota::Usage;
+use super::id::MAX_GENERATION;
+
 use super::retire_list::RetireLists;
 use super::slab::{FULL, NotLive, SLOTS, Slab};
 use super::slab_tree::LAST_KEY;
@@ -47,8 +48,6 @@ pub struct TableStats {
     /// The size of the table, its slabs and its nodes in bytes, without memory that contexts own, the
     /// counts of references, and memory that waits for readers.
     pub bytes: u64,
-    /// The number of drops of removed contexts that panicked. The table has caught the panics.
-    pub panics: u64,
 }
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
@@ -63,23 +62,6 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Returns the use of the limits. Blocks shortly on the table's lock, unless the number of contexts is
-    /// limited.
-    #[must_use]
-    pub fn usage(&self) -> Usage {
-        let core = self.core();
-        let (contexts, weight) = core.quota.usage();
-        let contexts = match contexts {
-            Some(contexts) => contexts,
-            // Ordering: Relaxed; a statistic.
-            None => {
-                let state = core.lock();
-                core.len(&state)
-            }
-        };
-        Usage { contexts, weight }
     }
 
     /// Returns the statistics of the table. Blocks shortly on the table's lock.
@@ -116,14 +98,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         TableStats {
             live,
             pending,
-            // Ordering: Relaxed, here and below; statistics.
+            // Ordering: Relaxed; a statistic.
             referenced: self.counters.referenced.load(Ordering::Relaxed),
             exhausted,
             slabs,
             nodes: self.slabs.tree().node_count() as u64,
             height: self.slabs.tree().height(),
             bytes: bytes as u64,
-            panics: self.counters.panics.load(Ordering::Relaxed),
         }
     }
 
@@ -154,7 +135,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                     }
                     Some(state) => {
                         assert!(is_used || !state.is_dead(), "{index} is dead and vacant");
-                        assert!(state.next() <= self.limits.generations, "{index}: {state:?}");
+                        assert!(state.next() <= MAX_GENERATION, "{index}: {state:?}");
                     }
                 }
             }
@@ -173,22 +154,11 @@ impl<T: Send + Sync + 'static> Core<T> {
 
 impl fmt::Display for TableStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            live,
-            pending,
-            referenced,
-            exhausted,
-            slabs,
-            nodes,
-            height,
-            bytes,
-            panics,
-        } = self;
+        let Self { live, pending, referenced, exhausted, slabs, nodes, height, bytes } = self;
         write!(
             f,
-            "{live} live, {pending} pending ({referenced} referenced), \
-             {exhausted} exhausted; {slabs} slabs, {nodes} nodes, {height} levels, {bytes} bytes; \
-             {panics} panics"
+            "{live} live, {pending} pending ({referenced} referenced), {exhausted} exhausted; \
+             {slabs} slabs, {nodes} nodes, {height} levels, {bytes} bytes"
         )
     }
 }

@@ -37,23 +37,3 @@ fn inv12_the_last_generation_retires_its_index() {
     assert_eq!(table.insert("again").unwrap(), Id::new(1, 2));
     table.validate();
 }
-
-/// A reservation at the last generation, given back.
-#[test]
-fn inv12_a_released_id_of_the_last_generation_retires_its_index() {
-    let table = CtxTable::builder().generation_limit(u32::MAX).build().unwrap();
-    table.remove(table.insert(1).unwrap()).unwrap().wait().unwrap();
-    let guard = rcu::pin();
-    // SAFETY: the guard.
-    let slab = unsafe { table.core().slabs.slab(0) }.unwrap();
-    slab.slot(0).state.store(NotLive::vacant(MAX_GENERATION - 1).bits(), Ordering::Relaxed);
-    drop(guard);
-    let reservation = table.reserve().unwrap();
-    let id = reservation.id();
-    assert_eq!(id, Id::new(0, MAX_GENERATION - 1));
-    drop(reservation);
-    assert_eq!(table.with(id, |_| ()), Err(LookupError::Stale));
-    assert_eq!(table.stats().exhausted, 1);
-    assert_eq!(table.insert(2).unwrap(), Id::new(1, 1));
-    table.validate();
-}

@@ -25,10 +25,10 @@ use percpu::{AllocError, PerCpu};
 
 use super::core::{Core, State};
 use super::error::InsertRefused;
-use super::id::Id;
+use super::id::{Id, MAX_GENERATION};
 use super::retire_list::RetireLists;
 use super::slab::{self, Begin, FULL, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr};
-use super::slab_tree::{LAST_KEY, next_generation, slab_of};
+use super::slab_tree::{next_generation, slab_of};
 use super::vacant_queue::QUEUE;
 use crate::tree::{Edit, floor_word};
 
@@ -132,7 +132,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         let mut taken = [0; QUEUE];
         let mut number = 0;
-        let last = self.limits.max_index;
+        let last = self.max_index;
         let (mut from, to) = (0, u64::from(last) >> SLAB_BITS);
         while number < QUEUE && from <= to {
             let edit = self.edit(state);
@@ -169,7 +169,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Returns the key of the first slab that is missing, and the first generations of its slots.
     fn missing_slab(&self, state: &State<T>) -> Option<(u64, Begin)> {
         let edit = self.edit(state);
-        let last = u64::from(self.limits.max_index) >> SLAB_BITS;
+        let last = u64::from(self.max_index) >> SLAB_BITS;
         let mut from = 0;
         while let Some(key) = edit.first_not_full(from, last) {
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
@@ -219,7 +219,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     fn make_slab(&self, key: u64, begin: Begin) -> Result<Spare<T>, AllocError> {
         let first = (key << SLAB_BITS) as u32;
-        let slab = Slab::try_new(self.this().cast(), first, begin, self.quota.is_weighted())?;
+        let slab = Slab::try_new(self.this().cast(), first, begin)?;
         Ok(Spare { slab, key, begin })
     }
 
@@ -341,7 +341,7 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         let slot = unsafe { self.slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the lock orders it, and lookups fail either way.
         slot.state.store(NotLive::vacant(next).bits(), Ordering::Relaxed);
-        if next < self.core.limits.generations {
+        if next < MAX_GENERATION {
             let slot = (self.slab, 1 << (index as usize % SLOTS));
             self.core.vacate(&mut state, std::iter::once(slot), true, &mut batch);
         } else {

@@ -4,11 +4,8 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod reentry;
-#[cfg(feature = "serde")]
-mod serde;
 mod table;
-mod table_inserter;
 mod table_model;
 #[path = "../table_ops/mod.rs"]
 mod table_ops;
-mod table_waiting;
+mod waiting;

@@ -49,7 +49,7 @@ fn inv18_the_last_reference_runs_drops_without_a_guard() {
     let table = CtxTable::new();
     let found = violations(&Weak::new(), 1_500, || {
         let held: Vec<_> = (0..129).map(|n| table.insert_ref(n).unwrap()).collect();
-        assert_eq!(table.begin_remove_all().len(), 129);
+        assert_eq!(table.begin_remove_all().count(), 129);
         table.flush().unwrap();
         drop(held);
     });

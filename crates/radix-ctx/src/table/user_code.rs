@@ -1,20 +1,42 @@
-//! The tables whose contexts the calling thread is dropping.
+//! Calls of user code: the drops of contexts, and wakers.
 //!
 //! The drop of a context may call its table, and must not wait there for the end of that same drop. Each
 //! call of [`dropping`] links a frame on the thread's stack into a list of the thread.
 
+use std::any::Any;
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 
-use percpu::sync::thread_local;
+use percpu::panics::drop_payload;
+use percpu::sync::const_thread_local;
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-thread_local! {
-    static INNERMOST: Cell<*const Frame> = const { Cell::new(ptr::null()) };
+/// The first panic of several calls, each of which must happen whatever the others do.
+#[derive(Default)]
+pub(super) struct FirstPanic(Option<Box<dyn Any + Send>>);
+
+impl FirstPanic {
+    /// Calls user code.
+    #[inline]
+    pub(super) fn call(&mut self, f: impl FnOnce()) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
+            if self.0.is_none() {
+                self.0 = Some(payload);
+            } else {
+                drop_payload(payload);
+            }
+        }
+    }
+
+    /// Goes on with the panic, if there was one. The caller has nothing left to do.
+    pub(super) fn resume(self) {
+        if let Some(payload) = self.0 {
+            resume_unwind(payload);
+        }
+    }
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
-thread_local! {
+const_thread_local! {
     static INNERMOST: Cell<*const Frame> = Cell::new(ptr::null());
 }
 
