@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use percpu::rcu;
 
-use super::id::{Id, MAX_GENERATION};
-use super::slab::NotLive;
-use super::{CtxTable, LookupError};
+use crate::id::{Id, MAX_GENERATION};
+use crate::slab::NotLive;
+use crate::{CtxTable, LookupError};
 
 /// The last generation that an id has room for is followed by none.
 #[test]

@@ -2,7 +2,7 @@
 //! limits, the waiters, and the state under the lock.
 //!
 //! Lookups read `slabs` and nothing else. The lock protects the search for vacant slots and the stages
-//! of reclaim ([`retire`](super::retire)).
+//! of reclaim ([`reclaim`](crate::reclaim)).
 //!
 //! # Invariants
 //!
@@ -20,18 +20,15 @@ use std::ptr::NonNull;
 use crossbeam_utils::CachePadded;
 use percpu::PerCpu;
 use percpu::rcu::{GracePeriod, RetireHead};
-use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::native::OnceLock;
 use percpu::sync::quarantine::Watched;
-use percpu::sync::{WordGuard, WordLock};
+use percpu::sync::{WordGuard, WordLock, order};
 
-use super::quota::Quota;
-use super::retire_list::RetireLists;
-use super::slab::{self, Slab, SlabPtr};
-use super::slab_tree::SlabTree;
-use super::user_code::is_dropping;
-use super::vacant_queue::VacantQueue;
-use super::waiters::Waiters;
+use crate::retire_list::RetireLists;
+use crate::slab::{self, Slab, SlabPtr, SlabTree};
+use crate::user_code::is_dropping;
+use crate::waiters::Waiters;
 
 #[repr(C)]
 pub(super) struct Core<T: Send + Sync + 'static> {
@@ -148,7 +145,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.this
     }
 
-    /// Returns the address that names this core in [`dropping`](super::user_code::dropping).
+    /// Returns the address that names this core in [`dropping`](crate::user_code::dropping).
     pub(super) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }
@@ -188,5 +185,100 @@ impl<T: Send + Sync + 'static> Drop for Core<T> {
             // SAFETY: no thread uses the core or its slabs any more, and all slots are vacant.
             unsafe { slab::free_slab(slab) };
         });
+    }
+}
+
+/// The capacity of a queue: what fits beside the lock's word on its two cache lines.
+pub(super) const QUEUE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 20 };
+
+/// The lowest vacant indexes.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct VacantQueue {
+    left: u32,
+    /// Descending: the lowest is at `left - 1`.
+    indexes: [u32; QUEUE],
+}
+
+impl VacantQueue {
+    pub(super) fn new() -> Self {
+        Self { left: 0, indexes: [0; QUEUE] }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.left as usize
+    }
+
+    /// Takes the lowest index.
+    #[inline(always)]
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        let left = self.left.checked_sub(1)?;
+        self.left = left;
+        self.indexes.get(left as usize).copied()
+    }
+
+    /// Fills an empty queue with ascending indexes.
+    pub(super) fn fill(&mut self, ascending: &[u32]) {
+        for (at, index) in ascending.iter().rev().enumerate() {
+            self.indexes[at] = *index;
+        }
+        self.left = ascending.len() as u32;
+    }
+}
+
+/// A number of contexts that never exceeds its limit, on a cache line of its own, so that a table without
+/// a limit is small.
+///
+/// A context counts from before it is live until it is removed, even if a reader still uses it. So an
+/// insert that follows a removal can take the place of the removed context.
+#[derive(Debug)]
+pub(super) struct Quota(Option<Box<CachePadded<Counted>>>);
+
+#[derive(Debug)]
+struct Counted {
+    used: AtomicU64,
+    most: u64,
+}
+
+impl Quota {
+    pub(super) fn new(most: Option<u64>) -> Self {
+        let counted = |most| Box::new(CachePadded::new(Counted { used: AtomicU64::new(0), most }));
+        Self(most.map(counted))
+    }
+
+    /// Counts one more context, or returns the limit as an error and counts nothing. Lock-free.
+    ///
+    /// Never adds first and subtracts after a check: such an add could make another thread's add fail
+    /// that fits.
+    #[inline]
+    pub(super) fn take(&self) -> Result<(), u64> {
+        let Some(counted) = &self.0 else { return Ok(()) };
+        let Counted { used, most } = &***counted;
+        // Ordering: Relaxed; the exchange checks the value.
+        let mut seen = used.load(Ordering::Relaxed);
+        while seen < *most {
+            // Ordering: Acquire on success pairs with the Release in `give_back`; it carries what happened
+            // before the removal to the insert that takes its place. Relaxed on failure: only the
+            // value is used.
+            let order = order!(Acquire, "take: what came before the removal");
+            match used.compare_exchange_weak(seen, seen + 1, order, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => seen = now,
+            }
+        }
+        Err(*most)
+    }
+
+    /// Reverses [`take`](Self::take) for `contexts` contexts. Wait-free.
+    #[inline]
+    pub(super) fn give_back(&self, contexts: u64) {
+        if let Some(counted) = &self.0 {
+            // Ordering: Release pairs with the Acquire in `take`; it carries what happened before the
+            // removal.
+            let order =
+                order!(Release, "give back: the number carries what came before the removal");
+            let before = counted.used.fetch_sub(contexts, order);
+            debug_assert!(contexts <= before, "{contexts} given back of {before}");
+        }
     }
 }

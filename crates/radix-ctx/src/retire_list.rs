@@ -1,15 +1,14 @@
 //! The per-CPU lists of dead slots.
 //!
 //! The link of a list is in the slot's state, so a list takes no memory. The links are read after a
-//! grace period only: invariant 1 of [`retire`](super::retire).
+//! grace period only: invariant 1 of [`reclaim`](crate::reclaim).
 
 use percpu::rcu;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::order;
 
-use super::id::Id;
-use super::slab::{NO_LINK, NotLive, SLAB_BITS, SlabPtr, Slot};
-use super::slab_tree::SlabTree;
+use crate::id::Id;
+use crate::slab::{NO_LINK, NotLive, SLAB_BITS, SlabPtr, SlabTree, Slot};
 
 /// An empty list: no slots, no first one.
 pub(super) const EMPTY: u64 = NO_LINK as u64;
@@ -26,7 +25,7 @@ pub(super) const BATCH: usize = 32;
 #[derive(Debug)]
 pub(super) struct RetireLists {
     filling: [AtomicU64; LANES],
-    /// Invariant 2 of [`retire`](super::retire).
+    /// Invariant 2 of [`reclaim`](crate::reclaim).
     pub(super) waiting: [AtomicU64; LANES],
 }
 
@@ -48,7 +47,7 @@ impl RetireLists {
     /// # Safety
     ///
     /// The caller has made the slots dead, and since then holds an RCU guard: invariant 1 of
-    /// [`retire`](super::retire).
+    /// [`reclaim`](crate::reclaim).
     #[inline]
     pub(super) unsafe fn splice<T>(
         &self,
@@ -74,7 +73,7 @@ impl RetireLists {
         }
         // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the removing
         // thread did before, because this store ends the release sequence of `Slot::kill`. The readers of
-        // the link need no order but that of a grace period (invariant 1 of `retire`).
+        // the link need no order but that of a grace period (invariant 1 of `reclaim`).
         let order = order!(Release, "retire: the link carries what came before the removal");
         last.state.store(NotLive::dead(last_id, list as u32).bits(), order);
         (list >> 32) as u32 + count
@@ -88,7 +87,7 @@ impl RetireLists {
             // grace period, which begins after it.
             let list = filling.swap(EMPTY, Ordering::Acquire);
             slots += list >> 32;
-            // Ordering: Relaxed; invariant 2 of `retire`.
+            // Ordering: Relaxed; invariant 2 of `reclaim`.
             waiting.store(list, Ordering::Relaxed);
         }
         slots
@@ -117,7 +116,7 @@ impl<T: Send + Sync + 'static> Walk<T> {
     pub(super) fn new(slabs: &SlabTree<T>, lists: &RetireLists) -> Self {
         let _guard = rcu::pin();
         let next = |list: &AtomicU64| {
-            // Ordering: Relaxed; invariant 2 of `retire`.
+            // Ordering: Relaxed; invariant 2 of `reclaim`.
             let first = list.load(Ordering::Relaxed) as u32;
             // SAFETY: `_guard` is an RCU guard.
             unsafe { Self::at(slabs, first) }

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use percpu::rcu;
 use percpu::sync::{order, thread};
 
-use super::core::Core;
-use super::ctx_table::CtxTable;
-use super::error::{LookupError, WaitError};
-use super::id::Id;
-use super::slab::{NotLive, SLAB_BITS, SLOTS};
-use super::slab_tree::LAST_KEY;
+use crate::core::Core;
+use crate::error::{LookupError, WaitError};
+use crate::id::Id;
+use crate::slab::{LAST_KEY, NotLive, SLAB_BITS, SLOTS};
+use crate::table::CtxTable;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Removes a context. Every later lookup of `id` fails.
@@ -40,7 +39,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
     ///
     /// Blocks for one grace period, whatever the number of contexts, and until the last
-    /// [`CtxRef`](super::CtxRef) of each context is dropped. A reference that the calling thread holds is
+    /// [`CtxRef`](crate::CtxRef) of each context is dropped. A reference that the calling thread holds is
     /// not noticed: the wait for it does not end.
     ///
     /// # Errors

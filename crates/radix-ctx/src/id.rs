@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// The id of a context in a [`CtxTable`](super::CtxTable): the index of its slot, and the generation
+/// The id of a context in a [`CtxTable`](crate::CtxTable): the index of its slot, and the generation
 /// that tells it from the other contexts at that index.
 ///
 /// ```text

@@ -27,7 +27,7 @@ use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Mutex, check, step};
 
-use super::user_code::FirstPanic;
+use crate::user_code::FirstPanic;
 
 #[derive(Debug, Default)]
 pub(super) struct Waiters {

@@ -1,18 +1,16 @@
 //! Iteration over the live contexts, ascending by index.
 
-use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
-use std::slice;
+use std::{fmt, slice};
 
 use percpu::rcu::Pinned;
 use percpu::sync::order;
 
-use super::core::Core;
-use super::ctx_table::CtxTable;
-use super::id::Id;
-use super::slab::{NotLive, SLAB_BITS, Slot};
-use super::slab_tree::{LAST_KEY, slab_of};
+use crate::core::Core;
+use crate::id::Id;
+use crate::slab::{LAST_KEY, NotLive, SLAB_BITS, Slot, slab_of};
+use crate::table::CtxTable;
 use crate::tree::Cursor;
 
 /// The end of an iteration: there is no index from here on.

@@ -4,13 +4,11 @@ use std::fmt;
 
 use percpu::sync::atomic::Ordering;
 
-use super::core::Core;
-use super::ctx_table::CtxTable;
-use super::id::MAX_GENERATION;
-
-use super::retire_list::RetireLists;
-use super::slab::{FULL, NotLive, SLOTS, Slab};
-use super::slab_tree::LAST_KEY;
+use crate::core::Core;
+use crate::id::MAX_GENERATION;
+use crate::retire_list::RetireLists;
+use crate::slab::{FULL, LAST_KEY, NotLive, SLOTS, Slab};
+use crate::table::CtxTable;
 
 /// The statistics of a table. Returned by [`CtxTable::stats`].
 ///

@@ -2,7 +2,7 @@
 //!
 //! A slab has a bit for each used slot, and the tree has a bit for each full slab. A search reads several
 //! cache lines, which are remote when another CPU inserted last. So the lowest vacant slots are moved in
-//! batches, under one lock, to a [`VacantQueue`](super::vacant_queue::VacantQueue) beside the lock:
+//! batches, under one lock, to a [`VacantQueue`](crate::core::VacantQueue) beside the lock:
 //!
 //! ```text
 //!   State -> queue: | 7 9 12 13 ... |   an insert: lock, take the lowest, unlock
@@ -23,13 +23,13 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::order;
 use percpu::{AllocError, PerCpu};
 
-use super::core::{Core, State};
-use super::error::InsertRefused;
-use super::id::{Id, MAX_GENERATION};
-use super::retire_list::RetireLists;
-use super::slab::{self, Begin, FULL, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr};
-use super::slab_tree::{next_generation, slab_of};
-use super::vacant_queue::QUEUE;
+use crate::core::{Core, QUEUE, State};
+use crate::error::InsertRefused;
+use crate::id::{Id, MAX_GENERATION};
+use crate::retire_list::RetireLists;
+use crate::slab::{
+    self, Begin, FULL, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, next_generation, slab_of,
+};
 use crate::tree::{Edit, floor_word};
 
 /// A vacant slot that belongs to the caller. The drop makes it vacant again, unless it was filled.

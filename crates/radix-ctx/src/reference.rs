@@ -3,7 +3,7 @@
 //! The first reference to a slab allocates a [`RefBlock`] with a count for each of its 64 slots: one word
 //! on each CPU. An rseq section changes the word and tests the slot's state atomically. So get and put of
 //! a reference to a live context write no memory that another CPU writes. The count is folded when the
-//! removed context is reclaimed ([`retire`](super::retire)); after that the last put drops the context.
+//! removed context is reclaimed ([`reclaim`](crate::reclaim)); after that the last put drops the context.
 
 use std::fmt;
 use std::future::Future;
@@ -18,19 +18,19 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::order;
 use percpu::{AllocError, RefBlock, rcu};
 
-use super::core::Core;
-use super::ctx_table::CtxTable;
-use super::error::{GetRefError, InsertError, InsertRefused};
-use super::id::Id;
-use super::slab::{SLOTS, Slab, SlabPtr, Slot};
-use super::waiters::{Registration, Waiters};
+use crate::core::Core;
+use crate::error::{GetRefError, InsertError, InsertRefused};
+use crate::id::Id;
+use crate::slab::{SLOTS, Slab, SlabPtr, Slot};
+use crate::table::CtxTable;
+use crate::waiters::{Registration, Waiters};
 
 /// A counted reference to a context, which keeps the context until the reference is dropped.
 ///
 /// It borrows neither a guard nor the table, so it can move to other threads and live across `.await`. If
 /// the context is removed ([`is_removed`](Self::is_removed)), or the table dropped, the context is
 /// dropped with its last reference. If reclaim has not processed the removal by then, a later reclaim drops
-/// it: [`flush`](CtxTable::flush) and the [`Removal`](super::Removal) wait for that.
+/// it: [`flush`](CtxTable::flush) and the [`Removal`](crate::Removal) wait for that.
 ///
 /// While the context is live, clone and drop are wait-free and write to memory of this CPU only.
 ///
@@ -99,7 +99,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// # Errors
     ///
-    /// The errors of [`insert`](Self::insert); [`Alloc`](super::InsertRefused::Alloc) also if there is no
+    /// The errors of [`insert`](Self::insert); [`Alloc`](crate::InsertRefused::Alloc) also if there is no
     /// memory for the counts.
     pub fn insert_ref(&self, value: T) -> Result<CtxRef<T>, InsertError<T>> {
         let core = self.core();

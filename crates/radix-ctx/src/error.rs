@@ -1,8 +1,7 @@
 //! The errors of a table. Each converts into an [`io::Error`] with the errno that its variants name.
 
 use std::error::Error;
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use percpu::AllocError;
 use percpu::rcu::SynchronizeError;
@@ -56,7 +55,7 @@ pub enum GetRefError {
 pub enum InsertRefused {
     /// The number of live contexts has reached its limit. `EAGAIN`.
     Quota {
-        /// The limit: [`max_contexts`](super::Builder::max_contexts).
+        /// The limit: [`max_contexts`](crate::Builder::max_contexts).
         limit: u64,
     },
     /// Every index is in use. `ENOSPC`.
