@@ -9,12 +9,11 @@
 //! entries in random order are in `cargo bench --bench percpu_list`.
 
 use std::hint::black_box;
-use std::pin::Pin;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use dashmap::DashMap;
 use parking_lot::Mutex;
-use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
+use percpu_list::PerCpuList;
 use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
@@ -22,16 +21,6 @@ const ENTRIES: u64 = 1000;
 
 /// Why nothing is refused.
 const FREE: &str = "there is memory, and this thread has nothing locked";
-
-struct Object {
-    number: u64,
-    link: Link,
-}
-linked!(Object => link);
-
-fn object(list: &IntrusiveList<Object>, number: u64) -> Pin<Box<Object>> {
-    Box::pin(Object { number, link: Link::new(list.domain()) })
-}
 
 /// One row: `operation` over and over, called `name` with one thread.
 macro_rules! row {
@@ -42,17 +31,11 @@ macro_rules! row {
 
 /// Adding an entry and removing it.
 fn add(c: &mut Criterion) {
-    let list = IntrusiveList::new();
-    let item = object(&list, 0);
     let owning = PerCpuList::new();
     let slab = Mutex::new(Slab::new());
     let sharded = sharded_slab::Slab::new();
     let dashmap = DashMap::with_hasher(FxBuildHasher);
     let mut group = c.benchmark_group("add_remove");
-    row!(group, "intrusive", {
-        list.insert(item.as_ref()).expect(FREE);
-        assert_eq!(list.remove(&item), Ok(true));
-    });
     row!(group, "owning", drop(black_box(owning.insert(1_u64).expect(FREE))));
     row!(group, "mutex-slab", {
         let key = slab.lock().insert(1_u64);
@@ -71,9 +54,6 @@ fn add(c: &mut Criterion) {
 
 /// Walking all entries, and locking all slots.
 fn walk(c: &mut Criterion) {
-    let list = IntrusiveList::new();
-    let items: Vec<_> = (0..ENTRIES).map(|number| object(&list, number)).collect();
-    items.iter().for_each(|item| list.insert(item.as_ref()).expect(FREE));
     let owning = PerCpuList::new();
     let _entries: Vec<_> = (0..ENTRIES).map(|n| owning.insert(n).expect(FREE)).collect();
     let mut slab = Slab::new();
@@ -82,11 +62,6 @@ fn walk(c: &mut Criterion) {
     });
     let slab = Mutex::new(slab);
     let mut group = c.benchmark_group("walk");
-    row!(group, "intrusive-locked", {
-        let mut sum = 0;
-        list.for_each(|item| sum += item.number).expect(FREE);
-        sum
-    });
     row!(group, "owning-locked", {
         let mut sum = 0;
         owning.for_each(|number| sum += number).expect(FREE);

@@ -58,7 +58,7 @@ fn counter(c: &mut Criterion) {
 
 /// Taking a reference and putting it.
 fn reference(c: &mut Criterion) {
-    let ours = PercpuRef::new(|| {}).expect("memory for a reference");
+    let ours = PercpuRef::new(|| {});
     let arc = Arc::new(0_u64);
     let mut group = c.benchmark_group("reference");
     row!(group, "percpu", drop(black_box(ours.try_get())));
@@ -88,7 +88,6 @@ fn pin(c: &mut Criterion) {
     let seize = seize::Collector::new();
     let mut group = c.benchmark_group("pin");
     row!(group, "percpu", drop(black_box(rcu::pin())));
-    row!(group, "percpu-send", drop(black_box(rcu::pin_send())));
     row!(group, "crossbeam-epoch", drop(black_box(crossbeam_epoch::pin())));
     row!(group, "seize", drop(black_box(seize.enter())));
     group.finish();

@@ -16,13 +16,23 @@ const BLOCK: usize = 512;
 const TASKS: u64 = 8;
 const ROUNDS: u64 = 100;
 
-/// From any thread: write a block, read it back.
+/// From any thread: write a block, read it back. The closures run on the engine's thread.
 async fn copy(remote: Remote, file: SharedFile, task: u64) -> std::io::Result<u64> {
     for round in 0..ROUNDS {
         let at = (task * ROUNDS + round) * BLOCK as u64;
-        let (written, block) = remote.write(&file, vec![task as u8; BLOCK], at).submit()?.await;
+        let to = file.clone();
+        let write = remote.ask(move |engine, responder| {
+            let write = engine.write(&engine.attach_shared(&to), vec![task as u8; BLOCK], at);
+            _ = write.callback(|written, block| _ = responder.send((written, block)));
+        })?;
+        let (written, block) = write.await?;
         assert_eq!(written?, BLOCK);
-        let (read, block) = remote.read(&file, block, at).submit()?.await;
+        let from = file.clone();
+        let read = remote.ask(move |engine, responder| {
+            let read = engine.read(&engine.attach_shared(&from), block, at);
+            _ = read.callback(|read, block| _ = responder.send((read, block)));
+        })?;
+        let (read, block) = read.await?;
         assert_eq!((read?, &block[..]), (BLOCK, &[task as u8; BLOCK][..]));
     }
     Ok(ROUNDS)

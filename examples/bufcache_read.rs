@@ -40,7 +40,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert_eq!(sum.expect("it does not panic")?, expected);
     }
 
-    println!("{}", cache.times());
     let stats = cache.stats();
     assert_eq!(stats.reads, BLOCKS as u64); // once for both
     println!("2 MiB summed up twice: {} gets, {} reads of {BLOCK} bytes", stats.get, stats.reads);

@@ -1,14 +1,14 @@
 //! Count events per CPU: one slot for every CPU that this machine may ever have.
 //!
 //! Run:     cargo run -p examples --example current_cpu
-//! Prints:  CPU id from rseq; rseq in use
+//! Prints:  rseq ids in use, sections in use, membarrier in use
 //!          cpu 0 on node 0: 1970 events
 //!          cpu 1 on node 0: 2030 events
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use percpu::{PerCpu, backend, current_cpu, topology};
+use percpu::{PerCpu, capabilities, current_cpu, topology};
 
 const THREADS: u64 = 4;
 const EVENTS: u64 = 1_000; // per thread
@@ -29,7 +29,7 @@ fn main() {
         }
     });
 
-    println!("{}", backend());
+    println!("{}", capabilities());
     let mut sum = 0;
     for cpu in topology.possible().iter() {
         let events = slots[cpu].load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         move || {
             closed.fetch_add(1, Ordering::Relaxed);
         }
-    })?;
+    });
 
     let served = AtomicU64::new(0);
     thread::scope(|s| {

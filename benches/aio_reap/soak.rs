@@ -60,7 +60,7 @@ fn soak(mode: ReapMode, requests: u64) -> io::Result<Soaked> {
     let service = Service::Bursty { fast: 10_000, slow: 90_000, run: 100 };
     let model = Model { service, faults, inline: 50_000, ..Model::default() };
     let sim = Sim::new(model, 3);
-    let builder = Engine::builder().depth(64).reap_mode(mode).timed(true);
+    let builder = Engine::builder().depth(64).reap_mode(mode);
     let engines = [builder.clone().build_sim(&sim)?, builder.build_sim(&sim)?];
     let workload = Workload {
         queues: 8,

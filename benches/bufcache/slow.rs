@@ -1,7 +1,4 @@
-//! B6: hits beside another thread's read or write that takes long, and how long misses and writes hold locks.
-//!
-//! The cache times its own locks: those of the table, of the lists and of what is dirty, two looks at the
-//! clock included.
+//! B6: hits beside another thread's read or write that takes long.
 
 use std::hint::{black_box, spin_loop};
 use std::io;
@@ -69,33 +66,9 @@ fn hits(device: &Device) -> f64 {
     percentile_999(&times)
 }
 
-/// The p99.9 of a miss; every other is of a block to be written, if there are `writes`.
-fn miss(device: &Device, writes: bool) -> f64 {
-    let mut times = Vec::with_capacity(HITS as usize / 4);
-    for count in 0..HITS / 4 {
-        let start = Instant::now();
-        if writes && count % 2 == 0 {
-            dirty(device, HOT + count);
-        } else {
-            black_box(device.get(HOT + count).expect(OPEN)[0]);
-        }
-        times.push(start.elapsed().as_nanos() as f64);
-    }
-    percentile_999(&times)
-}
-
-/// The p99.9 of how long its locks were held, and the longest.
-fn held(cache: &Cache) -> [f64; 2] {
-    let holds = cache.times().holds;
-    [99.9, 100.0].map(|percent| {
-        let time = holds.as_ref().and_then(|holds| holds.percentile(percent));
-        time.map_or(f64::NAN, |time| time.as_nanos() as f64)
-    })
-}
-
 /// With frames of its own that are touched already, and the hot blocks in it.
-fn cache(time_locks: bool) -> (Cache, Device) {
-    let builder = Cache::builder(ROOM * BLOCK).block_sizes(BLOCK, BLOCK).time_locks(time_locks);
+fn cache() -> (Cache, Device) {
+    let builder = Cache::builder(ROOM * BLOCK).block_sizes(BLOCK, BLOCK);
     let cache = builder.dirty_limits(50, 75).build().expect(OPEN);
     let device = cache.attach(Slow(Duration::ZERO), BLOCK).expect(OPEN);
     for number in (1 << 20..(1 << 20) + ROOM as u64).chain(0..HOT).chain(0..HOT) {
@@ -104,34 +77,8 @@ fn cache(time_locks: bool) -> (Cache, Device) {
     (cache, device)
 }
 
-/// Rounds of misses, each in a cache of its own: medians of the p99.9 of a miss, of that of a hold, and of
-/// the longest hold.
-fn misses(rounds: usize, writes: bool) -> Option<f64> {
-    let each: Vec<[f64; 3]> = on_one_cpu(|| {
-        (0..rounds)
-            .map(|_| {
-                let (_cache, device) = cache(false);
-                let whole = miss(&device, writes);
-                let (cache, device) = cache(true);
-                miss(&device, writes);
-                let [hold, longest] = held(&cache);
-                [whole, hold, longest]
-            })
-            .collect()
-    });
-    let of = |at: usize| median(&each.iter().map(|round| round[at]).collect::<Vec<_>>());
-    let [whole, hold, longest] = [0, 1, 2].map(|at| of(at).unwrap_or(f64::NAN));
-    let what = if writes { "misses, every other to be written" } else { "misses" };
-    println!("  {what}, p99.9: {whole:.0} ns; a lock is held {hold:.0}, at most {longest:.0}");
-    of(1)
-}
-
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let rounds = plan.rounds.min(15);
-    let held = [false, true].map(|writes| misses(rounds, writes));
-    let [reads, writes] = held;
-    report
-        .record("B6.lock_hold_p999.ns", reads.zip(writes).map(|(reads, writes)| reads.max(writes)));
     let read = |device: &Device, number: u64| drop(device.get(number).expect(OPEN));
     if let Some([alone, beside, ratio]) = beside(rounds, read) {
         println!("  a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
@@ -159,7 +106,7 @@ fn beside(rounds: usize, what: impl Fn(&Device, u64) + Sync) -> Option<[f64; 3]>
         println!("# not measured: hits beside a slow device: one CPU");
         return None;
     }
-    let (cache, device) = cache(false);
+    let (cache, device) = cache();
     let slow = cache.attach(Slow(SLOW), BLOCK).expect(OPEN);
     let (busy, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let ratios: Vec<[f64; 3]> = thread::scope(|scope| {

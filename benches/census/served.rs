@@ -1,4 +1,4 @@
-//! A READ of 4 KiB that `nbd_server` answers from memory, as far as its worker shares memory with others,
+//! A READ of 4 KiB that `offlock-nbd` answers from memory, as far as its worker shares memory with others,
 //! and the same of what a program uses instead.
 //!
 //! ```text
@@ -18,7 +18,6 @@ use crossbeam_utils::CachePadded;
 use dashmap::DashMap;
 use lru::LruCache;
 use parking_lot::Mutex;
-use percpu_list::PerCpuList;
 use radix_ctx::CtxTable;
 
 use crate::structures::{BLOCK, BLOCKS, CACHED, Shared, blocks_of_bufcache, leak};
@@ -47,15 +46,12 @@ impl Worker {
     }
 }
 
-/// As the server does: contexts by id, a block under a guard, figures of the worker's own, and the session's
-/// in its place on a list.
+/// As the server does: contexts by id, a block under a guard, and figures of the worker's own.
 pub(crate) fn crates(_threads: usize) -> Shared {
     let connections = leak(CtxTable::<AtomicUsize>::new());
-    let sessions = leak(PerCpuList::<AtomicU64>::new());
     let disk = blocks_of_bufcache(BLOCKS);
     Box::new(move |thread| {
         let id = connections.insert(AtomicUsize::new(thread)).expect("memory for a context");
-        let session = sessions.insert(AtomicU64::new(0)).expect("memory for an entry");
         let mut worker = Worker::new(thread);
         Box::new(move || {
             for _ in 0..LOOKUPS {
@@ -68,8 +64,6 @@ pub(crate) fn crates(_threads: usize) -> Shared {
             worker.reads += 1;
             worker.bytes += BLOCK as u64;
             worker.hits += 1;
-            // Ordering: Relaxed, both; as above.
-            session.store(session.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             black_box(&worker.reply);
         })
     })

@@ -15,8 +15,8 @@ use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use mq_rbtree::Levels;
 use parking_lot::{Mutex, RwLock};
 use percpu::lglock::LgLock;
-use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
-use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
+use percpu::{PerCpuCounter, PercpuRef, rcu};
+use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
 
 use crate::served;
@@ -63,9 +63,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
     Structure::peer("arc", "Arc clone + drop", arc),
     Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
-    Structure::ours("pin-send", "rcu::pin_send + unpin", None, pin_send),
     Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
-    Structure::ours("gate", "ReadWriteGate read + release", None, gate),
     Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
     Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
     Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
@@ -87,13 +85,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     ),
     Structure::ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
     // percpu-list
-    Structure::ours(
-        "list-intrusive",
-        "IntrusiveList insert + remove",
-        Some("L7.add_remove"),
-        list_intrusive,
-    ),
-    Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
+    Structure::ours("list", "PerCpuList insert + drop", Some("L7.add_remove"), list),
     Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
     // mq-rbtree
     Structure::ours(
@@ -115,7 +107,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("aio-engine", "request and reap, an engine per thread", None, aio_engine),
     Structure::peer("aio-queue", "request through one locked queue, as of a pool", aio_queue),
     // all of them
-    Structure::ours("served-hit", "nbd_server's READ of a cached block", None, served::crates),
+    Structure::ours("served-hit", "offlock-nbd's READ of a cached block", None, served::crates),
     Structure::peer(
         "served-hit-maps",
         "the same by dashmap, quick_cache, atomics",
@@ -142,7 +134,7 @@ fn counter(_threads: usize) -> Shared {
 }
 
 fn reference(_threads: usize) -> Shared {
-    let refs = leak(PercpuRef::new(|| {}).expect("memory for a reference"));
+    let refs = leak(PercpuRef::new(|| {}));
     Box::new(move |_| {
         Box::new(move || {
             black_box(&refs.try_get());
@@ -154,23 +146,6 @@ fn pin(_threads: usize) -> Shared {
     Box::new(move |_| {
         Box::new(move || {
             black_box(&rcu::pin());
-        })
-    })
-}
-
-fn pin_send(_threads: usize) -> Shared {
-    Box::new(move |_| {
-        Box::new(move || {
-            black_box(&rcu::pin_send());
-        })
-    })
-}
-
-fn gate(_threads: usize) -> Shared {
-    let gate = leak(ReadWriteGate::new(0_u64).expect("memory for a gate"));
-    Box::new(move |_| {
-        Box::new(move || {
-            black_box(&*gate.read().expect(FREE));
         })
     })
 }
@@ -276,24 +251,7 @@ fn radix_insert(_threads: usize) -> Shared {
     })
 }
 
-/// What the intrusive lists link: on lines of its own.
-#[repr(align(128))]
-struct Object(Link);
-
-linked!(Object => 0);
-
-fn list_intrusive(_threads: usize) -> Shared {
-    let list = leak(IntrusiveList::new());
-    Box::new(move |_| {
-        let object = Box::pin(Object(Link::new(list.domain())));
-        Box::new(move || {
-            list.insert(object.as_ref()).expect("memory for a place");
-            assert_eq!(list.remove(black_box(&object)), Ok(true));
-        })
-    })
-}
-
-fn list_owning(_threads: usize) -> Shared {
+fn list(_threads: usize) -> Shared {
     let list = leak(PerCpuList::new());
     Box::new(move |_| {
         Box::new(move || drop(black_box(list.insert(1_u64).expect("memory for an entry"))))

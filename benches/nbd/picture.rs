@@ -23,7 +23,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#59636e}.ink{fill:
     .b{fill:#c9793f}.c{fill:#8c959f}@media(prefers-color-scheme:dark){text{fill:#9198a1}\
     .ink{fill:#f0f6fc}.a{fill:#4493f8}.b{fill:#db8b4f}.c{fill:#6e7681}}";
 /// The servers in the order of a row, and their classes in the style sheet.
-const SERVERS: [(&str, &str); 3] = [("nbd_server", "a"), ("qemu-nbd", "b"), ("nbdkit", "c")];
+const SERVERS: [(&str, &str); 3] = [("offlock-nbd", "a"), ("qemu-nbd", "b"), ("nbdkit", "c")];
 
 /// Rows with the medians of their servers, and where they were measured.
 pub(crate) struct Picture {

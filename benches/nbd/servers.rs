@@ -55,8 +55,8 @@ impl Server {
             let line = page.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|rest| rest.trim().parse().ok())
         };
-        let reads = number("nbd_server_requests_total{type=\"read\"}");
-        let both = reads.zip(number("nbd_server_read_hits_total"));
+        let reads = number("offlock_nbd_requests_total{type=\"read\"}");
+        let both = reads.zip(number("offlock_nbd_read_hits_total"));
         both.map(Some).ok_or_else(|| io::Error::other("its metrics do not tell the hits"))
     }
 

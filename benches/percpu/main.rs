@@ -20,7 +20,6 @@
 
 mod counter;
 mod cpu;
-mod gate;
 mod lock;
 mod pin;
 mod reclaim;
@@ -44,16 +43,15 @@ struct Family {
     run: fn(&Plan, &mut Report),
 }
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 8] = [
     Family { name: "P1 cpu", depends_on_rseq: true, run: cpu::run },
     Family { name: "P2 counter", depends_on_rseq: true, run: counter::run },
     Family { name: "P3 reference", depends_on_rseq: true, run: reference::run },
     Family { name: "P4 lock", depends_on_rseq: true, run: lock::run },
     Family { name: "P4 global lock", depends_on_rseq: true, run: lock::run_global },
-    Family { name: "P5 P6 pin", depends_on_rseq: true, run: pin::run },
+    Family { name: "P5 pin", depends_on_rseq: true, run: pin::run },
     Family { name: "P5 read", depends_on_rseq: false, run: pin::run_read },
     Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
-    Family { name: "gate", depends_on_rseq: true, run: gate::run },
 ];
 
 /// What `--only` can ask for beside the families.

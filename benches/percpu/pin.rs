@@ -1,4 +1,4 @@
-//! P5 and P6: entering and leaving a read-side section, alone and around the load of a pointer.
+//! P5: entering and leaving a read-side section, alone and around the load of a pointer.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -14,7 +14,6 @@ use seize::Guard as _;
 use crate::report::Report;
 
 const OURS: &str = "rcu::pin";
-const SEND: &str = "rcu::pin_send";
 const EPOCH: &str = "crossbeam_epoch::pin";
 const SEIZE: &str = "seize enter+leave";
 
@@ -27,11 +26,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             .case(Case::new(OURS, threads, |_| {
                 |_| {
                     black_box(&rcu::pin());
-                }
-            }))
-            .case(Case::new(SEND, threads, |_| {
-                |_| {
-                    black_box(&rcu::pin_send());
                 }
             }))
             .case(Case::new(EPOCH, threads, |_| {
@@ -49,14 +43,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.show(&rounds);
     for threads in [1, 2] {
         report.against(&rounds, OURS, threads, &[EPOCH, SEIZE]);
-        report.against(&rounds, SEND, threads, &[EPOCH, SEIZE]);
     }
     let row = |name: &str, threads: usize| format!("{name}/{threads}");
-    let (ours, send, epoch) = (row(OURS, 1), row(SEND, 1), row(EPOCH, 1));
+    let (ours, epoch) = (row(OURS, 1), row(EPOCH, 1));
     report.record("P5.epoch", rounds.time_ratio(&ours, &epoch));
     report.record("P5.seize", rounds.time_ratio(&ours, &row(SEIZE, 1)));
     report.record("P5.scale", rounds.tput_ratio(&row(OURS, 2), &ours));
-    report.record("P6.epoch", rounds.time_ratio(&send, &epoch));
 }
 
 /// One thread reads the value behind a pointer that no thread replaces meanwhile.

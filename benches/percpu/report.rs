@@ -1,7 +1,6 @@
 //! The report of the harness, for targets of which a process decides one half.
 
 use harness::{Rounds, Targets};
-use percpu::Sections;
 
 /// Which half of the targets this process decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +15,8 @@ impl Mode {
     /// As `percpu` tells it.
     pub(crate) fn of_this_process() -> Self {
         match percpu::capabilities().sections {
-            Sections::InUse => Self::Sections,
-            _ => Self::Fallback,
+            Ok(()) => Self::Sections,
+            Err(_) => Self::Fallback,
         }
     }
 }

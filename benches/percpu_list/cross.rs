@@ -11,7 +11,7 @@ use crossbeam_utils::CachePadded;
 use harness::{Plan, Report};
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
-use crate::ours::{Intrusive, Owning};
+use crate::ours::Owning;
 use crate::peers::{Dash, ShardedSlab};
 use crate::registry::Registry;
 use crate::two::{Handed, Row, at_once, measure, wait};
@@ -22,12 +22,11 @@ const PLACES: usize = 64;
 const OBJECTS: usize = 40_000;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let ours = Owning::new();
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
     let (sharded_slab, dashmap) = (ShardedSlab::new(), Dash::new());
     let rows = vec![
         row(&ours),
-        row(&owning),
         row(&list),
         row(&slab),
         row(&sharded_list),
@@ -36,11 +35,11 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     ];
     let rounds = measure("one adds, the other removes", plan, rows);
     report.show(&rounds);
-    let peers = [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME];
-    report.against(&rounds, Intrusive::NAME, 2, &peers);
-    report.against(&rounds, Owning::NAME, 2, &[ShardedSlab::NAME, Dash::NAME]);
+    let peers =
+        [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME, Dash::NAME];
+    report.against(&rounds, Owning::NAME, 2, &peers);
     let name = |name: &str| format!("{name}/2");
-    let ratio = rounds.tput_ratio(&name(Intrusive::NAME), &name(MutexList::NAME));
+    let ratio = rounds.tput_ratio(&name(Owning::NAME), &name(MutexList::NAME));
     report.record("L4.mutex_list.tput", ratio);
 }
 

@@ -29,7 +29,7 @@ use std::time::Duration;
 use harness::{Bench, Family};
 
 const FAMILIES: &[Family] = &[
-    Family { name: "L1 L2 L8 pair", run: pair::run_intrusive },
+    Family { name: "L1 L2 L8 pair", run: pair::run_pair },
     Family { name: "L1 live", run: pair::run_live },
     Family { name: "L3 replay", run: replay::run },
     Family { name: "L4 cross", run: cross::run },

@@ -1,65 +1,23 @@
-//! The lists of `percpu-list`.
+//! The list of `percpu-list`.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
-use percpu_list::{ArcEntry, Domain, Entry, IntrusiveList, Link, PerCpuList, linked};
+use percpu_list::{ArcEntry, Domain, Entry, PerCpuList};
 
 use crate::registry::{Registry, Walk};
 
 /// Why no call is refused here.
 const FREE: &str = "there is memory, and no thread walks";
 
-/// What an intrusive list links.
-#[repr(align(64))]
-pub(crate) struct Object {
-    pub(crate) number: u64,
-    link: Link,
-}
-linked!(Object => link);
-
-/// The intrusive list.
-pub(crate) struct Intrusive(pub(crate) IntrusiveList<Object>);
-
-impl Intrusive {
-    /// One that counts no hits.
-    pub(crate) fn uncounted() -> Self {
-        Self(IntrusiveList::new_uncounted_in(&Domain::new()))
-    }
-}
-
-impl Registry for Intrusive {
-    const NAME: &'static str = "IntrusiveList";
-    type Object = Pin<Box<Object>>;
-    type Ticket<'a> = ();
-
-    fn new() -> Self {
-        Self(IntrusiveList::new())
-    }
-
-    fn object(&self, number: u64) -> Self::Object {
-        Box::pin(Object { number, link: Link::new(self.0.domain()) })
-    }
-
-    #[inline(always)]
-    fn add(&self, object: &Self::Object) {
-        self.0.insert(object.as_ref()).expect(FREE);
-    }
-
-    #[inline(always)]
-    fn remove(&self, object: &Self::Object, (): ()) -> bool {
-        self.0.remove(object).expect(FREE)
-    }
-}
-
-impl Walk for Intrusive {
-    fn each(&self, mut f: impl FnMut(u64)) {
-        self.0.for_each(|object| f(object.number)).expect(FREE);
-    }
-}
-
 /// The list that owns what is on it: an object is a number here, and made anew by each addition.
 pub(crate) struct Owning(pub(crate) PerCpuList<u64>);
+
+impl Owning {
+    /// One that counts no hits.
+    pub(crate) fn uncounted() -> Self {
+        Self(PerCpuList::new_uncounted_in(&Domain::new()))
+    }
+}
 
 impl Registry for Owning {
     const NAME: &'static str = "PerCpuList";

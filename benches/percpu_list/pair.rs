@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness::{Case, Group, Plan, Report, Rounds};
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
-use crate::ours::{Intrusive, Owning, Shared};
+use crate::ours::{Owning, Shared};
 use crate::peers::{Bag, Dash, Queue, ShardedSlab};
 use crate::registry::{Entries, LIVE, Registry, live, oldest, pair};
 
-const OURS: &str = Intrusive::NAME;
-const OWNING: &str = Owning::NAME;
-const UNCOUNTED: &str = "IntrusiveList, no hits counted";
+const OURS: &str = Owning::NAME;
+const UNCOUNTED: &str = "PerCpuList, no hits counted";
 const LIST: &str = MutexList::NAME;
 const SLAB: &str = MutexSlab::NAME;
 const SHARDED_LIST: &str = ShardedList::NAME;
@@ -22,11 +21,11 @@ const DASHMAP: &str = Dash::NAME;
 const PEERS: [&str; 6] = [LIST, SLAB, SHARDED_LIST, SHARDED_SLAB, Bag::NAME, Queue::NAME];
 
 /// Into empty registries, but for one row.
-pub(crate) fn run_intrusive(plan: &Plan, report: &mut Report) {
-    let (ours, uncounted) = (Intrusive::new(), Intrusive::uncounted());
+pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
+    let (ours, uncounted) = (Owning::new(), Owning::uncounted());
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
     let (sharded_slab, bag, queue) = (ShardedSlab::new(), Bag::new(), Queue::new());
-    let ours_live = Intrusive::new();
+    let ours_live = Owning::new();
     let _live = Entries::new(&ours_live, 1000, LIVE);
     let mut group = Group::new("add and remove an object")
         .case(exchanges())
@@ -76,7 +75,7 @@ fn exchanges<'a>() -> Case<'a> {
 
 /// The oldest of 64 instead of the latest; and beside 100,000 that stay.
 pub(crate) fn run_live(plan: &Plan, report: &mut Report) {
-    let (ours, list, slab) = (Intrusive::new(), MutexList::new(), MutexSlab::new());
+    let (ours, list, slab) = (Owning::new(), MutexList::new(), MutexSlab::new());
     let (sharded_list, sharded_slab) = (ShardedList::new(), ShardedSlab::new());
     let mut group = Group::new("the oldest of 64 objects");
     for threads in [1, 2] {
@@ -117,13 +116,10 @@ fn show(report: &mut Report, rounds: &Rounds) {
 pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     let (ours, dashmap, sharded_slab) = (Owning::new(), Dash::new(), ShardedSlab::new());
     let shared = Shared::new();
-    let ours_live = Owning::new();
-    let _live = Entries::new(&ours_live, 1000, LIVE);
-    let mut group =
-        Group::new("insert and remove a value").case(pair(&ours_live, &live(OWNING), 1));
+    let mut group = Group::new("insert and remove a value");
     for threads in [1, 2] {
         group = group
-            .case(pair(&ours, OWNING, threads))
+            .case(pair(&ours, OURS, threads))
             .case(pair(&shared, Shared::NAME, threads))
             .case(pair(&dashmap, DASHMAP, threads))
             .case(pair(&sharded_slab, SHARDED_SLAB, threads));
@@ -131,10 +127,10 @@ pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     let rounds = group.run(plan);
     report.show(&rounds);
     for threads in [1, 2] {
-        report.against(&rounds, OWNING, threads, &[DASHMAP, SHARDED_SLAB]);
+        report.against(&rounds, OURS, threads, &[DASHMAP, SHARDED_SLAB]);
     }
-    report.record("L5.dashmap", ratio(&rounds, OWNING, DASHMAP));
-    report.record("L5.sharded_slab", ratio(&rounds, OWNING, SHARDED_SLAB));
+    report.record("L5.dashmap", ratio(&rounds, OURS, DASHMAP));
+    report.record("L5.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
 }
 
 fn one(name: &str) -> String {

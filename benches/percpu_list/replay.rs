@@ -21,7 +21,7 @@ use percpu_list::Stats;
 use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
-use crate::ours::{Intrusive, Owning};
+use crate::ours::Owning;
 use crate::peers::{Dash, ShardedSlab};
 use crate::registry::Registry;
 use crate::two::{Handed, Row, at_once, measure, wait};
@@ -161,16 +161,22 @@ fn seed(replayed: &[Replayed], worst: Option<f64>) -> Chapter {
 
 /// What the list has counted after all events.
 fn sequentially(events: &[Event]) -> Stats {
-    let registry = Intrusive::new();
-    let files: Vec<_> = (0..files(events) as u64).map(|n| registry.object(n)).collect();
+    let registry = Owning::new();
+    let mut open: Vec<_> = (0..files(events)).map(|_| None).collect();
     for event in events {
-        let (cpu, file) = (CpuId::new(event.cpu.into()), &files[event.file as usize]);
+        let (cpu, file) = (CpuId::new(event.cpu.into()), &mut open[event.file as usize]);
         match event.action {
-            Action::Add => registry.0.insert_on(cpu, file.as_ref()).expect("memory for a file"),
-            Action::Remove => assert_eq!(registry.0.remove_on(cpu, file), Ok(true)),
+            Action::Add => {
+                let entry = registry.0.insert_on(cpu, event.file.into());
+                *file = Some(entry.expect("memory for a file"));
+            }
+            Action::Remove => {
+                let entry = file.take().expect("it is open");
+                assert!(entry.remove_on(cpu).is_ok_and(|removed| removed));
+            }
         }
     }
-    registry.0.stats()
+    registry.0.stats() // before the files that are still open are removed
 }
 
 fn files(events: &[Event]) -> usize {
@@ -186,12 +192,11 @@ fn throughput(
     hits: Option<Stats>,
 ) -> Replayed {
     let script = Script::new(events);
-    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let ours = Owning::new();
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
     let (sharded_slab, dashmap) = (ShardedSlab::new(), Dash::new());
     let rows = vec![
         row(&ours, &script),
-        row(&owning, &script),
         row(&list, &script),
         row(&slab, &script),
         row(&sharded_list, &script),
@@ -200,10 +205,10 @@ fn throughput(
     ];
     let rounds = measure(&format!("replay {}, per event", recording.name), plan, rows);
     report.show(&rounds);
-    let peers = [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME];
-    report.against(&rounds, Intrusive::NAME, 2, &peers);
-    report.against(&rounds, Owning::NAME, 2, &[ShardedSlab::NAME, Dash::NAME]);
-    let names = [MutexList::NAME, Intrusive::NAME].map(|name| format!("{name}/2"));
+    let peers =
+        [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME, Dash::NAME];
+    report.against(&rounds, Owning::NAME, 2, &peers);
+    let names = [MutexList::NAME, Owning::NAME].map(|name| format!("{name}/2"));
     let throughput = names.each_ref().map(|name| rounds.throughput(name));
     let [before, after] = &names;
     let ratio = rounds.tput_ratio(after, before);

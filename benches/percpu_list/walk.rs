@@ -11,46 +11,34 @@ use harness::{Case, Group, Plan, Random, Report};
 use parking_lot::Mutex;
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
-use crate::ours::{Intrusive, Owning};
+use crate::ours::Owning;
 use crate::registry::{Entries, LIVE, Registry, Walk};
 
-const OURS: &str = Intrusive::NAME;
-const OWNING: &str = Owning::NAME;
+const OURS: &str = Owning::NAME;
 /// Why nothing is refused here.
 const FREE: &str = "this thread has nothing locked";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let ours = Owning::new();
     let (list, slab, sharded) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
     let _ours = shuffled(&ours);
-    let _owning = shuffled(&owning);
     let _list = shuffled(&list);
     let _slab = shuffled(&slab);
     let _sharded = shuffled(&sharded);
     let rows = vec![
         locked(&ours),
-        locked(&owning),
         locked(&list),
         locked(&slab),
         locked(&sharded),
-        row("IntrusiveList, snapshot", || {
-            ours.0.lock_all().expect(FREE).iter().map(|object| object.number).sum()
-        }),
-        row("PerCpuList, snapshot", || owning.0.lock_all().expect(FREE).iter().sum()),
-        row("IntrusiveList, unlocked", || {
-            let numbers = ours.0.iter_pinned(|object| Some(object.number));
-            numbers.map(|number| number.expect(FREE)).sum()
-        }),
-        row("PerCpuList, unlocked", || owning.0.iter().map(|value| *value.expect(FREE)).sum()),
+        row("PerCpuList, snapshot", || ours.0.lock_all().expect(FREE).iter().sum()),
+        row("PerCpuList, unlocked", || ours.0.iter().map(|value| *value.expect(FREE)).sum()),
     ];
     let rounds = measure("walk 100 k entries, per entry", plan, rows);
     report.show(&rounds);
     let peers = [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME];
     report.against(&rounds, OURS, 1, &peers);
-    report.against(&rounds, OWNING, 1, &peers);
     for other in ["snapshot", "unlocked"] {
         report.against(&rounds, &format!("{OURS}, {other}"), 1, &peers);
-        report.against(&rounds, &format!("{OWNING}, {other}"), 1, &peers);
     }
     let ratio = |peer: &str| rounds.time_ratio(&format!("{OURS}/1"), &format!("{peer}/1"));
     report.record("L6.walk.ilist", ratio(MutexList::NAME));
@@ -59,17 +47,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
 
 /// The locks of all slots against one mutex, while no other thread runs.
 pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
-    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let ours = Owning::new();
     let mutex = Mutex::new(0_u64);
     let rounds = Group::new("lock everything and unlock")
-        .case(Case::new("IntrusiveList lock_all", 1, |_| {
-            |_| {
-                black_box(&ours.0.lock_all().expect(FREE));
-            }
-        }))
         .case(Case::new("PerCpuList lock_all", 1, |_| {
             |_| {
-                black_box(&owning.0.lock_all().expect(FREE));
+                black_box(&ours.0.lock_all().expect(FREE));
             }
         }))
         .case(Case::new("parking_lot Mutex", 1, |_| {
@@ -80,9 +63,8 @@ pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
         .run(plan);
     report.show(&rounds);
     println!("  slots: {}", ours.0.domain().slots());
-    report.against(&rounds, "IntrusiveList lock_all", 1, &["parking_lot Mutex"]);
     report.against(&rounds, "PerCpuList lock_all", 1, &["parking_lot Mutex"]);
-    let ratio = rounds.time_ratio("IntrusiveList lock_all/1", "parking_lot Mutex/1");
+    let ratio = rounds.time_ratio("PerCpuList lock_all/1", "parking_lot Mutex/1");
     report.record("L6.lock_all_vs_mutex", ratio);
 }
 

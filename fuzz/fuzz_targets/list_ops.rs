@@ -1,5 +1,5 @@
-//! Both kinds of list of percpu-list against the models of `crates/percpu-list/tests`: items and values
-//! are really freed, under the address sanitizer.
+//! The list of percpu-list against the model of `crates/percpu-list/tests`: values are really freed, under
+//! the address sanitizer.
 #![no_main]
 
 #[path = "../../crates/percpu-list/tests/list_ops/mod.rs"]

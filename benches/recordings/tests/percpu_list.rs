@@ -1,62 +1,19 @@
-//! The recordings of open files, replayed on both lists of `percpu-list` as the kernel ran them: each
-//! file added and removed on its CPU.
+//! The recordings of open files, replayed on `percpu-list` as the kernel ran them: each file added and
+//! removed on its CPU.
 
 use std::collections::BTreeSet;
-use std::pin::Pin;
 
 use percpu::CpuId;
-use percpu_list::{IntrusiveList, Link, PerCpuList, Stats, linked};
+use percpu_list::{PerCpuList, Stats};
 use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
 
-/// A list with files on it, known by their numbers.
-trait Files {
-    fn add(&mut self, file: u32, cpu: CpuId);
-    fn remove(&mut self, file: u32, cpu: CpuId);
-    fn open(&self) -> BTreeSet<u32>;
-    fn stats(&self) -> Stats;
-}
-
-struct File {
-    number: u32,
-    link: Link,
-}
-linked!(File => link);
-
-/// Files that stay where they are, and are used again.
-struct Intrusive {
-    list: IntrusiveList<File>,
-    files: Vec<Pin<Box<File>>>,
-}
-
-impl Files for Intrusive {
-    fn add(&mut self, file: u32, cpu: CpuId) {
-        self.list.insert_on(cpu, self.files[file as usize].as_ref()).unwrap();
-    }
-
-    fn remove(&mut self, file: u32, cpu: CpuId) {
-        assert_eq!(self.list.remove_on(cpu, &self.files[file as usize]), Ok(true));
-    }
-
-    fn open(&self) -> BTreeSet<u32> {
-        let files = self.list.lock_all().unwrap();
-        let open: BTreeSet<u32> = files.iter().map(|file| file.number).collect();
-        assert_eq!(open.len(), files.len(), "a file is there twice");
-        open
-    }
-
-    fn stats(&self) -> Stats {
-        self.list.validate();
-        self.list.stats()
-    }
-}
-
 /// Files that are made by `add` and destroyed by `remove`.
-struct Owning<'a> {
+struct Files<'a> {
     list: &'a PerCpuList<u32>,
     entries: Vec<Option<percpu_list::Entry<&'a PerCpuList<u32>>>>,
 }
 
-impl Files for Owning<'_> {
+impl Files<'_> {
     fn add(&mut self, file: u32, cpu: CpuId) {
         let entry = self.list.insert_on(cpu, file).unwrap();
         assert!(self.entries[file as usize].replace(entry).is_none());
@@ -81,9 +38,9 @@ impl Files for Owning<'_> {
 }
 
 /// Replays the events on the list and on a set of open files, which must always agree.
-fn replay(recording: &Recording, events: &[Event], mut list: impl Files) {
+fn replay(recording: &Recording, events: &[Event], mut list: Files<'_>) {
     let mut model = BTreeSet::new();
-    let check = |list: &dyn Files, model: &BTreeSet<u32>, at| {
+    let check = |list: &Files<'_>, model: &BTreeSet<u32>, at| {
         assert_eq!(list.open(), *model, "{}, before event {at}", recording.name);
     };
     for (at, event) in events.iter().enumerate() {
@@ -123,22 +80,7 @@ fn has_the_cpus() -> bool {
 }
 
 #[test]
-fn recorded_files_on_the_intrusive_list() {
-    if !has_the_cpus() {
-        return;
-    }
-    for recording in [DBENCH64, BUILD16] {
-        let events = recording.load().unwrap();
-        let list = IntrusiveList::new();
-        let count = events.iter().map(|event| event.file + 1).max().unwrap();
-        let file = |number| Box::pin(File { number, link: Link::new(list.domain()) });
-        let files = (0..count).map(file).collect();
-        replay(&recording, &events, Intrusive { list, files });
-    }
-}
-
-#[test]
-fn recorded_files_on_the_owning_list() {
+fn recorded_files_on_the_list() {
     if !has_the_cpus() {
         return;
     }
@@ -147,6 +89,6 @@ fn recorded_files_on_the_owning_list() {
         let list = PerCpuList::new();
         let count = events.iter().map(|event| event.file + 1).max().unwrap();
         let entries = (0..count).map(|_| None).collect();
-        replay(&recording, &events, Owning { list: &list, entries });
+        replay(&recording, &events, Files { list: &list, entries });
     }
 }

@@ -23,10 +23,9 @@ const MAX_DEPTH: usize = 32_768;
 ///     .depth(32) // in flight
 ///     .capacity(256) // in flight or waiting; one more is refused
 ///     .max_batch(16) // in one system call
-///     .timed(true) // latencies in the statistics
 ///     .build()?;
 /// engine.nop().submit()?.wait().0?;
-/// assert_eq!(engine.stats().latency.expect("timed").count(), 1);
+/// assert_eq!(engine.stats().completed, 1);
 /// # Ok(())
 /// # }
 /// ```
@@ -42,8 +41,6 @@ pub struct EngineBuilder {
     reap_budget: Option<usize>,
     threads: usize,
     reap_mode: ReapMode,
-    defer_task_run: bool,
-    timed: bool,
 }
 
 impl Engine {
@@ -74,8 +71,6 @@ impl Default for EngineBuilder {
             reap_budget: None,
             threads: 4,
             reap_mode: ReapMode::default(),
-            defer_task_run: false,
-            timed: false,
         }
     }
 }
@@ -102,8 +97,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the maximum number of requests of other threads ([`Remote`](crate::Remote)); `capacity`
-    /// by default. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
+    /// Sets the maximum number of calls of other threads that wait for a turn
+    /// ([`Remote`](crate::Remote)); `capacity` by default. One more is refused with
+    /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
         self.remote_capacity = Some(remote_capacity);
         self
@@ -141,27 +137,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Makes io_uring finish requests only when the engine looks for completions
-    /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). The work is done in batches, but a request
-    /// completes only in a call of the engine, and a reap is a system call if there is deferred
-    /// work. Off by default. It has no effect on other backends and older kernels.
-    pub fn defer_task_run(mut self, defer: bool) -> Self {
-        self.defer_task_run = defer;
-        self
-    }
-
     /// Sets the maximum number of threads of the pool, if the backend has one; 4 by default. A
     /// thread starts when it is needed.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
-        self
-    }
-
-    /// Measures the latency of requests in the kernel
-    /// ([`EngineStats::latency`](crate::EngineStats::latency)), by two clock reads per submission.
-    /// Off by default.
-    pub fn timed(mut self, timed: bool) -> Self {
-        self.timed = timed;
         self
     }
 
@@ -235,13 +214,12 @@ impl EngineBuilder {
             max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
             adaptive: self.adaptive,
             reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,
-            timed: self.timed,
         })
     }
 
     fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Device> {
         Ok(match kind {
-            BackendKind::Uring => Device::Uring(Uring::new(depth, self.defer_task_run)?),
+            BackendKind::Uring => Device::Uring(Uring::new(depth)?),
             BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
             BackendKind::Threads => Device::Threads(Threads::new(self.threads, depth)?),
             // It is started by `build_external`.

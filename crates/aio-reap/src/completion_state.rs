@@ -106,10 +106,10 @@ impl CompletionState {
         user_data
     }
 
-    /// Processes a completion that was reaped at `now`. The usual cases are inlined into the
+    /// Processes a completion. The usual cases are inlined into the
     /// backend's loop; all others are calls.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, completion: RawCompletion, now: u64) {
+    pub(crate) fn complete(&mut self, completion: RawCompletion) {
         let RawCompletion { user_data, result } = completion;
         let Some((index, slot)) = self.slab.in_flight(user_data) else {
             return self.stray(user_data);
@@ -117,12 +117,16 @@ impl CompletionState {
         self.in_flight -= 1;
         let left = if slot.op.transfers() { slot.op.len - slot.result.done } else { 0 };
         if i64::from(result) != left as i64 {
-            return self.complete_error_or_short(index, result, now);
+            return self.complete_error_or_short(index, result);
         }
         slot.result.done += left;
-        if self.stats.is_timed() {
-            return self.route_result(index, now);
-        }
+        self.route_result(index);
+    }
+
+    /// Puts a result into its completion queue at once, otherwise the request on the ready list.
+    #[inline(always)]
+    fn route_result(&mut self, index: Index) {
+        let slot = self.slab.get(index);
         if slot.target != CompletionTarget::Queue {
             return self.make_ready(index);
         }
@@ -153,14 +157,14 @@ impl CompletionState {
 
     /// Processes an error or a short transfer.
     #[cold]
-    fn complete_error_or_short(&mut self, index: Index, result: i32, now: u64) {
+    fn complete_error_or_short(&mut self, index: Index, result: i32) {
         let slot = self.slab.get(index);
         if slot.op.kind == Kind::Close {
             // The descriptor is closed, so the call is never repeated. It may report an error of
             // earlier writes, and EINTR if it did not wait for them.
             let closed = matches!(-result, libc::EINTR | libc::EINPROGRESS);
             slot.result.error = NonZeroI32::new(if closed { 0 } else { -result });
-            return self.route_result(index, now);
+            return self.route_result(index);
         }
         self.eagain_reaped += usize::from(result == -libc::EAGAIN);
         if result < 0 {
@@ -168,7 +172,7 @@ impl CompletionState {
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
             if slot.cancel_errno().is_some() && (again || errno == libc::ECANCELED) {
                 slot.result.error = slot.cancel_errno();
-                return self.route_result(index, now);
+                return self.route_result(index);
             }
             if again && slot.retries < RETRY_LIMIT {
                 slot.retries += 1;
@@ -187,13 +191,12 @@ impl CompletionState {
             let whole = slot.op.block.whole(moved);
             match slot.op.kind {
                 _ if moved == left => slot.progress(moved),
-                _ if slot.at_eof == AtEof::Partial => slot.progress(moved),
                 // Also less than a block of a direct read, which cannot be continued inside a
                 // block.
                 Kind::Read if whole == 0 => {
                     slot.progress(moved);
                     match slot.at_eof {
-                        AtEof::Stop | AtEof::Partial => {}
+                        AtEof::Stop => {}
                         AtEof::ZeroFill => slot.zero_rest(),
                         AtEof::Fail => slot.result.error = Some(RequestError::END_OF_FILE),
                     }
@@ -213,34 +216,12 @@ impl CompletionState {
                 }
             }
         }
-        self.route_result(index, now);
+        self.route_result(index);
     }
 
     fn requeue(&mut self, index: Index) {
         self.slab.get(index).state = SlotState::Pending;
         self.pending.push(index);
-    }
-
-    /// Delivers the result to a completion queue at once, otherwise puts the request on the ready
-    /// list.
-    #[inline(never)]
-    fn route_result(&mut self, index: Index, now: u64) {
-        let slot = self.slab.get(index);
-        self.stats.took(slot.payload.stamp, now);
-        if slot.target != CompletionTarget::Queue {
-            return self.make_ready(index);
-        }
-        let (taken, result) = (slot.payload.take_erased(), slot.result);
-        self.slab.release(index);
-        self.enqueued += 1;
-        if let Some(taken) = taken {
-            // SAFETY: the payload was taken above. `release` neither moves nor uses it, and the
-            // slab was not used since.
-            let deferred = unsafe { taken.deliver(result) };
-            if deferred.is_some() {
-                self.keep(deferred);
-            }
-        }
     }
 
     /// Ends a request that is not in flight. It goes to the ready list even if its target is a

@@ -21,9 +21,9 @@ use crate::held_buf::HeldBuf;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
-use crate::remote::{Remote, SharedFile};
 use crate::request::Request;
 use crate::request_id::RequestId;
+use crate::shared_file::SharedFile;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
@@ -63,8 +63,8 @@ use crate::waker::BlockOnWaker;
 /// ```
 pub struct Engine {
     core: Rc<Core>,
-    kind: BackendKind,
-    fallbacks: Vec<Fallback>,
+    /// Whether the drop ends the engine: not in a call of another thread, which only borrows it.
+    is_owner: bool,
 }
 
 impl Engine {
@@ -74,7 +74,12 @@ impl Engine {
         fallbacks: Vec<Fallback>,
     ) -> io::Result<Self> {
         let wake_fd = WakeFd::new(state.backend.wake_fds())?;
-        Ok(Self { core: Rc::new(Core::new(state, wake_fd)), kind, fallbacks })
+        Ok(Self { core: Rc::new(Core::new(state, wake_fd, kind, fallbacks)), is_owner: true })
+    }
+
+    /// Makes the engine that a call of another thread gets.
+    pub(crate) fn borrowed(core: &Rc<Core>) -> Self {
+        Self { core: Rc::clone(core), is_owner: false }
     }
 
     pub(crate) fn core(&self) -> &Rc<Core> {
@@ -83,12 +88,12 @@ impl Engine {
 
     /// Returns the backend in use.
     pub fn backend(&self) -> BackendKind {
-        self.kind
+        self.core.kind
     }
 
     /// Returns the backends that were tried first, with the reason why each was refused.
     pub fn fallbacks(&self) -> &[Fallback] {
-        &self.fallbacks
+        &self.core.fallbacks
     }
 
     /// Returns the times at which this engine looks for completions.
@@ -128,56 +133,12 @@ impl Engine {
         File::shared(file)
     }
 
-    /// Attaches a descriptor that stays with its owner, and is not closed by the engine.
-    ///
-    /// [`attach`](Self::attach)`(fd.try_clone_to_owned()?)` is safe, and costs a second descriptor.
-    ///
-    /// # Safety
-    ///
-    /// The descriptor stays open until every clone of the [`File`] is dropped and every request on
-    /// it has completed, also those whose operation was dropped. Only [`drain`](Self::drain) and
-    /// [`shutdown`](Self::shutdown) that return `Ok` show that the requests have completed. During
-    /// a panic the drop of the engine does not wait while an [`Operation`](crate::Operation)
-    /// exists. An [`IoPath`](crate::IoPath) made from the file contains a clone.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`attach`](Self::attach).
-    ///
-    /// ```
-    /// use std::os::fd::AsFd;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let owner = tempfile::tempfile()?;
-    /// let engine = Engine::new()?;
-    /// // SAFETY: the request is waited for, and `owner` is dropped after `file` and `engine`.
-    /// let file = unsafe { engine.attach_borrowed(owner.as_fd()) }?;
-    /// engine.write(&file, "hello", 0).submit()?.wait().0?;
-    /// drop(file);
-    /// assert_eq!(owner.metadata()?.len(), 5);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub unsafe fn attach_borrowed(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
-        // SAFETY: the contracts are the same.
-        unsafe { File::borrowed(fd) }
-    }
-
-    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
-    /// [`partial`](Request::partial).
+    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
         let op = self.transfer(Kind::Read, file, buf.get(), offset);
         let op = Op { ptr: buf.get_mut().as_mut_ptr(), ..op };
         Request::new(&self.core, Some(file.clone()), op, buf)
-    }
-
-    /// Fills `buf` from byte `offset` on, or fails with
-    /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before. Short for
-    /// [`read`](Self::read)`(..).`[`exact()`](Request::exact).
-    pub fn read_exact<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
-        self.read(file, buf, offset).exact()
     }
 
     /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes,
@@ -194,7 +155,7 @@ impl Engine {
     }
 
     /// Writes the buffers of `list`, first to last, from byte `offset` on. It writes all bytes or
-    /// fails, unless it is partial, like [`write`](Self::write).
+    /// fails, like [`write`](Self::write).
     pub fn write_vectored<B: IoBuf>(
         &self,
         file: &File,
@@ -224,8 +185,7 @@ impl Engine {
         Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
-    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails, unless it is
-    /// [`partial`](Request::partial).
+    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
     ///
     /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
     /// many bytes were written before it. Any part of the other bytes may have been written.
@@ -346,38 +306,23 @@ impl Engine {
         self.core.state.borrow().batch.get()
     }
 
-    /// Refuses later requests, and delivers every accepted one before it returns.
+    /// Runs the queued calls of other threads, then refuses later requests and calls, and delivers
+    /// every accepted request before it returns.
     ///
     /// # Errors
     ///
     /// Those of [`wait`](Self::wait).
     pub fn shutdown(&self) -> io::Result<()> {
+        self.core.run_calls(true);
         self.core.close();
-        let drained = self.core.drain();
-        self.core.refuse_remote_requests();
-        drained
+        self.core.drain()
     }
 
     /// Runs a future on this thread, and turns the engine while the future waits.
     ///
-    /// Other threads may wake the future. Each call allocates once. A request is submitted at once
-    /// when the future makes it. If the future joins many tasks, a [plug](Self::plug) around each
-    /// of its polls makes one batch of their requests:
-    ///
-    /// ```
-    /// use std::future::{Future, poll_fn};
-    /// use std::pin::pin;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let mut tasks = pin!(async { /* usually a `tokio::task::LocalSet` or the like */ });
-    /// engine.block_on(poll_fn(|context| {
-    ///     let _batch = engine.plug();
-    ///     tasks.as_mut().poll(context)
-    /// }))
-    /// # }
-    /// ```
+    /// Other threads may wake the future. Each call allocates once. The requests that the future makes in
+    /// one poll are one batch, as if a [plug](Self::plug) were around the poll, also those of the tasks
+    /// that it joins (of a `tokio::task::LocalSet` or the like).
     ///
     /// # Errors
     ///
@@ -390,24 +335,19 @@ impl Engine {
         let mut future = pin!(future);
         drive::block_on(
             &waker.woken,
-            || future.as_mut().poll(&mut context),
+            || {
+                let batch = self.plug();
+                let polled = future.as_mut().poll(&mut context);
+                if polled.is_pending() {
+                    batch.leave(); // the wait below submits
+                }
+                polled
+            },
             || core.wait(None, Some(&waker)).map(drop),
         )
     }
 
-    /// Makes a handle through which other threads send requests to this engine.
-    ///
-    /// A turn takes the requests. A request makes the engine's [descriptor](AsFd) readable and ends
-    /// the sleep of [`wait`](Self::wait), [`block_on`](Self::block_on) and [`serve`](Self::serve).
-    /// The first call allocates the memory for
-    /// [`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity) requests. After
-    /// that, each sleep of the engine takes one more system call. After the shutdown of the engine
-    /// the remote refuses every request.
-    pub fn remote(&self) -> Remote {
-        Remote::new(&self.core.remote_shared())
-    }
-
-    /// Turns the engine, and sleeps, until the last [`Remote`] is dropped and every request is
+    /// Turns the engine, and sleeps, until the last [`Remote`](crate::Remote) is dropped and every request is
     /// delivered.
     ///
     /// # Errors
@@ -434,7 +374,7 @@ impl Engine {
         let state = core.state.borrow();
         state.validate();
         let between_calls = !core.is_dispatching();
-        if between_calls && state.needs_retry() && !state.has_work() {
+        if between_calls && state.needs_retry() && !core.has_work(&state) {
             assert!(core.wake_fd.retry_delay().is_some(), "blocked for ever");
         }
         let pending = state.held();
@@ -444,13 +384,17 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // During a panic no user code runs. `State::drop` waits for the requests in flight.
+        if !self.is_owner {
+            return;
+        }
+        // During a panic no callback and no call runs. `State::drop` waits for the requests in
+        // flight.
         if !panicking() {
             // After an error requests stay undelivered. `State::drop` waits for them or leaks them.
             let _ = self.shutdown();
         } else {
-            self.core.state.borrow_mut().close();
-            self.core.refuse_remote_requests();
+            self.core.state.borrow_mut().closed = true;
+            self.core.drop_calls();
         }
     }
 }
@@ -464,7 +408,7 @@ impl AsFd for Engine {
         core.state.borrow_mut().backend.watch();
         // Work that was left before the descriptor was watched.
         let state = core.state.borrow();
-        if state.has_work() {
+        if core.has_work(&state) {
             core.wake_fd.kick();
         }
         core.wake_fd.wake_at(state.deadlines.earliest());
@@ -475,7 +419,7 @@ impl AsFd for Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Engine");
-        debug.field("backend", &self.kind);
+        debug.field("backend", &self.core.kind);
         if let Ok(state) = self.core.state.try_borrow() {
             debug.field("pending", &state.pending()).field("in_flight", &state.in_flight());
         }

@@ -54,8 +54,7 @@ impl RequestError {
     /// of the buffer, or of the list of buffers.
     ///
     /// The device may have written more of the part that failed. A partial block of an `O_DIRECT`
-    /// file does not count. The number is zero for a remote request whose engine was dropped during
-    /// a panic.
+    /// file does not count.
     pub fn transferred(&self) -> usize {
         self.transferred
     }
@@ -108,7 +107,7 @@ impl From<RequestError> for io::Error {
     }
 }
 
-/// The reason why a request was refused, with the request.
+/// The reason why a request, or a call of another thread, was refused, with the request or the call.
 ///
 /// It is `Send` and `Sync` if the request is. Its [`errno`](Self::errno) is that of the
 /// corresponding system call.
@@ -134,7 +133,8 @@ impl From<RequestError> for io::Error {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum SubmitError<R> {
-    /// Every slot is taken. Turn the engine and try again.
+    /// Every slot, or every place for a call of another thread, is taken. Turn the engine and try
+    /// again.
     #[error("every slot of the engine is taken")]
     Full(R),
     /// The buffer, the offset or the length is not aligned as the `O_DIRECT` file requires.

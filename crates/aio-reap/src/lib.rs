@@ -83,13 +83,12 @@
 //! transfer and a retried request go to the end of the queue. Requests complete in any order, even
 //! if they use the same bytes: submit a dependent request after the first has completed. `fsync`
 //! covers the writes that completed before it was submitted. Callbacks and wake-ups run in the
-//! order in which completions were reaped, those of inner requests first. Requests of other threads wait for slots behind the
-//! futures that already wait. Requests of one thread keep their order.
+//! order in which completions were reaped, those of inner requests first. Calls of a [`Remote`] run in the
+//! order in which their thread made them.
 //!
 //! **Buffers** belong to the engine from submission to completion, even if the waiting future is
 //! dropped, forgotten, or past its deadline. After the completion the engine's thread frees or
-//! returns the buffer, or the thread that collects a [`RemoteOperation`] gets it. If the engine
-//! cannot wait for the kernel when it is dropped, it leaks the buffers. The same holds for paths. An
+//! returns the buffer. If the engine cannot wait for the kernel when it is dropped, it leaks the buffers. The same holds for paths. An
 //! opened file that no code receives is closed.
 //!
 //! **Cancellation** is best effort, and never loses a buffer:
@@ -98,10 +97,10 @@
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
 //! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
-//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`], [`RemoteOperation::cancel`], [`Remote::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
+//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
-//! | dropping a [`RemoteOperation`] | no | yes |
+//! | dropping a [`Response`] of another thread | no | yes |
 //!
 //! A request that still waits in the engine, or for a thread of the pool, can always be cancelled,
 //! with two exceptions: a [close](Engine::close) cannot, and neither can a request in io_uring's
@@ -112,8 +111,7 @@
 //! and counts as in flight.
 //!
 //! **Short transfers** are continued where they stopped (on a direct file, at the start of the
-//! block where they stopped), unless the request is [partial](Request::partial). A read ends early
-//! only at the end of the file. There it stops, is filled with [zeros](Request::zero_fill), or
+//! block where they stopped). A read ends early only at the end of the file. There it stops, is filled with [zeros](Request::zero_fill), or
 //! [fails](Request::exact). A write never ends early: it fails with `ENOSPC` if the device takes no
 //! more bytes. `EINTR` and `EAGAIN` are retried up to 16 times in a row.
 //!
@@ -121,14 +119,15 @@
 //! outer callback waits. A request made in a callback is only queued. So the stack stays flat on a
 //! device that completes inside submit, and no call loops for as long as requests keep coming.
 //!
-//! **No allocation** per request after the engine's queues have been full once.
+//! **No allocation** per request after the engine's queues have been full once. A call of a [`Remote`]
+//! allocates once, with a [`Response`] twice.
 //!
 //! **The end.** [`Engine::shutdown`] and dropping the engine deliver every accepted request,
-//! including those of other threads, and refuse all later ones. No waiter is left behind, with two
+//! run every queued call of a [`Remote`], and refuse all later ones. No waiter is left behind, with two
 //! exceptions, which are cycles of owners. If the engine's thread panics while an [`Operation`]
 //! exists that was forgotten ([`mem::forget`](std::mem::forget)) or that a callback of the engine
-//! captures, the engine's state stays allocated, and remote requests that were in flight are never
-//! answered. A callback that captures the engine (in an `Rc`) keeps it until the callback has run:
+//! captures, the engine's state stays allocated, and a [`Response`] whose request was in flight never
+//! resolves. A callback that captures the engine (in an `Rc`) keeps it until the callback has run:
 //! [drain](Engine::drain) the engine before its last other owner is dropped.
 //!
 //! Each guarantee has tests. `INVARIANTS.md` names all of them. The most important ones are:
@@ -137,7 +136,7 @@
 //! |---|---|---|
 //! | once, in order | `api/engine_model.rs` | `inv02_device_sees_enqueue_order_and_each_completes_once` |
 //! | callbacks in order | `api/callbacks.rs` | `inv02_callbacks_run_in_the_order_of_the_reap` |
-//! | other threads in order | `api/remote.rs` | `inv02_requests_of_a_thread_keep_their_order` |
+//! | other threads in order | `api/remote.rs` | `inv02_calls_of_a_thread_keep_their_order` |
 //! | buffers | `api/buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
 //! | cancellation | `api/endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
 //! | deadlines | `api/endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
@@ -145,7 +144,7 @@
 //! | opened files | `api/files.rs` | `inv19_an_opened_file_without_a_receiver_is_closed` |
 //! | stack depth | `api/callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
 //! | allocation | `no_alloc.rs` | `no_allocation_per_request_after_warm_up` |
-//! | the end | `api/remote.rs` | `inv14_the_end_answers_every_remote_request` |
+//! | the end | `api/remote.rs` | `inv14_the_end_runs_every_queued_call` |
 //!
 //! Callbacks and wake-ups run inside every call that can reap: a submission without a plug (unless
 //! the [`ReapMode`] forbids it), the drop of the last plug, [`Engine::turn`], [`Engine::wait`], and
@@ -154,7 +153,7 @@
 //!
 //! After `fork` the child may only exec or exit.
 //!
-//! An engine stays on its thread. Other threads send requests through a [`Remote`]:
+//! An engine stays on its thread. Other threads run closures there through a [`Remote`]:
 //!
 //! ```compile_fail
 //! fn send<T: Send>(_: T) {}
@@ -176,6 +175,7 @@ mod backend;
 mod buf;
 mod buf_list;
 mod builder;
+mod calls;
 mod closing;
 mod completion_state;
 mod core;
@@ -188,7 +188,6 @@ mod files;
 #[cfg(doc)]
 pub mod guide;
 mod held_buf;
-mod histogram;
 mod inner;
 mod io_path;
 mod op;
@@ -205,6 +204,7 @@ mod remote;
 mod reply;
 mod request;
 mod request_id;
+mod shared_file;
 mod slab;
 mod start;
 mod state;
@@ -225,11 +225,11 @@ pub use backend::external;
 pub use buf::{AlignedBuf, IoBuf, IoBufMut};
 pub use buf_list::{BufList, TooManyBuffers};
 pub use builder::EngineBuilder;
+pub use calls::{NoResponse, Responder, Response};
 pub use closing::ClosingFd;
 pub use engine::Engine;
 pub use error::{RequestError, SubmitError};
 pub use file::File;
-pub use histogram::Histogram;
 pub use io_path::IoPath;
 pub use op::AllocateMode;
 pub use open_options::OpenOptions;
@@ -238,10 +238,11 @@ pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
-pub use remote::{Remote, RemoteOperation, RemoteRequest, RemoteRequestId, SharedFile};
+pub use remote::Remote;
 pub use reply::Reply;
 pub use request::Request;
 pub use request_id::RequestId;
+pub use shared_file::SharedFile;
 pub use start::{BackendKind, Fallback, StartError};
 pub use stats::{EngineStats, Sizes};
 pub use statx::Statx;
@@ -253,8 +254,8 @@ pub use turn::Turn;
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
+    pub use crate::calls::{CallQueue, response};
     pub use crate::drive::{Served, block_on, round, serve};
-    pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
     pub use crate::waker::WokenFlag;
 }
 

@@ -34,10 +34,6 @@ impl<B, T> Owned<B, T> {
     pub(crate) fn new(buf: HeldBuf<B>) -> Self {
         Self { buf, result: PhantomData }
     }
-
-    pub(crate) fn into_buf(self) -> HeldBuf<B> {
-        self.buf
-    }
 }
 
 impl<B, T: Reply<B>> Owned<B, T> {
@@ -59,10 +55,6 @@ pub(crate) struct Callback<B, F, T = usize> {
 impl<B, F, T> Callback<B, F, T> {
     pub(crate) fn new(buf: HeldBuf<B>, done: F) -> Self {
         Self { owned: Owned::new(buf), done }
-    }
-
-    pub(crate) fn into_buf(self) -> HeldBuf<B> {
-        self.owned.into_buf()
     }
 }
 

@@ -2,7 +2,7 @@
 //! slot without an allocation.
 //!
 //! ```text
-//!  Payload | vtable | stamp | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer |
+//!  Payload | vtable | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer |
 //! ```
 //!
 //! The value is written in its place and read by its own type, so only its own bytes move.
@@ -64,9 +64,6 @@ impl RawResult {
 #[repr(C)] // the fields that most requests use come first
 pub(crate) struct Payload {
     vtable: Option<&'static VTable>,
-    /// The time of the request's submission to the kernel, in nanoseconds. It is stored here
-    /// because the alignment would waste this space.
-    pub(crate) stamp: u64,
     bytes: Bytes,
 }
 
@@ -115,7 +112,7 @@ impl<T: Deliver> HasVTable for T {}
 
 impl Payload {
     pub(crate) const fn empty() -> Self {
-        Self { vtable: None, stamp: 0, bytes: Bytes { _room: MaybeUninit::uninit() } }
+        Self { vtable: None, bytes: Bytes { _room: MaybeUninit::uninit() } }
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -301,28 +301,20 @@ pub(crate) struct Batch<'s> {
     /// The part up to the end of the list's ring, and the part that follows at its start.
     here: slice::Iter<'s, Index>,
     then: &'s [Index],
-    now: u64,
     staged: usize,
 }
 
 impl<'s> Batch<'s> {
-    /// Makes a batch of the first requests on `list` after the `staged` ones, at most `most`. `now` becomes
-    /// the time stamp of the taken ones.
+    /// Makes a batch of the first requests on `list` after the `staged` ones, at most `most`.
     #[inline]
-    pub(crate) fn new(
-        slab: &'s mut Slab,
-        list: &'s Fifo,
-        staged: usize,
-        most: usize,
-        now: u64,
-    ) -> Self {
+    pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, staged: usize, most: usize) -> Self {
         let count = most.min(list.len() - staged);
         let (before, start) = list.ring.split_at(list.position(list.head.wrapping_add(staged)));
         let (here, then) = match count.checked_sub(start.len()) {
             None => (&start[..count], &before[..0]),
             Some(more) => (start, &before[..more]),
         };
-        Self { slots: &mut slab.slots, here: here.iter(), then, now, staged }
+        Self { slots: &mut slab.slots, here: here.iter(), then, staged }
     }
 }
 
@@ -345,7 +337,6 @@ impl Batch<'_> {
         };
         let slot = &mut self.slots[index as usize];
         slot.state = SlotState::InFlight;
-        slot.payload.stamp = self.now;
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         Some((user_data, slot))
     }
@@ -416,15 +407,15 @@ mod tests {
             (slot.state, slot.op.offset) = (SlotState::Pending, offset);
             list.push(index);
         }
-        let mut batch = Batch::new(&mut slab, &list, 0, 3, 9);
+        let mut batch = Batch::new(&mut slab, &list, 0, 3);
         assert_eq!(batch.len(), 3);
         assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
         finish_submission(&mut slab, &mut list, 3, 1);
         assert_eq!((slab.count(SlotState::InFlight), slab.count(SlotState::Pending)), (1, 3));
-        let mut batch = Batch::new(&mut slab, &list, 0, 8, 9);
+        let mut batch = Batch::new(&mut slab, &list, 0, 8);
         assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
         assert_eq!(batch.len(), 2);
-        let skipped = Batch::new(&mut slab, &list, 2, 8, 9);
+        let skipped = Batch::new(&mut slab, &list, 2, 8);
         assert_eq!(skipped.map(|sub| sub.op.offset).collect::<Vec<_>>(), [3]);
     }
 
@@ -460,7 +451,7 @@ mod tests {
         let mut start = |slab: &mut Slab| {
             let index = slab.alloc().unwrap();
             list.push(index);
-            let user_data = Batch::new(slab, &list, 0, 1, 0).next().unwrap().user_data;
+            let user_data = Batch::new(slab, &list, 0, 1).next().unwrap().user_data;
             finish_submission(slab, &mut list, 1, 1);
             user_data
         };

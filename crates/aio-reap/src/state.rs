@@ -20,22 +20,17 @@
 use std::io;
 use std::mem;
 use std::num::NonZeroI32;
-use std::os::fd::OwnedFd;
 use std::task::Waker;
 use std::time::{Duration, Instant};
-
-use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
 use crate::completion_state::{CompletionState, NewRequest};
 use crate::deadlines::{Action, Deadlines};
-use crate::histogram::Histogram;
 use crate::op::Kind;
 use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
 use crate::raw::{Stop, Sub};
-use crate::remote::{Inbox, PendingRemote, Shared};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
@@ -54,10 +49,8 @@ pub(crate) struct Limits {
     pub(crate) adaptive: bool,
     /// The maximum number of completions in one reap.
     pub(crate) reap_budget: usize,
-    /// The maximum number of requests of other threads.
+    /// The maximum number of calls of other threads that wait for a turn.
     pub(crate) remote: usize,
-    /// Whether latencies are measured.
-    pub(crate) timed: bool,
 }
 
 /// The requests, the backend and the limits of an engine.
@@ -70,8 +63,8 @@ pub(crate) struct State {
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
     pub(crate) waiting: WaitQueue,
-    /// The requests of other threads. `None` before the first [`Remote`](crate::Remote).
-    pub(crate) inbox: Option<Box<Inbox>>,
+    /// Other threads may make calls, which wake the engine by its descriptors only.
+    pub(crate) has_remote: bool,
     /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
     pub(crate) held_wakes: Vec<Waker>,
     /// The number of requests at the head of the pending list that are staged, and its limit.
@@ -93,8 +86,7 @@ pub(crate) enum Delivery {
 
 impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
-        let mut completions = CompletionState::new(limits.capacity, limits.depth);
-        completions.stats.latency = limits.timed.then(Histogram::new);
+        let completions = CompletionState::new(limits.capacity, limits.depth);
         let batch = BatchLimit::new(limits.max_batch, limits.adaptive);
         Self {
             completions,
@@ -104,7 +96,7 @@ impl State {
             batch,
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
-            inbox: None,
+            has_remote: false,
             held_wakes: Vec::new(),
             staged: 0,
             stage_limit: 0,
@@ -143,14 +135,11 @@ impl State {
         self.stage_limit = 0;
     }
 
-    /// Updates the number of requests that may be staged, after a submission and a reap. A staged
-    /// request has no time stamp, so an engine that measures latencies stages none.
+    /// Updates the number of requests that may be staged, after a submission and a reap.
     #[inline]
     pub(crate) fn update_stage_limit(&mut self) {
         let completions = &self.completions;
-        let may = completions.pending.len() == self.staged
-            && !self.limits.timed
-            && self.backend.can_stage();
+        let may = completions.pending.len() == self.staged && self.backend.can_stage();
         self.stage_limit = if may { self.room() } else { 0 };
     }
 
@@ -189,20 +178,14 @@ impl State {
         }
     }
 
-    /// Returns whether another turn makes progress without a wake-up.
-    pub(crate) fn has_work(&self) -> bool {
-        self.has_work_for(Scope::All)
-    }
-
-    /// The same for a turn that delivers the completions of `scope`.
+    /// Returns whether another turn that delivers the completions of `scope` makes progress without a
+    /// wake-up, apart from the calls of other threads.
     pub(crate) fn has_work_for(&self, scope: Scope) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.budget_used_up
             || self.ready(scope) > 0
             || (scope == Scope::All && self.holds_reports())
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
-            || self.inbox.as_ref().is_some_and(|inbox| inbox.has_requests() || inbox.has_cancels())
-            || self.remote_requests() > 0
     }
 
     /// Returns whether a turn that is not an inner one reports or wakes something without a request.
@@ -210,100 +193,16 @@ impl State {
         self.completions.enqueued > 0 || !self.held_wakes.is_empty()
     }
 
-    /// Returns the number of requests of other threads for which a turn would find a slot.
-    fn remote_requests(&self) -> usize {
-        let Some(inbox) = &self.inbox else { return 0 };
-        inbox.pending(&self.waiting, &self.completions.slab)
-    }
-
     /// Returns the number of requests that are not in the kernel and that another turn would
     /// advance.
     pub(crate) fn held(&self) -> usize {
-        self.pending() + self.ready(Scope::All) + self.remote_requests()
-    }
-
-    /// Takes requests of other threads into slots, as far as slots are free.
-    #[inline]
-    pub(crate) fn take_remote_requests(&mut self) {
-        if let Some(inbox) = &mut self.inbox {
-            inbox.turn(&mut self.completions, &mut self.waiting, &mut self.deadlines);
-            if inbox.has_cancels() {
-                self.cancel_remote_requests();
-            }
-        }
-    }
-
-    /// Cancels the requests in slots whose senders want that.
-    #[cold]
-    fn cancel_remote_requests(&mut self) {
-        let Some(mut inbox) = self.inbox.take() else { return };
-        let mut refused = mem::take(&mut inbox.refused_cancels);
-        inbox.take_cancels(|user_data| {
-            let current = self.completions.slab.current(user_data).is_some();
-            if current && !self.cancel_user_data(user_data) && !refused.contains(&user_data) {
-                refused.push(user_data);
-            }
-            current
-        });
-        inbox.refused_cancels = refused;
-        self.inbox = Some(inbox);
-    }
-
-    /// Tries again to cancel the requests of other threads whose cancellation the backend refused.
-    /// Called after a submission and a reap, which may have made room for cancellations. No turn is
-    /// made for that alone.
-    #[inline]
-    pub(crate) fn retry_remote_cancels(&mut self) {
-        if self.inbox.as_ref().is_some_and(|inbox| !inbox.refused_cancels.is_empty()) {
-            self.retry_refused_cancels();
-        }
-    }
-
-    #[cold]
-    fn retry_refused_cancels(&mut self) {
-        let Some(mut inbox) = self.inbox.take() else { return };
-        inbox.refused_cancels.retain(|&user_data| {
-            let current = self.completions.slab.current(user_data).is_some();
-            current && !self.cancel_user_data(user_data)
-        });
-        self.inbox = Some(inbox);
+        self.pending() + self.ready(Scope::All)
     }
 
     /// Tries to end the request with this user data early. Returns false if there was no attempt.
     pub(crate) fn cancel_user_data(&mut self, user_data: u64) -> bool {
         let index = self.completions.slab.current(user_data);
         index.is_some_and(|index| self.cancel(index, CancelReason::Cancelled))
-    }
-
-    /// Returns the state that the engine shares with its remotes, which signal `kick`.
-    pub(crate) fn remote_shared(&mut self, kick: &Arc<OwnedFd>) -> Arc<Shared> {
-        let slots = self.limits.remote;
-        let inbox = self.inbox.get_or_insert_with(|| Box::new(Inbox::new(slots, kick)));
-        if self.closed {
-            inbox.close();
-        }
-        Arc::clone(inbox.shared())
-    }
-
-    /// Returns whether a remote of this engine is left.
-    pub(crate) fn has_remotes(&self) -> bool {
-        self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
-    }
-
-    /// Refuses later requests.
-    pub(crate) fn close(&mut self) {
-        self.closed = true;
-        if let Some(inbox) = &mut self.inbox {
-            inbox.close();
-        }
-    }
-
-    /// Returns a request of another thread that has no slot, to refuse it. Called when no turn
-    /// follows.
-    pub(crate) fn refuse_remote_request(&mut self) -> Option<PendingRemote> {
-        let pending = self.inbox.as_mut()?.refuse(&mut self.waiting);
-        self.note_waiting();
-        pending
     }
 
     /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
@@ -328,24 +227,19 @@ impl State {
             && self.completions.slab.promised == 0
     }
 
-    fn now(&self) -> u64 {
-        if self.completions.stats.is_timed() { self.backend.now() } else { 0 }
-    }
-
     /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
     /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
         if self.staged > self.room() {
             self.unstage(); // the adaptive limit has shrunk
         }
-        let sleep = sleep && self.inbox.is_none();
+        let sleep = sleep && !self.has_remote;
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
-        let now = self.now();
         loop {
             let (room, staged) = (self.room(), mem::take(&mut self.staged));
             let completions = &mut self.completions;
             let CompletionState { slab, pending, .. } = &mut *completions;
-            let batch = Batch::new(slab, pending, staged, room - staged, now);
+            let batch = Batch::new(slab, pending, staged, room - staged);
             let offered = staged + batch.len();
             if offered == 0 && self.backend.backlog() == 0 {
                 completions.blocked = false;
@@ -400,11 +294,10 @@ impl State {
         if self.completions.in_flight == 0 && !self.backend.has_cancellations() {
             return false;
         }
-        let now = self.now();
         let budget = self.limits.reap_budget;
         let completions = &mut self.completions;
         let blocked = mem::take(&mut completions.blocked); // a completion makes room in the kernel
-        let found = self.backend.reap_into(budget, completions, now);
+        let found = self.backend.reap_into(budget, completions);
         completions.blocked |= blocked && found == 0;
         completions.stats.reaped(found);
         self.batch.reaped(found, completions.in_flight);
@@ -534,9 +427,6 @@ impl Drop for State {
             }
             if self.backend.wait(None).is_err() {
                 mem::forget(mem::replace(&mut self.completions.slab, Slab::new(0)));
-                if let Some(inbox) = &self.inbox {
-                    inbox.lose();
-                }
                 return;
             }
         }

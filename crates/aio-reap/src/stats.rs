@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::histogram::Histogram;
-
 /// The percentiles of the table in QEMU's "linux-aio: process completions from ioq_submit()", and
 /// the 99th.
 const PERCENTILES: [f64; 12] =
@@ -53,15 +51,6 @@ pub struct EngineStats {
     pub max_in_flight: usize,
     /// The number of completions per reap. Empty reaps do not count.
     pub reap_sizes: Sizes,
-    /// The number of requests that the kernel took per submission. Submissions of which it took
-    /// none do not count.
-    pub batch_sizes: Sizes,
-    /// The number of requests that the kernel had after each of these submissions.
-    pub in_flight: Sizes,
-    /// The times from the submission of a request to the reap of its completion, if the engine
-    /// [measures them](crate::EngineBuilder::timed). A continued transfer counts once, with its
-    /// last part.
-    pub latency: Option<Histogram>,
 }
 
 impl EngineStats {
@@ -78,23 +67,6 @@ impl EngineStats {
             stray: 0,
             max_in_flight: 0,
             reap_sizes: Sizes::up_to(depth),
-            batch_sizes: Sizes::up_to(depth),
-            in_flight: Sizes::up_to(depth),
-            latency: None,
-        }
-    }
-
-    /// Returns whether latencies are measured.
-    pub(crate) fn is_timed(&self) -> bool {
-        self.latency.is_some()
-    }
-
-    /// Records the latency of a request that was submitted at `submitted` and reaped at `now`. The
-    /// engine reads the clock once per submission and once per reap.
-    #[inline]
-    pub(crate) fn took(&mut self, submitted: u64, now: u64) {
-        if let Some(latency) = &mut self.latency {
-            latency.record(now.saturating_sub(submitted));
         }
     }
 
@@ -102,10 +74,6 @@ impl EngineStats {
         self.submissions += 1;
         self.submitted += accepted as u64;
         self.max_in_flight = self.max_in_flight.max(in_flight);
-        if accepted > 0 {
-            self.batch_sizes.add(accepted);
-            self.in_flight.add(in_flight);
-        }
     }
 
     pub(crate) fn reaped(&mut self, found: usize) {
@@ -128,16 +96,6 @@ impl EngineStats {
         self.stray += other.stray;
         self.max_in_flight = self.max_in_flight.max(other.max_in_flight);
         self.reap_sizes.merge(&other.reap_sizes);
-        self.batch_sizes.merge(&other.batch_sizes);
-        self.in_flight.merge(&other.in_flight);
-        match (&mut self.latency, &other.latency) {
-            (Some(sum), Some(latency)) => sum.merge(latency),
-            (none, latency) => {
-                if none.is_none() {
-                    none.clone_from(latency);
-                }
-            }
-        }
     }
 }
 
@@ -156,24 +114,11 @@ impl fmt::Display for EngineStats {
             self.waits,
             self.max_in_flight,
         )?;
-        head(f)?;
-        self.reap_sizes.row(f, "reaped at once")?;
-        self.batch_sizes.row(f, "submitted at once")?;
-        self.in_flight.row(f, "in flight")?;
-        match &self.latency {
-            Some(latency) => write!(f, "\nlatency {latency}"),
-            None => Ok(()),
-        }
+        self.reap_sizes.fmt(f)
     }
 }
 
-/// Writes the percentiles, without a line end.
-fn head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "{:<22}", "percentile")?;
-    PERCENTILES.iter().try_for_each(|percentile| write!(f, "{percentile:>6}"))
-}
-
-/// A histogram of small numbers, for example of completions per reap.
+/// A histogram of completions per reap.
 ///
 /// ```
 /// use aio_reap::Engine;
@@ -183,9 +128,10 @@ fn head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// let plug = engine.plug();
 /// let nops: Vec<_> = (0..4).map(|_| engine.nop().submit()).collect::<Result<_, _>>()?;
 /// drop(plug);
-/// let batches = engine.stats().batch_sizes;
-/// assert_eq!((batches.count(), batches.sum(), batches.percentile(50.0)), (1, 4, 4));
-/// # nops.into_iter().for_each(|nop| drop(nop.wait()));
+/// nops.into_iter().for_each(|nop| drop(nop.wait()));
+/// let sizes = engine.stats().reap_sizes;
+/// assert_eq!(sizes.sum(), 4);
+/// println!("{sizes}"); // by percentile
 /// # Ok(())
 /// # }
 /// ```
@@ -204,12 +150,6 @@ impl Sizes {
     fn add(&mut self, size: usize) {
         let last = self.counts.len() - 1;
         self.counts[size.min(last)] += 1;
-    }
-
-    /// Writes a line of the table under [`head`], with a line end before it.
-    fn row(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
-        write!(f, "\n{name:<22}")?;
-        PERCENTILES.iter().try_for_each(|&at| write!(f, "{:>6}", self.percentile(at)))
     }
 
     /// Returns how many numbers were added.
@@ -260,8 +200,10 @@ impl Sizes {
 /// Prints the numbers by percentile.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        head(f)?;
-        self.row(f, "at once")
+        write!(f, "{:<14}", "percentile")?;
+        PERCENTILES.iter().try_for_each(|percentile| write!(f, "{percentile:>6}"))?;
+        write!(f, "\n{:<14}", "reaped at once")?;
+        PERCENTILES.iter().try_for_each(|&at| write!(f, "{:>6}", self.percentile(at)))
     }
 }
 
@@ -297,25 +239,19 @@ mod tests {
     }
 
     #[test]
-    fn engines_add_up_and_print_every_table() {
+    fn engines_add_up_and_print_the_table() {
         let (mut sum, mut other) = (EngineStats::new(4), EngineStats::new(8));
-        other.latency = Some(Histogram::new());
         other.submitted(8, 8);
-        other.submitted(0, 8); // no room, so it is not a batch
+        other.submitted(0, 8); // no room
         other.reaped(7);
-        other.took(100, 350);
         sum.submitted(2, 3);
         sum.merge(&other);
         sum.merge(&other);
         assert_eq!((sum.submissions, sum.submitted, sum.max_in_flight), (5, 18, 8));
-        assert_eq!((sum.batch_sizes.count(), sum.batch_sizes.sum()), (3, 18));
-        assert_eq!((sum.in_flight.sum(), sum.reap_sizes.sum()), (19, 14));
-        let latency = sum.latency.as_ref().unwrap();
-        assert_eq!((latency.count(), latency.mean()), (2, 250));
+        assert_eq!((sum.reap_sizes.count(), sum.reap_sizes.sum()), (2, 14));
         let page = sum.to_string();
         let rows: Vec<_> =
             page.lines().skip(1).map(|row| row.split("  ").next().unwrap()).collect();
-        assert_eq!(rows[..4], ["percentile", "reaped at once", "submitted at once", "in flight"]);
-        assert!(page.ends_with("of 2 requests"), "{page}");
+        assert_eq!(rows, ["percentile", "reaped at once"]);
     }
 }

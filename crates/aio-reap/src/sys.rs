@@ -112,15 +112,6 @@ pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     check(ret).map(|_| (stat[MEMORY], stat[OFFSET]))
 }
 
-/// Reads the monotonic clock, in nanoseconds.
-pub(crate) fn now() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel stores one timespec in `now`. The call cannot fail, because every Linux
-    // has this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 /// Waits until one of `fds` is readable. Returns `Ok(false)` if the time is over or a signal
 /// arrived; callers check again anyway.
 pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {

@@ -1,5 +1,5 @@
-//! A warm engine does not allocate per request: for vectors, deadlines, waits for a slot,
-//! and requests of other threads, on every real backend.
+//! A warm engine does not allocate per request: for vectors, deadlines, and waits for a
+//! slot, on every real backend.
 //!
 //! The program has only one test, because the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -8,13 +8,10 @@ mod common;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::{BufList, Engine, File, IoPath, Operation, Remote, SharedFile};
+use aio_reap::{BufList, Engine, File, IoPath, Operation};
 use common::on_every_backend;
 use testkit::alloc::{CountingAllocator, counted};
 
@@ -106,44 +103,6 @@ fn waits_for_slots(engine: &Engine, capacity: usize) {
     });
 }
 
-/// Sends requests from another thread, by `wait`, by polls and with callbacks.
-fn remotes(engine: &Engine) {
-    let remote = engine.remote();
-    let client = thread::spawn(move || {
-        let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
-        let called = Arc::new(AtomicU64::new(0));
-        let (mut made, mut buf) = (0, Some(vec![1; 512]));
-        let mut round = |remote: &Remote| {
-            let write = remote.write(&file, buf.take().unwrap(), 0).submit().unwrap();
-            let (written, bytes) = write.wait();
-            let mut read = pin!(remote.read(&file, bytes, 0).submit().unwrap());
-            let bytes = loop {
-                let mut context = Context::from_waker(Waker::noop());
-                match read.as_mut().poll(&mut context) {
-                    std::task::Poll::Ready((read, bytes)) => break (read.unwrap(), bytes).1,
-                    std::task::Poll::Pending => thread::yield_now(),
-                }
-            };
-            assert_eq!(written.unwrap(), 512);
-            buf = Some(bytes);
-            let counter = Arc::clone(&called);
-            let done = move |_, ()| _ = counter.fetch_add(1, Ordering::Relaxed);
-            remote.nop().callback(done).unwrap();
-            drop(remote.fdatasync(&file).submit().unwrap());
-            made += 1;
-            while called.load(Ordering::Relaxed) < made {
-                thread::yield_now();
-            }
-        };
-        (0..WARM_UP).for_each(|_| round(&remote));
-        let ((), made) = counted(|| (0..ROUNDS).for_each(|_| round(&remote)));
-        made.allocations
-    });
-    engine.serve().unwrap();
-    let made = client.join().unwrap();
-    assert!(made <= LATE, "remotes on {}: {made} allocations", engine.backend());
-}
-
 #[test]
 fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
     on_every_backend(|engine| {
@@ -158,7 +117,6 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         deadlines(engine);
         renewed_deadlines(engine);
         waits_for_slots(engine, 64); // the capacity that `on_every_backend` sets
-        remotes(engine);
     });
     let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));
     assert_eq!(one.allocations, 1, "the allocator counts");

@@ -8,9 +8,8 @@ mod common;
 
 use std::io;
 use std::sync::mpsc;
-use std::thread;
 
-use aio_reap::{CompletionQueue, Engine, Remote, RequestError, SharedFile};
+use aio_reap::{CompletionQueue, Engine, RequestError};
 use common::on_every_backend;
 
 const LIMIT: usize = 511;
@@ -51,7 +50,6 @@ fn check(front: &str, result: Result<usize, RequestError>) {
     assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::EFBIG), "{front}");
 }
 
-/// Uses the front ends of the engine's own thread.
 fn local(engine: &Engine, file: &std::fs::File) {
     let file = engine.attach(file.try_clone().unwrap()).unwrap();
     let write = || engine.write(&file, vec![7; LEN], 0);
@@ -67,27 +65,12 @@ fn local(engine: &Engine, file: &std::fs::File) {
     check("queue", queue.pop().unwrap().result);
 }
 
-/// Uses the front ends of another thread.
-fn remote(remote: Remote, file: &std::fs::File) {
-    let file = SharedFile::new(file.try_clone().unwrap()).unwrap();
-    check("remote", remote.write(&file, vec![7; LEN], 0).submit().unwrap().wait().0);
-    let (send, receive) = mpsc::channel();
-    let done = move |result, _| send.send(result).unwrap();
-    remote.write(&file, vec![7; LEN], 0).callback(done).unwrap();
-    check("remote callback", receive.recv().unwrap());
-}
-
 #[test]
 fn inv18_a_refused_write_reports_its_bytes() {
     on_every_backend(|engine| {
         let file = tempfile::tempfile().unwrap();
         let _limit = Limit::new(LIMIT);
         local(engine, &file);
-        let handle = engine.remote();
-        thread::scope(|scope| {
-            scope.spawn(|| remote(handle, &file));
-            engine.serve().unwrap();
-        });
         assert_eq!(file.metadata().unwrap().len(), LIMIT as u64);
     });
 }

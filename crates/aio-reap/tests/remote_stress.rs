@@ -1,4 +1,4 @@
-//! Some seconds of requests from many threads on every real backend: none is lost or repeated, and
+//! Some seconds of calls from many threads on every real backend: none is lost or repeated, and
 //! no thread sleeps for ever.
 //!
 //! ```sh
@@ -10,31 +10,29 @@
 
 #[path = "common/counted.rs"]
 mod counted;
-#[path = "common/variants.rs"]
-mod variants;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use aio_reap::{BackendKind, Engine, Outcome, Remote, RemoteOperation, SharedFile, SubmitError};
+use aio_reap::{
+    BackendKind, Engine, Outcome, Remote, Responder, Response, SharedFile, SubmitError,
+};
 use counted::Counted;
 use testkit::block_on;
 use testkit::stress::{keep_running, stress_time};
-use variants::VARIANTS;
 
 const THREADS: u64 = 4;
 const BLOCK: usize = 512;
 /// The blocks of each thread. The last one is written by requests without a waiter.
 const BLOCKS: u64 = 8;
-/// The remote capacity. With one less, every slot could hold an uncollected request while each
-/// thread needs another slot.
-const REMOTE_CAPACITY: usize = 28;
+/// The calls that may wait for a turn. The threads send more at a time.
+const REMOTE_CAPACITY: usize = 20;
+/// The slots: one for each request that the threads may have at a time, so that none is refused.
+const CAPACITY: usize = 64;
 /// The least number of requests of each thread, also on a busy machine.
 const ENOUGH: u64 = 100;
-/// A guess; much longer than any request takes.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One thread with its own blocks of the file.
 struct Client {
@@ -59,36 +57,36 @@ impl Client {
         Counted(vec![byte; BLOCK], Arc::clone(&self.freed))
     }
 
-    /// Sends a read or a write of `block`. Retries while the mailbox is full.
-    fn send(&mut self, write: bool, block: u64, byte: u8) -> RemoteOperation<Counted> {
+    /// Sends a read or a write of `block`. Retries while the queue is full.
+    fn send(&mut self, write: bool, block: u64, byte: u8) -> Response<Outcome<Counted>> {
         let (at, buf) = ((self.first + block) * BLOCK as u64, self.buf(byte));
         self.made += 1;
-        let mut request = if write {
-            self.remote.write(&self.file, buf, at)
-        } else {
-            self.remote.read(&self.file, buf, at)
+        let file = self.file.clone();
+        let mut call = move |engine: &Engine, responder: Responder<Outcome<Counted>>| {
+            let file = engine.attach_shared(&file);
+            let done = |result, buf| _ = responder.send((result, buf));
+            let sent = match write {
+                true => engine.write(&file, buf, at).callback(done).map(drop).map_err(drop),
+                false => engine.read(&file, buf, at).callback(done).map(drop).map_err(drop),
+            };
+            sent.expect("there is a slot for each");
         };
-        let mut full = 0;
-        let operation = loop {
-            match request.submit() {
-                Ok(operation) => break operation,
+        loop {
+            match self.remote.ask(call) {
+                Ok(response) => return response,
                 Err(SubmitError::Full(refused)) => {
-                    full += 1;
-                    request = refused;
+                    self.full += 1;
+                    call = refused;
                     thread::yield_now();
                 }
                 Err(error) => panic!("{error}"),
             }
-        };
-        self.full += full;
-        operation
+        }
     }
 
-    fn finish(&mut self, operation: RemoteOperation<Counted>) -> Outcome<Counted> {
-        if self.random(2) == 0 {
-            return block_on(operation);
-        }
-        operation.wait_timeout(PATIENCE).expect("a wake-up is lost")
+    /// Waits for the outcome. `block_on` panics if a wake-up is lost.
+    fn finish(&mut self, response: Response<Outcome<Counted>>) -> Outcome<Counted> {
+        block_on(response).expect("the request has a slot")
     }
 
     fn step(&mut self) {
@@ -103,13 +101,16 @@ impl Client {
                 let (at, buf) = ((self.first + BLOCKS - 1) * BLOCK as u64, self.buf(0x44));
                 self.made += 1;
                 let called = Arc::clone(&self.called);
-                let done = move |result: Result<usize, aio_reap::RequestError>, _| {
-                    result.unwrap();
-                    called.fetch_add(1, Ordering::Relaxed);
+                let file = self.file.clone();
+                let call = move |engine: &Engine| {
+                    let done = move |result: Result<usize, aio_reap::RequestError>, _| {
+                        result.unwrap();
+                        called.fetch_add(1, Ordering::Relaxed);
+                    };
+                    engine.read(&engine.attach_shared(&file), buf, at).callback(done).unwrap();
                 };
-                // If the mailbox is full, the callback is dropped and the buffer comes back.
-                self.callbacks +=
-                    u64::from(self.remote.read(&self.file, buf, at).callback(done).is_ok());
+                // If the queue is full, the call comes back and is dropped with its buffer.
+                self.callbacks += u64::from(self.remote.call(call).is_ok());
             }
             _ => {
                 let burst = 1 + self.random(BLOCKS - 1);
@@ -133,9 +134,10 @@ impl Client {
 #[test]
 #[ignore = "takes seconds per backend"]
 fn stress_inv06_threads_share_an_engine() {
-    for (kind, defer) in VARIANTS {
-        let builder = Engine::builder().depth(8).capacity(16).remote_capacity(REMOTE_CAPACITY);
-        let engine = match builder.backend(kind).defer_task_run(defer).build() {
+    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
+        let builder =
+            Engine::builder().depth(8).capacity(CAPACITY).remote_capacity(REMOTE_CAPACITY);
+        let engine = match builder.backend(kind).build() {
             Ok(engine) => engine,
             Err(error) => {
                 assert!(kind != BackendKind::Threads, "{error}");
@@ -181,9 +183,9 @@ fn stress_inv06_threads_share_an_engine() {
         assert!(engine.validate().is_idle());
         assert_eq!(freed.load(Ordering::Relaxed), made, "buffers");
         assert_eq!(called.load(Ordering::Relaxed), callbacks, "callbacks");
-        assert_eq!(format!("{:?}", engine.remote()), "Remote { taken: 0, of: 28 }");
+        assert_eq!(format!("{:?}", engine.remote()), "Remote { calls: 0, capacity: 20 }");
         let stats = engine.stats();
         assert_eq!((stats.stray, stats.completed), (0, stats.accepted));
-        println!("{kind}: {made} requests, {full} found no slot, {stats}");
+        println!("{kind}: {made} requests, {full} found no place, {stats}");
     }
 }

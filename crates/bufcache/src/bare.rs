@@ -4,10 +4,9 @@
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::thread;
 
-use crate::cache::{order_claim, order_invalidation};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
-use crate::hazard::{self, Order};
+use crate::hazard;
 use crate::in_flight::InFlight;
 use crate::policy::{Samples, mark};
 use crate::wait::{Mode, poll_ready};
@@ -17,7 +16,6 @@ use crate::word::{BACK, Entry, Key, STALE, WRITE, Word};
 #[derive(Debug)]
 pub struct Bare {
     entry: Entry,
-    order: Order,
     bytes: UnsafeCell<u64>,
 }
 
@@ -27,11 +25,11 @@ pub struct Bare {
 unsafe impl Sync for Bare {}
 
 impl Bare {
-    /// An entry that may be read. With `membarrier` its readers execute no fence.
+    /// An entry that may be read.
     #[must_use]
-    pub fn new(membarrier: bool) -> Self {
-        let order = if membarrier { Order::Membarrier } else { Order::Fences };
-        let bare = Self { order, ..Self::loading() };
+    #[expect(clippy::new_without_default, reason = "for models")]
+    pub fn new() -> Self {
+        let bare = Self::loading();
         bare.load(7);
         bare
     }
@@ -65,13 +63,12 @@ impl Bare {
     /// One where no block is yet.
     #[must_use]
     pub fn empty() -> Self {
-        Self { entry: Entry::new(), order: Order::Fences, bytes: UnsafeCell::new(0) }
+        Self { entry: Entry::new(), bytes: UnsafeCell::new(0) }
     }
 
     /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
-        order_claim();
         self.load(device());
     }
 
@@ -94,19 +91,13 @@ impl Bare {
         taken
     }
 
-    /// The first step of a thread that has changed the device. Returns whether there is nothing to forget.
-    pub fn is_absent(&self) -> bool {
-        order_invalidation();
-        !self.entry.may_be(Self::key())
-    }
-
     fn key() -> Key {
         Key::new(1, 0)
     }
 
     /// As a hit does. What it read, if it was there.
     pub fn read(&self) -> Option<u64> {
-        let slot = hazard::protect(&self.entry, self.order).ok()?;
+        let slot = hazard::protect(&self.entry).ok()?;
         let there = self.entry.look(Self::key()).is_some_and(Word::is_readable);
         // SAFETY: the slot keeps the entry as it is.
         let bytes = there.then(|| self.bytes.with(|at| unsafe { at.read() }));
@@ -149,7 +140,7 @@ impl Bare {
 
     /// Protects the block by both slots of a record. Returns false if a slot cannot be had.
     pub fn protect_twice(&self) -> bool {
-        let slots = [(); 2].map(|()| hazard::protect(&self.entry, self.order));
+        let slots = [(); 2].map(|()| hazard::protect(&self.entry));
         slots.iter().flatten().for_each(|slot| slot.clear());
         slots.iter().all(Result::is_ok)
     }
@@ -198,7 +189,7 @@ impl Bare {
     /// Invalidates and buries the entry. Returns whether it could be freed.
     pub fn bury(&self) -> bool {
         self.entry.change(STALE, 0);
-        let left = hazard::is_left(&self.entry, self.order);
+        let left = hazard::is_left(&self.entry);
         if left {
             // SAFETY: `is_left` has found no slot that names the entry, and no reader takes it since `STALE`.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
@@ -212,7 +203,7 @@ impl Bare {
             return false;
         }
         let mut protected = [false];
-        hazard::mark_protected(&[&self.entry], &mut protected, self.order);
+        hazard::mark_protected(&[&self.entry], &mut protected);
         if protected == [false] {
             // SAFETY: the scan has found no slot that names the entry, and no reader takes it since the mark.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
@@ -323,7 +314,7 @@ impl BareWrites {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
-        Self(Writes::new(1, AttachOptions::new(512), None))
+        Self(Writes::new(1, AttachOptions::new(512)))
     }
 
     /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.

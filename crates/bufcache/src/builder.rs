@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use percpu::fence::{Strategy, strategy};
-
 use crate::cache::{self, Limits};
 use crate::error::BuildError;
 use crate::frames::MOST_UNITS;
 use crate::handle::Cache;
-use crate::hazard::Order;
 use crate::policy::{Eviction, Policy, sampled_blocks};
 
 /// The options of a [`Cache`] to build.
@@ -20,9 +17,7 @@ pub struct Builder {
     largest: usize,
     eviction: Eviction,
     patience: Duration,
-    membarrier: bool,
     limits: Limits,
-    time_locks: bool,
 }
 
 impl Cache {
@@ -49,9 +44,7 @@ impl Builder {
             largest: 4096,
             eviction: Eviction::default(),
             patience: Duration::from_secs(1),
-            membarrier: false,
             limits: Limits::default(),
-            time_locks: false,
         }
     }
 
@@ -76,27 +69,6 @@ impl Builder {
     /// threads: one second by default.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
-        self
-    }
-
-    /// Makes hits cheaper and evictions dearer. Off by default.
-    ///
-    /// A hit omits the memory fence after it has protected its buffer, which is its largest cost.
-    /// Instead, each batch of up to eight evictions interrupts the other CPUs that run threads of
-    /// this process, by the `membarrier` system call: some microseconds, and tens in a virtual
-    /// machine.
-    ///
-    /// For caches with a thousand or more hits for each miss. Has no effect if the kernel has no
-    /// `membarrier`.
-    pub fn membarrier(mut self, membarrier: bool) -> Self {
-        self.membarrier = membarrier;
-        self
-    }
-
-    /// Measures how long the locks of the table, of the lists and of the dirty buffers are held, by
-    /// two reads of the clock each time. Off by default. See [`Times::holds`](crate::Times::holds).
-    pub fn time_locks(mut self, time_locks: bool) -> Self {
-        self.time_locks = time_locks;
         self
     }
 
@@ -145,11 +117,8 @@ impl Builder {
             fixed => (fixed, 0),
         };
         let policy = Policy::new(rule, units).map_err(|_| BuildError::NoMemory)?;
-        // A model runs both orders, whatever the kernel has.
-        let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
-        let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };
         let waits = (self.patience, self.limits);
-        let shared = cache::make(units, sizes, (policy, sampled), order, waits, self.time_locks)
+        let shared = cache::make(units, sizes, (policy, sampled), waits)
             .map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }

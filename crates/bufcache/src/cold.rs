@@ -20,7 +20,6 @@ pub(crate) struct Cold {
     pub(crate) policy: Policy,
     free: [List; CLASSES],
     pub(crate) dead: List,
-    pub(crate) scanned: List,
     /// The number of units in use of each chunk. A chunk without any is not cut into frames.
     chunks: Box<[u32]>,
     /// The binary logarithm of the units of a chunk.
@@ -45,7 +44,6 @@ impl Cold {
             policy,
             free: [const { List::new() }; CLASSES],
             dead: List::new(),
-            scanned: List::new(),
             chunks: boxed(0, chunks)?,
             chunk,
             fresh: 0,
@@ -134,34 +132,23 @@ impl Cold {
 
     /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
     pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
-        let Self { nodes, policy, scanned, .. } = self;
-        match nodes.of(frame).on {
-            On::Policy(list) => policy.remove(nodes, frame, list),
-            On::Scanned => nodes.remove(scanned, frame),
-            On::None | On::Free | On::Dead => return false,
-        }
+        let Self { nodes, policy, .. } = self;
+        let On::Policy(list) = nodes.of(frame).on else { return false };
+        policy.remove(nodes, frame, list);
         true
     }
 
     /// Puts a buffer back on its list, as the next to be evicted.
     pub(crate) fn put_back(&mut self, victim: Victim) {
-        let Self { nodes, policy, scanned, .. } = self;
-        match victim.on {
-            On::Policy(list) => policy.put_back(nodes, victim.frame, list),
-            _ => nodes.push_last(scanned, victim.frame, On::Scanned),
+        if let On::Policy(list) = victim.on {
+            self.policy.put_back(&mut self.nodes, victim.frame, list);
         }
     }
 
     /// Puts a buffer that was not evicted back, as the last to be evicted.
     pub(crate) fn keep(&mut self, frame: Frame, looks: &mut Looks) {
-        let Self { nodes, policy, scanned, .. } = self;
-        if nodes.of(frame).once {
-            nodes.push(scanned, frame, On::Scanned);
-            looks.scanned += 1;
-        } else {
-            policy.keep(nodes, frame);
-            looks.main += 1;
-        }
+        self.policy.keep(&mut self.nodes, frame);
+        looks.main += 1;
     }
 
     /// Takes a given free frame.
@@ -212,13 +199,7 @@ impl Cold {
 
     /// Returns whether a miss has found the cache full, and not much has become free since.
     pub(crate) fn is_nearly_full(&self) -> bool {
-        self.policy.is_full()
-            && 16 * (self.policy.units() + self.scanned.units) >= 15 * self.limit()
-    }
-
-    /// Returns the number of buffers that may be evicted.
-    pub(crate) fn buffers(&self) -> usize {
-        self.policy.len() + self.scanned.len
+        self.policy.is_full() && 16 * self.policy.units() >= 15 * self.limit()
     }
 
     /// Returns the units of the chunks that are cut into frames.

@@ -21,12 +21,12 @@ use std::time::Duration;
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Futex, order, thread_id};
+use percpu::sync::{Futex, thread_id};
 
 use crate::region::Region;
 
 /// Names a frame by its first unit and its size class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Frame(pub(crate) u32);
 
 /// The number of an entry in the table.
@@ -73,8 +73,6 @@ pub(crate) struct Header {
     links: Links,
     /// The position up to which the log must be durable before the block is written.
     lsn: AtomicU64,
-    /// The number of [`Hold`](crate::Hold)s, which keep the block from being written.
-    holds: AtomicU32,
     /// The number of writes by the cleaner that failed.
     tries: AtomicU32,
     /// The time at which the buffer became dirty, in milliseconds since the cache was made.
@@ -200,33 +198,12 @@ impl Header {
         self.lsn.load(Ordering::Relaxed)
     }
 
-    /// Keeps the block from being written, once more. The caller has the entry marked `WRITE`.
-    pub(crate) fn hold(&self) {
-        // Ordering: Relaxed; the Release in `Entry::change`, which ends the write, carries it to
-        // `is_held` of write-back, which has marked the word `BACK`.
-        self.holds.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Ends one [`hold`](Self::hold). Returns whether it was the last.
-    pub(crate) fn let_go(&self) -> bool {
-        // Ordering: Release pairs with the Acquire in `is_held`; write-back comes after what the
-        // holder did before.
-        self.holds.fetch_sub(1, order!(Release, "let_go: the holder is done before")) == 1
-    }
-
-    /// Returns whether the block must not be written yet.
-    pub(crate) fn is_held(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `let_go`; it carries what the holder did
-        // before.
-        self.holds.load(order!(Acquire, "is_held: the holder was done before")) > 0
-    }
-
-    /// Counts a failed write by the cleaner. Returns the count before.
-    pub(crate) fn count_try(&self) -> u32 {
+    /// Counts a failed write by the cleaner.
+    pub(crate) fn count_try(&self) {
         // Ordering: Relaxed, here and in the three methods below; the thread that has marked the
         // word `BACK` or `WRITE` changes the count, and its change of the word carries it to the
         // next. A walk of the dirty list reads it as a hint.
-        self.tries.fetch_add(1, Ordering::Relaxed)
+        self.tries.store(self.tries().saturating_add(1), Ordering::Relaxed);
     }
 
     pub(crate) fn tries(&self) -> u32 {
@@ -291,7 +268,6 @@ impl Frames {
             place: AtomicU32::new(0),
             links: Links::new(),
             lsn: AtomicU64::new(0),
-            holds: AtomicU32::new(0),
             tries: AtomicU32::new(0),
             since: AtomicU64::new(0),
             claimer: AtomicU64::new(0),

@@ -55,26 +55,6 @@ impl<'d> ReadGuard<'d> {
     }
 }
 
-impl ReadGuard<'_> {
-    /// Sets the number of passes of the evictor that the buffer survives; 0 by default.
-    ///
-    /// A buffer that leads to others, such as the root of a tree, may weigh more than a leaf. A
-    /// miss that finds no lighter buffer in a whole pass takes more than one off each weight in its
-    /// next passes.
-    ///
-    /// Takes the lock of misses. A buffer that is evicted loses its weight.
-    ///
-    /// Not for most buffers of a large cache: the first miss that finds only heavy ones visits
-    /// them several times, a few at a time under the lock. With 512,000 buffers of weight 255
-    /// that takes up to 250 ms.
-    pub fn set_weight(&self, weight: u8) {
-        // SAFETY: the slot of this guard names an entry of the cache's table, which lives as long
-        // as `device`.
-        let entry = unsafe { self.slot.entry().as_ref() };
-        self.device.shared.set_weight(entry.word().frame(), weight);
-    }
-}
-
 impl Deref for ReadGuard<'_> {
     type Target = [u8];
 
@@ -238,26 +218,6 @@ macro_rules! exclusive {
                 self.modified = true;
                 self.device.shared.frames.header(self.frame).raise_lsn(lsn);
             }
-
-            /// Keeps the block from being written to the device until the returned [`Hold`] drops.
-            /// Meanwhile the block can be read and written in the cache. Counts as a change.
-            ///
-            /// ```
-            /// use bufcache::{Cache, MemoryDevice};
-            ///
-            /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
-            /// let mut block = disk.get_mut(3)?;
-            /// block[..5].copy_from_slice(b"hello");
-            /// let hold = block.hold_back(); // until the entry of a journal is durable
-            /// drop(block);
-            /// drop(hold);
-            /// disk.sync()?;
-            /// # Ok::<(), Box<dyn std::error::Error>>(())
-            /// ```
-            pub fn hold_back(&mut self) -> Hold {
-                self.modified = true;
-                Hold::new(&self.device, self.frame)
-            }
         }
 
         impl Deref for $guard $(<$life>)? {
@@ -292,69 +252,3 @@ macro_rules! exclusive {
 
 exclusive!(WriteGuard<'_>);
 exclusive!(OwnedWriteGuard);
-
-/// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and
-/// [`OwnedWriteGuard::hold_back`].
-///
-/// It is a handle of the device, too: a device whose handles are dropped stays attached, with its
-/// dirty blocks, until its holds drop.
-#[must_use = "the block is held back only while this lives"]
-pub struct Hold {
-    device: Device,
-    frame: Frame,
-}
-
-impl Hold {
-    fn new(device: &Device, frame: Frame) -> Self {
-        device.shared.frames.header(frame).hold();
-        Self { device: device.clone(), frame }
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.device.shared.frames.header(self.frame).let_go();
-    }
-}
-
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").finish_non_exhaustive()
-    }
-}
-
-/// An owned buffer that is not in the cache's table. From [`Device::read_uncached`].
-pub struct Uncached {
-    pub(crate) device: Device,
-    pub(crate) frame: Frame,
-}
-
-impl Deref for Uncached {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the frame has no entry, so this value owns its bytes (invariant 1 of `frames`).
-        unsafe { self.device.shared.frames.bytes(self.frame).as_ref() }
-    }
-}
-
-impl DerefMut for Uncached {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the frame has no entry, so this value owns its bytes, and `&mut self` excludes
-        // other references to them.
-        unsafe { self.device.shared.frames.bytes(self.frame).as_mut() }
-    }
-}
-
-impl Drop for Uncached {
-    fn drop(&mut self) {
-        self.device.shared.frames.writing(self.frame);
-        self.device.shared.give(self.frame);
-    }
-}
-
-impl fmt::Debug for Uncached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uncached").field("len", &self.len()).finish_non_exhaustive()
-    }
-}

@@ -10,7 +10,6 @@ use std::ops::Deref;
 use percpu::sync::Arc;
 use percpu::sync::atomic::AtomicU64;
 
-pub use self::aside::Invalidation;
 use crate::cache::Shared;
 use crate::device::BlockDevice;
 use crate::dirty::{AttachOptions, Writes};
@@ -18,7 +17,6 @@ use crate::error::{BuildError, GetError};
 use crate::in_flight::InFlight;
 use crate::source::Source;
 use crate::stats::CacheStats;
-use crate::times::Times;
 use crate::wait::Bell;
 use crate::word::SECTOR_BITS;
 
@@ -41,7 +39,7 @@ impl Cache {
     /// Attaches a device, which is read in blocks of `block_size` bytes.
     ///
     /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
-    /// its round, or the last [`Hold`](crate::Hold). Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
+    /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
     /// these are used up, a call searches the whole table for buffers of dropped devices, and frees
     /// their numbers.
     ///
@@ -64,7 +62,7 @@ impl Cache {
         self.attach_with(device, AttachOptions::new(block_size))
     }
 
-    /// Attaches a device with options: verifiers, a log, and rules for failed writes.
+    /// Attaches a device with options: verifiers and a log.
     ///
     /// # Errors
     ///
@@ -102,7 +100,7 @@ impl Cache {
             identity.inspect(|&identity| self.shared.detach(identity));
         })?;
         let device = Box::new(device);
-        let writes = Writes::new(id, options, self.shared.holds.clone());
+        let writes = Writes::new(id, options);
         let cache = Arc::clone(&self.shared);
         self.shared.add_device();
         let in_flight = InFlight::new();
@@ -144,15 +142,10 @@ impl Cache {
     /// Evicts at most `buffers` buffers, in the order in which misses would, and returns their
     /// number.
     ///
-    /// Visits each buffer once. Buffers in use stay. Buffers that were used lately, or that have a
-    /// [weight](crate::ReadGuard::set_weight), stay and lose a part of that.
+    /// Visits each buffer once. Buffers in use stay. Buffers that were used lately
+    /// stay and lose a use.
     pub fn shrink(&self, buffers: usize) -> usize {
         self.shared.shrink(buffers)
-    }
-
-    /// Returns a snapshot of the times that gets took. Allocates 8 KiB.
-    pub fn times(&self) -> Times {
-        self.shared.times()
     }
 
     /// Returns a snapshot of the counters.

@@ -27,7 +27,6 @@ use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
-use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{check, fence, order, step};
 
@@ -35,43 +34,21 @@ pub(crate) use self::records::Slot;
 use self::records::{MINE, Record, claim, records};
 use crate::word::Entry;
 
-/// The pair of fences by which a reader sees the evictor's mark or the evictor sees the reader's
-/// slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// A SeqCst fence in readers and in evictors.
-    Fences,
-    /// A compiler fence in readers. The evictor interrupts all CPUs that run a thread of this
-    /// process.
-    Membarrier,
-}
-
-impl Order {
-    /// The fence of the evictor, between its mark on the word and the scan of the slots.
-    pub(crate) fn barrier(self) {
-        match self {
-            // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that is first, the scan
-            // sees the slot; if not, `Entry::look` finds the mark.
-            Self::Fences => fence(Ordering::SeqCst),
-            // Ordering: pairs with the light fence in `Slot::set`: if that is first, the scan sees
-            // the slot; if not, `Entry::look` finds the mark.
-            Self::Membarrier => heavy(),
-        }
-    }
+/// The fence of the evictor, between its mark on the word and the scan of the slots: the reader sees
+/// the mark, or the evictor sees the reader's slot.
+pub(crate) fn barrier() {
+    // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that is first, the scan sees the
+    // slot; if not, `Entry::look` finds the mark.
+    fence(Ordering::SeqCst);
 }
 
 impl Slot {
     /// Stores the address of `entry`, with the fence of a reader. The caller then calls
     /// [`Entry::look`], unless a pin keeps the entry.
     #[inline(always)]
-    fn set(&self, entry: &Entry, order: Order) {
+    fn set(&self, entry: &Entry) {
         let entry = ptr::from_ref(entry).cast_mut();
-        if order == Order::Membarrier {
-            // Ordering: Relaxed; the light fence orders it before `Entry::look`. It pairs with the
-            // heavy fence in `barrier` and carries nothing.
-            self.0.store(entry, Ordering::Relaxed);
-            step!("protect: the slot is set before the lookup", light());
-        } else if cfg!(any(offlock_loom, offlock_shuttle)) {
+        if cfg!(any(offlock_loom, offlock_shuttle)) {
             // The checkers do not model the single order of SeqCst accesses, but they model fences.
             // Ordering: Release, as in the SeqCst exchange below; the fence pairs with that in
             // `barrier`.
@@ -105,7 +82,7 @@ impl Slot {
 }
 
 /// Returns whether a slot other than `mine` protects the entry. The caller has marked the entry and
-/// called [`Order::barrier`].
+/// called [`barrier`].
 pub(crate) fn is_protected_by_others(at: &Entry, mine: &Slot) -> bool {
     let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
@@ -147,12 +124,8 @@ pub(crate) fn protected_by_me(entry: &Entry) -> usize {
 /// Sets `protected[i]` for each `entries[i]` that a slot protects, by one fence and one scan for all.
 ///
 /// The caller has changed their words before, so that no new lookup uses them.
-pub(crate) fn mark_protected<const N: usize>(
-    entries: &[&Entry],
-    protected: &mut [bool; N],
-    order: Order,
-) {
-    step!("scan: the words are changed before", order.barrier());
+pub(crate) fn mark_protected<const N: usize>(entries: &[&Entry], protected: &mut [bool; N]) {
+    step!("scan: the words are changed before", barrier());
     let acquire = order!(Acquire, "scan: the bytes were read before");
     for slot in records().flat_map(|record| &record.slots) {
         // Ordering: Acquire pairs with the Release in `clear`; the caller's use of the frame comes
@@ -169,12 +142,12 @@ pub(crate) fn mark_protected<const N: usize>(
 
 /// Returns whether no hazard slot protects the entry and no pin holds it. The entry must be hidden
 /// from lookups already.
-pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
+pub(crate) fn is_left(entry: &Entry) -> bool {
     // The pins are read before and after the slots. A thread that waited for the load sets its slot
     // before it unpins, and a guard that becomes a pin pins before it clears its slot.
     let mut left = check!("is_left: no pin before the scan", entry.word().pins() == 0);
     let mut protected = [false];
-    mark_protected(&[entry], &mut protected, order);
+    mark_protected(&[entry], &mut protected);
     left = left && check!("is_left: no slot names the entry", protected == [false]);
     left && check!("is_left: no pin after the scan", entry.word().pins() == 0)
 }
@@ -186,23 +159,20 @@ pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
 ///
 /// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 #[inline(always)]
-pub(crate) fn protect(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
-    protect_numbered(entry, order).map(|(slot, _)| slot)
+pub(crate) fn protect(entry: &Entry) -> Result<&'static Slot, AllocError> {
+    protect_numbered(entry).map(|(slot, _)| slot)
 }
 
 /// As [`protect`], but also returns the number of the slot's record, which is from 0 and unique
 /// among records.
 #[inline(always)]
-pub(crate) fn protect_numbered(
-    entry: &Entry,
-    order: Order,
-) -> Result<(&'static Slot, u32), AllocError> {
+pub(crate) fn protect_numbered(entry: &Entry) -> Result<(&'static Slot, u32), AllocError> {
     let of = |record: &'static Record| Some((record.free_slot()?, record.number));
     let found = match MINE.with(Cell::get).and_then(of) {
         Some(found) => found,
         None => more_slots()?,
     };
-    found.0.set(entry, order);
+    found.0.set(entry);
     Ok(found)
 }
 

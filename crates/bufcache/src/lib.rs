@@ -23,7 +23,7 @@
 //! |---|---|
 //! | reads in threads that may block | [`Device::get`]; [`ReadGuard::pin`] to move or keep what it returns |
 //! | reads in tasks | [`Device::get_async`], which changes a count of the buffer, also on a hit |
-//! | scans | [`Device::get_once`], whose blocks are evicted first, and [`Device::readahead`] |
+//! | scans | [`Device::readahead`] |
 //! | changes blocks | [`Device::get_mut`], or [`Device::create`] for a block of zeros; [`Device::sync`] |
 //! | has a log of its own | [`AttachOptions::wal`] and [`WriteGuard::set_lsn`] |
 //! | reads from files or block devices | [`FileDevice`]; with many operations in flight `EngineDevice` (feature `aio-reap`) |
@@ -69,7 +69,6 @@
 //! | calls [`Device::close`] or [`Device::reset`] in a callback or method of the device that a close or reset has called | for itself |
 //! | blocks for [`Device::get_async`], in `verify` or in [`BlockDevice::read`], of a block of the same device | once four loads of the device do; [`Device::get`] is fine, as the thread then reads the block itself |
 //! | blocks for [`Device::call_async`] or the like in a call by `call_async` of the same device | once sixteen calls do |
-//! | awaits an [`Invalidation`] of a block of which its task has an [`OwnedWriteGuard`] | for itself |
 //!
 //! After `fork` the child may only exec or exit.
 
@@ -105,8 +104,6 @@ mod source;
 mod stats;
 mod table;
 mod tally;
-mod timed;
-mod times;
 mod wait;
 mod word;
 mod write;
@@ -118,18 +115,17 @@ pub use self::device::EngineDevice;
 pub use self::device::{
     BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
-pub use self::dirty::{AttachOptions, ErrorRule, Wal, WriteError};
+pub use self::dirty::{AttachOptions, Wal, WriteError};
 #[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
 #[doc(hidden)]
 pub use self::engine::lent;
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
-pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, Uncached, WriteGuard};
-pub use self::handle::{Cache, Device, Invalidation};
+pub use self::guard::{OwnedWriteGuard, Pin, ReadGuard, WriteGuard};
+pub use self::handle::{Cache, Device};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
-pub use self::times::{Histogram, Times};
 pub use self::write::{CloseError, Lost};
 
 /// Compiles and runs the example of the README.

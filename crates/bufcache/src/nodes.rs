@@ -16,8 +16,6 @@ pub(crate) enum On {
     Free,
     /// A list of the policy, which defines the numbers.
     Policy(u8),
-    /// The list of buffers read once, which are evicted first.
-    Scanned,
     /// The list of invalidated buffers, which are freed when no slot and no pin holds them.
     Dead,
 }
@@ -29,10 +27,6 @@ pub(crate) struct Node {
     next: u32,
     pub(crate) on: On,
     pub(crate) class: u8,
-    /// The number of passes of the evictor that the buffer survives.
-    pub(crate) weight: u8,
-    /// Read by a caller that announced a single use.
-    pub(crate) once: bool,
     /// The list of the policy from which the buffer would have been evicted if it were not dirty.
     pub(crate) due: Option<u8>,
 }
@@ -64,7 +58,7 @@ impl List {
 impl Nodes {
     pub(crate) fn new(units: usize) -> Result<Self, AllocError> {
         let (prev, next, on) = (NIL, NIL, On::None);
-        let node = Node { prev, next, on, class: 0, weight: 0, once: false, due: None };
+        let node = Node { prev, next, on, class: 0, due: None };
         Ok(Self(boxed(node, units)?))
     }
 

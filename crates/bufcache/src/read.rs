@@ -1,16 +1,11 @@
 //! The methods of a device that read blocks.
 
-use std::future::poll_fn;
 use std::ops::Range;
-use std::time::Instant;
 
-use percpu::sync::Arc;
-
-use crate::cache::{Entered, Fill, Got, Reuse, Wait, Want};
+use crate::cache::{Entered, Fill, Got, Wait, Want};
 use crate::error::GetError;
-use crate::guard::{Pin, ReadGuard, Uncached};
+use crate::guard::{Pin, ReadGuard};
 use crate::handle::Device;
-use crate::wait::run;
 use crate::word::{IO, Key};
 
 impl Device {
@@ -32,37 +27,17 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        self.get_key(key, Reuse::Likely)
-    }
-
-    /// As [`get`](Self::get), for a block that is used once, as in a scan: a hit does not count as
-    /// a use, and a block that it loads is evicted first, unless it is used again.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    pub fn get_once(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
-        self.get_key(key, Reuse::None)
-    }
-
-    #[inline(always)]
-    fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
-        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class, reuse) {
-            let is_timed = self.shared.count_get(record);
-            if is_sampled || is_timed {
-                self.shared.note_and_time(key, self.class, is_sampled, is_timed);
+        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class) {
+            self.shared.count_get(record);
+            if is_sampled {
+                self.shared.note_hit(key);
             }
             return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
-        let began = Instant::now();
-        let buffer = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
+        let buffer = match self.shared.miss(&self.source, key, self.class, Fill::Read)? {
             Got::Shared(buffer) | Got::Locked(buffer) => buffer,
         };
-        self.shared.miss_times.add(began);
         Ok(ReadGuard::new(self, buffer))
     }
 
@@ -92,7 +67,7 @@ impl Device {
     /// Returns a pin on the buffer of a block, for tasks: does not block while the device reads.
     ///
     /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the
-    /// future does not cancel the read. A wait allocates if no capacity is left from earlier waits.
+    /// future does not cancel the read, and keeps nothing of the task. A wait allocates.
     ///
     /// # Errors
     ///
@@ -107,14 +82,12 @@ impl Device {
             if let Some(pin) = self.pin(key)? {
                 break pin;
             }
-            let excluded = &self.source.writes.excluded;
-            poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
+            self.source.writes.excluded.wait_async(key.sector()).await;
         };
-        poll_fn(|context| self.shared.poll_marks(pin.place, IO, context)).await?;
-        let pin = match self.shared.has_ended(pin.place) {
-            true => pin,
-            false => run(wait_for_writer(pin)).await?,
-        };
+        self.shared.wait_for_marks(pin.place, IO).await;
+        if !self.shared.has_ended(pin.place) {
+            self.shared.wait_for_writer(pin.place).await?;
+        }
         match self.shared.failure(pin.place) {
             Some(failure) => Err(failure.of(block)),
             None => {
@@ -128,8 +101,7 @@ impl Device {
     /// for that before it reads the bytes. `None` if the block is being discarded.
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
-        let (reuse, fill) = (Reuse::Likely, Fill::Read);
-        let want = Want { class: self.class, reuse, fill, wait: Wait::None };
+        let want = Want { class: self.class, fill: Fill::Read, wait: Wait::None };
         let place = match shared.enter(&self.source, key, want)? {
             Entered::Pinned(place) => place,
             Entered::Cached(buffer) | Entered::Locked(buffer) => shared.pin_protected(buffer)?,
@@ -149,7 +121,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        let found = self.shared.look_up(key, self.class, Reuse::Likely);
+        let found = self.shared.look_up(key, self.class);
         if let Some((buffer, is_sampled, record)) = found {
             if is_sampled {
                 self.shared.note_hit(key);
@@ -161,29 +133,4 @@ impl Device {
         self.shared.counters.busy_locked.add(1);
         Err(GetError::WouldBlock)
     }
-
-    /// Reads a block from the device into a buffer that is not in the table. Does not see dirty
-    /// bytes of the block, which the device does not have yet. Blocks for the device, and for a
-    /// buffer.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    pub fn read_uncached(&self, block: u64) -> Result<Uncached, GetError> {
-        let key = self.checked_key(block)?;
-        self.source.check_read(key)?;
-        let frame = self.shared.take_frame(&self.source, self.class)?;
-        self.shared.counters.create.add(1);
-        self.shared.frames.writing(frame);
-        let mut buffer = Uncached { device: self.clone(), frame };
-        self.shared.counters.get_read.add(1);
-        self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
-        Ok(buffer)
-    }
-}
-
-/// Waits until the writer of a pinned block has ended.
-async fn wait_for_writer(pin: Pin) -> Result<Pin, GetError> {
-    let shared = Arc::clone(&pin.device.shared);
-    shared.wait_for_writer(pin.place).await.map(|()| pin)
 }

@@ -123,17 +123,6 @@ impl Source {
         key.sector() << SECTOR
     }
 
-    /// Reads a block and verifies it. Zeroes the bytes beyond the end of the device.
-    pub(crate) fn read(&self, key: Key, bytes: &mut [u8]) -> Result<(), Failure> {
-        let result = loop {
-            match self.device.read(Self::offset(key), bytes) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => break result,
-            }
-        };
-        self.accept(key, bytes, result)
-    }
-
     /// Checks the result of a read, zeroes the bytes beyond the end of the device, and calls the
     /// verifier.
     pub(crate) fn accept(

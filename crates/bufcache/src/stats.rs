@@ -33,7 +33,7 @@ impl Counter {
 ///
 /// The counters have the meanings of those of the XFS buffer cache, whose names are in parentheses.
 /// While no thread uses the cache, `get` is `hits + misses + busy`. `created` is `misses`, plus the
-/// buffers whose thread lost a race for the block, plus the uncached ones.
+/// buffers whose thread lost a race for the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheStats {

@@ -22,7 +22,6 @@ use percpu::sync::{WordGuard, WordLock, load_own, step};
 
 use crate::frames::Place;
 use crate::region::Array;
-use crate::timed::{Holds, Timing};
 use crate::word::{EVICT, Entry, Key, OVERFLOW, SAMPLED, STALE, TAKEN, Word};
 
 /// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.
@@ -41,7 +40,6 @@ pub(crate) struct Table {
     /// For each bucket, the [`Displaced`] blocks. Changed under the lock of the home.
     displaced: Box<[Displaced]>,
     stripes: Box<[Stripe]>,
-    holds: Holds,
     /// The number of entries that are `SAMPLED`. An atomic of `std`, which no model explores,
     /// because nothing but the choice of the policy depends on it.
     sampled: std::sync::atomic::AtomicUsize,
@@ -89,7 +87,7 @@ impl Table {
     /// # Errors
     ///
     /// [`AllocError`] if there is no memory for it.
-    pub(crate) fn new(buffers: usize, holds: Holds) -> Result<Self, AllocError> {
+    pub(crate) fn new(buffers: usize) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
         let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
         let mut displaced = Vec::new();
@@ -100,7 +98,6 @@ impl Table {
             displaced: displaced.into(),
             stripes: (0..stripes).map(|_| WordLock::new(())).collect(),
             shift: u64::BITS - buckets.ilog2(),
-            holds,
             sampled: std::sync::atomic::AtomicUsize::new(0),
         })
     }
@@ -131,6 +128,22 @@ impl Table {
         (1..=far).flat_map(|far| &self.bucket(home + far).0).find(|entry| entry.may_be(key))
     }
 
+    /// Begins to bring the home of `key` and its lock into the cache of this CPU.
+    pub(crate) fn prefetch(&self, key: Key) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let home = self.home(key);
+            let bucket = std::ptr::from_ref(self.bucket(home)).cast();
+            let stripe = std::ptr::from_ref(&self.stripes[home & (self.stripes.len() - 1)]).cast();
+            // SAFETY: every x86-64 CPU has the instruction, which accesses nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(bucket) };
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(stripe) };
+        }
+        let _ = key;
+    }
+
     fn bucket(&self, number: usize) -> &Bucket {
         &self.buckets[number & (self.buckets.len() - 1)]
     }
@@ -139,7 +152,7 @@ impl Table {
     pub(crate) fn lock(&self, key: Key) -> Locked<'_> {
         let home = self.home(key);
         let held = self.stripes[home & (self.stripes.len() - 1)].lock();
-        Locked { table: self, home, key, _held: held, _timing: Timing::begin(&self.holds) }
+        Locked { table: self, home, key, _held: held }
     }
 
     /// Takes every lock once, so that insertions and removals that began before have ended.
@@ -203,8 +216,6 @@ pub(crate) struct Locked<'t> {
     home: usize,
     key: Key,
     _held: WordGuard<'t, ()>,
-    /// Ends after the lock is released, because fields drop in the order of their declaration.
-    _timing: Timing<'t>,
 }
 
 impl<'t> Locked<'t> {

@@ -22,16 +22,15 @@ impl Tally {
         Self((0..WORDS).map(|_| Word(AtomicU64::new(0))).collect())
     }
 
-    /// Counts a hit in the word of the record with that number, which this thread owns. Returns the
-    /// new count, or `None` if the record has no word.
+    /// Counts a hit in the word of the record with that number, which this thread owns. Returns
+    /// whether the record has a word.
     #[inline(always)]
-    pub(crate) fn count(&self, record: u32) -> Option<u64> {
-        let Word(own) = self.0.get(record as usize)?;
+    pub(crate) fn count(&self, record: u32) -> bool {
+        let Some(Word(own)) = self.0.get(record as usize) else { return false };
         // Ordering: Relaxed; a statistic. The exchange on the record's `owner` in `hazard` carries
         // the count of the owner before to this thread.
-        let count = load_own(own) + 1;
-        own.store(count, Ordering::Relaxed);
-        Some(count)
+        own.store(load_own(own) + 1, Ordering::Relaxed);
+        true
     }
 
     /// Returns the sum of all counts.

@@ -36,7 +36,7 @@ use percpu::sync::{check, order, step};
 use crate::frames::{Frame, MOST_CLASS};
 
 /// Names a block by its device and its first sector. 0 names no block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key(u64);
 
 /// Bits of a sector number: a device has at most `1 << SECTOR_BITS` sectors of 512 bytes.
@@ -200,7 +200,7 @@ impl Entry {
     /// Returns the word if the entry is that of `key`.
     #[inline(always)]
     pub(crate) fn look(&self, key: Key) -> Option<Word> {
-        // Ordering: SeqCst pairs with the SeqCst fence in `Order::barrier`, by which an evictor or
+        // Ordering: SeqCst pairs with the SeqCst fence in `hazard::barrier`, by which an evictor or
         // a writer follows its mark: this load finds the mark, or the scan finds this thread's
         // slot. As an Acquire it pairs with the Release in `publish` and carries the frame's bytes.
         // It comes before the load of the key, which differs if the entry is another block's by

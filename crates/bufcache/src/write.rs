@@ -44,8 +44,10 @@ impl Device {
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer =
-            self.shared.try_lock_write(&self.source, key, self.class).inspect_err(|_| {
+        let buffer = self
+            .shared
+            .try_lock_write(&self.source, key, self.class, Mode::Thread)
+            .inspect_err(|_| {
                 self.shared.counters.busy_locked.add(1);
             })?;
         Ok(WriteGuard::new(self, buffer))

@@ -304,20 +304,6 @@ fn inv25_a_failing_device_without_dirty_buffers_may_have_one() {
 }
 
 #[test]
-fn inv25_a_block_that_is_held_back_delays_no_write_to_a_failing_device() {
-    let (_cache, disk, [device, _other]) = failing();
-    disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
-    let mut guard = device.get_mut(0).unwrap();
-    let _hold = guard.hold_back();
-    drop(guard);
-    device.get_mut(1).unwrap().fill(7);
-    assert!(device.flush_range(1..2).is_err());
-    let began = Instant::now();
-    assert_eq!(device.get_mut(2).err(), Some(GetError::Io { errno: libc::EIO, block: 2 }));
-    assert!(began.elapsed() < FAST, "it took {:?}", began.elapsed());
-}
-
-#[test]
 fn inv25_a_device_that_hangs_does_not_keep_the_cleaner_from_others() {
     the_cleaner_beside::<1>();
 }

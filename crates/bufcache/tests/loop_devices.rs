@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use bufcache::{BlockDevice, BuildError, Cache, EngineDevice, FileDevice};
+use bufcache::{BlockDevice, BuildError, Cache, EngineDevice, FileDevice, GetError, WriteError};
 
 const SIZE: usize = 4096;
 const BLOCKS: u8 = 64;
@@ -20,13 +20,19 @@ struct Loop {
 
 impl Loop {
     fn with_sectors(of: usize) -> Option<Self> {
+        Self::new(&["--sector-size", &of.to_string()])
+    }
+
+    /// Returns a device that `losetup` makes with these options.
+    fn new(options: &[&str]) -> Option<Self> {
         let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         for block in 0..BLOCKS {
             file.write_all(&[block; SIZE]).unwrap();
         }
         file.as_file().sync_all().unwrap();
         let made = Command::new("losetup")
-            .args(["--find", "--show", "--sector-size", &of.to_string()])
+            .args(["--find", "--show"])
+            .args(options)
             .arg(file.path())
             .output();
         match made {
@@ -116,4 +122,22 @@ fn a_block_device_by_way_of_the_page_cache() {
     let device = FileDevice::new(disk.open(false)).unwrap();
     assert_eq!((device.alignment(), device.len()), (1, u64::from(BLOCKS) * SIZE as u64));
     reads_all(&cache, device);
+}
+
+/// The system opens it for writing all the same, and tells of the refusal only when it syncs.
+#[test]
+fn a_read_only_block_device_refuses_writers() {
+    let Some(disk) = Loop::new(&["--read-only"]) else { return };
+    let cache = Cache::new(1 << 20).unwrap();
+    for by_engine in [false, true] {
+        let device = match by_engine {
+            false => cache.attach(FileDevice::new(disk.open(false)).unwrap(), SIZE).unwrap(),
+            true => cache.attach(EngineDevice::new(disk.open(false)).unwrap(), SIZE).unwrap(),
+        };
+        assert_eq!(device.get_mut(1).map(drop), Err(GetError::ReadOnly));
+        assert_eq!(device.create(1).map(drop), Err(GetError::ReadOnly));
+        assert_eq!(device.discard(1..2), Err(WriteError::ReadOnly));
+        assert_eq!(device.get(1).unwrap()[0], 1);
+        assert_eq!(device.sync(), Ok(()));
+    }
 }

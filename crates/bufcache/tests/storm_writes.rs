@@ -109,13 +109,9 @@ impl Storm {
                 thread::yield_now();
             }
         }
-        let hold = (rng.u64(..16) == 0).then(|| guard.hold_back());
         drop(guard);
         disk.settled[at].store(version, Ordering::Release);
         self.writes.fetch_add(1, Ordering::Relaxed);
-        if hold.is_some() {
-            thread::yield_now();
-        }
     }
 
     /// The thread's own blocks: they are zeros then, or what they were where the device fails.
@@ -176,7 +172,6 @@ impl Storm {
         let oldest = disk.settled[block as usize].load(Ordering::Acquire);
         let guard = match rng.u64(..4) {
             0 => device.try_get(block),
-            1 => device.get_once(block),
             _ => device.get(block),
         };
         let guard = match guard {

@@ -130,11 +130,7 @@ impl Storm {
                 Ok(()) | Err(GetError::NoFreeBuffers) => {}
                 Err(error) => panic!("{error}"),
             },
-            6..=8 => {
-                let Some(buffer) = self.had(device.read_uncached(block)) else { return };
-                assert!(version(&buffer, block) >= oldest);
-            }
-            9..=12 => {
+            6..=12 => {
                 let Some(guard) = self.had(device.get(block)) else { return };
                 let seen = version(&guard, block);
                 let pin = guard.pin().unwrap();

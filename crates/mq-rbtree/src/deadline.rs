@@ -210,8 +210,7 @@ impl Wait {
     ///
     /// A send gives its message back. As in `mq_receive`, a wait without a deadline goes on after a
     /// handler that was installed with `SA_RESTART`, as signal-hook, ctrlc and tokio install theirs.
-    /// Use `sigaction` without `SA_RESTART`, or a deadline: a wait with a deadline ends, except that
-    /// of a `KernelQueue`, which the kernel restarts as well.
+    /// Use `sigaction` without `SA_RESTART`, or a deadline: a wait with a deadline ends.
     ///
     /// A signal that comes before the sleep is not noticed: before the call, while the thread spins
     /// for some microseconds, or while it waits for the lock. `mq_receive` has such a moment as well.

@@ -33,11 +33,6 @@ pub enum SendRefused {
     Interrupted,
     /// The queue is closed, or its last receiver was dropped. Maps to `ESHUTDOWN`.
     Closed,
-    /// The message is longer than one message may be. Maps to `EMSGSIZE`.
-    TooLong {
-        /// The most bytes that one message may have.
-        limit: u32,
-    },
     /// The priority is above 32,767. Maps to `EINVAL`.
     BadPriority {
         /// The priority of the message.
@@ -45,9 +40,6 @@ pub enum SendRefused {
     },
     /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
-    /// Another errno of the kernel.
-    #[cfg(feature = "kernel")]
-    System(i32),
 }
 
 // With a `u64` message, `Result<(), SendError>` fits in two registers. Measured: with a larger
@@ -78,13 +70,9 @@ pub enum ReceiveError {
     /// There is no message and none will come: the queue is closed, or its last sender was dropped,
     /// and no message is in a guard. Maps to `ESHUTDOWN`.
     Closed,
-    /// There is no memory for the longest message of a `KernelQueue`, for a
-    /// [`MessageGuard`](crate::MessageGuard) of a queue with an [`RbTree`](crate::RbTree), or for the
-    /// vector of a batch. Maps to `ENOMEM`.
+    /// There is no memory for a [`MessageGuard`](crate::MessageGuard) of a queue with an
+    /// [`RbTree`](crate::RbTree), or for the vector of a batch. Maps to `ENOMEM`.
     NoMemory,
-    /// Another errno of the kernel.
-    #[cfg(feature = "kernel")]
-    System(i32),
 }
 
 /// The reason why a queue was not made.
@@ -112,20 +100,13 @@ pub enum BuildError {
         /// The priority of the reserve.
         priority: u32,
     },
-    /// The quota has too few bytes left. Maps to `EMFILE`.
-    Quota {
-        /// The bytes that the queue needs.
-        needed: u64,
-        /// The bytes that are left.
-        left: u64,
-    },
     /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
 }
 
 /// Writes the errno and the text of each reason, and the conversion to an [`io::Error`].
 macro_rules! reasons {
-    ($name:ident($($system:ident)?): $f:ident; $(
+    ($name:ident: $f:ident; $(
         $reason:ident $({ $($field:ident),* })? => $errno:ident, $text:expr;
     )*) => {
         impl $name {
@@ -134,10 +115,6 @@ macro_rules! reasons {
             pub fn errno(&self) -> i32 {
                 match self {
                     $(Self::$reason { .. } => libc::$errno,)*
-                    $(
-                        #[cfg(feature = "kernel")]
-                        Self::$system(errno) => *errno,
-                    )?
                 }
             }
         }
@@ -146,10 +123,6 @@ macro_rules! reasons {
             fn fmt(&self, $f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
                     $(Self::$reason $({ $($field),* })? => $text,)*
-                    $(
-                        #[cfg(feature = "kernel")]
-                        Self::$system(errno) => io::Error::from_raw_os_error(*errno).fmt($f),
-                    )?
                 }
             }
         }
@@ -170,22 +143,18 @@ macro_rules! to_io_error {
     };
 }
 
-#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) use reasons;
 pub(crate) use to_io_error;
 
-reasons! { SendRefused(System): f;
+reasons! { SendRefused: f;
     Full => EAGAIN, f.write_str("the queue is full");
     Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
     Interrupted => EINTR, f.write_str("the queue was full until a signal interrupted the wait");
     Closed => ESHUTDOWN, f.write_str("the queue is closed");
-    TooLong { limit } => EMSGSIZE,
-        write!(f, "the message is too long: it may have at most {limit} bytes");
     BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-reasons! { ReceiveError(System): f;
+reasons! { ReceiveError: f;
     Empty => EAGAIN, f.write_str("the queue is empty");
     Timeout => ETIMEDOUT, f.write_str("the queue was empty until the deadline");
     Interrupted => EINTR, f.write_str("the queue was empty until a signal interrupted the wait");
@@ -193,13 +162,7 @@ reasons! { ReceiveError(System): f;
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-reasons! { NotifyRefused(System): f;
-    Busy => EBUSY, f.write_str("a notification is registered already");
-    Closed => ESHUTDOWN, f.write_str("the queue is closed");
-    NoMemory => ENOMEM, AllocError::new().fmt(f);
-}
-
-reasons! { BuildError(): f;
+reasons! { BuildError: f;
     Limits { messages, reserved } => EINVAL, match *messages {
         0 => f.write_str("the queue would hold 0 messages; it needs room for at least 1"),
         1..=MAX_MESSAGES => {
@@ -208,8 +171,6 @@ reasons! { BuildError(): f;
         _ => write!(f, "the queue would hold {messages} messages; the most are {MAX_MESSAGES}"),
     };
     BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
-    Quota { needed, left } => EMFILE,
-        write!(f, "the queue needs {needed} bytes, and the quota has {left} left");
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
@@ -279,52 +240,6 @@ impl fmt::Display for BatchError {
     }
 }
 
-/// The reason why a notification was not registered.
-///
-/// ```
-/// use mq_rbtree::{NotifyRefused, Queue};
-///
-/// let queue: Queue<u8> = Queue::new(1)?;
-/// queue.close();
-/// let refused = queue.notify(|| println!("a message came")).unwrap_err();
-/// assert_eq!(refused.reason, NotifyRefused::Closed);
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NotifyRefused {
-    /// Another notification is registered. Maps to `EBUSY`.
-    Busy,
-    /// The queue is closed, so no message will come. Maps to `ESHUTDOWN`.
-    Closed,
-    /// Memory is exhausted. Maps to `ENOMEM`.
-    NoMemory,
-    /// The errno of the kernel, or of the system call that creates the thread or socket.
-    #[cfg(feature = "kernel")]
-    System(i32),
-}
-
-/// A notification that was not registered, and the reason.
-///
-/// ```
-/// use mq_rbtree::{NotifyRefused, Queue};
-///
-/// let queue: Queue<u8> = Queue::new(1)?;
-/// queue.notify(|| println!("a message came")).unwrap();
-/// let refused = queue.notify(|| println!("twice")).unwrap_err();
-/// assert_eq!(refused.reason, NotifyRefused::Busy);
-/// assert!(queue.cancel_notify());
-/// queue.notify(refused.callback).unwrap();
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct NotifyError<N> {
-    /// The function that would have been called.
-    pub callback: N,
-    /// The reason.
-    pub reason: NotifyRefused,
-}
-
 /// Writes the methods and traits of an error that gives back what was passed in.
 macro_rules! gives_back {
     ($name:ident, $field:ident, $what:literal $(, $errno:ident)?) => {
@@ -370,4 +285,3 @@ macro_rules! gives_back {
 pub(crate) use gives_back;
 
 gives_back!(SendError, value, "message that was not sent", errno);
-gives_back!(NotifyError, callback, "function that was not registered", errno);

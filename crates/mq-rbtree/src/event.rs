@@ -20,8 +20,7 @@ pub enum Interest {
     Readable,
     /// The queue has room, or is closed.
     ///
-    /// A send may still be refused, if its message has more bytes than there is room for, or if the
-    /// room is reserved for higher priorities.
+    /// A send may still be refused, if the room is reserved for higher priorities.
     Writable,
 }
 

@@ -136,8 +136,7 @@ impl<T, L: Levels> Deref for MessageGuard<'_, T, L> {
     }
 }
 
-/// A changed message goes back as it is, for example with a count of its attempts. It keeps the
-/// length that was measured when it was sent.
+/// A changed message goes back as it is, for example with a count of its attempts.
 impl<T, L: Levels> DerefMut for MessageGuard<'_, T, L> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`; `&mut self` excludes other references to the message.

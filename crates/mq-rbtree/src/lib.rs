@@ -36,7 +36,6 @@
 //! | [`Sender`], [`Receiver`] | the queue ends when the last user of one side is gone: [`Builder::channel`] |
 //! | [`Queue`], by reference or in an `Arc` | every user sends and receives, or the program closes the queue itself |
 //! | [`Core`] | one thread uses the queue, or a lock of your own protects it |
-//! | `KernelQueue`, with the feature `kernel` | other processes take part; [`MessageQueue`] is the interface of both queues |
 //!
 //! Then the priorities:
 //!
@@ -55,7 +54,6 @@
 //! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
 //! | `Receiver::into_stream`, with the feature `stream` | code that expects a `Stream` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
-//! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
 //!
 //! And the rest:
 //!
@@ -64,8 +62,6 @@
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
 //! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
-//! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
-//! | limit the bytes of several queues | a [`Quota`] |
 //! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
@@ -75,12 +71,8 @@
 //!
 //! # Features
 //!
-//! Both are off by default. The asynchronous operations need none.
-//!
-//! | feature | adds |
-//! |---|---|
-//! | `kernel` | `KernelQueue`, the kernel's POSIX message queue |
-//! | `stream` | `ReceiveStream`: the trait `Stream` of futures-core |
+//! `stream`, which is off by default, adds `ReceiveStream`: the trait `Stream` of futures-core. The
+//! asynchronous operations need no feature.
 //!
 //! # Order
 //!
@@ -93,18 +85,15 @@
 //!
 //! An operation that need not wait may overtake a task that was woken and has not polled yet, and
 //! with it the waiters behind that task. A thread that waits for a [`MessageGuard`] counts as a task. It does not overtake a waiting thread that is first: the
-//! operation that makes it possible also completes the wait of that thread. With limits on bytes, a
-//! send may overtake a waiting sender whose longer message has no room yet. An endless stream of
-//! short messages can then keep a long one waiting for ever, unless the queue is made with
-//! [`fair_bytes`](Builder::fair_bytes).
+//! operation that makes it possible also completes the wait of that thread.
 //!
 //! # Progress
 //!
 //! A send that need not wait takes no lock: it claims a slot of a ring by one compare-exchange and
 //! publishes its message there. Receives, which take the lock, take messages of one priority from the
 //! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a
-//! thread or task waits, a [`notify`](Queue::notify) or a [`Readiness`] is armed, or memory is missing; and always in queues
-//! with an [`RbTree`], [`measure`](Builder::measure) or [`reserve`](Builder::reserve).
+//! thread or task waits, a [`Readiness`] is armed, or memory is missing; and always in queues
+//! with an [`RbTree`] or [`reserve`](Builder::reserve).
 //!
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
 //! receives that come to its slot, and all operations if the queue is full or a thread begins to
@@ -131,7 +120,7 @@
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
 //! These run outside the lock: allocation (but see [Memory](#memory)), freeing, the drop of messages, clones and calls of
-//! wakers, the callback of [`notify`](Queue::notify), and [`measure`](Builder::measure). These run
+//! wakers. These run
 //! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
 //! and [`drain_filter`](Queue::drain_filter).
 //!
@@ -163,12 +152,10 @@
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
 //! | `EINTR` | `Interrupted` | `Interrupted` | only with [`Wait::interruptible`] |
-//! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
-//! | `EMSGSIZE` | `TooLong` | | |
+//! | `ESHUTDOWN` | `Closed` | `Closed` | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
-//! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |
-//! | `EMFILE` | | | [`BuildError::Quota`] |
+//! | `EBUSY` | | | [`ReadinessError`] |
 //!
 //! # Special situations
 //!
@@ -190,15 +177,14 @@
 //!   behalf of a waiter panics, the waiter repeats it and gets the panic; the thread that served it
 //!   does not.
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
-//! - *A panic of a waker or notification* resumes in the thread that called it, after all other
+//! - *A panic of a waker* resumes in the thread that called it, after all other
 //!   waiters were woken. If that thread was in a receive, the received message is dropped; so is that of
 //!   [`MessageGuard::accept`], and so are those of a drain. A batch has put its messages into its vector.
 //!   A send that was refused returns its message, and the panic is dropped.
 //! - *Memory is exhausted*: a send is refused, a queue is not made. A receive needs no memory; in a
 //!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. A thread that has
 //!   never waited before looks again every millisecond in place of a sleep. These end the process, as a
-//!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter),
-//!   [`Quota::new`], and `notify` of a `KernelQueue`.
+//!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter).
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
 //! - *After `fork`* the child may only exec or exit.
@@ -207,8 +193,7 @@
 //!
 //! The crate is not for:
 //!
-//! - Other processes: a queue is in the memory of this process. `KernelQueue` works between
-//!   processes, with the kernel's limits on depth and length.
+//! - Other processes: a queue is in the memory of this process.
 //! - Unbounded queues, and queues of no capacity (rendezvous).
 //! - Changing the priority of a sent message, or finding messages by other properties:
 //!   [`drain_filter`](Queue::drain_filter) examines all messages.
@@ -247,12 +232,8 @@ mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod handles;
-#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-mod kernel;
 mod parker;
-mod posix;
 mod queue;
-mod quota;
 mod readiness;
 mod staging;
 mod stats;
@@ -260,20 +241,14 @@ mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
 pub use self::deadline::{Deadline, InvalidDeadline, Wait};
-pub use self::error::{
-    BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
-};
+pub use self::error::{BatchError, BuildError, ReceiveError, SendError, SendRefused};
 pub use self::event::Interest;
 #[cfg(feature = "stream")]
 pub use self::futures::ReceiveStream;
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 pub use self::guard::MessageGuard;
 pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
-#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-pub use self::kernel::{KernelQueue, OpenError};
-pub use self::posix::{Attributes, Callback, MessageQueue};
 pub use self::queue::{Builder, Queue, Received};
-pub use self::quota::Quota;
 pub use self::readiness::{Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
 pub use percpu::AllocError;

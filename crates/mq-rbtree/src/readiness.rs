@@ -16,9 +16,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use percpu::alloc::TryArc;
 use percpu::sync::step;
 
+use crate::deadline::Deadline;
 use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
+use crate::queue::Access;
 
 /// A [`Readiness`] was refused: carries the queue and the reason.
 ///
@@ -82,7 +84,11 @@ impl<Q: QueueHandle> Readiness<Q> {
     /// `ENOMEM` if memory is exhausted, or the error of `eventfd`.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
         match Self::register(&handle, interest as usize) {
-            Ok(notifier) => Ok(Self { handle, notifier, interest }),
+            Ok(notifier) => {
+                let made = Self { handle, notifier, interest };
+                made.clear(); // arms it
+                Ok(made)
+            }
             Err(reason) => Err(ReadinessError { queue: handle, reason }),
         }
     }
@@ -95,29 +101,31 @@ impl<Q: QueueHandle> Readiness<Q> {
     fn register(handle: &Q, direction: usize) -> io::Result<TryArc<EventNotifier>> {
         let queue = handle.queue();
         let notifier = TryArc::try_new(EventNotifier::try_new()?)?;
-        let mut section = queue.section();
         {
-            let mut state = queue.lock_shut();
+            let mut state = queue.lock_undrained();
             if state.notifiers[direction].is_some() {
                 drop(state);
                 return Err(io::Error::from_raw_os_error(libc::EBUSY));
             }
             state.notifiers[direction] = Some(notifier.clone());
-            state.armed |= 1 << direction;
-            state.signal_notifiers(&mut section);
         }
-        section.deferred.run();
         Ok(notifier)
     }
 
     /// Makes the descriptor unreadable until the queue has a message, or room. If it has that now,
     /// the descriptor becomes readable again at once.
+    ///
+    /// It does not wait for a sender that is stopped between its claim and its publication: the
+    /// descriptor becomes readable again at once, and the event loop comes back.
     pub fn clear(&self) {
         self.notifier.clear();
         let queue = self.handle.queue();
         let mut section = queue.section();
         {
-            let mut state = queue.lock_shut();
+            let Some(mut state) = queue.lock_until(Access::Wait, Some(Deadline::PAST)) else {
+                step!("clear: come back for the stopped sender", self.notifier.signal());
+                return;
+            };
             step!("clear: arm after the read", state.armed |= 1 << self.interest as usize);
             step!("clear: check after arming", state.signal_notifiers(&mut section));
         }

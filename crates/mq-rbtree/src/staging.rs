@@ -20,7 +20,7 @@
 //! one, because positions are the order of the sends.
 //!
 //! The ring is *open*, or *shut* by the holder of the lock: a bit of `tail` makes every claim fail,
-//! and senders take the lock. It is shut whenever a thread or task waits or is to be notified, and
+//! and senders take the lock. It is shut whenever a thread or task waits or a `Readiness` is armed, and
 //! in a closed queue. While the ring is shut and drained, the store under the lock is the whole queue.
 //!
 //! Every accepted message takes a position, also one sent under the lock. So the limit of claims,

@@ -52,8 +52,6 @@ pub struct LevelStats {
 pub struct QueueStats {
     /// Messages in the queue.
     pub depth: usize,
-    /// Bytes of those messages and of those in guards, as measured.
-    pub bytes: u64,
     /// The most messages that were in the queue and in guards at one time. Messages handed to a waiting
     /// thread were not in the queue. A message that is sent behind an unfinished send is counted when that
     /// send has finished, without the guards that were accepted before.
@@ -117,10 +115,9 @@ impl fmt::Display for LevelStats {
 
 impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depth, bytes, peak, sent, received, guarded, handed_over, taken_over, .. } =
-            self;
+        let Self { depth, peak, sent, received, guarded, handed_over, taken_over, .. } = self;
         let Self { send_waits, receive_waits, spun, timeouts, waiting, .. } = self;
-        writeln!(f, "depth      {depth} messages, {bytes} bytes; at most {peak} messages")?;
+        writeln!(f, "depth      {depth} messages; at most {peak}")?;
         writeln!(f, "messages   {sent} sent, {received} received, {guarded} in guards")?;
         writeln!(f, "direct     {handed_over} to waiting threads, {taken_over} from them")?;
         write!(

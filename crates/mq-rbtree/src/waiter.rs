@@ -27,8 +27,11 @@
 //! 4. `parker` is set before the state becomes `PARKED`, and stays until the thread has left. It is
 //!    not read in any other state. So ending the wait of a spinning thread touches no memory of that
 //!    thread but its node.
+//! 5. While a node is listed, its owner has only shared references to it. A `&mut` to the future around it
+//!    claims nothing, because the node is not `Unpin`.
 
 use std::cmp::Reverse;
+use std::marker::PhantomPinned;
 use std::ptr::NonNull;
 use std::task::Waker;
 
@@ -79,7 +82,6 @@ pub(crate) enum WaitEnd {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<P> {
     pub(crate) priority: P,
-    pub(crate) bytes: u32,
     /// The queue's length must be below this: the most messages, less the reserves for others.
     pub(crate) len_limit: usize,
 }
@@ -91,17 +93,14 @@ pub(crate) type Rank = (Reverse<u8>, u64);
 /// The ticket of a waiter that was never listed, which is behind all listed ones of its urgency.
 const NO_TICKET: u64 = u64::MAX;
 
-/// Returns the rank of an operation that was never listed: behind all waiters of its urgency.
-pub(crate) fn rank_of_new(urgency: u8) -> Rank {
-    (Reverse(urgency), NO_TICKET)
-}
-
 #[repr(C)] // the fields that a hand-over to a thread uses come first
 pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
     /// The parker of a thread that sleeps.
     parker: UnsafeCell<Option<TryArc<Parker>>>,
+    /// Invariant 5.
+    _pinned: PhantomPinned,
 }
 
 #[repr(C)]
@@ -156,6 +155,7 @@ impl<T, P: Copy> Waiter<T, P> {
                 waker: None,
             }),
             parker: UnsafeCell::new(None),
+            _pinned: PhantomPinned,
         }
     }
 
@@ -391,5 +391,34 @@ impl<T, P> Inner<T, P> {
     /// after the unlock.
     pub(crate) fn take_waker(&mut self) -> Option<Waker> {
         self.waker.take()
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::marker::PhantomData;
+
+    use super::Waiter;
+
+    /// Returns in `IS` whether a type is `Unpin`, in a way that compiles for both answers.
+    trait Ask {
+        const IS: bool = false;
+    }
+
+    struct Of<T>(PhantomData<T>);
+
+    impl<T> Ask for Of<T> {}
+
+    impl<T: Unpin> Of<T> {
+        const IS: bool = true;
+    }
+
+    /// A `&mut` to a type that is `Unpin` promises the compiler exclusive access. A future that is polled
+    /// or dropped has a `&mut` to itself, while holders of the lock write the listed node in it.
+    #[test]
+    fn inv08_an_exclusive_reference_to_a_node_promises_nothing() {
+        const { assert!(Of::<u64>::IS) }
+        let node_is_unpin = Of::<Waiter<u64, u32>>::IS;
+        assert!(!node_is_unpin);
     }
 }

@@ -1,30 +1,186 @@
 //! The kernel's queue and this crate's give the same values, errors and order.
 //!
 //! The test runs in an IPC namespace of its own, where it can make deep queues.
-
-#![cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/asleep.rs"]
 mod asleep;
+#[path = "common/kernel.rs"]
+mod kernel;
 #[path = "common/namespace.rs"]
 mod namespace;
-#[path = "kernel_differential/side.rs"]
-mod side;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
-use mq_rbtree::{Attributes, KernelQueue, MessageQueue, Queue};
-use namespace::{is_child, run_in_one, say_refused};
+use mq_rbtree::{Queue, Wait};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use side::{How, Op, Reply, Side};
+
+use asleep::asleep;
+use kernel::{KernelQueue, MESSAGE_BYTES, Patience};
+use namespace::{is_child, run_in_one, say_refused};
 
 /// The depth of the queues, if the test may raise the kernel's limit.
 const DEPTH: usize = 256;
-const MESSAGE_BYTES: usize = 16;
 const CASES: u32 = 256;
+/// Longer than any step here takes.
+const LONG: Duration = Duration::from_secs(5);
+/// A deadline that is reached.
+const SHORT: Duration = Duration::from_micros(200);
+
+/// The wait of an operation. Only `Patient` and `Short` really wait, for a moment.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    /// Does not wait.
+    Now,
+    /// Waits without a limit if the operation can complete at once, otherwise until a short
+    /// deadline.
+    Patient,
+    /// Waits until a deadline that is over.
+    Past,
+    /// Waits until a deadline that is reached.
+    Short,
+}
+
+impl How {
+    fn patience(self, would_wait: bool) -> Patience {
+        match self {
+            Self::Now => Patience::None,
+            Self::Patient if !would_wait => Patience::Forever,
+            Self::Patient | Self::Short => Patience::For(SHORT),
+            Self::Past => Patience::For(Duration::ZERO),
+        }
+    }
+}
+
+type Message = (Vec<u8>, u32);
+
+#[derive(Clone, Debug)]
+enum Op {
+    Send(Vec<u8>, u32, How),
+    Receive(How),
+    /// Sends without waiting until a message is refused, or none is left.
+    Fill(Vec<Message>),
+    /// Receives so many times without waiting.
+    Drain(usize),
+    /// If the queue is empty: so many threads wait to receive, then these messages are sent.
+    WaitingReceivers(Vec<Message>),
+    /// If the queue is full: a waiting thread sends each of these, then as many messages are
+    /// received.
+    WaitingSenders(Vec<Message>),
+}
+
+/// One reply: a refused message, a received message, or neither.
+#[derive(Debug, PartialEq, Eq)]
+enum Reply {
+    Sent,
+    Refused(Vec<u8>, i32),
+    Received(Message),
+    Nothing(i32),
+}
+
+/// One of the two queues.
+trait Side: Sync {
+    fn send_for(&self, message: Vec<u8>, priority: u32, wait: Patience) -> Reply;
+    fn receive_for(&self, wait: Patience) -> Reply;
+    fn depth(&self) -> usize;
+}
+
+impl Side for KernelQueue {
+    fn send_for(&self, message: Vec<u8>, priority: u32, wait: Patience) -> Reply {
+        match self.send(&message, priority, wait) {
+            Ok(()) => Reply::Sent,
+            Err(errno) => Reply::Refused(message, errno),
+        }
+    }
+
+    fn receive_for(&self, wait: Patience) -> Reply {
+        self.receive(wait).map_or_else(Reply::Nothing, Reply::Received)
+    }
+
+    fn depth(&self) -> usize {
+        self.len()
+    }
+}
+
+fn ours(wait: Patience) -> Wait {
+    match wait {
+        Patience::None => Wait::NO,
+        Patience::Forever => Wait::FOREVER,
+        Patience::For(time) => Wait::at_most(time),
+    }
+}
+
+impl Side for Queue<Vec<u8>> {
+    fn send_for(&self, message: Vec<u8>, priority: u32, wait: Patience) -> Reply {
+        match self.send_with(message, priority, ours(wait)) {
+            Ok(()) => Reply::Sent,
+            Err(refused) => {
+                let errno = refused.errno();
+                Reply::Refused(refused.value, errno)
+            }
+        }
+    }
+
+    fn receive_for(&self, wait: Patience) -> Reply {
+        let received = self.receive_with(ours(wait));
+        received.map_or_else(|error| Reply::Nothing(error.errno()), Reply::Received)
+    }
+
+    fn depth(&self) -> usize {
+        self.len()
+    }
+}
+
+/// Runs an operation on a queue of at most `max` messages. Returns its replies, and the number of
+/// messages after it.
+fn run(queue: &dyn Side, max: usize, op: &Op) -> (Vec<Reply>, usize) {
+    let send = |(message, priority): &Message, how: How| {
+        queue.send_for(message.clone(), *priority, how.patience(queue.depth() == max))
+    };
+    let receive = |how: How| queue.receive_for(how.patience(queue.depth() == 0));
+    let mut replies = Vec::new();
+    match op {
+        Op::Send(message, priority, how) => replies.push(send(&(message.clone(), *priority), *how)),
+        Op::Receive(how) => replies.push(receive(*how)),
+        Op::Fill(messages) => {
+            for message in messages {
+                replies.push(send(message, How::Now));
+                if replies.last() != Some(&Reply::Sent) {
+                    break;
+                }
+            }
+        }
+        Op::Drain(count) => replies.extend((0..*count).map(|_| receive(How::Now))),
+        // Each waiting receiver gets one message, in the order of arrival.
+        Op::WaitingReceivers(messages) if queue.depth() == 0 => thread::scope(|scope| {
+            let wait = || asleep(scope, || queue.receive_for(Patience::For(LONG)));
+            let mut waiting: VecDeque<_> = messages.iter().map(|_| wait()).collect();
+            for message in messages {
+                replies.push(send(message, How::Now));
+                replies.push(waiting.pop_front().unwrap().join().unwrap());
+            }
+        }),
+        // Each waiting sender sends in its turn, as messages are received.
+        Op::WaitingSenders(messages) if queue.depth() == max => thread::scope(|scope| {
+            let wait = |(message, priority): &Message| {
+                let (message, priority) = (message.clone(), *priority);
+                asleep(scope, move || queue.send_for(message, priority, Patience::For(LONG)))
+            };
+            let mut waiting: VecDeque<_> = messages.iter().map(wait).collect();
+            for _ in messages {
+                replies.push(receive(How::Now));
+                replies.push(waiting.pop_front().unwrap().join().unwrap());
+            }
+        }),
+        Op::WaitingReceivers(_) | Op::WaitingSenders(_) => {}
+    }
+    (replies, queue.depth())
+}
 
 fn priority() -> impl Strategy<Value = u32> {
     prop_oneof![
@@ -36,50 +192,26 @@ fn priority() -> impl Strategy<Value = u32> {
 }
 
 fn message() -> impl Strategy<Value = Vec<u8>> {
-    prop_oneof![
-        20 => prop::collection::vec(any::<u8>(), 0..=MESSAGE_BYTES),
-        1 => prop::collection::vec(any::<u8>(), MESSAGE_BYTES + 1..2 * MESSAGE_BYTES),
-    ]
+    prop::collection::vec(any::<u8>(), 0..=MESSAGE_BYTES)
 }
 
 fn how() -> impl Strategy<Value = How> {
-    /// A time that is not reached during a test.
-    const FAR: i64 = i64::MAX;
-    let second = 1_000_000_000_i64;
     prop_oneof![
         8 => Just(How::Now),
         2 => Just(How::Patient),
-        1 => any::<bool>().prop_map(|realtime| How::Past { realtime }),
-        1 => any::<bool>().prop_map(|realtime| How::Short { realtime }),
-        1 => prop::sample::select(vec![
-            (0, 0),
-            (0, second - 1),
-            (1, second - 1),
-            (FAR, 0),
-            (FAR, second - 1),
-            (0, second),
-            (FAR, second),
-            (-1, 0),
-            (i64::MIN, 0),
-            (1, -1),
-            (1, i64::MIN),
-            (FAR, i64::MAX),
-        ])
-        .prop_map(|(seconds, nanoseconds)| How::Timespec { seconds, nanoseconds }),
+        1 => Just(How::Past),
+        1 => Just(How::Short),
     ]
 }
 
-fn valid() -> impl Strategy<Value = (Vec<u8>, u32)> {
-    (prop::collection::vec(any::<u8>(), 0..=MESSAGE_BYTES), priority())
-        .prop_map(|(message, priority)| (message, priority % 32_768))
+fn valid() -> impl Strategy<Value = Message> {
+    (message(), priority()).prop_map(|(message, priority)| (message, priority % 32_768))
 }
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (message(), priority(), how()).prop_map(|(m, p, h)| Op::Send(m, p, h)),
         6 => how().prop_map(Op::Receive),
-        2 => Just(Op::Notify),
-        1 => Just(Op::CancelNotify),
         1 => prop::collection::vec(valid(), 1..DEPTH + 8).prop_map(Op::Fill),
         1 => (1..DEPTH + 8).prop_map(Op::Drain),
         1 => prop::collection::vec(valid(), 1..4).prop_map(Op::WaitingReceivers),
@@ -123,31 +255,20 @@ fn msg_max() -> usize {
 
 fn compare(deepest: usize) {
     println!("queues of up to {deepest} messages");
-    let config = Config {
-        cases: CASES,
-        failure_persistence: None,
-        max_shrink_time: 60_000, // a missing callback takes seconds each time
-        ..Config::default()
-    };
+    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let seen = RefCell::new(BTreeMap::new());
-    let outcome = TestRunner::new(config).run(&trace(deepest), |(max_messages, ops)| {
-        let attributes = Attributes { max_messages, max_message_bytes: MESSAGE_BYTES };
-        let kernel = KernelQueue::new(attributes).unwrap();
-        let ours = ours(attributes);
-        let (mut theirs, mut ours) = (Side::kernel(&kernel), Side::ours(&ours));
-        // The end of a trace shows whether a callback is registered.
-        let ends = [Op::Notify, Op::Drain(max_messages + 1)];
-        for (number, op) in ops.iter().chain(&ends).enumerate() {
-            let got = ours.run(op, false);
-            let expected = theirs.run(op, got.0.contains(&Reply::Called));
+    let count = |what: String| *seen.borrow_mut().entry(what).or_insert(0) += 1;
+    let outcome = TestRunner::new(config).run(&trace(deepest), |(max, ops)| {
+        let (theirs, ours) = (KernelQueue::new(max), Queue::new(max).unwrap());
+        for (number, op) in ops.iter().chain(&[Op::Drain(max + 1)]).enumerate() {
+            let (got, expected) = (run(&ours, max, op), run(&theirs, max, op));
             prop_assert_eq!(&got, &expected, "op {}: {:?}; ours, the kernel's", number, op);
-            got.0.iter().for_each(|reply| *seen.borrow_mut().entry(kind(reply)).or_insert(0) += 1);
-            let waited = match op {
-                Op::WaitingReceivers(_) if !got.0.is_empty() => "waited to receive",
-                Op::WaitingSenders(_) if !got.0.is_empty() => "waited to send",
-                _ => continue,
-            };
-            *seen.borrow_mut().entry(waited.to_owned()).or_insert(0) += 1;
+            got.0.iter().for_each(|reply| count(kind(reply)));
+            match op {
+                Op::WaitingReceivers(_) if !got.0.is_empty() => count("waited to receive".into()),
+                Op::WaitingSenders(_) if !got.0.is_empty() => count("waited to send".into()),
+                _ => {}
+            }
         }
         Ok(())
     });
@@ -159,17 +280,13 @@ fn compare(deepest: usize) {
     for (what, errno) in [
         ("refused", libc::EAGAIN),
         ("refused", libc::ETIMEDOUT),
-        ("refused", libc::EMSGSIZE),
         ("refused", libc::EINVAL),
         ("nothing", libc::EAGAIN),
         ("nothing", libc::ETIMEDOUT),
-        ("nothing", libc::EINVAL),
-        ("registered", libc::EBUSY),
     ] {
         assert!(seen.contains_key(&format!("{what} {errno}")), "no {what} {errno} was seen");
     }
-    let all = ["sent", "received", "registered 0", "called", "waited to receive", "waited to send"];
-    for what in all {
+    for what in ["sent", "received", "waited to receive", "waited to send"] {
         assert!(seen.contains_key(what), "nothing was {what}");
     }
 }
@@ -178,17 +295,7 @@ fn kind(reply: &Reply) -> String {
     match reply {
         Reply::Sent => "sent".to_owned(),
         Reply::Received(_) => "received".to_owned(),
-        Reply::Called => "called".to_owned(),
         Reply::Refused(_, errno) => format!("refused {errno}"),
         Reply::Nothing(errno) => format!("nothing {errno}"),
-        Reply::Registered(done) => format!("registered {}", done.err().unwrap_or(0)),
     }
-}
-
-fn ours(Attributes { max_messages, max_message_bytes }: Attributes) -> Queue<Vec<u8>> {
-    let longest = max_message_bytes.try_into().unwrap();
-    let builder = Queue::builder(max_messages).measure(Vec::len).max_message_bytes(longest);
-    let queue = builder.build().unwrap();
-    assert_eq!(MessageQueue::attributes(&queue), Attributes { max_messages, max_message_bytes });
-    queue
 }

@@ -21,10 +21,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::num::NonZeroU32;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use mq_rbtree::Core;
 use percpu::AllocError;
@@ -35,8 +33,6 @@ pub(crate) const SMALL: u64 = 64 << 10;
 /// One in this many operations of an image is taken from each class in turn, whatever its priority.
 /// A guess: if all classes wait, each gets at least 2.5 %.
 pub(crate) const AGEING: NonZeroU32 = NonZeroU32::new(8).unwrap();
-/// The number of values of [`Class`].
-pub(crate) const CLASSES: usize = 5;
 
 /// The priority of a queued operation, from the least urgent to the most urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,27 +46,12 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    pub(crate) const ALL: [Self; CLASSES] =
-        [Self::LargeWrite, Self::LargeRead, Self::SmallWrite, Self::SmallRead, Self::Sync];
-
     pub(crate) fn of_read(len: u64) -> Self {
         if len <= SMALL { Self::SmallRead } else { Self::LargeRead }
     }
 
     pub(crate) fn of_write(len: u64) -> Self {
         if len <= SMALL { Self::SmallWrite } else { Self::LargeWrite }
-    }
-}
-
-impl fmt::Display for Class {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::LargeWrite => "large writes",
-            Self::LargeRead => "large reads",
-            Self::SmallWrite => "small writes",
-            Self::SmallRead => "small reads",
-            Self::Sync => "syncs",
-        })
     }
 }
 
@@ -87,14 +68,15 @@ pub(crate) struct Admission<T> {
     running: usize,
     /// The queues that are not empty, in the order of their turns.
     turns: VecDeque<Rc<Queue<T>>>,
-    stats: WaitStats,
+    /// Queued operations.
+    waiting: usize,
 }
 
 /// The running and queued operations of one image.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     running: Cell<usize>,
-    core: RefCell<Core<Waiting<T>>>,
+    core: RefCell<Core<T>>,
 }
 
 impl<T> Queue<T> {
@@ -115,11 +97,6 @@ impl<T> Queue<T> {
     }
 }
 
-struct Waiting<T> {
-    value: T,
-    since: Instant,
-}
-
 /// Returns whether an image that has `used` places may have one more while `left` places are free.
 fn is_within_share(used: usize, left: usize) -> bool {
     left > 0 && used < SHARE * left
@@ -136,7 +113,7 @@ pub(crate) fn may_queue(most: usize, used: usize, its: impl FnOnce() -> usize) -
 impl<T> Admission<T> {
     /// At most `limit` operations run.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, running: 0, turns: VecDeque::new(), stats: WaitStats::default() }
+        Self { limit, running: 0, turns: VecDeque::new(), waiting: 0 }
     }
 
     /// Returns the number of running operations.
@@ -146,11 +123,7 @@ impl<T> Admission<T> {
 
     /// Returns the number of queued operations.
     pub(crate) fn waiting(&self) -> usize {
-        self.stats.depth
-    }
-
-    pub(crate) fn stats(&self) -> WaitStats {
-        self.stats
+        self.waiting
     }
 
     fn allows(&self, queue: &Queue<T>) -> bool {
@@ -165,7 +138,7 @@ impl<T> Admission<T> {
     /// Returns whether an operation may run at once: none is queued, and its image may have one
     /// more. The caller must [`end`](Self::end) it then.
     pub(crate) fn begin(&mut self, queue: &Queue<T>) -> bool {
-        let may = self.stats.depth == 0 && self.allows(queue);
+        let may = self.waiting == 0 && self.allows(queue);
         if may {
             self.acquire(queue);
         }
@@ -185,13 +158,11 @@ impl<T> Admission<T> {
         }
         let mut core = queue.core.borrow_mut();
         let was_empty = core.is_empty();
-        let waiting = Waiting { value, since: Instant::now() };
-        core.push(class as u32, waiting).map_err(|waiting| waiting.value)?;
+        core.push(class as u32, value)?;
         if was_empty {
             self.turns.push_back(Rc::clone(queue));
         }
-        self.stats.depth += 1;
-        self.stats.peak = self.stats.peak.max(self.stats.depth);
+        self.waiting += 1;
         Ok(())
     }
 
@@ -202,25 +173,23 @@ impl<T> Admission<T> {
         }
         let at = self.turns.iter().position(|queue| self.allows(queue))?;
         let queue = self.turns.remove(at)?;
-        let (Waiting { value, since }, class) = queue.core.borrow_mut().pop()?;
+        let (value, _) = queue.core.borrow_mut().pop()?;
         self.acquire(&queue);
         if queue.waiting() > 0 {
             self.turns.push_back(queue);
         }
-        self.stats.depth -= 1;
-        self.stats.classes[class as usize].count(since.elapsed());
+        self.waiting -= 1;
         Some(value)
     }
 
     /// Removes the queued operations for which `take` returns true, and passes them to `out`.
     pub(crate) fn drop_if(&mut self, mut take: impl FnMut(&T) -> bool, mut out: impl FnMut(T)) {
-        let Self { turns, stats, .. } = self;
+        let Self { turns, waiting, .. } = self;
         turns.retain(|queue| {
             let mut queue = queue.core.borrow_mut();
             let before = queue.len();
-            queue.drain_filter(|waiting, _| take(&waiting.value), |waiting, _| out(waiting.value));
-            stats.depth -= before - queue.len();
-            stats.dropped += (before - queue.len()) as u64;
+            queue.drain_filter(|value, _| take(value), |value, _| out(value));
+            *waiting -= before - queue.len();
             !queue.is_empty()
         });
     }
@@ -234,79 +203,16 @@ impl<T> Drop for Admission<T> {
     }
 }
 
-/// Statistics of queued operations.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WaitStats {
-    /// Operations that are queued now.
-    pub(crate) depth: usize,
-    /// Most operations that were ever queued.
-    pub(crate) peak: usize,
-    /// Operations dropped because their connections were closed.
-    pub(crate) dropped: u64,
-    /// Completed waits, by [`Class`].
-    classes: [Waits; CLASSES],
-}
-
-/// The number and the durations of completed waits.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waits {
-    pub(crate) count: u64,
-    pub(crate) time: Duration,
-    pub(crate) longest: Duration,
-}
-
-impl Waits {
-    fn count(&mut self, time: Duration) {
-        self.count += 1;
-        self.time += time;
-        self.longest = self.longest.max(time);
-    }
-}
-
-impl WaitStats {
-    pub(crate) fn of(&self, class: Class) -> Waits {
-        self.classes[class as usize]
-    }
-
-    /// Adds the statistics of another worker. The peak is the larger of both.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.depth += other.depth;
-        self.peak = self.peak.max(other.peak);
-        self.dropped += other.dropped;
-        for (mine, its) in self.classes.iter_mut().zip(&other.classes) {
-            mine.count += its.count;
-            mine.time += its.time;
-            mine.longest = mine.longest.max(its.longest);
-        }
-    }
-}
-
-impl fmt::Display for WaitStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depth, peak, dropped, .. } = self;
-        write!(
-            f,
-            "waiting    {depth} for a place in an engine, at most {peak} for one; {dropped} dropped \
-             with their connections"
-        )?;
-        for class in Class::ALL.into_iter().rev() {
-            let Waits { count, time, longest } = self.of(class);
-            if count > 0 {
-                let mean = time.div_f64(count as f64);
-                write!(
-                    f,
-                    "\n  {class:<12}  {count:>10} waited  {mean:>10.1?} on average  {longest:>10.1?} \
-                     at most"
-                )?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const CLASSES: usize = 5;
+
+    impl Class {
+        const ALL: [Self; CLASSES] =
+            [Self::LargeWrite, Self::LargeRead, Self::SmallWrite, Self::SmallRead, Self::Sync];
+    }
 
     /// An admission with the queues of some images.
     struct Images<T> {
@@ -395,7 +301,7 @@ mod tests {
         for round in 1..=rounds {
             let class = waiting.take();
             let gap = round - std::mem::replace(&mut last[class as usize], round);
-            assert!(gap <= CLASSES * AGEING.get() as usize, "{class} had to wait {gap} rounds");
+            assert!(gap <= CLASSES * AGEING.get() as usize, "{class:?} had to wait {gap} rounds");
             served[class as usize] += 1;
             waiting.push(0, class, class);
         }
@@ -416,7 +322,7 @@ mod tests {
         waiting.push(1, Class::Sync, (1, 0));
         waiting.push(0, Class::Sync, (0, 3));
         assert_eq!((waiting.take(), waiting.take()), ((1, 0), (0, 3)));
-        assert!(waiting.admission.stats.depth == 0 && waiting.admission.next().is_none());
+        assert!(waiting.admission.waiting == 0 && waiting.admission.next().is_none());
     }
 
     #[test]
@@ -441,11 +347,10 @@ mod tests {
         }
         let mut dropped = Vec::new();
         waiting.admission.drop_if(|nr| nr % 2 == 0 || *nr == 5, |nr| dropped.push(nr));
-        assert_eq!((dropped, waiting.admission.stats.depth), (vec![0, 2, 4, 6, 8, 5], 4));
-        assert_eq!(waiting.admission.stats().dropped, 6);
+        assert_eq!((dropped, waiting.admission.waiting), (vec![0, 2, 4, 6, 8, 5], 4));
         waiting.push(0, Class::LargeWrite, 10); // it has one turn again
         assert_eq!(waiting.rest(), [1, 10, 3, 7, 9]);
-        assert_eq!((waiting.admission.stats.depth, waiting.admission.stats.peak), (0, 10));
+        assert_eq!(waiting.admission.waiting, 0);
     }
 
     #[test]
@@ -465,26 +370,6 @@ mod tests {
             fill(&mut waiting);
         }
         assert_eq!(capacity(&waiting), before);
-    }
-
-    #[test]
-    fn the_page_names_the_classes_that_waited() {
-        let mut waiting = Images::full(1);
-        assert_eq!(waiting.admission.stats().to_string().lines().count(), 1);
-        waiting.push(0, Class::LargeRead, ());
-        waiting.push(0, Class::Sync, ());
-        waiting.push(0, Class::SmallRead, ());
-        waiting.take();
-        waiting.take();
-        let mut sum = waiting.admission.stats();
-        sum.add(&waiting.admission.stats());
-        let text = sum.to_string();
-        let lines: Vec<_> = text.lines().collect();
-        assert!(lines[0].starts_with("waiting    2 for a place in an engine, at most 3 for one;"));
-        let words = |line: &str| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ");
-        assert_eq!(words(lines[1]), "syncs 2 waited");
-        assert_eq!(words(lines[2]), "small reads 2");
-        assert_eq!(lines.len(), 3, "{text}");
     }
 
     #[test]

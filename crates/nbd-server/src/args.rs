@@ -18,7 +18,7 @@ const MANUAL: [&str; 2] = [
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
+#[command(name = "offlock-nbd", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
 pub(crate) struct Args {
     /// Image to serve: a file or a block device.
     ///
@@ -34,12 +34,6 @@ pub(crate) struct Args {
     /// dot. At most 1024 files are open at a time.
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
-
-    /// Close an image of --export-dir that no client has had open for this long.
-    ///
-    /// A closed image is unlocked. 0 keeps images open until the server ends.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
-    pub(crate) idle: u64,
 
     /// Create a missing image with this size, or grow a smaller image to it.
     ///
@@ -161,12 +155,6 @@ pub(crate) struct Args {
     /// Serve metrics for Prometheus on this Unix socket (mode 0600), by HTTP at `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
-
-    /// Print sessions and statistics to standard error at this interval.
-    ///
-    /// SIGUSR1 prints them at once.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Figures")]
-    pub(crate) stats: Option<u64>,
 }
 
 /// The backend of `--backend`; `None` lets the engine choose. (clap would make an option of type

@@ -4,15 +4,21 @@
 //! passes its [`Permit`] to the worker that serves it. A connection is half-open until it has
 //! finished its handshake. If a limit is reached, a new connection takes the place of the oldest
 //! half-open one, so silent connections do not keep other clients out.
+//!
+//! A worker frees the place of a connection when it handles the connection's end, which may be
+//! after the main thread accepts the same client's next connection. So a connection that a limit
+//! refuses waits for a moment ([`Waiting`]), and is admitted if a place becomes free meanwhile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
 use radix_ctx::Id;
 
-use crate::notifier::notify;
+use crate::notifier::{eventfd, notify};
 use crate::peer::{Peer, PeerKey};
 
 /// The most connections of the server divided by the most half-open ones of a peer. A guess.
@@ -20,6 +26,11 @@ const SHARE: usize = 4;
 /// Half-open connections that a peer may always have, for servers with a low limit. A guess:
 /// clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
+/// How long a refused connection waits for a place: longer than a worker takes to handle the end of
+/// a connection, even on a busy machine.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Most connections that wait. Each has a descriptor; further ones are refused at once.
+const MOST_WAITING: usize = 64;
 
 /// The limits of one server, and the connections that count.
 #[derive(Debug)]
@@ -30,11 +41,15 @@ pub(crate) struct ConnectionLimits {
     max_half_open: usize,
     /// Made readable when the last connection ends, if any connection has finished its handshake.
     all_served: Option<Arc<OwnedFd>>,
+    /// Made readable when a place becomes free while connections wait for one.
+    freed: Arc<OwnedFd>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// A connection was refused, and may wait for a place.
+    has_waiting: bool,
     next_ticket: u64,
     /// Connections that have a place, half-open ones included.
     open: usize,
@@ -86,15 +101,21 @@ impl ConnectionLimits {
         max: usize,
         max_per_peer: Option<usize>,
         all_served: Option<Arc<OwnedFd>>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    ) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
             max,
             max_per_user: max_per_peer.unwrap_or(max),
             max_per_address: max_per_peer.unwrap_or(max.div_ceil(2)),
             max_half_open: (max / SHARE).max(ALWAYS),
             all_served,
+            freed: eventfd()?,
             state: Mutex::default(),
-        })
+        }))
+    }
+
+    /// Returns the descriptor that is readable when a place has become free.
+    pub(crate) fn freed(&self) -> &Arc<OwnedFd> {
+        &self.freed
     }
 
     /// Admits a connection. If it takes the place of a half-open one, also returns that one and its
@@ -103,8 +124,18 @@ impl ConnectionLimits {
         self: &Arc<Self>,
         peer: Peer,
     ) -> Result<(Permit, Option<(Id, usize)>), Refused> {
-        let key = peer.key();
         let state = &mut *self.state.lock();
+        let admitted = self.judge(state, peer);
+        state.has_waiting |= admitted.is_err(); // with the lock held, so that no release is missed
+        admitted
+    }
+
+    fn judge(
+        self: &Arc<Self>,
+        state: &mut State,
+        peer: Peer,
+    ) -> Result<(Permit, Option<(Id, usize)>), Refused> {
+        let key = peer.key();
         let counts = state.counts.get(&key).copied().unwrap_or_default();
         let max_per_peer = match key {
             PeerKey::User(_) => self.max_per_user,
@@ -191,6 +222,75 @@ impl Drop for Permit {
         if let (0, true, Some(fd)) = (state.open, state.has_served, &self.limits.all_served) {
             notify(fd);
         }
+        if state.has_waiting {
+            notify(&self.limits.freed);
+        }
+    }
+}
+
+/// The connections that a limit has refused and that wait for a place, of the main thread.
+#[derive(Debug)]
+pub(crate) struct Waiting<S> {
+    /// The oldest first.
+    queue: VecDeque<(S, Peer, Instant)>,
+}
+
+impl<S> Default for Waiting<S> {
+    fn default() -> Self {
+        Self { queue: VecDeque::new() }
+    }
+}
+
+/// An admitted connection, and the half-open one that gives way to it.
+pub(crate) type Admitted<S> = (S, Permit, Option<(Id, usize)>);
+
+impl<S> Waiting<S> {
+    /// Admits a connection, or lets it wait. `None` if it waits.
+    pub(crate) fn admit(
+        &mut self,
+        limits: &Arc<ConnectionLimits>,
+        socket: S,
+        peer: Peer,
+        now: Instant,
+    ) -> Option<Result<Admitted<S>, Refused>> {
+        match limits.admit(peer) {
+            Err(reason) if self.queue.len() >= MOST_WAITING => Some(Err(reason)),
+            Err(_) => {
+                self.queue.push_back((socket, peer, now + PATIENCE));
+                None
+            }
+            Ok((permit, evicted)) => Some(Ok((socket, permit, evicted))),
+        }
+    }
+
+    /// Returns a waiting connection that is admitted, or that has waited long enough. `None` if the
+    /// others go on waiting.
+    pub(crate) fn next(
+        &mut self,
+        limits: &Arc<ConnectionLimits>,
+        now: Instant,
+    ) -> Option<Result<Admitted<S>, Refused>> {
+        for at in 0..self.queue.len() {
+            let (_, peer, until) = self.queue[at];
+            match limits.admit(peer) {
+                Err(_) if now < until => {}
+                Err(reason) => {
+                    drop(self.queue.remove(at));
+                    return Some(Err(reason));
+                }
+                Ok((permit, evicted)) => {
+                    let (socket, ..) = self.queue.remove(at)?;
+                    return Some(Ok((socket, permit, evicted)));
+                }
+            }
+        }
+        limits.state.lock().has_waiting = !self.queue.is_empty();
+        None
+    }
+
+    /// Returns when the first connection has waited long enough.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.queue.front().map(|&(.., until)| until)
     }
 }
 
@@ -221,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
-        let limits = ConnectionLimits::new(4, Some(4), None);
+        let limits = ConnectionLimits::new(4, Some(4), None).unwrap();
         let mut first = admit(&limits, B, 0).unwrap().0;
         let mut half: Vec<_> = (1..4).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
         let (mut other, evicted) = admit(&limits, B, 4).unwrap();
@@ -239,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_peer_has_its_limits() {
-        let limits = ConnectionLimits::new(100, Some(30), None);
+        let limits = ConnectionLimits::new(100, Some(30), None).unwrap();
         let (mut permits, mut evicted) = (Vec::new(), Vec::new());
         for number in 0..50 {
             let (permit, out) = admit(&limits, A, number).unwrap();
@@ -264,7 +364,7 @@ mod tests {
     #[test]
     fn the_last_connection_that_was_served_is_noticed() {
         let fd = crate::notifier::eventfd().unwrap();
-        let limits = ConnectionLimits::new(4, None, Some(Arc::clone(&fd)));
+        let limits = ConnectionLimits::new(4, None, Some(Arc::clone(&fd))).unwrap();
         let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
         drop(limits.admit(A).unwrap());
         assert!(!is_told(), "a probe of the port ends nothing");
@@ -283,7 +383,7 @@ mod tests {
             for (peer, most) in
                 [(B, most), (Peer::Address((Ipv6Addr::from([1; 16]), 1).into()), most), (A, max)]
             {
-                let limits = ConnectionLimits::new(max, None, None);
+                let limits = ConnectionLimits::new(max, None, None).unwrap();
                 let mut permits: Vec<_> =
                     (0..most).map(|_| limits.admit(peer).unwrap().0).collect();
                 assert!(permits.iter_mut().all(Permit::finish_handshake));
@@ -291,5 +391,32 @@ mod tests {
                 assert_eq!(limits.admit(Peer::User { user: 2, process: 1 }).is_ok(), most < max);
             }
         }
+    }
+
+    #[test]
+    fn a_refused_connection_waits_for_a_place_that_becomes_free() {
+        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let (_, mut first, _) = waiting.admit(&limits, 1, A, now).unwrap().unwrap();
+        assert!(first.finish_handshake());
+        assert!(
+            waiting.admit(&limits, 2, A, now).is_none() && waiting.next(&limits, now).is_none()
+        );
+        assert_eq!(waiting.until(), Some(now + PATIENCE));
+        let is_told = || rustix::io::read(limits.freed(), &mut [0; 8]).is_ok();
+        assert!(!is_told());
+        drop(first);
+        assert!(is_told());
+        let (socket, mut second, evicted) = waiting.next(&limits, now).unwrap().unwrap();
+        assert!((socket, evicted) == (2, None) && second.finish_handshake());
+        assert!(waiting.next(&limits, now).is_none() && waiting.until().is_none());
+        // One that gets no place is refused in the end, and a crowd does not grow.
+        assert!(waiting.admit(&limits, 3, A, now).is_none());
+        assert_eq!(waiting.next(&limits, now + PATIENCE).unwrap().unwrap_err(), Refused::Peer(1));
+        for socket in 0..MOST_WAITING {
+            assert!(waiting.admit(&limits, socket, A, now).is_none());
+        }
+        let refused = waiting.admit(&limits, 0, A, now).unwrap();
+        assert_eq!(refused.unwrap_err(), Refused::Peer(1));
     }
 }

@@ -7,7 +7,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -36,8 +36,8 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Opens a file of the folder. Fails with [`NotFound`](io::ErrorKind::NotFound) if no image has
-    /// that name.
+    /// Opens a file of the folder; a block device that takes no writes is opened for reading. Fails
+    /// with [`NotFound`](io::ErrorKind::NotFound) if no image has that name.
     pub(crate) fn file(&self, name: &str, read_only: bool, direct: bool) -> io::Result<File> {
         let absent = || io::Error::from(io::ErrorKind::NotFound);
         if !is_name(name) {
@@ -49,15 +49,24 @@ impl Folder {
         if !is_image(FileType::from_raw_mode(stat.st_mode)) {
             return Err(absent());
         }
-        let mut flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        flags.set(OFlags::DIRECT, direct);
-        // The file may have been replaced since, and the open must neither follow a link nor block.
-        let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&self.dir, &name, flags | careful, Mode::empty())?;
-        rustix::fs::fcntl_setfl(&fd, flags)?; // NONBLOCK would also apply to the engine's I/O
-        let file = File::from(fd);
-        let kind = file.metadata()?.file_type();
-        if kind.is_file() || kind.is_block_device() { Ok(file) } else { Err(absent()) }
+        let open = |read_only| {
+            let mut flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+            flags.set(OFlags::DIRECT, direct);
+            // The file may have been replaced since, and the open must neither follow a link nor
+            // block.
+            let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let fd = rustix::fs::openat(&self.dir, &name, flags | careful, Mode::empty())?;
+            rustix::fs::fcntl_setfl(&fd, flags)?; // NONBLOCK would also apply to the engine's I/O
+            let file = File::from(fd);
+            let kind = file.metadata()?.file_type();
+            if kind.is_file() || kind.is_block_device() { Ok(file) } else { Err(absent()) }
+        };
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        let file = open(read_only || is_device)?;
+        match is_device && !read_only && !is_read_only_device(&file)? {
+            true => open(false),
+            false => Ok(file),
+        }
     }
 
     /// Returns the sorted names of the files that can be served.
@@ -88,6 +97,33 @@ impl Folder {
         }
         Ok(())
     }
+}
+
+/// Returns whether the file is a block device that takes no writes. The kernel lets a process open
+/// some of these devices for writing, and fails its writes or only their sync.
+pub(crate) fn is_read_only_device(file: &File) -> io::Result<bool> {
+    if !file.metadata()?.file_type().is_block_device() {
+        return Ok(false);
+    }
+    let mut read_only: libc::c_int = 0;
+    // SAFETY: BLKROGET stores one `int` at the address and keeps no pointer to it.
+    let ret = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut read_only) };
+    if ret == 0 { Ok(read_only != 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The request for the state of a block device, `_IO(0x12, 94)`.
+const BLKROGET: libc::c_ulong = linux_ioctl_none(0x12, 94);
+
+/// Returns the number of an `ioctl` that has no size. Some machines have another code for that.
+const fn linux_ioctl_none(kind: libc::c_ulong, number: libc::c_ulong) -> libc::c_ulong {
+    let none = cfg!(any(
+        target_arch = "mips",
+        target_arch = "mips64",
+        target_arch = "powerpc",
+        target_arch = "powerpc64",
+        target_arch = "sparc64"
+    ));
+    (if none { 1 << 29 } else { 0 }) | (kind << 8) | number
 }
 
 /// Returns whether files of that name are served. `.` and `..` are not.

@@ -26,6 +26,7 @@ mod connection_limits;
 mod contexts;
 mod counters;
 mod demo;
+mod diagnostics;
 mod export;
 mod extents;
 mod flushes;
@@ -49,22 +50,28 @@ mod tasks;
 mod tls;
 mod worker;
 
+use std::env;
 use std::error::Error;
+use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::process::{self, ExitCode};
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tracing::info;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Args;
 use crate::background::{PidFile, Starter};
 use crate::demo::DemoOptions;
+use crate::diagnostics::LogWriter;
 use crate::image_spec::ImageSpec;
 use crate::run_command::RunCommand;
 use crate::server::{Server, Wakeups};
@@ -73,15 +80,9 @@ fn main() -> ExitCode {
     let starter = Starter::find();
     let args = Args::parse();
     let demo = args.images.is_empty() && args.export_dir.is_none();
-    let default = if demo { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_env("OFFLOCK_LOG").unwrap_or_else(|_| default.into());
-    let ansi = io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| LogWriter)
-        .with_ansi(ansi)
-        .log_internal_errors(false)
-        .init();
+    let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
+    start_log(default);
+    diagnostics::report_panics();
     raise_descriptor_limit();
     ignore_sigxfsz();
     let done = match starter {
@@ -90,27 +91,26 @@ fn main() -> ExitCode {
         Ok(None) if args.fork => fork(),
         Ok(starter) => serve(args, starter),
     };
-    match done {
-        Ok(code) => code,
-        Err(error) => {
-            // If the pipe is closed, the exit code still reports the failure.
-            let _ = writeln!(LogWriter, "nbd_server: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let code = done.unwrap_or_else(|error| {
+        // If the log takes nothing, the exit code still reports the failure.
+        let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
+        ExitCode::FAILURE
+    });
+    diagnostics::flush();
+    code
 }
 
-/// Standard error. Its errors are ignored, because a closed pipe must not end the server.
-struct LogWriter;
-
-impl Write for LogWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(io::stderr().write(bytes).unwrap_or(bytes.len()))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Sets the log up, with the level of `OFFLOCK_LOG` or else `default`.
+fn start_log(default: LevelFilter) {
+    let wanted = env::var("OFFLOCK_LOG").ok().filter(|text| !text.is_empty());
+    let filter = wanted
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| Targets::new().with_default(default));
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(|| LogWriter)
+        .with_ansi(io::stderr().is_terminal())
+        .log_internal_errors(false);
+    tracing_subscriber::registry().with(layer).with(filter).init();
 }
 
 /// Raises the limit of open descriptors to the maximum, because each connection needs one.
@@ -150,8 +150,8 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
             let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
             Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
         }
-        let folder = own_folder.insert(tempfile::tempdir()?);
-        args.socket = Some(folder.path().join("nbd.sock"));
+        let folder = own_folder.insert(PrivateFolder::create()?);
+        args.socket = Some(folder.path.join("nbd.sock"));
     }
     // Any thread may receive the signal; the handler writes a byte to the pipe.
     let (stop, notify) = UnixStream::pair()?;
@@ -166,31 +166,29 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     server.grow_at(grow)?;
     let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
     let addresses = server.addresses();
-    let mut stdout = io::stdout().lock();
-    for address in &addresses {
-        writeln!(stdout, "listening on {address}")?;
-    }
-    stdout.flush()?;
-    drop(stdout);
+    let lines = addresses.iter().map(|address| format!("listening on {address}\n"));
+    print(lines.collect())?;
+    diagnostics::flush(); // later output of a server in the background is discarded
     starter.map_or(Ok(()), Starter::report)?;
     let export = server.default_export();
     let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
-    let period = args.stats.map(Duration::from_secs);
-    let print = |server: &Server| {
+    let show_page = |server: &Server| {
         let page = format!("{}\n", server.report());
-        let _ = LogWriter.write_all(page.as_bytes()); // in one write, so that no log line splits it
+        let _ = LogWriter.write(page.as_bytes()); // in one write, so that no log line splits it
     };
-    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), period };
-    let ended = server.accept_until(wakeups, print);
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show) };
+    let ended = server.accept_until(wakeups, show_page);
     let code = command.and_then(|command| command.end());
     info!("stopping");
-    if args.stats.is_some() {
-        print(&server);
-    }
     server.stop()?; // before `ended`: its error names the cause if a worker failed
     ended?;
     Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
+}
+
+/// Writes to standard output.
+fn print(text: String) -> Result<(), String> {
+    diagnostics::print(text).map_err(|error| format!("cannot write to standard output: {error}"))
 }
 
 /// Size of the demonstration's image, in bytes.
@@ -198,10 +196,10 @@ const DEMO_SIZE: u64 = 256 << 20;
 
 /// Serves a temporary image to the built-in client, and prints the results.
 fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?;
-    let socket = dir.path().join("nbd.sock");
+    let folder = PrivateFolder::create()?;
+    let socket = folder.path.join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);
-    let path = dir.path().join("demo.img");
+    let path = folder.path.join("demo.img");
     args.images = vec![ImageSpec { name: "demo".into(), path, ..ImageSpec::default() }];
     args.size = Some(size);
     args.socket = Some(socket.clone());
@@ -212,27 +210,52 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    let wakeups = Wakeups { stop: stop.as_fd(), show: None, period: None };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None };
     server.accept_until(wakeups, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let figures = server.report();
-    let mut stdout = io::stdout();
-    writeln!(stdout, "{report}")?;
-    writeln!(
-        stdout,
+    let cached = format!(
         "  cached:   {} MiB, which answered {:.0} % of the reads",
         args.cache >> 20,
         figures.hit_rate() * 100.0
-    )?;
-    if args.verbose {
-        writeln!(stdout, "\n{figures}")?;
-    } else {
-        writeln!(
-            stdout,
-            "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
-             nbd_server --image disk.img --size 1G --socket /tmp/disk.sock"
-        )?;
-    }
+    );
+    let more = match args.verbose {
+        true => figures.to_string(),
+        false => "--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
+                  offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
+            .into(),
+    };
+    print(format!("{report}\n{cached}\n\n{more}\n"))?;
     server.stop()?;
     Ok(())
+}
+
+/// A folder that only this user can enter. Dropping it removes it with its contents.
+struct PrivateFolder {
+    path: PathBuf,
+}
+
+impl PrivateFolder {
+    fn create() -> io::Result<Self> {
+        for number in 0.. {
+            let name = format!("offlock-nbd-{}-{number}", process::id());
+            let path = env::temp_dir().join(name);
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self { path }),
+                // Left behind by a killed process with the same id, or made by another user.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    let text = format!("cannot make the folder {}: {error}", path.display());
+                    return Err(io::Error::new(error.kind(), text));
+                }
+            }
+        }
+        unreachable!("the loop has no end")
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
 }

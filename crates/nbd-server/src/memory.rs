@@ -24,7 +24,8 @@ const CLASSES: usize = 14;
 
 /// Least memory of a worker: each budget is enough for the largest request.
 pub(crate) const LEAST: usize = 2 * LARGEST;
-const LARGEST: usize = 32 << 20;
+/// The size of the largest buffer.
+pub(crate) const LARGEST: usize = 32 << 20;
 /// Longest small request. `qemu-img convert` requests this much at a time.
 const SMALL: usize = 2 << 20;
 /// The memory of a worker divided by the most memory of a connection. A connection may always hold

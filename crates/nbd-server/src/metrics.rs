@@ -10,20 +10,23 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
-use std::io;
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::{runtime, task, time};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tracing::{debug, error, warn};
 
-use crate::admission::Class;
 use crate::counters::Counters;
+use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
+use crate::notifier::{eventfd, notify};
 use crate::report::{Reporter, ServerReport};
 
 /// How long a client may take to send its request and to receive the response.
@@ -31,11 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Most clients at a time.
 const AT_ONCE: usize = 64;
 /// Longest request that is read. A guess; browsers send less.
-const LONGEST: u64 = 16 << 10;
+const LONGEST: usize = 16 << 10;
 
 /// The thread that serves the metrics. Dropping this stops it.
 pub(crate) struct Metrics {
-    stop: task::AbortHandle,
+    stop: Arc<OwnedFd>,
     thread: Option<thread::JoinHandle<()>>,
     _file: SocketFile,
 }
@@ -43,16 +46,19 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
         let (socket, file) = listen_unix(path, Access::OWNER)?;
-        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        let entered = runtime.enter();
-        let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
-        drop(entered);
-        let answering = runtime.spawn(answer_all(listener, reporter));
-        let stop = answering.abort_handle();
+        let listener = UnixListener::from(OwnedFd::from(socket));
+        listener.set_nonblocking(true)?;
+        let stop = eventfd()?;
+        let clients = VecDeque::with_capacity(AT_ONCE);
+        let mut server =
+            Server { listener, stop: Arc::clone(&stop), reporter, clients, resume: Instant::now() };
         let run = move || {
-            let ended = runtime.block_on(answering);
-            if ended.is_err_and(|error| error.is_panic()) {
-                error!("the metrics are no longer served, because their code panicked");
+            // Unwind safety: the server is not used afterwards.
+            let ended = catch_unwind(AssertUnwindSafe(|| server.run()));
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => error!(%error, "the metrics are no longer served"),
+                Err(_) => error!("the metrics are no longer served, because their code panicked"),
             }
         };
         let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
@@ -62,45 +68,131 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        self.stop.abort();
+        notify(&self.stop);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             warn!("the metrics' thread panicked");
         }
     }
 }
 
-async fn answer_all(listener: UnixListener, reporter: Reporter) {
-    let mut clients: VecDeque<task::JoinHandle<()>> = VecDeque::with_capacity(AT_ONCE);
-    loop {
-        let client = match listener.accept().await {
-            Ok((client, _)) => client,
+/// What the thread has.
+struct Server {
+    listener: UnixListener,
+    /// Readable once the thread is to end.
+    stop: Arc<OwnedFd>,
+    reporter: Reporter,
+    /// The oldest is the first.
+    clients: VecDeque<Client>,
+    /// No client is accepted before this time.
+    resume: Instant,
+}
+
+impl Server {
+    fn run(&mut self) -> Result<(), Errno> {
+        loop {
+            let now = Instant::now();
+            self.clients.retain(|client| now < client.deadline);
+            let mut polled = vec![PollFd::new(&self.stop, PollFlags::IN)];
+            polled.extend(self.clients.iter().map(|client| {
+                let is_sending = !client.response.is_empty();
+                let wanted = if is_sending { PollFlags::OUT } else { PollFlags::IN };
+                PollFd::new(&client.stream, wanted)
+            }));
+            let accepts = now >= self.resume;
+            if accepts {
+                polled.push(PollFd::new(&self.listener, PollFlags::IN));
+            }
+            let deadlines = self.clients.iter().map(|client| client.deadline);
+            let next = deadlines.chain((!accepts).then_some(self.resume)).min();
+            // `PATIENCE` at most, so it fits.
+            let wait = next.map(|next| Timespec::try_from(next - now).unwrap_or_default());
+            match poll(&mut polled, wait.as_ref()) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error),
+            }
+            let mut ready =
+                polled.iter().map(|of| !of.revents().is_empty()).collect::<VecDeque<_>>();
+            if ready.pop_front() == Some(true) {
+                return Ok(());
+            }
+            let arrived = accepts && ready.pop_back() == Some(true);
+            let reporter = &self.reporter;
+            self.clients.retain_mut(|client| {
+                ready.pop_front() != Some(true) || client.is_unfinished_after_a_turn(reporter)
+            });
+            if arrived {
+                self.accept(now);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let accepted = self.listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        });
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
             Err(error) => {
                 warn!(%error, "cannot accept a client of the metrics");
-                time::sleep(PATIENCE).await; // usually the process is out of descriptors
-                continue;
+                self.resume = now + PATIENCE; // usually the process is out of descriptors
+                return;
             }
         };
-        clients.retain(|client| !client.is_finished());
-        if clients.len() == AT_ONCE {
-            clients.pop_front().inspect(task::JoinHandle::abort);
-        }
-        let reporter = reporter.clone();
-        clients.push_back(tokio::spawn(async move {
-            if let Ok(Err(error)) = time::timeout(PATIENCE, answer(client, &reporter)).await {
-                debug!(%error, "a client of the metrics was not answered");
+        let deadline = now + PATIENCE;
+        let mut client =
+            Client { stream, request: Vec::new(), response: Vec::new(), sent: 0, deadline };
+        // A request that arrived with the connection is answered before further clients are
+        // accepted, so they cannot displace it.
+        if client.is_unfinished_after_a_turn(&self.reporter) {
+            if self.clients.len() == AT_ONCE {
+                self.clients.pop_front();
             }
-        }));
-        // First answer a request that arrived with the connection.
-        task::yield_now().await;
+            self.clients.push_back(client);
+        }
     }
 }
 
-async fn answer(mut client: UnixStream, reporter: &Reporter) -> io::Result<()> {
-    let mut request = Vec::new();
-    let mut bytes = (&mut client).take(LONGEST);
-    while !is_whole(&request) && bytes.read_buf(&mut request).await? > 0 {}
-    let response = respond(&request, || text(&reporter.report()));
-    client.write_all(&response).await
+struct Client {
+    stream: UnixStream,
+    request: Vec<u8>,
+    /// Empty until the request is complete.
+    response: Vec<u8>,
+    /// Bytes of the response that were sent.
+    sent: usize,
+    deadline: Instant,
+}
+
+impl Client {
+    /// Receives and sends what is possible without a wait. Returns whether there is more to do.
+    fn is_unfinished_after_a_turn(&mut self, reporter: &Reporter) -> bool {
+        match self.turn(reporter) {
+            Ok(()) => false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => true,
+            Err(error) => {
+                debug!(%error, "a client of the metrics was not answered");
+                false
+            }
+        }
+    }
+
+    fn turn(&mut self, reporter: &Reporter) -> io::Result<()> {
+        while self.response.is_empty() {
+            let mut bytes = [0; 4096];
+            let most = bytes.len().min(LONGEST - self.request.len());
+            let count = self.stream.read(&mut bytes[..most])?;
+            self.request.extend_from_slice(&bytes[..count]);
+            if count == 0 || is_whole(&self.request) {
+                self.response = respond(&self.request, || text(&reporter.report()));
+            }
+        }
+        while self.sent < self.response.len() {
+            self.sent += self.stream.write(&self.response[self.sent..])?;
+        }
+        Ok(())
+    }
 }
 
 /// Returns whether the head of a request is complete: an empty line ends it.
@@ -147,11 +239,11 @@ impl Page {
         values: impl IntoIterator<Item = (&'a str, V)>,
     ) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        self.0 += &format!("# HELP nbd_server_{name} {help}\n# TYPE nbd_server_{name} {kind}\n");
+        self.0 += &format!("# HELP offlock_nbd_{name} {help}\n# TYPE offlock_nbd_{name} {kind}\n");
         for (of, value) in values {
             self.0 += &match label {
-                "" => format!("nbd_server_{name} {value}\n"),
-                label => format!("nbd_server_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
+                "" => format!("offlock_nbd_{name} {value}\n"),
+                label => format!("offlock_nbd_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
             };
         }
     }
@@ -171,8 +263,15 @@ fn text(report: &ServerReport) -> String {
     let mut page = Page(String::new());
     page.one("workers", "Worker threads that serve connections.", report.workers);
     page.one("connections", "Open connections of clients.", report.connections.live);
+    let dropped = "Lines of the log that were dropped because standard error did not take them.";
+    page.one("log_dropped_total", dropped, diagnostics::dropped());
     let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
+    let panics = "Panics of the server's code. Each is in the log.";
+    page.one("panics_total", panics, diagnostics::panics());
+    let failed = report.failed.iter().map(|name| (&**name, 1));
+    let help = "1 for an image that takes no changes any more, because its code panicked.";
+    page.metric(("image_failed", "export"), help, failed);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
@@ -277,28 +376,10 @@ fn engines(page: &mut Page, report: &ServerReport) {
             engine.max_in_flight,
         );
     }
-    let waiting = &report.waiting;
-    page.one("waiting", "Requests that wait until their worker may start them.", waiting.depth);
-    page.one(
-        "waiting_dropped_total",
-        "Waiting requests that were dropped with their connection.",
-        waiting.dropped,
-    );
+    let about = "Requests that wait until their worker may start them.";
+    page.one("waiting", about, report.waiting);
     let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
     page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
-    let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
-    let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
-    page.metric(
-        ("waited_total", "class"),
-        "Requests that waited until their worker could start them.",
-        counts,
-    );
-    let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
-    page.metric(
-        ("waited_seconds_total", "class"),
-        "Seconds that requests waited until their worker could start them.",
-        times,
-    );
 }
 
 #[cfg(test)]
@@ -336,8 +417,8 @@ mod tests {
     fn labels_are_escaped() {
         let mut page = Page(String::new());
         page.metric(("a", "export"), "Help.", [("a\\b\"c\nd", 1)]);
-        let wanted = "# HELP nbd_server_a Help.\n# TYPE nbd_server_a gauge\n\
-                      nbd_server_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
+        let wanted = "# HELP offlock_nbd_a Help.\n# TYPE offlock_nbd_a gauge\n\
+                      offlock_nbd_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
         assert_eq!(page.0, wanted);
     }
 }

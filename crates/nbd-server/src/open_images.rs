@@ -189,6 +189,9 @@ fn grow(image: &Image) {
         Ok(len) if len < before + BLOCK as u64 => {}
         Ok(len) if image.grow(len) => {
             info!(export = name, from = before, to = image.len(), "the image has grown");
+            if len >= image.len() + BLOCK as u64 {
+                warn!(export = name, len, "the cache can number 2^57 bytes; --cache 0 serves more");
+            }
         }
         Ok(_) => {
             warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")
@@ -292,7 +295,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
         let path = dir.path().to_str().unwrap();
-        let args = ["nbd_server", "--export-dir", path, "--cache", cache];
+        let args = ["offlock-nbd", "--export-dir", path, "--cache", cache];
         let table = ExportTable::open(&Args::parse_from(args)).unwrap();
         (dir, table)
     }

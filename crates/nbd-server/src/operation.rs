@@ -109,7 +109,11 @@ impl Step {
         match (command, result) {
             (Command::Read { .. }, Ok(())) => {
                 let header = ReplyHeader::read_data(request, style);
-                Self { header, data: buf, spent: None }
+                let data = buf.map(|mut buf| {
+                    buf.set_len(request.len as usize); // as the header says
+                    buf
+                });
+                Self { header, data, spent: None }
             }
             (Command::BlockStatus { .. }, Ok(())) => {
                 let count = buf.as_ref().map_or(0, |buf| buf.len() / Extent::size(style)) as u32;

@@ -14,7 +14,6 @@ use bufcache::CacheStats;
 use percpu::rcu;
 use radix_ctx::TableStats;
 
-use crate::admission::WaitStats;
 use crate::counters::Counters;
 use crate::registry::{RegistryReport, by_name};
 use crate::worker::{Inbox, Message, Shared};
@@ -46,8 +45,9 @@ impl Reporter {
             begun: BTreeMap::new(),
             counters: Counters::default(),
             engine: None,
-            waiting: WaitStats::default(),
+            waiting: 0,
             cache: exports.blocks.stats(),
+            failed: exports.blocks.failed(),
             registry: registry.report(exports),
             rcu: rcu::stats(),
         };
@@ -55,7 +55,7 @@ impl Reporter {
         while let Ok(report) = receiver.recv_timeout(left()) {
             sum.workers += 1;
             sum.counters.add(&report.counters);
-            sum.waiting.add(&report.waits);
+            sum.waiting += report.waiting;
             match &mut sum.engine {
                 Some(all) => all.merge(&report.engine),
                 None => sum.engine = Some(report.engine),
@@ -76,8 +76,11 @@ pub(crate) struct ServerReport {
     pub(crate) begun: BTreeMap<String, usize>,
     pub(crate) counters: Counters,
     pub(crate) engine: Option<EngineStats>,
-    pub(crate) waiting: WaitStats,
+    /// Requests that wait until their worker may start them.
+    pub(crate) waiting: usize,
     pub(crate) cache: Option<CacheStats>,
+    /// The names of the images that have failed.
+    pub(crate) failed: Vec<String>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
 }
@@ -126,8 +129,9 @@ impl fmt::Display for ServerReport {
         let begun: usize = self.begun.values().sum();
         write!(f, "in flight  {begun} requests; {closed} ended after their connections")?;
         self.begun.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))?;
+        self.failed.iter().try_for_each(|name| write!(f, "; '{name}' HAS FAILED: a panic"))?;
         writeln!(f, "\n  connections  {}", self.connections)?;
-        writeln!(f, "{}", self.waiting)?;
+        writeln!(f, "waiting    {} requests", self.waiting)?;
         writeln!(f, "rcu        {}", self.rcu)?;
         match &self.engine {
             Some(engine) => writeln!(f, "engines    {engine}")?,

@@ -24,7 +24,7 @@ use nbd_protocol::{Command, NbdError, Request};
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
-use crate::admission::{Admission, WaitStats, may_queue};
+use crate::admission::{Admission, may_queue};
 use crate::blocks::{Image, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
@@ -40,6 +40,11 @@ pub(crate) struct Limits {
     pub(crate) depth: usize,
     /// Most running or queued operations.
     pub(crate) most: usize,
+}
+
+/// Returns whether a command changes the image, or makes changes durable.
+fn changes(command: Command) -> bool {
+    !matches!(command, Command::Read { .. } | Command::BlockStatus { .. } | Command::Cache)
 }
 
 /// Most blocking operations that run or wait among the others. A guess: as many as an image has
@@ -93,13 +98,12 @@ impl Requests {
 
     /// Returns whether one more request of this image may run or queue.
     pub(crate) fn has_room(&self, WorkerImage { queue, blocking, .. }: &WorkerImage) -> bool {
-        let used = self.admission.running() + self.admission.waiting() + self.blocking.waiting();
+        let used = self.admission.running() + self.waiting();
         may_queue(self.most, used, || queue.running() + queue.waiting() + blocking.waiting())
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let Self { admission, blocking, .. } = self;
-        admission.running() + admission.waiting() + blocking.waiting() == 0 && self.ended.is_empty()
+        self.admission.running() + self.waiting() == 0 && self.ended.is_empty()
     }
 
     /// Returns whether [`complete`](Self::complete) has nothing to return.
@@ -164,12 +168,17 @@ impl Requests {
         written: &mut usize,
     ) -> Option<io::Result<()>> {
         let Request { offset, len, .. } = *request;
+        if let (Command::Read { .. }, Some(buf)) = (command, &mut *buf) {
+            buf.set_len(len as usize); // the buffer may have room for whole units around them
+        }
         if len == 0 && command != Command::Flush {
             return Some(Ok(())); // nothing to do, and fallocate refuses an empty range
         }
+        if image.has_failed() && changes(command) {
+            return Some(Err(io::Error::from_raw_os_error(libc::EIO)));
+        }
         match (command, buf) {
             (Command::Read { .. }, Some(buf)) => {
-                buf.set_len(len as usize); // its capacity may be larger
                 let hit = image.try_read(offset, buf);
                 self.counters.hits += u64::from(hit);
                 hit.then_some(Ok(()))
@@ -204,11 +213,9 @@ impl Requests {
         }
     }
 
-    /// Returns the waits of both queues. An operation that was in both counts twice.
-    pub(crate) fn waits(&self) -> WaitStats {
-        let mut stats = self.admission.stats();
-        stats.add(&self.blocking.stats());
-        stats
+    /// Returns the number of queued operations.
+    pub(crate) fn waiting(&self) -> usize {
+        self.admission.waiting() + self.blocking.waiting()
     }
 
     /// Counts and logs a failure, and turns it into the error that the client gets.
@@ -244,12 +251,17 @@ impl Requests {
         };
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
-            let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+            let image = &operation.target.image.image;
+            let (mut result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+                image.fail();
                 // The panic dropped the buffer, or the engine still has it. Return another one of
                 // its size, to credit the account.
                 let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
                 (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
             });
+            if result.is_ok() && image.has_failed() && changes(command) {
+                result = Err(io::Error::from_raw_os_error(libc::EIO)); // it failed meanwhile
+            }
             Ended { operation, result, buf }
         })?;
         self.release_place(&ended.operation);

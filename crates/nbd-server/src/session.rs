@@ -78,7 +78,10 @@ impl Session {
                     let mut buf = None;
                     let room = match checked {
                         Ok(command @ (Command::Read { .. } | Command::Write { .. })) => {
-                            Some(self.export.room(&request, command))
+                            let room = self.export.room(&request, command);
+                            // Too long once it is widened to whole units of the image.
+                            checked = room.map(|_| command).ok_or(NbdError::Inval);
+                            room
                         }
                         Ok(Command::BlockStatus { .. }) => Some(extents::ROOM),
                         _ => None,

@@ -328,7 +328,7 @@ mod with_rustls {
 #[expect(clippy::unused_self, reason = "those with TLS need it")]
 impl Acceptor {
     fn open(_: &Args) -> Result<Self, String> {
-        Err("this nbd_server was built without TLS: build it with --features tls".into())
+        Err("this offlock-nbd was built without TLS: build it with --features tls".into())
     }
 
     pub(crate) fn room(&self) -> usize {

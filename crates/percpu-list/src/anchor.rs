@@ -2,9 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. `index` and `shard` change only under the lock of the slot that `home` names. `home` changes
-//!    only under the locks of both the old slot and the new one. A thread that locks the slot in
-//!    `home` loads `home` again, because it may have changed before the lock was acquired.
+//! 1. `index` and `shard` change only under the lock of the slot that `home` names, and `home` never
+//!    changes.
 //! 2. `index` is [`UNLINKED`], or the index of the cell that points to this anchor, in the array of
 //!    the shard that `shard` points to.
 //! 3. Only the list that holds a linked anchor can unlink it. So the owner of the entry keeps the
@@ -15,21 +14,21 @@ use std::ptr;
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{load_own, order};
+use percpu::sync::load_own;
 
 /// The `index` of an anchor that is on no list.
 pub(crate) const UNLINKED: u32 = u32::MAX;
 
-/// The part of an entry that lists use. A node begins with one, and a link embeds one.
+/// The part of an entry that lists use. A node begins with one.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Anchor {
-    home: AtomicU32,
+    home: CpuId,
     index: AtomicU32,
     shard: UnsafeCell<ShardPtr>,
 }
 
-/// A pointer to the shard that holds an anchor, which only the layer of shards follows.
+/// A pointer to the shard that holds an anchor, to compare with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShardPtr(*const ());
 
@@ -41,12 +40,6 @@ impl ShardPtr {
     #[inline(always)]
     pub(crate) fn new<S>(shard: *const S) -> Self {
         Self(shard.cast())
-    }
-
-    /// Returns the pointer that [`new`](Self::new) was given. `S` must be the same type.
-    #[inline(always)]
-    pub(crate) fn as_ptr<S>(self) -> *const S {
-        self.0.cast()
     }
 }
 
@@ -60,26 +53,13 @@ unsafe impl Sync for Anchor {}
 impl Anchor {
     /// Creates an anchor on no list, whose home is `slot`.
     pub(crate) fn new(slot: CpuId) -> Self {
-        Self {
-            home: AtomicU32::new(slot.get()),
-            index: AtomicU32::new(UNLINKED),
-            shard: UnsafeCell::new(ShardPtr::NULL),
-        }
+        Self { home: slot, index: AtomicU32::new(UNLINKED), shard: UnsafeCell::new(ShardPtr::NULL) }
     }
 
-    /// Returns the slot to lock. The caller checks it again under that lock (invariant 1).
+    /// Returns the slot whose lock protects the anchor.
     #[inline(always)]
     pub(crate) fn home(&self) -> CpuId {
-        // Ordering: Relaxed; the caller loads it again under the lock of the slot, which orders it.
-        CpuId::new(self.home.load(Ordering::Relaxed))
-    }
-
-    /// Changes the home. The caller holds the locks of the old and the new slot.
-    #[inline]
-    pub(crate) fn set_home(&self, slot: CpuId) {
-        // Ordering: Relaxed; the locks of both slots carry it: the new one to threads that load the
-        // new home, the old one to threads that loaded the old home and wait for that lock.
-        self.home.store(slot.get(), Ordering::Relaxed);
+        self.home
     }
 
     /// Returns the index in the array, or [`UNLINKED`]. It may change unless the caller holds the
@@ -94,17 +74,15 @@ impl Anchor {
     /// Stores the index in the array. The caller holds the lock of the home slot.
     #[inline(always)]
     pub(crate) fn set_index(&self, index: u32) {
-        // Ordering: Release pairs with the Acquire in `is_linked`; it carries the uses that walks
-        // made of the entry before it was unlinked.
-        self.index.store(index, order!(Release, "unlink: after the last use by a walk"));
+        // Ordering: Relaxed; the lock orders it, and `is_linked` carries nothing.
+        self.index.store(index, Ordering::Relaxed);
     }
 
     /// Returns whether the anchor is on a list. The result may be out of date when it is returned.
     #[inline(always)]
     pub(crate) fn is_linked(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `set_index`; it carries the uses that walks
-        // made of the entry. A thread that sees the anchor unlinked may destroy the entry.
-        self.index.load(order!(Acquire, "is_linked: before the item is destroyed")) != UNLINKED
+        // Ordering: Relaxed; the value is kept by a count, and not by what this load returns.
+        self.index.load(Ordering::Relaxed) != UNLINKED
     }
 
     /// Returns the shard that holds the anchor, or held it last.
@@ -153,7 +131,6 @@ mod tests {
     fn an_anchor_returns_what_was_stored() {
         let anchor = Anchor::new(CpuId::new(0));
         let shard = ShardPtr::new(&raw const anchor);
-        anchor.set_home(CpuId::new(3));
         // SAFETY: no other thread knows the anchor.
         unsafe { anchor.set_shard(shard) };
         for index in [0, 1, UNLINKED - 1] {
@@ -163,13 +140,12 @@ mod tests {
         }
         anchor.set_index(UNLINKED);
         assert!(!anchor.is_linked());
-        assert_eq!(anchor.home(), CpuId::new(3), "it keeps its home");
+        assert_eq!(anchor.home(), CpuId::new(0), "it keeps its home");
         // SAFETY: no other thread knows the anchor.
         assert_eq!(unsafe { anchor.shard() }, shard, "it keeps the shard that held it last");
     }
 
-    /// The lowest bit of a cell tells an anchor from a hole, so anchors are aligned. The
-    /// documentation says that a link is three words, of which the anchor is two.
+    /// The lowest bit of a cell tells an anchor from a hole, so anchors are aligned.
     #[test]
     fn an_anchor_is_two_words_and_aligned() {
         assert_eq!((size_of::<Anchor>(), align_of::<Anchor>()), (16, 8));

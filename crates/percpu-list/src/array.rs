@@ -327,16 +327,6 @@ impl Array {
         self.select_last_segment();
     }
 
-    /// Closes all holes by moving the last entries into them.
-    pub(crate) fn close_holes(&mut self) {
-        while self.holes != 0 {
-            let index = self.first_hole;
-            self.unlink_hole(index);
-            self.move_last_to(index);
-        }
-        self.select_last_segment();
-    }
-
     /// Moves the last entry to the free cell at `index`, which is before it.
     fn move_last_to(&mut self, index: u32) {
         let last = self.read(self.len - 1); // an entry, by invariant 1

@@ -1,4 +1,4 @@
-//! The common core of both lists: a shard for each slot, which holds anchors.
+//! The core of a list: a shard for each slot, which holds anchors.
 //!
 //! ```text
 //!  list -> domain -> locks: | slot 0 | slot 1 | ...           shared by all lists of the domain
@@ -10,7 +10,7 @@
 //! | | takes | excludes |
 //! |---|---|---|
 //! | add | the slot's lock | adds, removals and walks in that slot, of every list of the domain |
-//! | remove | the home slot's lock, then loads the home again | the same |
+//! | remove | the home slot's lock | the same |
 //! | walk | the slot's lock, once for each chunk | the same, during a chunk |
 //! | snapshot | all locks, ascending | every add, removal and walk of every list of the domain |
 //!
@@ -162,14 +162,6 @@ impl Core {
         let mut sum = Stats::default();
         self.shards().for_each(|shard| sum += shard.stats());
         sum
-    }
-
-    /// Leaks the shard of a slot that could not be locked when the list was dropped, because linked
-    /// entries point to it.
-    pub(crate) fn leak_shard(&mut self, slot: CpuId) {
-        if let Some(shard) = self.shards.get_mut(slot.index()) {
-            *shard = AtomicPtr::new(ptr::null_mut());
-        }
     }
 
     /// Checks the invariants of all slots, under their locks.
@@ -374,52 +366,5 @@ impl<'a, G> LockedShard<'a, G> {
     #[inline(always)]
     pub(crate) fn surplus(&mut self) -> Option<Segment> {
         if self.array().may_shrink() { self.array_mut().pop_surplus() } else { None }
-    }
-}
-
-/// Removes an anchor from the list that holds it, or only from `on`, and returns whether it did.
-///
-/// Locks the home slot of the anchor and checks that it is still the home. If `may_wait` is false,
-/// it never blocks and frees no memory, for signal handlers.
-///
-/// # Safety
-///
-/// The anchor is alive until this function returns. Every list that may hold it is in `domain`.
-#[inline(always)]
-pub(crate) unsafe fn remove_from_home(
-    domain: &Domain,
-    anchor: &Anchor,
-    from: CpuId,
-    on: Option<&Core>,
-    may_wait: bool,
-) -> Result<bool, LockError> {
-    loop {
-        let home = anchor.home();
-        let (guard, contended) =
-            if may_wait { domain.lock(home)? } else { (domain.try_lock(home)?, false) };
-        if !check!("remove: the locked slot is still the home", anchor.home() == home) {
-            continue;
-        }
-        if !check!("remove: the anchor is still linked", anchor.index() != UNLINKED) {
-            return Ok(false);
-        }
-        // SAFETY: the anchor is linked and this thread holds the lock of its home slot. A list
-        // lives until it has unlinked its anchors, which takes that lock.
-        let shard = unsafe { Shard::of(anchor) };
-        if contended {
-            shard.count_contended();
-        }
-        let holds = |list: &Core| list.shard(home).is_some_and(|own| ptr::eq(own.shard, shard));
-        if !check!("remove: the anchor is on this list", on.is_none_or(holds)) {
-            return Ok(false);
-        }
-        // SAFETY: `guard` holds the lock of the home, which is the slot of the shard (invariant 2).
-        let mut locked = unsafe { LockedShard::new(shard, guard) };
-        // SAFETY: the home of the anchor is this slot, and the anchor is in this shard.
-        unsafe { locked.remove(anchor, from, domain) };
-        let surplus = if may_wait { locked.surplus() } else { None };
-        drop(locked);
-        drop(surplus); // after the unlock
-        return Ok(true);
     }
 }

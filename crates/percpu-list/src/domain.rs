@@ -3,7 +3,7 @@
 use std::fmt;
 
 use percpu::alloc::TryArc;
-use percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError, PairGuard};
+use percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError};
 use percpu::sync::cpu;
 use percpu::{AllocError, CpuId, NodeId, topology};
 
@@ -35,8 +35,7 @@ pub enum SlotPolicy {
 ///
 /// A clone is the same domain. An empty list in a shared domain costs 8 bytes for each slot; in a
 /// domain of its own it costs a lock on separate cache lines for each slot too. The lists of a
-/// domain share its locks, so threads at different lists may wait for each other. Items of
-/// intrusive lists may move between the lists of their domain.
+/// domain share its locks, so threads at different lists may wait for each other.
 ///
 /// ```
 /// use percpu_list::{Domain, PerCpuList};
@@ -179,11 +178,6 @@ impl Domain {
     /// Locks a slot if it is free. Never blocks.
     pub(crate) fn try_lock(&self, slot: CpuId) -> Result<LocalGuard<'_, ()>, LockError> {
         self.inner.locks.try_local_on(slot)
-    }
-
-    /// Locks two different slots, in ascending order.
-    pub(crate) fn lock_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, ()>, LockError> {
-        self.inner.locks.pair(a, b)
     }
 
     /// Locks all slots, in ascending order.

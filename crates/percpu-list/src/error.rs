@@ -27,11 +27,6 @@ use percpu::lglock::LockError;
 pub enum Refused {
     /// The list is closed. Maps to `ESHUTDOWN`.
     Closed,
-    /// The item is already on a list. Only intrusive lists return it. Maps to `EEXIST`.
-    Linked,
-    /// The link of the item was made for another domain. Only intrusive lists return it. Maps to
-    /// `EXDEV`.
-    OtherDomain,
     /// Memory is out, or the slot has the largest possible number of entries, about 2^31. Maps to
     /// `ENOMEM`.
     Alloc(AllocError),
@@ -46,8 +41,6 @@ impl Refused {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Closed => libc::ESHUTDOWN,
-            Self::Linked => libc::EEXIST,
-            Self::OtherDomain => libc::EXDEV,
             Self::Alloc(error) => error.errno(),
             Self::Lock(error) => error.errno(),
         }
@@ -58,8 +51,6 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("the list is closed"),
-            Self::Linked => f.write_str("the item is already on a list"),
-            Self::OtherDomain => f.write_str("the link of the item was made for another domain"),
             Self::Alloc(error) => error.fmt(f),
             Self::Lock(error) => error.fmt(f),
         }
@@ -71,7 +62,7 @@ impl Error for Refused {
         match self {
             Self::Alloc(error) => Some(error),
             Self::Lock(error) => Some(error),
-            _ => None,
+            Self::Closed => None,
         }
     }
 }

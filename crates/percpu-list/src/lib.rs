@@ -26,23 +26,21 @@
 //!
 //! The [`guide`] explains the lists with a picture.
 //!
-//! | to | in a [`PerCpuList`], which owns values | in an [`IntrusiveList`], of items that embed a [`Link`] |
-//! |---|---|---|
-//! | create a list | [`new`](PerCpuList::new), or [`new_in`](PerCpuList::new_in) a shared [`Domain`] | [`new`](IntrusiveList::new), [`new_in`](IntrusiveList::new_in) |
-//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere, and changes the count of the list's `Arc`, on a cache line that all CPUs share | [`insert`](IntrusiveList::insert) takes a pinned item, and allocates nothing for it |
-//! | remove | drop the [`Entry`], or call [`Entry::remove`] or its variants; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk | [`remove`](IntrusiveList::remove), [`Link::remove`], or drop the item |
-//! | keep a value alive | [`Entry::share`] returns a [`Ref`] | the owner of the item keeps it alive |
-//! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) | [`iter_pinned`](IntrusiveList::iter_pinned) |
-//! | walk under the lock of each slot | [`for_each`](PerCpuList::for_each) | [`for_each`](IntrusiveList::for_each), [`retain`](IntrusiveList::retain) |
-//! | see the whole list at one instant | [`lock_all`](PerCpuList::lock_all) returns a [`Snapshot`] | [`lock_all`](IntrusiveList::lock_all) returns an [`IntrusiveSnapshot`] |
-//! | remove every entry | [`close`](PerCpuList::close), then [`drain`](PerCpuList::drain), which returns a [`Drain`] | [`close`](IntrusiveList::close), then [`drain`](IntrusiveList::drain) |
-//! | choose the CPU (replays, tests) | [`insert_on`](PerCpuList::insert_on), [`Entry::remove_on`] | [`insert_on`](IntrusiveList::insert_on), [`remove_on`](IntrusiveList::remove_on) |
-//! | count | [`len`](PerCpuList::len), [`stats`](PerCpuList::stats) | [`len`](IntrusiveList::len), [`stats`](IntrusiveList::stats) |
+//! | to | call |
+//! |---|---|
+//! | create a list | [`new`](PerCpuList::new), or [`new_in`](PerCpuList::new_in) a shared [`Domain`] |
+//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere, and changes the count of the list's `Arc`, on a cache line that all CPUs share |
+//! | remove | drop the [`Entry`], or call [`Entry::remove`] or its variants; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk |
+//! | keep a value alive | [`Entry::share`] returns a [`Ref`] |
+//! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) |
+//! | walk under the lock of each slot | [`for_each`](PerCpuList::for_each) |
+//! | see the whole list at one instant | [`lock_all`](PerCpuList::lock_all) returns a [`Snapshot`] |
+//! | remove every entry | [`close`](PerCpuList::close), then [`drain`](PerCpuList::drain), which returns a [`Drain`] |
+//! | choose the CPU (replays, tests) | [`insert_on`](PerCpuList::insert_on), [`Entry::remove_on`] |
+//! | count | [`len`](PerCpuList::len), [`stats`](PerCpuList::stats) |
 //!
 //! # Choosing
 //!
-//! - Use a [`PerCpuList`], unless the objects are pinned already and an allocation for each costs
-//!   too much. Then use an [`IntrusiveList`].
 //! - Walk with `iter` to print or visit entries. Use `lock_all` for an answer that was true at one
 //!   moment ("were both there?"), and `for_each` for a few instructions on each entry.
 //! - A [`SlotPolicy`] makes fewer slots than CPUs: one for each node, or a fixed number. With one
@@ -127,17 +125,17 @@
 //! |---|---|---|
 //! | add | the slot of this CPU | while the slot is in use |
 //! | remove | the slot that the entry was added to | while the slot is in use |
-//! | [`try_remove`](Entry::try_remove), [`Link::try_remove`] | that slot, if it is free | never |
+//! | [`try_remove`](Entry::try_remove) | that slot, if it is free | never |
 //! | [`Entry::defer_remove`] | nothing; it is lock-free | never |
-//! | `iter`, `iter_pinned`, `drain` | one slot at a time, once for every 32 entries | while that slot is in use |
-//! | `for_each`, `retain`, the intrusive `drain` | one slot at a time, for all its entries | while that slot is in use |
+//! | `iter`, `drain` | one slot at a time, once for every 32 entries | while that slot is in use |
+//! | `for_each` | one slot at a time, for all its entries | while that slot is in use |
 //! | `lock_all` | all slots, in ascending order | while any slot is in use; until the snapshot is dropped, all calls of other threads wait |
 //! | `len`, `is_empty`, `stats`, `is_closed`, clone and drop of a [`Ref`] | nothing; they are wait-free | never |
 //!
 //! A thread that waits makes a few attempts and then sleeps. Memory is allocated before a lock is
 //! acquired, and freed after it is released. Values are dropped with no lock held. The only code of
-//! the caller that runs under a lock is the closures of `for_each`, `retain` and `iter_pinned`, and
-//! code that runs while a snapshot exists.
+//! the caller that runs under a lock is the closure of `for_each`, and code that runs while a snapshot
+//! exists.
 //!
 //! A walk sees every entry that is on the list during the whole walk exactly once. It sees an entry
 //! that is added or removed during the walk once or not at all. An entry that a walk returns may
@@ -152,7 +150,6 @@
 //! | a list, for each slot that it has used | 256, and an array with 8 for each entry, in segments of at most 4 KiB |
 //! | an entry of a [`PerCpuList`] | an allocation of 32 beside the value; an [`Entry`] is a pointer and a pointer to the list |
 //! | a [`PerCpuList`], for each slot that it has used | up to 16 such allocations, pooled for the next values |
-//! | a [`Link`] | 24 |
 //!
 //! An array frees its unused segments, except one. Slots are for possible CPUs. If a CPU goes
 //! offline, its slot stays, and the entries there remain visible and removable.
@@ -166,8 +163,6 @@
 //! | errno | error | returned by |
 //! |---|---|---|
 //! | `ESHUTDOWN` | [`Refused::Closed`] | add |
-//! | `EEXIST` | [`Refused::Linked`] | add to an intrusive list |
-//! | `EXDEV` | [`Refused::OtherDomain`] | add to an intrusive list |
 //! | `ENOMEM` | [`Refused::Alloc`], [`AllocError`] | add, `try_new` |
 //! | `EDEADLK` | [`LockError::Deadlock`]: this thread holds the slot, in a locked walk or a snapshot | all calls that lock |
 //! | `EAGAIN` | [`LockError::WouldBlock`] | the `try_` methods |
@@ -176,24 +171,20 @@
 //! # Special cases
 //!
 //! - *A forgotten [`Entry`]* (`mem::forget`): its value stays on the list until the list is dropped
-//!   or drained. A forgotten item (`mem::forget` of its box) stays on its list for ever.
+//!   or drained.
 //! - *A forgotten snapshot*: all slots stay locked, and calls of other threads wait for ever. A
 //!   forgotten walk keeps its position: from then on removals in that slot leave holes, which later
 //!   adds fill.
-//! - *Drop of the list*: a [`PerCpuList`] drops the values of forgotten entries; there are no
-//!   others, because an entry borrows or holds the list. An [`IntrusiveList`] unlinks its items,
-//!   which belong to their owners.
+//! - *Drop of the list*: it drops the values of forgotten entries; there are no others, because an
+//!   entry borrows or holds the list.
 //! - *A panic in a closure of the caller* under a lock: the lock is released, nothing is poisoned,
 //!   and the slots that the walk had not reached are unchanged. A panic in the drop of a value
 //!   propagates to the caller whose call dropped it; other values that the call drops are still
 //!   dropped.
 //! - *Drop of an [`Entry`] inside a locked walk or a snapshot* of its own thread: the entry is
 //!   removed at the end of the walk or snapshot. If it is of another list of the domain, the next
-//!   thread that locks its slot removes it. The removal of an intrusive item cannot be deferred: if
-//!   the item is on a list whose slot this thread holds, or would have to wait for, the process
-//!   aborts with a message.
-//! - *A signal handler* may call [`Entry::defer_remove`], [`IntrusiveList::try_remove`] and
-//!   [`Link::try_remove`], and no other function of this crate.
+//!   thread that locks its slot removes it.
+//! - *A signal handler* may call [`Entry::defer_remove`], and no other function of this crate.
 //! - *fork*: the child may only exec or exit.
 //!
 //! # Not for
@@ -219,9 +210,6 @@
 //!   entry was removed before another, no snapshot shows the first and misses the second.
 //! - The lists are dense arrays, so a walk reads adjacent pointers. While a walk has released the
 //!   lock, no entry moves.
-//! - The home of an entry changes only under the locks of both slots, and a thread that locks a
-//!   slot checks the home again. So the owner of an entry need not know which threads add or remove
-//!   it.
 
 mod anchor;
 mod array;
@@ -232,7 +220,6 @@ mod domain;
 mod error;
 #[cfg(doc)]
 pub mod guide;
-mod intrusive;
 mod owning;
 mod shard;
 mod stats;
@@ -242,19 +229,10 @@ pub use percpu::{AllocError, CpuId};
 
 pub use self::domain::{Domain, SlotPolicy};
 pub use self::error::{InsertError, Refused, RemoveError};
-pub use self::intrusive::{
-    IntrusiveIter, IntrusiveList, IntrusiveSnapshot, Link, Linked, PinnedIter,
-};
 pub use self::owning::{
     ArcEntry, Drain, Entry, Holder, Iter, PerCpuList, Ref, Snapshot, SnapshotIter,
 };
 pub use self::stats::Stats;
-
-/// Names that the macro [`linked!`] uses.
-#[doc(hidden)]
-pub mod __private {
-    pub use crate::intrusive::Pinned;
-}
 
 /// Aborts the process like `Box::new` if memory is out.
 #[cold]

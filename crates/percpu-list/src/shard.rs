@@ -103,21 +103,6 @@ impl Shard {
         ShardPtr::new(self)
     }
 
-    /// Returns the shard that holds an anchor.
-    ///
-    /// # Safety
-    ///
-    /// The anchor is linked, the caller holds the lock of its home slot, and the list of the anchor
-    /// lives as long as `'a`.
-    #[inline(always)]
-    pub(crate) unsafe fn of<'a>(anchor: &Anchor) -> &'a Self {
-        // SAFETY: by the contract of this function the caller holds the lock of the home slot.
-        let shard = unsafe { anchor.shard() };
-        // SAFETY: the pointer of a linked anchor is from `as_anchor_ptr`, and by the contract of
-        // this function the shard's list lives.
-        unsafe { &*shard.as_ptr() }
-    }
-
     /// Returns whether removals by other CPUs and nodes are counted.
     #[inline(always)]
     pub(crate) fn counts_hits(&self) -> bool {

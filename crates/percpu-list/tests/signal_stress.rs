@@ -10,11 +10,10 @@ mod churn;
 use std::cell::{Cell, UnsafeCell};
 use std::hint;
 use std::mem::{self, MaybeUninit};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use percpu_list::{Entry, IntrusiveList, Link, LockError, PerCpuList, Refused, linked};
+use percpu_list::{Entry, PerCpuList};
 
 use churn::{any_cpu, storm};
 use testkit::canary::{Canary, Census};
@@ -295,97 +294,6 @@ fn stress_inv14_handlers_defer_removals() {
     assert_eq!((list.stats().adds, list.stats().removals), (added, added));
     assert_eq!((added, list.len(), census.alive()), (removed + deferred, 0, 0));
     assert!(deferred > 1_000 && removed > 1_000);
-}
-
-struct Item {
-    canary: Canary,
-    added: AtomicU64,
-    removed: AtomicU64,
-    link: Link,
-}
-linked!(Item => link);
-
-struct Intrusive {
-    list: IntrusiveList<Item>,
-    items: Vec<Pin<Box<Item>>>,
-}
-
-impl Act for Intrusive {
-    fn act(&self, rng: &mut Rng, counters: &Counters) {
-        let item = &self.items[rng.usize(..self.items.len())];
-        let list = rng.usize(..2) == 0;
-        match if list { self.list.try_remove(item) } else { item.link.try_remove() } {
-            Ok(true) => {
-                item.removed.fetch_add(1, Relaxed);
-                bump(&counters.removed);
-            }
-            Ok(false) => bump(&counters.nothing),
-            Err(LockError::WouldBlock) => bump(&counters.busy),
-            Err(LockError::Deadlock) => bump(&counters.own),
-            Err(_) => bump(&counters.wrong),
-        }
-    }
-}
-
-#[test]
-#[ignore = "stress: seconds of signals"]
-fn stress_inv14_handlers_try_removals() {
-    let (census, list) = (Census::new(), IntrusiveList::new());
-    let items = (0..64).map(|n| {
-        let (added, removed) = (AtomicU64::new(0), AtomicU64::new(0));
-        let link = Link::new(list.domain());
-        Box::pin(Item { canary: Canary::new(n, &census), added, removed, link })
-    });
-    let items = items.collect();
-    // It is never freed, because a handler may run until its thread ends.
-    let stage: &'static Intrusive = Box::leak(Box::new(Intrusive { list, items }));
-    let list = &stage.list;
-    let enough =
-        |sum: &Sum| [&sum.removed, &sum.busy, &sum.own].iter().all(|count| count.load(Relaxed) > 0);
-    let sum = signal_storm(4, stage, enough, |me, rng| {
-        let item = &stage.items[rng.usize(..stage.items.len())];
-        match rng.usize(..64) {
-            0..40 => {
-                let added = list.insert_on(any_cpu(rng), item.as_ref());
-                assert!(matches!(added, Ok(()) | Err(Refused::Linked)), "{added:?}");
-                item.added.fetch_add(added.is_ok().into(), Relaxed);
-            }
-            40..60 => {
-                let removed = list.remove(item).unwrap();
-                item.removed.fetch_add(removed.into(), Relaxed);
-            }
-            60 => {
-                let walked = list.iter_pinned(|item| Some(item.canary.read()));
-                assert!(walked.map(Result::unwrap).all(|value| value < 64));
-            }
-            61 | 62 => list
-                .for_each(|item| {
-                    assert!(item.canary.read() < 64);
-                    (0..20).for_each(|_| hint::spin_loop()); // the slot is held, for a signal to interrupt
-                })
-                .unwrap(),
-            _ => {
-                let snapshot = list.lock_all().unwrap();
-                assert!(snapshot.iter().all(|item| item.canary.read() < 64));
-                if me == 0 && rng.usize(..1_000) == 0 {
-                    spin(HELD);
-                }
-            }
-        }
-    });
-    list.validate();
-    println!("{}", list.stats());
-    let (mut added, mut live) = (0, 0);
-    for item in &stage.items {
-        let (ins, outs) = (item.added.load(Relaxed), item.removed.load(Relaxed));
-        assert_eq!(ins - outs, item.link.is_linked().into(), "{ins} additions, {outs} removals");
-        added += ins;
-        live += ins - outs;
-    }
-    assert_eq!((list.stats().adds, list.stats().live()), (added, live));
-    assert_eq!((list.len() as u64, census.alive()), (live, 64));
-    let refused = [&sum.removed, &sum.busy, &sum.own].map(|count| count.load(Relaxed));
-    assert!(refused.iter().all(|count| *count > 0), "the test proves too little: {refused:?}");
 }
 
 /// Runs all tests above in a process without rseq sections.

@@ -8,12 +8,11 @@
 mod churn;
 
 use std::collections::HashSet;
-use std::pin::Pin;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 
-use percpu_list::{Domain, IntrusiveList, Link, PerCpuList, linked};
+use percpu_list::PerCpuList;
 
 use churn::{any_cpu, possible, storm};
 use testkit::canary::{Canary, Census};
@@ -50,7 +49,7 @@ impl Pairs {
 /// Each pair is added X, then Y, and removed Y, then X, so no instant has a Y without its X.
 #[test]
 #[ignore = "stress: seconds of snapshots"]
-fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
+fn stress_inv06_snapshots_see_one_instant() {
     let (census, next) = (Census::new(), AtomicU64::new(0));
     let list = PerCpuList::new();
     let (snapshots, halves) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -80,51 +79,6 @@ fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
     assert!(snapshots.into_inner() > 100 && halves.into_inner() > 0);
 }
 
-struct Half {
-    canary: Canary,
-    link: Link,
-}
-linked!(Half => link);
-
-/// The same for items, which are added again in other slots.
-#[test]
-#[ignore = "stress: seconds of snapshots"]
-fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
-    let census = Census::new();
-    let list = IntrusiveList::new();
-    let half = |value| {
-        Box::pin(Half { canary: Canary::new(value, &census), link: Link::new(list.domain()) })
-    };
-    let pairs: Vec<_> = (0..4).map(|n| Mutex::new([half(2 * n), half(2 * n + 1)])).collect();
-    let (snapshots, halves, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let enough = |_| snapshots.load(Relaxed) > 100 && halves.load(Relaxed) > 0;
-    storm(4, enough, |me, rng| {
-        if me == 0 {
-            let mut pairs = Pairs::default();
-            let snapshot = list.lock_all().unwrap();
-            snapshot.for_each(|half: Pin<&Half>| pairs.see(half.canary.read()));
-            assert_eq!(snapshot.iter().count(), snapshot.len());
-            drop(snapshot);
-            snapshots.fetch_add(1, Relaxed);
-            halves.fetch_add(pairs.halves(), Relaxed);
-            return thread::yield_now();
-        }
-        let pair = pairs[me].lock().unwrap();
-        let ([x, y], cpus) = (&*pair, two_cpus(rng));
-        list.insert_on(cpus[0], x.as_ref()).unwrap();
-        list.insert_on(cpus[1], y.as_ref()).unwrap();
-        assert_eq!(list.remove(y), Ok(true));
-        assert_eq!(x.link.remove(), Ok(true));
-        done.fetch_add(2, Relaxed);
-    });
-    println!("{snapshots:?} snapshots, {halves:?} half pairs");
-    list.validate();
-    assert_eq!((list.len(), list.stats().adds), (0, done.into_inner()));
-    assert!(snapshots.into_inner() > 100 && halves.into_inner() > 0);
-    drop(pairs);
-    assert_eq!(census.alive(), 0);
-}
-
 /// Values that stay have numbers below this. Values that are added and removed have numbers above.
 const STAY: u64 = 300;
 
@@ -152,7 +106,7 @@ fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, rng: &mut Rn
 const OWN: usize = 40;
 
 /// Other entries are added and removed, so that the arrays grow to several segments and shrink.
-fn owning_walks(slow: bool) {
+fn walks_beside_changes(slow: bool) {
     let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
     let list = PerCpuList::new();
     let mut rng = rng::seeded(99);
@@ -215,107 +169,14 @@ fn owning_walks(slow: bool) {
 
 #[test]
 #[ignore = "stress: seconds of walks"]
-fn stress_inv07_walks_of_an_owning_list() {
-    owning_walks(false);
+fn stress_inv07_walks() {
+    walks_beside_changes(false);
 }
 
 #[test]
 #[ignore = "stress: seconds of walks"]
-fn stress_inv11_slow_walks_of_an_owning_list() {
-    owning_walks(true);
-}
-
-struct Item {
-    this: Weak<Item>,
-    canary: Canary,
-    link: Link,
-}
-linked!(Item => link);
-
-fn pinned_walks(slow: bool) {
-    let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
-    let list = IntrusiveList::new_in(&Domain::new());
-    let item = |value| {
-        Arc::new_cyclic(|this: &Weak<Item>| Item {
-            this: this.clone(),
-            canary: Canary::new(value, &census),
-            link: Link::new(list.domain()),
-        })
-    };
-    // SAFETY: an `Arc` does not move its value, and this test does not move it out.
-    let pinned = |item: &Arc<Item>| unsafe { Pin::new_unchecked(Arc::clone(item)) };
-    let mut rng = rng::seeded(98);
-    let mut stay = Vec::new();
-    for value in 0..STAY {
-        let cpu = any_cpu(&mut rng);
-        let (goes, stays) = (item(STAY), item(value));
-        list.insert_on(cpu, pinned(&goes).as_ref()).unwrap();
-        list.insert_on(cpu, pinned(&stays).as_ref()).unwrap();
-        drop(goes);
-        stay.push(stays);
-    }
-    let shelves: Vec<Mutex<Option<Arc<Item>>>> = (0..400).map(|_| Mutex::new(None)).collect();
-    let enough = |_| walks.load(Relaxed) > 10 && next.load(Relaxed) > 1_000;
-    storm(5, enough, |me, rng| {
-        let new = || item(next.fetch_add(1, Relaxed));
-        if me < 2 {
-            let own: Vec<_> = (0..OWN).map(|_| new()).collect();
-            let numbers: Vec<u64> = own.iter().map(|item| item.canary.read()).collect();
-            own.iter()
-                .for_each(|item| list.insert_on(any_cpu(rng), pinned(item).as_ref()).unwrap());
-            // Items that are being dropped are left out. This thread drops an item if it has the
-            // last reference.
-            let found = list.iter_pinned(|item| item.this.upgrade()).map(|found| found.unwrap());
-            walk(found.map(|found| found.canary.read()), &numbers, slow, rng);
-            walks.fetch_add(1, Relaxed);
-            return;
-        }
-        let place = rng.usize(..shelves.len());
-        match rng.usize(..64) {
-            0 => {
-                let many: Vec<_> = (0..rng.usize(..2_000)).map(|_| new()).collect();
-                for item in &many {
-                    list.insert(pinned(item).as_ref()).unwrap();
-                }
-            }
-            1..32 => {
-                let new = new();
-                list.insert_on(any_cpu(rng), pinned(&new).as_ref()).unwrap();
-                drop(shelves[place].lock().unwrap().replace(new));
-            }
-            _ => {
-                let old = shelves[place].lock().unwrap().take();
-                if let Some(old) = old.filter(|_| rng.usize(..2) == 0) {
-                    assert_eq!(list.remove(&old), Ok(true));
-                }
-            }
-        }
-    });
-    drop(shelves);
-    list.validate();
-    println!("{walks:?} walks; {next:?} items\n{}", list.stats());
-    assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
-    walk(
-        list.iter_pinned(|item| Some(item.canary.read())).map(Result::unwrap),
-        &[],
-        false,
-        &mut rng,
-    );
-    drop(stay);
-    assert_eq!((list.len(), census.alive()), (0, 0));
-    assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);
-}
-
-#[test]
-#[ignore = "stress: seconds of walks"]
-fn stress_inv07_walks_of_an_intrusive_list() {
-    pinned_walks(false);
-}
-
-#[test]
-#[ignore = "stress: seconds of walks"]
-fn stress_inv11_slow_walks_of_an_intrusive_list() {
-    pinned_walks(true);
+fn stress_inv11_slow_walks() {
+    walks_beside_changes(true);
 }
 
 /// Runs all tests above in a process without rseq sections.

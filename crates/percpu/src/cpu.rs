@@ -14,8 +14,6 @@
 //! 1. A `CpuId` made here is below [`Topology::capacity`](crate::Topology::capacity).
 //! 2. `LIMIT` is 0 until `OFFSET` is written. It stays 0 if libc registered no rseq area.
 
-use std::fmt;
-
 #[doc(inline)]
 pub use offlock_sync::CpuId;
 
@@ -32,7 +30,7 @@ use crate::topology::topology;
 /// [`Topology::capacity`](crate::Topology::capacity).
 ///
 /// If neither rseq nor `sched_getcpu` has an answer, each thread gets a slot number in turn and
-/// keeps it. That is correct, but says nothing about the CPU ([`Source::ThreadSlot`]).
+/// keeps it. That is correct, but says nothing about the CPU.
 ///
 /// ```
 /// let cpu = offlock_percpu::current_cpu();
@@ -138,7 +136,7 @@ pub(crate) fn recent_cpu() -> CpuId {
 #[cold]
 #[inline(never)]
 fn current_cpu_slow() -> CpuId {
-    let source = backend().source();
+    let (source, _) = backend();
     #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
     if source == Source::Rseq {
         // The first call of the process comes here although the area has an id.
@@ -179,15 +177,8 @@ fn thread_slot() -> u32 {
 }
 
 /// The source of the ids that [`current_cpu`] returns.
-///
-/// ```
-/// if offlock_percpu::backend().source() == offlock_percpu::Source::ThreadSlot {
-///     eprintln!("this process cannot learn its CPU");
-/// }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Source {
+enum Source {
     /// The calling thread's rseq area. A thread without one uses `sched_getcpu`.
     Rseq,
     /// `sched_getcpu`.
@@ -196,113 +187,37 @@ pub enum Source {
     ThreadSlot,
 }
 
-/// Whether this process uses rseq, and why not.
-///
-/// ```
-/// match offlock_percpu::backend().rseq() {
-///     offlock_percpu::RseqState::InUse => {}
-///     why => println!("rseq {why}"), // for example: rseq not offered by libc
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RseqState {
-    /// libc registered an area for its threads, and this crate reads it.
-    InUse,
-    /// This build has no assembly for rseq: another architecture, or `--cfg offlock_portable`.
-    NotBuilt,
-    /// libc does not offer rseq: glibc before 2.35, or another libc.
-    NoSymbols,
-    /// libc offers rseq and registered no area: `GLIBC_TUNABLES=glibc.pthread.rseq=0`, or the
-    /// kernel refused.
-    NotRegistered,
-    /// libc registered an area too small for a CPU id: its size in bytes.
-    TooSmall(u32),
+/// Returns whether this process reads rseq ids, and if not, why.
+pub(crate) fn rseq_ids() -> Result<(), &'static str> {
+    backend().1
 }
 
-impl fmt::Display for RseqState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InUse => f.write_str("in use"),
-            Self::NotBuilt => f.write_str("not in this build"),
-            Self::NoSymbols => f.write_str("not offered by libc"),
-            Self::NotRegistered => f.write_str("not registered by libc (switched off or refused)"),
-            Self::TooSmall(size) => write!(f, "libc's area is too small ({size} bytes)"),
-        }
-    }
-}
-
-/// What [`current_cpu`] uses in this process, and why. `Display` gives one line for a log.
-///
-/// ```
-/// println!("{}", offlock_percpu::backend()); // CPU id from rseq; rseq in use
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backend {
-    source: Source,
-    rseq: RseqState,
-}
-
-impl Backend {
-    /// Returns the source of the CPU ids.
-    #[must_use]
-    pub fn source(&self) -> Source {
-        self.source
-    }
-
-    /// Returns whether rseq is in use, and why not.
-    #[must_use]
-    pub fn rseq(&self) -> RseqState {
-        self.rseq
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let source = match self.source {
-            Source::Rseq => "rseq",
-            Source::GetCpu => "sched_getcpu",
-            Source::ThreadSlot => "a slot per thread, since sched_getcpu fails",
+/// Returns the source of CPU ids, and whether rseq is in use. The first call decides.
+fn backend() -> (Source, Result<(), &'static str>) {
+    static BACKEND: OnceLock<(Source, Result<(), &'static str>)> = OnceLock::new();
+    let detect = || {
+        let rseq = start_rseq();
+        let source = match rseq {
+            Ok(()) => Source::Rseq,
+            _ if getcpu() >= 0 => Source::GetCpu,
+            _ => Source::ThreadSlot,
         };
-        write!(f, "CPU id from {source}; rseq {}", self.rseq)
-    }
-}
-
-/// Returns what [`current_cpu`] uses in this process, and why. The first call decides.
-pub fn backend() -> Backend {
-    static BACKEND: OnceLock<Backend> = OnceLock::new();
-    *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
-}
-
-fn detect() -> Backend {
-    let rseq = start_rseq();
-    let source = match rseq {
-        RseqState::InUse => Source::Rseq,
-        _ if getcpu() >= 0 => Source::GetCpu,
-        _ => Source::ThreadSlot,
+        (source, rseq)
     };
-    Backend { source, rseq }
+    *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
 }
 
 /// Publishes the rseq area to `fast::current`, if there is one.
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-fn start_rseq() -> RseqState {
-    use crate::rseq::{Absent, find};
-
-    match find() {
-        Ok(area) => {
-            fast::publish(area, topology().capacity_u32());
-            RseqState::InUse
-        }
-        Err(Absent::NoSymbols) => RseqState::NoSymbols,
-        Err(Absent::Size(0)) => RseqState::NotRegistered,
-        Err(Absent::Size(size)) => RseqState::TooSmall(size),
-    }
+fn start_rseq() -> Result<(), &'static str> {
+    let area = crate::rseq::find()?;
+    fast::publish(area, topology().capacity_u32());
+    Ok(())
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(offlock_portable))))]
-fn start_rseq() -> RseqState {
-    RseqState::NotBuilt
+fn start_rseq() -> Result<(), &'static str> {
+    Err("not in this build")
 }
 
 #[cfg(test)]

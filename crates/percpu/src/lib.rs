@@ -23,7 +23,6 @@
 //! | count events | [`PerCpuCounter`] | add | sum, which is exact when no add runs |
 //! | keep an object alive until its last user | [`PercpuRef`] | get, put | kill |
 //! | own one part, sometimes all parts | [`LgLock`] | the slot of the current CPU | all slots |
-//! | read often, write in place rarely | [`ReadWriteGate`] | read | write |
 //! | read often, replace rarely | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
 //! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`], [`topology()`] | the slot of the current CPU | all slots |
@@ -39,8 +38,8 @@
 //! no lock prefix. A thread that must stop these sections closes a gate and makes the kernel
 //! (`membarrier`) restart those that run. If rseq or this `membarrier` command is missing, or
 //! `GLIBC_TUNABLES=glibc.pthread.rseq=0` is set (as for programs that link tcmalloc), atomics
-//! change the words: slower, with the same results. [`capabilities()`] returns what is in use and
-//! why. [`require_rseq`] returns an error without sections.
+//! change the words: slower, with the same results. [`capabilities()`] returns what is in use, and
+//! why the rest is not.
 //!
 //! Build switches, each `--cfg` in `RUSTFLAGS`: `offlock_portable` omits the assembly, as on every
 //! other architecture. `offlock_no_membarrier` uses full fences on both sides.
@@ -50,22 +49,22 @@
 //!
 //! Operations are wait-free and allocate nothing, unless the item says otherwise. *Wait-free*
 //! includes sections: a section restarts only when its thread is preempted, migrated or signalled, or
-//! when a fold, a kill or the write of a gate calls `membarrier`. Under an endless stream of such
+//! when a fold or a kill calls `membarrier`. Under an endless stream of such
 //! events the number of restarts is not bounded.
 //!
 //! The first use in a process reads `/sys`, registers with `membarrier` and tests the sections. It
 //! allocates, and ends like `Box::new` if it cannot. Threads that call at the same time wait for
 //! it. [`capabilities()`] runs the first use at a moment that the program chooses.
 //!
-//! A word of a counter, a reference or a gate takes 8 bytes per CPU, from a pool of pages: the first
+//! A word of a counter or a reference takes 8 bytes per CPU, from a pool of pages: the first
 //! word takes one page (4 KiB) for each possible CPU, and the next 511 words take no more. Words
 //! return to the pool, pages never return to the system.
 //!
-//! | out of memory | `new` | `try_new` |
-//! |---|---|---|
-//! | [`PerCpu`], [`LgLock`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
-//! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with the argument of `new` | |
-//! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
+//! | out of memory | |
+//! |---|---|
+//! | a constructor | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)); [`PerCpu::try_new`] returns [`AllocError`] |
+//! | the first [`rcu::pin`] of a thread, the first retired object | ends like `Box::new` |
+//! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly; [`reserve`](PerCpuCounter::reserve) returns [`AllocError`] |
 //!
 //! - *A guard is forgotten* (`mem::forget`): its slot, lock or pin stays held for ever. Nothing is
 //!   unsound.
@@ -84,7 +83,6 @@ mod cpu;
 mod cpulist;
 mod error;
 pub mod fence;
-mod gate;
 #[cfg(doc)]
 pub mod guide;
 pub mod lglock;
@@ -99,19 +97,15 @@ mod topology;
 mod unwind;
 mod words;
 
-pub use self::capabilities::{Capabilities, RseqUnavailable, capabilities, require_rseq};
+pub use self::capabilities::{Capabilities, capabilities};
 pub use self::counter::PerCpuCounter;
-pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
+pub use self::cpu::{CpuId, current_cpu};
 pub use self::cpulist::CpuList;
-pub use self::error::{AllocError, NewError};
-pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
+pub use self::error::AllocError;
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
-pub use self::refcount::{
-    ArcReference, KillError, PercpuRef, Reference, ReinitError, ResurrectError,
-};
-pub use self::rseq::state::Sections;
+pub use self::refcount::{KillError, PercpuRef, Reference};
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, topology};
 

@@ -6,13 +6,13 @@
 //!
 //! - Counters call no code of the user.
 //! - [`PercpuRef`] calls its closures with no lock held and the count consistent.
-//! - Guards of [`ReadWriteGate`] and [`LgLock`] unlock during unwinding. There is no poison: the
+//! - Guards of [`LgLock`] unlock during unwinding. There is no poison: the
 //!   value stays as the panicking code left it, and other threads see that value even without
 //!   `catch_unwind`. So there is no bound on `T`, as for the locks of `std`.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use crate::{LgLock, PerCpuCounter, PercpuRef, ReadWriteGate};
+use crate::{LgLock, PerCpuCounter, PercpuRef};
 
 macro_rules! unwind_safe {
     ($([$($generics:tt)*] $type:ty;)*) => {$(
@@ -24,6 +24,5 @@ macro_rules! unwind_safe {
 unwind_safe! {
     [] PerCpuCounter;
     [] PercpuRef;
-    [T] ReadWriteGate<T>;
     [T] LgLock<T>;
 }

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offlock_percpu::{CpuId, capabilities, rcu, topology};
-use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
+use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef};
 
 use no_id::take_id;
 
@@ -79,11 +79,10 @@ const FIRST_USES: &[(&str, fn())] = &[
         counters.iter().for_each(PerCpuCounter::increment);
     }),
     ("reference", || {
-        let object = PercpuRef::new(|| drop(vec![1_u8; 9])).unwrap();
+        let object = PercpuRef::new(|| drop(vec![1_u8; 9]));
         drop(object.try_get());
         object.kill().unwrap();
     }),
-    ("gate", || *ReadWriteGate::new(0).unwrap().write().unwrap() += 1),
     ("lock", || {
         let lock = LgLock::new(|_| Vec::new());
         lock.local().unwrap().push(1);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use offlock_percpu::{CpuId, Source, backend, current_cpu, topology};
+use offlock_percpu::{CpuId, capabilities, current_cpu, topology};
 
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::{keep_running, stress_time};
@@ -26,7 +26,6 @@ fn sched_getcpu() -> usize {
 #[ignore = "stress: five seconds of hopping"]
 fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
     const ENOUGH: u64 = 10_000;
-    assert_ne!(backend().source(), Source::ThreadSlot, "sched_getcpu works here");
     let (cpus, until) = (allowed_cpus(), deadline());
     let checked = AtomicU64::new(0);
     thread::scope(|s| {
@@ -38,14 +37,14 @@ fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
                     pin_to(&[cpu]);
                     for _ in 0..50 {
                         let (id, libc_says) = (current_cpu().index(), sched_getcpu());
-                        assert_eq!((id, libc_says), (cpu, cpu), "{}", backend());
+                        assert_eq!((id, libc_says), (cpu, cpu), "{}", capabilities());
                     }
                     checked.fetch_add(50, Relaxed);
                 }
             });
         }
     });
-    println!("{}: {checked:?} ids checked on {} CPUs", backend(), cpus.len());
+    println!("{}: {checked:?} ids checked on {} CPUs", capabilities(), cpus.len());
     assert!(checked.into_inner() > ENOUGH);
 }
 
@@ -66,7 +65,7 @@ fn stress_inv01_ids_stay_possible_while_others_move_us() {
                 tell.send(unsafe { libc::gettid() }).unwrap();
                 while !stop.load(Relaxed) {
                     let cpu: CpuId = current_cpu();
-                    assert!(topology().possible().contains(cpu), "{cpu}, {}", backend());
+                    assert!(topology().possible().contains(cpu), "{cpu}, {}", capabilities());
                     seen[cpu.index()].fetch_add(1, Relaxed);
                 }
             });

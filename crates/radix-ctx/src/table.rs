@@ -70,8 +70,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// Wait-free, and writes nothing: one load for each six bits of the largest index. The reference
     /// stays valid under the guard if the context is removed. A task that uses it across an `.await` takes
-    /// a [`SendGuard`](rcu::SendGuard) from [`rcu::pin_send`], or a counted reference
-    /// ([`get_ref`](Self::get_ref)) if the `.await` may take long: a guard delays every drop of the process.
+    /// a counted reference ([`get_ref`](Self::get_ref)).
     ///
     /// # Errors
     ///

@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 
-use aio_reap::{AlignedBuf, Completion, CompletionQueue, Engine, File, Histogram, SubmitError};
+use aio_reap::{AlignedBuf, Completion, CompletionQueue, Engine, File, SubmitError};
+use hdrhistogram::Histogram;
 
 use super::Sim;
 use super::random::Random;
@@ -46,7 +47,7 @@ impl Workload {
 }
 
 /// The results of a workload.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Figures {
     /// The number of completed requests.
@@ -59,11 +60,17 @@ pub struct Figures {
     pub nanos: u64,
     /// The number of completions without a submission. Any number but 0 is a bug.
     pub twice: u64,
-    /// The times from the request of a queue to the completion, in virtual nanoseconds.
-    pub latency: Histogram,
+    /// The times from the request of a queue to the completion, in virtual nanoseconds, to 3 digits.
+    pub latency: Histogram<u64>,
 }
 
 impl Figures {
+    fn new() -> Self {
+        let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3); // up to a minute
+        let latency = latency.expect("constant bounds are valid");
+        Self { requests: 0, failed: 0, bytes: 0, nanos: 0, twice: 0, latency }
+    }
+
     /// Returns the bytes per second, or 0 if no time has passed.
     pub fn throughput(&self) -> f64 {
         if self.nanos == 0 { 0.0 } else { self.bytes as f64 * 1e9 / self.nanos as f64 }
@@ -140,7 +147,7 @@ impl<'e> ClosedLoop<'e> {
             full: vec![false; workload.queues],
             workload,
             done: CompletionQueue::new(),
-            figures: Figures::default(),
+            figures: Figures::new(),
         })
     }
 
@@ -153,7 +160,7 @@ impl<'e> ClosedLoop<'e> {
     pub fn reset(&mut self) {
         let Figures { requests, failed, bytes, nanos, twice, latency } = &mut self.figures;
         [requests, failed, bytes, nanos, twice].into_iter().for_each(|figure| *figure = 0);
-        latency.clear(); // in place, without an allocation
+        latency.reset(); // in place, without an allocation
     }
 
     /// Returns the number of requests in the engines.
@@ -252,7 +259,7 @@ impl<'e> ClosedLoop<'e> {
                 Err(_) => self.figures.failed += 1,
             }
             match self.asked[token as usize].take() {
-                Some(since) => self.figures.latency.record(now - since),
+                Some(since) => self.figures.latency.saturating_record(now - since),
                 None => self.figures.twice += 1,
             }
             let since = now.saturating_add(self.workload.think);

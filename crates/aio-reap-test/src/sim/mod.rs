@@ -28,9 +28,8 @@
 //!
 //! # Time
 //!
-//! Times are virtual nanoseconds (`u64`, from 0 on). So are the latencies of
-//! [timed](aio_reap::EngineBuilder::timed) engines, the timeouts of waits, and the delay before
-//! a retry. Deadlines count from [`Sim::instant`]. An engine's descriptor becomes readable only if the engine itself sleeps on it
+//! Times are virtual nanoseconds (`u64`, from 0 on). So are the timeouts of waits, and the delay
+//! before a retry. Deadlines count from [`Sim::instant`]. An engine's descriptor becomes readable only if the engine itself sleeps on it
 //! (`block_on`). An event loop calls [`Sim::poll`] instead, until the earliest of its deadlines.
 //!
 //! Other threads have real time, even for the deadlines of their requests, so a simulation with
@@ -106,6 +105,13 @@ impl Sim {
     /// Returns the number of completions that are not reaped.
     pub fn visible(&self) -> usize {
         self.0.borrow().visible()
+    }
+
+    /// Returns the mean time of the reaped requests from their submission to their reap, or 0 without
+    /// one.
+    pub fn mean_in_device(&self) -> u64 {
+        let world = self.0.borrow();
+        world.in_device.checked_div(world.reaped).unwrap_or(0)
     }
 
     /// Returns a hash of the history: every request that the device took, every completion that was
@@ -202,10 +208,6 @@ unsafe impl External for Simulated {
 
     fn instant(&self) -> Instant {
         self.sim.instant()
-    }
-
-    fn now(&self) -> u64 {
-        self.sim.now()
     }
 }
 

@@ -38,6 +38,9 @@ pub(super) struct World {
     /// The number of accepted requests. Of requests that end at the same time the older one is
     /// first.
     accepted: u64,
+    /// The number of reaped requests, and the sum of their times from the submission to the reap.
+    pub(super) reaped: u64,
+    pub(super) in_device: u64,
     pub(super) fingerprint: u64,
 }
 
@@ -56,7 +59,8 @@ struct InFlight {
     /// The time of the completion.
     at: u64,
     number: u64,
-    /// The time at which a server begins.
+    /// The times at which the device took it and at which a server begins.
+    since: u64,
     begins: u64,
     request: Request,
     end: Transfer,
@@ -114,6 +118,8 @@ impl World {
             slow: false,
             rings: Vec::new(),
             accepted: 0,
+            reaped: 0,
+            in_device: 0,
             fingerprint: 0,
         }
     }
@@ -168,6 +174,7 @@ impl World {
     }
 
     fn accept(&mut self, ring: usize, request: Request) {
+        let since = self.clock;
         self.spend(self.model.costs.request);
         let time = self.service_time(&request);
         let (begins, at) = if self.random.chance(self.model.inline) {
@@ -186,7 +193,14 @@ impl World {
         let number = self.accepted;
         self.accepted += 1;
         self.log(at, request.user_data());
-        self.ring(ring).in_flight.push(Reverse(InFlight { at, number, begins, request, end }));
+        self.ring(ring).in_flight.push(Reverse(InFlight {
+            at,
+            number,
+            since,
+            begins,
+            request,
+            end,
+        }));
     }
 
     fn service_time(&mut self, request: &Request) -> u64 {
@@ -231,7 +245,11 @@ impl World {
             if in_flight.peek().is_none_or(|Reverse(first)| first.at > now) {
                 return;
             }
-            let Some(Reverse(InFlight { request, end, .. })) = in_flight.pop() else { return };
+            let Some(Reverse(InFlight { since, request, end, .. })) = in_flight.pop() else {
+                return;
+            };
+            self.reaped += 1;
+            self.in_device = self.in_device.saturating_add(now - since);
             self.spend(self.model.costs.completion);
             let result = if self.model.moves_data || request.manages_files() {
                 // SAFETY: the ring has the accepted requests of a living engine that have not

@@ -64,8 +64,8 @@ impl Backend for Device {
     }
 
     #[inline]
-    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
-        select!(self, backend => backend.reap_into(budget, completions, now))
+    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState) -> usize {
+        select!(self, backend => backend.reap_into(budget, completions))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -110,9 +110,5 @@ impl Backend for Device {
 
     fn instant(&self) -> Instant {
         select!(self, backend => backend.instant())
-    }
-
-    fn now(&self) -> u64 {
-        select!(self, backend => backend.now())
     }
 }

@@ -13,7 +13,6 @@ use crate::perform;
 use crate::raw::Sub;
 pub use crate::raw::{RawCompletion, Stop, Submitted};
 use crate::slab::Batch;
-use crate::sys;
 
 /// A device outside this crate. The methods are those of the engine's own backends.
 ///
@@ -64,11 +63,6 @@ pub unsafe trait External {
     /// Returns the time for deadlines and timeouts.
     fn instant(&self) -> Instant {
         Instant::now()
-    }
-
-    /// Returns the time for latencies, in nanoseconds.
-    fn now(&self) -> u64 {
-        sys::now()
     }
 }
 
@@ -211,9 +205,5 @@ impl Backend for Staging {
 
     fn instant(&self) -> Instant {
         self.device.instant()
-    }
-
-    fn now(&self) -> u64 {
-        self.device.now()
     }
 }

@@ -62,11 +62,11 @@ pub(crate) trait Backend {
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
 
     /// Reaps into `completions`. Returns the number of completions.
-    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
+    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState) -> usize {
         let mut found = 0;
         self.reap(budget, |completion| {
             found += 1;
-            completions.complete(completion, now);
+            completions.complete(completion);
         });
         found
     }
@@ -122,11 +122,6 @@ pub(crate) trait Backend {
     /// Returns the time for deadlines and timeouts.
     fn instant(&self) -> Instant {
         Instant::now()
-    }
-
-    /// Returns the time for latencies, in nanoseconds.
-    fn now(&self) -> u64 {
-        crate::sys::now()
     }
 }
 

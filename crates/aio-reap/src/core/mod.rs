@@ -4,29 +4,42 @@
 mod wait;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::mem;
+use std::rc::Rc;
 use std::task::Waker;
 use std::time::Instant;
 
 use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
+use crate::calls::{CallQueue, RemoteCalls};
 use crate::deadlines::Action;
+use crate::drive::Driver;
 use crate::payload::{Deliver, RawResult};
 use crate::reap::ReapMode;
-use crate::remote::Shared;
 use crate::request_id::RequestId;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
+use crate::start::{BackendKind, Fallback};
 use crate::state::{Delivery, State};
+use crate::sys;
 use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
+
+/// A call of another thread.
+pub(crate) type Call = Box<dyn FnOnce(&Rc<Core>) + Send>;
 
 /// The core of an engine, which its front ends share.
 pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
     pub(crate) wake_fd: WakeFd,
+    pub(crate) kind: BackendKind,
+    pub(crate) fallbacks: Vec<Fallback>,
     pub(crate) reap_mode: Cell<ReapMode>,
+    /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
+    calls: RefCell<Option<RemoteCalls<Call>>>,
     plugs: Cell<usize>,
+    pub(crate) driver: Driver,
     /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
     /// The number of inner turns and waits among the callers of the current function.
@@ -34,12 +47,21 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, wake_fd: WakeFd) -> Self {
+    pub(crate) fn new(
+        state: State,
+        wake_fd: WakeFd,
+        kind: BackendKind,
+        fallbacks: Vec<Fallback>,
+    ) -> Self {
         Self {
             state: RefCell::new(state),
             wake_fd,
+            kind,
+            fallbacks,
             reap_mode: Cell::default(),
+            calls: RefCell::new(None),
             plugs: Cell::new(0),
+            driver: Driver::default(),
             dispatching: Cell::new(false),
             inner_turns: Cell::new(0),
         }
@@ -58,8 +80,12 @@ impl Core {
         self.plugs.set(self.plugs.get() + 1);
     }
 
-    pub(crate) fn unplug(&self) {
+    pub(crate) fn leave_plug(&self) {
         self.plugs.set(self.plugs.get() - 1);
+    }
+
+    pub(crate) fn unplug(&self) {
+        self.leave_plug();
         if panicking() {
             self.wake_fd.kick();
         } else {
@@ -68,9 +94,15 @@ impl Core {
     }
 
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
-    /// case the call that runs the callback, or the kick that it arms, submits them.
+    /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
+    /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
+            if scope == Scope::All && self.driver.is_driven() {
+                let waker = self.driver.request_turn();
+                let _guard = self.dispatching();
+                return waker.into_iter().for_each(Waker::wake);
+            }
             let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
@@ -132,23 +164,81 @@ impl Core {
 
     /// Refuses later requests, and wakes the futures that wait for a slot.
     pub(crate) fn close(&self) {
-        self.state.borrow_mut().close();
+        self.state.borrow_mut().closed = true;
         self.wake_waiting(|_| usize::MAX);
     }
 
-    /// Returns the state that the engine shares with its remotes. The first call makes it.
-    #[cold]
-    pub(crate) fn remote_shared(&self) -> Arc<Shared> {
-        self.state.borrow_mut().remote_shared(self.wake_fd.shared_kick())
+    /// Returns whether another turn that delivers the completions of `scope` makes progress without a
+    /// wake-up. `state` is borrowed from this core.
+    fn has_work_for(&self, state: &State, scope: Scope) -> bool {
+        state.has_work_for(scope) || (scope == Scope::All && self.has_calls())
     }
 
-    /// Refuses the requests of other threads that have no slot.
-    pub(crate) fn refuse_remote_requests(&self) {
-        loop {
-            let refused = self.state.borrow_mut().refuse_remote_request();
-            let Some(pending) = refused else { return };
-            let _guard = self.dispatching();
-            pending.refuse();
+    /// Returns whether an ordinary turn makes progress without a wake-up. `state` is borrowed from this
+    /// core.
+    pub(crate) fn has_work(&self, state: &State) -> bool {
+        self.has_work_for(state, Scope::All)
+    }
+
+    fn has_calls(&self) -> bool {
+        self.calls.borrow().as_ref().is_some_and(RemoteCalls::has_calls)
+    }
+
+    /// Returns whether a remote of this engine is left.
+    fn has_remotes(&self) -> bool {
+        self.calls.borrow().as_ref().is_some_and(|calls| calls.queue.has_senders())
+    }
+
+    /// Returns the queue of the calls of other threads. The first call makes it.
+    #[cold]
+    pub(crate) fn call_queue(&self) -> Arc<CallQueue<Call>> {
+        let mut state = self.state.borrow_mut();
+        state.has_remote = true;
+        let new = || {
+            let kick = Arc::clone(self.wake_fd.shared_kick());
+            let queue = Arc::new(CallQueue::new(state.limits.remote, move || sys::signal(&kick)));
+            RemoteCalls { queue, taken: VecDeque::with_capacity(state.limits.remote) }
+        };
+        let mut calls = self.calls.borrow_mut();
+        let calls = calls.get_or_insert_with(new);
+        if state.closed {
+            calls.take(true); // none: nothing was sent to the new queue
+        }
+        Arc::clone(&calls.queue)
+    }
+
+    /// Takes the queued calls of other threads, and with `close` refuses later ones. Returns the number
+    /// of calls that have not begun.
+    fn take_calls(&self, close: bool) -> usize {
+        self.calls.borrow_mut().as_mut().map_or(0, |calls| calls.take(close))
+    }
+
+    /// Returns the oldest call that was taken and has not begun.
+    fn next_call(&self) -> Option<Call> {
+        self.calls.borrow_mut().as_mut()?.taken.pop_front()
+    }
+
+    /// Runs the calls of other threads that are queued now; with `close` the queue refuses later ones.
+    ///
+    /// If a call panics, the other ones stay with the engine, and the next turn runs them.
+    pub(crate) fn run_calls(self: &Rc<Self>, close: bool) {
+        let count = self.take_calls(close);
+        if count == 0 {
+            return;
+        }
+        let _rearm = RearmOnPanic(self);
+        let _guard = self.dispatching();
+        for _ in 0..count {
+            let Some(call) = self.next_call() else { return }; // a call waited, and that turn ran the rest
+            call(self);
+        }
+    }
+
+    /// Drops the queued calls of other threads, and refuses later ones.
+    pub(crate) fn drop_calls(&self) {
+        self.take_calls(true);
+        while let Some(call) = self.next_call() {
+            drop(call); // user code
         }
     }
 
@@ -187,7 +277,6 @@ impl Core {
             if reap && state.reap() {
                 self.wake_fd.progress();
             }
-            state.retry_remote_cancels();
             state.update_stage_limit();
             // The next turn that is not an inner one reports the completions in queues.
             let enqueued = if holds { 0 } else { state.take_enqueued() };
@@ -264,19 +353,24 @@ impl Core {
         ready
     }
 
-    pub(crate) fn turn(&self, scope: Scope) -> Turn {
+    pub(crate) fn turn(self: &Rc<Self>, scope: Scope) -> Turn {
         let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
         self.turn_with(scope, false)
     }
 
     /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_with(&self, scope: Scope, sleep: bool) -> Turn {
+    fn turn_with(self: &Rc<Self>, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
-        state.take_remote_requests();
         let timed = state.deadlines.earliest().is_some();
+        let has_remote = state.has_remote;
         drop(state);
+        if has_remote && scope == Scope::All {
+            self.run_calls(false);
+        } else if has_remote && scope == Scope::Nothing && self.has_calls() {
+            self.wake_fd.kick(); // their wake-up may have been cleared above
+        }
         if timed && scope != Scope::Nothing {
             self.expire(scope);
         }
@@ -337,6 +431,7 @@ impl Core {
             None
         };
         drop(state);
+        let _admit = AdmitOnDrop(self);
         // User code follows, and no borrow is held.
         if let Some((taken, result)) = taken {
             // SAFETY: the state was not used since the payload was taken, and it never moves its
@@ -344,7 +439,6 @@ impl Core {
             unsafe { taken.abandon(result) }
         }
         drop(waker);
-        self.admit();
     }
 }
 
@@ -354,12 +448,37 @@ struct Rearm<'c>(&'c Core);
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
         let state = self.0.state.borrow(); // user code never runs under a borrow
-        if state.has_work() {
+        if self.0.has_work(&state) {
             self.0.wake_fd.kick();
         } else if state.needs_retry() {
             self.0.wake_fd.retry_later();
         }
         self.0.wake_fd.wake_at(state.deadlines.earliest());
+    }
+}
+
+/// On drop, wakes the futures that may take a slot now. If a panic unwinds, it causes a turn, which
+/// does so.
+pub(crate) struct AdmitOnDrop<'c>(pub(crate) &'c Core);
+
+impl Drop for AdmitOnDrop<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.wake_fd.kick();
+        } else {
+            self.0.admit();
+        }
+    }
+}
+
+/// Like [`Rearm`] if a panic unwinds. Otherwise a round follows.
+struct RearmOnPanic<'c>(&'c Core);
+
+impl Drop for RearmOnPanic<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            drop(Rearm(self.0));
+        }
     }
 }
 

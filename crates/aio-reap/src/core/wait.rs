@@ -2,6 +2,7 @@
 
 use std::cell::RefMut;
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Core, InnerTurn};
@@ -16,7 +17,7 @@ impl Core {
     /// Turns the engine until a completion was delivered, the time is over, or the engine is idle.
     /// With a waker, its wake-up ends the wait, and an idle engine does not.
     pub(crate) fn wait(
-        &self,
+        self: &Rc<Self>,
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
@@ -24,13 +25,13 @@ impl Core {
     }
 
     /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
-    pub(crate) fn wait_inner(&self, waker: &BlockOnWaker) -> io::Result<Turn> {
+    pub(crate) fn wait_inner(self: &Rc<Self>, waker: &BlockOnWaker) -> io::Result<Turn> {
         let _inner = InnerTurn::new(self);
         self.wait_for(Scope::Inner, None, Some(waker))
     }
 
     fn wait_for(
-        &self,
+        self: &Rc<Self>,
         scope: Scope,
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
@@ -53,23 +54,19 @@ impl Core {
         }
     }
 
-    pub(crate) fn drain(&self) -> io::Result<()> {
+    pub(crate) fn drain(self: &Rc<Self>) -> io::Result<()> {
         while !self.wait(None, None)?.is_idle() {}
         Ok(())
     }
 
     /// Turns the engine until no remote is left and no request is left.
-    pub(crate) fn serve(&self) -> io::Result<()> {
+    pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
         let turn = || match self.turn(Scope::All) {
             turn if turn.delivered > 0 => Served::Progress,
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        drive::serve(
-            || self.state.borrow().has_remotes(),
-            turn,
-            || self.sleep(None, None, Scope::All),
-        )
+        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None, Scope::All))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.
@@ -93,10 +90,10 @@ impl Core {
             }
         }
         let mut state = self.state.borrow_mut();
-        if state.has_work_for(scope) {
+        if self.has_work_for(&state, scope) {
             return Ok(());
         }
-        if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
+        if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
             return state.wait(timeout);
         }
         if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
@@ -109,7 +106,7 @@ impl Core {
         timeout: Option<Duration>,
         scope: Scope,
     ) -> bool {
-        if state.has_work_for(scope) {
+        if self.has_work_for(&state, scope) {
             return false;
         }
         if state.in_kernel() > 0 {
@@ -127,7 +124,7 @@ impl Core {
     /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
     fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
         let mut state = self.state.borrow_mut();
-        while !state.has_work_for(scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
+        while !self.has_work_for(&state, scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
             if state.in_kernel() == 0 {
                 if state.needs_retry() {
                     // The last peek found EAGAIN. Clear its notification, because it would end the

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::mpsc;
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -183,7 +184,7 @@ fn inv06_tasks_of_many_threads_share_a_remote() {
 
 /// Tasks of a runtime with several threads use an engine that a task drives.
 #[test]
-fn inv06_remote_requests_wake_the_driver() {
+fn inv06_calls_wake_the_driver() {
     on_every_backend(|engine| {
         let remote = engine.remote();
         let (done, is_done) = tokio::sync::oneshot::channel();
@@ -205,11 +206,21 @@ async fn writers(remote: Remote, tasks: u64, rounds: u64) -> u64 {
                 for round in 0..rounds {
                     let at = (task * rounds + round) * 32;
                     let byte = (at / 32) as u8;
-                    let write = remote.write(&file, vec![byte; 32], at).submit().unwrap();
-                    let (written, buf) = timeout(LONG, write).await.expect("a wake-up is lost");
+                    let to = file.clone();
+                    let write = remote.ask(move |engine, responder| {
+                        let write = engine.write(&engine.attach_shared(&to), vec![byte; 32], at);
+                        _ = write.callback(|done, buf| _ = responder.send((done, buf)));
+                    });
+                    let write = timeout(LONG, write.unwrap()).await.expect("a wake-up is lost");
+                    let (written, buf) = write.unwrap();
                     assert_eq!(written.unwrap(), 32);
-                    let read = remote.read(&file, buf, at).submit().unwrap();
-                    let (read, buf) = timeout(LONG, read).await.expect("a wake-up is lost");
+                    let from = file.clone();
+                    let read = remote.ask(move |engine, responder| {
+                        let read = engine.read(&engine.attach_shared(&from), buf, at);
+                        _ = read.callback(|done, buf| _ = responder.send((done, buf)));
+                    });
+                    let read = timeout(LONG, read.unwrap()).await.expect("a wake-up is lost");
+                    let (read, buf) = read.unwrap();
                     assert_eq!((read.unwrap(), buf), (32, vec![byte; 32]));
                 }
                 rounds
@@ -240,8 +251,13 @@ fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
                 (remote.clone(), SharedFile::new(tempfile::tempfile().unwrap()).unwrap());
             let task = tokio::spawn(async move {
                 loop {
-                    match remote.write(&file, vec![1; 64], 0).submit() {
-                        Ok(write) => _ = write.await.0.unwrap(),
+                    let to = file.clone();
+                    let write = remote.ask(move |engine, responder| {
+                        let write = engine.write(&engine.attach_shared(&to), vec![1; 64], 0);
+                        _ = write.callback(|done, _| _ = responder.send(done));
+                    });
+                    match write {
+                        Ok(write) => assert!(matches!(write.await, Ok(Ok(64)))),
                         Err(SubmitError::Full(_)) => tokio::task::yield_now().await,
                         Err(error) => panic!("{error}"),
                     }
@@ -254,4 +270,61 @@ fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
     });
     drop(remote);
     assert!(engine.join().unwrap().is_idle());
+}
+
+/// Tasks that are ready together make one batch, in every round, wherever they are polled: by the
+/// `LocalSet` or in the future of `run_until`.
+#[test]
+fn requests_of_tasks_that_are_driven_are_batches() {
+    const TASKS: usize = 32;
+    const ROUNDS: usize = 5;
+    async fn rounds(engine: &Engine) {
+        for _ in 0..ROUNDS {
+            engine.nop().submit().unwrap().await.0.unwrap();
+        }
+    }
+    for spawned in [true, false] {
+        let script = Script::new();
+        let engine = Rc::new(Engine::builder().depth(64).build_scripted(&script).unwrap());
+        let device = tokio::task::LocalSet::new();
+        let completing = script.clone();
+        device.spawn_local(async move {
+            loop {
+                completing.complete(TASKS);
+                sleep(Duration::from_millis(1)).await; // all tasks have asked by then
+            }
+        });
+        let tasks = async {
+            if spawned {
+                let task = |_| {
+                    let engine = Rc::clone(&engine);
+                    tokio::task::spawn_local(async move { rounds(&engine).await })
+                };
+                for task in (0..TASKS).map(task).collect::<Vec<_>>() {
+                    task.await.unwrap();
+                }
+            } else {
+                let mut tasks: Vec<_> = (0..TASKS).map(|_| Box::pin(rounds(&engine))).collect();
+                let all = std::future::poll_fn(|context| {
+                    tasks.retain_mut(|task| task.as_mut().poll(context).is_pending());
+                    if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+                });
+                all.await;
+            }
+        };
+        run(device.run_until(engine.run_until(tasks))).unwrap();
+        let batches: Vec<_> = script.batches().into_iter().filter(|&size| size > 0).collect();
+        assert_eq!(batches, [TASKS; ROUNDS], "spawned: {spawned}");
+    }
+}
+
+/// A request that is made in the last poll, or while a driver ends, is submitted all the same.
+#[test]
+fn the_end_of_a_driver_submits_what_waits_for_it() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    run(engine.run_until(async { drop(engine.nop().submit().unwrap()) })).unwrap();
+    assert_eq!(script.in_flight(), 1);
+    engine.block_on(async { drop(engine.nop().submit().unwrap()) }).unwrap();
+    assert_eq!(script.in_flight(), 2);
 }

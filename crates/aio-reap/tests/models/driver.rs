@@ -1,7 +1,7 @@
 //! Models of an edge-triggered driver, like tokio's reactor, and of `block_on`, with the engine that
 //! they turn.
 //!
-//! [`round`] and [`Mailbox`] are the shipped code. The descriptor is a level. The reactor is a flag
+//! [`round`] and [`CallQueue`] are the shipped code. The descriptor is a level. The reactor is a flag
 //! that each edge sets and that the driver sleeps for.
 
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::task::Poll;
 
-use aio_reap::model::{Mailbox, WokenFlag, block_on, round};
+use aio_reap::model::{CallQueue, WokenFlag, block_on, round};
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::{Arc, thread};
 
@@ -24,85 +24,86 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 pub(super) const LOOM_ONLY: &[&str] =
     &["take: the waking thread has written", "set: the waking thread has written"];
 
-struct Shared {
-    mailbox: Mailbox<u32, ()>,
+/// The descriptor and the reactor.
+#[derive(Default)]
+struct Wake {
     /// Whether the engine's descriptor is readable.
     readable: AtomicBool,
     /// An edge that the driver has not cleared.
     edge: Notifier,
 }
 
-impl Shared {
+struct Shared {
+    queue: CallQueue<Arc<Notifier>>,
+    wake: Arc<Wake>,
+}
+
+impl Wake {
     fn notify(&self) {
         // Ordering: AcqRel pairs with itself and with the exchange in `turn`: a write to an eventfd
-        // and a read take its lock. It carries the request.
+        // and a read take its lock. It carries the call.
         self.readable.swap(true, Ordering::AcqRel);
         self.edge.notify();
     }
+}
 
-    /// A turn takes all requests, but finishes only `budget` of those that it has.
-    fn turn(&self, queue: &mut VecDeque<u32>, budget: usize) -> usize {
+impl Shared {
+    /// A turn takes all calls, but runs only `budget` of those that it has.
+    fn turn(&self, calls: &mut VecDeque<Arc<Notifier>>, budget: usize) -> usize {
         // Ordering: AcqRel pairs with the exchange in `notify`.
-        self.readable.swap(false, Ordering::AcqRel);
-        self.mailbox.take(queue);
-        let count = budget.min(queue.len());
-        for index in queue.drain(..count) {
-            _ = self.mailbox.finish(index, ());
-        }
-        if !queue.is_empty() {
+        self.wake.readable.swap(false, Ordering::AcqRel);
+        self.queue.take(calls);
+        let count = budget.min(calls.len());
+        calls.drain(..count).for_each(|ran| ran.notify());
+        if !calls.is_empty() {
             // It was readable all the time, so there is no edge.
             // Ordering: AcqRel, as in `notify`.
-            self.readable.swap(true, Ordering::AcqRel);
+            self.wake.readable.swap(true, Ordering::AcqRel);
         }
         count
     }
 }
 
-/// One thread sends two requests. With `one_by_one` it sends the second one after the answer to the
-/// first.
-fn requests_are_answered(budget: usize, one_by_one: bool) {
+/// One thread sends two calls. With `one_by_one` it sends the second one after the first has run.
+fn calls_run(budget: usize, one_by_one: bool) {
     thoroughly(move || {
-        let shared = Arc::new(Shared {
-            mailbox: Mailbox::new(2),
-            readable: AtomicBool::new(false),
-            edge: Notifier::default(),
-        });
+        let wake = Arc::new(Wake::default());
+        let kick = Arc::clone(&wake);
+        let queue = CallQueue::new(2, move || kick.notify());
+        let shared = Arc::new(Shared { queue, wake });
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let send = |request| {
-                    let sent = shared.mailbox.send(request, true);
-                    let sent = sent.unwrap_or_else(|_| panic!("there is a slot for each"));
-                    if sent.notify {
-                        shared.notify();
-                    }
-                    sent.index
+                let send = || {
+                    let ran = Arc::new(Notifier::default());
+                    let sent = shared.queue.send(Arc::clone(&ran), |ran| ran);
+                    sent.unwrap_or_else(|_| panic!("there is a place for each"));
+                    ran
                 };
-                let wait = |index| _ = shared.mailbox.wait(index, None).expect("it waits");
-                let first = send(1);
+                let first = send();
                 if one_by_one {
-                    wait(first);
-                    return wait(send(2));
+                    first.wait();
+                    return send().wait();
                 }
-                let second = send(2);
-                wait(first);
-                wait(second);
+                let second = send();
+                first.wait();
+                second.wait();
             }
         });
-        let (mut done, mut queue) = (0, VecDeque::new());
+        let (mut done, mut calls) = (0, VecDeque::new());
         while done < 2 {
-            shared.edge.wait();
+            shared.wake.edge.wait();
             let mut clear_edge = true;
             loop {
                 let again = round(
                     || {
                         if std::mem::take(&mut clear_edge) {
-                            shared.edge.clear();
+                            shared.wake.edge.clear();
                         }
                     },
-                    || done += shared.turn(&mut queue, budget),
+                    || done += shared.turn(&mut calls, budget),
                     // Ordering: Relaxed; a poll takes no lock, so it orders nothing.
-                    || shared.readable.load(Ordering::Relaxed),
+                    || shared.wake.readable.load(Ordering::Relaxed),
                 );
                 if !again {
                     break;
@@ -114,16 +115,16 @@ fn requests_are_answered(budget: usize, one_by_one: bool) {
     });
 }
 
-/// Fails if the driver clears an edge that came after its turn took the requests.
+/// Fails if the driver clears an edge that came after its turn took the calls.
 #[test]
 fn inv06_a_notification_at_any_moment_of_a_turn_wakes_the_driver() {
-    requests_are_answered(2, true);
+    calls_run(2, true);
 }
 
 /// Fails if the driver sleeps while the descriptor is readable.
 #[test]
 fn inv06_work_left_by_a_turn_is_continued() {
-    requests_are_answered(1, false);
+    calls_run(1, false);
 }
 
 /// Another thread wakes the future that `block_on` polls. Fails if a poll does not see what the

@@ -17,9 +17,9 @@ const LOOM_ONLY: &[&str] = &["consume: the events are read", "consume: the event
 
 const PLANTED: Planted = Planted {
     mutants: &[driver::MUTANTS, remote::MUTANTS, MUTANTS],
-    loom_only: &[driver::LOOM_ONLY, remote::LOOM_ONLY, LOOM_ONLY],
+    loom_only: &[driver::LOOM_ONLY, LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/backend", "src/remote", "tests/models"],
+    dirs: &["src", "src/backend", "tests/models"],
 };
 
 #[test]

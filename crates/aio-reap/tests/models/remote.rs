@@ -1,120 +1,108 @@
-//! Models of the mailbox: requests of other threads to an engine, and their results.
+//! Models of the calls of other threads, and of their responses.
 //!
-//! [`Mailbox`] is the shipped type. The eventfd is a [`Notifier`].
+//! [`CallQueue`], [`response`] and [`serve`] are the shipped code. The eventfd is a [`Notifier`].
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::task::{Wake, Waker};
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Wake, Waker};
 
-use aio_reap::model::{Mailbox, SendError, Served, serve};
-use percpu::sync::atomic::{AtomicU32, Ordering};
+use aio_reap::model::{CallQueue, Served, response, serve};
 use percpu::sync::{Arc, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};
 
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("close: take what was sent", "remote::closing_answers_or_refuses_every_request"),
-    ("send: the request is in its slot", "remote::inv06_each_request_wakes_the_engine"),
-    ("take_all: the chain is linked", "remote::inv06_each_request_wakes_the_engine"),
-    ("remote-notifier-cleared-after-the-take", "remote::inv06_each_request_wakes_the_engine"),
-    ("remote-last-sender-is-silent", "remote::serving_ends_with_the_last_sender"),
-    ("serve: no sender is left", "remote::serving_takes_the_last_request"),
-    ("serve: a sender will notify", "remote::serving_takes_the_last_request"),
-    ("drop_sender: its requests are sent", "remote::serving_takes_the_last_request"),
-    ("has_senders: the last request is sent", "remote::serving_takes_the_last_request"),
-    ("remote-notifier-cleared-after-the-cancels", "remote::inv21_a_cancellation_wakes_the_engine"),
+    ("send: an older call has woken the engine", "remote::inv06_each_call_wakes_the_engine"),
+    ("remote-notifier-cleared-after-the-take", "remote::inv06_each_call_wakes_the_engine"),
+    ("end: wake the task", "remote::inv06_a_response_wakes_its_task"),
+    ("close: take what was sent", "remote::closing_runs_or_refuses_every_call"),
+    ("drop_sender: wake the engine", "remote::serving_ends_with_the_last_sender"),
+    ("serve: no sender is left", "remote::serving_takes_the_last_call"),
+    ("serve: a sender will notify", "remote::serving_takes_the_last_call"),
 ];
 
-pub(super) const LOOM_ONLY: &[&str] = &[
-    "send: the request is in its slot",
-    "take_all: the chain is linked",
-    "drop_sender: its requests are sent",
-    "has_senders: the last request is sent",
-];
-
-/// A request that counts its drops.
-struct Request {
-    id: u32,
-    drops: Arc<AtomicU32>,
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        // Ordering: Relaxed; it is read after all threads are joined.
-        self.drops.fetch_add(1, Ordering::Relaxed);
-    }
-}
+/// The number of a call, and what its sender waits for.
+type Call = (u32, Arc<Notifier>);
 
 struct Shared {
-    mailbox: Mailbox<Request, u32>,
-    notifier: Notifier,
-    drops: Arc<AtomicU32>,
+    queue: CallQueue<Call>,
+    notifier: Arc<Notifier>,
 }
 
 impl Shared {
-    fn new(slots: usize) -> Arc<Self> {
-        let (notifier, drops) = (Notifier::default(), Arc::new(AtomicU32::new(0)));
-        Arc::new(Self { mailbox: Mailbox::new(slots), notifier, drops })
+    fn new(capacity: usize) -> Arc<Self> {
+        let notifier = Arc::new(Notifier::default());
+        let kick = Arc::clone(&notifier);
+        Arc::new(Self { queue: CallQueue::new(capacity, move || kick.notify()), notifier })
     }
 
-    fn request(&self, id: u32) -> Request {
-        Request { id, drops: Arc::clone(&self.drops) }
+    /// Sends a call. Returns what the engine signals when it has run, or `None` if the queue is
+    /// closed.
+    fn send(&self, number: u32) -> Option<Arc<Notifier>> {
+        let ran = Arc::new(Notifier::default());
+        let sent = self.queue.send((number, Arc::clone(&ran)), |call| call);
+        sent.is_ok().then_some(ran)
     }
 
-    /// Sends a request and notifies. Returns the slot, or `None` if the mailbox is closed.
-    fn send(&self, id: u32, awaited: bool) -> Option<u32> {
-        match self.mailbox.send(self.request(id), awaited) {
-            Ok(sent) => {
-                if sent.notify {
-                    self.notifier.notify();
-                }
-                Some(sent.index)
-            }
-            Err(SendError::Closed(request)) => {
-                assert_eq!(request.id, id);
-                None
-            }
-            Err(SendError::Full(_)) => panic!("there is a slot for each"),
-        }
-    }
-
-    /// Acts as the engine: sleeps for the notifier and finishes `count` requests. The result of a
-    /// request is ten times its id.
-    fn answer(&self, count: usize) {
-        let (mut done, mut queue) = (0, VecDeque::new());
-        while done < count {
+    /// Acts as the engine: sleeps for the notifier, and runs `count` calls. Returns their numbers.
+    fn run(&self, count: usize) -> Vec<u32> {
+        let (mut ran, mut calls) = (Vec::new(), VecDeque::new());
+        while ran.len() < count {
             self.notifier.wait();
             if is_planted("remote-notifier-cleared-after-the-take") {
-                self.mailbox.take(&mut queue);
+                self.queue.take(&mut calls);
                 self.notifier.clear();
             } else {
                 self.notifier.clear();
-                self.mailbox.take(&mut queue);
+                self.queue.take(&mut calls);
             }
-            done += self.finish(&mut queue);
+            run_all(&mut calls, &mut ran);
         }
+        ran
     }
+}
 
-    fn finish(&self, queue: &mut VecDeque<u32>) -> usize {
-        let count = queue.len();
-        for index in queue.drain(..) {
-            let result = self.mailbox.with(index, |request| request.id * 10);
-            drop(self.mailbox.finish(index, result));
-        }
-        count
+fn run_all(calls: &mut VecDeque<Call>, ran: &mut Vec<u32>) {
+    for (number, sender) in calls.drain(..) {
+        ran.push(number);
+        sender.notify();
     }
+}
 
-    /// Checks at the end that every request was dropped once, and every slot is free.
-    fn check(&self, requests: u32) {
-        assert_eq!(self.mailbox.free_len(), self.mailbox.capacity(), "a slot is lost");
-        // Ordering: Relaxed; all threads are joined.
-        assert_eq!(
-            self.drops.load(Ordering::Relaxed),
-            requests,
-            "a request is lost, or dropped twice"
-        );
-    }
+/// Two threads send a call each. Fails if one of the calls wakes no engine that sleeps, or if
+/// the engine clears the notifier after it took the calls.
+#[test]
+fn inv06_each_call_wakes_the_engine() {
+    model(|| {
+        let shared = Shared::new(2);
+        let threads: Vec<_> = (1..=2)
+            .map(|number| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || drop(shared.send(number).expect("the queue is open")))
+            })
+            .collect();
+        let mut ran = shared.run(2);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        ran.sort_unstable();
+        assert_eq!((ran, shared.queue.has_calls()), (vec![1, 2], false), "lost or repeated");
+    });
+}
+
+/// One thread sends a call after the first has run, so the engine sleeps in between.
+#[test]
+fn inv06_calls_one_by_one_wake_the_engine() {
+    thoroughly(|| {
+        let shared = Shared::new(1);
+        let sender = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || (1..=2).for_each(|number| shared.send(number).expect("it is open").wait())
+        });
+        assert_eq!(shared.run(2), [1, 2]);
+        sender.join().unwrap();
+    });
 }
 
 /// The waker of a thread that polls.
@@ -127,152 +115,98 @@ impl Wake for Task {
 }
 
 /// Polls until there is a result, and parks in between, like an executor.
-fn block_on(shared: &Shared, index: u32) -> (Request, u32) {
+fn block_on<F: Future>(future: F) -> F::Output {
     let parked = Arc::new(Notifier::default());
     let waker = Waker::from(std::sync::Arc::new(Task(Arc::clone(&parked))));
+    let mut future = pin!(future);
     loop {
-        if let Some(answer) = shared.mailbox.poll(index, &waker) {
-            return answer;
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
         }
         parked.wait();
         parked.clear();
     }
 }
 
-/// `senders` threads send one request each, and poll or block for the result.
-fn requests_are_answered(senders: u32, poll: bool) {
-    let run = move || {
-        let shared = Shared::new(senders as usize);
-        let threads: Vec<_> = (1..=senders)
-            .map(|id| {
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || {
-                    let index = shared.send(id, true).expect("the mailbox stays open");
-                    let (request, result) = if poll {
-                        block_on(&shared, index)
-                    } else {
-                        shared.mailbox.wait(index, None).expect("it waits for the result")
-                    };
-                    assert_eq!(
-                        (request.id, result),
-                        (id, id * 10),
-                        "the result of another request"
-                    );
-                })
-            })
-            .collect();
-        shared.answer(senders as usize);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        shared.check(senders);
-    };
-    match senders {
-        1 => thoroughly(run),
-        _ => model(run), // seconds with three preemptions
+/// A response, or the drop of its responder, wakes the task. Fails if a poll stores its waker after an
+/// older check, or if the waker is taken before the response is stored.
+#[test]
+fn inv06_a_response_wakes_its_task() {
+    for answered in [true, false] {
+        thoroughly(move || {
+            let (responder, response) = response();
+            let engine = thread::spawn(move || {
+                if answered {
+                    responder.send(5).unwrap();
+                } else {
+                    drop(responder);
+                }
+            });
+            assert_eq!(block_on(response).ok(), answered.then_some(5));
+            engine.join().unwrap();
+        });
     }
 }
 
-/// Fails if a waiting sender is woken before the result is stored.
+/// A response that is dropped meanwhile gets its value or leaves it to the sender.
 #[test]
-fn inv06_no_wake_up_is_lost_between_the_result_and_parking() {
-    requests_are_answered(1, false);
+fn inv16_a_dropped_response_loses_no_value() {
+    thoroughly(|| {
+        let (responder, response) = response();
+        let value = Arc::new(());
+        let engine = thread::spawn({
+            let value = Arc::clone(&value);
+            move || drop(responder.send(value))
+        });
+        drop(response);
+        engine.join().unwrap();
+        assert_eq!(Arc::strong_count(&value), 1, "the value is leaked");
+    });
 }
 
-/// Fails if the waker is stored after an older check for the result.
+/// A call that is sent while the queue closes runs or is refused. Fails if the close loses it.
 #[test]
-fn inv06_no_wake_up_is_lost_between_the_result_and_a_poll() {
-    requests_are_answered(1, true);
-}
-
-/// Fails if a sender does not notify because the queue was not empty at its first load, if the
-/// older requests are not carried along, or if the engine clears the notifier after it took the
-/// requests.
-#[test]
-fn inv06_each_request_wakes_the_engine() {
-    requests_are_answered(2, false);
-}
-
-/// A sender stops waiting before the result, after it, or at the same time. Fails if the request
-/// and its slot are lost.
-#[test]
-fn an_abandoned_request_leaves_nothing_behind() {
+fn closing_runs_or_refuses_every_call() {
     thoroughly(|| {
         let shared = Shared::new(1);
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let index = shared.send(1, true).expect("the mailbox stays open");
-                drop(shared.mailbox.abandon(index));
-            }
-        });
-        shared.answer(1);
-        sender.join().unwrap();
-        shared.check(1);
-    });
-}
-
-/// Requests without a waiting sender come back to the engine.
-#[test]
-fn detached_requests_end_with_the_engine() {
-    thoroughly(|| {
-        let shared = Shared::new(2);
-        let sender = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || (1..=2).for_each(|id| _ = shared.send(id, false))
-        });
-        shared.answer(2);
-        sender.join().unwrap();
-        shared.check(2);
-    });
-}
-
-/// A request that is sent while the mailbox closes is answered or comes back. Fails if the close
-/// loses sent requests.
-#[test]
-fn closing_answers_or_refuses_every_request() {
-    thoroughly(|| {
-        let shared = Shared::new(1);
-        let sender = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || {
-                if let Some(index) = shared.send(1, true) {
-                    drop(shared.mailbox.wait(index, None).expect("it waits for the result"));
+                if let Some(ran) = shared.send(1) {
+                    ran.wait();
                 }
             }
         });
-        let mut queue = VecDeque::new();
-        shared.mailbox.take(&mut queue);
-        shared.mailbox.close(&mut queue);
-        shared.finish(&mut queue);
+        let (mut calls, mut ran) = (VecDeque::new(), Vec::new());
+        shared.queue.take(&mut calls);
+        shared.queue.close(&mut calls);
+        run_all(&mut calls, &mut ran);
         sender.join().unwrap();
-        assert!(shared.send(1, true).is_none() && !shared.mailbox.has_requests());
-        shared.check(2);
+        assert!(shared.send(2).is_none() && !shared.queue.has_calls());
     });
 }
 
-/// A sender sends `requests` and is dropped. The engine serves as long as there is a sender.
+/// A sender sends `calls` and is dropped. The engine serves as long as there is a sender.
 ///
-/// [`serve`] is the shipped loop. A turn clears the notifier only after a sleep: the engine's own
-/// `clear` makes no system call, and so orders nothing, before it has slept on the kick.
-fn serve_until_the_end(requests: u32) {
+/// A turn clears the notifier only after a sleep, like the engine's own `clear`.
+fn serve_until_the_end(calls: u32) {
     thoroughly(move || {
         let shared = Shared::new(1);
-        shared.mailbox.add_sender();
+        shared.queue.add_sender();
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
-                (1..=requests).for_each(|id| _ = shared.send(id, false));
-                if shared.mailbox.drop_sender() && !is_planted("remote-last-sender-is-silent") {
-                    shared.notifier.notify();
-                }
+                (1..=calls).for_each(|number| _ = shared.send(number));
+                shared.queue.drop_sender();
             }
         });
-        let (slept, mut queue) = (Cell::new(false), VecDeque::new());
+        let (slept, mut taken, mut ran) = (Cell::new(false), VecDeque::new(), Vec::new());
         let turn = || {
             if slept.take() {
                 shared.notifier.clear();
             }
-            shared.mailbox.take(&mut queue);
-            shared.finish(&mut queue);
+            shared.queue.take(&mut taken);
+            run_all(&mut taken, &mut ran);
             Served::Idle
         };
         let sleep = || {
@@ -280,10 +214,9 @@ fn serve_until_the_end(requests: u32) {
             slept.set(true);
             Ok::<(), Infallible>(())
         };
-        _ = serve(|| shared.mailbox.has_senders(), turn, sleep);
-        assert_eq!(shared.mailbox.free_len(), shared.mailbox.capacity(), "left behind");
+        _ = serve(|| shared.queue.has_senders(), turn, sleep);
+        assert_eq!(ran.len(), calls as usize, "left behind");
         sender.join().unwrap();
-        shared.check(requests);
     });
 }
 
@@ -293,53 +226,9 @@ fn serving_ends_with_the_last_sender() {
     serve_until_the_end(0);
 }
 
-/// Fails if the engine checks for senders only after it took their requests, or if it sleeps by a
-/// check from before the turn, which may have cleared the last notification.
+/// Fails if the engine checks for senders only after it took their calls, or if it sleeps by a check
+/// from before the turn, which may have cleared the last notification.
 #[test]
-fn serving_takes_the_last_request() {
+fn serving_takes_the_last_call() {
     serve_until_the_end(1);
-}
-
-/// An engine that sleeps learns that a request is to be cancelled, wherever the request is. Fails
-/// with a deadlock if the notifier is cleared after the engine has looked.
-#[test]
-fn inv21_a_cancellation_wakes_the_engine() {
-    thoroughly(|| {
-        let shared = Shared::new(1);
-        let sender = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || {
-                let index = shared.send(7, true).expect("the mailbox stays open");
-                if shared.mailbox.cancel(index).expect("only a cancellation ends the request") {
-                    shared.notifier.notify();
-                }
-                drop(shared.mailbox.wait(index, None));
-            }
-        });
-        let (mut queue, mut taken, mut cancelled) = (VecDeque::new(), None, false);
-        while !cancelled {
-            let late = is_planted("remote-notifier-cleared-after-the-cancels");
-            shared.notifier.wait();
-            if !late {
-                shared.notifier.clear();
-            }
-            shared.mailbox.take(&mut queue);
-            if let Some(index) = queue.pop_front() {
-                taken = Some(index);
-                cancelled = shared.mailbox.is_cancelled(index);
-            }
-            if !cancelled && shared.mailbox.has_cancels() {
-                shared.mailbox.take_cancels(|index| {
-                    cancelled = taken == Some(index);
-                    cancelled
-                });
-            }
-            if late {
-                shared.notifier.clear();
-            }
-        }
-        drop(shared.mailbox.finish(taken.expect("it was cancelled"), 0));
-        sender.join().unwrap();
-        shared.check(1);
-    });
 }

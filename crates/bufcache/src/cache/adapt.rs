@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::{Reuse, Shared};
+use super::Shared;
 use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
@@ -17,10 +17,9 @@ const STEPS: u32 = 128;
 impl Shared {
     /// Returns the word of a block that is about to be loaded into that frame, for
     /// [`admit`](Self::admit).
-    pub(super) fn loading(&self, frame: Frame, key: Key, reuse: Reuse) -> Word {
-        let word = Word::loading(frame).sampled_if(self.samples.takes_hit(key));
-        // Most misses begin on probation, so the policy need not set the flag.
-        if reuse == Reuse::Likely { word.with(NEW) } else { word }
+    pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
+        // Most misses begin on probation, so the policy need not set `NEW`.
+        Word::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
     }
 
     /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
@@ -41,8 +40,8 @@ impl Shared {
 
     /// If the block is in the sample, passes the hits in the rings and this miss to the shadows. If
     /// another thread has their lock, this miss is lost. `is_full` tells whether the cache is full.
-    pub(super) fn note_miss(&self, key: Key, reuse: Reuse, is_full: bool) {
-        if reuse == Reuse::None || !self.samples.takes_miss(key) {
+    pub(super) fn note_miss(&self, key: Key, is_full: bool) {
+        if !self.samples.takes_miss(key) {
             return;
         }
         let Some(mut shadows) = self.shadows.try_lock() else { return };
@@ -51,7 +50,7 @@ impl Shared {
         self.samples.drain(|tag| changes |= shadows.request(tag, true));
         changes |= shadows.request(Samples::tag(key), false);
         if is_full && shadows.is_due {
-            let blocks = self.cold.lock().buffers();
+            let blocks = self.cold.lock().policy.len();
             if let Some(share) = shadows.settle(blocks) {
                 self.samples.open(share);
                 shadows.unmarked = 0..self.table.places();
@@ -80,7 +79,7 @@ impl Shared {
         drop(cold);
         if !is_worth {
             self.counters.claims_refused.add(1);
-            self.note_miss(key, Reuse::Likely, true);
+            self.note_miss(key, true);
         }
         is_worth
     }

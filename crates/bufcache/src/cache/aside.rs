@@ -1,21 +1,21 @@
-//! Loads that the caller fills, and invalidations that do not block.
+//! Loads that the caller fills.
 
 use std::ops::Range;
-use std::ptr;
 
-use percpu::sync::{Arc, fence};
+use percpu::sync::Arc;
 
+use super::Shared;
 use super::load::Load;
-use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::frames::Place;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{IO, Key, MOST_PINS, WRITE};
 
 /// The result of one attempt to invalidate a block.
 pub(crate) enum Attempt {
-    /// The block is not cached any more. `true` if it was.
-    NotCached(bool),
+    /// The block is not cached any more.
+    NotCached,
     /// The block is being loaded or written. The entry is pinned for the caller.
     Pinned(Place),
     /// Another thread takes the buffer apart, or has just done so.
@@ -43,23 +43,22 @@ impl Shared {
             self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);
         };
-        self.admit(frame, key, Reuse::Likely);
+        self.admit(frame, key);
         self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
-        order_claim();
         Ok(Some(load))
     }
 
-    /// Invalidates a block, unless that has to wait.
+    /// Invalidates a block for a task, unless that has to wait.
     pub(crate) fn invalidate_or_pin(
         &self,
         source: &Arc<Source>,
         key: Key,
     ) -> Result<Attempt, GetError> {
-        if let Some(was_there) = self.try_invalidate(Some(source), key, 0)? {
-            return Ok(Attempt::NotCached(was_there));
+        if self.try_invalidate(Some(source), key, 0, Mode::Task)?.is_some() {
+            return Ok(Attempt::NotCached);
         }
         let home = self.table.lock(key);
         let Some(entry) = home.find() else { return Ok(Attempt::Busy) };
@@ -69,11 +68,6 @@ impl Shared {
         }
         drop(home);
         Ok(Attempt::Pinned(self.frames.header(word.frame()).place()))
-    }
-
-    /// Returns whether the block still has the entry at `place`, which the caller has pinned.
-    pub(crate) fn is_at(&self, key: Key, place: Place) -> bool {
-        self.table.find(key).is_some_and(|entry| ptr::eq(entry, self.table.entry(place)))
     }
 
     /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
@@ -95,19 +89,4 @@ impl Shared {
     pub(crate) fn places(&self) -> Place {
         self.table.places()
     }
-}
-
-/// Orders the insertion of an entry before the read of the device.
-pub(crate) fn order_claim() {
-    // Ordering: SeqCst pairs with the fence in `order_invalidation`. If this one is first, the
-    // invalidation finds the entry and waits for the load; if not, the caller reads the device
-    // after the change.
-    fence!(SeqCst, "claim: the entry is inserted before the read");
-}
-
-/// Orders a change of the device before the lookups of the blocks to invalidate.
-pub(crate) fn order_invalidation() {
-    // Ordering: SeqCst pairs with the fence in `order_claim`. If this one is first, the caller of
-    // that one reads the device after the change; if not, the lookup finds its entry.
-    fence!(SeqCst, "invalidate: the device is changed before the lookup");
 }

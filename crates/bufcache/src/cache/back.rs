@@ -2,7 +2,7 @@
 //! together.
 //!
 //! ```text
-//!  dirty list ──copy──► sort ──► mark BACK ──► log? held back? refused? ──► window ──► write
+//!  dirty list ──copy──► sort ──► mark BACK ──► log? given up? refused? ──► window ──► write
 //!                                   │                 │ yes                              │
 //!                                   ▼ clean by now    ▼                                  ▼
 //!                                  skip        unmark, DIRTY stays           clean, or DIRTY stays
@@ -67,8 +67,7 @@ struct Window<'t> {
     selection: &'t Selection,
     mode: Mode,
     summary: Summary,
-    /// Set once the wait for a block that another thread had marked, or that was held back, has
-    /// timed out. The write-back does not wait for such a block again.
+    /// Set once the wait for a block that another thread had marked has timed out. The write-back does not wait for such a block again.
     gave_up: bool,
 }
 
@@ -78,8 +77,8 @@ enum Obstacle {
     Clean,
     /// The block has `WRITE` or `BACK`: a thread modifies it, or writes it to the device.
     Marked,
-    /// The program holds the block back, or the cleaner has given it up.
-    HeldBack,
+    /// The cleaner has given the block up.
+    GivenUp,
     /// The log must be durable up to this position first.
     Log(u64),
     /// A callback has refused the block, or has panicked.
@@ -133,13 +132,13 @@ impl Shared {
         loop {
             let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
-                Err(Obstacle::Clean) => return,
+                Err(Obstacle::Clean | Obstacle::GivenUp) => return,
                 Err(Obstacle::Refused(error)) => return window.summary.fail(error),
-                Err(Obstacle::Marked | Obstacle::HeldBack) if !window.selection.wait => {
+                Err(Obstacle::Marked) if !window.selection.wait => {
                     window.summary.overlapped |= self.entry(next.frame).word().has(BACK);
                     return;
                 }
-                Err(Obstacle::Marked | Obstacle::HeldBack)
+                Err(Obstacle::Marked)
                     if check!("write-back: a wait has timed out", window.gave_up) =>
                 {
                     return;
@@ -153,7 +152,6 @@ impl Shared {
                     flushed = number;
                     self.flush_log(source, next, number, mode).await
                 }
-                Obstacle::HeldBack => self.pause_by(mode, &mut since).await.map_err(of_wait),
                 _ => self.wait_until_unmarked(next, mode, &mut since).await.map_err(of_wait),
             };
             if let Err(error) = waited {
@@ -225,8 +223,7 @@ impl Shared {
 
     /// Returns whether a marked block may be written now, or why not.
     ///
-    /// While `BACK` is set no hold is added and no log position is raised, because both need
-    /// `WRITE`. So a positive answer stays true.
+    /// While `BACK` is set no log position is raised, because that needs `WRITE`. So a positive answer stays true.
     fn may_write(
         &self,
         source: &Source,
@@ -236,11 +233,8 @@ impl Shared {
     ) -> Result<(), Obstacle> {
         let header = self.frames.header(dirty.frame);
         let options = &source.writes.options;
-        if !check!("write-back: the block is not held back", !header.is_held()) {
-            return Err(Obstacle::HeldBack);
-        }
         if header.tries() == u32::MAX && selection.include != Include::All {
-            return Err(Obstacle::HeldBack);
+            return Err(Obstacle::GivenUp);
         }
         let lsn = header.lsn();
         let is_flushed = check!("write-back: the log was flushed that far", lsn <= flushed);
@@ -473,10 +467,11 @@ impl Shared {
         }
         let header = self.frames.header(dirty.frame);
         if selection.include != Include::All {
-            let rule = source.writes.options.rule(number);
-            let life = self.now().saturating_sub(header.since());
-            if header.count_try() >= rule.retries || u128::from(life) >= rule.within.as_millis() {
+            // The cleaner retries for ever, unless the device is gone.
+            if matches!(number, libc::ENODEV | libc::ENXIO) {
                 header.give_up();
+            } else {
+                header.count_try();
             }
         }
         self.unmark_back(self.entry(dirty.frame), dirty.frame, 0);

@@ -21,6 +21,11 @@ use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::Key;
 
+/// A bypass prefetches the home of the block that is this many behind the one it looks up, because
+/// neighbours have homes at random places of the table. A guess: more than the misses that a CPU has
+/// in flight.
+const AHEAD: usize = 16;
+
 /// The exclusive right to write a range of blocks to the device directly, from
 /// [`Device::try_bypass`](crate::Device::try_bypass).
 ///
@@ -130,7 +135,12 @@ impl Shared {
         if source.writes.refuses_writers() {
             return Err(WriteError::Closed); // the drop of `bypass` changes nothing
         }
-        for key in blocks.filter_map(|block| source.key(block)) {
+        let ahead = blocks.clone().skip(AHEAD).map(Some).chain(std::iter::repeat(None));
+        for (block, ahead) in blocks.zip(ahead) {
+            if let Some(key) = ahead.and_then(|ahead| source.key(ahead)) {
+                self.table.prefetch(key);
+            }
+            let Some(key) = source.key(block) else { continue };
             if self.invalidate_or_mark(source, key, Mode::Thread, &mut bypass.marked).is_err() {
                 return Ok(None); // the drop of `bypass` unmarks the blocks
             }

@@ -129,7 +129,8 @@ impl Shared {
         }
         // `flush_orphan` has reported the loss of the block, and has taken it off the dirty list.
         // In the cache it would stay dirty and keep its frame for ever.
-        if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
+        let invalidated = self.try_invalidate(Some(source), key, 0, Mode::Task);
+        if !matches!(invalidated, Ok(Some(_))) {
             // The thread that ends an operation of the device must not wait for a reader or an
             // evictor.
             let of = Arc::clone(source);

@@ -12,15 +12,16 @@ use std::time::{Duration, Instant};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, check, step, thread};
 
-use super::{Reuse, Shared};
+use super::Shared;
 use crate::cold::Cold;
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::nodes::{On, Victim};
-use crate::policy::{Buffers, Looks, PASSES, mark};
+use crate::policy::{Looks, PASSES};
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
@@ -68,17 +69,6 @@ impl BufferWait {
 }
 
 impl Shared {
-    /// Takes a frame off the lists. Waits for one.
-    pub(crate) fn take_frame(&self, source: &Arc<Source>, class: u8) -> Result<Frame, GetError> {
-        let mut wait = BufferWait::new(self.patience);
-        loop {
-            if let Some(frame) = self.try_take_frame(class, wait.search) {
-                return Ok(frame);
-            }
-            self.wait_for_buffers(Some(source), &mut wait)?;
-        }
-    }
-
     /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted.
     pub(super) fn try_take_frame(&self, class: u8, search: Search) -> Option<Frame> {
         self.evict_until(class, search, |cold| cold.take(class))
@@ -91,7 +81,7 @@ impl Shared {
         search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
     ) -> Option<T> {
-        // The number of visits since the last eviction, and since a use or a weight was lowered.
+        // The number of visits since the last eviction, and since a use was lowered.
         let (mut looked, mut idle) = (0, 0);
         let is_mostly_dirty = search != Search::Full && self.is_mostly_dirty();
         let (in_a_row, of_one_list, mut of_dead) = match search {
@@ -119,7 +109,7 @@ impl Shared {
                 // The dirty buffers that keep a chunk from being freed may be anywhere on the
                 // lists.
                 looks.until_dirty &= !cold.may_need_chunk(class);
-                let all = cold.policy.len() + cold.scanned.len;
+                let all = cold.policy.len();
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
@@ -223,29 +213,7 @@ impl Shared {
         let is_done = |victims: &Batch, units: usize| {
             victims.len() >= most.min(BATCH) || (units > 0 && units >= most_units)
         };
-        let Cold { nodes, policy, scanned, .. } = cold;
-        // First the buffers that were read once. Buffers in use go to the front of the list.
-        while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
-            if is_done(victims, units) {
-                return;
-            }
-            looks.left -= 1;
-            let Some(frame) = nodes.last(scanned) else { break };
-            nodes.remove(scanned, frame);
-            let entry = self.entry(frame);
-            if nodes.of(frame).weight > 0 || entry.word().used() > 0 {
-                // It was used again.
-                looks.lowered = true;
-                nodes.of(frame).once = false;
-                policy.insert(nodes, self, frame, entry.key());
-            } else if mark(entry) {
-                victims.push(self.victim(frame, On::Scanned));
-                units += 1 << frame.class();
-            } else {
-                nodes.push(scanned, frame, On::Scanned);
-                looks.scanned += 1;
-            }
-        }
+        let Cold { nodes, policy, .. } = cold;
         while !is_done(victims, units) {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
@@ -265,7 +233,7 @@ impl Shared {
         });
         let mut in_use = [false; BATCH];
         let marked = &entries[..victims.len()];
-        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use, self.order));
+        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use));
         for at in 0..victims.len() {
             let (entry, place) = (entries[at], victims[at].place);
             // A guard may have become a pin since the mark. The pin comes before the clear of its
@@ -325,8 +293,7 @@ impl Shared {
         let entry = self.entry(frame);
         debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
         // The entry is hidden, so it gets no new users.
-        let held_back = self.frames.header(frame).is_held();
-        let unused = !held_back && hazard::is_left(entry, self.order);
+        let unused = hazard::is_left(entry);
         if unused {
             self.table.free(self.frames.header(frame).place());
         }
@@ -347,7 +314,7 @@ impl Shared {
 
     pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
         let node = cold.nodes.of(frame);
-        (node.weight, node.once, node.due) = (0, false, None);
+        node.due = None;
         if cold.give(frame) {
             // Rare, after a resize. Under the lock, so that no thread takes the chunk meanwhile.
             self.frames.release(cold.chunk_of(frame));
@@ -358,10 +325,7 @@ impl Shared {
     /// Returns the number of evicted buffers.
     pub(crate) fn shrink(&self, buffers: usize) -> usize {
         let mut freed = 0;
-        let mut left = {
-            let cold = self.cold.lock();
-            cold.policy.len() + cold.scanned.len
-        };
+        let mut left = self.cold.lock().policy.len();
         let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.free_dead(LOOKS as usize);
@@ -419,25 +383,14 @@ impl Shared {
         }
     }
 
-    /// Sets the number of passes of the evictor that a buffer survives.
-    pub(crate) fn set_weight(&self, frame: Frame, weight: u8) {
-        self.cold.lock().nodes.of(frame).weight = weight;
-    }
-
     /// Puts a buffer that is being loaded on a list of the policy.
-    pub(super) fn admit(&self, frame: Frame, key: Key, reuse: Reuse) {
+    pub(super) fn admit(&self, frame: Frame, key: Key) {
         let mut cold = self.cold.lock();
-        let Cold { nodes, policy, scanned, .. } = &mut *cold;
-        match reuse {
-            Reuse::Likely => policy.insert(nodes, self, frame, key),
-            Reuse::None => {
-                nodes.of(frame).once = true;
-                nodes.push(scanned, frame, On::Scanned);
-            }
-        }
+        let Cold { nodes, policy, .. } = &mut *cold;
+        policy.insert(nodes, self, frame, key);
         let is_full = cold.is_nearly_full();
         drop(cold);
-        self.note_miss(key, reuse, is_full);
+        self.note_miss(key, is_full);
     }
 
     /// Takes a buffer off the list from which it may be evicted, if it is on one.
@@ -476,7 +429,7 @@ impl Shared {
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            let was_there = self.try_invalidate(source, key, flags)?;
+            let was_there = self.try_invalidate(source, key, flags, Mode::Thread)?;
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
@@ -497,11 +450,15 @@ impl Shared {
 
     /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
     /// invalidated, or `None` if that has to wait.
+    ///
+    /// In [`Mode::Task`] the slots of the calling thread are not the task's: the thread that polls
+    /// the task may read the block, or have a guard of it.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
         flags: u64,
+        mode: Mode,
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
@@ -511,7 +468,8 @@ impl Shared {
             if word.has(flags) {
                 return Ok(Some(false));
             }
-            if word.has(IO | WRITE) && hazard::protected_by_me(entry) > 0 {
+            let is_own = || mode == Mode::Thread && hazard::protected_by_me(entry) > 0;
+            if word.has(IO | WRITE) && is_own() {
                 return Err(GetError::WouldDeadlock);
             }
             if !word.is_readable() || word.has(BACK) {
@@ -521,10 +479,7 @@ impl Shared {
             // the buffer marked may put it on that list first. Without the slot it could be freed
             // there, and this thread would move the frame of another block.
             let mut slot = None;
-            step!(
-                "invalidate: protect the entry",
-                slot = Some(hazard::protect(entry, self.order)?)
-            );
+            step!("invalidate: protect the entry", slot = Some(hazard::protect(entry)?));
             let clear = || slot.inspect(|slot| slot.clear());
             if entry.try_change(word, STALE, DIRTY | WAITED).is_err() {
                 clear();

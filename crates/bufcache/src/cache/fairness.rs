@@ -12,7 +12,7 @@
 //!    case another one took all before this one was attached.
 //! 2. A device whose last write failed gets no more dirty buffers while it has some. Its blocks can
 //!    be written past the cache. A write that succeeds, past the cache or from it, ends this.
-//! 3. A device without a write in flight, whose buffers a user holds back, may have more: it does
+//! 3. A device without a write in flight, whose buffers wait for their log, may have more: it does
 //!    not hang.
 //! 4. While another device is attached, the loads in flight that the tasks of a device have begun,
 //!    and its claims, take at most an equal share of the cache. Of the devices that have not asked
@@ -93,7 +93,7 @@ impl Shared {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }
             if !load.is_writing() {
-                // The user or the log holds the blocks back: the device does not hang.
+                // The blocks wait for their log: the device does not hang.
                 return Ok(());
             }
             if is_over {

@@ -4,60 +4,65 @@
 //! Each other task waits until it is the first, or for a quarter of the patience: the first one may
 //! be a future that is polled no more.
 
-use std::task::Waker;
+use std::future::poll_fn;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use percpu::sync::{Mutex, step};
 
 use super::Shared;
+use super::timer::HAS_TIME;
 use crate::error::GetError;
-use crate::wait::{Reply, wake_all};
+use crate::wait::{Wakers, wake_all};
 use crate::word::Key;
 
-/// The tasks in line for each block, in the order in which they came.
+/// The tasks in line for each block.
 #[derive(Debug)]
-pub(super) struct Line(Mutex<Vec<(Key, Waker)>>);
+pub(super) struct Line(Mutex<Wakers<Key>>);
 
 impl Line {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
-
-    /// Adds a task. Returns whether it is the first.
-    fn join(&self, key: Key, waker: &Waker) -> Result<bool, GetError> {
-        let mut line = self.0.lock();
-        line.try_reserve(1).map_err(|_| GetError::NoMemory)?;
-        let is_first = line.iter().all(|(of, _)| *of != key);
-        line.push((key, waker.clone()));
-        Ok(is_first)
-    }
-
-    /// Removes a task. Returns the waker of the task that is the first instead.
-    fn leave(&self, key: Key, waker: &Waker) -> Option<Waker> {
-        let mut line = self.0.lock();
-        let first = line.iter().position(|(of, _)| *of == key)?;
-        let own = line.iter().position(|(_, known)| known.will_wake(waker))?;
-        let left = line.remove(own);
-        let next = || line[own..].iter().find(|(of, _)| *of == key).map(|(_, next)| next.clone());
-        let next = if own == first { next() } else { None };
-        drop(line);
-        drop(left);
-        next
+        Self(Mutex::new(Wakers::new()))
     }
 }
 
 /// The place of a task in the line. Its drop wakes the next task.
 pub(crate) struct InLine<'c> {
-    cache: &'c Shared,
+    line: &'c Line,
     key: Key,
-    waker: Waker,
+    /// The number of the place, or 0.
+    number: u64,
+}
+
+impl InLine<'_> {
+    /// Returns ready once the task is the first. The first call joins the line.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let new = context.waker().clone(); // foreign code, as is its drop: not under the lock
+        let mut line = self.line.0.lock();
+        let mut old = None;
+        if self.number == 0 {
+            self.number = line.add(self.key, new);
+        } else {
+            old = Some(line.replace(self.key, self.number, new));
+        }
+        let is_first = line.first_of(self.key).is_none_or(|first| first == self.number);
+        drop(line);
+        drop(old);
+        if is_first { Poll::Ready(()) } else { Poll::Pending }
+    }
 }
 
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
-        let next = self.cache.line.leave(self.key, &self.waker);
+        let mut line = self.line.0.lock();
+        let was_first = line.first_of(self.key).is_some_and(|first| first == self.number);
+        let left = line.remove(self.key, self.number);
+        let next = line.first_of(self.key).filter(|_| was_first);
+        // Takes its waker, because a clone is foreign code: not under the lock.
+        let next = next.map(|next| line.replace(self.key, next, Waker::noop().clone()));
+        drop(line);
+        drop(left);
         step!("line: wake the next", wake_all(next));
-        self.cache.timer.remove(&self.waker);
     }
 }
 
@@ -69,14 +74,18 @@ impl Shared {
         key: Key,
         since: &mut Option<Instant>,
     ) -> Result<InLine<'_>, GetError> {
-        let left = self.time_left(since)?;
-        let woken = Reply::new();
-        let in_line = InLine { cache: self, key, waker: woken.waker() };
-        if !self.line.join(key, &in_line.waker)? {
-            self.wake_after(left / 4, &in_line.waker);
-            let _ = woken.wait().await;
-            self.time_left(since)?;
-        }
+        let end = Instant::now().checked_add(self.time_left(since)? / 4).filter(|_| HAS_TIME);
+        let mut in_line = InLine { line: &self.line, key, number: 0 };
+        let mut alarm = self.timer.alarm();
+        poll_fn(|context| {
+            if in_line.poll(context).is_ready() || end.is_some_and(|end| Instant::now() >= end) {
+                return Poll::Ready(());
+            }
+            end.inspect(|end| alarm.set(*end, context.waker()));
+            Poll::Pending
+        })
+        .await;
+        self.time_left(since)?;
         Ok(in_line)
     }
 }

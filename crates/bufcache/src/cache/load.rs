@@ -11,32 +11,28 @@
 //! requester that blocks may read the device itself: then the load ends before the requester begins
 //! to wait.
 //!
-//! # No wake-up is lost
-//!
-//! A task that waits adds its waker to the list, under the lock, and then loads the word. The end
-//! of a load changes the word, and then takes the wakers off the list, under the lock. Whichever of
-//! the two has the lock first, the other sees its change. The end of a load also takes wakers whose
-//! task is gone, because a waker may keep a whole task alive.
+//! A task waits at the frame of the entry. It has a pin while it waits, or has set `WAITED`, so the
+//! end of a load or of a write looks for waiting tasks only if one of the two is there.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, check, panicking, step, thread_id};
+use percpu::sync::{Arc, check, panicking, step, thread_id};
 
-use super::{Reuse, Shared};
+use super::Shared;
 use crate::contain::contain;
-use crate::error::{Failure, GetError};
+use crate::error::Failure;
 use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
-use crate::wait::wake;
-use crate::word::{FAILED, IO, Key, WRITE};
+use crate::wait::{WaitSet, Waiting};
+use crate::word::{Entry, FAILED, IO, Key, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
 ///
@@ -195,89 +191,34 @@ impl fmt::Debug for Load {
     }
 }
 
-/// The number of lists of wakers. A guess: with thousands of loads at a time each list is short.
-const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+/// The number of sets of waiting tasks. A guess: tasks that wait at the same time rarely need the
+/// same lock.
+const SETS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 
-/// The wakers of tasks that wait for loads or writes, in [`LISTS`] lists by frame.
+/// The tasks that wait for loads, writes, write-backs and pins, by frame.
 #[derive(Debug)]
-pub(super) struct WakerLists(Box<[WakerList]>);
+pub(super) struct Waiters(Box<[WaitSet<Frame>]>);
 
-impl WakerLists {
+impl Waiters {
     pub(super) fn new() -> Self {
-        Self((0..LISTS).map(|_| WakerList::new()).collect())
+        Self((0..SETS).map(|_| WaitSet::new()).collect())
     }
 
-    pub(super) fn list(&self, frame: Frame) -> &WakerList {
+    /// Returns a wait at a frame, which is not yet registered.
+    pub(super) fn wait(&self, frame: Frame) -> Waiting<'_, Frame> {
+        self.set(frame).wait(frame)
+    }
+
+    /// Wakes the tasks that wait at a frame.
+    pub(super) fn wake(&self, frame: Frame) {
+        self.set(frame).wake(frame..=frame);
+    }
+
+    fn set(&self, frame: Frame) -> &WaitSet<Frame> {
         // Uses the upper bits as well, because the frames of large blocks begin at every 128th
         // unit.
         let unit = frame.unit() as usize;
-        &self.0[(unit ^ unit >> 6) % LISTS]
-    }
-}
-
-#[derive(Debug)]
-#[repr(align(64))]
-pub(super) struct WakerList {
-    list: WordLock<Vec<(Frame, Waker)>>,
-    /// The length of the list, for threads without the lock.
-    len: AtomicUsize,
-}
-
-impl WakerList {
-    fn new() -> Self {
-        Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
-    }
-
-    /// Returns whether the list is empty. Does not miss the waker of a task that has dropped its
-    /// pin.
-    fn is_empty(&self) -> bool {
-        // Ordering: Relaxed. A task that waits has a pin or `WAITED`, which the caller checks. If a
-        // task with a pin is gone, the Release in `Entry::unpin` pairs with the Acquire of the
-        // exchange in `Entry::publish` or `Entry::change`, by which the caller ended the load; it
-        // carries the length.
-        check!("load: no waker is left", self.len.load(Ordering::Relaxed) == 0)
-    }
-
-    /// Wakes the tasks that wait for a frame.
-    pub(super) fn wake(&self, frame: Frame) {
-        let take = || {
-            let mut waiting = self.list.lock();
-            let left = waiting.iter().filter(|(of, _)| *of == frame).count();
-            let at = waiting.iter().position(|(of, _)| *of == frame)?;
-            // Ordering: Relaxed, here and in `add`; see `is_empty`.
-            self.len.store(waiting.len() - 1, Ordering::Relaxed);
-            Some((waiting.remove(at).1, left))
-        };
-        // One by one and without the lock, because a waker is foreign code. In order, and at most
-        // as many as were on the list at first: the frame may have another load by now, whose tasks
-        // wake spuriously and add their wakers again, behind those that were not woken.
-        let mut most = usize::MAX;
-        while most > 0 {
-            let Some((waker, left)) = take() else { return };
-            most = most.min(left) - 1;
-            wake(waker);
-        }
-    }
-
-    /// Takes a waker off the list, if it is there.
-    pub(super) fn remove(&self, frame: Frame, waker: &Waker) {
-        let mut waiting = self.list.lock();
-        let is_it = |(of, known): &(Frame, Waker)| *of == frame && known.will_wake(waker);
-        let at = waiting.iter().position(is_it);
-        let removed = at.map(|at| waiting.remove(at));
-        self.len.store(waiting.len(), Ordering::Relaxed);
-        drop(waiting);
-        drop(removed); // foreign code: not under the lock
-    }
-
-    pub(super) fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
-        let new = waker.clone(); // foreign code, as is its drop: not under the lock
-        let mut waiting = self.list.lock();
-        if !waiting.iter().any(|(of, known)| *of == frame && known.will_wake(waker)) {
-            waiting.push((frame, new));
-            self.len.store(waiting.len(), Ordering::Relaxed);
-        }
-        Ok(())
+        &self.0[(unit ^ unit >> 6) % SETS]
     }
 }
 
@@ -289,19 +230,12 @@ impl Shared {
     }
 
     /// Begins the load of an entry that was just inserted. It may have ended when this returns.
-    pub(super) fn begin(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        frame: Frame,
-        reuse: Reuse,
-        blocks: bool,
-    ) {
+    pub(super) fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) {
         let Some(load) = Load::new(source, key, frame, blocks) else {
             self.fail(source, key, frame, Failure::Closed, 0);
             return;
         };
-        self.admit(frame, key, reuse);
+        self.admit(frame, key);
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
@@ -313,19 +247,15 @@ impl Shared {
     /// calling thread, and one to each waiter.
     fn publish(&self, frame: Frame, own: u64) {
         self.frames.writing(frame); // the load has written until now
-        if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {
+        if self.entry(frame).publish().pins() > own {
             step!("load: wake those who wait", self.wake_waiters(frame));
         }
-    }
-
-    pub(super) fn has_wakers(&self, frame: Frame) -> bool {
-        !self.wakers.list(frame).is_empty()
     }
 
     /// Wakes the threads and tasks that wait for a frame. Its entry has changed before.
     pub(super) fn wake_waiters(&self, frame: Frame) {
         self.wake_threads(frame);
-        step!("load: wake the tasks", self.wakers.list(frame).wake(frame));
+        step!("load: wake the tasks", self.waiters.wake(frame));
     }
 
     /// Wakes the threads that sleep for a frame, which then look at the entry again.
@@ -335,26 +265,27 @@ impl Shared {
         header.loaded.wake_all();
     }
 
-    /// Returns ready once an entry that the caller has pinned has none of the flags `marks`: `IO`
-    /// until its load ends, `WRITE` until its writer ends.
-    pub(crate) fn poll_marks(
-        &self,
-        place: Place,
-        marks: u64,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), GetError>> {
+    /// Waits, as a task, until an entry that the caller has pinned has none of the flags `marks`:
+    /// `IO` until its load ends, `WRITE` until its writer ends.
+    pub(crate) async fn wait_for_marks(&self, place: Place, marks: u64) {
         let entry = self.table.entry(place);
+        let mut waiting = self.waiters.wait(entry.word().frame());
+        poll_fn(|context| Self::poll_marks(entry, marks, &mut waiting, context)).await;
+    }
+
+    pub(super) fn poll_marks(
+        entry: &Entry,
+        marks: u64,
+        waiting: &mut Waiting<'_, Frame>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
         if entry.word().has(marks) {
-            let frame = entry.word().frame();
-            let wakers = self.wakers.list(frame);
-            wakers.add(frame, context.waker())?;
+            waiting.register(context.waker());
             if check!("poll: the marks are there still", entry.word().has(marks)) {
                 return Poll::Pending;
             }
-            // The load may have ended before this waker was on the list.
-            wakers.wake(frame);
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(())
     }
 
     /// Returns why a load failed, whose entry the caller has pinned. `None` if it succeeded.
@@ -372,34 +303,5 @@ impl Shared {
     /// Returns the frame of an entry that the caller has pinned.
     pub(crate) fn frame_at(&self, place: Place) -> Frame {
         self.table.entry(place).word().frame()
-    }
-}
-
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests {
-    use std::task::Wake;
-
-    use super::*;
-
-    /// Adds another task's waker, as a task does that is woken while the list is worked off.
-    struct Adds(Arc<WakerList>, Option<Waker>);
-
-    impl Wake for Adds {
-        fn wake(self: Arc<Self>) {
-            self.1.iter().for_each(|other| self.0.add(Frame(1), other).unwrap());
-        }
-    }
-
-    #[test]
-    fn a_task_that_comes_late_takes_the_wake_up_of_no_other() {
-        let wakers = Arc::new(WakerList::new());
-        let task = |adds| Waker::from(Arc::new(Adds(Arc::clone(&wakers), adds)));
-        let late = task(None);
-        for waker in [task(Some(late.clone())), task(None), task(None)] {
-            wakers.add(Frame(1), &waker).unwrap();
-        }
-        wakers.wake(Frame(1));
-        let left = wakers.list.lock();
-        assert!(left.len() == 1 && left[0].1.will_wake(&late), "{} are left", left.len());
     }
 }

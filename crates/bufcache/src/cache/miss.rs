@@ -14,7 +14,7 @@ use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got, Wait, Want};
-use super::{Protected, Reuse, Shared};
+use super::{Protected, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
@@ -88,10 +88,9 @@ impl Shared {
         source: &Arc<Source>,
         key: Key,
         class: u8,
-        reuse: Reuse,
         fill: Fill,
     ) -> Result<Got, GetError> {
-        self.miss_with(source, key, Want { class, reuse, fill, wait: Wait::Block })
+        self.miss_with(source, key, Want { class, fill, wait: Wait::Block })
     }
 
     /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
@@ -113,7 +112,7 @@ impl Shared {
                 }
                 // The discard may be on this thread's engine.
                 Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
-                Entered::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
+                Entered::Excluded => source.writes.excluded.wait(key.sector()),
             }
         }
     }
@@ -136,7 +135,7 @@ impl Shared {
         let mut rounds = 0_u32;
         loop {
             let found = self.table.find(key);
-            if let Some(buffer) = found.and_then(|_| self.hit(key, want.class, want.reuse)) {
+            if let Some(buffer) = found.and_then(|_| self.hit(key, want.class)) {
                 return Ok(Entered::Cached(buffer));
             }
             source.check_read(key)?;
@@ -161,7 +160,7 @@ impl Shared {
                     return Ok(Entered::Excluded);
                 }
                 let Some(spare) = spare.take() else { continue };
-                let mut word = self.loading(spare.frame, key, want.reuse);
+                let mut word = self.loading(spare.frame, key);
                 let is_read = want.fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
@@ -183,7 +182,7 @@ impl Shared {
                     return self.create(source, key, frame).map(Entered::Locked);
                 }
                 let pinned = Pinned::new(self, self.table.entry(place));
-                self.begin(source, key, frame, want.reuse, blocks);
+                self.begin(source, key, frame, blocks);
                 pinned.into_pin();
                 return Ok(Entered::Pinned(place));
             }
@@ -250,7 +249,7 @@ impl Shared {
         self.note_want(source);
         let spare = self.spare(class, Search::Short)?;
         let home = self.table.lock(key);
-        let word = self.loading(spare.frame, key, Reuse::Likely);
+        let word = self.loading(spare.frame, key);
         let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
         let place = if is_free { home.insert(word) } else { None };
         if let Some(place) = place {
@@ -276,7 +275,7 @@ impl Shared {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
         };
-        self.admit(frame, key, Reuse::Likely);
+        self.admit(frame, key);
         self.frames.writing(frame);
         // Before the block becomes readable: one that is refused here was never cached.
         entry.change(WRITE, 0);
@@ -310,7 +309,7 @@ impl Shared {
         let before = entry.change(STALE | FAILED, IO | WRITE | WAITED);
         drop(home);
         let others = before.pins() > 1 + own;
-        if others || before.has(WAITED) || self.has_wakers(frame) {
+        if others || before.has(WAITED) {
             step!("fail: wake those who wait", self.wake_waiters(frame));
         }
         self.unpin(entry);
@@ -355,10 +354,14 @@ impl Shared {
             }
         }
         // Another thread may wait for an operation of this one's engine.
+        let mut waiting = self.waiters.wait(entry.word().frame());
         step!(
             "wait: turn the engine of this thread",
-            wait_by_engine(|context| { self.poll_marks(header.place(), IO, context).is_ready() })
+            wait_by_engine(|context| {
+                Self::poll_marks(entry, IO, &mut waiting, context).is_ready()
+            })
         );
+        drop(waiting);
         loop {
             let seen = header.loaded.load();
             let word = entry.word();
@@ -411,8 +414,8 @@ impl Shared {
             // Without pins and marks the block can be locked, so no waiter needs the flag. If the
             // entry is another block's by now, the drop of that block's last pin wakes its waiters.
             let _ = entry.try_change(left, 0, WAITED);
-            let wakers = self.wakers.list(left.frame());
-            step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));
+            let frame = left.frame();
+            step!("unpin: wake the tasks that wait to write", self.waiters.wake(frame));
         }
     }
 }

@@ -31,21 +31,19 @@ mod timer;
 mod write;
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, coarse_clock};
+use percpu::sync::{WordLock, coarse_clock};
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::order_claim;
-pub(crate) use self::aside::{Attempt, order_invalidation};
+pub(crate) use self::aside::Attempt;
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::line::Line;
 pub use self::load::Load;
-use self::load::WakerLists;
+use self::load::Waiters;
 pub(crate) use self::miss::Entered;
 pub(crate) use self::overwrite::Overwrite;
 use self::pool::Pool;
@@ -55,29 +53,24 @@ use crate::cold::Cold;
 use crate::contain::contain;
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
-use crate::hazard::{self, Order, Slot};
+use crate::hazard::{self, Slot};
 use crate::ids::{Identity, Ids};
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
 use crate::stats::Counter;
 use crate::table::Table;
 use crate::tally::Tally;
-use crate::timed::{Holds, TimedLock};
-use crate::times::{Counts, Times};
-use crate::wait::Reply;
+use crate::wait::{Mode, Reply};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
-
-/// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
-const SAMPLE: u64 = 4096;
 
 /// The state that all handles of a cache share.
 pub(crate) struct Shared {
     table: Table,
     pub(crate) frames: Frames,
-    cold: TimedLock<Cold>,
+    cold: WordLock<Cold>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
-    wakers: WakerLists,
+    waiters: Waiters,
     line: Line,
     pool: Pool,
     timer: Timer,
@@ -94,14 +87,8 @@ pub(crate) struct Shared {
     is_selective: std::sync::atomic::AtomicBool,
     /// The number of hits, except for those in `counters.get`.
     hits: Tally,
-    hit_times: Counts,
-    pub(crate) miss_times: Counts,
-    /// The hold times of the locks, if they are measured.
-    pub(crate) holds: Holds,
     /// The capacity in bytes, for threads without the lock.
     room: AtomicUsize,
-    /// The fences between hits and evictions.
-    order: Order,
     /// How long a miss waits for a buffer, and other calls for a guard.
     pub(crate) patience: Duration,
     /// The coarse time at which the cache was made.
@@ -129,13 +116,6 @@ pub(crate) struct Counters {
     pub(crate) ahead_dropped: Counter,
     /// Claims of blocks that were not worth a buffer.
     pub(crate) claims_refused: Counter,
-}
-
-/// Whether a block is likely to be used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reuse {
-    Likely,
-    None,
 }
 
 impl Counters {
@@ -176,18 +156,16 @@ impl Shared {
         frames: Frames,
         table: Table,
         cold: Cold,
-        order: Order,
         (patience, limits): (Duration, Limits),
-        holds: Holds,
         (samples, shadows): (Samples, Option<Shadows>),
     ) -> Self {
         let room = frames.capacity();
         Self {
             table,
             frames,
-            cold: TimedLock::new(cold, holds.clone()),
+            cold: WordLock::new(cold),
             ids: WordLock::new(Ids::new()),
-            wakers: WakerLists::new(),
+            waiters: Waiters::new(),
             line: Line::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
@@ -201,17 +179,13 @@ impl Shared {
             shadows: WordLock::new(shadows),
             is_selective: std::sync::atomic::AtomicBool::new(false),
             hits: Tally::new(),
-            hit_times: Counts::new(),
-            miss_times: Counts::new(),
-            holds,
-            order,
             patience,
         }
     }
 
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
-    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Protected> {
-        let (buffer, is_sampled, _) = self.look_up(key, class, reuse)?;
+    pub(crate) fn hit(&self, key: Key, class: u8) -> Option<Protected> {
+        let (buffer, is_sampled, _) = self.look_up(key, class)?;
         if is_sampled {
             self.note_hit(key);
         }
@@ -221,22 +195,15 @@ impl Shared {
     /// As [`hit`](Self::hit), but returns whether the caller is to call
     /// [`note_hit`](Self::note_hit), and the number of the slot's record.
     #[inline(always)]
-    pub(crate) fn look_up(
-        &self,
-        key: Key,
-        class: u8,
-        reuse: Reuse,
-    ) -> Option<(Protected, bool, u32)> {
+    pub(crate) fn look_up(&self, key: Key, class: u8) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
-        let (slot, record) = hazard::protect_numbered(entry, self.order).ok()?;
+        let (slot, record) = hazard::protect_numbered(entry).ok()?;
         if let Some(word) = entry.look(key) {
             if word.is_readable_as(class) {
-                if reuse == Reuse::Likely {
-                    entry.count_hit(word);
-                }
+                entry.count_hit(word);
                 self.frames.reading(word.frame());
-                let is_sampled = word.has(SAMPLED) && reuse == Reuse::Likely;
-                return Some((Protected { slot, frame: word.frame() }, is_sampled, record));
+                let buffer = Protected { slot, frame: word.frame() };
+                return Some((buffer, word.has(SAMPLED), record));
             }
         }
         slot.clear();
@@ -263,46 +230,11 @@ impl Shared {
         }
     }
 
-    /// Counts a hit, whose buffer a slot of this thread's record with that number protects. Returns
-    /// whether it is to be timed.
+    /// Counts a hit, whose buffer a slot of this thread's record with that number protects.
     #[inline(always)]
-    pub(crate) fn count_get(&self, record: u32) -> bool {
-        match self.hits.count(record) {
-            Some(count) => count.is_multiple_of(SAMPLE),
-            None => {
-                self.counters.get.add(1);
-                false
-            }
-        }
-    }
-
-    /// Samples or times a hit, which few hits need. One function, because two calls would make
-    /// every hit spill a register.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn note_and_time(&self, key: Key, class: u8, is_sampled: bool, is_timed: bool) {
-        if is_sampled {
-            self.note_hit(key);
-        }
-        if is_timed {
-            self.time_a_hit(key, class);
-        }
-    }
-
-    /// Looks a block up again, and measures the time.
-    fn time_a_hit(&self, key: Key, class: u8) {
-        let began = Instant::now();
-        if let Some(buffer) = self.hit(key, class, Reuse::None) {
-            self.hit_times.add(began);
-            buffer.slot.clear();
-        }
-    }
-
-    pub(crate) fn times(&self) -> Times {
-        Times {
-            hits: self.hit_times.snapshot(),
-            misses: self.miss_times.snapshot(),
-            holds: self.holds.as_ref().map(|counts| counts.snapshot()),
+    pub(crate) fn count_get(&self, record: u32) {
+        if !self.hits.count(record) {
+            self.counters.get.add(1);
         }
     }
 
@@ -349,7 +281,7 @@ impl Shared {
     fn drop_retired(&self, key: Key) -> Result<bool, BuildError> {
         let mut rounds = 0;
         loop {
-            match self.try_invalidate(None, key, 0) {
+            match self.try_invalidate(None, key, 0, Mode::Thread) {
                 Ok(Some(_)) => return Ok(true),
                 Err(GetError::NoMemory) => return Err(BuildError::NoMemory),
                 Err(_) => return Ok(false),
@@ -424,15 +356,12 @@ pub(crate) fn make(
     units: usize,
     (unit, chunk): (u32, u32),
     (policy, sampled): (Policy, usize),
-    order: Order,
     waits: (Duration, Limits),
-    time_locks: bool,
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
     let cold = Cold::new(units, (chunk - unit) as u8, policy)?;
-    let holds = time_locks.then(|| Arc::new(Counts::new()));
-    let table = Table::new(units, holds.clone())?;
+    let table = Table::new(units)?;
     let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
     let sample = (Samples::new(sampled, units)?, shadows);
-    Ok(Shared::new(frames, table, cold, order, waits, holds, sample))
+    Ok(Shared::new(frames, table, cold, waits, sample))
 }

@@ -5,7 +5,6 @@
 //! change nor leave the cache, and are dropped once the device has succeeded. If the device fails,
 //! they stay dirty.
 
-use std::future::poll_fn;
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -195,10 +194,11 @@ impl Shared {
     /// Waits until a block is neither read nor evicted.
     async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         match self.invalidate_or_pin(source, key)? {
-            Attempt::NotCached(_) => Ok(()),
+            Attempt::NotCached => Ok(()),
             Attempt::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
-                poll_fn(|context| self.poll_marks(place, IO, context)).await
+                self.wait_for_marks(place, IO).await;
+                Ok(())
             }
             Attempt::Busy => self.pause_by(Mode::Task, &mut None).await,
         }
@@ -211,7 +211,6 @@ impl Shared {
         mode: Mode,
         marked: &mut Marked,
     ) -> Result<(), Obstacle> {
-        marked.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
@@ -224,7 +223,7 @@ impl Shared {
             }
             if !word.has(DIRTY) {
                 drop(home);
-                match self.try_invalidate(Some(source), key, DIRTY) {
+                match self.try_invalidate(Some(source), key, DIRTY, mode) {
                     Ok(Some(true)) => return Ok(()),
                     Ok(Some(false)) => continue, // dirty by now
                     Ok(None) => {
@@ -233,6 +232,11 @@ impl Shared {
                     }
                     Err(error) => return Err(Obstacle::Error(key, error)),
                 }
+            }
+            if marked.len() == marked.capacity() {
+                drop(home); // no allocation under the lock
+                marked.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
+                continue;
             }
             if entry.try_change(word, BACK, 0).is_ok() {
                 marked.push((key, word.frame()));
@@ -258,7 +262,7 @@ impl Shared {
         let home = self.table.lock(key);
         let entry = self.entry(frame);
         // As in `try_invalidate`: the slot keeps the frame until it is on the list of the dead.
-        let slot = hazard::protect(entry, self.order).expect("a slot is reserved");
+        let slot = hazard::protect(entry).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);

@@ -32,7 +32,7 @@ impl Shared {
         if is_too_dirty || !self.may_dirty(source, key) {
             return Err(refused(GetError::WouldBlock));
         }
-        match self.try_lock_write(source, key, class) {
+        match self.try_lock_write(source, key, class, Mode::Thread) {
             Ok(buffer) => {
                 self.counters.get.add(1);
                 return Ok(buffer);

@@ -41,11 +41,7 @@ impl Shared {
         for _ in 0..1 << class {
             let Some(frame) = next else { return false };
             let entry = self.entry(frame);
-            if frame.class() >= class
-                && cold.nodes.of(frame).weight == 0
-                && entry.word().used() == 0
-                && mark(entry)
-            {
+            if frame.class() >= class && entry.word().used() == 0 && mark(entry) {
                 let on = cold.nodes.on(frame);
                 cold.withdraw(frame);
                 if let On::Policy(list) = on {
@@ -111,9 +107,9 @@ impl Shared {
             let node = cold.nodes.of(frame);
             match node.on {
                 On::Free => continue,
-                On::Policy(_) | On::Scanned => {
+                On::Policy(_) => {
                     let word = self.entry(frame).word();
-                    if node.weight > 0 || !is_evictable(word) {
+                    if !is_evictable(word) {
                         return None;
                     }
                     uses += word.used();
@@ -137,7 +133,7 @@ impl Shared {
                     cold.hold(frame);
                     chunk.push(Victim { frame, place: 0, on });
                 }
-                On::Policy(_) | On::Scanned if mark(self.entry(frame)) => {
+                On::Policy(_) if mark(self.entry(frame)) => {
                     cold.withdraw(frame);
                     chunk.push(Victim { frame, place: self.frames.header(frame).place(), on });
                 }
@@ -197,7 +193,7 @@ impl Shared {
         }
         let entries = &entries[..len];
         let mut in_use = [false; MOST];
-        hazard::mark_protected(entries, &mut in_use, self.order);
+        hazard::mark_protected(entries, &mut in_use);
         for (entry, in_use) in entries.iter().zip(&mut in_use) {
             // After the scan: a guard that becomes a pin pins before it clears its slot.
             *in_use |= entry.word().pins() > 0;

@@ -26,7 +26,7 @@ pub(crate) struct Selection {
     pub(crate) before: u64,
     /// Makes the blocks durable (FUA).
     pub(crate) durable: bool,
-    /// Waits for blocks that are marked or held back.
+    /// Waits for blocks that are marked.
     pub(crate) wait: bool,
     /// Whether blocks are included whose write may fail.
     pub(crate) include: Include,
@@ -37,11 +37,11 @@ pub(crate) struct Selection {
 /// Whether a write-back includes blocks whose write may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Include {
-    /// Blocks that are not held back and whose write has not failed. With a limit of few blocks,
+    /// Blocks whose write has not failed. With a limit of few blocks,
     /// older ones that cannot be written do not take the places of others.
     Promising,
-    /// All blocks but those that the cleaner has given up, which it does after some failures. A
-    /// failure counts.
+    /// All blocks but those that the cleaner has given up, because their device is gone. A failure
+    /// counts.
     NotGivenUp,
     /// All blocks, for an explicit flush or sync. A failure does not count.
     All,
@@ -150,8 +150,7 @@ impl Shared {
 
     /// Returns whether a write of a dirty buffer is likely to succeed.
     fn is_promising(&self, frame: Frame) -> bool {
-        let header = self.frames.header(frame);
-        !header.is_held() && header.tries() == 0
+        self.frames.header(frame).tries() == 0
     }
 
     /// Returns the dirty blocks of the device that would be evicted next, from the end of the list

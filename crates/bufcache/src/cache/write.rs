@@ -20,20 +20,20 @@
 
 use std::future::poll_fn;
 use std::mem;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
-use super::{Protected, Reuse, Shared};
+use super::{Protected, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::{Mode, Reply};
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, Entry, Key, READER_PIN, WAITED, WRITE, Word};
 
 /// The contents of a block that was not cached.
@@ -49,7 +49,6 @@ pub(crate) enum Fill {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) class: u8,
-    pub(crate) reuse: Reuse,
     /// The contents of a block that was not cached.
     pub(crate) fill: Fill,
     pub(crate) wait: Wait,
@@ -86,21 +85,6 @@ enum Obstacle {
     Closing,
 }
 
-/// The registration of a task that waits for a frame.
-struct Waiter<'c> {
-    cache: &'c Shared,
-    frame: Frame,
-    waker: Waker,
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        let Self { cache, frame, waker } = self;
-        step!("wait: forget the task", cache.wakers.list(*frame).remove(*frame, waker));
-        cache.timer.remove(waker);
-    }
-}
-
 /// Returns whether a writer or a write-back has a buffer.
 fn is_marked(word: Word) -> bool {
     word.has(WRITE | BACK)
@@ -123,7 +107,7 @@ impl Shared {
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Block };
+        let want = Want { class, fill, wait: Wait::Block };
         let (mut rounds, mut since) = (0, None);
         loop {
             match self.lock_once(source, key, want, &mut since)? {
@@ -146,7 +130,7 @@ impl Shared {
     ) -> Result<Option<Protected>, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Load };
+        let want = Want { class, fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
             if let Ok(buffer) = self.lock_once(source, key, want, since)? {
@@ -172,7 +156,7 @@ impl Shared {
         want: Want,
         since: &mut Option<Instant>,
     ) -> Result<Result<Protected, Obstacle>, GetError> {
-        let buffer = match self.hit(key, want.class, want.reuse) {
+        let buffer = match self.hit(key, want.class) {
             Some(buffer) => buffer,
             None => match self.miss_with(source, key, want) {
                 Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
@@ -199,18 +183,20 @@ impl Shared {
         }
     }
 
-    /// Locks the buffer of a cached block for writing if that needs no wait.
+    /// Locks the buffer of a cached block for writing if that needs no wait. In [`Mode::Task`] a
+    /// guard of the calling thread is not the task's, so the task may wait for its drop.
     pub(crate) fn try_lock_write(
         &self,
         source: &Arc<Source>,
         key: Key,
         class: u8,
+        mode: Mode,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         if !self.may_dirty(source, key) {
             return Err(GetError::WouldBlock);
         }
-        let Some(buffer) = self.hit(key, class, Reuse::Likely) else {
+        let Some(buffer) = self.hit(key, class) else {
             return Err(GetError::WouldBlock);
         };
         match self.mark_write(source, &buffer) {
@@ -218,7 +204,7 @@ impl Shared {
             Err(obstacle) => {
                 buffer.slot.clear();
                 return Err(match obstacle {
-                    Obstacle::Own => GetError::WouldDeadlock,
+                    Obstacle::Own if mode == Mode::Thread => GetError::WouldDeadlock,
                     Obstacle::Closing => GetError::Closed,
                     _ => GetError::WouldBlock,
                 });
@@ -246,10 +232,10 @@ impl Shared {
             return Err(Obstacle::Passing);
         }
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
-        // Ordering: against the slots of readers, see `Order::barrier`; and against the SeqCst
+        // Ordering: against the slots of readers, see `hazard::barrier`; and against the SeqCst
         // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
         // `WRITE`.
-        step!("write: the mark is set before the scan", self.order.barrier());
+        step!("write: the mark is set before the scan", hazard::barrier());
         if source.writes.refuses_writers() {
             self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
             return Err(Obstacle::Closing);
@@ -366,7 +352,7 @@ impl Shared {
 
     /// Waits, as a task, for the writer, the write-back or the last pin that keeps a cached block
     /// from being locked. Returns whether there was one. May return early, so the caller looks the
-    /// block up again. If the future is dropped, its waker is forgotten.
+    /// block up again.
     pub(crate) async fn wait_to_lock(
         &self,
         key: Key,
@@ -377,27 +363,8 @@ impl Shared {
         else {
             return Ok(false);
         };
-        let (frame, left) = (word.frame(), self.time_left(since)?);
-        let woken = Reply::new();
-        // A waker of its own: one task may wait for several blocks, and drop one of the futures.
-        let waiter = Waiter { cache: self, frame, waker: woken.waker() };
-        self.wakers.list(frame).add(frame, &waiter.waker)?;
-        // With the waker on the list: either this finds that the block is free, or the thread that
-        // frees it finds `WAITED`.
-        let entry = self.table.find(key);
-        let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked_or_pinned));
-        if check!("wait: the block is kept", waits) {
-            self.wake_after(left, &waiter.waker);
-            let _ = woken.wait().await;
-        }
+        self.wait_at_frame(word.frame(), key, is_marked_or_pinned, since).await?;
         Ok(true)
-    }
-
-    /// Wakes an operation after that time. A time beyond the clock's range needs no timer.
-    pub(super) fn wake_after(&self, left: Duration, waker: &Waker) {
-        if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
-            self.timer.add(end, waker);
-        }
     }
 
     /// [`wait_for_mark`](Self::wait_for_mark) for a task.
@@ -407,46 +374,64 @@ impl Shared {
         key: Key,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
-        let left = self.time_left(since)?;
-        let mut is_first = true;
-        poll_fn(|context| {
-            if !mem::take(&mut is_first) {
-                self.timer.remove(context.waker());
-                return Poll::Ready(Ok(()));
-            }
-            let wakers = self.wakers.list(frame);
-            wakers.add(frame, context.waker())?;
-            let entry = self.table.find(key);
-            if !entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked)) {
-                // The mark may be cleared already, and that may have woken another task.
-                wakers.wake(frame);
-                return Poll::Ready(Ok(()));
-            }
-            self.wake_after(left, context.waker());
-            Poll::Pending
-        })
-        .await
+        self.wait_at_frame(frame, key, is_marked, since).await
     }
 
-    /// Waits, as an operation of its own, until the writer of an entry ends. The caller has pinned
-    /// the entry. The cache's patience limits the wait, because the caller's task may have the
-    /// guard.
-    pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
-        let mut since = None;
+    /// Waits, as a task, until the waiters at the frame of a block are woken, or until the patience
+    /// is over; not at all unless `waited_for` holds for the word of the block.
+    async fn wait_at_frame(
+        &self,
+        frame: Frame,
+        key: Key,
+        waited_for: fn(Word) -> bool,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        let end = self.end_of_patience(self.time_left(since)?);
+        let (mut waiting, mut alarm) = (self.waiters.wait(frame), self.timer.alarm());
+        let mut is_first = true;
         poll_fn(|context| {
-            let polled = self.poll_marks(place, WRITE, context);
-            if !HAS_TIME {
-                return polled;
+            if !mem::take(&mut is_first)
+                && (waiting.is_woken() || end.is_some_and(|end| Instant::now() >= end))
+            {
+                return Poll::Ready(());
             }
+            waiting.register(context.waker());
+            // With the waker in the set: either this finds that the block is free, or the thread
+            // that frees it finds `WAITED`.
+            let entry = self.table.find(key);
+            let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, waited_for));
+            if !check!("wait: the block is kept", waits) {
+                return Poll::Ready(());
+            }
+            end.inspect(|end| alarm.set(*end, context.waker()));
+            Poll::Pending
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Returns when a wait of that time ends. `None` beyond the range of the clock, and in a model.
+    fn end_of_patience(&self, left: Duration) -> Option<Instant> {
+        Instant::now().checked_add(left).filter(|_| HAS_TIME)
+    }
+
+    /// Waits, as a task, until the writer of an entry ends. The caller has pinned the entry. The
+    /// cache's patience limits the wait, because the caller's task may have the guard.
+    pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
+        let end = self.end_of_patience(self.patience);
+        let entry = self.table.entry(place);
+        let mut waiting = self.waiters.wait(entry.word().frame());
+        let mut alarm = self.timer.alarm();
+        poll_fn(|context| {
+            let polled = Self::poll_marks(entry, WRITE, &mut waiting, context);
             if polled.is_ready() {
-                self.timer.remove(context.waker());
-                return polled;
+                return polled.map(Ok);
             }
-            match self.time_left(&mut since) {
-                Ok(left) => self.wake_after(left, context.waker()),
-                Err(error) => return Poll::Ready(Err(error)),
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Poll::Ready(Err(GetError::Busy));
             }
-            polled
+            end.inspect(|end| alarm.set(*end, context.waker()));
+            Poll::Pending
         })
         .await
     }
@@ -461,13 +446,12 @@ impl Shared {
             return self.pause(&mut 32, since);
         }
         self.time_left(since)?;
-        let mut is_first = true;
+        let (mut is_first, mut alarm) = (true, self.timer.alarm());
         poll_fn(|context| {
             if !mem::take(&mut is_first) {
-                self.timer.remove(context.waker());
                 return Poll::Ready(());
             }
-            self.timer.add(Instant::now() + PAUSE, context.waker());
+            alarm.set(Instant::now() + PAUSE, context.waker());
             Poll::Pending
         })
         .await;

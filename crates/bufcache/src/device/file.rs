@@ -28,18 +28,19 @@ pub struct FileDevice {
 
 impl FileDevice {
     /// Returns a device with the current size of the file. The position of the file, which its
-    /// duplicates share, stays.
+    /// duplicates share, stays. A block device that the system has marked as read-only takes no
+    /// writes, also if the file is open for writing.
     ///
     /// # Errors
     ///
-    /// The error of a system call that asks for the size or for the flags of the file. `EINVAL` for
+    /// The error of a system call that asks for the size, the flags or the mark of the file. `EINVAL` for
     /// a file that is open for writing with `O_APPEND`, by which the system would write each block
     /// at the end of the file.
     pub fn new(mut file: File) -> io::Result<Self> {
         // SAFETY: `F_GETFL` takes no pointer.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
         let flags = check(flags)?;
-        let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let mut writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
         if writable && flags & libc::O_APPEND != 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
@@ -47,7 +48,9 @@ impl FileDevice {
         let meta = file.metadata()?;
         // The metadata of a block device has no size.
         let len = if meta.is_file() { meta.len() } else { end_of(&mut file)? };
-        let identity = match meta.file_type().is_block_device() {
+        let is_block_device = meta.file_type().is_block_device();
+        writable &= !(is_block_device && is_read_only(&file)?);
+        let identity = match is_block_device {
             true => (meta.rdev(), u64::MAX),
             false => (meta.dev(), meta.ino()),
         };
@@ -58,7 +61,7 @@ impl FileDevice {
     /// file reads as zeros, and a write there extends the file to the end of the last written
     /// block.
     ///
-    /// A file that is truncated while it is attached reads as zeros, too.
+    /// A file that is truncated while it is attached reads as zeros, too, whatever `max` is.
     ///
     /// ```
     /// use bufcache::{Cache, FileDevice};
@@ -77,7 +80,7 @@ impl FileDevice {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn growing(mut self, max: u64) -> Self {
-        self.grows |= max > self.len;
+        self.grows = true;
         self.len = self.len.max(max);
         self
     }
@@ -265,6 +268,19 @@ impl BlockDevice for FileDevice {
     fn sync(&self) -> io::Result<()> {
         retry_interrupted(|| self.file.sync_data())
     }
+}
+
+/// `BLKROGET`, `_IO(0x12, 94)`, which `libc` has not.
+const BLKROGET: libc::c_ulong = 0x125e;
+
+/// Returns whether the system has marked a block device as read-only. It can be opened for writing
+/// all the same: then its writes succeed in the page cache, and the next sync fails.
+fn is_read_only(file: &File) -> io::Result<bool> {
+    let mut mark: libc::c_int = 0;
+    // The type of the request differs between the C libraries.
+    // SAFETY: `BLKROGET` stores one int to `mark`.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut mark) };
+    check(result).map(|_| mark != 0)
 }
 
 /// Returns the position of the end, and leaves the file at its position.

@@ -52,7 +52,7 @@ pub enum WriteError {
         /// The block.
         block: u64,
     },
-    /// The block was held back, written or read for as long as the cache waits. It stays dirty.
+    /// The block was written or read for as long as the cache waits. It stays dirty.
     Busy {
         /// The block.
         block: u64,

@@ -5,16 +5,17 @@
 //! blocks. A thread that inserts a block holds the lock of the block's home, and checks here first.
 //! Whichever takes that lock first, the other one sees its change.
 
+use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::std_lock::{Condvar, Mutex};
-use percpu::sync::{check, order, step};
+use percpu::sync::std_lock::Mutex;
+use percpu::sync::{check, step};
 
-use crate::wait::{Bell, Mode, add_waker, wake_all};
+use crate::wait::{Bell, Mode, WaitSet, Waiting, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
@@ -22,19 +23,20 @@ pub(crate) struct Exclusion {
     count: AtomicUsize,
     /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     state: Mutex<State>,
-    gone: Condvar,
-    /// Wakes the threads that wait to exclude a range.
+    /// Tasks and threads that wait until a sector is not excluded, by the sector.
+    waiters: WaitSet<u64>,
+    /// Wakes the threads.
     bell: Arc<Bell>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     ranges: Vec<Range<u64>>,
-    /// Ranges that wait for their turn, with their numbers, in the order of the calls.
-    waiting: Vec<(u64, Range<u64>)>,
+    /// Ranges that wait for their turn, by the numbers of their calls. The call that ends the
+    /// exclusion of a range excludes the next one in its place.
+    waiting: BTreeMap<u64, (Range<u64>, Waker)>,
     /// The number of ranges asked for so far.
     count: u64,
-    wakers: Vec<Waker>,
 }
 
 impl State {
@@ -42,17 +44,12 @@ impl State {
         self.ranges.iter().any(|other| overlap(other, range))
     }
 
-    /// Returns whether the range with that number may be excluded: it overlaps no excluded range,
-    /// and no waiting one with a smaller number.
-    fn is_free(&self, number: u64, range: &Range<u64>) -> bool {
-        let mut earlier = self.waiting.iter().take_while(|(other, _)| *other < number);
-        !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range))
-    }
-
-    /// Excludes the range with that number if it [may be](Self::is_free). Updates `count`, the
-    /// number of excluded ranges.
+    /// Excludes the range with that number, unless it overlaps an excluded one, or a waiting one with
+    /// a smaller number. Updates `count`, the number of excluded ranges.
     fn try_add(&mut self, count: &AtomicUsize, number: u64, range: &Range<u64>) -> bool {
-        let is_free = self.is_free(number, range);
+        let mut earlier = self.waiting.range(..number);
+        let is_free =
+            !self.overlaps(range) && !earlier.any(|(_, (other, _))| overlap(other, range));
         if !check!("exclusion: no other range overlaps", is_free) {
             return false;
         }
@@ -60,6 +57,20 @@ impl State {
         // Ordering: Relaxed; the locks of the homes carry it.
         count.store(self.ranges.len(), Ordering::Relaxed);
         true
+    }
+
+    /// Excludes the waiting ranges that the end of the exclusion of `range` allows. Returns their
+    /// wakers.
+    fn add_next(&mut self, count: &AtomicUsize, range: &Range<u64>) -> Vec<Waker> {
+        let overlaps = self.waiting.iter().filter(|(_, (other, _))| overlap(other, range));
+        let next: Vec<_> = overlaps.map(|(&number, (other, _))| (number, other.clone())).collect();
+        let added = next.into_iter().filter(|(number, other)| self.try_add(count, *number, other));
+        let added: Vec<_> = added.map(|(number, _)| number).collect();
+        added
+            .iter()
+            .filter_map(|number| self.waiting.remove(number))
+            .map(|(_, waker)| waker)
+            .collect()
     }
 }
 
@@ -72,7 +83,7 @@ impl Exclusion {
         Self {
             count: AtomicUsize::new(0),
             state: Mutex::new(State::default()),
-            gone: Condvar::new(),
+            waiters: WaitSet::new(),
             bell: Bell::new(),
         }
     }
@@ -80,28 +91,10 @@ impl Exclusion {
     /// Waits until no excluded range, and no range that was asked for earlier, overlaps a range of
     /// sectors, and excludes it. The order keeps small ranges from overtaking a large one for ever.
     pub(crate) async fn enter(&self, range: Range<u64>, mode: Mode) -> Excluded<'_> {
-        let mut mine = 0;
-        self.bell.until(mode, |context| self.poll_enter(&mut mine, &range, context)).await;
+        let mut entering = Entering { of: self, range: range.clone(), number: 0 };
+        self.bell.until(mode, |context| entering.poll(context)).await;
+        entering.number = 0;
         Excluded { of: self, range }
-    }
-
-    /// Excludes the range, or waits. The first call takes a number, which it stores in `mine`.
-    fn poll_enter(&self, mine: &mut u64, range: &Range<u64>, context: &Context<'_>) -> Poll<()> {
-        let mut state = self.state.lock();
-        let is_first = *mine == 0;
-        if is_first {
-            state.count += 1;
-            *mine = state.count;
-        }
-        if !state.try_add(&self.count, *mine, range) {
-            if is_first {
-                state.waiting.push((*mine, range.clone()));
-            }
-            add_waker(&mut state.wakers, context.waker());
-            return Poll::Pending;
-        }
-        state.waiting.retain(|(number, _)| number != mine);
-        Poll::Ready(())
     }
 
     /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it
@@ -117,14 +110,17 @@ impl Exclusion {
         let mut state = self.state.lock();
         // Excluded ranges do not overlap, so another one that is equal is empty.
         state.ranges.retain(|other| other != range);
+        let next = state.add_next(&self.count, range);
         // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
         // range. A thread that finds the range excluded still looks again under this lock.
-        let release = order!(Release, "exclusion: the unsynced sectors are noted");
-        self.count.store(state.ranges.len(), release);
-        let wakers = std::mem::take(&mut state.wakers);
+        // No model needs the pair, because a full fence of the load's slot comes between.
+        self.count.store(state.ranges.len(), Ordering::Release);
         drop(state);
-        step!("exclusion: wake the threads", self.gone.notify_all());
-        step!("exclusion: wake the tasks", wake_all(wakers));
+        step!("exclusion: wake the next", wake_all(next));
+        if range.start < range.end {
+            let sectors = range.start..=range.end - 1;
+            step!("exclusion: wake those who wait", self.waiters.wake(sectors));
+        }
     }
 
     /// Returns whether a sector is excluded. The caller has the lock of the sector's home.
@@ -132,30 +128,86 @@ impl Exclusion {
     pub(crate) fn has(&self, sector: u64) -> bool {
         // Ordering: Acquire pairs with the Release in `leave`; it carries the unsynced sectors that
         // were noted for the range. The locks of the homes carry the range itself.
-        let acquire = order!(Acquire, "insert: the unsynced sectors are noted");
-        let has = self.count.load(acquire) > 0 && self.state.lock().overlaps(&(sector..sector + 1));
+        let has = self.count.load(Ordering::Acquire) > 0
+            && self.state.lock().overlaps(&(sector..sector + 1));
         !check!("insert: the sector is not excluded", !has)
     }
 
-    /// Waits until the sector is not excluded, at most for about `patience`.
-    pub(crate) fn wait(&self, sector: u64, patience: Duration) {
-        let mut state = self.state.lock();
-        if state.overlaps(&(sector..sector + 1)) {
-            self.gone.wait_for(&mut state, patience);
-        }
+    /// Blocks the thread until the sector is not excluded.
+    pub(crate) fn wait(&self, sector: u64) {
+        let mut waiting = self.waiters.wait(sector);
+        self.bell.sleep_until(|context| self.poll_gone(sector, &mut waiting, context));
     }
 
-    /// Returns ready if the sector is not excluded. Otherwise wakes the task when a range leaves.
-    pub(crate) fn poll_gone(&self, sector: u64, context: &mut Context<'_>) -> Poll<()> {
-        let new = context.waker().clone(); // which may do anything: not under the lock
-        let mut state = self.state.lock();
-        if !state.overlaps(&(sector..sector + 1)) {
-            return Poll::Ready(());
+    /// Waits, as a task, until the sector is not excluded.
+    pub(crate) async fn wait_async(&self, sector: u64) {
+        let mut waiting = self.waiters.wait(sector);
+        poll_fn(|context| self.poll_gone(sector, &mut waiting, context)).await;
+    }
+
+    fn poll_gone(
+        &self,
+        sector: u64,
+        waiting: &mut Waiting<'_, u64>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        let is_excluded = || self.state.lock().overlaps(&(sector..sector + 1));
+        if is_excluded() {
+            waiting.register(context.waker());
+            if check!("exclusion: the sector is excluded still", is_excluded()) {
+                return Poll::Pending;
+            }
         }
-        if !state.wakers.iter().any(|waker| waker.will_wake(&new)) {
-            state.wakers.push(new);
-        }
+        Poll::Ready(())
+    }
+}
+
+/// A range that waits to be excluded. Its drop ends the wait.
+struct Entering<'e> {
+    of: &'e Exclusion,
+    range: Range<u64>,
+    /// The number of the call, or 0 before the first poll and once the range is the caller's.
+    number: u64,
+}
+
+impl Entering<'_> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let waker = context.waker().clone(); // foreign code, as is its drop: not under the lock
+        let Self { of, range, number } = self;
+        let mut state = of.state.lock();
+        let old = if *number == 0 {
+            state.count += 1;
+            *number = state.count;
+            if state.try_add(&of.count, *number, range) {
+                return Poll::Ready(());
+            }
+            state.waiting.insert(*number, (range.clone(), waker))
+        } else {
+            let Some(known) = state.waiting.get_mut(number) else { return Poll::Ready(()) };
+            Some((0..0, std::mem::replace(&mut known.1, waker)))
+        };
+        drop(state);
+        drop(old);
         Poll::Pending
+    }
+}
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        if self.number == 0 {
+            return;
+        }
+        let mut state = self.of.state.lock();
+        let waited = state.waiting.remove(&self.number);
+        // Ranges that were asked for later may have waited for this one alone.
+        let next =
+            if waited.is_some() { state.add_next(&self.of.count, &self.range) } else { Vec::new() };
+        drop(state);
+        match waited {
+            Some(waited) => drop(waited),
+            None => self.of.leave(&self.range), // it was excluded meanwhile
+        }
+        wake_all(next);
     }
 }
 

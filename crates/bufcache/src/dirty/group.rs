@@ -10,16 +10,18 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 
 use percpu::sync::{Mutex, check, step};
 
-use crate::wait::{Bell, Mode, add_waker, wake_all};
+use crate::wait::{Bell, Mode, WaitSet};
 
 #[derive(Debug)]
 pub(crate) struct Group {
     state: Mutex<State>,
-    /// Wakes the threads that wait for a change.
+    /// Tasks and threads that wait for a change of the state.
+    waiters: WaitSet<()>,
+    /// Wakes the threads.
     bell: Arc<Bell>,
 }
 
@@ -38,8 +40,6 @@ struct State {
     writing: Vec<u64>,
     /// The number of reports of lost writes.
     losses: u64,
-    /// Threads and tasks that wait for a change.
-    wakers: Vec<Waker>,
 }
 
 impl State {
@@ -58,8 +58,26 @@ impl State {
         self.running && !self.told && self.begun == sync
     }
 
-    fn wait(&mut self, context: &Context<'_>) {
-        add_waker(&mut self.wakers, context.waker());
+    /// Returns what a caller does about the sync that it needs, whose number is `mine`.
+    fn turn(&mut self, mine: u64) -> Poll<Turn> {
+        let ended = self.begun - u64::from(self.running);
+        if ended >= mine {
+            let succeeded = check!("sync: it has not failed", self.failed < mine);
+            return Poll::Ready(Turn::Over(succeeded, self.losses));
+        }
+        if self.running {
+            return Poll::Pending;
+        }
+        self.begun += 1;
+        (self.running, self.told) = (true, false);
+        Poll::Ready(Turn::Begin(self.begun, self.losses))
+    }
+
+    /// Returns ready once the results of the durable writes up to `writes`, and of the sync `sync`,
+    /// are noted, or a loss after the first `losses` is.
+    fn told(&self, losses: u64, writes: u64, sync: Option<u64>) -> Poll<()> {
+        let asks = sync.is_some_and(|sync| self.asks(sync)) && self.losses == losses;
+        if self.is_told(losses, writes) && !asks { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -81,7 +99,7 @@ pub(crate) struct Writing<'g> {
 
 impl Group {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::default()), bell: Bell::new() }
+        Self { state: Mutex::new(State::default()), waiters: WaitSet::new(), bell: Bell::new() }
     }
 
     /// The losses that were reported so far. A caller reads it before it writes what it makes durable
@@ -104,8 +122,12 @@ impl Group {
         sync: impl Future<Output = bool>,
         durable: impl FnOnce() -> T,
     ) -> bool {
-        let mut mine = None;
-        let turn = self.bell.until(mode, |context| self.poll_turn(&mut mine, context)).await;
+        let mine = {
+            let mut next = self.state.lock().begun;
+            step!("sync: one that runs is not enough", next += 1);
+            next
+        };
+        let turn = self.until(mode, |state| state.turn(mine)).await;
         let is_there =
             |losses| check!("sync: nothing is lost since the caller wrote", losses == since);
         let (number, losses) = match turn {
@@ -120,7 +142,7 @@ impl Group {
         };
         if told_well {
             self.wake();
-            self.bell.until(mode, |context| self.poll_told(losses, writes, None, context)).await;
+            self.until(mode, |state| state.told(losses, writes, None)).await;
         }
         let mut state = self.state.lock();
         let succeeded = told_well && state.losses == losses;
@@ -135,49 +157,27 @@ impl Group {
         succeeded && is_there(losses)
     }
 
-    fn poll_turn(&self, mine: &mut Option<u64>, context: &mut Context<'_>) -> Poll<Turn> {
-        let mut state = self.state.lock();
-        let mine = *mine.get_or_insert_with(|| {
-            let mut next = state.begun;
-            step!("sync: one that runs is not enough", next += 1);
-            next
-        });
-        let ended = state.begun - u64::from(state.running);
-        if ended >= mine {
-            let succeeded = check!("sync: it has not failed", state.failed < mine);
-            return Poll::Ready(Turn::Over(succeeded, state.losses));
-        }
-        if state.running {
-            state.wait(context);
-            return Poll::Pending;
-        }
-        state.begun += 1;
-        (state.running, state.told) = (true, false);
-        Poll::Ready(Turn::Begin(state.begun, state.losses))
-    }
-
-    /// Returns ready once the results of the durable writes up to `writes`, and of the sync `sync`,
-    /// are noted, or a loss after the first `losses` is.
-    fn poll_told(
-        &self,
-        losses: u64,
-        writes: u64,
-        sync: Option<u64>,
-        context: &mut Context<'_>,
-    ) -> Poll<()> {
-        let mut state = self.state.lock();
-        let asks = sync.is_some_and(|sync| state.asks(sync)) && state.losses == losses;
-        if state.is_told(losses, writes) && !asks {
-            return Poll::Ready(());
-        }
-        state.wait(context);
-        Poll::Pending
+    /// Waits in that mode until `poll` is ready, which is called under the lock.
+    async fn until<T>(&self, mode: Mode, mut poll: impl FnMut(&mut State) -> Poll<T>) -> T {
+        let mut waiting = self.waiters.wait(());
+        self.bell
+            .until(mode, |context| {
+                let polled = poll(&mut self.state.lock());
+                if polled.is_ready() {
+                    return polled;
+                }
+                waiting.register(context.waker());
+                // The state may have changed before the waker was registered.
+                let mut polled = Poll::Pending;
+                step!("group: look again", polled = poll(&mut self.state.lock()));
+                polled
+            })
+            .await
     }
 
     /// Wakes all waiting threads and tasks.
     fn wake(&self) {
-        let wakers = std::mem::take(&mut self.state.lock().wakers);
-        step!("group: wake the waiters", wake_all(wakers));
+        step!("group: wake the waiters", self.waiters.wake(()..=()));
     }
 
     /// Begins a durable write. The caller calls this before it asks the device.
@@ -206,7 +206,7 @@ impl Writing<'_> {
             let state = of.state.lock();
             (state.begun, state.writes)
         };
-        of.bell.until(mode, |context| of.poll_told(losses, writes, Some(sync), context)).await;
+        of.until(mode, |state| state.told(losses, writes, Some(sync))).await;
         of.state.lock().losses == losses
     }
 }

@@ -18,8 +18,8 @@ mod rules;
 use std::ops::Range;
 
 use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::order;
 use percpu::sync::std_lock::Mutex;
+use percpu::sync::{WordLock, order};
 
 pub use self::errors::WriteError;
 pub(crate) use self::errors::errno_of;
@@ -27,12 +27,11 @@ pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
 pub(crate) use self::list::DirtyList;
-pub use self::rules::{AttachOptions, ErrorRule, Wal};
-use crate::timed::{Holds, TimedLock};
+pub use self::rules::{AttachOptions, Wal};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
-    pub(crate) dirty: TimedLock<DirtyList>,
+    pub(crate) dirty: WordLock<DirtyList>,
     /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     unsynced: Mutex<Unsynced>,
     /// Set while `unsynced` is not empty.
@@ -205,9 +204,9 @@ pub(crate) enum Stage {
 
 impl Writes {
     /// Returns the state of the device with that number.
-    pub(crate) fn new(id: u16, options: AttachOptions, holds: Holds) -> Self {
+    pub(crate) fn new(id: u16, options: AttachOptions) -> Self {
         Self {
-            dirty: TimedLock::new(DirtyList::new(id), holds),
+            dirty: WordLock::new(DirtyList::new(id)),
             unsynced: Mutex::new(Unsynced::default()),
             has_unsynced: AtomicBool::new(false),
             has_reloaded: AtomicBool::new(false),

@@ -1,10 +1,8 @@
-//! The options of an attached device: its callbacks, its log, and how long failed writes are
-//! retried.
+//! The options of an attached device: its callbacks and its log.
 
 use std::fmt;
 use std::io::{self, Write as _};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::WriteError;
 
@@ -29,23 +27,6 @@ pub trait Wal: Send + Sync + 'static {
     fn flush(&self, number: u64) -> io::Result<()>;
 }
 
-/// How long the cleaner retries a block that the device refuses. [Flushes](crate::Device::flush)
-/// and syncs try each block once, whatever the rule is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ErrorRule {
-    /// The largest number of retries.
-    pub retries: u32,
-    /// No retry begins later than this after the block became dirty.
-    pub within: Duration,
-}
-
-impl ErrorRule {
-    /// Tries for ever.
-    pub const FOREVER: Self = Self { retries: u32::MAX, within: Duration::MAX };
-    /// Tries once.
-    pub const NEVER: Self = Self { retries: 0, within: Duration::ZERO };
-}
-
 /// How a device is attached; see [`Cache::attach_with`](crate::Cache::attach_with).
 #[must_use = "options do nothing until a device is attached with them"]
 pub struct AttachOptions {
@@ -54,8 +35,6 @@ pub struct AttachOptions {
     pub(crate) verify: Option<Look>,
     pub(crate) before_write: Option<Look>,
     pub(crate) wal: Option<Arc<dyn Wal>>,
-    rules: Vec<(i32, ErrorRule)>,
-    otherwise: ErrorRule,
     on_loss: Option<Box<dyn Fn(WriteError) + Send + Sync>>,
 }
 
@@ -63,15 +42,12 @@ impl AttachOptions {
     /// Returns the options for blocks of `block_size` bytes without callbacks. The cleaner retries
     /// a refused block for ever, except if the device is gone (`ENODEV`, `ENXIO`).
     pub fn new(block_size: usize) -> Self {
-        let gone = [libc::ENODEV, libc::ENXIO].map(|errno| (errno, ErrorRule::NEVER));
         Self {
             block_size,
             grows: false,
             verify: None,
             before_write: None,
             wal: None,
-            rules: gone.into(),
-            otherwise: ErrorRule::FOREVER,
             on_loss: None,
         }
     }
@@ -138,19 +114,6 @@ impl AttachOptions {
         self
     }
 
-    /// Sets how long the cleaner retries a write that fails with `errno`.
-    pub fn on_error(mut self, errno: i32, rule: ErrorRule) -> Self {
-        self.rules.retain(|(known, _)| *known != errno);
-        self.rules.push((errno, rule));
-        self
-    }
-
-    /// Sets how long the cleaner retries a write that fails with any other errno.
-    pub fn on_other_errors(mut self, rule: ErrorRule) -> Self {
-        self.otherwise = rule;
-        self
-    }
-
     /// Sets a callback for data loss: the last handle of the device is dropped, and its writes
     /// could not be made durable. Blocks that are still dirty are lost, except for those of a write
     /// that another thread has begun: after [`WriteError::Busy`] such a write goes on, unsynced.
@@ -170,10 +133,6 @@ impl AttachOptions {
                 let _ = io::stderr().write_all(line.as_bytes());
             }
         }
-    }
-
-    pub(crate) fn rule(&self, errno: i32) -> ErrorRule {
-        self.rules.iter().find(|(of, _)| *of == errno).map_or(self.otherwise, |(_, rule)| *rule)
     }
 }
 

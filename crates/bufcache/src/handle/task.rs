@@ -84,7 +84,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut): [`GetError::Busy`] also if the tasks in line before keep the
+    /// As [`get_mut`](Self::get_mut), but never [`GetError::WouldDeadlock`]: a guard of the thread that
+    /// polls the task is not the task's, and its drop is waited for. [`GetError::Busy`] also if the tasks in line before keep the
     /// block for longer than the patience in all, or if threads lock it again and again, which
     /// overtake tasks. No thread waits for a write guard, a write-back or a
     /// [`Pin`](crate::Pin) of the block. A thread of the cache waits for a
@@ -132,11 +133,8 @@ impl Device {
         loop {
             // If too much is dirty, the blocking call writes some of it first.
             if !self.shared.must_clean(&self.source) {
-                match self.shared.try_lock_write(&self.source, key, self.class) {
+                match self.shared.try_lock_write(&self.source, key, self.class, Mode::Task) {
                     Err(GetError::WouldBlock) => {}
-                    // A get of this thread may wake the task when it drops its pin, and the waker
-                    // may poll it there: the slot is that of the get, not of a guard of the task.
-                    Err(GetError::WouldDeadlock) if since.is_some() => {}
                     locked => return locked.map(|buffer| own(self.clone(), buffer)),
                 }
             }

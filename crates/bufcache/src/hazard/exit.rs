@@ -58,8 +58,8 @@ pub(super) fn release_at_end(new: &'static Record) {
 mod tests {
     use std::thread;
 
+    use super::super::protect;
     use super::super::records::records;
-    use super::super::{Order, protect};
     use crate::word::Entry;
 
     /// Protects an entry when its thread ends.
@@ -68,7 +68,7 @@ mod tests {
     impl Drop for Late {
         fn drop(&mut self) {
             let entry = Entry::new();
-            protect(&entry, Order::Fences).unwrap().clear();
+            protect(&entry).unwrap().clear();
         }
     }
 
@@ -86,7 +86,7 @@ mod tests {
                     FIRST.with(|_| ());
                     let entry = Entry::new();
                     if first {
-                        protect(&entry, Order::Fences).unwrap().clear();
+                        protect(&entry).unwrap().clear();
                     }
                     LAST.with(|_| ());
                 });

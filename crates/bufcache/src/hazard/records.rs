@@ -129,7 +129,7 @@ pub(super) fn claim() -> Result<&'static Record, AllocError> {
         // SAFETY: from `Box::into_raw`, and not published yet, so no other reference exists.
         let record = unsafe { &mut *new };
         (record.next, record.number) = (head, number);
-        // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot
+        // Ordering: SeqCst pairs with the fence in `hazard::barrier`: a scan that must see a slot
         // finds the record of that slot. As a Release it pairs with the Acquire in `records`, above
         // and on failure; it carries the record. No model checks the failure, as above.
         let order = order!(SeqCst, "push: the record is built before");

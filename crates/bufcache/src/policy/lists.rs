@@ -194,11 +194,10 @@ impl Policy {
             let frame = nodes.last(list)?;
             nodes.remove(list, frame);
             let entry = buffers.entry(frame);
-            let node = nodes.of(frame);
             let takes_one = which == MAIN && self.rule != Eviction::Clock;
-            let stays = looks.outweighs(&mut node.weight)
-                || (entry.take_used(|used| if takes_one { used.saturating_sub(1) } else { 0 }) > 0
-                    && looks.count_uses());
+            let stays = entry.take_used(|used| if takes_one { used.saturating_sub(1) } else { 0 })
+                > 0
+                && looks.count_uses();
             looks.lowered |= stays;
             if !stays && mark(entry) {
                 if which != MAIN {

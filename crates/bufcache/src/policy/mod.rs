@@ -49,12 +49,9 @@ pub enum Eviction {
     Clock,
 }
 
-/// The passes over all buffers that lower weights, in a search that evicts nothing. Each lowers
-/// them twice as much as the one before, so that the largest weight is zero after the last.
-const WEIGHT_PASSES: usize = u8::BITS as usize;
 /// The passes after which uses do not keep a buffer any more. A buffer counts at most three, but
 /// hits may add uses as fast as passes take them.
-const USE_PASSES: usize = WEIGHT_PASSES + 3;
+const USE_PASSES: usize = 4;
 /// The passes after which a search gives up: every buffer was in use in the last one.
 pub(crate) const PASSES: usize = USE_PASSES + 1;
 
@@ -66,10 +63,8 @@ pub(crate) struct Looks {
     pub(crate) left: u32,
     /// Set if a visited buffer stays and counts as less used now.
     pub(crate) lowered: bool,
-    /// The buffers visited in a row that stay on the list of buffers read once. They are at its
-    /// front. If it is the whole list, the victim is on another.
-    pub(crate) scanned: usize,
-    /// The same of the main list of the policy.
+    /// The buffers visited in a row that stay on the main list. They are at its front. If it is the
+    /// whole list, the victim is on another.
     pub(crate) main: usize,
     /// Whether the search ends at a buffer that is due for eviction, but dirty.
     pub(crate) until_dirty: bool,
@@ -86,19 +81,11 @@ impl Looks {
             pass: 0,
             left: 0,
             lowered: false,
-            scanned: 0,
             main: 0,
             until_dirty: false,
             has_met_dirty: false,
             most,
         }
-    }
-
-    /// Returns whether a buffer of that weight stays, and lowers the weight for the next visit.
-    fn outweighs(&self, weight: &mut u8) -> bool {
-        let before = *weight;
-        *weight = before.saturating_sub(1 << self.pass.min(WEIGHT_PASSES - 1));
-        before > 0
     }
 
     /// Returns whether uses still keep a buffer.
@@ -118,7 +105,7 @@ impl Looks {
 
     /// A buffer was evicted, so all lists are visited again.
     pub(crate) fn start_over(&mut self) {
-        (self.scanned, self.main) = (0, 0);
+        self.main = 0;
     }
 }
 

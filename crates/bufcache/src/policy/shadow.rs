@@ -98,7 +98,7 @@ impl Shadow {
         Ok(Self {
             nodes: Nodes::new(blocks)?,
             policy: Policy::new(rule, blocks)?,
-            blocks: Blocks { table: Table::new(blocks, None)?, places: boxed(0, blocks)? },
+            blocks: Blocks { table: Table::new(blocks)?, places: boxed(0, blocks)? },
             free,
             room: blocks,
             hits: 0.0,

@@ -1,20 +1,12 @@
-//! Blocks that are read and written by other means than the cache's: claims, and invalidations that do
-//! not block.
+//! Blocks that are read and written by other means than the cache's: claims and invalidations.
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{Cache, Device, GetError, Invalidation, Load, MemoryDevice};
-
-use testkit::WakeCount;
-use testkit::block_on;
+use bufcache::{Cache, Device, GetError, Load, MemoryDevice};
 
 const SIZE: usize = 4096;
 
@@ -23,10 +15,6 @@ fn world(buffers: usize, blocks: usize) -> (Cache, Device) {
     let cache = Cache::builder(buffers * SIZE).build().unwrap();
     let disk = cache.attach(MemoryDevice::new(vec![1; blocks * SIZE]), SIZE).unwrap();
     (cache, disk)
-}
-
-fn poll(task: &mut Invalidation, waker: &Waker) -> Poll<Result<u64, GetError>> {
-    Pin::new(task).poll(&mut Context::from_waker(waker))
 }
 
 fn claim(disk: &Device, block: u64) -> Load {
@@ -95,66 +83,6 @@ fn a_claim_waits_for_no_buffer() {
     assert_eq!(cache.stats().evictions, 1);
 }
 
-#[test]
-fn inv10_an_invalidation_of_what_is_there_ends_at_once() {
-    let (cache, disk) = world(8, 100);
-    for block in [0, 3, 5] {
-        disk.get(block).map(drop).unwrap();
-    }
-    let other = cache.attach(MemoryDevice::new(vec![2; SIZE * 8]), SIZE).unwrap();
-    other.get(3).map(drop).unwrap();
-    // The second is longer than the table: that is walked.
-    for (blocks, forgotten) in [(1..4, 1), (0..100, 2), (0..100, 0), (90..u64::MAX, 0)] {
-        let mut task = disk.invalidation(blocks);
-        assert_eq!(poll(&mut task, Waker::noop()), Poll::Ready(Ok(forgotten)));
-    }
-    assert!((0..100).all(|block| !disk.is_cached(block)) && other.is_cached(3));
-}
-
-#[test]
-fn inv10_an_invalidation_waits_for_a_load_without_blocking() {
-    for blocks in [0..4, 0..1_000] {
-        let (_cache, disk) = world(8, 1_000);
-        disk.get(3).map(drop).unwrap();
-        let old = claim(&disk, 2);
-        let wakes = Arc::new(WakeCount::default());
-        let waker = Waker::from(Arc::clone(&wakes));
-        let mut task = disk.invalidation(blocks);
-        assert_eq!(poll(&mut task, &waker), Poll::Pending);
-        assert_eq!(poll(&mut task, &waker), Poll::Pending);
-        assert_eq!(wakes.count(), 0);
-        old.finish(Ok(SIZE)); // what it read may be older than the change
-        assert_eq!(wakes.count(), 1);
-        assert_eq!(poll(&mut task, &waker), Poll::Ready(Ok(2)));
-        assert!(!disk.is_cached(2) && !disk.is_cached(3));
-    }
-}
-
-#[test]
-fn an_invalidation_does_not_wait_for_a_load_that_began_later() {
-    let (_cache, disk) = world(8, 8);
-    let old = claim(&disk, 2);
-    let mut task = disk.invalidation(0..8);
-    assert_eq!(poll(&mut task, Waker::noop()), Poll::Pending);
-    drop(old);
-    let new = claim(&disk, 2);
-    assert_eq!(poll(&mut task, Waker::noop()), Poll::Ready(Ok(0)));
-    new.finish(Ok(SIZE));
-    assert!(disk.is_cached(2));
-}
-
-#[test]
-fn an_invalidation_that_is_dropped_lets_go_of_the_load() {
-    let (_cache, disk) = world(1, 8);
-    let load = claim(&disk, 2);
-    let mut task = disk.invalidation(0..8);
-    assert_eq!(poll(&mut task, Waker::noop()), Poll::Pending);
-    drop(task);
-    load.finish(Ok(SIZE));
-    assert!(disk.is_cached(2));
-    disk.get(3).map(drop).expect("the only buffer can be had");
-}
-
 /// Threads that change blocks beside the cache and forget them, and others that claim them, as a server
 /// does: after an invalidation no older value is seen.
 #[test]
@@ -199,7 +127,7 @@ fn inv10_no_get_after_an_invalidation_sees_what_was_before() {
             }
             let block = value as usize % BLOCKS;
             device[block].store(value, Release);
-            block_on(disk.invalidation(block as u64..block as u64 + 1)).unwrap();
+            disk.invalidate(block as u64).unwrap();
             forgotten[block].store(value, Release);
         }
         stop.store(1, Relaxed);

@@ -37,7 +37,7 @@ fn inv19_close_is_durable_or_gives_the_handle_back() {
     assert_eq!(other.zero(1..2).unwrap_err(), WriteError::Closed);
     assert_eq!(other.sync().unwrap_err(), WriteError::Closed);
     assert_eq!(other.get(40).unwrap_err(), GetError::Closed);
-    assert_eq!(other.read_uncached(40).unwrap_err(), GetError::Closed);
+    assert_eq!(other.get(40).unwrap_err(), GetError::Closed);
     assert_eq!(other.close().unwrap_err().error, WriteError::Closed);
     let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
     assert_eq!(after[SIZE], 2);

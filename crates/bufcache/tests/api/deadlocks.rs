@@ -2,9 +2,11 @@
 //! waits.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -174,4 +176,69 @@ fn a_writer_that_gets_its_block_is_refused_also_if_the_device_begins_reads() {
         drop(guard);
         assert_eq!(device.get(4).unwrap()[0], 0);
     }
+}
+
+type Task<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Begins a task on the thread that reads the device, before it reads.
+#[derive(Default)]
+struct Begins(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl BlockDevice for Begins {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let begin = self.0.lock().unwrap().take();
+        begin.into_iter().for_each(|begin| begin());
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The thread has a hazard slot of the block, which is not the task's: the task waits.
+#[test]
+fn a_task_that_a_reader_of_its_block_polls_waits() {
+    let device = Arc::new(Begins::default());
+    let cache = Cache::builder(8 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let (send, tasks) = mpsc::channel();
+    let begin = move |mut task: Task<Result<(), String>>| {
+        let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending(), "{polled:?}");
+        send.send(task).unwrap();
+    };
+    let (own, begin_inside) = (disk.clone(), begin.clone());
+    *device.0.lock().unwrap() = Some(Box::new(move || {
+        let discards = own.clone();
+        begin_inside(Box::pin(async move {
+            discards.discard_async(3..4).await.map_err(|error| format!("discard: {error}"))
+        }));
+        begin_inside(Box::pin(async move {
+            own.get_mut_async(3).await.map(drop).map_err(|error| format!("write: {error}"))
+        }));
+    }));
+    drop(disk.get(3));
+    let end = |tasks: &mpsc::Receiver<Task<Result<(), String>>>| {
+        let ends = tasks.try_iter().map(|task| thread::spawn(move || block_on(task)));
+        let ends: Vec<_> = ends.collect();
+        assert!(ends.into_iter().all(|end| end.join().unwrap() == Ok(())));
+    };
+    end(&tasks);
+    let guard = disk.get(3).unwrap();
+    let own = disk.clone();
+    begin(Box::pin(async move {
+        own.get_mut_async(3).await.map(drop).map_err(|error| format!("beside a guard: {error}"))
+    }));
+    drop(guard);
+    end(&tasks);
 }

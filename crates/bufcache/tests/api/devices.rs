@@ -352,6 +352,25 @@ fn a_write_that_did_not_end_before_the_sync_began_may_be_lost() {
 }
 
 #[test]
+fn a_growing_file_that_became_shorter_reads_as_zeros() {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&[1; 4 * SIZE], 0).unwrap();
+    for max in [3, 4, 5] {
+        let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
+        let device = device.growing(max * SIZE as u64);
+        let len = device.len();
+        file.set_len(SIZE as u64).unwrap();
+        let mut bytes = [2; SIZE];
+        for (offset, expected) in [(0, 1), (3 * SIZE as u64, 0)] {
+            assert_eq!(device.read(offset, &mut bytes).ok(), Some(SIZE), "{max} at {offset}");
+            assert_eq!(bytes, [expected; SIZE]);
+        }
+        assert_eq!(len, max.max(4) * SIZE as u64);
+        file.write_all_at(&[1; 4 * SIZE], 0).unwrap();
+    }
+}
+
+#[test]
 fn a_file_grows_as_it_is_written_and_reads_as_zeros_behind_its_end() {
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.write_all_at(&[5; 100], 0).unwrap();

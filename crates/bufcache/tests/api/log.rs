@@ -1,18 +1,17 @@
-//! Blocks whose write waits for a log or for a `Hold`.
+//! Blocks whose write waits for a log.
 
 use crate::disk;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bufcache::{AttachOptions, Device, FaultDevice, MemoryDevice, Wal, WriteError};
+use bufcache::{AttachOptions, FaultDevice, MemoryDevice, Wal, WriteError};
 
 use testkit::block_on;
 
-use disk::{SIZE, fill, new, on_disk, patient, with};
+use disk::{SIZE, fill, on_disk, patient, with};
 
 /// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
@@ -99,54 +98,6 @@ fn inv16_a_buffer_forgets_the_log_of_another_block() {
     assert_eq!(on_disk(&disk, 1), 3);
 }
 
-#[test]
-fn inv16_a_block_that_is_held_back_waits() {
-    let held = |device: &Device| {
-        let mut guard = device.get_mut(1).unwrap();
-        guard.fill(2);
-        guard.hold_back()
-    };
-    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
-    let hold = held(&device);
-    fill(&device, 2, 2);
-    assert_eq!(device.sync().unwrap_err(), WriteError::Busy { block: 1 });
-    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 2]);
-    fill(&device, 1, 3); // not against readers and writers
-    drop(hold);
-    let (_cache, device, disk) = new();
-    let hold = held(&device);
-    fill(&device, 1, 3);
-    thread::scope(|scope| {
-        let sync = scope.spawn(|| device.sync());
-        thread::sleep(Duration::from_millis(30));
-        drop(hold);
-        sync.join().unwrap().unwrap();
-    });
-    assert_eq!(on_disk(&disk, 1), 3);
-    // Invalidated, the buffer is not another block's before the hold ends.
-    let mut guard = device.get_mut(1).unwrap();
-    let hold = guard.hold_back();
-    drop(guard);
-    device.invalidate(1).unwrap();
-    for block in 10..60 {
-        fill(&device, block, 4);
-    }
-    device.sync().unwrap();
-    drop(hold);
-    assert_eq!(device.get(1).unwrap()[0], 3);
-}
-
-#[test]
-fn inv16_a_sync_waits_once_for_blocks_that_are_held_back() {
-    let (_cache, device, _disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
-    let holds: Vec<_> = (0..8).map(|block| device.get_mut(block).unwrap().hold_back()).collect();
-    let began = Instant::now();
-    assert_eq!(device.sync(), Err(WriteError::Busy { block: 0 }));
-    assert!(began.elapsed() < 3 * SHORT, "it waits for each: {:?}", began.elapsed());
-    drop(holds);
-    device.sync().unwrap();
-}
-
 /// What a task writes, and what it has not modified otherwise.
 #[test]
 fn inv16_the_blocks_of_tasks_wait_too() {
@@ -161,13 +112,5 @@ fn inv16_the_blocks_of_tasks_wait_too() {
     guard.set_lsn(4); // the larger one counts
     drop(guard);
     assert_eq!(device.flush(), Err(WriteError::Wal { errno: libc::EIO, block: 1 }));
-    let mut guard = block_on(device.create_async(2)).unwrap();
-    let hold = guard.hold_back();
-    guard.fill(3);
-    drop(guard);
-    let error = device.write_through(2..3).unwrap_err();
-    assert_eq!((error, on_disk(&disk, 2)), (WriteError::Busy { block: 2 }, 1));
-    drop(hold);
-    device.write_through(2..3).unwrap();
-    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 3]);
+    assert_eq!(on_disk(&disk, 1), 1);
 }

@@ -8,6 +8,7 @@ mod aside;
 mod attach;
 mod batches;
 mod cache;
+mod cancelled;
 mod closing;
 mod crash;
 mod deadlocks;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Eviction, Fault, FaultDevice, MemoryDevice, Operation};
+use bufcache::{BlockDevice, Cache, Fault, FaultDevice, MemoryDevice, Operation};
 
 use testkit::wait::wait_for;
 
@@ -92,36 +92,6 @@ fn a_cache_ends_while_it_reads_ahead() {
     drop((disk, cache));
     wait_for("the thread lets go of the device", || Arc::strong_count(&device) == 1);
     assert_eq!(device.count(Operation::Read), 8);
-}
-
-#[test]
-fn what_is_read_once_goes_first() {
-    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
-        let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![3; 1000 * SIZE])));
-        let cache = Cache::builder(64 * SIZE).eviction(eviction).build().unwrap();
-        let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
-        for block in 0..60 {
-            drop(disk.get(block).unwrap());
-        }
-        for block in 100..1000 {
-            assert_eq!(disk.get_once(block).unwrap()[0], 3);
-        }
-        assert_eq!(device.count(Operation::Read), 960);
-        assert!((0..60).all(|block| disk.is_cached(block)), "{eviction:?}");
-        // One that others come for stays as any other.
-        assert!(disk.is_cached(999));
-        drop(disk.get(999).unwrap());
-        for block in 100..110 {
-            drop(disk.get_once(block).unwrap());
-        }
-        assert!(disk.is_cached(999), "{eviction:?}");
-        // Invalidated ones are let go once, and their buffers are of use again.
-        assert_eq!((disk.invalidate(109), disk.invalidate(109)), (Ok(true), Ok(false)));
-        for block in 200..400 {
-            assert_eq!(disk.get(block).unwrap()[5], 3);
-        }
-        assert!(cache.stats().bytes <= 64 * SIZE);
-    }
 }
 
 #[test]

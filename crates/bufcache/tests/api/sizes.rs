@@ -110,7 +110,7 @@ fn a_smaller_cache_evicts_no_more_than_it_must() {
 /// Where each chunk but one has a buffer that is kept, that one goes.
 #[test]
 fn a_large_block_finds_the_unused_chunk() {
-    for how in ["pins", "weights", "guards"] {
+    for how in ["pins", "guards"] {
         let world = world(|builder| builder);
         world.read(0..ROOM); // in the order of the memory
         let free = 17;
@@ -119,7 +119,6 @@ fn a_large_block_finds_the_unused_chunk() {
             let guard = world.small.get(chunk * CHUNK + chunk % CHUNK).unwrap();
             match how {
                 "pins" => pins.push(guard.pin().unwrap()),
-                "weights" => guard.set_weight(200),
                 _ => guards.push(guard),
             }
         }

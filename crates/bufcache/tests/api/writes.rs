@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, ErrorRule, Eviction, Fault, FaultDevice, GetError,
-    MemoryDevice, Operation, Outcome, WriteError,
+    AttachOptions, BlockDevice, Cache, Eviction, Fault, FaultDevice, GetError, MemoryDevice,
+    Operation, Outcome, WriteError,
 };
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
@@ -257,8 +257,6 @@ fn inv18_a_failed_sync_poisons_until_a_reset() {
     assert_eq!(device.get(9).unwrap()[0], 1);
     device.invalidate(2).unwrap();
     assert_eq!(device.get(2).unwrap_err(), GetError::Poisoned { errno: libc::EIO });
-    assert_eq!(device.read_uncached(2).unwrap_err(), GetError::Poisoned { errno: libc::EIO });
-    assert_eq!(device.read_uncached(9).unwrap()[0], 1);
     let lost = device.reset().unwrap();
     assert_eq!(lost.blocks().iter().cloned().flatten().collect::<Vec<_>>(), [2]);
     let writes = disk.count(Operation::Write);
@@ -294,18 +292,11 @@ fn tries(options: AttachOptions, errno: i32) -> u64 {
 }
 
 #[test]
-fn inv17_the_cleaner_gives_up_when_it_is_told_to() {
+fn inv17_the_cleaner_gives_up_when_the_device_is_gone() {
     let new = || AttachOptions::new(SIZE);
-    let twice = ErrorRule { retries: 1, within: Duration::MAX };
-    let at_once = ErrorRule { within: Duration::ZERO, ..ErrorRule::FOREVER };
     assert!(tries(new(), libc::EIO) > 20);
     assert_eq!(tries(new(), libc::ENODEV), 1);
     assert_eq!(tries(new(), libc::ENXIO), 1);
-    assert_eq!(tries(new().on_error(libc::EIO, twice), libc::EIO), 2);
-    assert_eq!(tries(new().on_error(libc::ENXIO, twice), libc::ENXIO), 2);
-    assert_eq!(tries(new().on_error(libc::EIO, at_once), libc::EIO), 1);
-    assert_eq!(tries(new().on_other_errors(ErrorRule::NEVER), libc::EIO), 1);
-    assert_eq!(tries(new().on_other_errors(ErrorRule::NEVER), libc::ENXIO), 1);
 }
 
 #[test]

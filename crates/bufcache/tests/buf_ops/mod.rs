@@ -8,11 +8,10 @@ mod disk;
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard, Uncached};
+use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard};
 
 use disk::{BLOCKS, Disk, Fault, check, is_whole};
 
@@ -24,7 +23,6 @@ const SIZES: [usize; 2] = [512, 1024];
 enum Kept<'d> {
     Guard(ReadGuard<'d>),
     Pin(Pin),
-    Uncached(Uncached),
 }
 
 impl Deref for Kept<'_> {
@@ -34,7 +32,6 @@ impl Deref for Kept<'_> {
         match self {
             Self::Guard(guard) => guard,
             Self::Pin(pin) => pin,
-            Self::Uncached(buffer) => buffer,
         }
     }
 }
@@ -130,7 +127,6 @@ impl<'d> Machine<'d> {
             11 => self.disks[which].0.arm(Fault::of(arg >> 1)),
             12 => self.shrink(usize::from(arg % 5)),
             13 => self.resize(usize::from(arg) % MOST + 1),
-            14 => self.read_uncached(which, block),
             _ => self.others(which, arg),
         }
     }
@@ -267,29 +263,6 @@ impl<'d> Machine<'d> {
         }
     }
 
-    fn read_uncached(&mut self, which: usize, block: u64) {
-        let (disk, device) = &self.disks[which];
-        let result =
-            catch_unwind(AssertUnwindSafe(|| self.patiently(|| device.read_uncached(block))));
-        if let Ok(Err(GetError::NoFreeBuffers)) = result {
-            return;
-        }
-        self.counts.reads += 1;
-        match (result, disk.last_fault().error(block)) {
-            (Ok(Ok(mut buffer)), None) => {
-                let version = disk.version(block);
-                assert_eq!(check(&buffer), (block as u8, version));
-                // The buffer is owned, so a change of it changes no other.
-                disk::fill(&mut buffer, block as u8 ^ 0x80, version);
-                let block = block ^ 0x80;
-                self.keep(Holding { kept: Kept::Uncached(buffer), block, version });
-            }
-            (Ok(Err(error)), Some(expected)) => assert_eq!(error, expected),
-            (Err(_), Some(GetError::Panicked { .. })) => {}
-            (result, expected) => panic!("{result:?} instead of {expected:?}"),
-        }
-    }
-
     fn others(&mut self, which: usize, arg: u8) {
         match arg % 4 {
             0 => {
@@ -297,14 +270,7 @@ impl<'d> Machine<'d> {
                 let device = self.device(which);
                 assert_eq!(device.get(BLOCKS).err(), Some(error));
                 assert_eq!(device.invalidate(BLOCKS), Err(error));
-                assert!(device.try_get(BLOCKS).is_err() && device.read_uncached(u64::MAX).is_err());
-            }
-            1 => {
-                for holding in &self.kept {
-                    if let Kept::Guard(guard) = &holding.kept {
-                        guard.set_weight(arg >> 4 & 1);
-                    }
-                }
+                assert!(device.try_get(BLOCKS).is_err() && device.get(u64::MAX).is_err());
             }
             _ => self.look_around(),
         }

@@ -17,7 +17,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bufcache::{
-    AttachOptions, Cache, Device, Eviction, GetError, Hold, Operation, Pin, ReadGuard, WriteError,
+    AttachOptions, Cache, Device, Eviction, GetError, Operation, Pin, ReadGuard, WriteError,
 };
 
 pub(crate) use disk::Lie;
@@ -105,20 +105,11 @@ impl Holding<'_> {
     }
 }
 
-/// A block that is held back, of that life of a device.
-struct HeldBack {
-    which: usize,
-    life: usize,
-    block: u64,
-    _hold: Hold,
-}
-
 struct Machine<'d> {
     cache: &'d Cache,
     places: &'d [Place; 2],
     states: [State; 2],
     kept: Vec<Holding<'d>>,
-    held_back: Vec<HeldBack>,
     limit: usize,
     /// Set once a device reported that it is gone. A thread that needs memory drops its blocks
     /// then.
@@ -172,7 +163,6 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         places: &places,
         states: [state(), state()],
         kept: Vec::new(),
-        held_back: Vec::new(),
         limit: MOST,
         gave_up: false,
         squeezed: false,
@@ -245,7 +235,6 @@ impl<'d> Machine<'d> {
             17 | 18 => self.arm(which, op / 24, arg >> 1),
             19 => self.reset(which),
             20 => self.resize(arg),
-            21 => self.hold_back(which, block),
             22 => self.close(which),
             _ => self.look_around(u64::from(arg)),
         }
@@ -270,7 +259,7 @@ impl<'d> Machine<'d> {
     fn may_be_full(&self) -> bool {
         let stuck = self.gave_up || self.states.iter().any(|state| state.poisoned);
         let dirty = if stuck { self.cache.stats().dirty / SIZE } else { 0 };
-        self.kept.len() + self.held_back.len() + dirty >= self.limit
+        self.kept.len() + dirty >= self.limit
     }
 
     /// Whether the device may get no more dirty buffers now: its last write failed, or it has as

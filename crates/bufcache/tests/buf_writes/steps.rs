@@ -51,9 +51,7 @@ impl<'d> Machine<'d> {
     }
 
     pub(super) fn let_go(&mut self, arg: u8) {
-        if arg & 1 == 1 && !self.held_back.is_empty() {
-            self.held_back.swap_remove(usize::from(arg >> 1) % self.held_back.len());
-        } else if !self.kept.is_empty() {
+        if !self.kept.is_empty() {
             let holding = self.kept.swap_remove(usize::from(arg) % self.kept.len());
             holding.check();
         }
@@ -133,33 +131,6 @@ impl<'d> Machine<'d> {
         model.write(block, &now);
     }
 
-    pub(super) fn hold_back(&mut self, which: usize, block: u64) {
-        let device = self.device(which);
-        let (mine, pinned) = self.users(which, block);
-        let cached = device.is_cached(block);
-        if mine || self.held_back.len() > 2 {
-            return;
-        }
-        self.writing = true;
-        let result = self.had(which, block, pinned, || device.get_mut(block));
-        self.writing = false;
-        let Some(Ok(mut guard)) = result else {
-            return;
-        };
-        if !cached {
-            self.read_again(which, block, &values(block as usize * PARTS, &guard));
-        }
-        let State { model, life, .. } = &mut self.states[which];
-        model.write(block, &model.now(block));
-        self.held_back.push(HeldBack { which, life: *life, block, _hold: guard.hold_back() });
-    }
-
-    fn is_held_back(&self, which: usize, block: u64) -> bool {
-        let life = self.states[which].life;
-        let is = |held: &HeldBack| (held.which, held.life, held.block) == (which, life, block);
-        self.held_back.iter().any(is)
-    }
-
     /// A flush, or a sync: whether it did what it was asked for.
     fn written(
         &mut self,
@@ -169,9 +140,7 @@ impl<'d> Machine<'d> {
     ) -> bool {
         let disk = self.disk(which);
         let before = disk.failures(Operation::Write);
-        let result = self.patiently(&mut f, |machine, error| {
-            matches!(*error, WriteError::Busy { block } if !machine.is_held_back(which, block))
-        });
+        let result = self.patiently(&mut f, |_, error| matches!(error, WriteError::Busy { .. }));
         let failures = disk.failures(Operation::Write);
         let state = &mut self.states[which];
         assert_eq!(matches!(result, Err(WriteError::Closed)), state.closed, "{result:?}");
@@ -469,7 +438,6 @@ impl<'d> Machine<'d> {
     pub(super) fn end(mut self, dropped: bool) -> [State; 2] {
         self.look_around(0);
         self.kept.drain(..).for_each(|holding| holding.check());
-        self.held_back.clear();
         (0..2).for_each(|which| self.disk(which).disarm());
         if !dropped {
             for which in 0..2 {

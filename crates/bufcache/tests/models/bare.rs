@@ -13,15 +13,9 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: the bytes are there before", "bare::inv03_a_block_that_is_found_has_its_bytes"),
     ("protect: the slot is set before the lookup", "bare::inv06_a_slot_against_a_scan"),
     ("scan: the words are changed before", "bare::inv06_a_slot_against_a_scan"),
-    (
-        "protect: the slot is set before the lookup",
-        "bare::inv06_a_slot_against_a_scan_by_membarrier",
-    ),
-    ("scan: the words are changed before", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
     ("clear: the bytes were read before", "bare::inv06_a_slot_against_a_scan"),
     ("scan: the bytes were read before", "bare::inv06_a_slot_against_a_scan"),
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot"),
-    ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("unpin: the bytes were read before", "bare::inv06_a_pin_becomes_a_slot_before_an_eviction"),
     ("unpin: the bytes were read before", "bare::inv06_the_last_pin"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
@@ -30,11 +24,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "bare::inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left",
     ),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
-    ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_an_invalidation"),
-    (
-        "invalidate: the device is changed before the lookup",
-        "bare::inv10_a_claim_against_an_invalidation",
-    ),
     ("look: the bytes are there before", "bare::inv03_a_block_that_is_found_has_its_bytes"),
     ("word: the load has ended before", "bare::inv03_a_thread_that_waits_under_its_pin"),
     ("try_pin: the bytes are there before", "bare::inv03_a_pin_of_a_block_that_was_loaded_again"),
@@ -98,17 +87,11 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 /// At least one of the two sees the other.
 #[test]
 fn inv06_a_slot_against_a_scan() {
-    thoroughly(|| reads_against_an_evictor(false));
+    thoroughly(reads_against_an_evictor);
 }
 
-/// The same with the other kind of fence.
-#[test]
-fn inv06_a_slot_against_a_scan_by_membarrier() {
-    thoroughly(|| reads_against_an_evictor(true));
-}
-
-fn reads_against_an_evictor(membarrier: bool) {
-    let bare = Arc::new(Bare::new(membarrier));
+fn reads_against_an_evictor() {
+    let bare = Arc::new(Bare::new());
     let reads = thread::spawn({
         let bare = Arc::clone(&bare);
         move || assert!([None, Some(7)].contains(&bare.read()))
@@ -121,17 +104,11 @@ fn reads_against_an_evictor(membarrier: bool) {
 /// A check of the pins and the slots finds one of the two.
 #[test]
 fn inv06_a_pin_becomes_a_slot() {
-    thoroughly(|| wakes_against_a_reclaim(false));
+    thoroughly(wakes_against_a_reclaim);
 }
 
-/// The same with the other kind of fence.
-#[test]
-fn inv06_a_pin_becomes_a_slot_by_membarrier() {
-    thoroughly(|| wakes_against_a_reclaim(true));
-}
-
-fn wakes_against_a_reclaim(membarrier: bool) {
-    let bare = Arc::new(Bare::new(membarrier));
+fn wakes_against_a_reclaim() {
+    let bare = Arc::new(Bare::new());
     bare.pin();
     let wakes = thread::spawn({
         let bare = Arc::clone(&bare);
@@ -146,7 +123,7 @@ fn wakes_against_a_reclaim(membarrier: bool) {
 #[test]
 fn inv06_a_pin_becomes_a_slot_before_an_eviction() {
     thoroughly(|| {
-        let bare = Arc::new(Bare::new(false));
+        let bare = Arc::new(Bare::new());
         bare.pin();
         let wakes = thread::spawn({
             let bare = Arc::clone(&bare);
@@ -171,7 +148,7 @@ fn inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left() {
 }
 
 fn taken_from_its_user(is_first: bool) {
-    let bare = Arc::new(Bare::new(false));
+    let bare = Arc::new(Bare::new());
     let takes = thread::spawn({
         let bare = Arc::clone(&bare);
         move || (0..2).any(|_| bare.take_over())
@@ -179,23 +156,6 @@ fn taken_from_its_user(is_first: bool) {
     bare.give_back(is_first);
     let taken = takes.join().unwrap();
     assert!(taken || bare.take_over(), "the place is not free");
-}
-
-/// What is loaded is new, or is there to be forgotten.
-#[test]
-fn inv10_a_claim_against_an_invalidation() {
-    thoroughly(|| {
-        // A device's memory orders nothing.
-        let (bare, device) = (Arc::new(Bare::empty()), Arc::new(AtomicU64::new(0)));
-        let claims = thread::spawn({
-            let (bare, device) = (Arc::clone(&bare), Arc::clone(&device));
-            move || bare.claim(|| device.load(Relaxed))
-        });
-        device.store(1, Relaxed);
-        let absent = bare.is_absent();
-        claims.join().unwrap();
-        assert!(!absent || bare.read() == Some(1));
-    });
 }
 
 #[test]
@@ -228,7 +188,7 @@ fn inv03_a_block_that_is_created() {
 #[test]
 fn inv15_a_write_against_a_write_back() {
     thoroughly(|| {
-        let bare = Arc::new(Bare::new(false));
+        let bare = Arc::new(Bare::new());
         let writes = thread::spawn({
             let bare = Arc::clone(&bare);
             move || bare.write(9)
@@ -242,7 +202,7 @@ fn inv15_a_write_against_a_write_back() {
 #[test]
 fn inv06_the_last_pin() {
     thoroughly(|| {
-        let bare = Arc::new(Bare::new(false));
+        let bare = Arc::new(Bare::new());
         (0..2).for_each(|_| bare.pin());
         let leaves = thread::spawn({
             let bare = Arc::clone(&bare);
@@ -285,7 +245,7 @@ fn inv03_a_thread_that_waits_under_its_pin() {
 #[test]
 fn inv03_a_pin_of_a_block_that_was_loaded_again() {
     thoroughly(|| {
-        let bare = Arc::new(Bare::new(false));
+        let bare = Arc::new(Bare::new());
         let loads = thread::spawn({
             let bare = Arc::clone(&bare);
             move || {
@@ -304,7 +264,7 @@ fn inv03_a_pin_of_a_block_that_was_loaded_again() {
 #[test]
 fn inv06_a_record_of_a_thread_that_has_ended() {
     thoroughly(|| {
-        let bare = Arc::new(Bare::new(false));
+        let bare = Arc::new(Bare::new());
         let [reads, other] = [(); 2].map(|()| {
             let bare = Arc::clone(&bare);
             thread::spawn(move || assert!(bare.protect_twice()))

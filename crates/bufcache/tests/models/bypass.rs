@@ -1,26 +1,28 @@
 //! A write that a thread makes by means of its own, against all other uses of the block.
 
-use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
 use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use percpu::sync::{Mutex, model, thread};
 
 use super::disk::{Disk, fill, world};
+use super::task::{Alarm, begin};
 use super::world::{BLOCKS, LONG, SIZE, dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("exclusion: no other range overlaps", "bypass::inv15_two_bypasses"),
     ("is_left: no slot names the entry", "bypass::inv10_a_bypass_against_a_hit"),
+    ("call: forget the task", "bypass::inv23_a_discard_goes_on_when_its_task_is_gone"),
 ];
 
 /// Each byte is the number of changes. As the memory of a real device, it orders no other access.
 struct Changing {
     changes: Arc<AtomicU64>,
+    /// Held by a model while no discard is to end.
+    gate: Arc<Mutex<()>>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
@@ -29,7 +31,8 @@ impl Changing {
         let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(LONG);
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
         let changes = Arc::new(AtomicU64::new(0));
-        let changing = Arc::new(Self { changes, threads: Mutex::new(Vec::new()) });
+        let (gate, threads) = (Arc::default(), Mutex::new(Vec::new()));
+        let changing = Arc::new(Self { changes, gate, threads });
         let options = AttachOptions::new(SIZE).on_loss(|_| {});
         let device = cache.attach_with(Arc::clone(&changing), options).unwrap();
         (changing, device)
@@ -63,9 +66,10 @@ impl BlockDevice for Changing {
 
     /// Another thread discards: it changes the device, and ends then.
     fn begin_discard(&self, range: DeviceRange) {
-        let changes = Arc::clone(&self.changes);
+        let (changes, gate) = (Arc::clone(&self.changes), Arc::clone(&self.gate));
         self.threads.lock().push(thread::spawn(move || {
             dawdle();
+            drop(gate.lock());
             changes.store(1, Relaxed);
             range.finish(Ok(()));
         }));
@@ -133,8 +137,12 @@ fn inv23_a_discard_goes_on_when_its_task_is_gone() {
     thoroughly(|| {
         let (changing, device) = Changing::attach(1);
         let mut discards = Box::pin(device.discard_async(0..1));
-        let _ = discards.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let alarm = Arc::new(Alarm::default());
+        let closed = changing.gate.lock();
+        assert!(begin(&mut discards, &alarm));
         drop(discards);
+        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
+        drop(closed);
         assert_eq!(device.get(0).unwrap()[0], 1);
         changing.join();
     });

@@ -36,6 +36,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("block: the results are stored before", "completion::inv17_a_write_that_another_thread_fails"),
     ("poll: the results are stored before", "completion::inv17_a_write_that_another_thread_fails"),
     ("group: wake the waiters", "write::inv20_a_sync_that_runs_is_not_enough"),
+    ("group: look again", "write::inv20_a_sync_that_runs_is_not_enough"),
 ];
 
 /// Of those, what only a checker of weak memory can see.

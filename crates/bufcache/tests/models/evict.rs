@@ -8,11 +8,6 @@ use super::world::{World, dawdle, look, neighbours, thoroughly};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("protect: the slot is set before the lookup", "evict::inv06_a_hit_keeps_its_buffer"),
-    (
-        "protect: the slot is set before the lookup",
-        "evict::inv06_a_hit_keeps_its_buffer_by_membarrier",
-    ),
-    ("evict: scan the slots", "evict::inv06_a_hit_keeps_its_buffer_by_membarrier"),
     ("evict: scan the slots", "evict::inv06_a_hit_keeps_its_buffer"),
     ("evict: scan the slots", "evict::inv05_a_lookup_against_the_last_release"),
     #[cfg(offlock_loom)] // too rare in random schedules
@@ -33,12 +28,6 @@ fn inv06_a_hit_keeps_its_buffer() {
     thoroughly(|| hits_against_an_evictor(&World::new(1)));
 }
 
-/// The same with the other kind of fence.
-#[test]
-fn inv06_a_hit_keeps_its_buffer_by_membarrier() {
-    thoroughly(|| hits_against_an_evictor(&World::membarrier(1)));
-}
-
 fn hits_against_an_evictor(world: &World) {
     let [other] = neighbours(1);
     world.against_a_hit(|| world.read(other));
@@ -53,7 +42,7 @@ fn inv06_a_guard_becomes_a_pin() {
         let guard = world.disk.get(0).unwrap();
         let evicts = thread::spawn({
             let disk = world.disk.clone();
-            move || assert_eq!(disk.read_uncached(1).err(), Some(GetError::NoFreeBuffers))
+            move || assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers))
         });
         let pin = guard.pin().unwrap();
         drop(guard);
@@ -103,7 +92,7 @@ fn inv05_a_lookup_against_the_last_release() {
             let world = world.clone();
             move || world.read(0)
         });
-        look(&world.disk.read_uncached(1).unwrap(), 1);
+        look(&world.disk.get(1).unwrap(), 1);
         reads.join().unwrap();
         // In the end it is there only if it was read again.
         let again = world.reads() - 2;

@@ -45,7 +45,7 @@ fn inv10_a_guard_becomes_a_pin() {
             let disk = world.disk.clone();
             move || {
                 assert_eq!(disk.invalidate(0), Ok(true));
-                assert_eq!(disk.read_uncached(1).err(), Some(GetError::NoFreeBuffers));
+                assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers));
             }
         });
         dawdle();
@@ -80,7 +80,7 @@ fn inv10_a_waiter_keeps_it() {
         let loads = || {
             drop(world.disk.get(0));
             world.disk.invalidate(0).unwrap();
-            drop(world.disk.read_uncached(1));
+            drop(world.disk.get(1));
             told.store(true, Release);
             tell.advance();
             tell.wake_all();

@@ -31,7 +31,6 @@ const PLANTED: Planted = Planted {
         evict::LOOM_ONLY,
         samples::LOOM_ONLY,
         task::LOOM_ONLY,
-        wipe::LOOM_ONLY,
         write::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),

@@ -20,9 +20,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("poll: the marks are there still", "task::inv02_a_task_is_woken"),
     ("load: wake the tasks", "task::inv02_a_task_is_woken"),
     ("enter: pin it for the requester", "task::inv02_a_requester_that_is_gone"),
-    ("load: no waker is left", "task::inv02_a_requester_that_is_gone"),
+    ("wait: forget the task", "task::inv02_a_requester_that_is_gone"),
     ("publish: the bytes are there before", "task::inv02_a_requester_that_is_gone"),
-    ("load: no waker is left", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
     ("unpin: it was the last pin", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
     ("load: tell of the panic", "task::inv12_a_task_is_told_of_a_load_that_panics"),
     ("pool: tell a thread of a call", "task::inv23_calls_of_tasks"),
@@ -55,7 +54,7 @@ pub(super) fn block_on<F: Future>(future: F) -> F::Output {
 
 /// Wakes a thread; or panics.
 #[derive(Default)]
-struct Alarm {
+pub(super) struct Alarm {
     bell: Futex,
     panics: bool,
 }
@@ -71,7 +70,7 @@ impl Wake for Alarm {
 }
 
 /// Polls once. Whether the future waits now.
-fn begin<F: Future>(future: &mut Pin<Box<F>>, alarm: &Arc<Alarm>) -> bool {
+pub(super) fn begin<F: Future>(future: &mut Pin<Box<F>>, alarm: &Arc<Alarm>) -> bool {
     let waker = Waker::from(Arc::clone(alarm));
     future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
 }
@@ -159,8 +158,8 @@ fn inv02_a_task_is_woken() {
     });
 }
 
-/// Before its load is over, or behind that. What it asked for is there for others; and of its own are
-/// neither the buffer nor the waker kept.
+/// A requester is gone before the end of its load, or after it. The block is loaded for others, and neither the
+/// buffer nor the waker of the requester is kept.
 #[test]
 fn inv02_a_requester_that_is_gone() {
     thoroughly(|| {

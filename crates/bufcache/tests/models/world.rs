@@ -115,11 +115,6 @@ impl World {
         Self::by(Self::builder(buffers, Duration::ZERO), Numbered::default())
     }
 
-    /// One whose hits have no fence of their own.
-    pub(super) fn membarrier(buffers: usize) -> Self {
-        Self::by(Self::builder(buffers, LONG).membarrier(true), Numbered::default())
-    }
-
     pub(super) fn with(buffers: usize, options: AttachOptions) -> Self {
         Self::attach(Self::builder(buffers, LONG), Numbered::default(), options)
     }

@@ -39,9 +39,7 @@ impl<T, L: Levels> Core<T, L> {
         // SAFETY: `highest` has just returned the level.
         let head = unsafe { self.levels.fifo(from) }.head;
         // SAFETY: by invariant 1 the level's head is a live slot.
-        let Removed { value, bytes, next } =
-            unsafe { self.slab.replace(head, message.value, message.bytes) };
-        self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
+        let Removed { value, next } = unsafe { self.slab.replace(head, message.value) };
         if L::is_above(priority, message.priority) {
             let Some(to) = self.levels.get_or_insert_no_alloc(message.priority) else {
                 unreachable!("a claim has its memory")
@@ -70,6 +68,6 @@ impl<T, L: Levels> Core<T, L> {
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.prefetch_after(head, next) };
         }
-        Message { value, priority, bytes }
+        Message { value, priority }
     }
 }

@@ -52,7 +52,7 @@ impl<T, L: Levels> Core<T, L> {
                 // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
                 let next = unsafe { self.slab.next(at) };
                 // SAFETY: `at` is a live slot, as for the line above.
-                if take(unsafe { self.slab.get(at) }.0, priority) {
+                if take(unsafe { self.slab.get(at) }, priority) {
                     // SAFETY: the level is in the set as long as its FIFO has a message, and `at`
                     // is still in it.
                     let fifo = unsafe { self.levels.fifo(level) };
@@ -68,14 +68,14 @@ impl<T, L: Levels> Core<T, L> {
                     }
                     let empty = fifo.is_empty();
                     // SAFETY: `at` was live, and it has just left its FIFO.
-                    let Removed { value, bytes, .. } = unsafe { self.slab.remove(at) };
-                    self.count_removed(bytes);
+                    let Removed { value, .. } = unsafe { self.slab.remove(at) };
+                    self.occupied -= 1;
                     if empty {
                         // SAFETY: the level is still in the set, and its FIFO has just become
                         // empty.
                         unsafe { self.levels.remove(level, &mut preload.levels) };
                     }
-                    out(Message { value, priority, bytes });
+                    out(Message { value, priority });
                 } else {
                     previous = at;
                 }

@@ -80,9 +80,9 @@ impl<T, L: Levels> Core<T, L> {
         preload: &mut Preload<T, L>,
     ) -> T {
         // SAFETY: the caller guarantees a lent message, whose slot is live and in no FIFO.
-        let Removed { value, bytes, .. } = unsafe { self.slab.remove(lent.index) };
+        let Removed { value, .. } = unsafe { self.slab.remove(lent.index) };
         self.lent -= 1;
-        self.count_removed(bytes);
+        self.occupied -= 1;
         self.levels.keep_preload(&mut preload.levels);
         value
     }

@@ -9,7 +9,7 @@
 //!
 //! 1. Every level in `levels` has at least one message. Each live slot of the slab is in exactly
 //!    one FIFO, or is lent: its message is in a guard. Every index in a FIFO is a live slot.
-//! 2. `occupied` and `bytes` are the sums over the FIFOs and the lent messages.
+//! 2. `occupied` is the sum over the FIFOs and the lent messages.
 
 mod bitmap;
 mod exchange;
@@ -30,15 +30,14 @@ pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MAX_MESSAGES;
-use self::slab::{Chunk, Removed, Slab, SlabHint, Slot};
+use self::slab::{Chunk, Removed, Slab, SlabHint};
 use crate::stats::LevelStats;
 
-/// A message with its priority and its measured length.
+/// A message with its priority.
 #[derive(Debug)]
 pub(crate) struct Message<T, P> {
     pub(crate) value: T,
     pub(crate) priority: P,
-    pub(crate) bytes: u32,
 }
 
 /// Memory allocated before the lock. What an operation does not use is freed after the unlock.
@@ -107,7 +106,6 @@ impl<L: Levels> Hint<L> {
 pub struct Core<T, L: Levels = Bitmap> {
     /// The places that are taken, also those of lent messages.
     occupied: usize,
-    bytes: u64,
     levels: L,
     ageing: Option<Ageing<L::Priority>>,
     lent: usize,
@@ -131,7 +129,7 @@ impl<T, L: Levels> Core<T, L> {
     /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
         let (slab, levels) = (Slab::try_new()?, L::try_new(spare)?);
-        Ok(Self { slab, levels, occupied: 0, bytes: 0, ageing: None, lent: 0 })
+        Ok(Self { slab, levels, occupied: 0, ageing: None, lent: 0 })
     }
 
     pub(crate) fn hint(&self) -> Hint<L> {
@@ -149,9 +147,6 @@ impl<T, L: Levels> Core<T, L> {
     pub fn set_ageing(&mut self, every: Option<NonZeroU32>) {
         self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
     }
-
-    /// The bytes of memory that each message takes.
-    pub(crate) const SLOT_BYTES: usize = size_of::<Slot<T>>();
 
     /// Sets the most messages that the queue will ever hold, so that no memory is allocated for
     /// more. Nothing was allocated before.
@@ -192,11 +187,6 @@ impl<T, L: Levels> Core<T, L> {
         self.len() == 0
     }
 
-    /// Returns the total measured length of the messages, in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Returns the number of messages of one priority.
     #[must_use]
     pub fn len_at(&mut self, priority: L::Priority) -> usize {
@@ -225,7 +215,7 @@ impl<T, L: Levels> Core<T, L> {
         if L::check(priority).is_err() {
             return Err(value);
         }
-        let (message, preload) = (Message { value, priority, bytes: 0 }, &mut Preload::new());
+        let (message, preload) = (Message { value, priority }, &mut Preload::new());
         // The level comes first: the search runs the comparisons of the keys, which may panic, and
         // nothing has changed before it.
         let pushed = match self.get_or_insert_level(priority, preload) {
@@ -250,7 +240,7 @@ impl<T, L: Levels> Core<T, L> {
         // SAFETY: the level is still in the set: nothing was removed since `highest` returned it.
         let priority = unsafe { self.levels.priority(level) };
         // SAFETY: by invariant 1 the level has messages and its head is a live slot.
-        Some((unsafe { self.slab.get(head) }.0, priority))
+        Some((unsafe { self.slab.get(head) }, priority))
     }
 
     /// Stores preloaded memory for a message that another thread will push later.
@@ -341,15 +331,6 @@ impl<T, L: Levels> Core<T, L> {
         }
     }
 
-    /// Counts a removed message.
-    #[inline(always)]
-    fn count_removed(&mut self, bytes: u32) {
-        self.occupied -= 1;
-        if bytes != 0 {
-            self.bytes -= u64::from(bytes);
-        }
-    }
-
     /// Returns the level of a priority, for
     /// [`push_to_level_no_alloc`](Self::push_to_level_no_alloc), without allocating.
     ///
@@ -375,15 +356,11 @@ impl<T, L: Levels> Core<T, L> {
         level: L::Level,
         message: Message<T, L::Priority>,
     ) {
-        let Message { value, bytes, .. } = message;
         // SAFETY: the caller guarantees a free slot.
-        let index = unsafe { self.slab.insert(value, bytes) };
+        let index = unsafe { self.slab.insert(message.value) };
         // SAFETY: the caller guarantees a level of this queue, and the slot was just filled.
         unsafe { self.link_last(level, index) };
         self.occupied += 1;
-        if bytes != 0 {
-            self.bytes += u64::from(bytes);
-        }
     }
 
     #[inline(always)]
@@ -394,12 +371,12 @@ impl<T, L: Levels> Core<T, L> {
         let remove = |slab: &mut Slab<T>, head| {
             // SAFETY: `unlink_next` passes the head of a FIFO, which by invariant 1 is a live slot,
             // and takes it out of its FIFO.
-            let Removed { value, bytes, next } = unsafe { slab.remove(head) };
-            ((value, bytes), next)
+            let Removed { value, next } = unsafe { slab.remove(head) };
+            (value, next)
         };
-        let ((value, bytes), priority) = self.unlink_next(preload, remove)?;
-        self.count_removed(bytes);
-        Some(Message { value, priority, bytes })
+        let (value, priority) = self.unlink_next(preload, remove)?;
+        self.occupied -= 1;
+        Some(Message { value, priority })
     }
 
     /// Takes the next message out of its FIFO. `take` gets its slot, and returns a result and the
@@ -482,26 +459,23 @@ impl<T, L: Levels> Core<T, L> {
     ///
     /// Panics with the invariant that is violated.
     pub fn validate(&self) {
-        let (mut len, mut bytes) = (0, 0);
+        let mut len = 0;
         let mut last = None;
         self.levels.validate(|priority, fifo| {
             assert!(last.is_none_or(|last| L::is_above(last, priority)), "the order of levels");
             last = Some(priority);
             let (mut at, mut tail, mut count) = (fifo.head, NIL, 0);
             while at != NIL {
-                // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
-                bytes += u64::from(unsafe { self.slab.get(at) }.1);
                 count += 1;
                 assert!(len + count <= self.len(), "more messages than counted");
                 tail = at;
-                // SAFETY: `at` is a live slot, as above: nothing was removed since.
+                // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
                 at = unsafe { self.slab.next(at) };
             }
             assert_eq!((count, tail), (fifo.len as usize, fifo.tail), "a FIFO");
             len += count;
         });
         assert_eq!(len, self.len(), "the number of messages");
-        assert!(bytes == self.bytes || (self.lent > 0 && bytes < self.bytes), "the sum of bytes");
         self.slab.validate(self.occupied);
     }
 }
@@ -537,6 +511,6 @@ impl<T, L: Levels> Drop for Core<T, L> {
 impl<T, L: Levels> std::fmt::Debug for Core<T, L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut debug = f.debug_struct("Core");
-        debug.field("len", &self.len()).field("bytes", &self.bytes).finish_non_exhaustive()
+        debug.field("len", &self.len()).finish_non_exhaustive()
     }
 }

@@ -40,8 +40,6 @@ const _: () = assert!(MAX_MESSAGES < NIL as usize);
 pub(crate) struct Slot<T> {
     /// The next slot of its FIFO, or of the free list.
     next: u32,
-    /// The length of the message in bytes, as measured by its sender.
-    bytes: u32,
     value: MaybeUninit<T>,
 }
 
@@ -66,7 +64,7 @@ impl<T> Chunk<T> {
     fn try_new(number: usize, limit: u32) -> Result<Self, AllocError> {
         let before = FIRST_CHUNK * ((1 << number) - 1);
         let len = (FIRST_CHUNK << number).min(limit - before);
-        // SAFETY: a `Slot` contains two integers, and `len` is not 0, so the layout has a non-zero size.
+        // SAFETY: a `Slot` contains an integer, and `len` is not 0, so the layout has a non-zero size.
         let slots = unsafe { alloc(Self::layout(len)?) };
         let slots = NonNull::new(slots.cast()).ok_or_else(AllocError::new)?;
         Ok(Self { slots, number, len })
@@ -92,7 +90,6 @@ impl<T> Drop for Chunk<T> {
 /// A message that was taken out of the slab.
 pub(crate) struct Removed<T> {
     pub(crate) value: T,
-    pub(crate) bytes: u32,
     /// The slot that followed it in its FIFO.
     pub(crate) next: u32,
 }
@@ -217,7 +214,7 @@ impl<T> Slab<T> {
     ///
     /// A slot is free: [`has_free_slot`](Self::has_free_slot).
     #[inline(always)]
-    pub(crate) unsafe fn insert(&mut self, value: T, bytes: u32) -> u32 {
+    pub(crate) unsafe fn insert(&mut self, value: T) -> u32 {
         let index = if self.spare != NIL {
             std::mem::replace(&mut self.spare, NIL)
         } else if self.free != NIL {
@@ -230,7 +227,7 @@ impl<T> Slab<T> {
             self.used += 1;
             self.used - 1
         };
-        let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
+        let slot = Slot { next: NIL, value: MaybeUninit::new(value) };
         // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not
         // live: overwriting it drops no message.
         unsafe { self.slot(index).write(slot) };
@@ -254,7 +251,6 @@ impl<T> Slab<T> {
         // SAFETY: the slot is live, so its value is initialised; it is read once, because the slot
         // is freed below.
         let value = unsafe { slot.value.assume_init_read() };
-        let bytes = slot.bytes;
         let next = slot.next;
         if self.spare == NIL {
             self.spare = index;
@@ -265,7 +261,7 @@ impl<T> Slab<T> {
         if self.published != 0 {
             self.update_hint();
         }
-        Removed { value, bytes, next }
+        Removed { value, next }
     }
 
     /// Takes a message out, and stores another one in its slot, which no slot follows.
@@ -274,12 +270,12 @@ impl<T> Slab<T> {
     ///
     /// `index` is a live slot.
     #[inline(always)]
-    pub(crate) unsafe fn replace(&mut self, index: u32, value: T, bytes: u32) -> Removed<T> {
-        let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
+    pub(crate) unsafe fn replace(&mut self, index: u32, value: T) -> Removed<T> {
+        let slot = Slot { next: NIL, value: MaybeUninit::new(value) };
         // SAFETY: the caller guarantees a live slot, which was written.
-        let Slot { next, bytes, value } = unsafe { self.slot(index).replace(slot) };
+        let Slot { next, value } = unsafe { self.slot(index).replace(slot) };
         // SAFETY: the value of a live slot is initialised.
-        Removed { value: unsafe { value.assume_init() }, bytes, next }
+        Removed { value: unsafe { value.assume_init() }, next }
     }
 
     /// Returns the slot that follows a message in its FIFO.
@@ -305,16 +301,16 @@ impl<T> Slab<T> {
         unsafe { (*self.slot(index)).next = next };
     }
 
-    /// Returns a message and its length in bytes.
+    /// Returns a message.
     ///
     /// # Safety
     ///
     /// `index` is a live slot.
-    pub(crate) unsafe fn get(&self, index: u32) -> (&T, u32) {
+    pub(crate) unsafe fn get(&self, index: u32) -> &T {
         // SAFETY: the caller guarantees a live slot, which was written.
         let slot = unsafe { &*self.slot(index) };
         // SAFETY: the value of a live slot is initialised.
-        (unsafe { slot.value.assume_init_ref() }, slot.bytes)
+        unsafe { slot.value.assume_init_ref() }
     }
 
     /// Returns the address of a message, which stays valid until it is removed.

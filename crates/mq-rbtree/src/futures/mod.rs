@@ -13,7 +13,7 @@ use percpu::sync::step;
 
 use crate::core::Levels;
 use crate::queue::{Deferred, Queue, State};
-use crate::waiter::{Rank, Waiter};
+use crate::waiter::Waiter;
 
 /// Writes what both futures have: the options, and the end of one that is dropped.
 macro_rules! operation {
@@ -35,8 +35,8 @@ macro_rules! operation {
         impl<T, L: Levels> Drop for $name<'_, T, L> {
             #[inline]
             fn drop(&mut self) {
-                if self.waiter.is_some() {
-                    drop(leave(self.queue.get(), &mut self.waiter));
+                if let Some(waiter) = &self.waiter {
+                    drop(leave(self.queue.get(), waiter));
                 }
             }
         }
@@ -62,7 +62,6 @@ pub use self::timed::Timed;
 
 /// A task's node that was taken off its list.
 struct Detached {
-    rank: Rank,
     was_listed: bool,
     had_permit: bool,
     /// The old waker, which is dropped after the unlock.
@@ -90,20 +89,19 @@ unsafe fn detach<T, L: Levels>(
     let had_permit = std::mem::take(&mut inner.permit);
     if had_permit {
         match demand {
-            Some(demand) => state.release_send_permit(demand.bytes),
+            Some(_) => state.release_send_permit(),
             None => state.release_receive_permit(),
         }
     }
-    Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
+    Detached { was_listed, had_permit, _waker: inner.take_waker() }
 }
 
-/// Ends the wait of a task, and passes its permit on. The drop of the result resumes the panic of a
-/// waker.
+/// Ends the wait of a task, and passes its permit on. Then the node is on no list, and no other thread
+/// knows it. The drop of the result resumes the panic of a waker.
 #[cold]
 #[inline(never)]
-fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) -> Deferred {
+fn leave<T, L: Levels>(queue: &Queue<T, L>, waiter: &Waiter<T, L::Priority>) -> Deferred {
     let mut section = queue.section();
-    let Some(waiter) = node else { return section.deferred };
     let detached;
     {
         // While others wait, the ring is shut and drained.
@@ -115,7 +113,6 @@ fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Prior
         // behind it.
         step!("future dropped: serve the other waiters", state.serve_waiters(&mut section));
     }
-    *node = None; // it is on no list, so no other thread knows it
     queue.run_and_keep_panic(&mut section.deferred);
     drop(detached);
     section.deferred

@@ -159,8 +159,12 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         // SAFETY: nothing is moved out of the future, so the node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
         let queue = this.queue.get();
-        // The node is created in its place, which it does not leave.
-        let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
+        // The node is created in its place, which it does not leave. From the first poll on that waits,
+        // only shared references are made to it (invariant 5 of the waiters).
+        if this.waiter.is_none() {
+            this.waiter = Some(Waiter::new(this.urgency));
+        }
+        let Some(waiter) = &this.waiter else { unreachable!("it was just created") };
         // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
         let mut section = Section { preload, ..queue.section() };
@@ -206,7 +210,8 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         let queue = this.queue.get();
         let locked = queue.lock_until(Access::Receive, Some(Deadline::PAST));
-        let received = if let (Some(mut state), Some(waiter)) = (locked, &this.waiter) {
+        let Some(waiter) = &this.waiter else { unreachable!("it has been polled") };
+        let received = if let Some(mut state) = locked {
             // As for a thread: the last attempt is in the lock section that takes the node off its list.
             // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
             let detached = unsafe { detach(&mut state, waiter) };
@@ -214,7 +219,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
             drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
             received
         } else {
-            drop(leave(queue, &mut this.waiter));
+            drop(leave(queue, waiter));
             queue.count_timeout();
             Err(ReceiveError::Timeout)
         };

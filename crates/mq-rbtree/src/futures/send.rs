@@ -141,8 +141,12 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     fn poll_registered(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
         let this = self;
         let queue = this.queue.get();
-        // The node is created in its place, which it does not leave.
-        let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
+        // The node is created in its place, which it does not leave. From the first poll on that waits,
+        // only shared references are made to it (invariant 5 of the waiters).
+        if this.waiter.is_none() {
+            this.waiter = Some(Waiter::new(this.urgency));
+        }
+        let Some(waiter) = &this.waiter else { unreachable!("it was just created") };
         let node = NonNull::from(waiter);
         // Wakers are user code: they are cloned and dropped outside the lock. If the clone panics,
         // the future still has its message. Comparisons run outside the lock as well.
@@ -162,7 +166,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             // message must not give the permit for its room to this task.
             // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
             detached = unsafe { detach(&mut state, waiter) };
-            match state.send(message, detached.rank, &mut section) {
+            match state.send(message, &mut section) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
@@ -210,8 +214,10 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         let mut section = queue.section();
         let past = Some(Deadline::PAST);
         let locked = queue.lock_to_send(&mut section.preload, past);
-        let (Some(mut state), Some(waiter)) = (locked, &this.waiter) else {
-            leave(queue, &mut this.waiter).drop_panic();
+        let Some(waiter) = &this.waiter else { unreachable!("it has been polled") };
+        let Some(mut state) = locked else {
+            leave(queue, waiter).drop_panic();
+            this.waiter = None; // it is on no list, so no other thread knows it
             queue.count_timeout();
             return Err(SendError { value: message.value, reason: SendRefused::Timeout });
         };
@@ -219,7 +225,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
         let detached = unsafe { detach(&mut state, waiter) };
         let late = SendRefused::Timeout;
-        let sent = queue.send_at_deadline(message, detached.rank, section, state, late);
+        let sent = queue.send_at_deadline(message, section, state, late);
         drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
         this.waiter = None; // it is on no list, so no other thread knows it
         sent

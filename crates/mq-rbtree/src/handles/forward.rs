@@ -6,7 +6,7 @@ use std::future::Future;
 use super::{QueueHandle, Receiver, Sender};
 use crate::core::Levels;
 use crate::deadline::Wait;
-use crate::error::{BatchError, NotifyError, ReceiveError, SendError};
+use crate::error::{BatchError, ReceiveError, SendError};
 use crate::futures::{ReceiveFuture, SendFuture};
 use crate::guard::MessageGuard;
 use crate::queue::Received;
@@ -38,15 +38,9 @@ macro_rules! of_both_sides {
                 is_full() -> bool;
                 /// Returns the number of messages of one priority.
                 len_at(priority: L::Priority) -> usize;
-                /// Returns the bytes of the messages in the queue, as measured.
-                bytes() -> u64;
                 /// Returns the most messages that the queue holds.
                 #[doc(alias = "capacity")]
                 max_messages() -> usize;
-                /// Returns the most bytes that one message may have.
-                max_message_bytes() -> usize;
-                /// Returns the bytes that are charged to the queue's quota.
-                charged() -> u64;
                 /// Returns whether the queue refuses messages: it was closed, or the last handle of a
                 /// side was dropped.
                 #[doc(alias = "is_disconnected")]
@@ -116,9 +110,5 @@ impl<T, L: Levels> Receiver<T, L> {
         drain() -> Vec<Received<T, L>>;
         /// Removes and returns every message that `take` selects; `take` runs under the lock.
         drain_filter(take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>>;
-        /// Registers `notification` to be called once when a message comes to the empty queue.
-        notify[F: FnOnce() + Send + 'static](notification: F) -> Result<(), NotifyError<F>>;
-        /// Cancels the registered notification. Returns false if there is none.
-        cancel_notify() -> bool;
     }
 }

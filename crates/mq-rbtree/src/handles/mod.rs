@@ -100,7 +100,7 @@ impl<T, L: Levels> Builder<T, L> {
     /// dropped.
     ///
     /// ```
-    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).max_bytes(1 << 20).channel()?;
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
     /// sender.send("a message", 7)?;
     /// assert_eq!(receiver.receive()?, ("a message", 7));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

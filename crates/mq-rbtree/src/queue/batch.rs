@@ -8,7 +8,6 @@ use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
 use crate::deadline::{Deadline, Wait};
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
-use crate::waiter::rank_of_new;
 
 /// The most messages of one lock section; a guess: a few microseconds.
 const SECTION: usize = 64;
@@ -71,28 +70,22 @@ impl<T, L: Levels> Queue<T, L> {
         batch: &mut VecDeque<Received<T, L>>,
         wait: Wait,
     ) -> Result<usize, SendRefused> {
-        let mut sizes = [0; SECTION];
-        let mut count = 0;
-        for (value, priority) in batch.iter().take(SECTION) {
-            let Ok(bytes) = self.config.check(value, *priority) else { break };
-            sizes[count] = bytes;
-            count += 1;
-        }
+        let valid = |&&(_, priority): &&Received<T, L>| L::check(priority).is_ok();
+        let count = batch.iter().take(SECTION).take_while(valid).count();
         if count == 0 {
             return Ok(0);
         }
         let (mut sent, mut refused) = (0, None);
         let mut section = self.section();
-        let rank = rank_of_new(wait.urgency_level());
         if let Some(mut state) = self.lock_to_send(&mut section.preload, wait.deadline()) {
-            for &bytes in &sizes[..count] {
+            for _ in 0..count {
                 // The preload was allocated for the first message only.
                 if sent > 0 && (self.hint.needs_memory() || !section.deferred.has_room()) {
                     break;
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
-                let message = Message { value, priority, bytes };
-                if let Err((back, reason)) = state.send(message, rank, &mut section) {
+                let message = Message { value, priority };
+                if let Err((back, reason)) = state.send(message, &mut section) {
                     // If its comparison panicked, the panic resumes below.
                     batch.push_front((back.value, back.priority));
                     refused = Some(reason);

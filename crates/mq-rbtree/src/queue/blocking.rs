@@ -15,7 +15,7 @@ use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::staging::Ring;
-use crate::waiter::{CacheAligned, Rank, WaitEnd, Waiter};
+use crate::waiter::{CacheAligned, WaitEnd, Waiter};
 
 impl<T, L: Levels> Queue<T, L> {
     /// Continues a send that found no room.
@@ -39,9 +39,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
                 return Err(SendError { value: message.value, reason });
             };
-            // SAFETY: the node is on no list, and the lock is held.
-            let rank = unsafe { Waiter::inner_of(node) }.rank();
-            match state.send(message, rank, &mut section) {
+            match state.send(message, &mut section) {
                 Err((refused, SendRefused::Full)) => message = refused,
                 sent => {
                     drop(state);
@@ -78,9 +76,7 @@ impl<T, L: Levels> Queue<T, L> {
                 message = unsent;
                 continue;
             };
-            // SAFETY: the node is off its list, so this thread alone uses it.
-            let rank = unsafe { Waiter::inner_of(node) }.rank();
-            return self.send_at_deadline(unsent, rank, self.section(), state, reason);
+            return self.send_at_deadline(unsent, self.section(), state, reason);
         }
     }
 
@@ -227,12 +223,11 @@ impl<T, L: Levels> Queue<T, L> {
     pub(crate) fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
         end_reason: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let sent = state.send(message, rank, &mut section);
+        let sent = state.send(message, &mut section);
         let timed_out =
             matches!(sent, Err((_, SendRefused::Full))) && end_reason == SendRefused::Timeout;
         state.counters.timeouts += u64::from(timed_out);

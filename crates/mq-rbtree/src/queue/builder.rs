@@ -1,6 +1,7 @@
 //! The builder of a queue.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
 use percpu::sync::WordLock;
@@ -11,7 +12,6 @@ use super::spin::Spin;
 use super::state::State;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
-use crate::quota::Quota;
 use crate::staging::{Cursor, Ring};
 
 /// The nodes kept for reuse by default, 64 KiB or so.
@@ -78,28 +78,25 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
 /// ```
 /// use mq_rbtree::{Queue, SendRefused};
 ///
-/// let queue = Queue::<String>::builder(1_000) // at most 1,000 messages
-///     .measure(String::len)
-///     .max_message_bytes(256) // of one message
-///     .max_bytes(64 << 10)    // of all messages
-///     .reserve(30_000, 10)    // places for messages of priority 30,000 and above
-///     .no_alloc()             // allocate everything now
+/// let queue = Queue::<String>::builder(2) // at most 2 messages
+///     .reserve(30_000, 1)    // a place for messages of priority 30,000 and above
+///     .no_alloc()            // allocate everything now
 ///     .build()?;
 /// queue.send("a message".to_string(), 7)?;
-/// let refused = queue.send("x".repeat(300), 7).unwrap_err();
-/// assert_eq!(refused.reason, SendRefused::TooLong { limit: 256 });
-/// assert_eq!(refused.to_string(), "the message is too long: it may have at most 256 bytes");
+/// let refused = queue.try_send("another".to_string(), 7).unwrap_err();
+/// assert_eq!(refused.reason, SendRefused::Full);
+/// queue.send("urgent".to_string(), 30_000)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder<T, L: Levels = Bitmap> {
-    config: Config<T, L>,
+    config: Config<L>,
     ageing: Option<NonZeroU32>,
     spare: usize,
     no_alloc: bool,
     spin: bool,
-    quota: Option<Quota>,
     /// There was no memory for a reserve.
     no_memory: bool,
+    messages: PhantomData<fn(T)>,
 }
 
 impl<T, L: Levels> Builder<T, L> {
@@ -109,61 +106,9 @@ impl<T, L: Levels> Builder<T, L> {
     /// [`Queue::builder_with_keys`].
     #[must_use]
     pub fn new(max_messages: usize) -> Self {
-        let config = Config {
-            max_messages,
-            max_bytes: u64::MAX,
-            max_message_bytes: u32::MAX,
-            measure: None,
-            reserves: Vec::new(),
-            fair_bytes: false,
-            time_lock: false,
-        };
-        let (ageing, spare, no_alloc, spin, quota) = (None, DEFAULT_SPARE_NODES, false, true, None);
-        Self { config, ageing, spare, no_alloc, spin, quota, no_memory: false }
-    }
-
-    /// Sets the function that returns a message's length in bytes, for the limits on bytes.
-    ///
-    /// It runs in each send, outside the lock. In a batch it may run more than once for a message.
-    #[must_use]
-    pub fn measure(mut self, measure: fn(&T) -> usize) -> Self {
-        self.config.measure = Some(measure);
-        self
-    }
-
-    /// Limits the bytes of all messages together, and so of each one; the default is no limit.
-    ///
-    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing. See also
-    /// [`fair_bytes`](Self::fair_bytes).
-    #[must_use]
-    pub fn max_bytes(mut self, bytes: u64) -> Self {
-        self.config.max_bytes = bytes;
-        self
-    }
-
-    /// Serves senders that wait for bytes in turn.
-    ///
-    /// With this option a send does not overtake a waiting sender of the same or higher
-    /// [urgency](crate::Wait::urgency), and does not use bytes that a task has a permit for. It
-    /// waits behind them, or finds the queue full, even if its message would fit.
-    ///
-    /// Without this option a message is sent whenever there is room for it, so an endless stream of
-    /// short messages can keep a long one waiting for ever. With it, a future that waits to send
-    /// blocks other senders until it is polled or dropped: do not keep one without polling it.
-    #[must_use]
-    pub fn fair_bytes(mut self) -> Self {
-        self.config.fair_bytes = true;
-        self
-    }
-
-    /// Limits the bytes of one message; a longer message is refused. The default is 2^32 - 1, which is also
-    /// the most: without this limit a longer message is refused as well.
-    ///
-    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing.
-    #[must_use]
-    pub fn max_message_bytes(mut self, bytes: u32) -> Self {
-        self.config.max_message_bytes = bytes;
-        self
+        let config = Config { max_messages, reserves: Vec::new(), time_lock: false };
+        let (ageing, spare, no_alloc, spin) = (None, DEFAULT_SPARE_NODES, false, true);
+        Self { config, ageing, spare, no_alloc, spin, no_memory: false, messages: PhantomData }
     }
 
     /// Reserves `messages` places for messages of priority `from` and above.
@@ -226,7 +171,7 @@ impl<T, L: Levels> Builder<T, L> {
     /// Allocates all memory of the queue when it is made.
     ///
     /// No send or receive allocates later, except the first wait of each thread, which proceeds without
-    /// memory as well. These allocate always: [`notify`](Queue::notify), [`drain`](Queue::drain),
+    /// memory as well. These allocate always: [`drain`](Queue::drain),
     /// [`drain_filter`](Queue::drain_filter), [`Readiness::new`](crate::Readiness::new), and a batch whose
     /// vector has no room. The system provides the pages of a [`Bitmap`]'s table when they are first used.
     #[must_use]
@@ -253,16 +198,6 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Charges the queue to a quota until it is dropped.
-    ///
-    /// The charge is the most bytes that its messages may have, plus the memory of their slots: for each
-    /// message its own size and 8 bytes, rounded up to its alignment.
-    #[must_use]
-    pub fn quota(mut self, quota: &Quota) -> Self {
-        self.quota = Some(quota.clone());
-        self
-    }
-
     /// Makes the queue.
     ///
     /// # Errors
@@ -270,10 +205,9 @@ impl<T, L: Levels> Builder<T, L> {
     /// - [`BuildError::Limits`]: the most messages are 0 or above 2^32 - 64, or the reserves leave
     ///   no place for other messages.
     /// - [`BuildError::BadPriority`]: a reserve is for an invalid priority.
-    /// - [`BuildError::Quota`]: the quota has too few bytes left.
     /// - [`BuildError::NoMemory`]: memory is exhausted.
     pub fn build(self) -> Result<Queue<T, L>, BuildError> {
-        let Self { mut config, ageing, spare, no_alloc, spin, quota, no_memory } = self;
+        let Self { config, ageing, spare, no_alloc, spin, no_memory, .. } = self;
         if no_memory {
             return Err(BuildError::NoMemory);
         }
@@ -287,11 +221,6 @@ impl<T, L: Levels> Builder<T, L> {
         for reserve in reserves {
             L::check(reserve.from).map_err(|priority| BuildError::BadPriority { priority })?;
         }
-        // A message longer than all messages may be together would wait for ever, and block those
-        // behind it.
-        let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
-        config.max_message_bytes = config.max_message_bytes.min(most);
-        let charge = quota.map(|quota| quota.charge(config.max_memory())).transpose()?;
         let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
         core.set_limit(max);
         core.set_ageing(ageing);
@@ -300,8 +229,7 @@ impl<T, L: Levels> Builder<T, L> {
         }
         // A limit that depends on the message is kept under the lock, and a comparison that panics
         // must not block a ring.
-        let by_message = config.measure.is_some() || config.fair_bytes;
-        let staged = !L::COMPARES && !by_message && config.reserves.is_empty();
+        let staged = !L::COMPARES && config.reserves.is_empty();
         let ring = if staged { Ring::try_new(max)? } else { None };
         let several = has_several_cpus();
         Ok(Queue {
@@ -311,7 +239,6 @@ impl<T, L: Levels> Builder<T, L> {
             config,
             spin: Spin::new(spin && several),
             room_spin: Spin::new(spin && several),
-            charge,
         })
     }
 }
@@ -331,8 +258,6 @@ impl<T, L: Levels> fmt::Debug for Builder<T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("max_messages", &self.config.max_messages)
-            .field("max_bytes", &self.config.max_bytes)
-            .field("max_message_bytes", &self.config.max_message_bytes)
             .field("reserves", &self.config.reserves)
             .finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Actions deferred until after the unlock: wake-ups, notifications and panics.
+//! Actions deferred until after the unlock: wake-ups, signals and panics.
 
 use std::any::Any;
 use std::mem;
@@ -18,9 +18,6 @@ const MAX_WAKEUPS: usize = 4;
 /// The payload of a panic.
 pub(super) type Panic = Box<dyn Any + Send>;
 
-/// A notification, called once.
-pub(crate) type Notification = Box<dyn FnOnce() + Send>;
-
 /// Actions collected under the lock, to be run after the unlock.
 ///
 /// It is declared before the lock's guard, so that an unwind drops it after the unlock; the drop
@@ -35,9 +32,8 @@ pub(crate) struct Deferred {
 struct Actions {
     wakeups: [Option<Wakeup>; MAX_WAKEUPS],
     count: usize,
-    notification: Option<Notification>,
     notifiers: [Option<TryArc<EventNotifier>>; 2],
-    /// The first panic of a waker, of a notification, or of the caller's own code under the lock.
+    /// The first panic of a waker, or of the caller's own code under the lock.
     /// It resumes after the unlock.
     panic: Option<Panic>,
     /// The panic of another thread's comparison, which that thread will repeat. It is only dropped.
@@ -91,10 +87,6 @@ impl Deferred {
         self.take_panic().into_iter().for_each(drop_payload);
     }
 
-    pub(crate) fn set_notification(&mut self, notification: Option<Notification>) {
-        self.actions().notification = notification;
-    }
-
     pub(crate) fn signal(&mut self, direction: usize, notifier: TryArc<EventNotifier>) {
         self.actions().notifiers[direction] = Some(notifier);
     }
@@ -128,8 +120,7 @@ impl Deferred {
     #[inline(never)]
     fn run_all(&mut self) {
         let actions = mem::take(self.actions());
-        let Actions { wakeups, mut notification, notifiers, mut panic, mut discarded, .. } =
-            actions;
+        let Actions { wakeups, notifiers, mut panic, mut discarded, .. } = actions;
         for notifier in notifiers.into_iter().flatten() {
             notifier.signal();
         }
@@ -149,7 +140,6 @@ impl Deferred {
             }
         }
         call(&mut || drop(discarded.take()));
-        call(&mut || notification.take().into_iter().for_each(|notify| notify()));
         self.actions().panic = panic;
     }
 

@@ -20,12 +20,9 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Returns true if no message has room, of any priority.
     ///
-    /// When it is false, a send may still be refused: its message may have too many bytes, or the
-    /// room may be reserved. When it is true because of [`max_bytes`](super::Builder::max_bytes), a message
-    /// of 0 bytes still has room.
+    /// When it is false, a send may still be refused, because the room is reserved.
     pub fn is_full(&self) -> bool {
-        let state = self.lock();
-        self.config.is_full(state.core.occupied(), state.core.bytes())
+        self.lock().core.occupied() >= self.config.max_messages
     }
 
     /// Returns the number of messages of one priority.
@@ -34,11 +31,6 @@ impl<T, L: Levels> Queue<T, L> {
             return 0;
         }
         self.lock().core.len_at(priority)
-    }
-
-    /// Returns the bytes of the messages in the queue and in guards, as measured.
-    pub fn bytes(&self) -> u64 {
-        self.lock().core.bytes()
     }
 
     /// Returns whether the queue refuses messages because it was closed.
@@ -50,16 +42,6 @@ impl<T, L: Levels> Queue<T, L> {
     #[doc(alias = "capacity")]
     pub fn max_messages(&self) -> usize {
         self.config.max_messages
-    }
-
-    /// Returns the most bytes that one message may have.
-    pub fn max_message_bytes(&self) -> usize {
-        self.config.max_message_bytes as usize
-    }
-
-    /// Returns the bytes that are charged to the queue's quota.
-    pub fn charged(&self) -> u64 {
-        self.charge.as_ref().map_or(0, crate::quota::Charge::bytes)
     }
 
     /// Calls `look` with the oldest message of the highest priority, without regard to ageing.
@@ -141,7 +123,6 @@ impl<T, L: Levels> Queue<T, L> {
         let counters = state.counters;
         QueueStats {
             depth: state.core.len(),
-            bytes: state.core.bytes(),
             peak: counters.peak,
             sent: state.cursor.accepted(),
             received: state.cursor.accepted() - state.core.occupied() as u64,
@@ -165,7 +146,7 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn claim(&self, value: T, priority: L::Priority) -> Option<impl FnOnce()> {
         let ring = self.ring.as_ref()?;
         // What is drained under the lock can be stored without memory.
-        if self.config.check(&value, priority).is_err() || self.hint.needs_memory() {
+        if L::check(priority).is_err() || self.hint.needs_memory() {
             return None;
         }
         ring.refresh();
@@ -187,7 +168,6 @@ impl<T, L: Levels> Queue<T, L> {
         state.senders.validate();
         let (len, occupied) = (state.core.len(), state.core.occupied());
         assert!(occupied <= self.config.max_messages, "more messages than there may be");
-        assert!(state.core.bytes() <= self.config.max_bytes, "more bytes than there may be");
         assert!(state.cursor.accepted() >= occupied as u64, "more messages than were sent");
         let idle = state.receivers.is_empty() || len <= state.receive_permits;
         assert!(idle, "a receiver waits beside a message");

@@ -37,10 +37,7 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: nothing has changed, so the message is lent still.
             return Some(unsafe { self.take_lent(lent, section) });
         }
-        if self.core.len() == 1 {
-            self.notify_unless_awaited(&mut section.deferred);
-        }
-        step!("guard dropped: wake a receiver", self.serve_waiters_with(section, false));
+        step!("guard dropped: wake a receiver", self.serve_waiters(section));
         None
     }
 

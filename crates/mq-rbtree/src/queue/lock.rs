@@ -60,17 +60,10 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks the state, and drains the ring: each message whose send has returned is in the store.
     ///
-    /// Like [`lock_shut`](Self::lock_shut), it waits for a sender between its claim and its publication.
+    /// It waits for a sender between its claim and its publication.
     #[inline]
     pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
         self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
-    }
-
-    /// Locks the state, and shuts and drains the ring: until the unlock, and as long as a thread or
-    /// task waits or is to be notified, the store is the whole queue.
-    #[inline]
-    pub(crate) fn lock_shut(&self) -> LockedState<'_, T, L> {
-        self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
     /// Counts an operation that has timed out. Callers do not count an interrupted one, although its

@@ -12,7 +12,7 @@ use crate::staging::Ring;
 /// The locked state of a queue.
 pub(crate) struct LockedState<'q, T, L: Levels> {
     pub(super) ring: Option<&'q Ring<T, L::Priority>>,
-    pub(super) config: &'q Config<T, L>,
+    pub(super) config: &'q Config<L>,
     pub(super) guard: WordGuard<'q, State<T, L>>,
     /// The moment of the lock, if the queue measures the hold time.
     pub(super) since: Option<Instant>,
@@ -26,7 +26,7 @@ impl<T, L: Levels> LockedState<'_, T, L> {
         }
     }
 
-    /// Opens a ring that could not be drained, if no thread or task waits or is to be notified.
+    /// Opens a ring that could not be drained, if no thread or task waits and no notifier is armed.
     pub(super) fn open_undrained(&mut self) {
         if let Some(ring) = self.ring {
             if self.guard.may_open() {
@@ -55,7 +55,7 @@ impl<T, L: Levels> LockedState<'_, T, L> {
 pub(crate) enum Access {
     /// To see the messages whose sends have returned.
     Receive,
-    /// To wait, or to be notified.
+    /// To wait, or to arm a notifier.
     Wait,
     /// To send; a closed queue refuses that without a look at the ring.
     Send,

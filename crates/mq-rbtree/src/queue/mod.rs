@@ -4,7 +4,7 @@
 //!   outside the lock            under the lock                    outside the lock
 //!
 //!   check, measure          ┌─ message or room? ─ yes: done       free unused memory
-//!   hint: memory needed? ──►│      no: wait                   ──► wake, notify, drop
+//!   hint: memory needed? ──►│      no: wait                   ──► wake, drop
 //!     yes: allocate         └─ store unused memory
 //! ```
 //!
@@ -31,7 +31,6 @@ mod tests;
 use std::fmt;
 use std::mem;
 
-use percpu::alloc::try_box;
 use percpu::sync::{WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
@@ -46,10 +45,9 @@ use self::state::Refused;
 pub(crate) use self::state::State;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
-use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
-use crate::quota::Charge;
+use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::staging::Ring;
-use crate::waiter::{Demand, rank_of_new};
+use crate::waiter::Demand;
 
 /// A bounded priority queue for any number of threads and tasks.
 ///
@@ -82,11 +80,10 @@ pub struct Queue<T, L: Levels = Bitmap> {
     ring: Option<Ring<T, L::Priority>>,
     state: WordLock<State<T, L>>,
     pub(crate) hint: Hint<L>,
-    pub(crate) config: Config<T, L>,
+    pub(crate) config: Config<L>,
     spin: Spin,
     /// For senders of the ring.
     room_spin: Spin,
-    charge: Option<Charge>,
 }
 
 /// A received message and its priority.
@@ -157,7 +154,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        let Message { priority, bytes, .. } = message;
+        let priority = message.priority;
         if let Some(ring) = &self.ring {
             return match self.try_stage(ring, message) {
                 Ok(()) => Ok(()),
@@ -168,7 +165,7 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(message);
         }
         let mut guard = self.state.lock();
-        let look = || guard.level_at_once(&self.config, priority, bytes);
+        let look = || guard.level_at_once(&self.config, priority);
         let found = catch_comparison::<L, _>(look);
         let Ok(Some(level)) = found else {
             drop(guard);
@@ -242,7 +239,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let mut section = self.section();
         let put = match self.lock_to_send(&mut section.preload, wait.deadline()) {
-            Some(mut state) => state.send(message, rank_of_new(wait.urgency_level()), &mut section),
+            Some(mut state) => state.send(message, &mut section),
             None => {
                 self.count_timeout();
                 return Err(SendError { value: message.value, reason: SendRefused::Timeout });
@@ -282,7 +279,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         message: Message<T, L::Priority>,
     ) -> (Message<T, L::Priority>, Demand<L::Priority>) {
-        let demand = || self.config.demand(message.priority, message.bytes);
+        let demand = || self.config.demand(message.priority);
         match catch_comparison::<L, _>(demand) {
             Ok(demand) => (message, demand),
             Err(panic) => drop_and_unwind(message, panic),
@@ -335,8 +332,8 @@ impl<T, L: Levels> Queue<T, L> {
         self.receive_locked(guard, *wait)
     }
 
-    /// Receives a message if the queue is not idle: a thread waits or is to be notified, or the
-    /// queue is empty.
+    /// Receives a message if the queue is not idle: a thread waits, a notifier is armed, or
+    /// the queue is empty.
     #[inline(never)]
     fn receive_locked<'q>(
         &'q self,
@@ -403,14 +400,12 @@ impl<T, L: Levels> Queue<T, L> {
     /// ```
     pub fn close(&self) -> bool {
         let mut was_open = false;
-        let mut never = None; // a notification that will not be called; dropped after the unlock
         let mut section = self.section();
         loop {
             {
                 let mut state = self.lock_undrained();
                 step!("close: shut the ring", state.shut());
                 was_open |= !mem::replace(&mut state.closed, true);
-                never = never.or(state.notification.take());
                 step!(
                     "close: dismiss every waiter",
                     while section.deferred.has_room() && state.dismiss_one(&mut section.deferred) {
@@ -425,53 +420,6 @@ impl<T, L: Levels> Queue<T, L> {
                 return was_open;
             }
         }
-    }
-
-    /// Registers `notification` for the next send to the empty queue without a waiting receiver.
-    ///
-    /// It is called once, on the sender's thread, after the message is in the queue.
-    ///
-    /// ```
-    /// use std::sync::mpsc;
-    /// use mq_rbtree::Queue;
-    ///
-    /// let queue: Queue<&str> = Queue::new(8)?;
-    /// let (tell, told) = mpsc::channel();
-    /// queue.notify(move || tell.send("a message came").unwrap()).unwrap();
-    /// queue.send("one", 1)?;
-    /// queue.send("two", 1)?; // the queue was not empty
-    /// assert!(told.iter().eq(["a message came"]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`NotifyError`] carries the notification: another one is registered, the queue is closed, or
-    /// memory is exhausted.
-    pub fn notify<F: FnOnce() + Send + 'static>(
-        &self,
-        notification: F,
-    ) -> Result<(), NotifyError<F>> {
-        let boxed = try_box(notification)
-            .map_err(|callback| NotifyError { callback, reason: NotifyRefused::NoMemory })?;
-        let reason = {
-            let mut state = self.lock_shut();
-            if state.closed {
-                NotifyRefused::Closed
-            } else if state.notification.is_some() {
-                NotifyRefused::Busy
-            } else {
-                state.notification = Some(boxed);
-                return Ok(());
-            }
-        };
-        Err(NotifyError { callback: *boxed, reason })
-    }
-
-    /// Cancels the registered notification. Returns false if there is none.
-    pub fn cancel_notify(&self) -> bool {
-        let taken = self.lock_undrained().notification.take();
-        taken.is_some() // dropped after the unlock
     }
 
     /// Returns what a lock section has beside the state.

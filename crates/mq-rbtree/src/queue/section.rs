@@ -10,7 +10,7 @@ use crate::core::{Levels, Preload};
 /// It is declared before the lock's guard, so that an unwind drops it after the unlock: the drop runs
 /// the actions, and frees the memory that was not used.
 pub(crate) struct Section<'q, T, L: Levels> {
-    pub(crate) config: &'q Config<T, L>,
+    pub(crate) config: &'q Config<L>,
     pub(crate) deferred: Deferred,
     pub(crate) preload: Preload<T, L>,
 }

@@ -37,18 +37,6 @@ impl<T, L: Levels> State<T, L> {
     #[cold]
     #[inline(never)]
     pub(crate) fn serve_waiters(&mut self, section: &mut Section<'_, T, L>) {
-        self.serve_waiters_with(section, self.core.is_empty());
-    }
-
-    /// Restores the invariants. `was_empty` tells that other threads last saw the queue empty: a message
-    /// of a waiting sender is then a first message, for which the notification is due.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn serve_waiters_with(
-        &mut self,
-        section: &mut Section<'_, T, L>,
-        mut was_empty: bool,
-    ) {
         while self.has_ended()
             && section.deferred.has_room()
             && self.dismiss_one(&mut section.deferred)
@@ -75,27 +63,10 @@ impl<T, L: Levels> State<T, L> {
             } else if let Some(node) = sender {
                 // SAFETY: `first_admissible_sender` returns a node of the list.
                 unsafe { self.serve_sender(node, section) };
-                if was_empty && !self.core.is_empty() {
-                    was_empty = false;
-                    self.notify_unless_awaited(&mut section.deferred);
-                }
             }
         }
         if self.armed != 0 {
             self.signal_notifiers(section);
-        }
-    }
-
-    /// Defers the notification of a first message, unless a receiver waits for the message: one on
-    /// the list, or a task with a permit that has not polled yet.
-    #[inline(always)]
-    pub(super) fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
-        let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
-        if self.notification.is_some() && !awaited {
-            step!(
-                "send: notify of the first message",
-                deferred.set_notification(self.notification.take())
-            );
         }
     }
 
@@ -155,7 +126,6 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.senders.remove(node) };
             step!("send permit: increment the count", self.send_permits += 1);
-            self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
             // SAFETY: the task's node was taken off its list above.
             section.deferred.wake(unsafe { grant_permit(node) });
             return;
@@ -205,24 +175,22 @@ impl<T, L: Levels> State<T, L> {
 
     /// Returns the first waiting sender whose message has room.
     ///
-    /// A sender that only a reserve keeps out does not block those behind it; any other sender
-    /// without room does.
+    /// A sender that only a reserve keeps out does not block those behind it.
     pub(super) fn first_admissible_sender(
         &self,
-        config: &Config<T, L>,
+        config: &Config<L>,
     ) -> Option<Node<T, L::Priority>> {
         if self.closed {
             return None; // every waiting sender is about to be dismissed
         }
         let len = self.core.occupied() + self.send_permits;
-        let bytes = self.core.bytes() + self.send_permit_bytes;
+        if len >= config.max_messages {
+            return None;
+        }
         for (node, inner) in self.senders.iter() {
             let demand = inner.demand?;
-            if config.has_room(len, bytes, demand) {
+            if len < demand.len_limit {
                 return Some(node);
-            }
-            if !config.fits_without_reserves(len, bytes, demand) {
-                return None;
             }
         }
         None
@@ -234,9 +202,8 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Ends a send permit: its task has polled, or was dropped.
-    pub(crate) fn release_send_permit(&mut self, bytes: u32) {
+    pub(crate) fn release_send_permit(&mut self) {
         step!("send permit: decrement the count", self.send_permits -= 1);
-        self.send_permit_bytes -= u64::from(bytes);
     }
 
     /// Ends the wait of one waiter of a closed queue, which tries again and finds the queue closed. A
@@ -263,8 +230,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(never)]
     pub(crate) fn signal_notifiers(&mut self, section: &mut Section<'_, T, L>) {
         let readable = !self.core.is_empty() || self.has_ended();
-        let writable =
-            !section.config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
+        let writable = self.core.occupied() < section.config.max_messages || self.closed;
         for (interest, due) in [(Interest::Readable, readable), (Interest::Writable, writable)] {
             let direction = interest as usize;
             if due && self.armed & (1 << direction) != 0 {

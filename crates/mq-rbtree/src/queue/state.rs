@@ -21,14 +21,14 @@ use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
-use super::deferred::{Notification, catch_comparison};
+use super::deferred::catch_comparison;
 use super::section::Section;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::waiter::{Demand, Rank, WaitList, Waiter};
+use crate::waiter::{Demand, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
@@ -38,20 +38,18 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) closed: bool,
     /// The armed notifiers: one bit for each direction.
     pub(crate) armed: u8,
-    pub(crate) notification: Option<Notification>,
     pub(crate) receivers: WaitList<T, L::Priority>,
     pub(crate) senders: WaitList<T, L::Priority>,
     /// Tasks that were woken for a message and have not polled since.
     pub(crate) receive_permits: usize,
-    /// Tasks that were woken for room and have not polled since; and the bytes they need.
+    /// Tasks that were woken for room and have not polled since.
     pub(crate) send_permits: usize,
-    pub(crate) send_permit_bytes: u64,
     pub(crate) notifiers: [Option<TryArc<EventNotifier>>; 2],
     pub(crate) counters: Counters,
     pub(crate) core: Core<T, L>,
 }
 
-// SAFETY: messages, notifications and wakers move between threads, and priorities are copied
+// SAFETY: messages and wakers move between threads, and priorities are copied
 // between them, for which `Send` suffices. The levels contain nothing but priorities.
 unsafe impl<T: Send, L: Levels> Send for State<T, L> where L::Priority: Send {}
 
@@ -69,32 +67,25 @@ impl<T, L: Levels> State<T, L> {
             senders: WaitList::new(),
             receive_permits: 0,
             send_permits: 0,
-            send_permit_bytes: 0,
-            notification: None,
             notifiers: [const { None }; 2],
             counters: Counters::default(),
         }
     }
 
-    /// Sends a message into the queue, or directly to a waiting thread. `rank` orders the sender
-    /// among the waiting ones.
+    /// Sends a message into the queue, or directly to a waiting thread.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         if self.closed {
             return Err((message, SendRefused::Closed));
         }
         if !check!("send: no receiver waits", self.receivers.is_empty()) {
-            return self.send_to_receivers(message, rank, section);
+            return self.send_to_receivers(message, section);
         }
-        self.push(message, rank, section)?;
-        if self.core.len() == 1 {
-            self.notify_unless_awaited(&mut section.deferred);
-        }
+        self.push(message, section)?;
         if self.armed != 0 {
             self.signal_notifiers(section);
         }
@@ -103,20 +94,16 @@ impl<T, L: Levels> State<T, L> {
 
     /// Returns the level to which a message can be appended at once.
     ///
-    /// Returns `None` if a thread waits or is to be notified, if the queue is closed, or if room or memory
+    /// Returns `None` if a thread waits or a notifier is armed, if the queue is closed, or if room or memory
     /// is missing; then nothing has changed. The caller appends a message before any other call, because
     /// a new level is empty.
     #[inline(always)]
     pub(crate) fn level_at_once(
         &mut self,
-        config: &Config<T, L>,
+        config: &Config<L>,
         priority: L::Priority,
-        bytes: u32,
     ) -> Option<L::Level> {
-        // With `fair_bytes`, the room of a permit is not free.
-        let idle = self.may_open() && self.send_permits == 0;
-        let demand = || config.demand(priority, bytes);
-        let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
+        let room = self.may_open() && self.core.occupied() < config.len_limit(priority);
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
@@ -126,7 +113,7 @@ impl<T, L: Levels> State<T, L> {
     pub(crate) fn fast_receive(
         &mut self,
         ring: Option<&Ring<T, L::Priority>>,
-        config: &Config<T, L>,
+        config: &Config<L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         if !self.is_idle() {
@@ -149,7 +136,7 @@ impl<T, L: Levels> State<T, L> {
     fn receive_staged(
         &mut self,
         ring: &Ring<T, L::Priority>,
-        config: &Config<T, L>,
+        config: &Config<L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         let message = match ring.next(&self.cursor, u64::MAX) {
@@ -186,7 +173,7 @@ impl<T, L: Levels> State<T, L> {
             if check!("receive: the stored messages were sent before", is_next) {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
-                return Some(Message { value, priority, bytes: 0 });
+                return Some(Message { value, priority });
             }
             // While all messages have one priority and fit into the ring, receives empty the store.
             // Otherwise a message of another priority may follow, and each one would cost a drain.
@@ -197,7 +184,7 @@ impl<T, L: Levels> State<T, L> {
             if count * 2 <= ring.slots() {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
-                let message = Message { value, priority, bytes: 0 };
+                let message = Message { value, priority };
                 return Some(self.core.exchange(message, preload));
             }
         }
@@ -221,7 +208,7 @@ impl<T, L: Levels> State<T, L> {
                 Next::Message(priority) => {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
-                    self.core.push_stored(Message { value, priority, bytes: 0 });
+                    self.core.push_stored(Message { value, priority });
                 }
             }
         }
@@ -231,15 +218,15 @@ impl<T, L: Levels> State<T, L> {
 
     /// Publishes the room to the senders of the ring.
     #[inline(always)]
-    fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
+    fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<L>) {
         let most = config.max_messages.min(self.core.capacity());
         ring.set_room(&self.cursor, self.core.occupied(), most);
     }
 
-    /// Publishes the room before the unlock, and opens the ring again if no thread or task waits or is to
-    /// be notified.
+    /// Publishes the room before the unlock, and opens the ring again if no thread or task waits and no
+    /// notifier is armed.
     #[inline(always)]
-    pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
+    pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<L>) {
         self.set_room(ring, config);
         let quiet = check!("leave: open the quiet ring only", self.may_open());
         if quiet && self.cursor.is_drained() {
@@ -247,11 +234,11 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Returns whether senders may use the ring: no thread or task waits or is to be notified, and the
-    /// queue is not closed.
+    /// Returns whether senders may use the ring: no thread or task waits, no notifier is armed, and
+    /// the queue is not closed.
     #[inline(always)]
     pub(super) fn may_open(&self) -> bool {
-        self.is_idle() && self.notification.is_none() && !self.closed
+        self.is_idle() && !self.closed
     }
 
     /// Returns whether no thread or task waits and no notifier is armed.
@@ -299,7 +286,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!("receive: serve the waiting senders", self.serve_waiters_with(section, false));
+            step!("receive: serve the waiting senders", self.serve_waiters(section));
         }
         Some(message)
     }
@@ -322,8 +309,8 @@ impl<T, L: Levels> State<T, L> {
         if self.closed || !section.deferred.has_room() {
             return;
         }
-        let (len, bytes) = (self.core.occupied(), self.core.bytes());
-        let has_room = |demand| section.config.has_room(len, bytes, demand);
+        let len = self.core.occupied();
+        let has_room = |demand: Demand<L::Priority>| len < demand.len_limit;
         let thread = self
             .senders
             .iter()
@@ -338,11 +325,10 @@ impl<T, L: Levels> State<T, L> {
     fn push(
         &mut self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
-        let Message { priority, bytes, .. } = message;
-        let find_level = || self.level_for_send(priority, bytes, rank, section);
+        let priority = message.priority;
+        let find_level = || self.level_for_send(priority, section);
         let level = match catch_comparison::<L, _>(find_level) {
             Ok(Ok(level)) => level,
             Ok(Err(reason)) => return Err((message, reason)),
@@ -365,15 +351,9 @@ impl<T, L: Levels> State<T, L> {
     fn level_for_send(
         &mut self,
         priority: L::Priority,
-        bytes: u32,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<L::Level, SendRefused> {
-        let config = section.config;
-        let demand = config.demand(priority, bytes);
-        if !config.has_room(self.core.occupied(), self.core.bytes(), demand)
-            || (config.fair_bytes && self.would_overtake(config, demand, rank))
-        {
+        if self.core.occupied() >= section.config.len_limit(priority) {
             return Err(SendRefused::Full);
         }
         self.core
@@ -381,41 +361,11 @@ impl<T, L: Levels> State<T, L> {
             .map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
-    /// Returns whether a send, whose message has room, would take that room from other senders:
-    /// from tasks with a permit, or from a waiter before it that needs more room.
-    #[cold]
-    #[inline(never)]
-    fn would_overtake(
-        &self,
-        config: &Config<T, L>,
-        demand: Demand<L::Priority>,
-        rank: Rank,
-    ) -> bool {
-        let len = self.core.occupied() + self.send_permits;
-        let bytes = self.core.bytes() + self.send_permit_bytes;
-        if !config.has_room(len, bytes, demand) {
-            return true;
-        }
-        for (_, inner) in self.senders.iter() {
-            if inner.rank() > rank {
-                return false;
-            }
-            // A waiter that fits here is about to be served, or only a reserve keeps it out.
-            // Neither holds up this send, as in `first_admissible_sender`.
-            let fits = |theirs| config.fits_without_reserves(len, bytes, theirs);
-            if !inner.demand.is_some_and(fits) {
-                return true;
-            }
-        }
-        false
-    }
-
     #[cold]
     #[inline(never)]
     fn send_to_receivers(
         &mut self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         // An empty queue without messages in guards has room.
@@ -429,7 +379,7 @@ impl<T, L: Levels> State<T, L> {
                 return Ok(());
             }
         }
-        self.push(message, rank, section)?;
+        self.push(message, section)?;
         self.serve_waiters(section);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, SystemTime};
 
-use mq_rbtree::{Attributes, KernelQueue, MessageQueue, Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
 
 /// Its handler has no `SA_RESTART`.
 const ENDS: libc::c_int = libc::SIGUSR1;
@@ -163,20 +163,4 @@ fn inv17_interrupted_waits_lose_no_message() {
     queue.validate();
     assert!(interrupts.into_inner() > 0);
     assert!(queue.is_empty());
-}
-
-#[test]
-fn a_signal_ends_interruptible_waits_of_the_kernels_queue() {
-    install_handlers();
-    let attributes = Attributes { max_messages: 1, max_message_bytes: 8 };
-    let Ok(queue) = KernelQueue::new(attributes) else { return }; // none is left for this user
-    let wait = Wait::FOREVER.interruptible();
-    thread::scope(|scope| {
-        let receives = Target::spawn(scope, || queue.receive_with(wait));
-        assert_eq!(receives.interrupt(ENDS), Err(ReceiveError::Interrupted));
-        queue.send_with(vec![1], 1, Wait::NO).unwrap();
-        let sends = Target::spawn(scope, || queue.send_with(vec![2], 2, wait).unwrap_err());
-        let refused = sends.interrupt(ENDS);
-        assert_eq!((refused.value, refused.reason), (vec![2], SendRefused::Interrupted));
-    });
 }

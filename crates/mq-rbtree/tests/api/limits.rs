@@ -1,4 +1,4 @@
-//! Limits: messages, bytes, reserves and quotas; and ageing, which serves low priorities in time.
+//! Limits: messages and reserves; and ageing, which serves low priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::BTreeMap;
@@ -10,15 +10,11 @@ use std::task::Context;
 use std::thread;
 
 use mq_rbtree::{
-    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, Quota, RbTree, ReceiveError, SendRefused,
-    Wait,
+    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused,
 };
 use proptest::prelude::*;
 
-use crate::timed::TIMED_SENDS;
 use testkit::WakeCount;
-use testkit::alloc::thread_bytes;
-use testkit::block_on;
 use testkit::wait_until;
 
 fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> bool {
@@ -32,12 +28,6 @@ fn refused<T, L: Levels>(
     priority: L::Priority,
 ) -> Option<SendRefused> {
     queue.try_send(value, priority).err().map(|error| error.reason)
-}
-
-/// Creates a queue whose messages have their value as length in bytes.
-fn by_bytes(messages: usize, bytes: u64) -> Queue<u32> {
-    let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
-    builder.max_bytes(bytes).spin(false).build().unwrap()
 }
 
 #[test]
@@ -118,273 +108,11 @@ fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
     queue.validate();
 }
 
-#[test]
-fn a_waiting_large_sender_is_not_overtaken_by_later_waiters() {
-    let queue = by_bytes(100, 100);
-    for bytes in [40, 30, 30] {
-        queue.send(bytes, bytes).unwrap();
-    }
-    let flag = WakeCount::new();
-    let mut large = Box::pin(queue.send_async(90, 1));
-    assert!(is_pending(&mut large, &flag));
-    thread::scope(|scope| {
-        let small = scope.spawn(|| queue.send(10, 10));
-        wait_until(|| queue.stats().waiting == (2, 0));
-        for _ in 0..2 {
-            queue.receive().unwrap();
-            queue.validate();
-            assert_eq!((flag.count(), queue.stats().waiting), (0, (2, 0)), "no room for 90");
-        }
-        queue.receive().unwrap();
-        assert!(small.join().unwrap().is_ok(), "90 and 10 fit");
-        assert_eq!((flag.count(), queue.bytes()), (1, 10));
-        assert!(!is_pending(&mut large, &flag));
-    });
-    assert_eq!(queue.stats().bytes, 100);
-    queue.validate();
-}
-
-/// Creates the same with `fair_bytes`.
-fn by_bytes_in_turn(messages: usize, bytes: u64) -> Queue<u32> {
-    let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
-    builder.max_bytes(bytes).fair_bytes().spin(false).build().unwrap()
-}
-
-#[test]
-fn inv20_a_new_sender_does_not_overtake_a_waiter_for_bytes() {
-    for fair in [false, true] {
-        let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
-        (0..3).for_each(|n| queue.send(30, n).unwrap());
-        thread::scope(|scope| {
-            let large = scope.spawn(|| queue.send(60, 9));
-            wait_until(|| queue.stats().waiting == (1, 0));
-            let full = fair.then_some(SendRefused::Full);
-            assert_eq!(refused(&queue, 10, 1), full, "though there is room");
-            let mut batch = [(0, 1)].into();
-            assert_eq!(queue.send_batch(&mut batch, Wait::NO).is_err(), fair);
-            queue.validate();
-            let urgent = queue.send_with(0, 1, Wait::NO.urgency(1));
-            assert!(urgent.is_ok(), "it would be before it");
-            let small = scope.spawn(|| queue.send_with(20, 1, Wait::FOREVER));
-            wait_until(|| queue.stats().waiting == (2, 0) || !fair && small.is_finished());
-            while !large.is_finished() {
-                let _ = queue.try_receive();
-                queue.validate();
-                thread::yield_now();
-            }
-            assert!(large.join().unwrap().is_ok());
-            queue.drain();
-            assert!(small.join().unwrap().is_ok());
-        });
-        queue.validate();
-        assert_eq!(refused(&queue, 10, 1), None, "no sender waits");
-    }
-}
-
-#[test]
-fn inv20_the_bytes_of_a_permit_are_reserved() {
-    for fair in [false, true] {
-        let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
-        queue.send(90, 9).unwrap();
-        let (flag, other) = (WakeCount::new(), WakeCount::new());
-        let mut large = Box::pin(queue.send_async(70, 1));
-        let mut behind = Box::pin(queue.send_async(40, 1));
-        assert!(is_pending(&mut large, &flag) && is_pending(&mut behind, &other));
-        queue.receive().unwrap();
-        assert_eq!((flag.count(), other.count()), (1, 0));
-        assert_eq!(refused(&queue, 40, 1), fair.then_some(SendRefused::Full));
-        assert_eq!(refused(&queue, 10, 1), fair.then_some(SendRefused::Full), "40 was before it");
-        assert_eq!(is_pending(&mut large, &flag), !fair);
-        queue.validate();
-        if fair {
-            assert!(is_pending(&mut behind, &other), "not with 70");
-            drop(behind);
-            assert_eq!(refused(&queue, 30, 1), None, "no sender is before it any more");
-        }
-        drop(large);
-        queue.validate();
-    }
-}
-
-/// An endless stream of short messages does not keep a long one waiting, of a thread or of a task.
-#[test]
-fn inv20_an_endless_stream_does_not_starve_a_long_message() {
-    let queue = by_bytes_in_turn(1_000, 100);
-    let over = std::sync::atomic::AtomicBool::new(false);
-    let ended = || over.load(std::sync::atomic::Ordering::Relaxed);
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| while !ended() && queue.send(10, 1).is_ok() {});
-        }
-        scope.spawn(|| while queue.receive().is_ok() {});
-        for _ in 0..100 {
-            queue.send(100, 1).unwrap(); // takes all bytes
-            block_on(queue.send_async(95, 1)).unwrap();
-        }
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
-        queue.close();
-    });
-    queue.validate();
-}
-
-/// At its deadline a sender may use the room of a task's permit. Those behind it do not take that room.
-#[test]
-fn a_large_sender_at_its_deadline_is_not_overtaken() {
-    for send in TIMED_SENDS {
-        let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
-        queue.send(10, 1).unwrap();
-        let mut permitted = Box::pin(queue.send_async(4, 1));
-        assert!(is_pending(&mut permitted, &flag));
-        thread::scope(|scope| {
-            let mut small = None;
-            let mut behind = || {
-                small = Some(scope.spawn(|| queue.send(3, 1)));
-                wait_until(|| queue.stats().waiting == (3, 0));
-            };
-            let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
-            assert!(sent.is_ok(), "{sent:?}");
-            assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
-            queue.validate();
-            assert_eq!(queue.receive(), Ok((8, 1)));
-            assert!(small.unwrap().join().unwrap().is_ok());
-        });
-        assert!(!is_pending(&mut permitted, &flag));
-        queue.validate();
-    }
-}
-
-/// A large sender that times out or is dropped does not block those behind it.
-#[test]
-fn a_large_sender_that_gives_up_unblocks_later_senders() {
-    let flag = WakeCount::new();
-    let soon = Wait::at_most(std::time::Duration::from_millis(60)).urgency(2);
-    for by_deadline in [false, true] {
-        let queue = by_bytes(100, 100);
-        queue.send(30, 2).unwrap();
-        queue.send(40, 1).unwrap();
-        thread::scope(|scope| {
-            let late = by_deadline.then(|| scope.spawn(|| queue.send_with(90, 1, soon)));
-            let mut future = Box::pin(queue.send_async(90, 1).urgency(2));
-            assert!(is_pending(&mut future, &flag));
-            if by_deadline {
-                drop(future);
-                let mut small = Box::pin(queue.send_async(41, 1));
-                assert!(is_pending(&mut small, &flag));
-                queue.receive().unwrap();
-                let error = late.map(|late| late.join().unwrap().unwrap_err()).unwrap();
-                assert_eq!((error.value, error.reason), (90, SendRefused::Timeout));
-                assert!(!is_pending(&mut small, &flag));
-            } else {
-                let mut small = Box::pin(queue.send_async(41, 1));
-                assert!(is_pending(&mut small, &flag));
-                queue.receive().unwrap();
-                queue.validate();
-                assert_eq!(flag.count(), 0, "40 and 41 fit, but 90 was first");
-                drop(future);
-                assert_eq!(flag.count(), 1);
-            }
-        });
-        queue.validate();
-    }
-    assert_eq!(flag.count(), 2);
-}
-
-#[test]
-fn a_message_longer_than_either_limit_is_refused() {
-    let builder = || Queue::<u32>::builder(10).measure(|n| *n as usize);
-    for (queue, most) in [
-        (builder().max_message_bytes(20).max_bytes(50).build().unwrap(), 20),
-        (builder().max_message_bytes(80).max_bytes(50).build().unwrap(), 50),
-        (builder().max_message_bytes(80).build().unwrap(), 80),
-        (builder().max_bytes(50).build().unwrap(), 50),
-    ] {
-        assert_eq!(queue.max_message_bytes(), most as usize);
-        let too_long = SendRefused::TooLong { limit: most };
-        assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
-        assert_eq!((refused(&queue, most, 1), queue.bytes()), (None, most.into()));
-        // The length is checked first, also if the queue is full or closed.
-        let error = queue.send_with(most + 1, 1, Wait::FOREVER).unwrap_err();
-        assert_eq!((error.value, error.reason), (most + 1, too_long));
-        queue.close();
-        assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
-        queue.validate();
-    }
-    // A length that does not fit in 32 bits.
-    let queue = Queue::<u32>::builder(1).measure(|_| 1 << 32).build().unwrap();
-    let too_long = SendRefused::TooLong { limit: u32::MAX };
-    assert_eq!(refused(&queue, 1, 1), Some(too_long));
-    // Without a measure, no message is too long.
-    let queue = Queue::<u32>::builder(1).max_bytes(0).max_message_bytes(0).build().unwrap();
-    assert_eq!((refused(&queue, 7, 1), queue.bytes()), (None, 0));
-}
-
-#[test]
-fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
-    let quota = Quota::new(1_000);
-    let build = |messages, bytes: u64| {
-        let builder = Queue::<[u8; 16]>::builder(messages).measure(|m| usize::from(m[0]));
-        builder.max_bytes(bytes).quota(&quota).build()
-    };
-    // 24 bytes for each slot, and at most `bytes` for the contents of messages.
-    let first = build(10, 100).unwrap();
-    assert_eq!((first.charged(), quota.used(), quota.limit()), (340, 340, 1_000));
-    let second = build(10, 420).unwrap();
-    assert_eq!((second.charged(), quota.used()), (660, 1_000), "to the last byte");
-    let error = build(1, 0).map(drop).unwrap_err();
-    assert_eq!((error, error.errno()), (BuildError::Quota { needed: 24, left: 0 }, libc::EMFILE));
-    assert_eq!(quota.used(), 1_000, "nothing was charged");
-    // Messages come and go without a charge.
-    (0..10).for_each(|n| first.send([n; 16], 1).unwrap());
-    first.drain();
-    drop(first);
-    assert_eq!(quota.used(), 660);
-    // A build that fails later returns its charge as well: the invalid priority is found first.
-    let bad = Queue::<u8>::builder(9).reserve(PRIORITIES, 1).quota(&quota).build().map(drop);
-    assert_eq!((bad, quota.used()), (Err(BuildError::BadPriority { priority: PRIORITIES }), 660));
-
-    // Handles share one charge. The last handle of both sides releases it.
-    let (sender, receiver) = Queue::<u8>::builder(4).quota(&quota).channel().unwrap();
-    let other = sender.clone();
-    assert_eq!((receiver.charged(), quota.used()), (48, 708));
-    drop((sender, other));
-    assert_eq!((receiver.is_closed(), quota.used()), (true, 708));
-    drop((receiver, second));
-    assert_eq!(quota.used(), 0);
-    // A sum that overflows counts as too much.
-    let all = Queue::<u8>::builder(1 << 31).measure(|_| 0).quota(&Quota::new(u64::MAX - 1)).build();
-    assert!(all.is_ok());
-    let builder = Queue::<[u64; 1 << 30]>::builder((1 << 32) - 64).quota(&quota).build();
-    assert!(matches!(builder.map(drop), Err(BuildError::Quota { needed: u64::MAX, left: 1_000 })));
-}
-
-/// What is charged are the slots as they are allocated: for the limit and not more, with their padding.
-#[test]
-fn inv15_the_charge_is_the_memory_of_the_slots() {
-    #[repr(align(64))]
-    struct Aligned(#[expect(dead_code, reason = "for the size")] u8);
-
-    fn check<T>(messages: usize, slot: u64) {
-        let quota = Quota::new(u64::MAX);
-        let before = thread_bytes();
-        let queue = Queue::<T>::builder(messages).no_alloc().quota(&quota).build().unwrap();
-        let (charged, allocated) = (queue.charged(), (thread_bytes() - before) as u64);
-        assert_eq!(charged, messages as u64 * slot);
-        // The bitmap, the ring, and what the queue has beside.
-        let beside = (4 + 384 + 64 + 4) << 10;
-        assert!(allocated >= charged && allocated <= charged + beside, "{allocated} {charged}");
-    }
-    check::<[u8; 1 << 20]>(1, (1 << 20) + 8);
-    check::<[u8; 1 << 29]>(1, (1 << 29) + 8);
-    check::<[u8; 1 << 14]>(65, (1 << 14) + 8);
-    check::<Aligned>(20_000, 128);
-    check::<()>(100_000, 8);
-}
-
 /// Any number of messages is the limit of the slots, also one that ends in the middle of a chunk.
 #[test]
 fn the_slots_end_at_the_limit() {
     for (messages, no_alloc) in (1..70).chain(180..200).flat_map(|n| [(n, false), (n, true)]) {
-        let builder = Queue::<usize>::builder(messages).measure(|_| 0);
+        let builder = Queue::<usize>::builder(messages);
         let builder = if no_alloc { builder.no_alloc() } else { builder };
         let queue = builder.build().unwrap();
         for round in 0..2 {
@@ -407,30 +135,6 @@ fn a_reservation_beyond_the_indices_is_refused() {
     }
     core.validate();
     assert_eq!((core.capacity(), core.pop()), (64, Some((1, 1))));
-}
-
-#[test]
-fn inv15_threads_charge_a_quota_for_no_more_than_there_is() {
-    let quota = Quota::new(9 * 10);
-    thread::scope(|scope| {
-        let made: Vec<_> = (0..4)
-            .map(|_| {
-                let quota = &quota;
-                scope.spawn(move || {
-                    (0..200)
-                        .filter(|n| {
-                            let built = Queue::<u8>::builder(n % 7 + 1).quota(quota).build();
-                            assert!(quota.used() <= 90);
-                            built.is_ok()
-                        })
-                        .count()
-                })
-            })
-            .collect();
-        let made: usize = made.into_iter().map(|thread| thread.join().unwrap()).sum();
-        assert!(made >= 200, "{made}");
-    });
-    assert_eq!(quota.used(), 0);
 }
 
 /// Generates `every`, the number of levels, and steps: messages to push before each pop, with the

@@ -23,7 +23,6 @@ mod queue_model;
 mod queues;
 mod reentry;
 mod stalled;
-mod timed;
 mod tree;
 mod waits;
 

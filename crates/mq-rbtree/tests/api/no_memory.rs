@@ -3,15 +3,14 @@
 
 use std::fmt::Debug;
 use std::future::Future;
-use std::hint::black_box;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Attributes, Bitmap, BuildError, Core, Interest, KernelQueue, Levels, MessageQueue,
-    NotifyRefused, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait,
+    Bitmap, BuildError, Core, Interest, Levels, Queue, RbTree, Readiness, ReceiveError,
+    SendRefused, Wait,
 };
 
 use testkit::alloc::{refuse_after, refuse_first};
@@ -48,13 +47,6 @@ fn a_queue_without_memory_is_not_made() {
 #[test]
 fn what_was_passed_in_comes_back_if_there_is_no_memory() {
     let queue: Queue<u8> = Queue::new(8).unwrap();
-    let value = 7_u64;
-    let notify =
-        || queue.notify(move || assert_eq!(black_box(value), 7)).map_err(|error| error.reason);
-    assert_eq!(needed(&NotifyRefused::NoMemory, notify), 1);
-    assert!(queue.cancel_notify());
-    let reason = NotifyRefused::NoMemory;
-    assert_eq!((reason.errno(), reason.to_string()), (libc::ENOMEM, "out of memory".to_string()));
     let ready = || {
         Readiness::new(&queue, Interest::Readable).map_err(|error| {
             assert!(std::ptr::eq(error.queue, &queue));
@@ -63,15 +55,6 @@ fn what_was_passed_in_comes_back_if_there_is_no_memory() {
     };
     assert_eq!(needed(&Some(libc::ENOMEM), ready), 1);
     queue.validate();
-}
-
-#[test]
-fn a_kernel_queue_needs_no_memory_of_the_process() {
-    let attributes = Attributes { max_messages: 1, max_message_bytes: 8 };
-    let queue = refuse_after(0, || KernelQueue::new(attributes)).unwrap();
-    queue.send_with(b"m".to_vec(), 1, Wait::NO).unwrap();
-    assert_eq!(refuse_after(0, || queue.receive_with(Wait::NO)), Err(ReceiveError::NoMemory));
-    assert_eq!(queue.receive_with(Wait::NO), Ok((b"m".to_vec(), 1)));
 }
 
 /// A batch uses the room that its vector has.

@@ -1,5 +1,4 @@
-//! Queues with all kinds of limits against a model, on one thread: messages, levels, wake-ups and
-//! notifications.
+//! Queues with all kinds of limits against a model, on one thread: messages, levels, and wake-ups.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::mq_ops::queue_ops;
@@ -19,11 +18,7 @@ fn cases() -> ProptestConfig {
 
 fn message() -> impl Strategy<Value = Step> {
     let late = prop::bool::weighted(0.2);
-    (any::<u8>(), any::<u8>(), late).prop_map(|(a, b, c)| Step::Send {
-        priority: a,
-        bytes: b,
-        late: c,
-    })
+    (any::<u8>(), late).prop_map(|(priority, late)| Step::Send { priority, late })
 }
 
 fn received() -> impl Strategy<Value = Step> {
@@ -43,33 +38,30 @@ fn plain() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => message(),
         8 => received(),
-        2 => any::<[u8; 3]>()
-            .prop_map(|[count, priority, bytes]| Step::SendBatch { count, priority, bytes }),
+        2 => any::<[u8; 2]>().prop_map(|[count, priority]| Step::SendBatch { count, priority }),
         2 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most }),
         1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
         4 => guarded(),
     ]
 }
 
-/// Steps with waits and a notification.
+/// Steps with waits.
 fn mixed() -> impl Strategy<Value = Step> {
     prop_oneof![
         16 => plain(),
         4 => any::<u8>().prop_map(|urgency| Step::WaitToReceive { urgency }),
-        6 => any::<[u8; 3]>()
-            .prop_map(|[priority, bytes, urgency]| Step::WaitToSend { priority, bytes, urgency }),
+        6 => any::<[u8; 2]>()
+            .prop_map(|[priority, urgency]| Step::WaitToSend { priority, urgency }),
         8 => (any::<u8>(), any::<bool>())
             .prop_map(|(which, other_waker)| Step::PollReceive { which, other_waker }),
         8 => (any::<u8>(), any::<bool>())
             .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
         3 => any::<u8>().prop_map(|which| Step::DropReceive { which }),
         3 => any::<u8>().prop_map(|which| Step::DropSend { which }),
-        2 => any::<[u8; 3]>()
-            .prop_map(|[priority, bytes, refused]| Step::SendShort { priority, bytes, refused }),
+        2 => any::<[u8; 2]>()
+            .prop_map(|[priority, refused]| Step::SendShort { priority, refused }),
         2 => any::<[u8; 2]>()
             .prop_map(|[which, refused]| Step::PollSendShort { which, refused }),
-        3 => Just(Step::Notify),
-        1 => Just(Step::CancelNotify),
         1 => Just(Step::Drain),
     ]
 }
@@ -77,8 +69,8 @@ fn mixed() -> impl Strategy<Value = Step> {
 /// Steps with more waiters than there is room for.
 fn crowded() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => any::<[u8; 3]>()
-            .prop_map(|[priority, bytes, urgency]| Step::WaitToSend { priority, bytes, urgency }),
+        6 => any::<[u8; 2]>()
+            .prop_map(|[priority, urgency]| Step::WaitToSend { priority, urgency }),
         3 => (any::<u8>(), any::<bool>())
             .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
         3 => received(),
@@ -106,27 +98,18 @@ fn steps(of: impl Strategy<Value = Step>) -> impl Strategy<Value = Vec<Step>> {
 fn limits() -> impl Strategy<Value = Limits> {
     (
         prop_oneof![3 => 1_usize..8, 2 => 8_usize..300],
-        prop_oneof![2 => Just(u64::MAX), 3 => 100_u64..1000],
-        prop_oneof![2 => Just(u32::MAX), 1 => 100_u32..255],
         prop::collection::vec((any::<u8>(), 1_u8..4), 0..3),
         prop::option::weighted(0.3, 1_u32..5),
-        (prop::bool::weighted(0.2), any::<bool>()),
+        prop::bool::weighted(0.2),
         0_usize..4,
     )
-        .prop_map(
-            |(messages, bytes, message_bytes, reserves, ageing, (no_alloc, fair_bytes), spare)| {
-                Limits {
-                    messages,
-                    bytes,
-                    message_bytes,
-                    reserves,
-                    ageing,
-                    no_alloc,
-                    fair_bytes,
-                    spare,
-                }
-            },
-        )
+        .prop_map(|(messages, reserves, ageing, no_alloc, spare)| Limits {
+            messages,
+            reserves,
+            ageing,
+            no_alloc,
+            spare,
+        })
 }
 
 proptest! {

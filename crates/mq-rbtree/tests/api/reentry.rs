@@ -18,7 +18,7 @@ impl Drop for InspectsQueue {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
             // These calls would block for ever if the lock was held.
-            let _ = (queue.len(), queue.is_closed(), queue.cancel_notify());
+            let _ = (queue.len(), queue.is_closed());
             queue.validate();
         }
         self.seen.fetch_add(1, SeqCst);
@@ -63,16 +63,15 @@ fn a_message_may_use_its_queue_when_it_is_dropped() {
     assert!(before > 40 && seen.load(SeqCst) >= before);
 }
 
-/// A waker and a notification that send and receive on the queue that calls them.
+/// A waker that sends and receives on the queue that calls it.
 #[test]
-fn wakers_and_notifications_may_use_the_queue() {
+fn wakers_may_use_the_queue() {
     struct Uses(Weak<Queue<u32>>, AtomicUsize);
     impl Wake for Uses {
         fn wake(self: Arc<Self>) {
             let queue = self.0.upgrade().unwrap();
             queue.validate();
             let _ = (queue.try_receive(), queue.try_send(9, 9), queue.stats());
-            let _ = (queue.notify(|| ()), queue.cancel_notify());
             self.1.fetch_add(1, SeqCst);
         }
     }
@@ -89,20 +88,5 @@ fn wakers_and_notifications_may_use_the_queue() {
     drop((send, receive));
     queue.drain();
 
-    let (inner, called) = (Arc::downgrade(&queue), Arc::new(AtomicUsize::new(0)));
-    let counter = Arc::clone(&called);
-    let notification = move || {
-        let queue = inner.upgrade().unwrap();
-        assert_eq!(queue.try_receive(), Ok((5, 5)), "after the message is there");
-        let counter = Arc::clone(&counter);
-        let count = move || {
-            counter.fetch_add(1, SeqCst);
-        };
-        queue.notify(count).unwrap();
-        queue.send(6, 6).unwrap();
-    };
-    queue.notify(notification).unwrap();
-    queue.send(5, 5).unwrap();
-    assert_eq!((called.load(SeqCst), queue.try_receive()), (1, Ok((6, 6))));
     queue.validate();
 }

@@ -4,6 +4,7 @@
 
 use std::future::{Future, ready};
 use std::hint::spin_loop;
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -11,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Interest, Queue, Readiness, ReceiveError, SendRefused, Wait};
 
 use testkit::WakeCount;
 use testkit::pin::pin_to;
@@ -227,6 +228,69 @@ fn inv22_a_deadline_ends_beside_busy_threads() {
         assert!(shortest < Some(Duration::from_millis(50)), "{shortest:?}");
     });
     publish();
+}
+
+/// Returns whether an event loop would wake.
+fn is_readable(ready: &impl AsRawFd) -> bool {
+    let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the pointer is to one `pollfd` of this frame, and the timeout is 0.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+}
+
+/// Runs `call` in another thread, and `publish` once it has ended, or after five seconds. Returns whether
+/// it had ended before.
+fn ends_before(call: impl FnOnce() + Send, publish: impl FnOnce()) -> bool {
+    thread::scope(|scope| {
+        let call = scope.spawn(call);
+        let start = Instant::now();
+        while !call.is_finished() && start.elapsed() < Duration::from_secs(5) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let in_time = call.is_finished();
+        publish();
+        in_time
+    })
+}
+
+/// A descriptor that is made or cleared beside a stopped sender becomes readable at once: the event loop
+/// comes again, and is not blocked.
+#[test]
+fn inv22_an_event_loop_does_not_wait_for_a_stopped_sender() {
+    for interest in [Interest::Readable, Interest::Writable] {
+        let queue = warm(8);
+        let publish = queue.claim(1, 5).unwrap();
+        queue.try_send(2, 9).unwrap(); // reports the hole
+        let slot = Mutex::new(None);
+        let make = || *slot.lock().unwrap() = Some(Readiness::new(&queue, interest).unwrap());
+        assert!(ends_before(make, publish), "{interest:?}: a new one");
+        let ready = slot.into_inner().unwrap().unwrap();
+        assert!(is_readable(&ready));
+        ready.clear();
+        assert!(is_readable(&ready), "two messages, and room for six");
+        assert_eq!(queue.drain(), [(2, 9), (1, 5)]);
+
+        // It is not armed: it has just become readable.
+        let publish = queue.claim(3, 5);
+        let publish = publish.or_else(|| {
+            queue.try_send(0, 0).unwrap();
+            queue.drain();
+            queue.claim(3, 5)
+        });
+        let publish = publish.unwrap();
+        queue.try_send(4, 9).unwrap();
+        assert!(ends_before(|| ready.clear(), publish), "{interest:?}: a cleared one");
+        assert!(is_readable(&ready));
+        ready.clear();
+        assert!(is_readable(&ready));
+        assert_eq!(queue.drain(), [(4, 9), (3, 5)]);
+        if interest == Interest::Readable {
+            ready.clear();
+            assert!(!is_readable(&ready), "armed, and silent");
+        }
+        queue.try_send(5, 5).unwrap();
+        assert!(is_readable(&ready));
+        queue.validate();
+    }
 }
 
 #[test]

@@ -91,7 +91,6 @@ fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
     for n in 0..3 {
         queue.send(n, 5).unwrap();
     }
-    queue.notify(|| panic!("the queue was never empty")).unwrap();
     thread::scope(|scope| {
         let queue = &queue;
         let send = |n: u32| move || queue.send(n, n);
@@ -109,25 +108,20 @@ fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
     for expected in [(1, 5), (2, 5), (1, 1)] {
         assert_eq!(queue.receive(), Ok(expected));
     }
-    assert!(queue.cancel_notify());
     // The same in a queue of one message, which a receive empties and fills again.
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     queue.send(1, 1).unwrap();
-    queue.notify(|| panic!("it was never seen empty")).unwrap();
     thread::scope(|scope| {
         one_by_one(scope, &queue, [|| queue.send(2, 2)].into_iter());
         assert_eq!(queue.receive(), Ok((1, 1)));
         assert_eq!(queue.len(), 1);
     });
-    assert!(queue.cancel_notify());
 }
 
-/// A handed-over message does not pass through the queue: the length stays within its limit, and no
-/// notification is called.
+/// A handed-over message does not pass through the queue: the length stays within its limit.
 #[test]
 fn inv08_a_message_goes_straight_to_a_waiting_thread() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    queue.notify(|| panic!("two receivers waited")).unwrap();
     thread::scope(|scope| {
         let queue = &queue;
         let threads = one_by_one(scope, queue, [0, 0].map(|_| || queue.receive()).into_iter());
@@ -141,7 +135,6 @@ fn inv08_a_message_goes_straight_to_a_waiting_thread() {
     });
     let stats = queue.stats();
     assert_eq!((stats.handed_over, stats.peak, stats.levels.from_cache), (2, 0, 0));
-    assert!(queue.cancel_notify());
     queue.validate();
 }
 

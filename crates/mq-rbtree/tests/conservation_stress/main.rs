@@ -39,21 +39,17 @@ impl Keyed for RbTree<i64> {
     }
 }
 
-fn bytes(message: &Canary) -> usize {
-    message.read() as usize % 8
-}
-
 /// Returns a builder with random options.
 fn builder<L: Keyed>(rng: &mut Rng) -> Builder<Canary, L> {
     let small = rng.usize(..3) + 1;
     let builder = match rng.usize(..7) {
         0 => Builder::new(1),
         1 => Builder::new(small).spin(false),
-        2 => Builder::new(8).measure(bytes).max_bytes(20),
+        2 => Builder::new(8),
         3 => Builder::new(16).reserve(L::key(3), 8).reserve(L::key(4), 4),
         4 => Builder::new(64).no_alloc().ageing(NonZeroU32::new(3).unwrap()),
         5 => Builder::new(1_000).spare_nodes(rng.usize(..3)),
-        _ => Builder::new(small).measure(bytes).max_bytes(9).reserve(L::key(2), small - 1),
+        _ => Builder::new(small).reserve(L::key(2), small - 1),
     };
     if rng.usize(..8) == 0 { builder.time_lock() } else { builder }
 }

@@ -235,10 +235,6 @@ impl<L: Keyed> Party<'_, L> {
                     open = self.sent(bits, sender.send_with(message, key, wait));
                 }
                 13 => open = self.received(receiver.receive_with(wait)),
-                14 => {
-                    let woken = thread::current();
-                    let _ = receiver.notify(move || woken.unpark());
-                }
                 _ => thread::park_timeout(Duration::from_micros(100)),
             }
             self.steps.fetch_add(1, Relaxed);

@@ -2,14 +2,14 @@
 
 use testkit::planted::Planted;
 
-use super::{closing, guards, memory, notify, staging, tasks, threads};
+use super::{closing, guards, memory, readiness, staging, tasks, threads};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         closing::MUTANTS,
         guards::MUTANTS,
         memory::MUTANTS,
-        notify::MUTANTS,
+        readiness::MUTANTS,
         staging::MUTANTS,
         tasks::MUTANTS,
         threads::MUTANTS,

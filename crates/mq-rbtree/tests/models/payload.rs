@@ -105,12 +105,6 @@ pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
     Arc::new(queue)
 }
 
-/// Creates a queue of so many bytes. The length of a message is its number.
-pub(super) fn measured(bytes: u64) -> Shared<Bitmap> {
-    let builder = Queue::builder(8).measure(|message: &Payload| message.id() as usize);
-    Arc::new(builder.max_bytes(bytes).build().unwrap())
-}
-
 /// Returns a wait that may reach its deadline at any moment.
 pub(super) fn soon() -> Wait {
     Wait::at_most(Duration::from_secs(3600))

@@ -4,8 +4,7 @@ use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 use super::payload::{
-    Payload, WakeCounter, check_waiters, finish, measured, received, run, sent, soon, thoroughly,
-    with,
+    Payload, WakeCounter, check_waiters, finish, received, run, sent, soon, thoroughly, with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -18,7 +17,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("end: store the result for the parked thread", "threads::inv08_a_message_is_handed_over_once"),
     ("park: check again before the sleep", "threads::inv08_a_message_is_handed_over_once"),
     ("send: no receiver waits", "threads::inv08_a_message_is_handed_over_once"),
-    ("send: notify of the first message", "threads::inv08_a_message_is_handed_over_once"),
     (
         "receive: register in the lock section of the check",
         "threads::inv07_receiver_waits_only_on_an_empty_queue",
@@ -29,10 +27,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("receive: serve the waiting senders", "threads::inv07_sender_waits_only_on_a_full_queue"),
     ("receive: a message beats the deadline", "threads::inv09_a_message_beats_the_deadline"),
-    (
-        "send timed out: serve the other senders",
-        "threads::inv09_timed_out_send_unblocks_smaller_message",
-    ),
 ];
 
 /// The mutants that only loom can detect.
@@ -43,15 +37,12 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "end: before the parker is used",
 ];
 
-/// A message is handed to a waiting receiver without the levels and without a notification, or else
-/// it enters the queue.
+/// A message is handed to a waiting receiver without the levels, or else it
+/// enters the queue.
 #[test]
 fn inv08_a_message_is_handed_over_once() {
     thoroughly(|| {
         let queue = with::<Bitmap>(1, 0);
-        let counter = WakeCounter::new();
-        let waker = counter.waker();
-        queue.notify(move || waker.wake()).unwrap();
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
             move || queue.receive().map(|(message, priority)| (message.seen(), priority))
@@ -62,8 +53,7 @@ fn inv08_a_message_is_handed_over_once() {
         let stats = queue.stats();
         let levels = stats.levels.from_cache + stats.levels.from_preload + stats.levels.fallback;
         let pushed = 1 - stats.handed_over;
-        assert_eq!((levels, counter.wakes() as u64, stats.sent), (pushed, pushed, 1));
-        assert_eq!(queue.cancel_notify(), pushed == 0);
+        assert_eq!((levels, stats.sent), (pushed, 1));
     });
 }
 
@@ -210,29 +200,5 @@ fn inv09_message_goes_to_the_remaining_waiter() {
         }
         assert_eq!(waits.join().unwrap(), 1);
         assert_eq!(finish(&queue), 0);
-    });
-}
-
-/// A message of two bytes waits for room, and one of one byte behind it. There is room for the
-/// second message only, when the first send times out.
-#[test]
-fn inv09_timed_out_send_unblocks_smaller_message() {
-    thoroughly(|| {
-        let queue = measured(2);
-        (0..2).for_each(|_| queue.try_send(Payload::new(1), 0).unwrap());
-        let gives_up = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send_with(Payload::new(2), 0, soon()), SendRefused::Timeout)
-        });
-        let counter = WakeCounter::new();
-        let mut waits = Box::pin(queue.send_async(Payload::new(1), 0));
-        assert!(counter.poll(waits.as_mut()).is_pending());
-        assert_eq!(queue.try_receive().unwrap().0.seen(), 1);
-        assert_eq!(gives_up.join().unwrap(), 0);
-        assert_eq!(counter.wakes(), 1, "there is room for it");
-        queue.validate();
-        assert!(counter.poll(waits.as_mut()).is_ready());
-        drop(waits);
-        assert_eq!(finish(&queue), 2);
     });
 }

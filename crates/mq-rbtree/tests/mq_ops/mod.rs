@@ -29,16 +29,13 @@ pub(crate) fn run(input: &[u8]) -> usize {
     steps.len()
 }
 
-fn limits(&[_, size, bytes, first, second, habits]: &[u8; 6]) -> Limits {
+fn limits(&[_, size, _, first, second, habits]: &[u8; 6]) -> Limits {
     let reserves = [first, second].into_iter().filter(|reserve| *reserve != 0);
     Limits {
         messages: if size < 128 { usize::from(size % 8) + 1 } else { usize::from(size) },
-        bytes: if bytes % 2 == 0 { u64::MAX } else { u64::from(bytes) + 100 },
-        message_bytes: if habits & 1 == 0 { u32::MAX } else { 200 },
         reserves: reserves.map(|reserve| (reserve / 4, reserve % 4)).collect(),
         ageing: Some(u32::from(habits >> 1 & 3)).filter(|every| *every != 0),
         no_alloc: habits >> 3 & 7 == 7,
-        fair_bytes: bytes % 4 == 3,
         spare: usize::from(habits >> 6),
     }
 }
@@ -49,22 +46,21 @@ fn step(bytes: &[u8]) -> Option<Step> {
     let [what, a, b, c] = four;
     let odd = c % 2 == 1;
     Some(match what % 32 {
-        0..5 => Step::Send { priority: a, bytes: b, late: odd },
-        5..8 => Step::SendShort { priority: a, bytes: b, refused: c },
+        0..5 => Step::Send { priority: a, late: odd },
+        5..8 => Step::SendShort { priority: a, refused: c },
         8..12 => Step::Receive { late: odd },
-        12 => Step::SendBatch { count: c, priority: a, bytes: b },
+        12 => Step::SendBatch { count: c, priority: a },
         13 => Step::ReceiveBatch { most: a },
         14 => Step::DrainFilter { modulus: a },
         15 => Step::Drain,
         16..18 => Step::WaitToReceive { urgency: a },
-        18..21 => Step::WaitToSend { priority: a, bytes: b, urgency: c },
+        18..21 => Step::WaitToSend { priority: a, urgency: c },
         21..23 => Step::PollReceive { which: a, other_waker: odd },
         23..25 => Step::PollSend { which: a, other_waker: odd },
         25..27 => Step::PollSendShort { which: a, refused: b },
         27 => Step::DropReceive { which: a },
         28 => Step::DropSend { which: a },
-        29 => Step::Notify,
-        30 => Step::CancelNotify,
+        29 | 30 => return None,
         _ => match a % 16 {
             15 => Step::Close,
             0..5 => Step::Guard,

@@ -13,16 +13,15 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Builder, Levels, MessageGuard, NotifyRefused, Queue, RbTree, ReceiveError,
-    ReceiveFuture, SendError, SendFuture, SendRefused, Wait,
+    Bitmap, Builder, Levels, MessageGuard, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
+    SendFuture, SendRefused, Wait,
 };
 
-use model::{Model, Stored};
+use model::Model;
 use testkit::WakeCount;
 use testkit::alloc::refuse_first;
 
@@ -85,7 +84,6 @@ impl Keyed for RbTree<Reverse<u64>> {
 /// A message. The count of the model's `Rc` shows that it is dropped exactly once.
 pub(crate) struct Payload {
     id: u64,
-    bytes: u32,
     _live: Rc<()>,
 }
 
@@ -98,13 +96,11 @@ const EDGES: [u32; 14] =
 pub(crate) enum Step {
     Send {
         priority: u8,
-        bytes: u8,
         late: bool,
     },
     /// The first allocations of the step are refused.
     SendShort {
         priority: u8,
-        bytes: u8,
         refused: u8,
     },
     Receive {
@@ -113,7 +109,6 @@ pub(crate) enum Step {
     SendBatch {
         count: u8,
         priority: u8,
-        bytes: u8,
     },
     ReceiveBatch {
         most: u8,
@@ -127,7 +122,6 @@ pub(crate) enum Step {
     },
     WaitToSend {
         priority: u8,
-        bytes: u8,
         urgency: u8,
     },
     PollReceive {
@@ -148,8 +142,6 @@ pub(crate) enum Step {
     DropSend {
         which: u8,
     },
-    Notify,
-    CancelNotify,
     Guard,
     AcceptGuard {
         which: u8,
@@ -164,13 +156,10 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) messages: usize,
-    pub(crate) bytes: u64,
-    pub(crate) message_bytes: u32,
     /// Edges and numbers of messages; the last ones are left out until there is room.
     pub(crate) reserves: Vec<(u8, u8)>,
     pub(crate) ageing: Option<u32>,
     pub(crate) no_alloc: bool,
-    pub(crate) fair_bytes: bool,
     pub(crate) spare: usize,
 }
 
@@ -209,11 +198,7 @@ impl<F: Future> Waiting<F> {
 
 pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     let mut model = Model::<L>::new(limits);
-    let mut builder = Builder::<Payload, L>::new(limits.messages)
-        .measure(|payload| payload.bytes as usize)
-        .max_bytes(limits.bytes)
-        .max_message_bytes(limits.message_bytes)
-        .spare_nodes(limits.spare);
+    let mut builder = Builder::<Payload, L>::new(limits.messages).spare_nodes(limits.spare);
     for &(from, messages) in &model.reserves {
         builder = builder.reserve(from, messages);
     }
@@ -222,9 +207,6 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     }
     if limits.no_alloc {
         builder = builder.no_alloc();
-    }
-    if limits.fair_bytes {
-        builder = builder.fair_bytes();
     }
     let queue = builder.build().unwrap();
     let live = Rc::new(());
@@ -235,7 +217,6 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
             receives: Vec::new(),
             sends: Vec::new(),
             guards: Vec::new(),
-            fired: Arc::default(),
         };
         for &step in steps {
             runner.step(&mut model, step);
@@ -253,7 +234,6 @@ struct Runner<'q, L: Keyed> {
     receives: Vec<Waiting<ReceiveFuture<'q, Payload, L>>>,
     sends: Vec<Waiting<SendFuture<'q, Payload, L>>>,
     guards: Vec<MessageGuard<'q, Payload, L>>,
-    fired: Arc<AtomicUsize>,
 }
 
 /// Returns whether memory was missing: both the preload and the allocation under the lock were
@@ -273,9 +253,9 @@ impl<L: Keyed> Runner<'_, L> {
         L::key(EDGES[usize::from(n) % EDGES.len()])
     }
 
-    fn payload(&self, model: &mut Model<L>, bytes: u8) -> Payload {
+    fn payload(&self, model: &mut Model<L>) -> Payload {
         model.ids += 1;
-        Payload { id: model.ids, bytes: bytes.into(), _live: Rc::clone(self.live) }
+        Payload { id: model.ids, _live: Rc::clone(self.live) }
     }
 
     fn step(&mut self, model: &mut Model<L>, step: Step) {
@@ -286,27 +266,27 @@ impl<L: Keyed> Runner<'_, L> {
             if late { Wait::until(second_ago) } else { Wait::NO }
         };
         match step {
-            Step::Send { priority, bytes, late } => {
-                let (payload, key) = (self.payload(model, bytes), Self::key(priority));
-                let stored = Stored { id: payload.id, bytes: payload.bytes };
+            Step::Send { priority, late } => {
+                let (payload, key) = (self.payload(model), Self::key(priority));
+                let stored = payload.id;
                 let expected = match model.send(key, stored) {
                     Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
                     other => other,
                 };
-                Self::sent(queue.send_with(payload, key, past(late)), expected, stored.id);
+                Self::sent(queue.send_with(payload, key, past(late)), expected, stored);
             }
-            Step::SendShort { priority, bytes, refused: count } => {
-                let (payload, key) = (self.payload(model, bytes), Self::key(priority));
-                let stored = Stored { id: payload.id, bytes: payload.bytes };
+            Step::SendShort { priority, refused: count } => {
+                let (payload, key) = (self.payload(model), Self::key(priority));
+                let stored = payload.id;
                 let most = usize::from(count % 6);
                 let (result, refused) = refuse_first(most, || queue.try_send(payload, key));
                 let expected = if lacks_memory(result.as_ref().err(), refused) {
-                    assert_eq!(model.accepts(key, stored), Ok(()));
+                    assert_eq!(model.accepts(key), Ok(()));
                     Err(SendRefused::NoMemory)
                 } else {
                     model.send(key, stored)
                 };
-                Self::sent(result, expected, stored.id);
+                Self::sent(result, expected, stored);
             }
             Step::Receive { late } => {
                 let expected = model.take();
@@ -321,16 +301,16 @@ impl<L: Keyed> Runner<'_, L> {
                     }
                 }
             }
-            Step::SendBatch { count, priority, bytes } => {
+            Step::SendBatch { count, priority } => {
                 let mut batch = VecDeque::new();
                 for n in 0..count % 80 {
                     let key = Self::key(priority.wrapping_add(n / 3));
-                    batch.push_back((self.payload(model, bytes.wrapping_add(n)), key));
+                    batch.push_back((self.payload(model), key));
                 }
                 let mut expected = Ok(());
                 let (mut sent, all) = (0, batch.len());
                 for (payload, key) in &batch {
-                    expected = model.send(*key, Stored { id: payload.id, bytes: payload.bytes });
+                    expected = model.send(*key, payload.id);
                     if expected.is_err() {
                         break;
                     }
@@ -389,11 +369,11 @@ impl<L: Keyed> Runner<'_, L> {
                 self.receives.push(Waiting::new(future, id));
                 self.poll_receive(model, self.receives.len() - 1, false);
             }
-            Step::WaitToSend { priority, bytes, urgency } => {
-                let (payload, key) = (self.payload(model, bytes), Self::key(priority));
+            Step::WaitToSend { priority, urgency } => {
+                let (payload, key) = (self.payload(model), Self::key(priority));
                 let id = payload.id;
-                let stored = Stored { id, bytes: payload.bytes };
-                model.new_send(urgency % 3, key, stored);
+
+                model.new_send(urgency % 3, key, id);
                 let future = Box::pin(queue.send_async(payload, key).urgency(urgency % 3));
                 self.sends.push(Waiting::new(future, id));
                 self.poll_send(model, self.sends.len() - 1, false);
@@ -422,28 +402,8 @@ impl<L: Keyed> Runner<'_, L> {
             Step::DropSend { which } => {
                 if let Some(which) = pick(which, self.sends.len()) {
                     let gone = self.sends.swap_remove(which);
-                    model.senders.retain(|waiter| waiter.stored.id != gone.id);
+                    model.senders.retain(|waiter| waiter.id != gone.id);
                 }
-            }
-            Step::Notify => {
-                let fired = Arc::clone(&self.fired);
-                let notification = move || {
-                    fired.fetch_add(1, Relaxed);
-                };
-                match queue.notify(notification) {
-                    Ok(()) => {
-                        assert!(!model.closed && !std::mem::replace(&mut model.registered, true));
-                    }
-                    Err(refused) if model.closed => {
-                        assert_eq!(refused.reason, NotifyRefused::Closed);
-                    }
-                    Err(refused) => {
-                        assert_eq!((refused.reason, model.registered), (NotifyRefused::Busy, true));
-                    }
-                }
-            }
-            Step::CancelNotify => {
-                assert_eq!(queue.cancel_notify(), std::mem::take(&mut model.registered));
             }
             Step::Guard => match queue.try_receive_guard() {
                 Ok(guard) => {
@@ -476,7 +436,6 @@ impl<L: Keyed> Runner<'_, L> {
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
                 assert_eq!(queue.close(), !closed);
-                model.registered = false; // no message will come that could trigger it
             }
         }
     }
@@ -541,7 +500,7 @@ impl<L: Keyed> Runner<'_, L> {
             Poll::Ready(result) => {
                 Self::sent(result, expected, id);
                 self.sends.swap_remove(which);
-                model.senders.retain(|waiter| waiter.stored.id != id);
+                model.senders.retain(|waiter| waiter.id != id);
             }
         }
     }
@@ -552,8 +511,8 @@ impl<L: Keyed> Runner<'_, L> {
         queue.validate();
         model.wake_waiters();
         let stats = queue.stats();
-        assert_eq!((stats.depth, stats.bytes), (model.len(), model.bytes()));
-        assert_eq!((queue.len(), queue.bytes()), (model.len(), model.bytes()));
+        assert_eq!(stats.depth, model.len());
+        assert_eq!(queue.len(), model.len());
         assert_eq!(queue.is_empty(), model.len() == 0);
         assert_eq!((stats.sent, stats.received, stats.peak), model.counted());
         assert_eq!(stats.guarded, model.guarded.len());
@@ -579,6 +538,5 @@ impl<L: Keyed> Runner<'_, L> {
         let senders = model.senders.iter().map(|waiter| waiter.permit).filter(unlisted).count();
         let receivers = model.receivers.iter().map(|waiter| waiter.permit).filter(unlisted).count();
         assert_eq!(stats.waiting, (senders, receivers));
-        assert_eq!(self.fired.load(Relaxed), model.fired, "notifications");
     }
 }

@@ -7,12 +7,6 @@ use mq_rbtree::SendRefused;
 
 use super::{EDGES, Keyed, Limits};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stored {
-    pub(crate) id: u64,
-    pub(crate) bytes: u32,
-}
-
 pub(crate) struct Receiver {
     pub(crate) id: u64,
     urgency: u8,
@@ -21,32 +15,20 @@ pub(crate) struct Receiver {
 }
 
 pub(crate) struct Sender<P> {
-    pub(crate) stored: Stored,
+    pub(crate) id: u64,
     key: P,
     urgency: u8,
     ticket: u64,
     pub(crate) permit: bool,
 }
 
-/// The position of a waiter.
-type Rank = (Reverse<u8>, u64);
-const RANK_OF_NEW: Rank = (Reverse(0), u64::MAX);
-
-impl<P> Sender<P> {
-    fn rank(&self) -> Rank {
-        (Reverse(self.urgency), if self.ticket == 0 { u64::MAX } else { self.ticket })
-    }
-}
-
 pub(crate) struct Model<L: Keyed> {
     pub(crate) limits: Limits,
     pub(crate) reserves: Vec<(L::Priority, usize)>,
-    stored: BTreeMap<L::Priority, VecDeque<Stored>>,
+    stored: BTreeMap<L::Priority, VecDeque<u64>>,
     /// The messages in guards, which keep their places.
-    pub(crate) guarded: Vec<(L::Priority, Stored)>,
+    pub(crate) guarded: Vec<(L::Priority, u64)>,
     pub(crate) closed: bool,
-    pub(crate) registered: bool,
-    pub(crate) fired: usize,
     pub(crate) receivers: Vec<Receiver>,
     pub(crate) senders: Vec<Sender<L::Priority>>,
     pub(crate) ids: u64,
@@ -73,8 +55,6 @@ impl<L: Keyed> Model<L> {
             stored: BTreeMap::new(),
             guarded: Vec::new(),
             closed: false,
-            registered: false,
-            fired: 0,
             receivers: Vec::new(),
             senders: Vec::new(),
             ids: 0,
@@ -96,12 +76,6 @@ impl<L: Keyed> Model<L> {
         self.len() + self.guarded.len()
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        let guarded = self.guarded.iter().map(|(_, stored)| stored);
-        let all = self.stored.values().flatten().chain(guarded);
-        all.map(|stored| u64::from(stored.bytes)).sum()
-    }
-
     /// Returns whether no message will come any more.
     pub(crate) fn ended(&self) -> bool {
         self.closed && self.guarded.is_empty()
@@ -116,7 +90,7 @@ impl<L: Keyed> Model<L> {
     }
 
     pub(crate) fn highest(&self) -> Option<(L::Priority, u64)> {
-        self.stored.iter().next_back().map(|(key, fifo)| (*key, fifo[0].id))
+        self.stored.iter().next_back().map(|(key, fifo)| (*key, fifo[0]))
     }
 
     pub(crate) fn counted(&self) -> (u64, u64, usize) {
@@ -129,70 +103,23 @@ impl<L: Keyed> Model<L> {
         self.limits.messages - reserved
     }
 
-    fn fits(&self, len: usize, bytes: u64, stored: Stored) -> bool {
-        len < self.limits.messages && bytes + u64::from(stored.bytes) <= self.limits.bytes
-    }
-
     /// Returns whether a message is accepted now, apart from missing memory.
-    pub(crate) fn accepts(&self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.accepts_from(key, stored, RANK_OF_NEW)
-    }
-
-    fn accepts_from(
-        &self,
-        key: L::Priority,
-        stored: Stored,
-        rank: Rank,
-    ) -> Result<(), SendRefused> {
+    pub(crate) fn accepts(&self, key: L::Priority) -> Result<(), SendRefused> {
         if !L::is_key(key) {
             let priority = L::check(key).expect_err("an invalid priority");
             return Err(SendRefused::BadPriority { priority });
         }
-        let most = u64::from(self.limits.message_bytes).min(self.limits.bytes);
-        if u64::from(stored.bytes) > most {
-            return Err(SendRefused::TooLong { limit: most as u32 });
-        }
         if self.closed {
             return Err(SendRefused::Closed);
         }
-        let len = self.taken();
-        if !self.fits(len, self.bytes(), stored) || len >= self.len_limit(key) {
-            return Err(SendRefused::Full);
-        }
-        if self.limits.fair_bytes && self.would_overtake(key, stored, rank) {
+        if self.taken() >= self.len_limit(key) {
             return Err(SendRefused::Full);
         }
         Ok(())
     }
 
-    /// Returns whether a send would overtake a waiter.
-    fn would_overtake(&self, key: L::Priority, stored: Stored, rank: Rank) -> bool {
-        let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
-        let len = self.taken() + permitted().count();
-        let permitted_bytes: u64 = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum();
-        let bytes = self.bytes() + permitted_bytes;
-        let before = |waiter: &&Sender<L::Priority>| !waiter.permit && waiter.rank() < rank;
-        !self.fits(len, bytes, stored)
-            || len >= self.len_limit(key)
-            || self.senders.iter().filter(before).any(|w| !self.fits(len, bytes, w.stored))
-    }
-
-    pub(crate) fn send(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.send_from(key, stored, RANK_OF_NEW)
-    }
-
-    fn send_from(
-        &mut self,
-        key: L::Priority,
-        stored: Stored,
-        rank: Rank,
-    ) -> Result<(), SendRefused> {
-        self.accepts_from(key, stored, rank)?;
-        // A task with an unused permit counts as waiting.
-        let waits = !self.receivers.is_empty();
-        if self.len() == 0 && !waits && std::mem::take(&mut self.registered) {
-            self.fired += 1;
-        }
+    pub(crate) fn send(&mut self, key: L::Priority, stored: u64) -> Result<(), SendRefused> {
+        self.accepts(key)?;
         self.stored.entry(key).or_default().push_back(stored);
         self.sent += 1;
         self.peak = self.peak.max(self.taken());
@@ -204,33 +131,30 @@ impl<L: Keyed> Model<L> {
         let (key, stored) = self.pop()?;
         self.received += 1;
         self.wake_waiters();
-        Some((key, stored.id))
+        Some((key, stored))
     }
 
     /// Takes a message into a guard.
     pub(crate) fn guard(&mut self) -> Option<(L::Priority, u64)> {
         let (key, stored) = self.pop()?;
         self.guarded.push((key, stored));
-        Some((key, stored.id))
+        Some((key, stored))
     }
 
     pub(crate) fn accept(&mut self, which: usize) -> (L::Priority, u64) {
         let (key, stored) = self.guarded.swap_remove(which);
         self.received += 1;
         self.wake_waiters();
-        (key, stored.id)
+        (key, stored)
     }
 
     pub(crate) fn put_back(&mut self, which: usize) {
         let (key, stored) = self.guarded.swap_remove(which);
-        if self.len() == 0 && self.receivers.is_empty() && std::mem::take(&mut self.registered) {
-            self.fired += 1;
-        }
         self.stored.entry(key).or_default().push_front(stored);
         self.wake_waiters();
     }
 
-    fn pop(&mut self) -> Option<(L::Priority, Stored)> {
+    fn pop(&mut self) -> Option<(L::Priority, u64)> {
         let highest = *self.stored.keys().next_back()?;
         let mut key = highest;
         if let Some(every) = self.limits.ageing {
@@ -253,11 +177,11 @@ impl<L: Keyed> Model<L> {
     pub(crate) fn drain(&mut self, wanted: impl Fn(u64) -> bool) -> Vec<(L::Priority, u64)> {
         let mut out = Vec::new();
         for (key, fifo) in self.stored.iter_mut().rev() {
-            fifo.retain(|stored| {
-                if wanted(stored.id) {
-                    out.push((*key, stored.id));
+            fifo.retain(|&stored| {
+                if wanted(stored) {
+                    out.push((*key, stored));
                 }
-                !wanted(stored.id)
+                !wanted(stored)
             });
         }
         self.stored.retain(|_, fifo| !fifo.is_empty());
@@ -273,8 +197,8 @@ impl<L: Keyed> Model<L> {
         self.ids
     }
 
-    pub(crate) fn new_send(&mut self, urgency: u8, key: L::Priority, stored: Stored) {
-        self.senders.push(Sender { stored, key, urgency, ticket: 0, permit: true });
+    pub(crate) fn new_send(&mut self, urgency: u8, key: L::Priority, id: u64) {
+        self.senders.push(Sender { id, key, urgency, ticket: 0, permit: true });
     }
 
     fn ticket(&mut self, old: u64) -> u64 {
@@ -287,7 +211,7 @@ impl<L: Keyed> Model<L> {
     }
 
     pub(crate) fn sender(&self, id: u64) -> &Sender<L::Priority> {
-        self.senders.iter().find(|waiter| waiter.stored.id == id).unwrap()
+        self.senders.iter().find(|waiter| waiter.id == id).unwrap()
     }
 
     /// Polls a receive. A task that waits in vain keeps its position.
@@ -306,9 +230,9 @@ impl<L: Keyed> Model<L> {
     }
 
     pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
-        let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
+        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
         let mut waiter = self.senders.swap_remove(at);
-        let sent = self.send_from(waiter.key, waiter.stored, waiter.rank());
+        let sent = self.send(waiter.key, waiter.id);
         if sent == Err(SendRefused::Full) {
             waiter.permit = false;
             waiter.ticket = self.ticket(waiter.ticket);
@@ -322,9 +246,9 @@ impl<L: Keyed> Model<L> {
 
     /// Polls a send that has room but is refused for lack of memory: as if it were dropped.
     pub(crate) fn poll_send_short(&mut self, id: u64) {
-        let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
+        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
         let waiter = self.senders.swap_remove(at);
-        assert_eq!(self.accepts_from(waiter.key, waiter.stored, waiter.rank()), Ok(()));
+        assert_eq!(self.accepts(waiter.key), Ok(()));
         self.wake_waiters();
     }
 
@@ -353,25 +277,14 @@ impl<L: Keyed> Model<L> {
         }
     }
 
-    /// Returns the first sender that may proceed. A sender without enough bytes blocks those behind
-    /// it; one that only a reserve keeps out does not.
+    /// Returns the first sender that may proceed. One that only a reserve keeps out does not block those
+    /// behind it.
     fn first_admissible_sender(&self) -> Option<usize> {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
         let len = self.taken() + permitted().count();
-        let bytes = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum::<u64>();
-        let bytes = bytes + self.bytes();
         let mut listed: Vec<usize> =
             (0..self.senders.len()).filter(|&at| !self.senders[at].permit).collect();
         listed.sort_by_key(|&at| (Reverse(self.senders[at].urgency), self.senders[at].ticket));
-        for at in listed {
-            let Sender { stored, key, .. } = self.senders[at];
-            if !self.fits(len, bytes, stored) {
-                return None;
-            }
-            if len < self.len_limit(key) {
-                return Some(at);
-            }
-        }
-        None
+        listed.into_iter().find(|&at| len < self.len_limit(self.senders[at].key))
     }
 }

@@ -22,6 +22,9 @@
 //! last successful sync. Other blocks may be lost, and their reads fail with EIO. A block that
 //! cannot be written back stays dirty and readable, and is written again later.
 //!
+//! A panic marks the image as failed: its changes and FLUSHes fail with EIO, and the server ends with
+//! an exit code that says so.
+//!
 //! With `--cache 0` the engine reads and writes the image, so the cache does not know which blocks
 //! were written. After a failed sync, READs and WRITEs continue, and READs may return bytes that a
 //! crash would lose. FLUSH, FUA, TRIM and ZEROES fail with EIO.
@@ -34,21 +37,26 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
 };
+use percpu::sync::Mutex;
 use tracing::error;
 
 use crate::admission::SMALL;
 use crate::calls::Calls;
 use crate::flushes::Flushes;
+use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
+/// The bytes of an image that the cache can number. Without a cache, and for a part of a longer file,
+/// they do not limit the file.
+pub(crate) const NUMBERED: u64 = 1 << 57;
 /// A request may fill at most one of this many parts of the cache, so that one client does not
 /// evict all blocks of others. A guess.
 const SHARE: u64 = 8;
@@ -66,13 +74,17 @@ pub(crate) struct Blocks {
     cache: Cache,
     /// See [`Image::longest`].
     longest: u64,
+    /// The names of the images that have failed, also of images that were let go since.
+    failed: Arc<Mutex<Vec<String>>>,
 }
 
 /// The bytes of an image.
 pub(crate) struct Backing {
-    /// The device below the cache.
+    /// The device below the cache, with at most [`NUMBERED`] bytes.
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
+    /// Bytes of the image.
+    pub(crate) len: u64,
 }
 
 /// What reads and writes an image when the cache is bypassed.
@@ -105,8 +117,8 @@ impl Backing {
         let device = EngineDevice::new(file.try_clone()?)?;
         // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
-        let device = Arc::new(device.up_to(len));
-        Ok(Self { device, source: Source::File(file.try_clone()?) })
+        let device = Arc::new(device.up_to(len.min(NUMBERED)));
+        Ok(Self { device, source: Source::File(file.try_clone()?), len })
     }
 }
 
@@ -114,6 +126,8 @@ impl Backing {
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) device: Device,
+    /// The device below the cache, for blocks that the cache cannot number.
+    pub(crate) uncached: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
@@ -128,6 +142,11 @@ pub(crate) struct Image {
     longest: u64,
     /// The end of the last READ that missed the cache.
     next: AtomicU64,
+    /// A request or a call of the image panicked. Ordering: Relaxed, all; a result that is told
+    /// after it was set fails, and the task that tells it has learned of the panic's end.
+    has_failed: AtomicBool,
+    /// See [`Blocks::failed`].
+    failed: Arc<Mutex<Vec<String>>>,
     /// A bug that a test has planted.
     #[cfg(test)]
     planted: std::sync::OnceLock<&'static str>,
@@ -142,28 +161,37 @@ impl Blocks {
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
-        Ok(Self { cache, longest })
+        Ok(Self { cache, longest, failed: Arc::default() })
     }
 
     /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
-        let Backing { device, source } = backing;
-        let (len, alignment) = (device.len(), device.alignment());
+        let Backing { device, source, len } = backing;
+        let alignment = device.alignment();
+        let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         Ok(Arc::new(Image {
             name,
-            device: self.cache.attach_with(device, options)?,
+            device: self.cache.attach_with(Arc::clone(&device), options)?,
+            uncached: device,
             source,
             alignment,
             len: AtomicU64::new(len),
             longest: self.longest,
+            has_failed: AtomicBool::new(false),
+            failed: Arc::clone(&self.failed),
             flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         }))
+    }
+
+    /// Returns the names of the images that have failed.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        self.failed.lock().clone()
     }
 
     /// Returns the cache's statistics, if it keeps blocks.
@@ -183,6 +211,36 @@ pub(crate) struct Piece {
     pub(crate) whole: bool,
 }
 
+/// The bytes that a READ transfers from its image, and the requested ones among them: the only place
+/// where a READ is widened to whole units, so that its limit and its reply fit the same range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadRange {
+    /// The offset of the first transferred byte.
+    pub(crate) start: u64,
+    /// Transferred bytes, for which the buffer has room.
+    pub(crate) len: usize,
+    /// Transferred bytes before the requested ones.
+    pub(crate) head: usize,
+    /// Requested bytes.
+    pub(crate) wanted: usize,
+}
+
+impl ReadRange {
+    /// Widens `wanted` bytes at `offset` to multiples of `unit`. `None` if these are more than
+    /// `most` bytes, or end where a file cannot.
+    pub(crate) fn new(offset: u64, wanted: u64, unit: u64, most: usize) -> Option<Self> {
+        let end = offset.checked_add(wanted)?;
+        let (start, end) = match wanted {
+            0 => (offset, end),
+            _ => (offset - offset % unit, end.checked_next_multiple_of(unit)?),
+        };
+        let len = usize::try_from(end - start).ok().filter(|&len| len <= most)?;
+        // Both are at most `len`.
+        let (head, wanted) = ((offset - start) as usize, wanted as usize);
+        Some(Self { start, len, head, wanted })
+    }
+}
+
 impl Image {
     /// Returns the length of the image in bytes.
     pub(crate) fn len(&self) -> u64 {
@@ -198,12 +256,13 @@ impl Image {
         }
     }
 
-    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks.
-    /// Returns false for an image that cannot grow, because it has no file or does not end with a
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks. With
+    /// a cache it has at most [`NUMBERED`] bytes. Returns false for an image that cannot grow, because it has no file or does not end with a
     /// whole block.
     pub(crate) fn grow(&self, len: u64) -> bool {
         let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
+            let len = if self.is_bypassed() { len } else { len.min(NUMBERED) };
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
         may
@@ -250,13 +309,15 @@ impl Image {
         kept.then(|| covering(offset, end))
     }
 
-    /// Returns the size of the buffer that a READ needs.
-    pub(crate) fn room(&self, offset: u64, len: usize) -> usize {
-        match self.cacheable_blocks(offset, len) {
-            Some(blocks) => bytes_of(&blocks),
-            None if self.is_aligned(offset, len) => len,
-            None => bytes_of(&covering(offset, offset.saturating_add(len as u64))),
-        }
+    /// Returns what a READ transfers if it misses the cache. `None` if no buffer is large enough.
+    pub(crate) fn read_range(&self, offset: u64, len: u64) -> Option<ReadRange> {
+        let len_of_bytes = usize::try_from(len).ok()?;
+        let unit = match self.cacheable_blocks(offset, len_of_bytes) {
+            Some(_) => BLOCK,
+            None if self.is_aligned(offset, len_of_bytes) => 1,
+            None => BLOCK.max(self.alignment),
+        };
+        ReadRange::new(offset, len, unit as u64, LARGEST)
     }
 
     /// Returns whether the image can be read at exactly this range.
@@ -299,42 +360,54 @@ impl Image {
         Ok(done)
     }
 
-    /// Widens the buffer of a READ to whole blocks, and claims the blocks that are missing and to
-    /// be kept. Returns the buffer unchanged if no block was claimed and the image can be read at
+    /// Widens the buffer of a READ to its [`ReadRange`], and claims the blocks that are missing and
+    /// to be kept. Returns the buffer unchanged if no block was claimed and the image can be read at
     /// the READ's own range.
     pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
         let len = buf.len();
         let is_aligned = self.is_aligned(offset, len);
-        let short = self.cacheable_blocks(offset, len);
-        let is_kept = short.is_some() && {
+        let is_kept = self.cacheable_blocks(offset, len).is_some() && {
             // Ordering: Relaxed; a hint.
             let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
             !(follows && len >= SCAN)
         };
-        let blocks = short.unwrap_or_else(|| covering(offset, offset + len as u64));
-        let whole = bytes_of(&blocks);
-        if buf.capacity() < whole || (is_aligned && !is_kept) {
+        let range = self.read_range(offset, len as u64);
+        let Some(range) = range.filter(|range| range.len <= buf.capacity()) else {
+            return Err(buf);
+        };
+        if is_aligned && !is_kept {
             return Err(buf);
         }
-        buf.set_len(whole);
-        let start = blocks.start * BLOCK as u64;
+        buf.set_len(range.len);
         let mut loads = Vec::new();
-        let has_room = loads.try_reserve_exact((blocks.end - blocks.start) as usize).is_ok();
-        for block in blocks.filter(|_| is_kept && has_room) {
-            match self.device.claim(block) {
-                Ok(claimed) => loads.extend(claimed),
-                Err(_) => break, // this and later blocks are not kept
+        if is_kept {
+            let blocks = covering(range.start, range.start + range.len as u64);
+            let has_room = loads.try_reserve_exact((blocks.end - blocks.start) as usize).is_ok();
+            for block in blocks.filter(|_| has_room) {
+                match self.device.claim(block) {
+                    Ok(claimed) => loads.extend(claimed),
+                    Err(_) => break, // this and later blocks are not kept
+                }
             }
         }
         if loads.is_empty() && is_aligned {
             buf.set_len(len);
             return Err(buf);
         }
-        Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
+        Ok(Fill { buf, range, loads })
+    }
+
+    /// Returns whether the cache can number the blocks of the range. Only the blocks of an image that is
+    /// bypassed are past that.
+    pub(crate) fn is_numbered(&self, blocks: &Range<u64>) -> bool {
+        blocks.end <= NUMBERED / BLOCK as u64
     }
 
     /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
     pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
+        if self.is_bypassed() {
+            return Ok(()); // none is dirty
+        }
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
     }
@@ -344,8 +417,28 @@ impl Image {
         self.sync_within(Duration::MAX)
     }
 
+    /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
+    /// what the panic interrupted is not known; the log, the metrics and the exit code tell of it.
+    pub(crate) fn fail(&self) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            error!(
+                export = self.name,
+                "a panic: the image has failed, nothing changes it any more"
+            );
+            self.failed.lock().push(self.name.clone());
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
     /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
     pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+        let _fails = FailsOnPanic(self);
+        if self.has_failed() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let since = Instant::now();
         loop {
             match ignore_earlier(self.device.sync()) {
@@ -368,6 +461,17 @@ impl Image {
         {
             let _ = bug;
             false
+        }
+    }
+}
+
+/// Marks an image as failed if it is dropped by a panic.
+pub(crate) struct FailsOnPanic<'a>(pub(crate) &'a Image);
+
+impl Drop for FailsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
         }
     }
 }
@@ -410,10 +514,6 @@ pub(crate) fn covering(offset: u64, end: u64) -> Range<u64> {
     offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
 }
 
-fn bytes_of(blocks: &Range<u64>) -> usize {
-    (blocks.end - blocks.start) as usize * BLOCK
-}
-
 /// Why a read or write of an image failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferError {
@@ -446,19 +546,14 @@ impl From<TransferError> for io::Error {
 #[derive(Debug)]
 pub(crate) struct Fill {
     buf: AlignedBuf,
-    /// The offset of the first block in the image.
-    start: u64,
-    /// Bytes before the requested ones.
-    head: usize,
-    /// Requested bytes.
-    len: usize,
+    range: ReadRange,
     loads: Vec<Load>,
 }
 
 impl Fill {
     /// Returns the offset of the read.
     pub(crate) fn offset(&self) -> u64 {
-        self.start
+        self.range.start
     }
 
     /// Passes the blocks that were read to the cache, even if an error followed them. Returns the
@@ -468,7 +563,7 @@ impl Fill {
         self,
         result: Result<usize, TransferError>,
     ) -> (io::Result<usize>, AlignedBuf) {
-        let Self { mut buf, start, head, len, loads } = self;
+        let Self { mut buf, range: ReadRange { start, head, wanted: len, .. }, loads } = self;
         // The number of bytes read from `at` on, of `wanted` bytes.
         let read = |at: usize, wanted: usize| match result {
             Ok(count) => Ok(count.saturating_sub(at).min(wanted)),

@@ -18,10 +18,15 @@ fn make(len: usize, cache: u64) -> (File, Vec<u8>, Arc<Image>) {
     (file, bytes, image)
 }
 
+/// Returns the size of the buffer of a READ.
+fn room(image: &Image, offset: u64, len: usize) -> usize {
+    image.read_range(offset, len as u64).unwrap().len
+}
+
 /// Reads as a worker does, from the cache or else from the file. Also returns whether the cache
 /// answered.
 fn read(image: &Image, file: &File, offset: u64, len: usize) -> (io::Result<Vec<u8>>, bool) {
-    let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
+    let mut buf = AlignedBuf::zeroed(room(image, offset, len), ALIGN);
     buf.set_len(len);
     if image.try_read(offset, &mut buf) {
         return (Ok(buf.to_vec()), true);
@@ -131,7 +136,7 @@ fn what_was_read_before_an_error_is_used() {
         script.on_transfer(Transfer::Short(read));
         script.on_transfer(Transfer::Fail(libc::EIO));
         let (offset, len) = (100, 2 * BLOCK - 50); // ends 50 bytes into the third block
-        let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
+        let mut buf = AlignedBuf::zeroed(room(&image, offset, len), ALIGN);
         buf.set_len(len);
         let fill = image.fill(offset, buf).unwrap();
         let start = fill.offset();
@@ -151,7 +156,7 @@ fn what_was_read_before_an_error_is_used() {
 fn a_cache_needs_a_block_at_least() {
     assert!(Blocks::new(BLOCK as u64 - 1).is_err());
     let (_, _, image) = make(0, BLOCK as u64);
-    assert_eq!((image.room(0, 5000), image.try_read(0, &mut [])), (5000, false));
+    assert_eq!((room(&image, 0, 5000), image.try_read(0, &mut [])), (5000, false));
 }
 
 #[test]
@@ -176,7 +181,7 @@ fn an_image_is_read_by_its_own_unit() {
     // The second time the READ starts where the last one ended.
     for (offset, len) in parts.into_iter().flat_map(|part| [part, part]) {
         image.next.store(offset, Ordering::Relaxed);
-        let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
+        let mut buf = AlignedBuf::zeroed(room(&image, offset, len), ALIGN);
         buf.set_len(len);
         let (start, asked) = match image.fill(offset, buf) {
             Ok(fill) => (fill.offset(), fill.buf.len()),
@@ -186,4 +191,50 @@ fn an_image_is_read_by_its_own_unit() {
         assert!(read(&image, &file, offset, len).0.unwrap() == bytes[offset as usize..][..len]);
     }
     drop(claimed);
+}
+
+/// The property that a READ's transfer has, for every unit, and offsets and lengths around each
+/// multiple of it, each limit, and the ends of what the numbers hold.
+#[test]
+fn a_widened_range_is_whole_covers_what_was_asked_for_and_keeps_the_limit() {
+    const MOST: usize = 32 << 20;
+    let around = |at: u64| (0..5).filter_map(move |step| at.checked_add(step)?.checked_sub(2));
+    let mut refused = 0;
+    for unit in (0..=16).map(|shift| 1_u64 << shift) {
+        let most = MOST as u64;
+        let starts =
+            [0, unit, 7 * unit, (1 << 32) + unit, 1 << 57, u64::MAX - 3 * unit, u64::MAX - 2];
+        for offset in starts.into_iter().flat_map(around) {
+            let lens = [0, 2, unit, 3 * unit, most - 2 * unit, most - unit, most, u64::MAX - 2];
+            for wanted in lens.into_iter().flat_map(around) {
+                let wide = u128::from(offset) + u128::from(wanted);
+                let (first, end) = (
+                    u128::from(offset) / u128::from(unit) * u128::from(unit),
+                    wide.next_multiple_of(u128::from(unit)),
+                );
+                let fits = end <= u128::from(u64::MAX) && end - first <= MOST as u128;
+                let Some(range) = ReadRange::new(offset, wanted, unit, MOST) else {
+                    assert!(!fits || wide > u128::from(u64::MAX), "{offset} {wanted} {unit}");
+                    refused += 1;
+                    continue;
+                };
+                let ReadRange { start, len, head, wanted: replied } = range;
+                assert_eq!(replied as u64, wanted, "the reply is what was asked for");
+                assert_eq!(start + head as u64, offset, "{range:?} {unit}");
+                assert!(head + replied <= len && len <= MOST, "{range:?} {unit}");
+                if wanted > 0 {
+                    assert_eq!((start % unit, len as u64 % unit), (0, 0), "{range:?} {unit}");
+                    let rest = (head as u64, (len - head - replied) as u64);
+                    assert!(
+                        rest.0 < unit && rest.1 < unit,
+                        "more than is needed: {range:?} {unit}"
+                    );
+                    assert!(fits, "{range:?} {unit}");
+                } else {
+                    assert_eq!(len, 0, "nothing is transferred for nothing");
+                }
+            }
+        }
+    }
+    assert!(refused > 1_000, "limits were not met");
 }

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, File};
-use bufcache::{GetError, WriteError};
+use bufcache::{BlockDevice, GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
 use crate::blocks::{BLOCK, Image, Source, TransferError, covering, of_write};
@@ -184,6 +184,9 @@ impl Job {
 
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let image = &self.image;
+        if !image.is_numbered(&blocks) {
+            return self.by_device(blocks, BlockDevice::discard).await;
+        }
         // With O_DIRECT a discard does not take the lock of the page cache for which READs would
         // wait.
         if image.alignment > 1 {
@@ -194,6 +197,24 @@ impl Job {
             image.call(move |image| image.device.discard(blocks))
         };
         change(call).await
+    }
+
+    /// Changes whole blocks of which the cache cannot number all.
+    async fn by_device(
+        &self,
+        blocks: Range<u64>,
+        change: fn(&dyn BlockDevice, u64, u64) -> io::Result<()>,
+    ) -> Result<(), WriteError> {
+        let start = blocks.start * BLOCK as u64;
+        let len = (blocks.end * BLOCK as u64).min(self.image.len()).saturating_sub(start);
+        if len == 0 {
+            return Ok(());
+        }
+        let call = move |image: &Image| change(&*image.uncached, start, len);
+        self.image.call(call).await.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            WriteError::Io { block: blocks.start, errno }
+        })
     }
 
     /// Zeroes whole blocks. With `no_hole` they stay allocated.
@@ -209,7 +230,10 @@ impl Job {
             let blocks = blocks.clone();
             self.image.call(move |image| image.device.zero_by_device(blocks))
         };
-        let result = change(by_device).await;
+        let result = match self.image.is_numbered(&blocks) {
+            true => change(by_device).await,
+            false => self.by_device(blocks.clone(), BlockDevice::zero).await,
+        };
         if !is_unsupported(&result) {
             return result.map_err(of_write);
         }
@@ -224,7 +248,11 @@ impl Job {
         while at < blocks.end {
             let start = at * BLOCK as u64;
             let stop = (blocks.end * BLOCK as u64).min(len).min(start + ZEROS as u64);
-            self.write_blocks(at, zeros, 0..(stop - start) as usize).await.0?;
+            let part = 0..(stop - start) as usize;
+            match self.image.is_bypassed() {
+                true => self.write_image(zeros, part, start, None).await.0?,
+                false => self.write_blocks(at, zeros, part).await.0?,
+            }
             at = covering(start, stop).end;
         }
         Ok(())

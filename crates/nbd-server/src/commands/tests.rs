@@ -67,7 +67,7 @@ impl Lab {
             By::Both => Source::Device(disk.clone(), Some(file.try_clone().unwrap())),
             By::Device => Source::Device(disk.clone(), None),
         };
-        let backing = Backing { device: disk.clone(), source };
+        let backing = Backing { device: disk.clone(), source, len };
         let image = Blocks::new(cache).unwrap().attach("test".into(), backing).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         Self { file, disk, image, engine, model: vec![] }
@@ -95,7 +95,8 @@ impl Lab {
         }
         let job = self.job(command, request);
         let buf = (!bytes.is_empty()).then(|| {
-            let mut buf = AlignedBuf::zeroed(self.image.room(offset, bytes.len()), ALIGN);
+            let room = self.image.read_range(offset, bytes.len() as u64).unwrap().len;
+            let mut buf = AlignedBuf::zeroed(room, ALIGN);
             buf.set_len(bytes.len());
             buf.copy_from_slice(bytes);
             buf

@@ -140,7 +140,7 @@ impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "nbd_server served a temporary image of {:.0} MiB on a Unix socket, and a client of its own\n\
+            "offlock-nbd served a temporary image of {:.0} MiB on a Unix socket, and a client of its own\n\
              used it over {} connections ({} with structured replies), {} requests in flight on each.\n",
             mib(self.size),
             self.connections,

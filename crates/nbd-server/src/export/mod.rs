@@ -24,16 +24,21 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{Backing, Blocks, Image};
-use crate::folder::{Folder, MOST_NAMES};
+use crate::blocks::{Backing, Blocks, Image, NUMBERED};
+use crate::folder::{Folder, MOST_NAMES, is_read_only_device};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
+use crate::memory::LARGEST;
 use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
 
 /// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
 /// writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long an image of a folder stays open and locked without a client: long enough that a client
+/// that connects again finds its blocks in the cache.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// Most open images of a folder. A guess: each needs some descriptors, and a queue in each worker
 /// that serves it.
@@ -48,6 +53,10 @@ pub(crate) enum ExportError {
     Missing { path: PathBuf },
     #[error("image '{path}' is neither a regular file nor a block device")]
     Kind { path: PathBuf },
+    #[error(
+        "block device '{path}' is read-only; --read-only, or ',readonly' behind its path, serves it"
+    )]
+    ReadOnlyDevice { path: PathBuf },
     #[error("image '{path}' is in use by another program; --no-lock serves it all the same")]
     Locked { path: PathBuf },
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
@@ -64,6 +73,11 @@ pub(crate) enum ExportError {
         "offset {offset} of image '{path}' is not a multiple of {unit}, which its device needs"
     )]
     Misaligned { path: PathBuf, offset: u64, unit: u32 },
+    #[error(
+        "export '{name}' ends at byte {end} of its image, and the cache can number {NUMBERED}: --cache 0 serves it, or a part \
+         with offset= and size="
+    )]
+    TooLarge { name: String, end: u64 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
     #[error("'{name}' is one image too many: {most} are open")]
@@ -105,12 +119,12 @@ impl Export {
         self
     }
 
-    /// Returns the size of the buffer that a READ or WRITE needs.
-    pub(crate) fn room(&self, request: &Request, command: Command) -> usize {
+    /// Returns the size of the buffer that a READ or WRITE needs. `None` if no buffer is that large.
+    pub(crate) fn room(&self, request: &Request, command: Command) -> Option<usize> {
         let Request { offset, len, .. } = *request;
         match command {
-            Command::Read { .. } => self.image.room(self.start + offset, len as usize),
-            _ => len as usize,
+            Command::Read { .. } => Some(self.image.read_range(self.start + offset, len)?.len),
+            _ => usize::try_from(len).ok().filter(|&len| len <= LARGEST),
         }
     }
 }
@@ -166,7 +180,7 @@ impl ExportTable {
         let (file, created) = open(path, &self.args, read_only)?;
         let added = self.add(spec, &file, || {
             self.lock(path, &file, read_only, LOCK_PATIENCE)?;
-            grow(&file, &self.args, read_only).map_err(ExportError::at(path))
+            grow(&file, path, &self.args, read_only).map_err(ExportError::at(path))
         });
         if let (Some(created), Err(error)) = (created, &added) {
             // `Locked` means that another program has begun to use the new file.
@@ -223,6 +237,10 @@ impl ExportTable {
             let size = spec.size.unwrap_or(0);
             return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
         };
+        let end = offset + size; // at most `len`
+        if self.args.cache > 0 && end > NUMBERED {
+            return Err(ExportError::TooLarge { name: name.clone(), end });
+        }
         let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
         let mut min_block = 1;
         if is_device {
@@ -240,6 +258,8 @@ impl ExportTable {
         if offset % u64::from(min_block) != 0 {
             return Err(ExportError::Misaligned { path: path.clone(), offset, unit: min_block });
         }
+        let read_only = self.args.read_only || spec.read_only;
+        let read_only = read_only || is_read_only_device(file).map_err(fail)?;
         // A block device may write zeros block by block; a file system only changes its map.
         let zeroes = if is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
         let description = path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -247,7 +267,7 @@ impl ExportTable {
             name: name.clone(),
             description: description.unwrap_or_default(),
             size,
-            flags: flags(self.args.read_only || spec.read_only, zeroes),
+            flags: flags(read_only, zeroes),
             min_block,
             preferred_block: min_block.max(4096),
             max_block: MAX_PAYLOAD,
@@ -297,11 +317,9 @@ impl ExportTable {
         self.images.grow();
     }
 
-    /// Releases images of the folder that were idle for as long as `--idle` allows.
+    /// Releases images of the folder that were idle for [`IDLE`].
     pub(crate) fn release_idle(&self, now: Instant) {
-        if self.args.idle > 0 {
-            self.images.release_idle(now, Duration::from_secs(self.args.idle));
-        }
+        self.images.release_idle(now, IDLE);
     }
 
     /// Returns an upper bound of the memory for the replies to `input` bytes of options.
@@ -349,8 +367,12 @@ impl ExportTable {
             return Some(export);
         }
         let (spec, file) = self.in_folder(name)?;
-        // The caller is a worker with other clients to serve, so this does not wait for a lock.
-        let prepare = || self.lock(&spec.path, &file, self.args.read_only, Duration::ZERO);
+        let prepare = || {
+            let fail = ExportError::at(&spec.path);
+            let reads = self.args.read_only || is_read_only_device(&file).map_err(fail)?;
+            // The caller is a worker with other clients to serve, so this does not wait for a lock.
+            self.lock(&spec.path, &file, reads, Duration::ZERO)
+        };
         let export = self.add(&spec, &file, prepare);
         export.inspect_err(|error| warn!(%error, "an export is not served")).ok()
     }
@@ -425,6 +447,9 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
         options.custom_flags(libc::O_DIRECT);
     }
     match options.open(path) {
+        Ok(file) if !read_only && is_read_only_device(&file).map_err(fail)? => {
+            Err(ExportError::ReadOnlyDevice { path: path.to_owned() })
+        }
         Ok(file) => Ok((file, created)),
         Err(error) => {
             if let Some(created) = created {
@@ -451,12 +476,28 @@ fn create(path: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Grows a regular file to the size of `--size`. The file must be locked.
-fn grow(file: &File, args: &Args, read_only: bool) -> io::Result<()> {
+/// Grows a regular file to the size of `--size`, and makes its length and its name durable: a FLUSH
+/// syncs neither if the image was just created. The file must be locked.
+fn grow(file: &File, path: &Path, args: &Args, read_only: bool) -> io::Result<()> {
     let meta = file.metadata()?;
-    match args.size {
-        Some(size) if !read_only && meta.is_file() && meta.len() < size => file.set_len(size),
-        _ => Ok(()),
+    let Some(size) = args.size.filter(|_| !read_only && meta.is_file()) else { return Ok(()) };
+    if meta.len() < size {
+        file.set_len(size)?;
+    }
+    file.sync_all()?;
+    // Even if the file was there: a server that created it may have been killed before this step.
+    sync_folder_of(file, path)
+}
+
+/// Makes the name of a file durable.
+fn sync_folder_of(file: &File, path: &Path) -> io::Result<()> {
+    let path = path.canonicalize()?; // the name is in the folder to which symbolic links lead
+    match File::open(path.parent().unwrap_or(Path::new("/"))).and_then(|folder| folder.sync_all()) {
+        // The folder cannot be read, or its file system does not sync folders: sync all of it.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL)) => {
+            Ok(rustix::fs::syncfs(file)?)
+        }
+        synced => synced,
     }
 }
 

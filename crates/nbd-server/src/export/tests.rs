@@ -12,7 +12,7 @@ fn folder(images: &[(&str, u64)], more: &[&str]) -> (tempfile::TempDir, ExportTa
         File::create(dir.path().join(name)).unwrap().set_len(*size).unwrap();
     }
     let path = dir.path().to_str().unwrap();
-    let args = [&["nbd_server", "--export-dir", path], more].concat();
+    let args = [&["offlock-nbd", "--export-dir", path], more].concat();
     let table = ExportTable::open(&Args::parse_from(args)).unwrap();
     (dir, table)
 }
@@ -128,7 +128,7 @@ fn images_of_the_command_line_come_first() {
     }
     let image = format!("a={}", outside.path().join("x").display());
     let path = dir.path().to_str().unwrap();
-    let args = ["nbd_server", "--image", &image, "--export-dir", path];
+    let args = ["offlock-nbd", "--image", &image, "--export-dir", path];
     let table = ExportTable::open(&Args::parse_from(args)).unwrap();
     assert_eq!(table.list(), ["a", "b"]);
     assert_eq!(["", "a", "b"].map(|name| table.opened_size(name)), [3, 3, 2].map(Some));

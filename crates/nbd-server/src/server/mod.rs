@@ -20,8 +20,9 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::connection_limits::ConnectionLimits;
+use crate::connection_limits::{Admitted, ConnectionLimits, Refused, Waiting};
 use crate::contexts::Connection;
+use crate::diagnostics;
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
@@ -60,6 +61,10 @@ pub(crate) enum ServerError {
     Start(String),
     #[error("cannot make the images durable: {0}")]
     Sync(io::Error),
+    #[error("a panic made the images {} fail", .0.join(", "))]
+    Images(Vec<String>),
+    #[error("{0} panics, which the log tells of")]
+    Panics(u64),
     #[error("a worker failed: {0}")]
     Worker(String),
     #[error(transparent)]
@@ -73,8 +78,6 @@ pub(crate) struct Wakeups<'a> {
     pub(crate) stop: BorrowedFd<'a>,
     /// Readable when a signal has asked for the statistics. Non-blocking.
     pub(crate) show: Option<&'a UnixStream>,
-    /// The interval of the statistics.
-    pub(crate) period: Option<Duration>,
 }
 
 /// A running server, with its workers started and its listeners bound.
@@ -87,6 +90,8 @@ pub(crate) struct Server {
     metrics: Option<Metrics>,
     listeners: Listeners,
     limits: Arc<ConnectionLimits>,
+    /// Connections that wait for a place within the limits.
+    waiting: Waiting<Socket>,
     next_worker: usize,
     /// Readable when a worker has ended.
     ended: Arc<OwnedFd>,
@@ -115,7 +120,7 @@ impl Server {
         let max_per_peer = args.max_per_peer.map(|max| max as usize);
         let all_served = args.exit_with_last.then(eventfd).transpose()?;
         let limits =
-            ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone());
+            ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone())?;
         // An evicted connection keeps its context until its worker has closed it, so there may be
         // twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
@@ -142,6 +147,7 @@ impl Server {
             metrics: metrics.transpose()?,
             listeners,
             limits,
+            waiting: Waiting::default(),
             next_worker: 0,
             ended,
             all_served,
@@ -174,23 +180,22 @@ impl Server {
     }
 
     /// Accepts connections until `stop` is readable or, with `--exit-with-last`, the last client
-    /// has left. Fails if a worker ends. Calls `show_figures` when a signal asks for it, and at
-    /// each interval.
+    /// has left. Fails if a worker ends. Calls `show_figures` when a signal asks for it.
     pub(crate) fn accept_until(
         &mut self,
-        Wakeups { stop, show, period }: Wakeups<'_>,
+        Wakeups { stop, show }: Wakeups<'_>,
         mut show_figures: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
-        let due = || Instant::now().checked_add(period?); // `None`: never
-        let mut next = due();
         let mut idle_check = self.shared.exports.has_folder().then(Instant::now);
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
-            let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
+            let freed = Arc::clone(self.limits.freed());
+            let fds = [stop, self.ended.as_fd(), freed.as_fd()];
+            let fds = fds.into_iter().chain(self.listeners.fds());
             let fds = fds.chain(all_served).chain(show.map(AsFd::as_fd));
             let mut fds: Vec<_> =
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            let soon = next.into_iter().chain(idle_check).min();
+            let soon = idle_check.into_iter().chain(self.waiting.until()).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
@@ -209,6 +214,8 @@ impl Server {
             if is_ready(stop) || all_served.is_some_and(is_ready) {
                 return Ok(());
             }
+            let _ = rustix::io::read(&freed, &mut [0; 8]); // resets the count
+            self.place_waiting();
             self.accept();
             if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
                 // One report answers all signals so far; later signals get another one.
@@ -219,10 +226,6 @@ impl Server {
             if idle_check.is_some_and(|due| now >= due) {
                 self.shared.exports.release_idle(now);
                 idle_check = Some(now + IDLE_CHECK);
-            }
-            if next.is_some_and(|next| Instant::now() >= next) {
-                show_figures(self);
-                next = due();
             }
         }
     }
@@ -238,7 +241,12 @@ impl Server {
                 match accepted {
                     Ok(socket) => {
                         self.accept_failed = false;
-                        self.place(socket);
+                        let peer = Peer::of(&socket);
+                        let admitted =
+                            self.waiting.admit(&self.limits, socket, peer, Instant::now());
+                        if let Some(admitted) = admitted {
+                            self.place(admitted);
+                        }
                     }
                     Err(error) => self.cannot_accept(&error),
                 }
@@ -255,17 +263,23 @@ impl Server {
         thread::sleep(Duration::from_millis(10));
     }
 
+    /// Serves waiting connections that are within the limits now, and refuses those that have waited
+    /// long enough.
+    fn place_waiting(&mut self) {
+        while let Some(next) = self.waiting.next(&self.limits, Instant::now()) {
+            self.place(next);
+        }
+    }
+
     /// Sends a connection to the worker with the least load, in turn if several have the least.
-    fn place(&mut self, socket: Socket) {
-        let permit = match self.limits.admit(Peer::of(&socket)) {
-            Ok((permit, evicted)) => {
-                if let Some((id, worker)) = evicted {
-                    self.reporter.workers[worker].send(Message::Evict(id));
-                }
-                permit
-            }
+    fn place(&mut self, admitted: Result<Admitted<Socket>, Refused>) {
+        let (socket, permit, evicted) = match admitted {
+            Ok(admitted) => admitted,
             Err(reason) => return warn!(%reason, "connection limit reached, one more refused"),
         };
+        if let Some((id, worker)) = evicted {
+            self.reporter.workers[worker].send(Message::Evict(id));
+        }
         let Some(ctx) = self.context() else { return };
         let id = CtxRef::id(&ctx);
         // On failure the system's default is used, which is slower.
@@ -318,6 +332,7 @@ impl Server {
     /// Answers the requests in flight, closes the connections, and makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
+        self.waiting = Waiting::default();
         self.metrics = None;
         // A worker ends its listed sessions, and refuses connections that are on their way to it.
         let told = self.shared.registry.end(|client| {
@@ -344,9 +359,20 @@ impl Server {
             Ok(left) => warn!(left, "connections were left by a worker that failed"),
             Err(error) => warn!(%error, "cannot close the table of connections"),
         }
-        self.shared.exports.sync().map_err(ServerError::Sync)?;
+        let synced = self.shared.exports.sync();
+        let images = self.shared.exports.blocks.failed();
+        if !images.is_empty() {
+            return Err(ServerError::Images(images)); // their sync fails for the same reason
+        }
+        synced.map_err(ServerError::Sync)?;
         info!("images are durable");
-        failed.map_or(Ok(()), |reason| Err(ServerError::Worker(reason)))
+        if let Some(reason) = failed {
+            return Err(ServerError::Worker(reason));
+        }
+        match diagnostics::panics() {
+            0 => Ok(()),
+            panics => Err(ServerError::Panics(panics)), // of a thread that serves no request
+        }
     }
 }
 

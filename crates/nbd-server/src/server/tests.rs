@@ -27,7 +27,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
     let dir = tempfile::tempdir().unwrap();
     let (socket, image) = (dir.path().join("s"), dir.path().join("a.img"));
     let path = |path: &Path| path.to_str().unwrap().to_owned();
-    let mut args = vec!["nbd_server".into(), "--socket".into(), path(&socket)];
+    let mut args = vec!["offlock-nbd".into(), "--socket".into(), path(&socket)];
     args.extend(["--image".into(), path(&image)]);
     args.extend(options.iter().map(|&option| option.into()));
     let mut server = Server::start(&Args::parse_from(args), vec![]).unwrap();
@@ -43,8 +43,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             let _stop = Stop(lab); // stops the server even if `clients` panics
             clients(lab)
         });
-        let period = Some(Duration::MAX);
-        let wakeups = Wakeups { stop: stop.as_fd(), show: None, period };
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None };
         server.accept_until(wakeups, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -220,25 +220,17 @@ impl Worker {
     /// the rest must wait for more bytes or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
         let mut input = bytes;
-        let mut understood = 0;
         let last = loop {
             let parsed = match self.conns[slot].phase {
                 Phase::Draining | Phase::Lingering(_) => Parsed::Part,
                 Phase::Handshake(..) => self.negotiate(slot, &mut input)?,
-                Phase::Transmission(_) => {
-                    let parsed = self.start_request(slot, &mut input);
-                    understood += u64::from(matches!(parsed, Parsed::Whole));
-                    parsed
-                }
+                Phase::Transmission(_) => self.start_request(slot, &mut input),
             };
             if !matches!(parsed, Parsed::Whole) {
                 break parsed;
             }
         };
         let conn = &mut self.conns[slot];
-        if understood > 0 {
-            conn.listed.count(understood);
-        }
         match last {
             Parsed::Last => {
                 self.drain(slot);

@@ -57,7 +57,6 @@ use socket2::Socket;
 use tracing::{info, warn};
 
 pub(crate) use self::load::WorkerLoad;
-use crate::admission::WaitStats;
 use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
 use crate::connection_limits::Permit;
@@ -140,7 +139,8 @@ pub(crate) struct WorkerReport {
     /// Operations in progress, by image.
     pub(crate) begun: Vec<(String, usize)>,
     pub(crate) engine: EngineStats,
-    pub(crate) waits: WaitStats,
+    /// Operations that wait for a place.
+    pub(crate) waiting: usize,
 }
 
 /// Wakes the worker from any thread, to handle completed operations.
@@ -441,10 +441,10 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
-        let listed = match self.registry.add(Client::new(id, permit.peer, self.number)) {
+        let listed = match self.registry.add(Client::new(id, self.number)) {
             Ok(listed) => listed,
-            Err(InsertError { value: Client { id, peer, .. }, reason }) => {
-                info!(conn = %id, %peer, %reason, "connection refused");
+            Err(InsertError { reason, .. }) => {
+                info!(conn = %id, peer = %permit.peer, %reason, "connection refused");
                 return self.remove_id(id);
             }
         };
@@ -475,7 +475,7 @@ impl Worker {
             counters: self.requests.counters,
             begun: self.requests.begun_by_image(),
             engine: self.requests.engine.stats(),
-            waits: self.requests.waits(),
+            waiting: self.requests.waiting(),
         }
     }
 

@@ -30,8 +30,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn client_killed(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 64 * MIB)?;
-    let launch = Launch::new(lab, backend).image(&image).arg("--stats").arg("1");
-    let mut server = launch.start()?;
+    let mut server = Launch::new(lab, backend).image(&image).start()?;
     let socket = server.socket().to_path_buf();
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
 
@@ -88,6 +87,7 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
     outcome?;
     let seen = server.log().len();
     let empty = wait_until(Duration::from_secs(10), || {
+        server.show();
         let log = server.log();
         let page = log.get(seen..)?;
         let gone = page.contains("workers, 0 connections");

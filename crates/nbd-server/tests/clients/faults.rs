@@ -23,7 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn stderr_closed(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 4 * MIB)?;
-    let launch = Launch::new(lab, Backend::Threads).image(&image).arg("--stats").arg("1");
+    let launch = Launch::new(lab, Backend::Threads).image(&image);
     let mut server = launch.stderr_closed().start()?;
     let mut client = server.client()?;
     let data = vec![0x3d; 8192];
@@ -32,7 +32,7 @@ fn stderr_closed(lab: &Lab) -> Res {
     // Things to log: a refused request, one that vanishes, the statistics.
     client.plain(cmd::TRIM, 0, 8 * MIB, 4096)?.is(err::EINVAL, "TRIM past the end")?;
     drop(client);
-    std::thread::sleep(std::time::Duration::from_millis(1200));
+    server.show();
     server.still_serves()?;
     check!(server.log().is_empty(), "its standard error was not closed: {}", server.log());
     server.stop()

@@ -184,12 +184,12 @@ fn let_go(lab: &Lab) -> Res {
     fs::create_dir(&dir)?;
     image::sparse(&dir.join("a.img"), MIB)?;
     let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir);
-    let server = launch.arg("--idle").arg("1").start()?;
+    let server = launch.start()?;
     let mut client = server.client_of("a.img")?;
     client.write(4096, &[1; 4096], 0)?.ok("a write that nobody flushes")?;
     client.disconnect()?;
     let done =
-        wait_until(Duration::from_secs(20), || server.log().contains("let go").then_some(()));
+        wait_until(Duration::from_secs(30), || server.log().contains("let go").then_some(()));
     check!(done.is_some(), "it was not let go of:\n{}", server.log());
     let owner = Launch::new(lab, Backend::Threads)
         .socket(&lab.path("s2"))

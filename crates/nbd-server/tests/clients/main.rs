@@ -1,4 +1,4 @@
-//! `nbd_server` against the clients people have, and against bad input.
+//! `offlock-nbd` against the clients people have, and against bad input.
 //!
 //! ```text
 //! cargo test -p offlock-nbd --test clients              every trial
@@ -16,6 +16,7 @@ mod bad_requests;
 mod cache;
 mod client;
 mod crash;
+mod defects;
 mod disk;
 mod durability;
 mod extended;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
     trials.extend(sessions::trials());
     trials.extend(crash::trials());
     trials.extend(durability::trials());
+    trials.extend(defects::trials());
     trials.extend(disk::trials());
     trials.extend(tls::trials());
     trials.extend(tools::trials());

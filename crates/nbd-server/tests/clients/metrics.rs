@@ -61,7 +61,7 @@ fn parse(body: &str) -> Res<HashMap<String, f64>> {
     let mut families = HashSet::new();
     let is_word = |name: &str| {
         let ok = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-        name.starts_with("nbd_server_") && name.bytes().all(ok)
+        name.starts_with("offlock_nbd_") && name.bytes().all(ok)
     };
     for line in body.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
@@ -88,7 +88,7 @@ fn parse(body: &str) -> Res<HashMap<String, f64>> {
             check!(found.insert(name.to_string(), value).is_none(), "{name} twice");
         }
     }
-    check!(body.ends_with('\n') && found.len() > 40, "{} values:\n{body}", found.len());
+    check!(body.ends_with('\n') && found.len() > 28, "{} values:\n{body}", found.len());
     Ok(found)
 }
 
@@ -97,7 +97,7 @@ fn counts(lab: &Lab) -> Res {
     let (server, path) = start(lab)?;
     let before = values(&path)?;
     let get = |values: &HashMap<String, f64>, name: &str| -> Res<f64> {
-        Ok(*values.get(&format!("nbd_server_{name}")).ok_or(format!("no {name}"))?)
+        Ok(*values.get(&format!("offlock_nbd_{name}")).ok_or(format!("no {name}"))?)
     };
     check!(get(&before, "connections")? == 0.0 && get(&before, "workers")? == 2.0, "{before:?}");
     let mut client = server.client()?;
@@ -144,7 +144,7 @@ fn one_name(lab: &Lab) -> Res {
     std::fs::rename(folder.join("new"), folder.join("a"))?;
     let second = server.client_of("a")?;
     let found = values(&path)?;
-    let open = found.get("nbd_server_export_connections{export=\"a\"}");
+    let open = found.get("offlock_nbd_export_connections{export=\"a\"}");
     check!(open == Some(&2.0), "{found:?}");
     drop((first, second));
     server.stop()

@@ -41,6 +41,8 @@ pub(crate) enum Need {
     PunchAndZero,
     /// Socket buffers past the system's limit (root).
     LargeSocketBuffer,
+    /// Loop devices (root).
+    LoopDevice,
 }
 
 impl Need {
@@ -67,6 +69,7 @@ impl Need {
             Need::NoZeroRange => no_zero_range_missing(),
             Need::PunchAndZero => punch_and_zero_missing(),
             Need::LargeSocketBuffer => large_socket_buffer_missing(),
+            Need::LoopDevice => tool("mknod", "coreutils").or_else(loop_device_missing),
         }
     }
 }
@@ -240,6 +243,12 @@ fn punch_and_zero_missing() -> Option<String> {
         let error = fallocate_in(dir, mode).err()?;
         Some(format!("the file system of {} lacks fallocate mode {mode}: {error}", dir.display()))
     })
+}
+
+fn loop_device_missing() -> Option<String> {
+    let found = Command::new("losetup").arg("-f").output();
+    let works = is_root() && found.is_ok_and(|found| found.status.success());
+    (!works).then(|| "no loop devices here (root is needed)".to_string())
 }
 
 fn large_socket_buffer_missing() -> Option<String> {

@@ -4,13 +4,11 @@
 //! of it is answered. The server keeps one request in the kernel, so that replies come in the order in
 //! which requests were admitted; how fast the machine is does not matter.
 
-use std::time::Duration;
-
 use libtest_mimic::Trial;
 
 use crate::client::{Answer, Client, MIB, cmd, flag, header};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, wait_until};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend};
 use crate::server::{Launch, Server};
 
 /// Large requests of a flood.
@@ -78,13 +76,7 @@ fn large_ahead(order: &[u64]) -> u64 {
 }
 
 /// Small reads that came behind a flood of large requests are answered before it.
-fn overtake(
-    lab: &Lab,
-    backend: Backend,
-    large: fn(u64) -> Vec<u8>,
-    large_payload: usize,
-    class: &str,
-) -> Res {
+fn overtake(lab: &Lab, backend: Backend, large: fn(u64) -> Vec<u8>, large_payload: usize) -> Res {
     let mut server = start(lab, backend)?;
     let mut client = server.client()?;
     let requests = (0..LARGE).map(large).chain((0..SMALL).map(small_read));
@@ -92,24 +84,17 @@ fn overtake(
     let order = burst(&mut client, requests, payload)?;
     let ahead = large_ahead(&order);
     check!(ahead <= AHEAD, "{ahead} of {LARGE} large ones ahead, wanted {AHEAD}: {order:x?}");
-    // The figures say so too.
-    server.show();
-    for words in [class, "small reads"] {
-        let shown = || server.log().contains(words).then_some(());
-        let shown = wait_until(Duration::from_secs(5), shown);
-        check!(shown.is_some(), "no {words} waited:\n{}", server.log());
-    }
     client.disconnect()?;
     server.still_serves()?;
     server.stop()
 }
 
 fn beside_writes(lab: &Lab, backend: Backend) -> Res {
-    overtake(lab, backend, large_write, 0, "large writes")
+    overtake(lab, backend, large_write, 0)
 }
 
 fn beside_reads(lab: &Lab, backend: Backend) -> Res {
-    overtake(lab, backend, large_read, 256 << 10, "large reads")
+    overtake(lab, backend, large_read, 256 << 10)
 }
 
 fn flush_beside(lab: &Lab, backend: Backend) -> Res {

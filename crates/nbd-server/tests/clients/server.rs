@@ -28,6 +28,7 @@ pub(crate) struct Launch<'a> {
     args: Vec<OsString>,
     socket: Option<PathBuf>,
     stderr_closed: bool,
+    stderr_full: Option<(std::io::PipeReader, std::io::PipeWriter)>,
     without_uring: bool,
     handed_over: Vec<OwnedFd>,
 }
@@ -56,6 +57,7 @@ impl<'a> Launch<'a> {
             args: Vec::new(),
             socket: None,
             stderr_closed: false,
+            stderr_full: None,
             without_uring: false,
             handed_over: Vec::new(),
         }
@@ -99,6 +101,17 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// Gives the server a pipe as standard error that is open and full from the start.
+    pub(crate) fn stderr_full(mut self) -> Res<Self> {
+        let (reader, writer) = std::io::pipe()?;
+        let flags = rustix::fs::fcntl_getfl(&writer)?;
+        rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK)?;
+        while rustix::io::write(&writer, &[b'x'; 4096]).is_ok() {}
+        rustix::fs::fcntl_setfl(&writer, flags)?;
+        self.stderr_full = Some((reader, writer));
+        Ok(self)
+    }
+
     /// Runs the server where `io_uring_setup` gives EPERM, as in many containers.
     pub(crate) fn without_uring(mut self) -> Self {
         self.without_uring = true;
@@ -130,6 +143,9 @@ impl<'a> Launch<'a> {
         if self.stderr_closed {
             command.stderr(std::io::pipe()?.1);
         }
+        if let Some((_, writer)) = &self.stderr_full {
+            command.stderr(writer.try_clone()?);
+        }
         // SAFETY: between fork and exec it makes one system call, on plain numbers.
         unsafe { command.pre_exec(hear_of_hang_up) };
         if self.without_uring {
@@ -153,6 +169,11 @@ impl<'a> Launch<'a> {
         Ok((self.lab.spawn(&mut command)?, stdout, stderr))
     }
 
+    /// Starts it without waiting for what it says.
+    pub(crate) fn start_silent(self) -> Res<Tracked> {
+        Ok(self.spawn()?.0)
+    }
+
     /// Starts it and waits until it says where it listens.
     pub(crate) fn start(self) -> Res<Server> {
         let (mut process, stdout, stderr) = self.spawn()?;
@@ -171,7 +192,13 @@ impl<'a> Launch<'a> {
         };
         let found = text.lines().filter_map(|l| l.strip_prefix("listening on ")).map(String::from);
         let listeners = found.collect();
-        Ok(Server { process, stderr, socket: self.socket, listeners })
+        Ok(Server {
+            process,
+            stderr,
+            socket: self.socket,
+            listeners,
+            _stderr_full: self.stderr_full,
+        })
     }
 
     /// Starts a server that must refuse to run; gives its exit code and what it printed.
@@ -219,6 +246,8 @@ pub(crate) struct Server {
     socket: Option<PathBuf>,
     /// Where it listens, in its own words: `unix:PATH`, `tcp:ADDRESS`.
     pub(crate) listeners: Vec<String>,
+    /// Open, so that a write to standard error waits and does not fail.
+    _stderr_full: Option<(std::io::PipeReader, std::io::PipeWriter)>,
 }
 
 impl Server {

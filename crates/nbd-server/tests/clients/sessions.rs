@@ -1,6 +1,5 @@
-//! Who is connected: shown when asked for and now and then, and told to end when the server does.
+//! The list of sessions: counted when asked for, and told to end when the server does.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,10 +13,8 @@ use crate::lab::{Backend, Lab, Res, check, fail, per_backend, tail, trial, wait_
 use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = per_backend(&Backend::ALL, "sigusr1_shows_every_session", &[], shows);
+    let mut trials = per_backend(&Backend::ALL, "sigusr1_counts_every_session", &[], shows);
     trials.push(trial("sessions/sigusr1_flood", &[], flood));
-    trials.push(trial("sessions/stats_every_second", &[], every_second));
-    trials.push(trial("sessions/placed_where_the_fewest_are", &[], placed));
     trials.extend(per_backend(&Backend::ALL, "sigterm_ends_every_session", &[], ends));
     trials
 }
@@ -29,11 +26,9 @@ fn start(lab: &Lab, backend: Backend, more: &[&str]) -> Res<Server> {
     more.iter().fold(launch, |launch, &arg| launch.arg(arg)).start()
 }
 
-/// What the server printed of its sessions, once.
+/// What the server printed of its list of sessions, once.
 #[derive(Debug)]
 struct Page {
-    /// Each session's peer, export, worker and number of requests.
-    sessions: Vec<(String, String, u32, u64)>,
     open: u64,
     adds: u64,
     removals: u64,
@@ -52,15 +47,11 @@ fn pages(log: &str) -> Res<Vec<Page>> {
 }
 
 fn page(text: &str) -> Res<Page> {
-    let mut sessions = Vec::new();
     let mut open = None;
     let mut lines = text.lines();
     for line in lines.by_ref() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            [_, "pid", pid, export, worker, _, requests, _] => {
-                sessions.push((pid.into(), export.into(), worker.parse()?, requests.parse()?));
-            }
             ["open", "'vol':", count] => open = Some(count.parse()?),
             ["list", "of", "sessions"] => break,
             _ => {}
@@ -73,7 +64,7 @@ fn page(text: &str) -> Res<Page> {
     let [adds, removals, cpu_hits, ..] = counts[..] else { fail!("an empty table:\n{text}") };
     let Some(open) = open else { fail!("no export:\n{text}") };
     let (adds, removals) = (adds.parse()?, removals.parse()?);
-    Ok(Page { sessions, open, adds, removals, cpu_hits: cpu_hits.parse()? })
+    Ok(Page { open, adds, removals, cpu_hits: cpu_hits.parse()? })
 }
 
 /// Asks for a page and waits for it.
@@ -86,34 +77,6 @@ fn ask(server: &mut Server) -> Res<Page> {
         Err(error) => Some(Err(error)),
     });
     found.unwrap_or_else(|| fail!("nothing was shown:\n{}", tail(&server.log(), 20)))
-}
-
-/// A worker whose clients have left gets the next ones.
-fn placed(lab: &Lab) -> Res {
-    let mut server = start(lab, Backend::Threads, &[])?;
-    let by_worker = |page: &Page| {
-        [0, 1].map(|worker| page.sessions.iter().filter(|session| session.2 == worker).count())
-    };
-    let mut clients = Vec::new();
-    for _ in 0..6 {
-        clients.push(server.client()?);
-    }
-    let page = ask(&mut server)?;
-    check!(by_worker(&page) == [3, 3], "of six: {page:?}");
-    for number in [4, 2, 0] {
-        clients.remove(number).disconnect()?; // all of one worker: they were placed in turn
-    }
-    // They are off the list a moment after they hear of the end.
-    let since = Instant::now();
-    while !by_worker(&ask(&mut server)?).contains(&0) {
-        check!(since.elapsed() < Duration::from_secs(20), "no worker has none left");
-    }
-    for _ in 0..3 {
-        clients.push(server.client()?);
-    }
-    let page = ask(&mut server)?;
-    check!(by_worker(&page) == [3, 3], "of six again: {page:?}");
-    server.stop()
 }
 
 /// Reads until told to stop; gives the longest that one read took.
@@ -155,8 +118,7 @@ fn beside_readers<T>(server: &mut Server, body: impl FnOnce(&mut Server) -> Res<
     })
 }
 
-/// Every session is on the page, with its export and as many requests as it sent; and on none any
-/// more once it is gone.
+/// Every session is counted on the page, those with an export too; and none any more once it is gone.
 fn shows(lab: &Lab, backend: Backend) -> Res {
     let mut server = start(lab, backend, &[])?;
     let mut clients = Vec::new();
@@ -172,27 +134,14 @@ fn shows(lab: &Lab, backend: Backend) -> Res {
     beside_readers(&mut server, |server| {
         for _ in 0..10 {
             let page = ask(server)?;
-            let me = std::process::id().to_string();
-            check!(page.sessions.len() == 23, "{} sessions: {page:?}", page.sessions.len());
-            check!(page.sessions.iter().all(|session| session.0 == me), "whose? {page:?}");
             check!(page.open == 22 && page.adds - page.removals == 23, "counts: {page:?}");
-            let workers: BTreeSet<u32> = page.sessions.iter().map(|session| session.2).collect();
-            check!(workers == BTreeSet::from([0, 1]), "workers {workers:?}");
-            let waits = page.sessions.iter().filter(|session| session.1 == "-").count();
-            check!(waits == 1, "{waits} of one are negotiating: {page:?}");
-            for reads in 1..=20 {
-                let of = |s: &&(String, String, u32, u64)| s.1 == "vol" && s.3 == reads;
-                let count = page.sessions.iter().filter(of).count();
-                // A reader may have asked for as much just now.
-                check!((1..=3).contains(&count), "{count} sessions of {reads} reads: {page:?}");
-            }
         }
         Ok(())
     })?;
     drop(early);
     clients.into_iter().try_for_each(Client::disconnect)?;
     let gone = wait_until(Duration::from_secs(10), || {
-        ask(&mut server).ok().filter(|page| page.sessions.is_empty())
+        ask(&mut server).ok().filter(|page| page.open == 0 && page.adds == page.removals)
     });
     let Some(page) = gone else { fail!("some are left:\n{}", tail(&server.log(), 20)) };
     check!((page.open, page.adds, page.removals) == (0, 23, 23), "{page:?}");
@@ -212,29 +161,6 @@ fn flood(lab: &Lab) -> Res {
     })?;
     server.still_serves()?;
     server.stop()
-}
-
-/// `--stats 1`: a page each second, and one at the end.
-fn every_second(lab: &Lab) -> Res {
-    let mut server = start(lab, Backend::Threads, &["--stats", "1"])?;
-    let clients = [server.client()?, server.client()?, server.client()?];
-    let began = Instant::now();
-    let first = pages(&server.log())?.len();
-    // One more than take two seconds: the first may have been written before, and read just now.
-    let shown = wait_until(Duration::from_secs(20), || {
-        pages(&server.log()).ok().filter(|pages| pages.len() >= first + 4)
-    });
-    let Some(shown) = shown else { fail!("{} in {:?}", server.log(), began.elapsed()) };
-    let last = &shown[shown.len() - 1];
-    check!((last.sessions.len(), last.open) == (3, 3), "{last:?}");
-    check!(began.elapsed() > Duration::from_secs(2), "four in {:?}", began.elapsed());
-    server.terminate();
-    server.finished()?;
-    let log = server.log();
-    let Some((_, end)) = log.rsplit_once("stopping") else { fail!("no end:\n{}", tail(&log, 20)) };
-    check!(pages(end)?.len() == 1, "at the end:\n{}", tail(&log, 40));
-    drop(clients);
-    Ok(())
 }
 
 /// At SIGTERM each of many sessions is told to end, wherever it stands, soon; and who comes

@@ -58,7 +58,7 @@ fn help(lab: &Lab) -> Res {
     let (mut ours, mut found) = (false, 0);
     for line in readme.lines().chain(help.lines()) {
         // A command may go on in the next line.
-        ours = line.trim_start().starts_with("nbd_server ") || (ours && line.ends_with('\\'));
+        ours = line.trim_start().starts_with("offlock-nbd ") || (ours && line.ends_with('\\'));
         for option in line.split_whitespace().filter(|word| ours && word.starts_with("--")) {
             found += 1;
             check!(

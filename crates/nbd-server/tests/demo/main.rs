@@ -1,4 +1,4 @@
-//! The demo client of `nbd_server`, against a server in memory that can be told to misbehave.
+//! The demo client of `offlock-nbd`, against a server in memory that can be told to misbehave.
 //!
 //! What the demo says about a good server means something only if it notices a bad one.
 

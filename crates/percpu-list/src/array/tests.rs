@@ -120,7 +120,6 @@ enum Op {
     Install(usize),
     /// Frees all surplus segments.
     Surplus,
-    CloseHoles,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -132,7 +131,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => Just(Op::Allocate),
         2 => (0..4_usize).prop_map(Op::Install),
         1 => Just(Op::Surplus),
-        1 => Just(Op::CloseHoles),
     ];
     prop::collection::vec(op, 1..60)
 }
@@ -187,12 +185,6 @@ fn run(ops: &[Op]) {
                 assert!(model.array.segments.len() <= used + 1);
                 assert!(!model.array.may_shrink() || model.array.len() == 0);
                 0
-            }
-            Op::CloseHoles => {
-                let holes = model.array.holes as usize;
-                model.array.close_holes();
-                assert_eq!(model.array.len(), model.array.entries());
-                holes
             }
         };
         model.check(&before, moves);

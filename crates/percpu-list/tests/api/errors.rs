@@ -1,17 +1,15 @@
-//! The texts and numbers of the errors, and which types are `Send`, `Sync`, `Unpin` and covariant.
+//! The texts and numbers of the errors, and which types are `Send`, `Sync` and covariant.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
 use std::error::Error;
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use percpu_list::{
-    AllocError, CpuId, Domain, Drain, Entry, InsertError, IntrusiveIter, IntrusiveList,
-    IntrusiveSnapshot, Iter, Link, LockError, PerCpuList, PinnedIter, Ref, Refused, RemoveError,
-    SlotPolicy, Snapshot, SnapshotIter, Stats, linked,
+    AllocError, CpuId, Domain, Drain, Entry, InsertError, Iter, LockError, PerCpuList, Ref,
+    Refused, RemoveError, SlotPolicy, Snapshot, SnapshotIter, Stats,
 };
 
 #[test]
@@ -19,13 +17,6 @@ fn every_error_has_a_text_and_an_errno() {
     let cpu = CpuId::new(9);
     let cases = [
         (Refused::Closed, libc::ESHUTDOWN, "the list is closed", false),
-        (Refused::Linked, libc::EEXIST, "the item is already on a list", false),
-        (
-            Refused::OtherDomain,
-            libc::EXDEV,
-            "the link of the item was made for another domain",
-            false,
-        ),
         (AllocError::new().into(), libc::ENOMEM, "", true),
         (LockError::Deadlock.into(), libc::EDEADLK, "", true),
         (LockError::WouldBlock.into(), libc::EAGAIN, "", true),
@@ -69,21 +60,10 @@ struct IsSync;
 impl<T: ?Sized> NotSync<()> for T {}
 impl<T: ?Sized + Sync> NotSync<IsSync> for T {}
 
-trait NotUnpin<A> {
-    fn none() {}
-}
-struct IsUnpin;
-impl<T: ?Sized> NotUnpin<()> for T {}
-impl<T: ?Sized + Unpin> NotUnpin<IsUnpin> for T {}
-
 fn send_and_sync<T: Send + Sync>() {}
 fn send<T: Send>() {}
 
-struct Item(Link);
-linked!(Item => 0);
-
 type List<T> = PerCpuList<T>;
-type Pinning = fn(Pin<&Item>) -> Option<u8>;
 
 #[test]
 fn send_and_sync_follow_the_values() {
@@ -92,12 +72,9 @@ fn send_and_sync_follow_the_values() {
     send_and_sync::<Entry<Arc<List<u8>>>>();
     send_and_sync::<Ref<u8>>();
     send_and_sync::<(Domain, SlotPolicy, Stats, Refused, InsertError<u8>)>();
-    send_and_sync::<(IntrusiveList<Item>, Link, Item)>();
-    send::<(Iter<'_, u8>, Drain<'_, u8>, PinnedIter<'_, Item, u8, Pinning>)>();
+    send::<(Iter<'_, u8>, Drain<'_, u8>)>();
     // A snapshot holds locks, which the thread that acquired them must release.
     <Snapshot<'_, u8> as NotSend<_>>::none();
-    <IntrusiveSnapshot<'_, Item> as NotSend<_>>::none();
-    send_and_sync::<&IntrusiveList<Item>>();
 }
 
 #[test]
@@ -115,24 +92,12 @@ fn values_that_are_not_send_and_sync_make_lists_neither() {
     <Iter<'_, Cell<u8>> as NotSend<_>>::none();
     <Drain<'_, Rc<u8>> as NotSend<_>>::none();
     <SnapshotIter<'_, Rc<u8>> as NotSend<_>>::none();
-    <PinnedIter<'_, Item, Rc<u8>, Pinning> as NotSend<_>>::none();
-}
-
-#[test]
-fn linked_items_are_not_unpin() {
-    <Link as NotUnpin<_>>::none();
-    <Item as NotUnpin<_>>::none();
 }
 
 /// A list is invariant: see the doctest of `PerCpuList`.
 #[test]
-fn references_and_iterators_are_covariant() {
+fn references_are_covariant() {
     fn _ref<'a>(found: Ref<&'static str>) -> Ref<&'a str> {
         found
-    }
-    fn _items<'long: 'short, 'short>(
-        iter: IntrusiveIter<'long, Item>,
-    ) -> IntrusiveIter<'short, Item> {
-        iter
     }
 }

@@ -1,4 +1,4 @@
-//! Both lists against a model of sets, on one thread.
+//! The list against a model of sets, on one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::list_ops;
@@ -6,7 +6,7 @@ use crate::list_ops;
 use percpu_list::SlotPolicy;
 use proptest::prelude::*;
 
-use list_ops::{Step, policy_of, run_intrusive, run_owning};
+use list_ops::{Step, policy_of, run_steps};
 
 /// Runs `PROPTEST_CASES` cases, or 40.
 fn cases() -> ProptestConfig {
@@ -33,26 +33,19 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn inv01_an_owning_list_equals_its_adds_minus_its_removals(
+    fn inv01_a_list_equals_its_adds_minus_its_removals(
         policy in policies(), ops in any_steps(),
     ) {
-        run_owning(policy, ops.into_iter());
+        run_steps(policy, ops.into_iter());
     }
 
+    /// Entries are removed in every way, and others are added, mostly to another slot or list.
     #[test]
-    fn inv01_an_intrusive_list_equals_its_adds_minus_its_removals(
-        policy in policies(), ops in any_steps(),
-    ) {
-        run_intrusive(policy, ops.into_iter());
-    }
-
-    /// Items are removed in every way, and added again, mostly to another slot or list.
-    #[test]
-    fn inv02_an_item_is_on_one_list_and_slot_at_a_time(
+    fn inv02_an_entry_is_on_one_list_and_slot(
         policy in policies(),
-        ops in steps(&[0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11, 16, 16]),
+        ops in steps(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 18]),
     ) {
-        run_intrusive(policy, ops.into_iter());
+        run_steps(policy, ops.into_iter());
     }
 
     /// A reference, a drain and the owner remove the same entry.
@@ -61,24 +54,16 @@ proptest! {
         policy in policies(),
         ops in steps(&[0, 3, 7, 11, 12, 13, 14, 15, 16, 16, 18, 18, 18, 20]),
     ) {
-        run_owning(policy, ops.into_iter());
+        run_steps(policy, ops.into_iter());
     }
 
     /// Walks stay open while entries are removed that they have seen or are about to see.
     #[test]
-    fn inv12_removals_beside_open_walks_of_an_owning_list(
+    fn inv12_removals_beside_open_walks(
         policy in policies(),
         ops in steps(&[0, 7, 7, 8, 9, 15, 23, 24, 25, 26, 27, 28, 29, 21]),
     ) {
-        run_owning(policy, ops.into_iter());
-    }
-
-    #[test]
-    fn inv12_removals_beside_open_walks_of_an_intrusive_list(
-        policy in policies(),
-        ops in steps(&[0, 1, 6, 6, 7, 10, 12, 13, 15, 17, 18, 19, 23, 24, 25, 26, 27, 28]),
-    ) {
-        run_intrusive(policy, ops.into_iter());
+        run_steps(policy, ops.into_iter());
     }
 
     /// Lists are dropped with entries that are forgotten, deferred or drained.
@@ -87,14 +72,12 @@ proptest! {
         policy in policies(),
         ops in steps(&[0, 3, 7, 12, 14, 15, 16, 20, 23, 25, 30, 31]),
     ) {
-        run_owning(policy, ops.clone().into_iter());
-        run_intrusive(policy, ops.into_iter());
+        run_steps(policy, ops.into_iter());
     }
 
     /// The model ignores slots except for the hits; with one slot every removal is a hit.
     #[test]
     fn inv18_one_slot_behaves_as_a_plain_locked_list(ops in any_steps()) {
-        run_owning(SlotPolicy::Fixed(1), ops.clone().into_iter());
-        run_intrusive(SlotPolicy::Fixed(1), ops.into_iter());
+        run_steps(SlotPolicy::Fixed(1), ops.into_iter());
     }
 }

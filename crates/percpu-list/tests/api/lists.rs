@@ -1,28 +1,16 @@
-//! Both lists on one thread: indexes in dense arrays, nested locks, lifetimes.
+//! The list on one thread: indexes in dense arrays, nested locks, lifetimes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
-use std::env;
-use std::os::unix::process::ExitStatusExt;
-use std::pin::Pin;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use percpu_list::{
-    CpuId, Domain, Entry, InsertError, IntrusiveList, Link, LockError, PerCpuList, Refused,
-    SlotPolicy, Stats, linked,
+    CpuId, Domain, Entry, InsertError, LockError, PerCpuList, Refused, SlotPolicy, Stats,
 };
 
 const CPU: CpuId = CpuId::new(0);
-
-struct Item {
-    name: char,
-    link: Link,
-}
-
-linked!(Item => link);
 
 /// A value that counts its drop.
 struct Counted(Arc<AtomicUsize>);
@@ -33,28 +21,11 @@ impl Drop for Counted {
     }
 }
 
-fn items(names: &str, domain: &Domain) -> Vec<Pin<Arc<Item>>> {
-    names.chars().map(|name| Arc::pin(Item { name, link: Link::new(domain) })).collect()
-}
-
 /// The array is [A, B, C, D] and a walk has read A and B. A removal of A must not move D to its
 /// index.
 #[test]
 fn inv11_a_removal_behind_a_walk_moves_nothing_there() {
-    let domain = Domain::new();
-    let list = IntrusiveList::new_in(&domain);
-    // The entries are more than a walk takes under one lock, so it must lock the slot again.
     let names: String = ('A'..='Z').chain('a'..='z').collect();
-    for removed in [0, 5, 31] {
-        let items = items(&names, &domain);
-        items.iter().for_each(|item| list.insert_on(CPU, item.as_ref()).unwrap());
-        let mut walk = list.iter_pinned(|item| Some(item.name));
-        let mut seen: String = walk.by_ref().take(32).map(Result::unwrap).collect();
-        assert_eq!(list.remove(&items[removed]), Ok(true));
-        list.validate();
-        seen.extend(walk.map(Result::unwrap));
-        assert_eq!(seen, names, "each once, in the order of the additions");
-    }
     let list = PerCpuList::new();
     let mut entries: Vec<_> =
         names.chars().map(|name| Some(list.insert_on(CPU, name).unwrap())).collect();
@@ -156,15 +127,6 @@ fn inv04_a_second_removal_returns_false() {
     entry.defer_remove();
     assert_eq!(list.remove(&found), Ok(false), "the deferred removal was first");
     list.validate();
-
-    let list = IntrusiveList::new();
-    let other = IntrusiveList::<Item>::new_in(list.domain());
-    let items = items("ab", list.domain());
-    items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
-    assert_eq!(other.remove(&items[0]), Ok(false), "it is on the first");
-    assert_eq!([list.remove(&items[0]), list.remove(&items[0])], [Ok(true), Ok(false)]);
-    assert_eq!([items[1].link.remove(), list.try_remove(&items[1])], [Ok(true), Ok(false)]);
-    assert_eq!(list.stats().removals, 2);
 }
 
 /// Each slot is locked inside a lock of itself and inside the lock of all slots, and all slots
@@ -326,7 +288,7 @@ fn inv09_a_value_is_dropped_after_the_unlock() {
 }
 
 #[test]
-fn inv13_a_reference_and_an_item_outlive_their_list() {
+fn inv13_a_reference_outlives_its_list() {
     let list = PerCpuList::new();
     std::mem::forget(list.insert(Box::new(1)).unwrap());
     let found = list.iter().next().unwrap().unwrap();
@@ -340,17 +302,6 @@ fn inv13_a_reference_and_an_item_outlive_their_list() {
     assert!(entry.is_linked()); // the entry keeps the list alive
     let found = entry.into_ref().unwrap();
     assert_eq!(**found, 2);
-
-    let domain = Domain::new();
-    let list = IntrusiveList::new_in(&domain);
-    let items = items("abc", &domain);
-    items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
-    drop(list);
-    let list = IntrusiveList::new_in(&domain);
-    items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
-    assert_eq!(list.lock_all().unwrap().len(), 3);
-    drop(items);
-    assert!(list.is_empty());
 }
 
 /// A list is dropped in a locked walk of another list.
@@ -364,87 +315,8 @@ fn inv13_a_list_is_dropped_inside_a_walk_of_another() {
     let inner = other.take().unwrap();
     std::mem::forget(inner.insert_on(CPU, Arc::clone(&dropped)).unwrap());
     other.set(Some(inner));
-    let linked = items("ab", &domain);
-    let intrusive = IntrusiveList::new_in(&domain);
-    intrusive.insert_on(CPU, linked[0].as_ref()).unwrap();
-    let intrusive = Cell::new(Some(intrusive));
-    list.for_each(|_| drop((other.take(), intrusive.take()))).unwrap();
+    list.for_each(|_| drop(other.take())).unwrap();
     assert_eq!(Arc::strong_count(&dropped), 1);
-    // The drop of the intrusive list could not lock that slot, so the item removes itself.
-    assert_eq!(linked[0].link.remove(), Ok(linked[0].link.slot() == CPU));
-    assert_eq!(linked[0].link.remove(), Ok(false));
-}
-
-const CHILD: &str = "PERCPU_LIST_CHILD";
-
-/// Each way that aborts the process prints a message.
-#[test]
-fn inv09_dropping_an_item_in_a_locked_walk_aborts() {
-    if let Ok(way) = env::var(CHILD) {
-        let list = IntrusiveList::new();
-        let item = Cell::new(Some(items("a", list.domain()).remove(0)));
-        let pinned = item.take().unwrap();
-        list.insert(pinned.as_ref()).unwrap();
-        item.set(Some(pinned));
-        match way.as_str() {
-            "walk" => list.for_each(|_| drop(item.take())).unwrap(),
-            "retain" => drop(list.retain(|_| item.take().is_some())),
-            "pin" => drop(
-                list.iter_pinned(|_| {
-                    drop(item.take());
-                    Some(())
-                })
-                .next(),
-            ),
-            _ => {
-                let _snapshot = list.lock_all().unwrap();
-                drop(item.take());
-            }
-        }
-        return;
-    }
-    for way in ["walk", "retain", "pin", "snapshot"] {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("lists::inv09_dropping_an_item_in_a_locked_walk_aborts")
-            .env(CHILD, way)
-            .output()
-            .unwrap();
-        let output = String::from_utf8_lossy(&child.stderr);
-        assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{way}: {output}");
-        assert!(
-            output.contains("an item was dropped while it was on a list, and cannot be removed"),
-            "{output}"
-        );
-    }
-}
-
-#[test]
-fn inv05_an_item_is_added_again_on_each_slot() {
-    let list = IntrusiveList::new();
-    let item = items("a", list.domain()).remove(0);
-    let cpus = (0..percpu::sync::cpu::possible() as u32).map(CpuId::new);
-    for cpu in cpus.clone().cycle().take(20) {
-        list.insert_on(cpu, item.as_ref()).unwrap();
-        assert_eq!((item.link.slot(), list.len()), (cpu, 1));
-        assert_eq!(list.insert_on(CPU, item.as_ref()), Err(Refused::Linked));
-        list.validate();
-        assert_eq!(list.remove(&item), Ok(true));
-    }
-    // Removals that race with it on another thread end, and the last one finds nothing.
-    thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            for cpu in cpus.cycle().take(50_000) {
-                let _ = list.insert_on(cpu, item.as_ref());
-            }
-        });
-        while !other.is_finished() {
-            list.remove(&item).unwrap();
-        }
-    });
-    list.remove(&item).unwrap();
-    assert_eq!((list.remove(&item), list.len()), (Ok(false), 0));
-    list.validate();
 }
 
 /// The slot of a CPU that does not run works like any other.

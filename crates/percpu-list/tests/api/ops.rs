@@ -19,5 +19,5 @@ proptest! {
 #[test]
 fn every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/list_ops");
-    testkit::corpus::replay(corpus, 12, 400, driven::run);
+    testkit::corpus::replay(corpus, 8, 400, driven::run);
 }

@@ -3,11 +3,9 @@
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use percpu_list::{CpuId, IntrusiveList, Link, PerCpuList, linked};
+use percpu_list::{CpuId, PerCpuList};
 
 static CPU: CpuId = CpuId::new(0);
 
@@ -153,54 +151,6 @@ fn inv17_the_remaining_values_are_dropped() {
     }
     assert!(panics(|| drop(list)));
     assert_eq!(dropped.load(Relaxed) - began, 5);
-}
-
-struct Item {
-    n: u32,
-    link: Link,
-}
-
-linked!(Item => link, drop = |this| if this.n == 7 {
-    resume_unwind(Box::new(()));
-});
-
-#[test]
-fn inv17_an_intrusive_list_after_a_panic() {
-    let list = IntrusiveList::new();
-    let items: Vec<Pin<Arc<Item>>> =
-        (0..7).map(|n| Arc::pin(Item { n, link: Link::new(list.domain()) })).collect();
-    items.iter().for_each(|item| list.insert_on(CPU, item.as_ref()).unwrap());
-    let usable = |linked| {
-        list.validate();
-        let one = Arc::pin(Item { n: 0, link: Link::new(list.domain()) });
-        for cpu in 0..percpu::sync::cpu::possible() as u32 {
-            list.insert_on(CpuId::new(cpu), one.as_ref()).unwrap();
-            assert_eq!(list.remove(&one), Ok(true));
-        }
-        assert_eq!((list.lock_all().unwrap().len(), list.len()), (linked, linked));
-    };
-    assert!(panics(|| list.for_each(|_| resume_unwind(Box::new(()))).unwrap()));
-    usable(7);
-    let mut asked = 0;
-    assert!(panics(|| {
-        let _ = list.retain(|_| {
-            asked += 1;
-            if asked == 4 { resume_unwind(Box::new(())) } else { asked % 2 == 0 }
-        });
-    }));
-    usable(5);
-    let mut walk =
-        list.iter_pinned(
-            |item| if item.n % 2 == 0 { Some(item.n) } else { resume_unwind(Box::new(())) },
-        );
-    while catch_unwind(AssertUnwindSafe(|| walk.next())).map_or(true, |next| next.is_some()) {}
-    drop(walk);
-    usable(5);
-    let bomb = Box::pin(Item { n: 7, link: Link::new(list.domain()) });
-    list.insert_on(CPU, bomb.as_ref()).unwrap();
-    assert!(panics(|| drop(bomb)));
-    usable(5);
-    assert_eq!(list.drain(), Ok(5));
 }
 
 /// A value that is too large to be pooled.

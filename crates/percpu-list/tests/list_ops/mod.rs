@@ -1,9 +1,8 @@
-//! Lists driven by bytes. Each step is compared with a model of sets.
+//! A list driven by bytes. Each step is compared with a model of sets.
 //!
 //! The property tests, a test on the corpus and the fuzz target share it. It runs on one thread,
 //! which stays on one CPU if it can, so that the hits are known.
 
-mod intrusive;
 mod owning;
 
 use std::collections::BTreeSet;
@@ -49,21 +48,20 @@ impl Drop for Canary {
 pub(crate) type Step = [u8; 4];
 
 #[cfg_attr(test, allow(dead_code, reason = "the property tests have their own steps"))]
-/// Runs one input, and returns the number of its steps. The first two bytes choose the kind of list
-/// and the slots.
+/// Runs one input, and returns the number of its steps. The first byte chooses the slots.
 ///
 /// # Panics
 ///
 /// Panics if the result of an operation differs from that of the model.
 pub(crate) fn run(input: &[u8]) -> usize {
-    let [face, policy, rest @ ..] = input else { return 0 };
+    let [policy, rest @ ..] = input else { return 0 };
     let policy = policy_of(*policy);
     let steps = rest.chunks(4).map(|chunk| {
         let mut step = [0; 4];
         step[..chunk.len()].copy_from_slice(chunk);
         step
     });
-    if face % 2 == 0 { run_owning(policy, steps) } else { run_intrusive(policy, steps) }
+    run_steps(policy, steps)
 }
 
 pub(crate) fn policy_of(byte: u8) -> SlotPolicy {
@@ -74,14 +72,9 @@ pub(crate) fn policy_of(byte: u8) -> SlotPolicy {
     }
 }
 
-pub(crate) fn run_owning(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
+pub(crate) fn run_steps(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
     pin_to(&[current_cpu()]); // so that the hits are known
     owning::run(policy, steps)
-}
-
-pub(crate) fn run_intrusive(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
-    pin_to(&[current_cpu()]); // so that the hits are known
-    intrusive::run(policy, steps)
 }
 
 /// The slots of a domain, computed from the policy.
@@ -165,8 +158,7 @@ impl Expected {
 
     fn sees(&mut self, id: u64) {
         assert!(self.may.contains(&id), "{id} was never on the list during the walk");
-        // An item that was removed and added again may be returned again.
-        assert!(self.seen.insert(id) || !self.must.contains(&id), "{id} was met twice");
+        assert!(self.seen.insert(id), "{id} was met twice");
     }
 
     fn ends(&self) {

@@ -1,15 +1,11 @@
-//! The values and items that the models put on lists. The checker sees every read of one, even
+//! The values that the models put on lists. The checker sees every read of one, even
 //! after its drop, and the drops are counted.
-
-use std::ops::Deref;
-use std::pin::Pin;
 
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::virtual_cpu::set_current;
 use percpu::sync::{Arc, model, thread, with_preemptions};
-use percpu_list::{Domain, Link, linked};
 
 pub(super) const ZERO: CpuId = CpuId::new(0);
 pub(super) const ONE: CpuId = CpuId::new(1);
@@ -59,59 +55,6 @@ impl Drop for Payload {
         free(unsafe { Box::from_raw(self.at) });
         // Ordering: Relaxed; the joins order it before the load in `count`.
         self.drops.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// An item of an intrusive list.
-pub(super) struct Item {
-    pub(super) link: Link,
-    payload: Payload,
-}
-linked!(Item => link);
-
-impl Item {
-    pub(super) fn read(&self) -> u64 {
-        self.payload.read()
-    }
-}
-
-/// A box of an item. Its memory stays allocated until the end of the run.
-pub(super) struct Owned(*mut Watched<Item>);
-
-// SAFETY: it owns the item, which is `Send`.
-unsafe impl Send for Owned {}
-// SAFETY: `&Owned` gives `&Item`, and an item is `Sync`.
-unsafe impl Sync for Owned {}
-
-impl Owned {
-    /// Creates an item whose home is `slot`.
-    pub(super) fn new(domain: &Domain, slot: CpuId, drops: &Drops, value: u64) -> Self {
-        let here = percpu::sync::cpu::current();
-        set_current(slot);
-        let item = Item { link: Link::new(domain), payload: drops.payload(value) };
-        set_current(here);
-        Self(Box::into_raw(Box::new(Watched::new(item))))
-    }
-
-    pub(super) fn pin(&self) -> Pin<&Item> {
-        // SAFETY: the item is in a box, and no function moves it out.
-        unsafe { Pin::new_unchecked(self) }
-    }
-}
-
-impl Deref for Owned {
-    type Target = Item;
-
-    fn deref(&self) -> &Item {
-        // SAFETY: the pointer is from `into_raw`, and only the drop of `self` frees it.
-        unsafe { &*self.0 }
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        // SAFETY: the pointer is from `into_raw`, and is freed once, here.
-        free(unsafe { Box::from_raw(self.0) });
     }
 }
 

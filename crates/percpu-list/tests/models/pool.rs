@@ -107,7 +107,7 @@ fn a_pooled_node_goes_to_one_of_two() {
 
 /// The pool has room for one node, and the other is freed. Later adds get a node without a value.
 #[test]
-fn two_removals_of_which_one_leaves_its_node_in_the_pool() {
+fn inv03_two_removals_on_two_cpus_lock_the_same_slot() {
     model(|| {
         let (list, [first, second], drops) = with();
         let leaves = spawn_on(ONE, move || drop(first));

@@ -66,22 +66,11 @@ impl<T> LgLock<T> {
     ///
     /// # Aborts
     ///
-    /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
+    /// If memory is out, like `Box::new`. No other method allocates.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init)
-            .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
-    }
-
-    /// Creates a lock like [`new`](Self::new), and returns an error if there is no memory.
-    ///
-    /// Makes one allocation of at least 128 bytes per slot. No other method allocates.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if memory is out.
-    pub fn try_new(init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
         Self::try_with_slots(cpu::possible(), init)
+            .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
     }
 
     /// Creates a lock with `count` slots, whatever the number of CPUs. [`CpuId::new`] of an index

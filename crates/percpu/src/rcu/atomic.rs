@@ -18,14 +18,13 @@ use std::ptr::{self, NonNull};
 
 use super::guard::{Guard, pin};
 use super::owned::{Node, Owned};
-use super::send_guard::SendGuard;
 use super::unlinked::Unlinked;
-use crate::error::{NewError, impl_error};
+use crate::error::impl_error;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::quarantine::Watched;
 use crate::sync::{order, step};
 
-/// A guard that protects loaded values: [`Guard`] or [`SendGuard`]. Sealed.
+/// A guard that protects loaded values: a [`Guard`]. Sealed.
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Pinned};
@@ -34,7 +33,7 @@ use crate::sync::{order, step};
 ///     numbers.load(guard).iter().sum()
 /// }
 /// let numbers = Atomic::new(vec![1, 2]);
-/// assert_eq!(sum(&numbers, &rcu::pin()), sum(&numbers, &rcu::pin_send()));
+/// assert_eq!(sum(&numbers, &rcu::pin()), 3);
 /// ```
 pub trait Pinned: sealed::Sealed {}
 
@@ -44,8 +43,6 @@ mod sealed {
 
 impl sealed::Sealed for Guard {}
 impl Pinned for Guard {}
-impl sealed::Sealed for SendGuard {}
-impl Pinned for SendGuard {}
 
 /// A pointer to a `T` that readers follow without a lock.
 ///
@@ -107,15 +104,6 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         Self::from(Owned::new(value))
     }
 
-    /// Returns a pointer like [`Atomic::new`], and returns an error if there is no memory.
-    ///
-    /// # Errors
-    ///
-    /// [`NewError`] returns the value: there is no memory.
-    pub fn try_new(value: T) -> Result<Self, NewError<T>> {
-        Owned::try_new(value).map(Self::from)
-    }
-
     /// Returns the value. Wait-free: one load.
     ///
     /// The reference is valid while both the guard and the `Atomic` are borrowed.
@@ -146,7 +134,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
 
     /// Replaces the value by `new`, and retires the old value.
     ///
-    /// Lock-free. May run the drops of objects retired before: see [`Unlinked::retire`].
+    /// May run the drops of objects retired before: see [`Unlinked::retire`].
     #[inline]
     pub fn store(&self, new: Owned<T>) {
         drop(self.swap(new));

@@ -10,8 +10,8 @@ use std::ptr::{self, NonNull};
 use super::backoff::Backoff;
 use super::spin_lock::SpinLock;
 use crate::sync::cell::UnsafeCell;
+use crate::sync::check;
 use crate::sync::const_fn;
-use crate::sync::{check, coarse_clock};
 
 /// The 16 bytes that an object contains so that it can be retired by
 /// [`retire_raw`](super::retire_raw).
@@ -98,28 +98,19 @@ pub(super) struct Segment {
     pub(super) last: *mut RetireHead,
     pub(super) objects: usize,
     pub(super) bytes: usize,
-    /// When the oldest object was retired, in nanoseconds of [`clock`].
-    pub(super) since: u64,
     /// The value of `completed` that the objects wait for; 0 while the segment is not closed.
     pub(super) target: u64,
 }
 
 impl Segment {
-    pub(super) const EMPTY: Self = Self {
-        first: ptr::null_mut(),
-        last: ptr::null_mut(),
-        objects: 0,
-        bytes: 0,
-        since: 0,
-        target: 0,
-    };
+    pub(super) const EMPTY: Self =
+        Self { first: ptr::null_mut(), last: ptr::null_mut(), objects: 0, bytes: 0, target: 0 };
 
     #[inline(always)]
     pub(super) fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
         set_next(head, self.first);
         if self.first.is_null() {
             self.last = head.as_ptr();
-            self.since = coarse_clock();
         }
         self.first = head.as_ptr();
         self.objects += 1;
@@ -138,7 +129,6 @@ impl Segment {
         self.first = other.first;
         self.objects += other.objects;
         self.bytes = self.bytes.saturating_add(other.bytes);
-        self.since = self.since.min(other.since);
         self.target = self.target.max(other.target);
     }
 
@@ -190,7 +180,7 @@ impl Lists {
     }
 }
 
-/// The retired objects of one CPU. Any thread may access any bag.
+/// The objects that threads of one CPU retired, or of another CPU whose bag was locked.
 #[derive(Debug)]
 pub(super) struct Bag {
     lock: SpinLock,

@@ -35,14 +35,11 @@
 //! Here 7 + 1 would be too low. The `heavy` of the bump to 8 pairs with the `light` of the unlinking
 //! thread, so the unlink comes before the bump to 9.
 //!
-//! One bump and one `heavy` serve every object that was unlinked before the bump. `Send` readers
-//! are counted, not listed (see [`send_readers`](super::send_readers)). `drained` records, for each
-//! parity, the last grace period whose earlier readers of that parity have all left.
+//! One bump and one `heavy` serve every object that was unlinked before the bump.
 //!
 //! # Invariants
 //!
-//! 1. Only the holder of `gp_lock` bumps `gp`, stores `completed` and accesses `drained`. It runs
-//!    `heavy` after each bump, before it releases the lock.
+//! 1. Only the holder of `gp_lock` bumps `gp` and stores `completed`. It runs `heavy` after each bump, before it releases the lock.
 //! 2. No reader holds or can load a reference to an object whose target is `completed` or less.
 
 use crossbeam_utils::CachePadded;
@@ -50,13 +47,10 @@ use crossbeam_utils::CachePadded;
 use super::backoff::Backoff;
 use super::bags::Bags;
 use super::registry::Registry;
-use super::send_readers::SendReaders;
 use super::spin_lock::SpinLock;
 use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::cell::UnsafeCell;
 use crate::sync::const_fn;
-use crate::sync::native::atomic::AtomicU64 as Statistic;
 use crate::sync::{global, order, step};
 
 global! {
@@ -86,19 +80,9 @@ pub(super) struct Domain {
     completed: CachePadded<AtomicU64>,
     /// Taken to start and to complete grace periods (invariant 1).
     gp_lock: SpinLock,
-    /// For each parity of `Send` readers, the last grace period whose earlier readers of that parity
-    /// have all left.
-    drained: UnsafeCell<[u64; 2]>,
     pub(super) registry: Registry,
-    pub(super) send: SendReaders,
     pub(super) bags: Bags,
-    /// The number of heavy fences that grace periods ran.
-    heavy_fences: Statistic,
 }
-
-// SAFETY: only the holder of `gp_lock` accesses `drained` (invariant 1). Every other field is
-// `Sync`.
-unsafe impl Sync for Domain {}
 
 impl Domain {
     const_fn! {
@@ -107,11 +91,8 @@ impl Domain {
                 gp: CachePadded::new(AtomicU64::new(1)),
                 completed: CachePadded::new(AtomicU64::new(1)),
                 gp_lock: SpinLock::new(),
-                drained: UnsafeCell::new([1, 1]),
                 registry: Registry::new(),
-                send: SendReaders::new(),
                 bags: Bags::new(),
-                heavy_fences: Statistic::new(0),
             }
         }
     }
@@ -183,17 +164,6 @@ impl Domain {
     pub(super) fn wait_for(&'static self, target: u64) {
         wait_until(|| self.advance(target));
     }
-
-    /// Returns how many grace periods are completed.
-    pub(super) fn grace_periods(&self) -> u64 {
-        self.completed() - 1
-    }
-
-    /// Returns how many heavy fences grace periods ran.
-    pub(super) fn heavy_fences(&self) -> u64 {
-        // Ordering: Relaxed; a statistic.
-        self.heavy_fences.load(std::sync::atomic::Ordering::Relaxed)
-    }
 }
 
 /// Calls `done` until it returns true, with growing pauses.
@@ -228,13 +198,11 @@ impl GpGuard {
         // Ordering: Release pairs with the Acquire in `Domain::current_gp`; it carries the unlinks
         // that this thread knows of. The earlier bumps happen before this one by `gp_lock`.
         let now = self.domain.gp.fetch_add(1, order!(Release, "bump: the unlinks")) + 1;
-        // Pairs with the `light` of a reader (`Slot::enter`, `SendReaders::lock`): either the scan
+        // Pairs with the `light` of a reader (`Slot::enter`): either the scan
         // sees the reader, or the reader sees every unlink before the bump. Pairs with the `light`
         // in `Domain::target`: either its unlink is visible after this fence, or it loads the new
         // `gp`.
         step!("bump: before the scan", fence::heavy());
-        // Ordering: Relaxed; a statistic.
-        self.domain.heavy_fences.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         now
     }
 
@@ -259,13 +227,9 @@ impl GpGuard {
         // the reader's store came after the `heavy`. Its loads then see every unlink before the
         // bump.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
-        // SAFETY: the guard holds `gp_lock`, whose holder alone accesses `drained` (invariant 1), and
-        // `&mut self` excludes a second call through this guard.
-        let counted =
-            domain.drained.with_mut(|drained| domain.send.scan(now, unsafe { &mut *drained }));
         // Ordering: Relaxed; only the holder of `gp_lock` writes it.
         let before = domain.completed.load(Ordering::Relaxed);
-        let done = before.max(listed.min(counted));
+        let done = before.max(listed);
         if done > before {
             // Ordering: Release pairs with the Acquire in `Domain::completed`; it puts the reads of
             // the readers that left, which the scans above acquired, before later frees.

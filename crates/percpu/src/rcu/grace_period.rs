@@ -5,14 +5,12 @@ use super::error::SynchronizeError;
 use super::guard::is_pinned;
 use super::reclaim::{drain, is_freeing};
 
-/// Waits until every current reader has left: each [`Guard`](super::Guard) and each
-/// [`SendGuard`](super::SendGuard).
+/// Waits until every current reader has left, which is until each [`Guard`](super::Guard) of now has
+/// been dropped.
 ///
 /// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
 /// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters.
 /// Never allocates.
-///
-/// The call never returns if the calling code holds a [`SendGuard`](super::SendGuard).
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, SynchronizeError};
@@ -34,21 +32,20 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
     Ok(())
 }
 
-/// Waits until every object that any thread retired before is dropped, and every closure deferred
-/// before has run.
+/// Waits until every object that any thread retired before is dropped.
 ///
 /// Blocks like [`synchronize`], then runs drops on this thread, then waits for the drops that other
 /// threads have begun. It does not wait for objects retired during the call. Use it before code is
 /// unloaded, or in a test before drops are counted.
 ///
 /// ```
-/// use offlock_percpu::rcu;
-/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
+/// use std::sync::Arc;
 ///
-/// static RAN: AtomicBool = AtomicBool::new(false);
-/// rcu::defer(0, || RAN.store(true, Ordering::Relaxed));
+/// let value = Arc::new(7);
+/// Atomic::new(Arc::clone(&value)).store(Owned::new(Arc::new(8))); // retires the clone
 /// rcu::barrier()?;
-/// assert!(RAN.load(Ordering::Relaxed));
+/// assert_eq!(Arc::strong_count(&value), 1);
 /// # Ok::<(), rcu::SynchronizeError>(())
 /// ```
 ///

@@ -7,7 +7,6 @@ use std::ptr::{self, NonNull};
 
 use super::domain::{domain, init_domain};
 use super::registry::{RELEASE_ON_UNPIN, Slot};
-use crate::error::AllocError;
 use crate::sync::{check, const_thread_local};
 
 /// The slot of the calling thread.
@@ -108,38 +107,9 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 ///
 /// # Aborts
 ///
-/// Aborts if there is no memory for the slot. [`try_pin`] returns an error instead. A thread that
-/// has pinned once needs no more memory.
+/// Aborts if there is no memory for the slot. A thread that has pinned once needs no more memory.
 #[inline]
 pub fn pin() -> Guard {
-    match try_pin() {
-        Ok(guard) => guard,
-        Err(_) => abort_without_slot(),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn abort_without_slot() -> ! {
-    std::alloc::handle_alloc_error(std::alloc::Layout::new::<Slot>())
-}
-
-/// Pins the calling thread like [`pin`], and returns an error if there is no memory.
-///
-/// ```
-/// use offlock_percpu::rcu;
-///
-/// let shared = rcu::Atomic::new(7);
-/// let guard = rcu::try_pin()?;
-/// assert_eq!(shared.load(&guard), &7);
-/// # Ok::<(), offlock_percpu::AllocError>(())
-/// ```
-///
-/// # Errors
-///
-/// [`AllocError`]: this thread has no slot yet, and there is no memory for one.
-#[inline]
-pub fn try_pin() -> Result<Guard, AllocError> {
     let slot = LOCAL.with(|local| local.slot.get());
     // SAFETY: null, or the slot of this thread, which is never freed.
     let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_without_slot() };
@@ -148,20 +118,20 @@ pub fn try_pin() -> Result<Guard, AllocError> {
         slot.enter(domain().current_gp());
     }
     slot.set_nesting(nesting + 1);
-    Ok(Guard { slot: NonNull::from(slot), _not_send: PhantomData })
+    Guard { slot: NonNull::from(slot), _not_send: PhantomData }
 }
 
 /// Pins a thread without a slot: at its first pin, or in a destructor at its exit.
 #[cold]
 #[inline(never)]
-fn pin_without_slot() -> Result<Guard, AllocError> {
+fn pin_without_slot() -> Guard {
     let domain = init_domain();
-    let slot = domain.registry.claim()?;
+    let slot = domain.registry.claim();
     let exiting = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
     LOCAL.with(|local| local.slot.set(slot));
     slot.enter(domain.current_gp());
     slot.set_nesting(if exiting { RELEASE_ON_UNPIN + 1 } else { 1 });
-    Ok(Guard { slot: NonNull::from(slot), _not_send: PhantomData })
+    Guard { slot: NonNull::from(slot), _not_send: PhantomData }
 }
 
 impl Drop for Guard {
@@ -189,8 +159,6 @@ fn unpin_and_release(slot: &Slot) {
 }
 
 /// Returns whether the calling thread holds a [`Guard`]. Wait-free.
-///
-/// A [`SendGuard`](super::SendGuard) belongs to no thread and does not count.
 ///
 /// ```
 /// use offlock_percpu::rcu;

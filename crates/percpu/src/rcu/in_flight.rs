@@ -1,6 +1,6 @@
 //! Counts the batches of objects that threads have taken out of the bags and not yet freed.
 //!
-//! `barrier` waits for the batches of all threads. As with `Send` readers, there are two parities:
+//! `barrier` waits for the batches of all threads. There are two parities:
 //! new batches use one parity while `barrier` waits for the other, so a stream of new batches
 //! cannot delay `barrier` for ever.
 //!

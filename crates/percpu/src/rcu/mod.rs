@@ -1,7 +1,7 @@
 //! Read-copy-update (RCU): wait-free readers, and memory that is freed after they leave.
 //!
 //! A reader calls [`pin`], follows an [`Atomic`] pointer and uses the value for as long as its
-//! guard lives. A reader writes to a cache line of its thread or to words of its CPU. A writer
+//! guard lives. A reader writes only to a cache line of its thread. A writer
 //! replaces the value and retires the old version. The old version is dropped once every reader
 //! that may hold a reference to it has dropped its guard.
 //!
@@ -19,32 +19,25 @@
 //! rcu::barrier().unwrap(); // drops every value retired so far
 //! ```
 //!
-//! | | guard | each pin or unpin | may change threads |
-//! |---|---|---|---|
-//! | [`pin`] | [`Guard`] | two stores to a cache line of the calling thread | no |
-//! | [`pin_send`] | [`SendGuard`] | one addition to a word of this CPU | yes, across `.await` |
-//!
-//! A writer waits for readers in one of four ways, from the cheapest to the most expensive:
+//! A writer waits for readers in one of three ways, from the cheapest to the most expensive:
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
 //! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
-//! | [`defer`] | never | a node for the closure |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
 //! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |
 //!
 //! A process has one RCU domain. So a reader delays the drop of every object that is retired after
 //! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
-//! shows how many bytes wait to be freed, and for how long. Retired objects are dropped in
-//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits how many
-//! bytes wait for a batch to fill, and for how long. If no thread retires, only a [`poll`] enforces
-//! the time limit: a program may call it from a timer. The order in which retired objects are dropped and deferred
-//! closures run is not specified.
+//! shows how many bytes wait to be freed. Retired objects are dropped in batches, on the thread
+//! that fills a batch or calls [`poll`]: up to 1,024 objects, or 2 MiB, wait on each CPU for their
+//! batch to fill. A program that retires rarely calls [`poll`] from a timer. The order in which
+//! retired objects are dropped is not specified.
 //!
 //! # Special cases
 //!
-//! - *The drop of a retired object panics*: the panic hook runs, the panic is caught and counted in
-//!   [`Stats::panics`], and the rest of the batch is dropped. Such a drop runs without any lock of
+//! - *The drop of a retired object panics*: the panic hook runs, the panic goes no
+//!   further, and the rest of the batch is dropped. Such a drop runs without any lock of
 //!   this module. It may pin, retire and poll; a poll inside a drop drops nothing, so drops do not
 //!   recurse.
 //! - *The process ends* (`main` returns, or `exit`): retired objects that are not dropped yet stay
@@ -59,20 +52,15 @@
 //!
 //! The thread guard follows the asymmetric-fence variant of epoch-based reclamation (Desnoyers,
 //! McKenney, Stern, Dagenais, Walpole: "User-Level Implementations of Read-Copy Update", IEEE TPDS
-//! 2012, the memory-barrier flavour with the barrier moved to the writer). The `Send` guard is
-//! sleepable RCU with its two pairs of counters (McKenney, "Sleepable Read-Copy Update", 2006, as
-//! reworked in Linux 4.12), with rseq sections for the counts. The segmented lists of retired
-//! objects are the kernel's segmented callback lists, in which each segment waits for one grace
-//! period. Two things differ: a target is computed without a shared write, and both kinds of
-//! readers use the same grace-period number.
+//! 2012, the memory-barrier flavour with the barrier moved to the writer). The segmented
+//! lists of retired objects are the kernel's segmented callback lists, in which each segment waits
+//! for one grace period. One thing differs: a target is computed without a shared write.
 
 mod atomic;
 mod backoff;
 mod bag;
 mod bags;
 mod batch;
-mod bounds;
-mod defer;
 mod domain;
 mod error;
 mod grace_period;
@@ -81,8 +69,6 @@ mod in_flight;
 mod owned;
 mod reclaim;
 mod registry;
-mod send_guard;
-mod send_readers;
 mod spin_lock;
 mod stats;
 mod unlinked;
@@ -90,18 +76,15 @@ mod unlinked;
 pub use self::atomic::{Atomic, CompareExchangeError, Pinned};
 pub use self::bag::RetireHead;
 pub use self::batch::Batch;
-pub use self::bounds::Bounds;
-pub use self::defer::{defer, try_defer};
 pub use self::error::SynchronizeError;
 pub use self::grace_period::{GracePeriod, barrier, start_grace_period, synchronize};
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 pub use self::guard::end_thread;
-pub use self::guard::{Guard, is_pinned, pin, try_pin};
+pub use self::guard::{Guard, is_pinned, pin};
 pub use self::owned::Owned;
 pub use self::reclaim::{poll, retire_raw};
-pub use self::send_guard::{SendGuard, pin_send};
-pub use self::stats::{Stats, bounds, set_bounds, stats};
+pub use self::stats::{Stats, stats};
 pub use self::unlinked::{ReclaimError, Unlinked};
 
 #[cfg(test)]

@@ -20,8 +20,6 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use super::bag::RetireHead;
-use crate::error::NewError;
-use crate::sync::alloc::try_box;
 use crate::sync::quarantine::{Watched, free};
 
 /// A value behind the head that retires it.
@@ -88,35 +86,6 @@ impl<T> Owned<T> {
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from_box(Box::new(Self::node(value)))
-    }
-
-    /// Allocates a node with `value`, and returns an error if there is no memory.
-    ///
-    /// ```
-    /// use offlock_percpu::rcu::Owned;
-    ///
-    /// fn node(name: String) -> Result<Owned<String>, String> {
-    ///     Owned::try_new(name).map_err(|error| error.0)
-    /// }
-    /// assert_eq!(*node("eth0".into())?, "eth0");
-    /// # Ok::<(), String>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`NewError`] returns the value: there is no memory.
-    pub fn try_new(value: T) -> Result<Self, NewError<T>> {
-        // The node is built after the allocation, so that a failed allocation can return the value.
-        let mut node = try_box(std::mem::MaybeUninit::<Watched<Node<T>>>::uninit());
-        match node.as_mut() {
-            Ok(node) => {
-                node.write(Self::node(value));
-            }
-            Err(_) => return Err(NewError(value)),
-        }
-        let Ok(node) = node else { unreachable!("the error was returned above") };
-        // SAFETY: the node was written in the branch above.
-        Ok(Self::from_box(unsafe { node.assume_init() }))
     }
 
     fn node(value: T) -> Watched<Node<T>> {

@@ -3,12 +3,12 @@
 //! ```text
 //!                     close(target)        completed >= target
 //!  retire -> filling ---------------> waiting[0], waiting[1] -----------> free, outside all locks
-//!            one bag per CPU, under its lock; while the lock is taken, objects go to `overflow`
+//!            one bag per CPU, under its lock; while the lock is taken, objects go to another bag
 //! ```
 //!
 //! The list of a bag is linked through the retired objects ([`bag`](super::bag)), so retiring does
-//! not allocate. The filling segment of a bag is full when it has `bags::BATCH` objects, half the
-//! byte bound, or an object over the age bound. The thread that fills the segment closes it. If no
+//! not allocate. The filling segment of a bag is full when it has `bags::BATCH` objects or
+//! `bags::BATCH_BYTES` bytes. The thread that fills the segment closes it. If no
 //! other thread advances grace periods, it advances them by one bump and one `heavy`. Then it drops
 //! the objects that are due. It never waits, so bags grow while a reader is stalled.
 //!
@@ -21,25 +21,23 @@
 //! target computed earlier would be too low for an object that another thread adds in between, and
 //! that object would be freed while readers still see it.
 //!
-//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions, and
-//! longer only while the overflow list, if there is one, moves into the bag: that takes time in
-//! proportion to the list. No destructor or closure of the user runs under either lock.
+//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions. No
+//! destructor of the user runs under either lock.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use super::bag::{RetireHead, Segment, next_of};
-use super::bags::Bags;
+use super::bag::{Bag, RetireHead, Segment, next_of};
+use super::bags::{Bags, is_full};
 use super::domain::{Domain, GpGuard, domain};
-use crate::cpu::CpuId;
 use crate::sync::panics::drop_payload;
 use crate::sync::{const_thread_local, cpu, step};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
-/// `bytes` is the size of the object and of the memory it owns, for the byte bound and the
-/// statistics. The rest is as for [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has
+/// `bytes` is the size of the object and of the memory it owns, which counts
+/// towards a full batch and in the statistics. The rest is as for [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has
 /// an example.
 ///
 /// # Safety
@@ -51,16 +49,17 @@ use crate::sync::{const_thread_local, cpu, step};
 #[inline]
 pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
     let domain = domain();
-    let bags = &domain.bags;
-    let pushed = bags.bag(cpu::current()).and_then(|bag| {
-        bag.try_with(|lists| {
+    let own = domain.bags.bag(cpu::current());
+    let pushed = own.and_then(|bag| {
+        let full = bag.try_with(|lists| {
             lists.filling.push(head, bytes);
-            bags.is_full(&lists.filling)
-        })
+            is_full(&lists.filling)
+        });
+        Some((bag, full?))
     });
     match pushed {
-        Some(false) => {}
-        Some(true) => reclaim_step(domain),
+        Some((_, false)) => {}
+        Some((bag, true)) => reclaim_step(domain, bag),
         None => retire_slow(domain, head, bytes),
     }
 }
@@ -76,30 +75,23 @@ fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize)
 
 /// Retires the objects of `list`, and leaves it empty.
 pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
-    let bags = &domain.bags;
-    let full = bags.bag_or_spare().try_with(|lists| {
+    let (bag, full) = domain.bags.with_any(|lists| {
         lists.filling.splice(list);
-        bags.is_full(&lists.filling)
+        is_full(&lists.filling)
     });
-    match full {
-        None => bags.push_overflow(list),
-        Some(true) => reclaim_step(domain),
-        Some(false) => {}
+    if full {
+        reclaim_step(domain, bag);
     }
 }
 
-/// Closes the bag of this CPU, then advances grace periods once if no other thread holds `gp_lock`,
-/// then frees the due objects of the bag.
+/// Closes a bag, then advances grace periods once if no other thread holds `gp_lock`, then frees the
+/// due objects of the bag.
 #[cold]
 #[inline(never)]
-fn reclaim_step(domain: &'static Domain) {
+fn reclaim_step(domain: &'static Domain, bag: &Bag) {
     let bags = &domain.bags;
-    let bag = bags.bag_or_spare();
     let gp = domain.try_lock_gp();
-    let closed = bag.try_with(|lists| {
-        bags.take_overflow(lists);
-        lists.close(target(domain, gp.as_ref()));
-    });
+    let closed = bag.try_with(|lists| lists.close(target(domain, gp.as_ref())));
     if let Some(mut gp) = gp {
         if closed.is_some() {
             gp.bump();
@@ -125,14 +117,9 @@ fn target(domain: &Domain, gp: Option<&GpGuard>) -> u64 {
 
 /// Closes all bags, and returns the highest target of their objects.
 fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
-    let bags = &domain.bags;
-    if bags.bag(CpuId::new(0)).is_none() && bags.has_overflow() {
-        let _ = bags.bag_or_spare();
-    }
     let mut highest = 0;
-    for bag in bags.iter() {
+    for bag in domain.bags.all() {
         bag.with(|lists| {
-            bags.take_overflow(lists);
             lists.close(target(domain, gp)); // computed under the lock
             highest = lists.highest().max(highest);
         });
@@ -172,7 +159,7 @@ fn free_due(domain: &'static Domain) -> (usize, u64) {
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
     let mut highest = 0;
-    for bag in bags.iter() {
+    for bag in bags.all() {
         bag.with(|lists| {
             lists.take_due(completed, &mut due);
             highest = lists.highest().max(highest);
@@ -184,16 +171,15 @@ fn free_due(domain: &'static Domain) -> (usize, u64) {
 /// Frees the objects of `batch`, and returns their number.
 fn free_batch(bags: &Bags, batch: Segment) -> usize {
     if batch.objects != 0 {
-        let panics = free_list(batch.first);
-        bags.count_reclaimed(batch.objects, batch.bytes, panics);
+        free_list(batch.first);
+        bags.count_reclaimed(batch.objects);
     }
     batch.objects
 }
 
-/// Frees the objects of a list one by one, and returns how many drops panicked.
-fn free_list(first: *mut RetireHead) -> u64 {
+/// Frees the objects of a list one by one. If a drop panics, the others are freed all the same.
+fn free_list(first: *mut RetireHead) {
     let mut at = first;
-    let mut panics = 0;
     set_freeing(true);
     let mut run = || {
         while let Some(head) = NonNull::new(at) {
@@ -209,12 +195,10 @@ fn free_list(first: *mut RetireHead) -> u64 {
         run(); // a panic is a finding of the model checker
     } else {
         while let Err(payload) = catch_unwind(AssertUnwindSafe(&mut run)) {
-            panics += 1;
             drop_payload(payload);
         }
     }
     set_freeing(false);
-    panics
 }
 
 /// Waits until every object that was retired before is freed, on any thread.
@@ -222,8 +206,7 @@ fn free_list(first: *mut RetireHead) -> u64 {
 /// The implementation of [`barrier`](super::barrier).
 pub(super) fn drain(domain: &'static Domain) {
     let bags = &domain.bags;
-    // An object retired before this call is in a bag, in the overflow list or in flight.
-    // `close_all` moves the overflow list into a bag and closes the bags.
+    // An object retired before this call is in a bag or in flight. `close_all` closes the bags.
     let target = close_all(domain, domain.try_lock_gp().as_ref());
     // The module documentation says why two waits are enough. The second wait is needed if objects
     // retired later were merged into the second segment.

@@ -22,7 +22,6 @@ use std::ptr;
 
 use crossbeam_utils::CachePadded;
 
-use crate::error::AllocError;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -135,7 +134,7 @@ impl Registry {
     }
 
     /// Claims a slot for the calling thread: a released one, or a new one.
-    pub(super) fn claim(&self) -> Result<&'static Slot, AllocError> {
+    pub(super) fn claim(&self) -> &'static Slot {
         let me = thread_id();
         // Ordering: Acquire on success pairs with the Release in `Slot::release`; it carries
         // `nesting`. Relaxed on failure and in the load before: no other field is accessed then.
@@ -144,15 +143,14 @@ impl Registry {
                 && slot.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         if let Some(slot) = self.iter().find(free) {
-            return Ok(slot);
+            return slot;
         }
-        let slot = CachePadded::new(Slot {
+        let mut slot = Box::new(CachePadded::new(Slot {
             entered_gp: AtomicU64::new(0),
             nesting: UnsafeCell::new(0),
             owner: AtomicU64::new(me),
             next: ptr::null(),
-        });
-        let mut slot = crate::sync::alloc::try_box(slot).map_err(|_| AllocError::new())?;
+        }));
         // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to
         // it acquires it through the release sequence that the exchange below continues.
         let mut head = self.head.load(Ordering::Relaxed);
@@ -164,7 +162,7 @@ impl Registry {
             // it. Relaxed on failure: the head found is not followed.
             match self.head.compare_exchange(head, new, Ordering::Release, Ordering::Relaxed) {
                 // SAFETY: published by this exchange, and never freed (invariant 1).
-                Ok(_) => return Ok(unsafe { &*new }),
+                Ok(_) => return unsafe { &*new },
                 Err(found) => {
                     head = found;
                     // SAFETY: `new` is from `into_raw` and was not published.

@@ -22,7 +22,6 @@ macro_rules! assert_not {
 #[test]
 fn send_and_sync_are_as_documented() {
     fn both<T: Send + Sync>() {}
-    both::<SendGuard>();
     both::<GracePeriod>();
     both::<Atomic<u64>>();
     both::<Owned<u64>>();
@@ -30,7 +29,6 @@ fn send_and_sync_are_as_documented() {
     both::<Batch>();
     both::<RetireHead>();
     both::<Stats>();
-    both::<Bounds>();
     both::<SynchronizeError>();
     both::<ReclaimError<u64>>();
     both::<CompareExchangeError<'_, u64>>();
@@ -48,7 +46,6 @@ fn send_and_sync_are_as_documented() {
 fn unwinding_leaves_nothing_half_done() {
     fn safe<T: UnwindSafe + RefUnwindSafe>() {}
     safe::<Guard>();
-    safe::<SendGuard>();
     safe::<GracePeriod>();
     safe::<Atomic<u64>>();
     safe::<Owned<u64>>();

@@ -6,43 +6,33 @@
 //! on the atomic is the count, and the thread that takes it to zero runs the release closure.
 //!
 //! ```text
-//!   percpu mode                                         atomic mode
+//!   live                                                killed
 //!   gate = 0                                            gate = 1
 //!   words:  | cpu 0: +3 | cpu 1: -1 | ...   -- fold --> words: closed
 //!   remote: 0   (threads without a CPU id)              remote: CLOSED
-//!   atomic: BIAS + initial                              atomic: the count, and DEAD after a kill
+//!   atomic: BIAS + initial                              atomic: the count
 //! ```
 //!
 //! The design is that of the Linux kernel's `lib/percpu-refcount.c` (3.11), which waits for a grace
 //! period between closing the words and summing them. Here the rseq sections that change the words
 //! test the gate, so one [`heavy_rseq`](crate::fence) suffices. Where no sections run,
 //! fetch-and-adds change the words, and a `swap` to `CLOSED` ends them. An add to a closed word is
-//! void. It is never undone, because the undo could land after the word was opened again.
+//! void, and is not undone.
 //!
 //! # Invariants
 //!
-//! The number of references is the sum of `words` and `remote` since the last fold, plus
-//! `atomic / ONE`, less `BIAS / ONE` in percpu mode.
+//! The number of references is the sum of `words` and `remote` until the fold, plus `atomic`, less
+//! `BIAS` until the fold.
 //!
-//! 1. A change of a word or of `remote` counts only while that word is open, and in exactly one
-//!    fold. A section commits only while `gate` is 0, and a fetch-and-add counts only if the value
-//!    that it returns is open.
-//! 2. While a word or `remote` is open, `atomic` includes the bias. The bias is added before they
-//!    open, and subtracted together with the addition of their sum after they closed. So `atomic /
-//!    ONE` is 0 only if there is no reference.
-//! 3. `DEAD` is part of `atomic`. A `try_get` counts either on an open word, and so before the fold
-//!    of a kill, or by a compare-exchange from a value without `DEAD`.
-//! 4. `atomic` is exactly `DEAD` from the last put until the thread of that put has taken the
-//!    closure out and stores `DEAD | RELEASED`. In between no other thread accesses `release`, and
-//!    afterwards that thread accesses nothing in the `PercpuRef`.
-//! 5. A mode change holds `mode`. No closure of the user runs while `mode` is held.
-//!
-//! # Exclusion
-//!
-//! | | get, put | kill, resurrect, reinit, switch | last put |
-//! |---|---|---|---|
-//! | get, put | never | never | no put follows the last put |
-//! | kill, resurrect, reinit, switch | never | `mode` | reinit: invariant 4; the other operations hold or find a reference |
+//! 1. A change of a word or of `remote` counts only while that word is open, and in the fold. A
+//!    section commits only while `gate` is 0, and a fetch-and-add counts only if the value that it
+//!    returns is open.
+//! 2. Until the fold `atomic` includes the bias. After it `atomic` is the number of references, and
+//!    only the holder of a reference adds to it. So it reaches 0 once, by the kill or by one put,
+//!    and stays 0.
+//! 3. A `try_get` counts on open words only, and so before the fold of a kill.
+//! 4. Only the thread that takes `atomic` to 0 accesses `release`. It takes the closure out before it
+//!    calls it, and accesses nothing in the `PercpuRef` afterwards.
 //!
 //! # Thread exit, forgotten references, panics
 //!
@@ -53,15 +43,9 @@
 
 mod block;
 mod error;
-mod owned;
 mod percpu_ref;
-mod switch;
 mod words;
 
 pub use self::block::RefBlock;
-pub use self::error::{KillError, ReinitError, ResurrectError};
-pub use self::owned::ArcReference;
+pub use self::error::KillError;
 pub use self::percpu_ref::{PercpuRef, Reference};
-
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests;

@@ -7,45 +7,23 @@ use std::mem;
 
 use crossbeam_utils::CachePadded;
 
-use super::words::{BIAS, try_add};
-use crate::error::NewError;
+use super::error::KillError;
+use super::words::{self, BIAS, try_add};
+use crate::error::out_of_memory;
+use crate::fence;
+use crate::rseq::section;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::std_lock::Mutex;
-use crate::sync::{check, order};
+use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
-/// The bit of `atomic` that is set from a kill until `resurrect` or `reinit`.
-pub(super) const DEAD: i64 = 1;
-/// The bit of `atomic` that is set from the last put until `reinit`.
-pub(super) const RELEASED: i64 = 2;
-/// One reference in `atomic`.
-pub(super) const ONE: i64 = 4;
-
-pub(super) type ReleaseFn = Box<dyn FnOnce() + Send>;
-
-/// The state of the mode changes, under a mutex.
-pub(super) struct Mode {
-    /// True while the words and `remote` are open.
-    pub(super) percpu: bool,
-    /// True if the count stays in atomic mode while the object is live.
-    pub(super) force_atomic: bool,
-    /// The sum of the words at the last fold, where sections run.
-    pub(super) folded: u64,
-}
-
-impl Mode {
-    fn new() -> Self {
-        Self { percpu: true, force_atomic: false, folded: 0 }
-    }
-}
+type ReleaseFn = Box<dyn FnOnce() + Send>;
 
 /// A reference count without a shared cache line while the object is live.
 ///
 /// [`try_get`](Self::try_get) and a put are a few instructions on the word of this CPU where rseq
 /// sections run, and a fetch-and-add on that word elsewhere. Both are wait-free and do not allocate.
-/// After a [kill](Self::kill), or a [switch](Self::switch_to_atomic), the count is one atomic, like
-/// that of an `Arc`.
+/// After a [kill](Self::kill) the count is one atomic, like that of an `Arc`.
 ///
 /// A new count is live, with one initial reference that the kill drops. So the count reaches zero
 /// only after a kill. The release closure then runs once, on the thread that put the last
@@ -58,7 +36,7 @@ impl Mode {
 /// use offlock_percpu::PercpuRef;
 ///
 /// let (tell, told) = mpsc::channel();
-/// let refs = PercpuRef::new(move || tell.send("released").unwrap())?;
+/// let refs = PercpuRef::new(move || tell.send("released").unwrap());
 ///
 /// let reference = refs.try_get().expect("live");
 /// refs.kill()?;
@@ -70,18 +48,17 @@ impl Mode {
 /// ```
 #[repr(C)]
 pub struct PercpuRef {
-    // The cache line that every get and put reads, and that only mode changes write.
-    pub(super) gate: AtomicU64,
-    pub(super) words: Words,
-    pub(super) cold: CachePadded<Cold>,
+    // The cache line that every get and put reads, and that only the kill writes.
+    gate: AtomicU64,
+    words: Words,
+    cold: CachePadded<Cold>,
 }
 
-/// The fields that mode changes, threads without a CPU id, and gets and puts in atomic mode write.
-pub(super) struct Cold {
-    pub(super) atomic: AtomicI64,
-    pub(super) remote: AtomicU64,
-    pub(super) mode: Mutex<Mode>,
-    pub(super) release: UnsafeCell<Option<ReleaseFn>>,
+/// The fields that threads without a CPU id write, and all threads after the kill.
+struct Cold {
+    atomic: AtomicI64,
+    remote: AtomicU64,
+    release: UnsafeCell<Option<ReleaseFn>>,
 }
 
 #[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
@@ -93,7 +70,7 @@ const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef
 unsafe impl Sync for PercpuRef {}
 
 impl PercpuRef {
-    /// Creates a live count in percpu mode with one reference, the initial one. Allocates.
+    /// Creates a live count with one reference, the initial one. Allocates.
     ///
     /// `release` runs when the count reaches zero, on the thread that put the last reference, with
     /// no lock held. The closure should not panic: if an unwinding thread drops the last reference,
@@ -104,61 +81,31 @@ impl PercpuRef {
     /// [`kill`](Self::kill), must stay valid until their call returns. So
     /// [leak](Reference::leak) a reference before the kill, and `put` it after the kill.
     ///
-    /// # Errors
+    /// # Aborts
     ///
-    /// [`NewError`], which returns `release`, if there is no memory.
-    pub fn new<F>(release: F) -> Result<Self, NewError<F>>
-    where
-        F: FnOnce() + Send + 'static,
-    {
-        let Ok(words) = Words::new() else { return Err(NewError(release)) };
-        let release: ReleaseFn = crate::sync::alloc::try_box(release).map_err(NewError)?;
-        Ok(Self {
+    /// If there is no memory, like `Box::new`.
+    #[must_use]
+    pub fn new(release: impl FnOnce() + Send + 'static) -> Self {
+        let words = Words::new().unwrap_or_else(|_| out_of_memory::<u64>(cpu::possible()));
+        Self {
             gate: AtomicU64::new(0),
             words,
             cold: CachePadded::new(Cold {
-                atomic: AtomicI64::new(BIAS + ONE),
+                atomic: AtomicI64::new(BIAS + 1),
                 remote: AtomicU64::new(0),
-                mode: Mutex::new(Mode::new()),
-                release: UnsafeCell::new(Some(release)),
+                release: UnsafeCell::new(Some(Box::new(release))),
             }),
-        })
+        }
     }
 
     /// Takes a reference, unless the object was killed.
     ///
-    /// Once [`kill`](Self::kill) has returned, or the closure of
-    /// [`kill_and_confirm`](Self::kill_and_confirm) runs, every call fails. So does every call that
-    /// began earlier and has not taken its reference by then.
-    ///
-    /// Wait-free in percpu mode, lock-free in atomic mode.
+    /// Once [`kill`](Self::kill) has returned, every call fails. So does every call that began earlier
+    /// and has not taken its reference by then. Wait-free.
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get(&self) -> Option<Reference<'_>> {
-        (self.try_add(1) || self.get_atomic()).then(|| Reference { refs: self })
-    }
-
-    /// Takes a reference, unless the count has reached zero.
-    ///
-    /// For code that must finish its work on a dying object: it also succeeds after a kill.
-    /// Wait-free in percpu mode, lock-free in atomic mode.
-    ///
-    /// ```
-    /// use offlock_percpu::PercpuRef;
-    ///
-    /// let refs = PercpuRef::new(|| ())?;
-    /// let last = refs.try_get().expect("live");
-    /// refs.kill()?;
-    /// assert!(refs.try_get().is_none());
-    /// assert!(refs.try_get_even_killed().is_some(), "`last` keeps the count from zero");
-    /// drop(last);
-    /// assert!(refs.try_get_even_killed().is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
-    #[must_use = "dropping the reference puts it at once"]
-    pub fn try_get_even_killed(&self) -> Option<Reference<'_>> {
-        (self.try_add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
+        self.try_add(1).then(|| Reference { refs: self })
     }
 
     /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count.
@@ -168,7 +115,7 @@ impl PercpuRef {
     /// ```
     /// use offlock_percpu::PercpuRef;
     ///
-    /// let refs = PercpuRef::new(|| ())?;
+    /// let refs = PercpuRef::new(|| ());
     /// refs.try_get().expect("live").leak();
     /// refs.kill()?;
     /// assert!(!refs.is_zero());
@@ -196,25 +143,50 @@ impl PercpuRef {
         }
     }
 
-    /// Returns true from a [`kill`](Self::kill) until a [`resurrect`](Self::resurrect) or a
-    /// [`reinit`](Self::reinit). Wait-free.
+    /// Kills the count: drops the initial reference, and runs the release closure if that was the
+    /// last.
     ///
-    /// The result is a hint unless the caller excludes those calls.
-    #[must_use]
-    pub fn is_dying(&self) -> bool {
-        // Ordering: Acquire pairs with the Release of the `fetch_add` in `kill_and_confirm`; it
-        // carries what the killing thread did before.
-        self.cold.atomic.load(Ordering::Acquire) & DEAD != 0
+    /// After this returns `Ok`, every [`try_get`](Self::try_get) fails. A kill implies no grace period:
+    /// readers of the object that hold no reference need another means to be waited for. Costs a
+    /// heavy fence and a walk over the words of all CPUs. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`KillError::AlreadyDying`] for a second kill, which changes nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the release closure runs here and panics.
+    pub fn kill(&self) -> Result<(), KillError> {
+        // Ordering: Relaxed, both; every section that commits after the barrier sees it, and only a
+        // second kill reads the gate otherwise.
+        let killed = self.gate.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+        killed.map_err(|_| KillError::AlreadyDying)?;
+        if section::available() {
+            step!("fold: no section still counts", fence::heavy_rseq());
+        }
+        // Every word was 0 when the count was made.
+        let counted = words::close_and_sum(&self.words, &self.cold.remote, &mut 0);
+        let delta = counted - BIAS - 1; // 1 for the initial reference
+        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the
+        // closing of the words and this; it carries what that holder did with the object. Release
+        // pairs with the Acquire of the last put in `put_atomic`; it carries what `close_and_sum`
+        // acquired from the holders.
+        let order = order!(AcqRel, "kill: the uses so far are done");
+        if self.cold.atomic.fetch_add(delta, order) + delta == 0 {
+            self.take_release()();
+        }
+        Ok(())
     }
 
-    /// Returns true from the last put until [`reinit`](Self::reinit). Wait-free.
+    /// Returns true from the last put on. Wait-free.
     ///
     /// The release closure may still be running.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `put_atomic`; it carries what all holders
-        // did with their references.
-        self.cold.atomic.load(Ordering::Acquire) & RELEASED != 0
+        // Ordering: Acquire pairs with the Release in `put_atomic` and in `kill`; it carries what all
+        // holders did with their references.
+        self.cold.atomic.load(Ordering::Acquire) == 0
     }
 
     /// Adds `delta` to a word. Returns false if it is closed; the caller then changes `atomic`.
@@ -223,42 +195,13 @@ impl PercpuRef {
         try_add(&self.words, &self.cold.remote, &self.gate, 0, delta)
     }
 
-    #[cold]
-    fn get_even_killed_atomic(&self) -> bool {
-        self.get_atomic_unless(|seen| seen < ONE)
-    }
-
-    #[cold]
-    fn get_atomic(&self) -> bool {
-        self.get_atomic_unless(|seen| !check!("get: not killed", seen & DEAD == 0))
-    }
-
-    /// Adds one reference to `atomic`, unless `refused` returns true for its value.
-    fn get_atomic_unless(&self, refused: impl Fn(i64) -> bool) -> bool {
-        let atomic = &self.cold.atomic;
-        let acquire = order!(Acquire, "get: what was done before the new life");
-        // Ordering: Relaxed; the compare-exchange checks the value.
-        let mut seen = atomic.load(Ordering::Relaxed);
-        while !refused(seen) {
-            // Ordering: Acquire on success pairs with the Release in `resurrect` and `reinit`; it
-            // carries the changes that their callers made to the object before. Relaxed on failure:
-            // the next attempt checks again.
-            let done = atomic.compare_exchange_weak(seen, seen + ONE, acquire, Ordering::Relaxed);
-            match done {
-                Ok(_) => return true,
-                Err(now) => seen = now,
-            }
-        }
-        false
-    }
-
     /// Takes one more reference. The caller already has one, so this never fails.
     #[inline]
-    pub(super) fn get_more(&self) {
+    fn get_more(&self) {
         if !self.try_add(1) {
             // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero,
             // and passing the new reference to another thread orders that thread after this.
-            self.cold.atomic.fetch_add(ONE, Ordering::Relaxed);
+            self.cold.atomic.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -271,11 +214,10 @@ impl PercpuRef {
     unsafe fn put_atomic(this: *const Self) {
         let order = order!(AcqRel, "put: the use is done");
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of the
-        // `fetch_add` after a fold; it carries what the holder of this reference did with the
-        // object.
+        // `fetch_add` in `kill`; it carries what the holder of this reference did with the object.
         // SAFETY: the reference to put keeps `*this` alive until this instruction.
-        let before = unsafe { &*this }.cold.atomic.fetch_sub(ONE, order);
-        if before == ONE | DEAD {
+        let before = unsafe { &*this }.cold.atomic.fetch_sub(1, order);
+        if before == 1 {
             // SAFETY: this was the last reference. The owner frees `*this` in the closure or after
             // it, or holds a borrow until this call returns.
             let release = unsafe { &*this }.take_release();
@@ -285,23 +227,18 @@ impl PercpuRef {
 
     /// Takes the release closure out. The calling thread must not use `self` after this.
     fn take_release(&self) -> ReleaseFn {
-        // SAFETY: invariant 4: the last put, on this thread, left `atomic` at exactly `DEAD`, and
-        // it stays so until the store below.
+        // SAFETY: invariant 4: this thread took `atomic` to 0, which happens once.
         let release = self.cold.release.with_mut(|release| unsafe { (*release).take() });
-        // Ordering: Release pairs with the Acquire in `is_zero`, which `reinit` calls; it carries
-        // the empty cell, and what all holders did with the object.
-        self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
-        release.unwrap_or_else(|| Box::new(|| ())) // never empty: `new` and `reinit` fill the cell
+        release.unwrap_or_else(|| Box::new(|| ())) // never empty: `new` fills the cell
     }
 }
 
 impl fmt::Debug for PercpuRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Ordering: Relaxed; the value is only printed.
-        let percpu = self.gate.load(Ordering::Relaxed) == 0;
+        let killed = self.gate.load(Ordering::Relaxed) != 0;
         f.debug_struct("PercpuRef")
-            .field("percpu", &percpu)
-            .field("dying", &self.is_dying())
+            .field("killed", &killed)
             .field("zero", &self.is_zero())
             .finish_non_exhaustive()
     }
@@ -310,8 +247,7 @@ impl fmt::Debug for PercpuRef {
 /// A counted reference to the object of a [`PercpuRef`]; its drop puts it.
 ///
 /// A reference may be taken on one thread or CPU and dropped on another.
-/// [`PercpuRef::try_get_arc`] returns a reference that outlives the borrow. `clone` never fails. A
-/// forgotten reference ([`mem::forget`]) keeps the count above zero for ever.
+/// `clone` never fails. A forgotten reference ([`mem::forget`]) keeps the count above zero for ever.
 ///
 /// ```
 /// use offlock_percpu::{PercpuRef, Reference};
@@ -321,7 +257,7 @@ impl fmt::Debug for PercpuRef {
 ///     // ... uses the object; both references are put at the end ...
 /// }
 ///
-/// let refs = PercpuRef::new(|| ())?;
+/// let refs = PercpuRef::new(|| ());
 /// std::thread::scope(|scope| {
 ///     let reference = refs.try_get().expect("live");
 ///     scope.spawn(move || serve(reference));
@@ -337,7 +273,7 @@ impl fmt::Debug for PercpuRef {
 /// unwinds this aborts the process.
 #[must_use = "dropping the reference puts it at once"]
 pub struct Reference<'a> {
-    pub(super) refs: &'a PercpuRef,
+    refs: &'a PercpuRef,
 }
 
 impl Reference<'_> {

@@ -11,7 +11,7 @@ use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
 /// Added to the atomic of a count while its words are open. References and puts before a fold cannot
-/// cancel it: there are fewer than 2^58 of them, and each counts for 4 at most (`PercpuRef::ONE`).
+/// cancel it: there are fewer than 2^60 of them.
 pub(super) const BIAS: i64 = 1 << 61;
 
 /// Stored in a word or in `remote` to close it. Void adds may change the value afterwards.
@@ -56,8 +56,8 @@ pub(super) fn try_add_without_section(words: &Words, remote: &AtomicU64, delta: 
 #[inline]
 fn add_if_open(word: &AtomicU64, delta: i64) -> bool {
     // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close_and_sum`; it
-    // carries what the holder did with the object. Acquire, in a get, pairs with the Release in
-    // `open`; it carries what the thread that opened the count again did to the object.
+    // carries what the holder did with the object. Acquire, in a void add, pairs with the
+    // Release of that swap, for the accesses of the calling thread to the atomic after it.
     (word.fetch_add(delta as u64, Ordering::AcqRel) as i64) < OPEN_LIMIT
 }
 
@@ -88,21 +88,4 @@ pub(super) fn close_and_sum(words: &Words, remote: &AtomicU64, folded: &mut u64)
     // did before their puts. Release pairs with the Acquire of a void add, for the accesses of its
     // thread to the atomic after it.
     counted.wrapping_add(remote.swap(CLOSED, Ordering::AcqRel)) as i64
-}
-
-/// Opens `remote`, and the words where no sections run.
-///
-/// By swaps, because loom lets a void add that follows a plain store read the closed value from
-/// before that store, and the store would then be lost. No hardware does that.
-pub(super) fn open(words: &Words, remote: &AtomicU64) {
-    if !section::available() {
-        for word in words.iter() {
-            // Ordering: Release pairs with the Acquire in `add_if_open`; it carries what the calling
-            // thread did to the object.
-            word.swap(0, Ordering::Release);
-        }
-    }
-    // Ordering: Release pairs with the Acquire in `add_if_open`; it carries what the calling thread
-    // did to the object.
-    remote.swap(0, Ordering::Release);
 }

@@ -23,16 +23,6 @@ const RSEQ_CS_END: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offset(isize);
 
-/// The reason why there is no usable area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Absent {
-    /// libc does not export the symbols: glibc before 2.35, or another libc.
-    NoSymbols,
-    /// libc exports the symbols, and registered no area (0 bytes) or one of this size, which is too
-    /// small.
-    Size(u32),
-}
-
 impl Offset {
     /// Returns the offset as a number, for storage in an atomic.
     pub(crate) fn to_raw(self) -> isize {
@@ -53,8 +43,8 @@ impl Offset {
     }
 }
 
-/// Returns the offset of the area that libc registered.
-pub(crate) fn find() -> Result<Offset, Absent> {
+/// Returns the offset of the area that libc registered, or the reason why there is none.
+pub(crate) fn find() -> Result<Offset, &'static str> {
     let offset: *const isize;
     let size: *const u32;
     // SAFETY: reads two entries of the global offset table, which the loader filled before any code
@@ -76,11 +66,14 @@ pub(crate) fn find() -> Result<Offset, Absent> {
     // SAFETY: null, or the address of libc's `const ptrdiff_t`, written before `main` and never
     // after.
     let offset = unsafe { offset.as_ref() };
-    let (Some(&offset), Some(&size)) = (offset, size) else { return Err(Absent::NoSymbols) };
-    if size < RSEQ_CS_END {
-        return Err(Absent::Size(size));
+    let (Some(&offset), Some(&size)) = (offset, size) else {
+        return Err("not offered by libc: glibc before 2.35, or another libc");
+    };
+    match size {
+        0 => Err("not registered by libc: switched off, or refused by the kernel"),
+        1..RSEQ_CS_END => Err("the area that libc registered is too small"),
+        _ => Ok(Offset(offset)),
     }
-    Ok(Offset(offset))
 }
 
 /// Returns the CPU id that the kernel keeps for the calling thread.

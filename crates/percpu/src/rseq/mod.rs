@@ -20,7 +20,7 @@ mod area;
 ))]
 pub(crate) use self::area::cpu_id;
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-pub(crate) use self::area::{Absent, Offset, find};
+pub(crate) use self::area::{Offset, find};
 
 mod operations;
 pub(crate) mod section;
@@ -29,4 +29,3 @@ pub(crate) mod section;
     not(any(offlock_loom, offlock_shuttle))
 ))]
 mod self_test;
-pub(crate) mod state;

@@ -7,13 +7,12 @@
 
 use crate::cpu::CpuId;
 use crate::rseq::operations::{Added, Operations, Refused};
-use crate::rseq::state::Sections;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{check, virtual_cpu};
 use crate::words::Words;
 
-pub(super) fn state() -> &'static Sections {
-    if available() { &Sections::InUse } else { &Sections::NotBuilt }
+pub(super) fn state() -> Result<(), &'static str> {
+    available().then_some(()).ok_or("not in this model")
 }
 
 pub(super) fn available() -> bool {

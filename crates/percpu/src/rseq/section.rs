@@ -16,7 +16,6 @@
 
 pub(crate) use super::operations::Refused;
 use super::operations::{Added, Operations};
-use super::state::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
@@ -45,8 +44,8 @@ pub(crate) fn available() -> bool {
 }
 
 /// Returns whether this process runs sections, and if not, why. The first call decides.
-pub(crate) fn state() -> Sections {
-    *imp::state()
+pub(crate) fn state() -> Result<(), &'static str> {
+    imp::state()
 }
 
 /// Adds `delta` (wrapping) to this CPU's word and returns the CPU. It commits

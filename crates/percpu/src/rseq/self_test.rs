@@ -10,7 +10,6 @@
 //! that barrier refuses.
 
 use super::operations::{Operations, Refused};
-use super::state::Sections;
 use crate::cpu::{CpuId, getcpu};
 use crate::starting::starting_with_helper;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -20,21 +19,16 @@ use crate::words::Words;
 /// may migrate between the two in each attempt but one.
 const TRIES: usize = 100;
 
-/// Runs the self-test on usable operations and returns the state of sections. Calls `enable` only
-/// for operations that passed the test.
+/// Runs the self-test on usable operations and returns whether sections run, and if not, why. Calls
+/// `enable` only for operations that passed the test.
 pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
-    usable: Result<O, Sections>,
+    usable: Result<O, &'static str>,
     enable: impl FnOnce(O),
-) -> Sections {
-    let ops = match usable {
-        Ok(ops) => ops,
-        Err(why) => return why,
-    };
-    if let Err(what) = test_somewhere(ops) {
-        return Sections::Misbehave(what);
-    }
+) -> Result<(), &'static str> {
+    let ops = usable?;
+    test_somewhere(ops)?;
     enable(ops);
-    Sections::InUse
+    Ok(())
 }
 
 /// Runs the self-test on the calling thread, or on a helper thread if the calling thread has no CPU

@@ -9,7 +9,7 @@
 //!      cpu = area.cpu_id                   not below `limit`: refused, no CPU
 //!      *gate != open_value?                 refused, closed
 //!      word = base + cpu * STRIDE
-//!      ...                                 loads and arithmetic only; may be refused, busy
+//!      ...                                 loads and arithmetic only; may be refused, out of range
 //!      *word = new                         <- commit, the last instruction
 //!  end:
 //!      rseq_cs = 0                         disarms it: every way out passes here
@@ -22,7 +22,7 @@
 //!
 //! | 77 | descriptor, in `__rseq_cs` | 22 | start | 44 | end |
 //! |---|---|---|---|---|---|
-//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66, 99 | refused: no CPU, closed, busy |
+//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66, 99 | refused: no CPU, closed, out of range |
 //!
 //! Traps:
 //!
@@ -37,11 +37,10 @@
 //! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed. It stays 0 if no
 //!    sections run.
 
-use crate::cpu::{CpuId, RseqState, backend};
+use crate::cpu::{CpuId, rseq_ids};
 use crate::fence;
 use crate::rseq::operations::{Added, Operations, Refused};
 use crate::rseq::self_test::decide;
-use crate::rseq::state::Sections;
 use crate::rseq::{Offset, find};
 use crate::starting::starting;
 use crate::sync::atomic::AtomicU64;
@@ -63,12 +62,12 @@ const REFUSED_CLOSED: u32 = -2_i32 as u32;
 #[inline(always)]
 pub(super) fn available() -> bool {
     // Ordering: Relaxed; `operations` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
-    LIMIT.load(Ordering::Relaxed) != 0 || *state() == Sections::InUse
+    LIMIT.load(Ordering::Relaxed) != 0 || state().is_ok()
 }
 
 /// Returns whether sections run in this process, and if not, why. The first call decides.
-pub(super) fn state() -> &'static Sections {
-    static STATE: OnceLock<Sections> = OnceLock::new();
+pub(super) fn state() -> Result<(), &'static str> {
+    static STATE: OnceLock<Result<(), &'static str>> = OnceLock::new();
     let enable = |params: RseqOperations| {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
         OFFSET.store(params.area, Ordering::Relaxed);
@@ -77,19 +76,16 @@ pub(super) fn state() -> &'static Sections {
         LIMIT.store(params.limit, Ordering::Release);
     };
     let decide = || decide(usable(), enable);
-    STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
+    *STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
 }
 
 /// Returns the operations if the process has an rseq area and a barrier that restarts sections.
-fn usable() -> Result<RseqOperations, Sections> {
-    let rseq = backend().rseq();
-    if rseq != RseqState::InUse {
-        return Err(Sections::NoId(rseq));
-    }
+fn usable() -> Result<RseqOperations, &'static str> {
+    rseq_ids()?;
     if !fence::rseq_fence_works() {
-        return Err(Sections::NoBarrier);
+        return Err("membarrier cannot restart them");
     }
-    let area: Offset = find().map_err(|_| Sections::NoId(rseq))?;
+    let area: Offset = find()?;
     Ok(RseqOperations { area: area.to_raw(), limit: cpu::possible() as u32 })
 }
 

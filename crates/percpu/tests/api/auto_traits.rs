@@ -11,9 +11,8 @@ use std::sync::MutexGuard;
 use offlock_percpu::fence::Strategy;
 use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
-    AllocError, ArcReference, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu,
-    PerCpuCounter, PercpuRef, ReadGuard, ReadWriteGate, RefBlock, Reference, RseqState,
-    RseqUnavailable, Sections, Source, Topology, WriteGuard,
+    AllocError, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter, PercpuRef,
+    RefBlock, Reference, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -42,13 +41,8 @@ fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
 fn facts_are_plain_values_on_every_thread() {
     plain::<CpuId>();
     plain::<NodeId>();
-    plain::<Backend>();
     plain::<Capabilities>();
-    plain::<Source>();
-    plain::<RseqState>();
-    plain::<Sections>();
     plain::<Strategy>();
-    plain::<RseqUnavailable>();
     everywhere::<Topology>();
     everywhere::<&'static Topology>();
     everywhere::<CpuList>();
@@ -74,14 +68,7 @@ fn slots_go_where_their_values_go() {
 
 #[test]
 fn locks_and_references_go_where_they_may() {
-    send::<ReadWriteGate<Cell<u8>>>();
-    sync::<ReadWriteGate<u8>>();
-    <ReadWriteGate<Cell<u8>> as NotSync<_>>::none();
-    everywhere::<ReadGuard<'_, u8>>();
-    sync::<WriteGuard<'_, u8>>();
-    <WriteGuard<'_, u8> as NotSend<_>>::none();
     everywhere::<Reference<'_>>();
-    everywhere::<ArcReference>();
     send::<PercpuRef>();
     sync::<PercpuRef>();
     send::<RefBlock>();
@@ -98,7 +85,6 @@ fn structures_stay_usable_after_a_caught_panic() {
     fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
     unwind_safe::<PerCpu<PerCpuCounter>>();
     unwind_safe::<Reference<'_>>();
-    unwind_safe::<ReadGuard<'_, u32>>();
     unwind_safe::<&LgLock<Cell<u32>>>();
 }
 
@@ -106,10 +92,6 @@ fn structures_stay_usable_after_a_caught_panic() {
 #[expect(dead_code, reason = "compiled for the variance they need")]
 mod covariant {
     use super::*;
-
-    fn reader<'a>(guard: ReadGuard<'static, u8>) -> ReadGuard<'a, u8> {
-        guard
-    }
 
     fn reference<'a>(reference: Reference<'static>) -> Reference<'a> {
         reference

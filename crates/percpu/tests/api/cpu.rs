@@ -4,7 +4,7 @@ use std::env;
 use std::process::Command;
 use std::thread;
 
-use offlock_percpu::{RseqState, Source, backend, current_cpu, topology};
+use offlock_percpu::{capabilities, current_cpu, topology};
 
 use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
@@ -16,9 +16,7 @@ fn check_while_pinned() {
         for _ in 0..100 {
             let here = current_cpu();
             assert!(here.index() < topology().capacity());
-            if backend().source() != Source::ThreadSlot {
-                assert_eq!(here.get() as usize, cpu, "{}", backend());
-            }
+            assert_eq!(here.get() as usize, cpu, "{}", capabilities());
         }
     }
 }
@@ -32,13 +30,13 @@ fn inv01_a_changed_cpuset_moves_the_id_and_never_past_capacity() {
 /// did not create.
 #[test]
 fn inv01_a_thread_whose_id_is_minus_one_falls_back() {
-    if backend().rseq() != RseqState::InUse {
+    if capabilities().rseq_ids.is_err() {
         return; // the whole process uses the fallback, which `check_while_pinned` tests
     }
     thread::spawn(|| {
         let _ = current_cpu();
         assert_eq!(take_id(), Some(-1), "the kernel says that this thread has no id");
-        assert_eq!(backend().source(), Source::Rseq, "the other threads keep their ids");
+        assert_eq!(capabilities().rseq_ids, Ok(()), "the other threads keep their ids");
         check_while_pinned();
     })
     .join()
@@ -52,10 +50,7 @@ fn child_with_rseq_switched_off() {
     if env::var_os("OFFLOCK_CHILD").is_none() {
         return;
     }
-    let backend = backend();
-    println!("backend: {backend}");
-    assert_ne!(backend.rseq(), RseqState::InUse);
-    assert_eq!(backend.source(), Source::GetCpu);
+    println!("{}", capabilities());
     check_while_pinned();
 }
 
@@ -70,8 +65,8 @@ fn inv14_with_rseq_switched_off_the_answers_are_the_same() {
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success(), "{said}{}", String::from_utf8_lossy(&child.stderr));
-    let reason = backend_without_rseq();
-    assert!(said.contains(&format!("CPU id from sched_getcpu; rseq {reason}")), "{said}");
+    let reason = capabilities().rseq_ids.err().unwrap_or("not registered by libc");
+    assert!(said.contains(&format!("rseq ids off: {reason}")), "{said}");
 }
 
 /// Runs the checks in the mode in which this process was started.
@@ -79,17 +74,9 @@ fn check_in_this_process() {
     thread::spawn(check_while_pinned).join().unwrap();
 }
 
-/// The reason that the child must report.
-fn backend_without_rseq() -> RseqState {
-    match backend().rseq() {
-        RseqState::InUse => RseqState::NotRegistered,
-        already_off => already_off,
-    }
-}
-
 #[cfg(offlock_portable)]
 #[test]
 fn inv14_the_portable_build_says_so() {
-    assert_eq!(backend().rseq(), RseqState::NotBuilt);
-    assert_eq!(backend().source(), Source::GetCpu);
+    assert_eq!(capabilities().rseq_ids, Err("not in this build"));
+    assert!(capabilities().sections.is_err());
 }

@@ -8,7 +8,6 @@ extern crate offlock_percpu as percpu;
 mod auto_traits;
 mod counters;
 mod cpu;
-mod gate;
 mod lglock;
 mod lglock_slots;
 #[path = "../model/mod.rs"]

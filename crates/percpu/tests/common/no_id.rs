@@ -4,7 +4,7 @@
 /// holds.
 pub(crate) fn take_id() -> Option<i32> {
     #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
-    if offlock_percpu::backend().rseq() == offlock_percpu::RseqState::InUse {
+    if offlock_percpu::capabilities().rseq_ids.is_ok() {
         return Some(testkit::rseq::unregister());
     }
     None

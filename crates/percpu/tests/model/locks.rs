@@ -1,59 +1,10 @@
-//! The gate and the lock on one thread: which guards are granted, and the errors of the others.
+//! The lock on one thread: which guards are granted, and the errors of the others.
 
 use percpu::lglock::{GlobalGuard, LocalGuard, PairGuard};
-use percpu::{CpuId, GateError, LgLock, LockError, ReadGuard, ReadWriteGate, WriteGuard};
+use percpu::{CpuId, LgLock, LockError};
 
 /// The most guards held at a time.
 const MOST: usize = 8;
-
-/// The guards of a gate, and the expected value inside it.
-pub(super) struct Gate<'a> {
-    gate: &'a ReadWriteGate<u64>,
-    value: u64,
-    readers: Vec<ReadGuard<'a, u64>>,
-    writer: Option<WriteGuard<'a, u64>>,
-}
-
-impl<'a> Gate<'a> {
-    pub(super) fn new(gate: &'a ReadWriteGate<u64>) -> Self {
-        Self { gate, value: 0, readers: Vec::new(), writer: None }
-    }
-
-    pub(super) fn step(&mut self, what: u8, a: u8) {
-        match what {
-            0 | 1 if self.readers.len() < MOST => {
-                let got = if what == 0 { self.gate.try_read() } else { self.gate.read() };
-                let want = self.writer.as_ref().map(|_| GateError::Deadlock);
-                assert_eq!(got.as_ref().err().copied(), want);
-                self.readers.extend(got);
-            }
-            2 | 3 => {
-                let want = match (&self.writer, self.readers.is_empty()) {
-                    (Some(_), _) => Some(GateError::Deadlock),
-                    (None, false) => Some(GateError::WouldBlock),
-                    (None, true) => None,
-                };
-                // Not tried, because a writer would wait for ever for this thread's own readers.
-                let may_wait = what == 3 && self.readers.is_empty();
-                let got = if may_wait { self.gate.write() } else { self.gate.try_write() };
-                assert_eq!(got.as_ref().err().copied(), want);
-                if let Ok(mut writer) = got {
-                    *writer += 1;
-                    self.value += 1;
-                    self.writer = Some(writer);
-                }
-            }
-            _ if a.is_multiple_of(2) => self.readers.extend(self.writer.take().map(|writer| {
-                writer.downgrade() // now excludes only writers
-            })),
-            _ if a % 4 == 1 => self.writer = None,
-            _ if self.readers.is_empty() => {}
-            _ => drop(self.readers.swap_remove(usize::from(a) % self.readers.len())),
-        }
-        assert!(self.readers.iter().all(|guard| **guard == self.value));
-        assert!(self.writer.iter().all(|guard| **guard == self.value));
-    }
-}
 
 /// The guard that one call returned.
 struct Held<'a> {

@@ -3,10 +3,9 @@
 //! The property test and the fuzz target share it. It uses one thread, and searches for a sequence
 //! of operations on several types after which a count is wrong.
 
-use percpu::{CpuId, LgLock, PerCpuCounter};
-use percpu::{ReadWriteGate, topology};
+use percpu::{CpuId, LgLock, PerCpuCounter, topology};
 
-use self::locks::{Gate, Locks};
+use self::locks::Locks;
 use self::readers::Readers;
 use self::references::{References, Released};
 
@@ -29,8 +28,6 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let mut references = References::new(&refs, &released);
     let lock = LgLock::default();
     let mut locks = Locks::new(&lock);
-    let behind = ReadWriteGate::new(0).unwrap();
-    let mut gate = Gate::new(&behind);
     let mut readers = Readers::default();
     let mut steps = 0;
     while !input.0.is_empty() {
@@ -39,8 +36,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         match what % 32 {
             what @ 0..=15 => counting.step(what % 5, a, amount),
             what @ 16..=19 => references.step(what - 16, a),
-            what @ 20..=24 => gate.step(what - 20, a),
-            25..=29 => locks.step(a, cpu(b), cpu(c)),
+            20..=29 => locks.step(a, cpu(b), cpu(c)),
             what => readers.step(what - 30, a),
         }
         counting.check();
@@ -49,7 +45,6 @@ pub(crate) fn run(input: &[u8]) -> usize {
     references.end();
     readers.end();
     locks.end();
-    drop(gate);
     steps
 }
 

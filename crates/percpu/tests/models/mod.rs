@@ -5,7 +5,6 @@
 //! of its own behind `is_planted("...")` in a model; [`mutants`] demands that each is caught.
 
 mod counter;
-mod gate;
 mod lglock;
 mod mutants;
 mod rcu;

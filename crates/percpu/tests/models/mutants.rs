@@ -2,12 +2,11 @@
 
 use testkit::planted::Planted;
 
-use super::{counter, gate, lglock, rcu, ref_block, refcount};
+use super::{counter, lglock, rcu, ref_block, refcount};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         counter::MUTANTS,
-        gate::MUTANTS,
         lglock::MUTANTS,
         rcu::MUTANTS,
         ref_block::MUTANTS,
@@ -15,7 +14,6 @@ const PLANTED: Planted = Planted {
     ],
     loom_only: &[
         counter::LOOM_ONLY,
-        gate::LOOM_ONLY,
         lglock::LOOM_ONLY,
         rcu::LOOM_ONLY,
         ref_block::LOOM_ONLY,

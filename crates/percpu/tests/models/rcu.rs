@@ -1,28 +1,26 @@
 //! Grace periods, guards and reclamation.
 
-use offlock_percpu::CpuId;
-use offlock_percpu::rcu::{self, Atomic, Owned};
+use offlock_percpu::rcu::{self, Atomic, Owned, Unlinked};
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
-use offlock_percpu::sync::{Arc, thread};
+use offlock_percpu::sync::{Arc, Condvar, Mutex, thread};
 
-use super::{Long, both_modes};
+use super::Long;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("reclaim: the target is completed", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("bump: before the scan", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("pin: before the reads", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("scan: the readers have left", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("unpin: the reads are done", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("reclaim: the target is completed", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("bump: before the scan", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("pin: before the reads", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("scan: the readers have left", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("unpin: the reads are done", "rcu::inv25_a_reader_keeps_what_it_found"),
     ("pin: the reads of earlier guards are done", "rcu::a_reader_that_comes_back_has_left"),
     ("publish: the node is built", "rcu::a_new_value_is_seen_finished"),
     ("update: compute again from the value found", "rcu::inv23_no_update_is_lost"),
     ("publish: the node is built", "rcu::a_value_taken_out_is_seen_finished"),
     ("update: the node is built", "rcu::inv23_no_update_is_lost"),
-    ("pin: the unlinks before the grace period", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("bump: the unlinks", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("pin: the unlinks before the grace period", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("bump: the unlinks", "rcu::inv25_a_reader_keeps_what_it_found"),
     ("target: after the unlink", "rcu::a_cookie_needs_no_shared_write"),
     ("target: one more, for a bump under way", "rcu::a_cookie_needs_no_shared_write"),
     ("scan: the reads are done", "rcu::a_grace_period_of_another_thread_carries_the_reads"),
@@ -32,13 +30,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading",
     ),
     ("thread exit: the slot is reset", "rcu::inv15_a_slot_goes_to_the_next_thread"),
-    ("pin_send: before the reads", "rcu::inv25_a_send_reader_keeps_what_it_found"),
-    ("unpin_send: the reads are done", "rcu::inv25_a_send_reader_keeps_what_it_found"),
-    ("scan: the Send readers have left", "rcu::inv25_a_send_reader_is_not_hidden_by_another"),
-    ("scan: the Send readers have left", "rcu::inv25_a_send_reader_outlives_two_updates"),
     ("bag: take its lock", "rcu::two_threads_retire_on_one_cpu"),
     ("bag: the lists are consistent", "rcu::two_threads_retire_on_one_cpu"),
-    ("overflow: the retired list is complete", "rcu::two_threads_retire_on_one_cpu"),
     (
         "barrier: wait for the drops of other threads",
         "rcu::inv11_a_barrier_waits_for_the_drops_of_others",
@@ -69,11 +62,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "scan: the reads are done",
     "free: the reads are done",
     "thread exit: the slot is reset",
-    "pin_send: before the reads",
-    "unpin_send: the reads are done",
     "bag: take its lock",
     "bag: the lists are consistent",
-    "overflow: the retired list is complete",
 ];
 
 /// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
@@ -125,7 +115,7 @@ impl Late {
 /// domain after an unlink, every reader would see the unlink.
 fn model(f: impl Fn() + Send + Sync + 'static) {
     super::model(move || {
-        let _ = rcu::bounds();
+        let _ = rcu::stats();
         f();
     });
 }
@@ -150,15 +140,6 @@ fn read(shared: &Atomic<Payload>) {
     assert_eq!(late.read(), 1);
 }
 
-/// The same with a guard that is counted.
-fn read_send(shared: &Atomic<Payload>) {
-    let guard = rcu::pin_send();
-    let late = shared.load(&guard).late();
-    thread::yield_now();
-    dawdle();
-    assert_eq!(late.read(), 1);
-}
-
 fn spawn(
     shared: &Shared,
     f: impl FnOnce(&Atomic<Payload>) + Send + 'static,
@@ -177,18 +158,28 @@ fn replace_under(reader: impl FnOnce(&Atomic<Payload>) + Send + 'static) {
     reader.join().unwrap();
 }
 
-/// Defers a function that takes a while and then stores 1 in the result.
-fn defer_slow() -> Arc<AtomicU64> {
+/// Stores 1 when it is dropped, after a while.
+struct Gone(Arc<AtomicU64>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        dawdle();
+        // Ordering: Relaxed; the barrier carries it.
+        self.0.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Retires a value whose drop stores 1 in the result.
+fn retire_slow() -> Arc<AtomicU64> {
     let gone = Arc::new(AtomicU64::new(0));
-    rcu::defer(0, {
-        let gone = Arc::clone(&gone);
-        move || {
-            dawdle();
-            // Ordering: Relaxed; the barrier carries it.
-            gone.store(1, Ordering::Relaxed);
-        }
-    });
+    retire(Gone(Arc::clone(&gone)));
     gone
+}
+
+/// Retires a value that no reader can find.
+fn retire<T: Send + Sync + 'static>(value: T) {
+    // SAFETY: no thread has seen the node, and this is the only `Owned` of it.
+    unsafe { Unlinked::<T>::from_raw(Owned::new(value).into_raw()) }.retire();
 }
 
 /// Takes a while, so that others come first, or in between, as often as not. A random schedule gives
@@ -201,12 +192,9 @@ fn dawdle() {
     }
 }
 
-/// How often a short thing is done that must hit another short thing: a random schedule needs some.
-const TIMES: usize = if cfg!(offlock_shuttle) { 20 } else { 1 };
-
 /// What a reader finds is not dropped while its guard lives, and then it is.
 #[test]
-fn inv15_a_reader_keeps_what_it_found() {
+fn inv25_a_reader_keeps_what_it_found() {
     model(|| {
         let shared = shared(1);
         let reader = spawn(&shared, read);
@@ -396,91 +384,6 @@ fn inv15_a_slot_goes_to_the_next_thread() {
     });
 }
 
-/// As for a thread's guard; the guard is dropped on another CPU.
-#[test]
-fn inv25_a_send_reader_keeps_what_it_found() {
-    both_modes(|| {
-        replace_under(|shared| {
-            let guard = rcu::pin_send();
-            let late = shared.load(&guard).late();
-            set_current(CpuId::new(1));
-            dawdle();
-            assert_eq!(late.read(), 1);
-            drop(guard);
-        });
-    });
-}
-
-/// A thread without an rseq id counts elsewhere, and is waited for.
-#[test]
-fn a_send_reader_without_an_id_keeps_what_it_found() {
-    both_modes(|| {
-        replace_under(|shared| {
-            take_id();
-            read_send(shared);
-        });
-    });
-}
-
-/// A reader inside, while another comes and goes on two CPUs under the writer's eyes: the sums
-/// never find that no reader is inside. Fails if locks are summed first, or with one counter.
-#[test]
-fn inv25_a_send_reader_is_not_hidden_by_another() {
-    both_modes(|| {
-        let shared = shared(1);
-        set_current(CpuId::new(1));
-        let guard = rcu::pin_send();
-        let late = shared.load(&guard).late();
-        let writer = spawn(&shared, |shared| {
-            dawdle();
-            replace(shared);
-            for _ in 0..TIMES {
-                assert_eq!(rcu::poll(), 0, "a reader is inside");
-            }
-        });
-        let other = thread::spawn(|| {
-            for _ in 0..TIMES {
-                set_current(CpuId::new(0));
-                let guard = rcu::pin_send();
-                set_current(CpuId::new(1));
-                drop(guard);
-            }
-        });
-        writer.join().unwrap();
-        other.join().unwrap();
-        assert_eq!(late.read(), 1);
-        drop(guard);
-        assert_eq!(rcu::poll(), 1);
-    });
-}
-
-/// A reader inside during two updates: the parities change places, and it is still seen.
-#[test]
-fn inv25_a_send_reader_outlives_two_updates() {
-    both_modes(|| {
-        let shared = shared(1);
-        let guard = rcu::pin_send();
-        let late = shared.load(&guard).late();
-        let writer = spawn(&shared, |shared| {
-            for _ in 0..2 {
-                dawdle();
-                replace(shared);
-                rcu::poll();
-            }
-        });
-        let other = spawn(&shared, read_send);
-        for _ in 0..TIMES {
-            dawdle();
-            assert_eq!(late.read(), 1);
-        }
-        writer.join().unwrap();
-        other.join().unwrap();
-        drop(guard);
-        rcu::poll();
-        assert_eq!(rcu::stats().pending, 0, "{}", rcu::stats());
-    });
-}
-
 /// Two threads retire on one CPU, and a third polls: each value is dropped once.
 #[test]
 fn two_threads_retire_on_one_cpu() {
@@ -505,7 +408,7 @@ fn two_threads_retire_on_one_cpu() {
 #[test]
 fn inv11_a_barrier_waits_for_the_drops_of_others() {
     model(|| {
-        let gone = defer_slow();
+        let gone = retire_slow();
         let other = thread::spawn(rcu::poll);
         dawdle();
         rcu::barrier().unwrap();
@@ -515,20 +418,45 @@ fn inv11_a_barrier_waits_for_the_drops_of_others() {
     });
 }
 
+/// A thread waits until another one opens it.
+#[derive(Default)]
+struct Gate(Mutex<bool>, Condvar);
+
+impl Gate {
+    fn open(&self) {
+        *self.0.lock() = true;
+        self.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut open = self.0.lock();
+        while !*open {
+            self.1.wait(&mut open);
+        }
+    }
+}
+
 /// An object that is retired while `barrier` waits is merged with one that `barrier` waits for, so
 /// both wait for a later grace period. `barrier` waits for that one too.
 #[test]
 fn inv11_a_barrier_waits_for_a_segment_that_grew() {
+    let _long = Long::mark();
     model(|| {
         let gone = Arc::new(AtomicU64::new(0));
-        let first = rcu::pin_send();
-        rcu::defer(0, || ());
-        rcu::poll(); // closes the first segment
-        rcu::defer(0, {
-            let gone = Arc::clone(&gone);
-            // Ordering: Relaxed; the barrier carries it.
-            move || gone.store(1, Ordering::Relaxed)
+        let gates = Arc::new((Gate::default(), Gate::default()));
+        let first = thread::spawn({
+            let gates = Arc::clone(&gates);
+            move || {
+                let guard = rcu::pin();
+                gates.0.open();
+                gates.1.wait();
+                drop(guard);
+            }
         });
+        gates.0.wait();
+        retire(());
+        rcu::poll(); // closes the first segment
+        retire(Gone(Arc::clone(&gone)));
         rcu::poll(); // closes the second
         let other = thread::spawn(move || {
             rcu::barrier().unwrap();
@@ -536,10 +464,11 @@ fn inv11_a_barrier_waits_for_a_segment_that_grew() {
             assert_eq!(gone.load(Ordering::Relaxed), 1);
         });
         dawdle();
-        rcu::defer(0, || ());
+        retire(());
         let second = rcu::pin();
         rcu::poll(); // the second segment now waits for a grace period that waits for `second`
-        drop(first);
+        gates.1.open();
+        first.join().unwrap();
         dawdle();
         drop(second);
         other.join().unwrap();
@@ -550,7 +479,7 @@ fn inv11_a_barrier_waits_for_a_segment_that_grew() {
 #[test]
 fn inv11_two_barriers_wait_for_the_same_drop() {
     model(|| {
-        let gone = defer_slow();
+        let gone = retire_slow();
         let check = |gone: &AtomicU64| {
             rcu::barrier().unwrap();
             // Ordering: as above.

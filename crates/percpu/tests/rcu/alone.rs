@@ -2,13 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use offlock_percpu::rcu::{self, Bounds};
+use offlock_percpu::rcu;
 
 /// Waits for the other tests of this process. No retired object of theirs is left then.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    rcu::set_bounds(Bounds::default());
     rcu::barrier().expect("no guard is left on this thread");
     turn
 }

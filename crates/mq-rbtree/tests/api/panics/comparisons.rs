@@ -6,13 +6,12 @@ use std::future::ready;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
 use mq_rbtree::{Queue, RbTree, SendError, Wait};
-use testkit::{WakeCount, wait_until};
+use testkit::wait_until;
 
 use super::{Calls, Payload};
 use crate::panicking::poll;
@@ -52,42 +51,6 @@ impl PartialEq for PanickingKey {
 }
 
 impl Eq for PanickingKey {}
-
-/// The panic of a comparison for another thread is discarded. If the drop of its payload panics, the
-/// notification is called and the other waiters are served.
-#[test]
-fn a_discarded_panic_whose_drop_panics_costs_no_action() {
-    let queue = Queue::builder_with_keys(8).spin(false).build().unwrap();
-    (0..8).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
-    let called = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&called);
-    queue.notify(move || _ = counter.fetch_add(1, SeqCst)).unwrap();
-    let flag = WakeCount::new();
-    thread::scope(|scope| {
-        // The first finds an empty tree and compares nothing; the comparison for the second panics.
-        let blocked: Vec<_> = (1..3)
-            .map(|n| {
-                let blocked = scope.spawn(|| queue.send(8, PanickingKey(1)));
-                wait_until(|| queue.stats().waiting == (n, 0));
-                blocked
-            })
-            .collect();
-        let mut task = Box::pin(queue.send_async(9, PanickingKey(0)));
-        assert!(poll(&mut task, flag.waker()).is_pending());
-        let drained = catch_unwind(AssertUnwindSafe(|| {
-            queue.drain_filter(|_, _| {
-                ARMED.set(1);
-                true
-            })
-        }));
-        let is_of_the_drop = drained.unwrap_err().is::<&str>();
-        assert_eq!((called.load(SeqCst), flag.count(), is_of_the_drop), (1, 1, true));
-        assert!(blocked.into_iter().all(|blocked| blocked.join().unwrap().is_ok()));
-        assert!(poll(&mut task, flag.waker()).is_ready());
-    });
-    queue.validate();
-    assert_eq!((queue.len(), ARMED.get()), (3, 0));
-}
 
 /// A sender that is woken to compare by itself finds the room taken, by the waker that ran before, and
 /// waits again.

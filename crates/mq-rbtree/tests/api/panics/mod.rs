@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::Wake;
 use std::thread;
 
-use mq_rbtree::{Queue, Wait};
+use mq_rbtree::Queue;
 use testkit::{WakeCount, wait_until};
 
 use crate::panicking::{panics, poll};
@@ -33,17 +33,6 @@ impl<F: Fn() + Send + Sync> Wake for Calls<F> {
     fn wake(self: Arc<Self>) {
         self.0();
     }
-}
-
-#[test]
-fn a_notification_that_panics_leaves_the_message_there() {
-    let queue: Queue<u32> = Queue::new(2).unwrap();
-    queue.notify(|| panic!("a notification")).unwrap();
-    assert!(panics(|| queue.send(1, 1)));
-    queue.validate();
-    assert_eq!(queue.receive(), Ok((1, 1)));
-    assert!(!queue.cancel_notify(), "it was the one shot");
-    queue.send(2, 2).unwrap();
 }
 
 /// If a filter panics, the messages it has selected are dropped, the others stay, and the room is
@@ -87,20 +76,6 @@ fn a_panicking_peek_changes_nothing() {
     assert!(panics(|| queue.peek(|_, _| panic!("a panic of the caller"))));
     queue.validate();
     assert_eq!(queue.receive(), Ok((1, 1)));
-}
-
-#[test]
-fn a_measure_that_panics_sends_nothing() {
-    let queue: Queue<usize> = Queue::builder(9)
-        .measure(|n| if *n == 7 { panic!("a measure") } else { *n })
-        .build()
-        .unwrap();
-    assert!(panics(|| queue.send(7, 1)));
-    assert!(panics(|| queue.send_async(7, 1)));
-    let mut batch = [1, 2, 7, 3].map(|n| (n, 1)).into();
-    assert!(panics(|| queue.send_batch(&mut batch, Wait::NO)));
-    queue.validate();
-    assert_eq!((batch.len(), queue.len()), (4, 0), "all are measured before the first is sent");
 }
 
 /// A message whose drop panics, except in an unwind.

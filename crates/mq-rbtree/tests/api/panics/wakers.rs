@@ -12,7 +12,6 @@ use testkit::{WakeCount, wait_until};
 
 use super::{Calls, Payload};
 use crate::panicking::{panics, poll};
-use crate::timed::TIMED_SENDS;
 
 /// A waker that panics once, when it is woken.
 struct Bomb;
@@ -181,51 +180,6 @@ fn a_message_is_dropped_if_the_drop_of_a_waker_panics() {
     assert!(panics(|| poll(&mut receive, Waker::noop().clone())));
     assert_eq!((Arc::strong_count(&message), queue.len()), (1, 0));
     queue.validate();
-}
-
-/// Creates a queue of 10 bytes. A message has its number of bytes.
-fn of_ten_bytes() -> Queue<u32> {
-    Queue::builder(9).measure(|n: &u32| *n as usize).max_bytes(10).build().unwrap()
-}
-
-/// A timed send tries for the last time before the senders behind it are served: it keeps its room and
-/// its message.
-#[test]
-fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
-    for send in TIMED_SENDS {
-        let queue = of_ten_bytes();
-        queue.send(10, 1).unwrap();
-        let mut permitted = Box::pin(queue.send_async(4, 1));
-        assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
-        let mut bomb = Box::pin(queue.send_async(3, 1));
-        let mut behind = || assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
-        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
-        assert!(sent.is_ok(), "{sent:?}");
-        assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
-        queue.validate();
-    }
-}
-
-/// A send that is refused returns its message, though the wakers of the senders behind it panic.
-#[test]
-fn a_refused_send_returns_its_message_if_wakers_panic_with_payloads() {
-    for send in TIMED_SENDS {
-        let queue = of_ten_bytes();
-        (0..2).for_each(|_| queue.send(5, 1).unwrap());
-        // More than one lock section wakes.
-        let mut bombs: Vec<_> = (0..5).map(|_| Box::pin(queue.send_async(1, 1))).collect();
-        let mut behind = || {
-            for bomb in &mut bombs {
-                assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
-            }
-        };
-        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((5, 1))));
-        let error = sent.unwrap_err();
-        assert_eq!((error.value, error.reason), (8, SendRefused::Timeout));
-        assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 1), "all were woken");
-        assert!(bombs.iter_mut().all(|bomb| poll(bomb, Waker::noop().clone()).is_ready()));
-        queue.validate();
-    }
 }
 
 /// So does the send of a task that has a permit when the queue closes. A waker polls it before all waiters are

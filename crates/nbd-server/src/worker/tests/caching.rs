@@ -175,7 +175,8 @@ fn the_write_of_a_closed_connection_ends_all_the_same() {
     lab.ends_empty();
 }
 
-/// The device panics. Only its request fails.
+/// The device panics, which the cache takes for an error of the device. Only its request fails, and
+/// a sync that panicked poisons the image as one that failed does.
 #[test]
 fn a_device_that_panics_is_answered_with_eio() {
     let mut lab = caching();
@@ -183,20 +184,38 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.disk.inject_next(Operation::Discard, Fault::Panic);
     assert_eq!(lab.change(&mut client, cmd::TRIM, NONE), EIO);
     assert_eq!(lab.change(&mut client, cmd::TRIM, NONE), 0);
+    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
+    lab.disk.inject_next(Operation::Sync, Fault::Panic);
+    for _ in 0..2 {
+        lab.ask_for(&mut client, cmd::FLUSH, NONE, 1, 0);
+        lab.rest();
+        assert_eq!(reply(&mut client, 0), (1, EIO));
+    }
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }
 
 /// A call on a thread of the cache panics. Its request fails, its buffer is accounted for, and the
-/// worker continues.
+/// worker continues to read the image. Changes and FLUSHes fail from then on, also the last sync of
+/// the server, whose exit code tells of it.
 #[test]
-fn a_request_that_panics_is_answered_with_eio() {
+fn a_panic_marks_its_image_as_failed() {
     let mut lab = caching();
     let mut client = lab.client();
+    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
     lab.worker.exports.fixed[0].image.plant("a-call-that-panics");
+    assert_eq!(lab.worker.exports.blocks.failed(), Vec::<String>::new());
     assert_eq!(lab.change(&mut client, cmd::WRITE, CommandFlags::FUA), EIO);
     assert_eq!(lab.worker.memory.used(), 0);
     assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));
+    for command in [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES] {
+        assert_eq!(lab.change(&mut client, command, NONE), EIO, "{command}");
+    }
+    lab.ask_for(&mut client, cmd::FLUSH, NONE, 1, 0);
+    lab.rest();
+    assert_eq!(reply(&mut client, 0), (1, EIO), "FLUSH");
+    assert_eq!(lab.worker.exports.blocks.failed(), ["a.img"]);
+    assert!(lab.worker.exports.sync().is_err(), "the last sync");
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }

@@ -213,7 +213,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let image = dir.path().join("a.img");
     let size = (CLIENTS * SECTORS * SECTOR).to_string();
     let image = image.to_str().unwrap();
-    let args = ["nbd_server", "--cache", CACHE, "--size", &size, "--image", image];
+    let args = ["offlock-nbd", "--cache", CACHE, "--size", &size, "--image", image];
     let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
     let device =
         FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();

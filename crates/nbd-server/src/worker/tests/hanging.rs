@@ -10,7 +10,7 @@ const NONE: CommandFlags = CommandFlags::NONE;
 fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
-    let mut args = vec!["nbd_server", "--cache", cache, "--size", "1M"];
+    let mut args = vec!["offlock-nbd", "--cache", cache, "--size", "1M"];
     for path in &paths {
         args.extend(["--image", path.to_str().unwrap()]);
     }
@@ -30,14 +30,14 @@ fn an_image_that_hangs_leaves_slots_and_room_to_others() {
         lab.ask_for(&mut hung, cmd::READ, NONE, 3, LEN);
         asked += 1;
     }
-    let (held, waiting) = (lab.script.in_flight(), lab.worker.report().waits.depth);
+    let (held, waiting) = (lab.script.in_flight(), lab.worker.report().waiting);
     assert!((DEPTH / 2..DEPTH).contains(&held), "{held} in flight");
     assert!(held + waiting == asked && asked < 4 * DEPTH, "{waiting} wait");
 
     let mut other = lab.client_of(1);
     lab.ask_for(&mut other, cmd::READ, NONE, 7, LEN);
     assert_eq!(lab.script.in_flight(), held + 1, "it does not wait");
-    assert_eq!(lab.worker.report().waits.depth, waiting);
+    assert_eq!(lab.worker.report().waiting, waiting);
     // The script completes its oldest requests, those of the hung image. Each is followed by the
     // image's next one.
     for _ in 0..held {

@@ -1,9 +1,7 @@
 //! Requests beyond the engine's depth.
 
-use std::time::Duration;
-
 use super::*;
-use crate::admission::{Class, SMALL};
+use crate::admission::SMALL;
 
 /// The length of the shortest large transfer.
 const LARGE: usize = SMALL as usize + BLOCK;
@@ -16,7 +14,7 @@ fn narrow() -> Lab {
 
 impl Lab {
     fn waiting(&self) -> usize {
-        self.worker.report().waits.depth
+        self.worker.report().waiting
     }
 }
 
@@ -62,20 +60,7 @@ fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
         let len = if command == cmd::READ { len } else { 0 };
         assert_eq!(reply(&mut client, len), (nr as u64, 0));
     }
-    let waits = lab.worker.report().waits;
-    let counts = [
-        (Class::Sync, 1),
-        (Class::SmallRead, 2),
-        (Class::SmallWrite, 2),
-        (Class::LargeRead, 2),
-        (Class::LargeWrite, 1),
-    ];
-    for (class, count) in counts {
-        let of = waits.of(class);
-        assert_eq!(of.count, count, "{class}");
-        assert!(of.longest > Duration::ZERO && of.longest <= of.time, "{class}: {of:?}");
-    }
-    assert_eq!((waits.depth, waits.peak, waits.dropped), (0, 8, 0));
+    assert_eq!(lab.waiting(), 0);
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }
@@ -119,7 +104,7 @@ fn below_the_depth_nothing_waits() {
         (0..3).for_each(|_| lab.complete());
         (0..3).for_each(|_| assert_eq!(reply(&mut client, BLOCK), (0xc0, 0)));
     }
-    assert_eq!(lab.worker.report().waits.peak, 0);
+    assert_eq!(lab.waiting(), 0);
     lab.ask(&mut client, cmd::READ, NONE);
     lab.worker.close(client.0, "a test");
     lab.complete();
@@ -138,7 +123,7 @@ fn the_buffers_of_queued_requests_come_back_at_the_close() {
     }
     assert_eq!(lab.waiting(), 9);
     lab.worker.close(first.0, "a test");
-    assert_eq!((lab.waiting(), lab.worker.report().waits.dropped), (3, 6));
+    assert_eq!(lab.waiting(), 3);
     assert_eq!(lab.worker.memory.used(), 4 * BLOCK, "one is in the engine, three are the other's");
     lab.complete();
     assert_eq!(lab.closed(), 1, "the one that was in the engine");
@@ -163,7 +148,7 @@ fn a_request_of_many_steps_goes_on_after_the_close() {
     lab.ask_for(&mut client, cmd::READ, NONE, 2, BLOCK);
     assert_eq!(lab.waiting(), 1, "the read");
     lab.worker.close(client.0, "a test");
-    assert_eq!((lab.waiting(), lab.worker.report().waits.dropped), (0, 1), "it went");
+    assert_eq!(lab.waiting(), 0, "it went");
     while !lab.worker.requests.is_idle() {
         lab.rest();
         if lab.script.in_flight() > 0 {

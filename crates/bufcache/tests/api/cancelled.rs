@@ -1,0 +1,204 @@
+//! Tasks that stop waiting. Nothing of them is kept, and a wake-up costs what it wakes.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::Context;
+use std::time::Duration;
+
+use bufcache::{BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, Load};
+use testkit::{WakeCount, block_on};
+
+const SIZE: usize = 512;
+const BLOCKS: u64 = 64;
+
+/// A device that ends no operation before [`Hung::release`], and each at once afterwards.
+#[derive(Default)]
+struct Hung {
+    begun: Mutex<Vec<Begun>>,
+    is_released: AtomicBool,
+}
+
+enum Begun {
+    Load(Load),
+    Write(DeviceWrite),
+    Range(DeviceRange),
+    Sync(DeviceSync),
+}
+
+impl Hung {
+    fn attach(self: &Arc<Self>, patience: Duration) -> Device {
+        let builder = Cache::builder(32 * SIZE).block_sizes(SIZE, SIZE).patience(patience);
+        let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(80, 90);
+        builder.build().unwrap().attach(Arc::clone(self), SIZE).unwrap()
+    }
+
+    fn begin(&self, operation: Begun) {
+        let mut begun = self.begun.lock().unwrap();
+        if !self.is_released.load(Relaxed) {
+            return begun.push(operation);
+        }
+        drop(begun);
+        operation.end();
+    }
+
+    /// Ends all operations as successes.
+    fn release(&self) {
+        let mut kept = self.begun.lock().unwrap();
+        self.is_released.store(true, Relaxed);
+        let begun = std::mem::take(&mut *kept);
+        drop(kept);
+        begun.into_iter().for_each(Begun::end);
+    }
+}
+
+impl Begun {
+    fn end(self) {
+        match self {
+            Self::Load(load) => load.finish(Ok(SIZE)),
+            Self::Write(write) => write.finish(Ok(())),
+            Self::Range(range) => range.finish(Ok(())),
+            Self::Sync(sync) => sync.finish(Ok(())),
+        }
+    }
+}
+
+/// Releases a device in its drop: the drop of a handle waits for the device.
+struct Releases(Arc<Hung>);
+
+impl Drop for Releases {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+impl BlockDevice for Hung {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        unreachable!("it begins every read")
+    }
+
+    fn begin_read(&self, load: Load) {
+        self.begin(Begun::Load(load));
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        self.begin(Begun::Write(write));
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.begin(Begun::Range(range));
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        self.begin(Begun::Sync(sync));
+    }
+}
+
+type Task<'d> = Pin<Box<dyn Future<Output = ()> + 'd>>;
+type Begin = for<'d> fn(&'d Device) -> Task<'d>;
+
+fn task<'d, T>(future: impl Future<Output = T> + 'd) -> Task<'d> {
+    Box::pin(async { drop(future.await) })
+}
+
+/// Polls once. Returns whether the task waits.
+fn begin(task: &mut Task<'_>, woken: &Arc<WakeCount>) -> bool {
+    let waker = woken.waker();
+    task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
+}
+
+/// Each wait of a task is dropped while the device hangs.
+#[test]
+fn a_wait_that_is_dropped_keeps_nothing_of_its_task() {
+    let hung = Arc::new(Hung::default());
+    let disk = &hung.attach(Duration::from_secs(60));
+    let _releases = Releases(Arc::clone(&hung));
+    let _written = block_on(disk.create_async(1)).unwrap();
+    drop(block_on(disk.create_async(2)).unwrap());
+    let _pinned = block_on(disk.get_async(2)).unwrap();
+    let mut first = task(disk.get_mut_async(2));
+    assert!(begin(&mut first, &WakeCount::new()));
+    let mut discard = task(disk.discard_async(4..5));
+    assert!(begin(&mut discard, &WakeCount::new()));
+    let (end, ended) = mpsc::channel::<()>();
+    drop(block_on(disk.create_async(3)).unwrap());
+    let waits: Vec<(&str, Task<'_>)> = vec![
+        ("a load", task(disk.get_async(0))),
+        ("a writer", task(disk.get_async(1))),
+        ("a discard", task(disk.get_async(4))),
+        ("a discard before a discard", task(disk.discard_async(3..5))),
+        ("a writer before a writer", task(disk.get_mut_async(1))),
+        ("a pin, in line", task(disk.get_mut_async(2))),
+        ("a flush", task(disk.flush_async())),
+        ("a sync", task(disk.sync_async())),
+        ("a durable write", task(disk.write_through_async(3..4))),
+        ("a call", task(disk.call_async(move |_| ended.recv()))),
+    ];
+    let mut kept = Vec::new();
+    for (what, mut wait) in waits {
+        let woken = WakeCount::new();
+        assert!(begin(&mut wait, &woken), "no wait: {what}");
+        drop(wait);
+        if Arc::strong_count(&woken) != 1 {
+            kept.push(what);
+        }
+    }
+    drop(first);
+    drop(end);
+    assert!(kept.is_empty(), "the task is kept: {kept:?}");
+    drop((_written, _pinned));
+    // The operations that have lost their tasks end all the same.
+    hung.release();
+    block_on(disk.sync_async()).unwrap();
+    assert_eq!(block_on(disk.get_async(4)).unwrap().len(), SIZE);
+}
+
+/// Returns the time that this thread has run: other programs do not change it.
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call stores one `timespec` to `time`.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Returns the time that `count` tasks take to begin a wait and to be woken.
+fn wake(count: usize, wait: Begin) -> Duration {
+    let hung = Arc::new(Hung::default());
+    let disk = hung.attach(Duration::from_secs(600));
+    let _releases = Releases(Arc::clone(&hung));
+    let written = block_on(disk.create_async(1)).unwrap();
+    let mut discard = task(disk.discard_async(2..3));
+    assert!(begin(&mut discard, &WakeCount::new()));
+    let woken: Vec<_> = (0..count).map(|_| WakeCount::new()).collect();
+    let began = cpu_time();
+    let mut waits: Vec<_> = woken.iter().map(|_| wait(&disk)).collect();
+    for (wait, woken) in waits.iter_mut().zip(&woken) {
+        assert!(begin(wait, woken));
+    }
+    drop(written);
+    hung.release();
+    let time = cpu_time() - began;
+    assert!(woken.iter().all(|woken| woken.count() > 0));
+    time
+}
+
+/// Sixteen times as many tasks take sixteen times as long, not 256 times.
+#[test]
+fn a_wake_up_costs_what_it_wakes() {
+    let waits: [(&str, Begin); 3] = [
+        ("a load", |disk| task(disk.get_async(0))),
+        ("a writer", |disk| task(disk.get_async(1))),
+        ("a discard", |disk| task(disk.get_async(2))),
+    ];
+    for (what, wait) in waits {
+        let least = |count| (0..3).map(|_| wake(count, wait)).min().unwrap();
+        let (few, many) = (least(1_000), least(16_000));
+        assert!(many < 64 * few, "{what}: {few:?} for 1,000 tasks, {many:?} for 16,000");
+    }
+}

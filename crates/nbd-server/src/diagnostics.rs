@@ -1,0 +1,196 @@
+//! Standard error and standard output, which may take nothing: the pipe of a log that is not read
+//! is full at some time, and a terminal can be stopped.
+//!
+//! ```text
+//!  any thread ─► a queue, or a count of dropped lines if it is full ─► one thread ─► standard error
+//! ```
+//!
+//! No other thread writes to standard error, so the log stops neither a worker, nor the main thread
+//! that accepts connections, nor the end of the server.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender, TrySendError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use tracing::warn;
+
+/// Most lines in the queue: a burst of connections, and a page of statistics.
+const MOST: usize = 1024;
+/// How long the end of the server waits for the queue, and its start for standard output.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Lines that were dropped since the server started.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+/// Panics since the server started, also those that a crate turned into an error of a request.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+enum Entry {
+    Text(Vec<u8>),
+    /// Everything before it was written.
+    Flush(Sender<()>),
+}
+
+/// The log: standard error. A write never blocks, and never fails.
+pub(crate) struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = Entry::Text(bytes.to_vec());
+        if queue().is_none_or(|queue| queue.try_send(text).is_err()) {
+            // Ordering: Relaxed, all; a count that publishes nothing.
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns the queue of the thread that writes the log, which the first call starts. `None` if the
+/// system has no thread for it.
+fn queue() -> Option<&'static SyncSender<Entry>> {
+    static QUEUE: OnceLock<Option<SyncSender<Entry>>> = OnceLock::new();
+    let start = || {
+        let (sender, receiver) = mpsc::sync_channel(MOST);
+        let spawned = thread::Builder::new().name("log".into()).spawn(move || run(&receiver));
+        spawned.ok().map(|_| sender)
+    };
+    QUEUE.get_or_init(start).as_ref()
+}
+
+fn run(queue: &Receiver<Entry>) {
+    let stderr = io::stderr();
+    let mut told = 0;
+    for entry in queue {
+        match entry {
+            Entry::Text(text) => write(stderr.as_fd(), &text).unwrap_or_default(), // it may be closed
+            Entry::Flush(done) => drop(done.send(())), // its sender may have given up
+        }
+        let dropped = dropped();
+        if dropped > told {
+            let lines = dropped - told;
+            let note =
+                format!("{lines} lines were dropped here: standard error did not take them\n");
+            write(stderr.as_fd(), note.as_bytes()).unwrap_or_default();
+            told = dropped;
+        }
+    }
+}
+
+/// Returns the number of dropped lines since the server started.
+pub(crate) fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Returns the number of panics since the server started.
+pub(crate) fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// Waits until the log is written, or for a second if standard error takes nothing.
+pub(crate) fn flush() {
+    let Some(queue) = queue() else { return };
+    let (done, written) = mpsc::channel();
+    let since = Instant::now();
+    let mut entry = Entry::Flush(done);
+    while let Err(TrySendError::Full(refused)) = queue.try_send(entry) {
+        if since.elapsed() >= PATIENCE {
+            return;
+        }
+        entry = refused;
+        thread::sleep(Duration::from_millis(1));
+    }
+    let _ = written.recv_timeout(PATIENCE.saturating_sub(since.elapsed())); // then without it
+}
+
+/// Writes to standard output on a thread of its own, and waits a second for it. If the output takes
+/// nothing for that long, the server goes on without it.
+pub(crate) fn print(text: String) -> io::Result<()> {
+    let (done, result) = mpsc::channel();
+    let print = move || done.send(write(io::stdout().as_fd(), text.as_bytes()));
+    thread::Builder::new().name("stdout".into()).spawn(print)?;
+    result.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        warn!("standard output takes nothing");
+        Ok(())
+    })
+}
+
+/// Writes all bytes. Waits if the descriptor takes none now, even if it is non-blocking.
+fn write(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                rustix::event::poll(&mut [PollFd::from_borrowed_fd(to, PollFlags::OUT)], None)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Has panics counted, and reported by the log, because the standard hook blocks while standard
+/// error takes nothing.
+pub(crate) fn report_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        let _ = LogWriter.write(describe(info).as_bytes()); // never fails
+    }));
+}
+
+fn describe(info: &PanicHookInfo<'_>) -> String {
+    let thread = thread::current();
+    let name = thread.name().unwrap_or("<unnamed>");
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    let payload = info.payload();
+    let reason = payload.downcast_ref::<&str>().copied();
+    let reason = reason.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let reason = reason.unwrap_or("no message");
+    let mut text = format!("thread '{name}' panicked at {place}:\n{reason}\n");
+    let trace = Backtrace::capture(); // if RUST_BACKTRACE asks for it
+    if trace.status() == BacktraceStatus::Captured {
+        text += &trace.to_string();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_described_with_its_thread_and_place() {
+        let (sender, receiver) = mpsc::channel();
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| drop(sender.send(describe(info)))));
+        let thread = thread::Builder::new().name("it".into()).spawn(|| panic!("for a test"));
+        assert!(thread.unwrap().join().is_err());
+        std::panic::set_hook(hook);
+        let text = receiver.into_iter().find(|text| text.contains("thread 'it'")).unwrap();
+        assert!(text.contains("diagnostics.rs:") && text.contains("for a test"), "{text}");
+    }
+
+    #[test]
+    fn a_write_waits_for_a_full_pipe_and_passes_all_bytes() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&writer).unwrap() | rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+        let bytes: Vec<u8> = (0..1 << 20).map(|at| (at / 7) as u8).collect();
+        let expected = bytes.clone();
+        let thread = thread::spawn(move || write(writer.as_fd(), &bytes));
+        let mut found = Vec::new();
+        io::Read::read_to_end(&mut reader, &mut found).unwrap();
+        assert!(thread.join().unwrap().is_ok() && found == expected);
+    }
+}
