@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use mq_rbtree::{Bitmap, Core, Queue, RbTree, Wait};
+use mq_rbtree::{Bitmap, Core, Queue, RbTree};
 
 const PRIORITIES: u32 = 32_768;
 const BATCH: u64 = 64;
@@ -77,8 +77,8 @@ fn batch(c: &mut Criterion) {
     let mut out = Vec::with_capacity(BATCH as usize);
     let mut group = c.benchmark_group("64_messages");
     row!(group, "batch", {
-        queue.send_batch(&mut messages, Wait::NO).expect(OPEN);
-        queue.receive_batch(&mut out, BATCH as usize, Wait::NO).expect(OPEN);
+        queue.try_send_batch(&mut messages).expect(OPEN);
+        queue.try_receive_batch(&mut out, BATCH as usize).expect(OPEN);
         messages.extend(out.drain(..));
     });
     row!(group, "one-by-one", {

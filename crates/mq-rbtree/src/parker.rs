@@ -38,36 +38,30 @@ impl Parker {
         known.unwrap_or_else(|_| new())
     }
 
-    /// Sleeps until `is_done` returns true, or until the deadline. Returns true if a signal has ended
-    /// the wait.
-    pub(crate) fn park(&self, wait: Wait, mut is_done: impl FnMut() -> bool) -> bool {
+    /// Sleeps until `is_done` returns true, or until the deadline.
+    pub(crate) fn park(&self, wait: Wait, mut is_done: impl FnMut() -> bool) {
         loop {
             let seen = self.woken.load();
             step!(
                 "park: check again before the sleep",
                 if is_done() {
-                    return false;
+                    return;
                 }
             );
             if wait.is_over() {
-                return false;
+                return;
             }
-            if sleep(&self.woken, seen, wait.deadline()) && wait.is_interruptible() {
-                return true;
-            }
+            sleep(&self.woken, seen, wait);
         }
     }
 
     /// Waits as [`park`](Self::park) does, without a parker: looks again every millisecond.
     #[cold]
-    pub(crate) fn poll(wait: Wait, mut is_done: impl FnMut() -> bool) -> bool {
+    pub(crate) fn poll(wait: Wait, mut is_done: impl FnMut() -> bool) {
         let futex = Futex::new(); // no other thread wakes it
         while !is_done() && !wait.is_over() {
-            if futex.wait_for(futex.load(), LOOK_AGAIN) && wait.is_interruptible() {
-                return true;
-            }
+            futex.wait_for(futex.load(), LOOK_AGAIN);
         }
-        false
     }
 
     /// Wakes the thread to check `is_done` again.

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use percpu::alloc::TryArc;
 use percpu::sync::step;
 
-use crate::deadline::Deadline;
+use crate::deadline::Wait;
 use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
@@ -31,7 +31,7 @@ use crate::queue::Access;
 /// let ready = Readiness::new(&receiver, Interest::Readable)?;
 /// let refused = Readiness::new(receiver.clone(), Interest::Readable).unwrap_err();
 /// assert_eq!(refused.reason.kind(), std::io::ErrorKind::ResourceBusy); // `EBUSY`
-/// assert!(refused.queue.same_queue(&receiver)); // the clone comes back
+/// assert!(std::ptr::eq(&*refused.queue, &*receiver)); // the clone comes back
 /// # drop(sender);
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -122,7 +122,7 @@ impl<Q: QueueHandle> Readiness<Q> {
         let queue = self.handle.queue();
         let mut section = queue.section();
         {
-            let Some(mut state) = queue.lock_until(Access::Wait, Some(Deadline::PAST)) else {
+            let Some(mut state) = queue.lock_until(Access::Wait, Wait::Past) else {
                 step!("clear: come back for the stopped sender", self.notifier.signal());
                 return;
             };

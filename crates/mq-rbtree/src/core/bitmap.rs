@@ -233,13 +233,6 @@ impl Levels for Bitmap {
         (!self.highest.fifo.is_empty()).then_some(self.highest.priority)
     }
 
-    fn find(&self, priority: u32) -> Option<u32> {
-        if priority == self.highest.priority {
-            return self.highest();
-        }
-        self.is_set(priority).then_some(priority)
-    }
-
     fn below(&self, priority: u32) -> Option<u32> {
         if priority > self.highest()? {
             return self.highest();

@@ -141,10 +141,6 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn highest(&self) -> Option<Self::Level>;
 
-    /// Returns the level of a priority, if it has messages.
-    #[doc(hidden)]
-    fn find(&self, priority: Self::Priority) -> Option<Self::Level>;
-
     /// Returns the highest level below a priority. The priority itself need not have a level.
     #[doc(hidden)]
     fn below(&self, priority: Self::Priority) -> Option<Self::Level>;

@@ -192,10 +192,6 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         self.tree.highest()
     }
 
-    fn find(&self, priority: K) -> Option<NodePtr<K>> {
-        self.tree.search(&priority).ok().map(|found| found.ptr())
-    }
-
     fn below(&self, priority: K) -> Option<NodePtr<K>> {
         self.tree.below(&priority).map(|found| found.ptr())
     }

@@ -264,20 +264,6 @@ impl<T> Slab<T> {
         Removed { value, next }
     }
 
-    /// Takes a message out, and stores another one in its slot, which no slot follows.
-    ///
-    /// # Safety
-    ///
-    /// `index` is a live slot.
-    #[inline(always)]
-    pub(crate) unsafe fn replace(&mut self, index: u32, value: T) -> Removed<T> {
-        let slot = Slot { next: NIL, value: MaybeUninit::new(value) };
-        // SAFETY: the caller guarantees a live slot, which was written.
-        let Slot { next, value } = unsafe { self.slot(index).replace(slot) };
-        // SAFETY: the value of a live slot is initialised.
-        Removed { value: unsafe { value.assume_init() }, next }
-    }
-
     /// Returns the slot that follows a message in its FIFO.
     ///
     /// # Safety

@@ -106,7 +106,7 @@ impl<T, L: Levels> Builder<T, L> {
     /// [`Queue::builder_with_keys`].
     #[must_use]
     pub fn new(max_messages: usize) -> Self {
-        let config = Config { max_messages, reserves: Vec::new(), time_lock: false };
+        let config = Config { max_messages, reserves: Vec::new() };
         let (ageing, spare, no_alloc, spin) = (None, DEFAULT_SPARE_NODES, false, true);
         Self { config, ageing, spare, no_alloc, spin, no_memory: false, messages: PhantomData }
     }
@@ -187,14 +187,6 @@ impl<T, L: Levels> Builder<T, L> {
     #[must_use]
     pub fn spin(mut self, on: bool) -> Self {
         self.spin = on;
-        self
-    }
-
-    /// Measures the longest time that the lock is held, for
-    /// [`QueueStats::longest_hold`](crate::QueueStats). Each operation reads the clock twice.
-    #[must_use]
-    pub fn time_lock(mut self) -> Self {
-        self.config.time_lock = true;
         self
     }
 

@@ -9,8 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, BuildError, Core, Interest, Levels, Queue, RbTree, Readiness, ReceiveError,
-    SendRefused, Wait,
+    Bitmap, BuildError, Core, Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused,
 };
 
 use testkit::alloc::{refuse_after, refuse_first};
@@ -64,7 +63,7 @@ fn a_batch_without_memory_takes_what_has_room() {
     let mut cx = Context::from_waker(Waker::noop());
     for async_batch in [false, true] {
         let mut receive = |out: &mut Vec<_>| match async_batch {
-            false => queue.receive_batch(out, 8, Wait::NO),
+            false => queue.try_receive_batch(out, 8),
             true => match pin!(queue.receive_batch_async(out, 8)).poll(&mut cx) {
                 Poll::Ready(result) => result,
                 Poll::Pending => Err(ReceiveError::Empty),
@@ -95,13 +94,13 @@ const ALL: usize = usize::MAX - 1;
 #[test]
 fn the_first_wait_of_a_thread_without_memory_ends_in_time() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    let soon = || Wait::at_most(Duration::from_millis(5));
+    let soon = || Instant::now() + Duration::from_millis(5);
     thread::scope(|scope| {
         // Each thread begins with refused allocations, as many as its waits ask for.
         let times_out = scope.spawn(|| {
             let start = Instant::now();
-            let received = refuse_first(ALL, || queue.receive_with(soon())).0;
-            let lent = refuse_first(ALL, || queue.receive_guard_with(soon()).map(drop)).0;
+            let received = refuse_first(ALL, || queue.receive_deadline(soon())).0;
+            let lent = refuse_first(ALL, || queue.receive_guard_deadline(soon()).map(drop)).0;
             assert!(start.elapsed() >= Duration::from_millis(10));
             (received, lent)
         });
@@ -124,7 +123,7 @@ fn the_first_wait_of_a_thread_without_memory_ends_in_time() {
         assert!(refused >= 1);
 
         queue.send(3, 3).unwrap();
-        let refused = scope.spawn(|| refuse_first(ALL, || queue.send_with(4, 4, soon())).0);
+        let refused = scope.spawn(|| refuse_first(ALL, || queue.send_deadline(4, 4, soon())).0);
         let refused = refused.join().unwrap().unwrap_err();
         assert_eq!((refused.value, refused.reason), (4, SendRefused::Timeout));
         let sends = scope.spawn(|| refuse_first(ALL, || queue.send(5, 5)).0);

@@ -99,7 +99,7 @@ impl Lab {
         remount(&mut exports, &disk, true, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build());
-        let registry = Arc::new(Registry::new().unwrap());
+        let registry = Arc::new(Registry::new());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);
         let engine = engine.build_scripted(&script).unwrap();

@@ -227,7 +227,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let exports = Arc::new(exports);
 
     let connections = Arc::new(CtxTable::builder().max_contexts(8).build());
-    let registry = Arc::new(Registry::new().unwrap());
+    let registry = Arc::new(Registry::new());
     let (workers, receivers): (Vec<_>, Vec<_>) =
         (0..WORKERS).map(|_| Inbox::new(Instant::now()).unwrap()).unzip();
     let shared = Shared { exports, connections, registry };
