@@ -16,6 +16,7 @@
 //!    such a pointer only: one made from a `&Core` may read the core, but not free it.
 
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 use percpu::PerCpu;
@@ -153,6 +154,18 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Returns whether the calling thread is dropping a context of this table.
     pub(super) fn is_in_drop(&self) -> bool {
         is_dropping(self.address())
+    }
+
+    /// Blocks until `done` returns a value, or until the deadline. Calls `done` after each reclaim and each
+    /// last reference.
+    pub(super) fn wait_change<R>(
+        &self,
+        deadline: Option<Instant>,
+        done: impl FnMut() -> Option<R>,
+    ) -> Option<R> {
+        let counted = self.waiters.count_thread();
+        drop(self.lock()); // a change before it is seen by `done`, one after it sees the count
+        self.waiters.wait(&counted, deadline, done)
     }
 
     #[inline]

@@ -247,7 +247,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 return Ok(state);
             }
             drop(state);
-            self.waiters.wait(None, || (!self.lock().reclaiming).then_some(()));
+            self.wait_change(None, || (!self.lock().reclaiming).then_some(()));
         }
     }
 

@@ -226,11 +226,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             if blocked() {
                 // The drop of the last reference wakes it.
-                self.waiters.wait(deadline, || (done() || !blocked()).then_some(()));
+                self.wait_change(deadline, || (done() || !blocked()).then_some(()));
             } else if let Some(deadline) = deadline {
                 // A reader wakes no waiter when it leaves, so this polls, with growing pauses.
                 let until = (Instant::now() + pause).min(deadline);
-                self.waiters.wait(Some(until), || done().then_some(()));
+                self.wait_change(Some(until), || done().then_some(()));
                 pause = (pause * 2).min(Duration::from_millis(1));
             } else if vacated == 0 {
                 thread::yield_now(); // to a thread that has killed a slot and not added it to a list

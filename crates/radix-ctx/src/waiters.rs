@@ -1,10 +1,15 @@
 //! The threads and tasks that wait for a change of a table.
 //!
 //! ```text
-//!   waiting thread or task         changing thread
-//!   count += 1                     change the state of a slot, or `reclaiming`
+//!   waiting task                   removing thread
+//!   tasks += 1                     make the slot dead
 //!   heavy()                        light()
-//!   done? else wait                count != 0? wake
+//!   removed? else wait             tasks != 0? wake
+//!
+//!   waiting thread                 reclaiming thread, or that of the last reference
+//!   threads += 1                   make the slot vacant
+//!   lock the table, unlock         lock the table, make the index vacant, unlock
+//!   done? else wait                threads != 0? wake
 //! ```
 //!
 //! So a change costs a light fence and a load while no thread or task waits. A blocked thread waits for the end of a reclaim
@@ -54,15 +59,7 @@ pub(super) struct Registration {
 }
 
 /// Counts a blocked thread until it is dropped.
-struct CountedThread<'a>(&'a AtomicUsize);
-
-impl<'a> CountedThread<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        // Ordering: Relaxed; the `heavy` in `wait` orders it before the check of the condition.
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
+pub(super) struct CountedThread<'a>(&'a AtomicUsize);
 
 impl Drop for CountedThread<'_> {
     fn drop(&mut self) {
@@ -72,12 +69,11 @@ impl Drop for CountedThread<'_> {
 }
 
 impl Waiters {
-    /// Wakes the blocked threads, after a change. Wait-free while there are none.
+    /// Wakes the blocked threads. Wait-free while there are none. The caller has held the table's lock
+    /// since it made the change: either the waiter sees the change, or this thread sees the waiter.
     #[inline]
     pub(super) fn wake_threads(&self) {
-        // Pairs with the `heavy` in `wait`: the waiter sees the change, or this thread sees the waiter.
-        step!("wake: the change comes before the look for waiters", light());
-        // Ordering: Relaxed; the fences order it.
+        // Ordering: Relaxed; the table's lock orders it.
         if !check!("wake: no thread waits", self.threads.load(Ordering::Relaxed) == 0) {
             *self.changes.lock() += 1;
             self.changed.notify_all();
@@ -132,17 +128,23 @@ impl Waiters {
         panic.resume();
     }
 
+    /// Counts the calling thread as a blocked one. It takes the table's lock before it looks at what it
+    /// waits for.
+    pub(super) fn count_thread(&self) -> CountedThread<'_> {
+        // Ordering: Relaxed; the table's lock orders it.
+        self.threads.fetch_add(1, Ordering::Relaxed);
+        CountedThread(&self.threads)
+    }
+
     /// Blocks until `done` returns a value, or until the deadline.
     ///
     /// Calls `done` after each change, without the lock.
     pub(super) fn wait<R>(
         &self,
+        _counted: &CountedThread<'_>,
         deadline: Option<Instant>,
         mut done: impl FnMut() -> Option<R>,
     ) -> Option<R> {
-        let _counted = CountedThread::new(&self.threads);
-        // Pairs with the `light` of a thread that changes the table.
-        step!("wait: the count comes before the look at the condition", heavy());
         loop {
             let seen = *self.changes.lock();
             if let Some(got) = done() {
@@ -204,7 +206,7 @@ mod tests {
     fn inv18_waiters_that_left_are_not_counted() {
         let waiters = Waiters::default();
         let panic = catch_unwind(AssertUnwindSafe(|| {
-            waiters.wait(None, || -> Option<()> { panic!("half-way") })
+            waiters.wait(&waiters.count_thread(), None, || -> Option<()> { panic!("half-way") })
         }));
         assert!(panic.is_err());
         let mut registrations: [Registration; 4] = Default::default();

@@ -23,14 +23,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "wait: no change since the condition was false",
         "table_refs::inv18_a_removal_waits_for_the_last_reference",
     ),
-    (
-        "wake: the change comes before the look for waiters",
-        "table_refs::inv18_a_removal_waits_for_the_last_reference",
-    ),
-    (
-        "wait: the count comes before the look at the condition",
-        "table_refs::inv18_a_removal_waits_for_the_last_reference",
-    ),
     ("wake a task: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
     (
         "wake a task: the removal comes before the look for tasks",
@@ -77,8 +69,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// stops a section for a whole grace period.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "fold: no section still counts",
-    "wake: the change comes before the look for waiters",
-    "wait: the count comes before the look at the condition",
     "wake a task: the removal comes before the look for tasks",
     "register: the count comes before the look at the condition",
     "retire: the link carries what came before the removal",

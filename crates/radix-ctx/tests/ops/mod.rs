@@ -19,5 +19,5 @@ pub(crate) fn run(input: &[u8]) -> usize {
         four
     });
     let limits = Limits::decode(groups.next().unwrap_or([1; 4]));
-    table_ops::run_ops(limits, groups.map(|four| Op::decode(four)))
+    table_ops::run_ops(limits, groups.map(Op::decode))
 }
