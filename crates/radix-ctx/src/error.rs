@@ -30,6 +30,16 @@ pub enum LookupError {
 }
 
 /// The reason why a counted reference was not taken.
+///
+/// ```
+/// use radix_ctx::{CtxTable, GetRefError, LookupError};
+///
+/// let table = CtxTable::new();
+/// let id = table.insert("alice").unwrap();
+/// table.remove(id)?;
+/// assert_eq!(table.get_ref(id).unwrap_err(), GetRefError::Lookup(LookupError::Stale));
+/// # Ok::<(), LookupError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GetRefError {
@@ -69,6 +79,14 @@ pub enum InsertRefused {
 }
 
 /// The error of an insert.
+///
+/// ```
+/// use radix_ctx::{CtxTable, InsertRefused};
+///
+/// let table = CtxTable::builder().max_contexts(0).build();
+/// let refused = table.insert("alice").unwrap_err();
+/// assert_eq!((refused.value, refused.reason), ("alice", InsertRefused::Quota { limit: 0 }));
+/// ```
 pub struct InsertError<T> {
     /// The value that was not inserted.
     pub value: T,
