@@ -408,7 +408,7 @@ impl AsFd for Engine {
         core.state.borrow_mut().backend.watch();
         // Work that was left before the descriptor was watched.
         let state = core.state.borrow();
-        if core.has_work(&state) {
+        if core.has_work(&state) || state.waiting.is_due(state.completions.slab.free_len()) {
             core.wake_fd.kick();
         }
         core.wake_fd.wake_at(state.deadlines.earliest());

@@ -54,6 +54,11 @@ impl WaitQueue {
         self.waiters[position].waker.replace(waker)
     }
 
+    /// Returns whether a future that may take one of the `free` slots was not woken.
+    pub(crate) fn is_due(&self, free: usize) -> bool {
+        self.waiters.iter().take(free).any(|waiter| waiter.waker.is_some())
+    }
+
     /// Takes the waker of the first future that may take one of the `free` slots and was not woken.
     pub(crate) fn next_to_wake(&mut self, free: usize) -> Option<Waker> {
         self.waiters.iter_mut().take(free).find_map(|waiter| waiter.waker.take())
