@@ -1,11 +1,8 @@
-//! The times at which requests are cancelled or their waits end.
+//! The times at which requests are cancelled.
 //!
-//! An entry becomes stale when its request completes, or, for [`Action::Wake`], when a later entry
-//! for the same request replaces it. A stale entry is dropped when its time comes, or when the heap
-//! reaches its limit. The limit is twice the number of slots, or twice the number of entries that
-//! were not stale at the last such cleaning. A slot has at most two entries that are not stale, so
-//! the heap never exceeds four times the number of slots, and cleaning costs a constant per added
-//! entry.
+//! An entry becomes stale when its request completes. A stale entry is dropped when its time comes, or
+//! when the heap reaches twice the number of slots. A slot has at most one entry that is not stale, so
+//! cleaning costs a constant per added entry.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,56 +10,29 @@ use std::time::{Duration, Instant};
 
 use crate::slab::{Index, Slab};
 
-/// The action at a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Action {
-    /// Cancel the request.
-    Cancel,
-    /// Wake the task that waits for the request.
-    Wake,
-}
-
 /// A deadline of one use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     at: Instant,
     index: Index,
     generation: u32,
-    action: Action,
-    /// A number that distinguishes this entry from others of its slot.
-    serial: u64,
 }
 
 /// The deadlines of an engine, earliest first.
 #[derive(Default)]
 pub(crate) struct Deadlines {
     heap: BinaryHeap<Reverse<Entry>>,
-    /// The entry count at which stale entries are dropped, unless the slots allow more.
-    limit: usize,
-    /// The number of entries ever added.
-    serial: u64,
-    /// The serial number of the last [`Action::Wake`] of each slot. Empty before the first one.
-    last_wake: Box<[u64]>,
 }
 
 impl Deadlines {
-    /// Adds an entry. An [`Action::Wake`] replaces the request's earlier one. Allocates only if the
-    /// heap has more entries than ever before.
-    pub(crate) fn add(&mut self, at: Instant, index: Index, action: Action, slab: &Slab) {
-        self.serial += 1;
-        if action == Action::Wake {
-            if self.last_wake.is_empty() {
-                self.last_wake = vec![0; slab.capacity()].into();
-            }
-            self.last_wake[index as usize] = self.serial;
-        }
-        if self.heap.len() >= self.limit.max(2 * slab.capacity()) {
-            let last_wake = &self.last_wake;
-            self.heap.retain(|Reverse(entry)| entry.is_current(slab, last_wake));
-            self.limit = 2 * self.heap.len();
+    /// Adds an entry for the request in `index`. Allocates only if the heap has more entries than ever
+    /// before.
+    pub(crate) fn add(&mut self, at: Instant, index: Index, slab: &Slab) {
+        if self.heap.len() >= 2 * slab.capacity() {
+            self.heap.retain(|Reverse(entry)| entry.is_current(slab));
         }
         let generation = slab.peek(index).generation;
-        self.heap.push(Reverse(Entry { at, index, generation, action, serial: self.serial }));
+        self.heap.push(Reverse(Entry { at, index, generation }));
     }
 
     /// Returns the time of the earliest entry.
@@ -82,12 +52,12 @@ impl Deadlines {
         Some(timeout.map_or(left, |timeout| timeout.min(left)))
     }
 
-    /// Removes and returns an entry that is due at `now`.
-    pub(crate) fn due(&mut self, now: Instant, slab: &Slab) -> Option<(Index, Action)> {
+    /// Removes an entry that is due at `now`. Returns its slot.
+    pub(crate) fn due(&mut self, now: Instant, slab: &Slab) -> Option<Index> {
         while self.earliest().is_some_and(|at| at <= now) {
             let Reverse(entry) = self.heap.pop()?;
-            if entry.is_current(slab, &self.last_wake) {
-                return Some((entry.index, entry.action));
+            if entry.is_current(slab) {
+                return Some(entry.index);
             }
         }
         None
@@ -95,10 +65,9 @@ impl Deadlines {
 }
 
 impl Entry {
-    /// Returns whether the request still runs and no later entry replaces this one.
-    fn is_current(&self, slab: &Slab, last_wake: &[u64]) -> bool {
-        let replaced = self.action == Action::Wake && last_wake[self.index as usize] != self.serial;
-        !replaced && slab.peek(self.index).generation == self.generation
+    /// Returns whether the request still runs.
+    fn is_current(&self, slab: &Slab) -> bool {
+        slab.peek(self.index).generation == self.generation
     }
 }
 
@@ -112,13 +81,13 @@ mod tests {
         let mut deadlines = Deadlines::default();
         let (now, ms) = (Instant::now(), Duration::from_millis);
         assert_eq!((deadlines.earliest(), deadlines.shorten(None, || now)), (None, None));
-        deadlines.add(now + ms(2), 1, Action::Wake, &slab);
-        deadlines.add(now + ms(1), 0, Action::Cancel, &slab);
+        deadlines.add(now + ms(2), 1, &slab);
+        deadlines.add(now + ms(1), 0, &slab);
         assert_eq!(deadlines.earliest(), Some(now + ms(1)));
         assert!(deadlines.shorten(Some(Duration::MAX), || now).unwrap() == ms(1));
         assert_eq!(deadlines.shorten(Some(Duration::ZERO), || now), Some(Duration::ZERO));
         assert_eq!(deadlines.due(now, &slab), None);
-        assert_eq!(deadlines.due(now + ms(5), &slab), Some((0, Action::Cancel)));
+        assert_eq!(deadlines.due(now + ms(5), &slab), Some(0));
         slab.get(1).generation += 1; // the slot was used again
         assert_eq!(deadlines.due(now + ms(5), &slab), None);
         assert_eq!(deadlines.earliest(), None);
@@ -130,46 +99,27 @@ mod tests {
         let mut deadlines = Deadlines::default();
         let far = Instant::now() + Duration::from_secs(3600);
         for _ in 0..1000 {
-            deadlines.add(far, 1, Action::Cancel, &slab);
+            deadlines.add(far, 1, &slab);
             slab.get(1).generation += 1;
         }
         assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
     }
 
     #[test]
-    fn inv17_a_renewed_wake_replaces_the_earlier_one() {
-        let slab = Slab::new(4);
-        let mut deadlines = Deadlines::default();
-        let (now, ms) = (Instant::now(), Duration::from_millis);
-        deadlines.add(now + ms(5), 1, Action::Cancel, &slab);
-        deadlines.add(now + ms(5), 2, Action::Wake, &slab);
-        for _ in 0..1000 {
-            deadlines.add(now + ms(1), 1, Action::Wake, &slab);
-            deadlines.add(now + ms(4), 1, Action::Wake, &slab);
-        }
-        assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
-        assert_eq!(deadlines.due(now + ms(3), &slab), None);
-        assert_eq!(deadlines.due(now + ms(4), &slab), Some((1, Action::Wake)));
-        let mut rest = [(); 2].map(|()| deadlines.due(now + ms(5), &slab).unwrap());
-        rest.sort();
-        assert_eq!(rest, [(1, Action::Cancel), (2, Action::Wake)]);
-    }
-
-    #[test]
     fn inv17_entries_of_requests_that_run_are_never_dropped() {
-        let slab = Slab::new(4);
+        let mut slab = Slab::new(4);
         let mut deadlines = Deadlines::default();
         let at = Instant::now();
-        for round in 0..100 {
-            for index in 0..4 {
-                if round == 0 {
-                    deadlines.add(at, index, Action::Cancel, &slab);
-                }
-                deadlines.add(at, index, Action::Wake, &slab);
-            }
+        for index in 1..4 {
+            deadlines.add(at, index, &slab);
         }
-        assert!(deadlines.heap.len() <= 16, "{}", deadlines.heap.len());
-        let due = std::iter::from_fn(|| deadlines.due(at, &slab)).count();
-        assert_eq!(due, 8);
+        for _ in 0..100 {
+            slab.get(0).generation += 1;
+            deadlines.add(at, 0, &slab);
+        }
+        assert!(deadlines.heap.len() <= 8, "{}", deadlines.heap.len());
+        let mut due: Vec<_> = std::iter::from_fn(|| deadlines.due(at, &slab)).collect();
+        due.sort_unstable();
+        assert_eq!(due, [0, 1, 2, 3]);
     }
 }

@@ -9,7 +9,7 @@
 //! | held by an inner turn | not held |
 //! |---|---|
 //! | callbacks of other requests, also of other threads | the entry in a [`CompletionQueue`](crate::CompletionQueue): it is there at once, and the next ordinary turn counts it |
-//! | wake-ups of [`Operation`](crate::Operation)s, [`Deadline`](crate::Deadline)s and futures that wait for a slot | [`cancel_at`](crate::Request::cancel_at), which cancels in time |
+//! | wake-ups of [`Operation`](crate::Operation)s and futures that wait for a slot | [`cancel_at`](crate::Request::cancel_at), which cancels in time |
 //! | drops of buffers without an owner | the submission of what is pending, behind a [`Plug`](crate::Plug) too |
 //!
 //! A held completion keeps its slot. Where no slot is left, an inner request is refused with

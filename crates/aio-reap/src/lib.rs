@@ -96,7 +96,7 @@
 //! | | ends the request | ends the wait |
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
-//! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
+//! | [`Operation::wait_timeout`], or a runtime's timeout of an [`Operation`] | no | yes, in time |
 //! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
@@ -139,7 +139,6 @@
 //! | other threads in order | `api/remote.rs` | `inv02_calls_of_a_thread_keep_their_order` |
 //! | buffers | `api/buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
 //! | cancellation | `api/endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
-//! | deadlines | `api/endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
 //! | short transfers | `api/engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
 //! | opened files | `api/files.rs` | `inv19_an_opened_file_without_a_receiver_is_closed` |
 //! | stack depth | `api/callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
@@ -233,7 +232,7 @@ pub use file::File;
 pub use io_path::IoPath;
 pub use op::AllocateMode;
 pub use open_options::OpenOptions;
-pub use operation::{Deadline, DeadlinePassed, Operation};
+pub use operation::Operation;
 pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};

@@ -2,17 +2,13 @@
 
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
-
-use thiserror::Error;
+use std::time::Duration;
 
 use crate::core::Core;
-use crate::deadlines::Action;
 use crate::outcome::{Outcome, Owned};
 use crate::reply::Reply;
 use crate::slab::Index;
@@ -120,17 +116,6 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
         self.index.is_some_and(|index| self.core.cancel(index))
     }
 
-    /// Returns a future that waits until `at` at most.
-    ///
-    /// It abandons the wait, not the I/O: if the time comes first, the operation is dropped. The
-    /// request keeps its buffer, counts as in flight, and may still write.
-    pub fn deadline(self, at: Instant) -> Deadline<B, T> {
-        if let Some(index) = self.index {
-            self.core.add_deadline(index, at, Action::Wake);
-        }
-        Deadline { operation: Some(self), at }
-    }
-
     /// Takes the result, if the request has completed.
     fn take(&mut self) -> Option<Outcome<B, T>> {
         let index = self.index.expect("an operation is not polled after it was ready");
@@ -172,101 +157,6 @@ impl<B, T> Drop for Operation<B, T> {
         if let Some(index) = self.index {
             self.core.orphan(index);
         }
-    }
-}
-
-/// A future that awaits an [`Operation`] until a time, from [`Operation::deadline`].
-///
-/// ```
-/// use aio_reap::{DeadlinePassed, Engine};
-/// use std::time::{Duration, Instant};
-///
-/// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::new()?;
-/// let file = engine.attach(std::fs::File::open("/dev/zero")?)?;
-/// let outcome = engine.block_on(async {
-///     let read = engine.read(&file, vec![1; 512], 0).submit()?;
-///     let mut deadline = read.deadline(Instant::now() + Duration::from_secs(60));
-///     match (&mut deadline).await {
-///         Ok((read, _buf)) => Ok::<_, std::io::Error>(read?),
-///         // The read goes on. Wait for it once more, or drop the operation.
-///         Err(DeadlinePassed) => Ok(deadline.into_operation().expect("not ready").await.0?),
-///     }
-/// })?;
-/// assert_eq!(outcome?, 512);
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "futures do nothing unless polled"]
-#[derive(Debug)]
-pub struct Deadline<B, T = usize> {
-    /// `None` after it resolved.
-    operation: Option<Operation<B, T>>,
-    at: Instant,
-}
-
-/// The error of a wait whose deadline passed. The request continues.
-///
-/// ```
-/// use aio_reap::{DeadlinePassed, Engine};
-/// use std::time::Instant;
-///
-/// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::new()?;
-/// # if engine.backend() != aio_reap::BackendKind::Uring { return Ok(()) }
-/// let (pipe, _writer) = std::io::pipe()?;
-/// let reader = engine.attach(pipe)?;
-/// let late = engine.block_on(async {
-///     let read = engine.read(&reader, vec![0; 1], 0).submit()?; // the pipe is empty
-///     let late = read.deadline(Instant::now()).await;
-///     Ok::<_, std::io::Error>(late.unwrap_err())
-/// })?;
-/// assert_eq!(late?, DeadlinePassed);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the deadline has passed before the request completed")]
-pub struct DeadlinePassed;
-
-impl DeadlinePassed {
-    /// Returns `ETIMEDOUT`.
-    pub fn errno(&self) -> i32 {
-        libc::ETIMEDOUT
-    }
-}
-
-impl From<DeadlinePassed> for io::Error {
-    fn from(error: DeadlinePassed) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
-
-impl<B, T> Deadline<B, T> {
-    /// Returns the operation, or `None` if this future has resolved.
-    pub fn into_operation(self) -> Option<Operation<B, T>> {
-        self.operation
-    }
-}
-
-impl<B: 'static, T: Reply<B>> Future for Deadline<B, T> {
-    type Output = Result<Outcome<B, T>, DeadlinePassed>;
-
-    /// # Panics
-    ///
-    /// Panics when polled again after it was ready.
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let at = self.at;
-        let operation = self.operation.as_mut().expect("not polled after it was ready");
-        if let Poll::Ready(outcome) = Pin::new(&mut *operation).poll(cx) {
-            self.operation = None;
-            return Poll::Ready(Ok(outcome));
-        }
-        if operation.core.instant() < at {
-            return Poll::Pending;
-        }
-        self.operation = None;
-        Poll::Ready(Err(DeadlinePassed))
     }
 }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
 use crate::completion_state::{CompletionState, NewRequest};
-use crate::deadlines::{Action, Deadlines};
+use crate::deadlines::Deadlines;
 use crate::op::Kind;
 use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
@@ -65,8 +65,6 @@ pub(crate) struct State {
     pub(crate) waiting: WaitQueue,
     /// Other threads may make calls, which wake the engine by its descriptors only.
     pub(crate) has_remote: bool,
-    /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
-    pub(crate) held_wakes: Vec<Waker>,
     /// The number of requests at the head of the pending list that are staged, and its limit.
     staged: usize,
     stage_limit: usize,
@@ -97,7 +95,6 @@ impl State {
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             has_remote: false,
-            held_wakes: Vec::new(),
             staged: 0,
             stage_limit: 0,
             budget_used_up: false,
@@ -188,9 +185,9 @@ impl State {
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
     }
 
-    /// Returns whether a turn that is not an inner one reports or wakes something without a request.
+    /// Returns whether a turn that is not an inner one reports something without a request.
     fn holds_reports(&self) -> bool {
-        self.completions.enqueued > 0 || !self.held_wakes.is_empty()
+        self.completions.enqueued > 0
     }
 
     /// Returns the number of requests that are not in the kernel and that another turn would
@@ -214,7 +211,6 @@ impl State {
         quiet
             && completions.pending.len() == 0
             && self.ready(Scope::All) == 0
-            && self.held_wakes.is_empty()
             && completions.slab.promised == 0
     }
 
@@ -355,7 +351,7 @@ impl State {
 
     /// Sets the time at which the request in `index` is cancelled.
     pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
-        self.deadlines.add(at, index, Action::Cancel, &self.completions.slab);
+        self.deadlines.add(at, index, &self.completions.slab);
     }
 
     /// Updates the number of promised slots. Called when the queue of waiting futures has changed.

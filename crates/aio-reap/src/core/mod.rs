@@ -14,7 +14,6 @@ use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
-use crate::deadlines::Action;
 use crate::drive::Driver;
 use crate::payload::{Deliver, RawResult};
 use crate::reap::ReapMode;
@@ -108,38 +107,14 @@ impl Core {
         }
     }
 
-    /// Performs the due actions of deadlines. The next round delivers a request cancelled here.
+    /// Cancels the requests whose time has come. The next round delivers them.
     #[cold]
-    fn expire(&self, scope: Scope) {
+    fn expire(&self) {
         let now = self.instant();
-        loop {
-            let mut state = self.state.borrow_mut();
-            let State { deadlines, completions, .. } = &mut *state;
-            match deadlines.due(now, &completions.slab) {
-                None => return,
-                Some((index, Action::Cancel)) => {
-                    state.cancel(index, CancelReason::TimedOut);
-                }
-                Some((index, Action::Wake)) => {
-                    let waker = state.completions.slab.get(index).waker.take();
-                    if scope != Scope::All {
-                        state.held_wakes.extend(waker);
-                        continue;
-                    }
-                    drop(state);
-                    let _guard = self.dispatching();
-                    waker.into_iter().for_each(Waker::wake);
-                }
-            }
+        let state = &mut *self.state.borrow_mut();
+        while let Some(index) = state.deadlines.due(now, &state.completions.slab) {
+            state.cancel(index, CancelReason::TimedOut);
         }
-    }
-
-    /// Adds a deadline for the request in `index`.
-    pub(crate) fn add_deadline(&self, index: Index, at: Instant, action: Action) {
-        let mut state = self.state.borrow_mut();
-        let State { deadlines, completions, .. } = &mut *state;
-        deadlines.add(at, index, action, &completions.slab);
-        self.wake_fd.wake_at(state.deadlines.earliest());
     }
 
     /// Tries to end a request early. The next turn delivers it. Returns false if there was no
@@ -296,20 +271,11 @@ impl Core {
         }
         let _rearm = Rearm(self); // also if a callback panics
         self.drop_deferred();
-        self.wake_held();
         let delivered = enqueued + self.dispatch(scope);
         if self.state.borrow().completions.slab.promised > 0 {
             self.admit();
         }
         delivered
-    }
-
-    /// Calls the wakers that inner turns have held back.
-    fn wake_held(&self) {
-        for waker in mem::take(&mut self.state.borrow_mut().held_wakes) {
-            let _guard = self.dispatching();
-            waker.wake();
-        }
     }
 
     /// Drops the completion queues without an owner, and the buffers in them, which is user code.
@@ -372,7 +338,7 @@ impl Core {
             self.wake_fd.kick(); // their wake-up may have been cleared above
         }
         if timed && scope != Scope::Nothing {
-            self.expire(scope);
+            self.expire();
         }
         let delivered = self.round(true, scope, sleep);
         let state = self.state.borrow();
