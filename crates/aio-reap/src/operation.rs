@@ -8,9 +8,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::buf::HeldBuf;
 use crate::core::Core;
-use crate::outcome::{Outcome, Owned};
-use crate::reply::Reply;
+use crate::error::RequestError;
+use crate::payload::{DeferredDrop, Deliver, RawResult};
 use crate::slab::Index;
 
 /// A submitted request. Await it, or block with [`wait`](Self::wait).
@@ -163,5 +164,130 @@ impl<B, T> Drop for Operation<B, T> {
 impl<B, T> fmt::Debug for Operation<B, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("collected", &self.index.is_none()).finish()
+    }
+}
+
+/// The outcome of a request: the result (by default the number of bytes transferred) or the error,
+/// and the buffer.
+pub type Outcome<B, T = usize> = (Result<T, RequestError>, B);
+
+/// The payload of a request that an [`Operation`] collects: only the buffer.
+pub(crate) struct Owned<B, T = usize> {
+    buf: HeldBuf<B>,
+    result: PhantomData<fn() -> T>,
+}
+
+impl<B: 'static, T: Reply<B>> Deliver for Owned<B, T> {
+    /// Drops the buffer and the result. Only a request whose operation was dropped is delivered
+    /// this way.
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        self.abandon(result);
+        None
+    }
+
+    fn abandon(self, result: RawResult) {
+        drop(self.outcome(result));
+    }
+}
+
+impl<B, T> Owned<B, T> {
+    pub(crate) fn new(buf: HeldBuf<B>) -> Self {
+        Self { buf, result: PhantomData }
+    }
+}
+
+impl<B, T: Reply<B>> Owned<B, T> {
+    /// Makes the outcome of the request, which has completed with `result`.
+    pub(crate) fn outcome(self, result: RawResult) -> Outcome<B, T> {
+        let mut buf = self.buf.into_inner();
+        // SAFETY: the payload of a request is used with its result once, because this consumes it.
+        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
+        (result, buf)
+    }
+}
+
+/// The payload of a request with a callback: the buffer and the callback.
+pub(crate) struct Callback<B, F, T = usize> {
+    owned: Owned<B, T>,
+    done: F,
+}
+
+impl<B, F, T> Callback<B, F, T> {
+    pub(crate) fn new(buf: HeldBuf<B>, done: F) -> Self {
+        Self { owned: Owned::new(buf), done }
+    }
+}
+
+impl<B, F, T> Deliver for Callback<B, F, T>
+where
+    B: 'static,
+    F: FnOnce(Result<T, RequestError>, B) + 'static,
+    T: Reply<B>,
+{
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        let (result, buf) = self.owned.outcome(result);
+        (self.done)(result, buf);
+        None
+    }
+
+    fn abandon(self, result: RawResult) {
+        self.owned.abandon(result);
+    }
+}
+
+/// A result that a request on a `B` may have: the type `T` of [`Request`](crate::Request),
+/// [`Operation`] and [`Outcome`].
+///
+/// | result | of |
+/// |---|---|
+/// | `usize`, the default | transfers: the number of bytes; and every request without a result of its own: 0 |
+/// | [`File`](crate::File) | [`Engine::open`](crate::Engine::open) |
+/// | [`Statx`](crate::Statx) | [`Engine::stat`](crate::Engine::stat) |
+/// | `()` | [`Engine::close`](crate::Engine::close) |
+///
+/// The trait is sealed. Functions that are generic over requests need it as a bound.
+///
+/// ```
+/// use aio_reap::{Engine, Operation, Reply};
+///
+/// fn finish<B: 'static, T: Reply<B>>(operation: Operation<B, T>) -> std::io::Result<T> {
+///     Ok(operation.wait().0?)
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// assert_eq!(finish(engine.nop().submit()?)?, 0);
+/// assert!(finish(engine.stat("/").submit()?)?.is_dir());
+/// # Ok(())
+/// # }
+/// ```
+pub trait Reply<B>: Sized + 'static + sealed::Sealed {
+    /// Makes the result from that of the kernel, which is used up: an opened descriptor has an
+    /// owner afterwards.
+    ///
+    /// # Safety
+    ///
+    /// The request of `buf` has completed with `result`, and no other call gets this result.
+    #[doc(hidden)]
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        buf: &mut B,
+    ) -> Result<Self, RequestError>;
+}
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for usize {}
+    impl Sealed for () {}
+}
+
+impl<B> Reply<B> for usize {
+    #[inline(always)]
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        _buf: &mut B,
+    ) -> Result<Self, RequestError> {
+        result
     }
 }
