@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use mq_rbtree::{Bitmap, Core, Queue, RbTree, Wait};
+use mq_rbtree::{Bitmap, Core, Queue, RbTree};
 
 const PRIORITIES: u32 = 32_768;
 const BATCH: u64 = 64;
@@ -77,8 +77,8 @@ fn batch(c: &mut Criterion) {
     let mut out = Vec::with_capacity(BATCH as usize);
     let mut group = c.benchmark_group("64_messages");
     row!(group, "batch", {
-        queue.send_batch(&mut messages, Wait::NO).expect(OPEN);
-        queue.receive_batch(&mut out, BATCH as usize, Wait::NO).expect(OPEN);
+        queue.try_send_batch(&mut messages).expect(OPEN);
+        queue.try_receive_batch(&mut out, BATCH as usize).expect(OPEN);
         messages.extend(out.drain(..));
     });
     row!(group, "one-by-one", {
@@ -92,8 +92,8 @@ fn batch(c: &mut Criterion) {
 
 /// What is left without the lock.
 fn core(c: &mut Criterion) {
-    let mut bitmap = Core::<u64, Bitmap>::try_new(16).expect(OPEN);
-    let mut tree = Core::<u64, RbTree<u32>>::try_new(16).expect(OPEN);
+    let mut bitmap = Core::<u64, Bitmap>::new(16);
+    let mut tree = Core::<u64, RbTree<u32>>::new(16);
     let mut group = c.benchmark_group("core");
     row!(group, "bitmap", {
         bitmap.push(black_box(7), 1).expect(OPEN);

@@ -62,11 +62,6 @@ fn walk(c: &mut Criterion) {
     });
     let slab = Mutex::new(slab);
     let mut group = c.benchmark_group("walk");
-    row!(group, "owning-locked", {
-        let mut sum = 0;
-        owning.for_each(|number| sum += number).expect(FREE);
-        sum
-    });
     row!(group, "owning-unlocked", owning.iter().map(|n| *n.expect(FREE)).sum::<u64>());
     row!(group, "owning-snapshot", owning.lock_all().expect(FREE).iter().sum::<u64>());
     row!(group, "mutex-slab", slab.lock().iter().map(|(_, number)| number).sum::<u64>());

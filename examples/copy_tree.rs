@@ -9,11 +9,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::fs::{self, DirBuilder, ReadDir};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io::{self, Error, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -230,18 +229,14 @@ async fn copy_bytes(
     Ok(())
 }
 
-/// Runs `DEPTH` tasks on one engine. Requests that tasks make in one round are one batch.
+/// Runs `DEPTH` tasks on one engine. The requests that they make in one poll are one batch.
 fn on_engine<F: Future<Output = ()> + 'static>(task: impl Fn(Rc<Engine>) -> F) -> io::Result<()> {
     let engine = Rc::new(Engine::builder().depth(DEPTH).build()?);
     let tasks = LocalSet::new();
     for _ in 0..DEPTH {
         tasks.spawn_local(task(Rc::clone(&engine)));
     }
-    let mut tasks = pin!(tasks);
-    engine.block_on(poll_fn(|context| {
-        let _batch = engine.plug();
-        tasks.as_mut().poll(context)
-    }))
+    engine.block_on(tasks)
 }
 
 /// Copies a tree to `to`, which must not exist. Errors of single files are only counted and

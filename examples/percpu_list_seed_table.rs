@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 
-use percpu_list::{CpuId, PerCpuList};
+use percpu_list::PerCpuList;
+use testkit::pin::pin_to; // `sched_setaffinity`
 
 const RECORDING: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/recordings/files-dbench64.bin.gz");
@@ -23,13 +24,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let records = records.ok_or("it is no recording of files")?.chunks_exact(8).skip(1);
 
     let (list, mut open, mut hits) = (PerCpuList::new(), HashMap::new(), 0);
+    let mut here = None;
     for record in records {
-        let (file, cpu) = (&record[..4], CpuId::new(record[6].into()));
+        let (file, cpu) = (&record[..4], usize::from(record[6]));
+        if here != Some(cpu) {
+            pin_to(&[cpu]);
+            here = Some(cpu);
+        }
         if record[7] == 0 {
-            open.insert(file, list.insert_on(cpu, ())?);
+            open.insert(file, list.insert(())?);
         } else if let Some(entry) = open.remove(file) {
-            hits += u64::from(entry.slot() == cpu);
-            entry.remove_on(cpu).map_err(|refused| refused.reason)?;
+            hits += u64::from(entry.slot().index() == cpu);
+            entry.remove().map_err(|refused| refused.reason)?;
         }
     }
     let stats = list.stats(); // before those that are open still are dropped, here

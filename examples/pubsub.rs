@@ -27,7 +27,7 @@ use clap::Parser;
 use mq_rbtree::{Queue, SendRefused};
 use parking_lot::RwLock;
 use percpu::PerCpuCounter;
-use percpu_list::{ArcEntry, Domain, LockError, PerCpuList, Refused};
+use percpu_list::{ArcEntry, LockError, PerCpuList, Refused};
 use radix_ctx::{CtxRef, CtxTable, Id};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -87,7 +87,6 @@ pub(crate) async fn serve<T>(
 ) -> io::Result<Arc<Broker>> {
     let broker = Arc::new(Broker {
         clients: CtxTable::builder().max_contexts(options.clients).build()?,
-        domain: Domain::try_new()?,
         topics: RwLock::default(),
         published: PerCpuCounter::new(),
         queued: PerCpuCounter::new(),
@@ -119,8 +118,6 @@ pub(crate) async fn serve<T>(
 /// The state that the connections share.
 pub(crate) struct Broker {
     clients: CtxTable<Client>,
-    /// The lists of all topics share its locks.
-    domain: Domain,
     pub(crate) topics: RwLock<HashMap<String, Arc<PerCpuList<Id>>>>,
     pub(crate) published: PerCpuCounter,
     pub(crate) queued: PerCpuCounter, // this and `dropped`: once for each subscriber
@@ -154,7 +151,7 @@ impl Broker {
         if let Some(list) = topics.get(topic) {
             return list.insert_arc(id).map_err(Refused::from); // another client has made it meanwhile
         }
-        let list = Arc::new(PerCpuList::try_new_in(&self.domain)?);
+        let list = Arc::new(PerCpuList::new());
         // Before the topic exists: one without a subscriber would stay.
         let entry = list.insert_arc(id).map_err(Refused::from)?;
         topics.insert(topic.to_string(), list);

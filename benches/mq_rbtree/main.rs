@@ -16,7 +16,6 @@ mod asynchronous;
 mod deep;
 mod empty;
 mod flow;
-mod hold;
 mod kernel;
 mod locked;
 mod peers;
@@ -43,7 +42,6 @@ const FAMILIES: &[Family] = &[
     Family { name: "M6 alloc", run: alloc::run },
     Family { name: "M7 seed", run: seed::run },
     Family { name: "M8 async", run: asynchronous::run },
-    Family { name: "M9 hold", run: hold::run },
     Family { name: "M10 many", run: flow::run_many },
 ];
 

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use harness::Case;
-use mq_rbtree::{Bitmap, Builder, Levels, RbTree, Wait};
+use mq_rbtree::{Bitmap, Builder, Levels, RbTree};
 
 /// An implementation. Static dispatch throughout.
 pub(crate) trait Queue: Send + Sync + Sized {
@@ -39,7 +39,7 @@ impl Numbered for RbTree<u32> {
     const NAME: &'static str = "mq-rbtree rbtree";
 }
 
-/// Ours: any limit, statistics and waiters in the order of their urgency included.
+/// Ours: limits, statistics and waiters in the order of their arrival included.
 impl<L: Numbered> Queue for mq_rbtree::Queue<u64, L> {
     const NAME: &'static str = L::NAME;
 
@@ -49,12 +49,12 @@ impl<L: Numbered> Queue for mq_rbtree::Queue<u64, L> {
 
     #[inline(always)]
     fn send(&self, message: u64, priority: u32) {
-        self.send_with(message, priority, Wait::FOREVER).expect(OPEN);
+        Self::send(self, message, priority).expect(OPEN);
     }
 
     #[inline(always)]
     fn receive(&self) -> u64 {
-        self.receive_with(Wait::FOREVER).expect(OPEN).0
+        Self::receive(self).expect(OPEN).0
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use percpu_list::{ArcEntry, Domain, Entry, PerCpuList};
+use percpu_list::{ArcEntry, Entry, PerCpuList};
 
 use crate::registry::{Registry, Walk};
 
@@ -15,7 +15,7 @@ pub(crate) struct Owning(pub(crate) PerCpuList<u64>);
 impl Owning {
     /// One that counts no hits.
     pub(crate) fn uncounted() -> Self {
-        Self(PerCpuList::new_uncounted_in(&Domain::new()))
+        Self(PerCpuList::new_uncounted())
     }
 }
 
@@ -45,7 +45,7 @@ impl Registry for Owning {
 
 impl Walk for Owning {
     fn each(&self, mut f: impl FnMut(u64)) {
-        self.0.for_each(|number| f(*number)).expect(FREE);
+        self.0.lock_all().expect(FREE).for_each(|number| f(*number));
     }
 }
 

@@ -1,7 +1,7 @@
 //! L3: the recordings of open files, replayed, and the seed's table of hits.
 //!
-//! The hits are counted in one thread, which adds and removes as if it ran on the recorded CPU. For
-//! the throughput each of two threads, pinned to a CPU, does what was recorded on one:
+//! The hits are counted in one thread, which moves to the recorded CPU of each event. For the
+//! throughput each of two threads, pinned to a CPU, does what was recorded on one:
 //!
 //! ```text
 //! recorded    0 add a | 1 add b | 0 remove b | 1 add b | ...
@@ -14,9 +14,9 @@
 //! measure that. Nothing else keeps the threads together.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use harness::{Chapter, Claim, Plan, Plot, Report, Series, Table, number};
-use percpu::CpuId;
+use harness::{Chapter, Claim, Plan, Plot, Report, Series, Table, allowed_cpus, number, pin};
 use percpu_list::Stats;
 use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
 
@@ -65,9 +65,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
 
 /// A single list has no hits to count.
 fn hits(events: &[Event]) -> Option<Stats> {
-    let cpus = percpu::topology().capacity();
+    let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
     if cpus < CPUS {
-        println!("# not measured: hits: recorded on {CPUS} CPUs, and this machine has {cpus}");
+        println!("# not measured: hits: recorded on {CPUS} CPUs, and this process has {cpus}");
         return None;
     }
     Some(sequentially(events))
@@ -159,24 +159,32 @@ fn seed(replayed: &[Replayed], worst: Option<f64>) -> Chapter {
     }
 }
 
-/// What the list has counted after all events.
+/// What the list has counted after all events, each on its CPU.
 fn sequentially(events: &[Event]) -> Stats {
-    let registry = Owning::new();
-    let mut open: Vec<_> = (0..files(events)).map(|_| None).collect();
-    for event in events {
-        let (cpu, file) = (CpuId::new(event.cpu.into()), &mut open[event.file as usize]);
-        match event.action {
-            Action::Add => {
-                let entry = registry.0.insert_on(cpu, event.file.into());
-                *file = Some(entry.expect("memory for a file"));
+    let cpus = allowed_cpus().expect("this process has CPUs");
+    let replay = || {
+        let registry = Owning::new();
+        let mut open: Vec<_> = (0..files(events)).map(|_| None).collect();
+        let mut here = usize::MAX;
+        for event in events {
+            let (cpu, file) = (cpus[usize::from(event.cpu)], &mut open[event.file as usize]);
+            if cpu != here {
+                pin(cpu).expect("an allowed CPU");
+                here = cpu;
             }
-            Action::Remove => {
-                let entry = file.take().expect("it is open");
-                assert!(entry.remove_on(cpu).is_ok_and(|removed| removed));
+            match event.action {
+                Action::Add => {
+                    *file = Some(registry.0.insert(event.file.into()).expect("memory for a file"));
+                }
+                Action::Remove => {
+                    let entry = file.take().expect("it is open");
+                    assert!(entry.remove().is_ok_and(|removed| removed));
+                }
             }
         }
-    }
-    registry.0.stats() // before the files that are still open are removed
+        registry.0.stats() // before the files that are still open are removed
+    };
+    thread::scope(|scope| scope.spawn(replay).join().expect("a replay that ends"))
 }
 
 fn files(events: &[Event]) -> usize {

@@ -62,7 +62,6 @@ pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
         }))
         .run(plan);
     report.show(&rounds);
-    println!("  slots: {}", ours.0.domain().slots());
     report.against(&rounds, "PerCpuList lock_all", 1, &["parking_lot Mutex"]);
     let ratio = rounds.time_ratio("PerCpuList lock_all/1", "parking_lot Mutex/1");
     report.record("L6.lock_all_vs_mutex", ratio);

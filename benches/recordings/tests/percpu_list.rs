@@ -1,11 +1,11 @@
 //! The recordings of open files, replayed on `percpu-list` as the kernel ran them: each file added and
-//! removed on its CPU.
+//! removed by a thread on its CPU.
 
 use std::collections::BTreeSet;
 
-use percpu::CpuId;
 use percpu_list::{PerCpuList, Stats};
 use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
+use testkit::pin::{allowed_cpus, pin_to};
 
 /// Files that are made by `add` and destroyed by `remove`.
 struct Files<'a> {
@@ -14,14 +14,14 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    fn add(&mut self, file: u32, cpu: CpuId) {
-        let entry = self.list.insert_on(cpu, file).unwrap();
+    fn add(&mut self, file: u32) {
+        let entry = self.list.insert(file).unwrap();
         assert!(self.entries[file as usize].replace(entry).is_none());
     }
 
-    fn remove(&mut self, file: u32, cpu: CpuId) {
+    fn remove(&mut self, file: u32) {
         let entry = self.entries[file as usize].take().expect("it is open");
-        assert!(matches!(entry.remove_on(cpu), Ok(true)));
+        assert!(matches!(entry.remove(), Ok(true)));
     }
 
     fn open(&self) -> BTreeSet<u32> {
@@ -39,20 +39,24 @@ impl Files<'_> {
 
 /// Replays the events on the list and on a set of open files, which must always agree.
 fn replay(recording: &Recording, events: &[Event], mut list: Files<'_>) {
-    let mut model = BTreeSet::new();
+    let (mut model, cpus, mut here) = (BTreeSet::new(), allowed_cpus(), usize::MAX);
     let check = |list: &Files<'_>, model: &BTreeSet<u32>, at| {
         assert_eq!(list.open(), *model, "{}, before event {at}", recording.name);
     };
     for (at, event) in events.iter().enumerate() {
-        let cpu = CpuId::new(event.cpu.into());
+        let cpu = cpus[usize::from(event.cpu)];
+        if cpu != here {
+            pin_to(&[cpu]);
+            here = cpu;
+        }
         match event.action {
             Action::Add => {
                 assert!(model.insert(event.file));
-                list.add(event.file, cpu);
+                list.add(event.file);
             }
             Action::Remove => {
                 assert!(model.remove(&event.file));
-                list.remove(event.file, cpu);
+                list.remove(event.file);
             }
         }
         if at % 997 == 0 {
@@ -72,9 +76,9 @@ fn replay(recording: &Recording, events: &[Event], mut list: Files<'_>) {
 
 /// False where the machine has fewer CPUs than the recorded one, whose numbers are refused here.
 fn has_the_cpus() -> bool {
-    let there = percpu::topology().capacity();
+    let there = allowed_cpus().len();
     if there < CPUS {
-        println!("not replayed: recorded on {CPUS} CPUs, and this machine has {there}");
+        println!("not replayed: recorded on {CPUS} CPUs, and this process has {there}");
     }
     there >= CPUS
 }

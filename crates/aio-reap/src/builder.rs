@@ -41,7 +41,6 @@ pub struct EngineBuilder {
     reap_budget: Option<usize>,
     threads: usize,
     reap_mode: ReapMode,
-    defer_task_run: bool,
 }
 
 impl Engine {
@@ -72,7 +71,6 @@ impl Default for EngineBuilder {
             reap_budget: None,
             threads: 4,
             reap_mode: ReapMode::default(),
-            defer_task_run: false,
         }
     }
 }
@@ -136,15 +134,6 @@ impl EngineBuilder {
     /// Sets the reap mode; [`ReapMode::AfterSubmit`] by default.
     pub fn reap_mode(mut self, mode: ReapMode) -> Self {
         self.reap_mode = mode;
-        self
-    }
-
-    /// Makes io_uring finish requests only when the engine looks for completions
-    /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). The work is done in batches, but a request
-    /// completes only in a call of the engine, and a reap is a system call if there is deferred
-    /// work. Off by default. It has no effect on other backends and older kernels.
-    pub fn defer_task_run(mut self, defer: bool) -> Self {
-        self.defer_task_run = defer;
         self
     }
 
@@ -230,7 +219,7 @@ impl EngineBuilder {
 
     fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Device> {
         Ok(match kind {
-            BackendKind::Uring => Device::Uring(Uring::new(depth, self.defer_task_run)?),
+            BackendKind::Uring => Device::Uring(Uring::new(depth)?),
             BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
             BackendKind::Threads => Device::Threads(Threads::new(self.threads, depth)?),
             // It is started by `build_external`.

@@ -191,13 +191,12 @@ impl CompletionState {
             let whole = slot.op.block.whole(moved);
             match slot.op.kind {
                 _ if moved == left => slot.progress(moved),
-                _ if slot.at_eof == AtEof::Partial => slot.progress(moved),
                 // Also less than a block of a direct read, which cannot be continued inside a
                 // block.
                 Kind::Read if whole == 0 => {
                     slot.progress(moved);
                     match slot.at_eof {
-                        AtEof::Stop | AtEof::Partial => {}
+                        AtEof::Stop => {}
                         AtEof::ZeroFill => slot.zero_rest(),
                         AtEof::Fail => slot.result.error = Some(RequestError::END_OF_FILE),
                     }

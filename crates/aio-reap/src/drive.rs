@@ -14,11 +14,52 @@
 //! 2. [`serve`] ends by a turn that began without a sender. The load that saw the last one gone
 //!    carries every request that was sent, so that turn took them.
 
-use std::task::Poll;
+use std::cell::{Cell, RefCell};
+use std::task::{Poll, Waker};
 
 use percpu::sync::check;
 
 use crate::waker::WokenFlag;
+
+/// The task that drives an engine, and what it is to do. Only the engine's thread uses it.
+#[derive(Debug, Default)]
+pub(crate) struct Driver {
+    driven: Cell<bool>,
+    /// A request was made since the last turn of the driver.
+    is_wanted: Cell<bool>,
+    /// The waker of the task, while it sleeps.
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Driver {
+    pub(crate) fn is_driven(&self) -> bool {
+        self.driven.get()
+    }
+
+    /// Begins or ends the time in which a task drives the engine.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn set_driven(&self, driven: bool) {
+        self.driven.set(driven);
+        drop(self.replace_waker(None));
+    }
+
+    /// Asks for a turn. Returns the waker to call.
+    #[must_use = "the driver may be asleep"]
+    pub(crate) fn request_turn(&self) -> Option<Waker> {
+        if self.is_wanted.replace(true) { None } else { self.replace_waker(None) }
+    }
+
+    /// Returns whether a turn was asked for since the last call.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn take_request(&self) -> bool {
+        self.is_wanted.take()
+    }
+
+    /// Replaces the waker. The caller drops the old one where user code may run.
+    pub(crate) fn replace_waker(&self, waker: Option<Waker>) -> Option<Waker> {
+        self.waker.replace(waker)
+    }
+}
 
 /// Performs one round of a driver after an edge. Returns whether another round must follow without
 /// an edge.

@@ -133,56 +133,12 @@ impl Engine {
         File::shared(file)
     }
 
-    /// Attaches a descriptor that stays with its owner, and is not closed by the engine.
-    ///
-    /// [`attach`](Self::attach)`(fd.try_clone_to_owned()?)` is safe, and costs a second descriptor.
-    ///
-    /// # Safety
-    ///
-    /// The descriptor stays open until every clone of the [`File`] is dropped and every request on
-    /// it has completed, also those whose operation was dropped. Only [`drain`](Self::drain) and
-    /// [`shutdown`](Self::shutdown) that return `Ok` show that the requests have completed. During
-    /// a panic the drop of the engine does not wait while an [`Operation`](crate::Operation)
-    /// exists. An [`IoPath`](crate::IoPath) made from the file contains a clone.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`attach`](Self::attach).
-    ///
-    /// ```
-    /// use std::os::fd::AsFd;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let owner = tempfile::tempfile()?;
-    /// let engine = Engine::new()?;
-    /// // SAFETY: the request is waited for, and `owner` is dropped after `file` and `engine`.
-    /// let file = unsafe { engine.attach_borrowed(owner.as_fd()) }?;
-    /// engine.write(&file, "hello", 0).submit()?.wait().0?;
-    /// drop(file);
-    /// assert_eq!(owner.metadata()?.len(), 5);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub unsafe fn attach_borrowed(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
-        // SAFETY: the contracts are the same.
-        unsafe { File::borrowed(fd) }
-    }
-
-    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
-    /// [`partial`](Request::partial).
+    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
         let op = self.transfer(Kind::Read, file, buf.get(), offset);
         let op = Op { ptr: buf.get_mut().as_mut_ptr(), ..op };
         Request::new(&self.core, Some(file.clone()), op, buf)
-    }
-
-    /// Fills `buf` from byte `offset` on, or fails with
-    /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before. Short for
-    /// [`read`](Self::read)`(..).`[`exact()`](Request::exact).
-    pub fn read_exact<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
-        self.read(file, buf, offset).exact()
     }
 
     /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes,
@@ -199,7 +155,7 @@ impl Engine {
     }
 
     /// Writes the buffers of `list`, first to last, from byte `offset` on. It writes all bytes or
-    /// fails, unless it is partial, like [`write`](Self::write).
+    /// fails, like [`write`](Self::write).
     pub fn write_vectored<B: IoBuf>(
         &self,
         file: &File,
@@ -229,8 +185,7 @@ impl Engine {
         Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
-    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails, unless it is
-    /// [`partial`](Request::partial).
+    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
     ///
     /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
     /// many bytes were written before it. Any part of the other bytes may have been written.
@@ -365,24 +320,9 @@ impl Engine {
 
     /// Runs a future on this thread, and turns the engine while the future waits.
     ///
-    /// Other threads may wake the future. Each call allocates once. A request is submitted at once
-    /// when the future makes it. If the future joins many tasks, a [plug](Self::plug) around each
-    /// of its polls makes one batch of their requests:
-    ///
-    /// ```
-    /// use std::future::{Future, poll_fn};
-    /// use std::pin::pin;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let mut tasks = pin!(async { /* usually a `tokio::task::LocalSet` or the like */ });
-    /// engine.block_on(poll_fn(|context| {
-    ///     let _batch = engine.plug();
-    ///     tasks.as_mut().poll(context)
-    /// }))
-    /// # }
-    /// ```
+    /// Other threads may wake the future. Each call allocates once. The requests that the future makes in
+    /// one poll are one batch, as if a [plug](Self::plug) were around the poll, also those of the tasks
+    /// that it joins (of a `tokio::task::LocalSet` or the like).
     ///
     /// # Errors
     ///
@@ -395,7 +335,14 @@ impl Engine {
         let mut future = pin!(future);
         drive::block_on(
             &waker.woken,
-            || future.as_mut().poll(&mut context),
+            || {
+                let batch = self.plug();
+                let polled = future.as_mut().poll(&mut context);
+                if polled.is_pending() {
+                    batch.leave(); // the wait below submits
+                }
+                polled
+            },
             || core.wait(None, Some(&waker)).map(drop),
         )
     }

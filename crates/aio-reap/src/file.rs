@@ -1,7 +1,7 @@
 //! Open files of an engine.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use crate::alignment::Alignment;
@@ -40,8 +40,6 @@ struct Inner {
 enum Fd {
     Owned(OwnedFd),
     Shared(SharedFile),
-    /// [`Engine::attach_borrowed`](crate::Engine::attach_borrowed) has the conditions.
-    Borrowed(RawFd),
 }
 
 impl AsFd for Fd {
@@ -49,9 +47,6 @@ impl AsFd for Fd {
         match self {
             Self::Owned(fd) => fd.as_fd(),
             Self::Shared(file) => file.as_fd(),
-            // SAFETY: by the contract of `attach_borrowed` it is open while a clone of the file
-            // exists.
-            Self::Borrowed(fd) => unsafe { BorrowedFd::borrow_raw(*fd) },
         }
     }
 }
@@ -61,17 +56,6 @@ impl File {
     pub(crate) fn shared(file: &SharedFile) -> Self {
         let (fd, direct) = (Fd::Shared(file.clone()), file.alignment());
         Self(Rc::new(Inner { fd, direct }))
-    }
-
-    /// Attaches a descriptor that the file does not close.
-    ///
-    /// # Safety
-    ///
-    /// The descriptor stays open as long as a clone of the file exists or a request uses it.
-    pub(crate) unsafe fn borrowed(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let direct = Alignment::of(fd)?;
-        let fd = Fd::Borrowed(fd.as_raw_fd());
-        Ok(Self(Rc::new(Inner { fd, direct })))
     }
 
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
@@ -84,7 +68,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// Returns the file if another clone or a request uses it, or if it is shared or borrowed.
+    /// Returns the file if another clone or a request uses it, or if it is shared.
     pub fn into_fd(self) -> Result<OwnedFd, Self> {
         match Rc::try_unwrap(self.0) {
             Ok(Inner { fd: Fd::Owned(fd), .. }) => Ok(fd),

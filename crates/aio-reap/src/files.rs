@@ -26,7 +26,7 @@ impl Engine {
     ///
     /// The open of a FIFO waits for its other end, and occupies a thread of the engine. On io_uring
     /// it waits on a thread of the kernel, and only if the options [create](OpenOptions::create) or
-    /// [truncate](OpenOptions::truncate) or the kernel has not cached the path. Otherwise an open
+    /// truncate or the kernel has not cached the path. Otherwise an open
     /// for reading returns at once, and one for writing fails with `ENXIO` if no reader exists.
     ///
     /// ```

@@ -111,8 +111,7 @@
 //! and counts as in flight.
 //!
 //! **Short transfers** are continued where they stopped (on a direct file, at the start of the
-//! block where they stopped), unless the request is [partial](Request::partial). A read ends early
-//! only at the end of the file. There it stops, is filled with [zeros](Request::zero_fill), or
+//! block where they stopped). A read ends early only at the end of the file. There it stops, is filled with [zeros](Request::zero_fill), or
 //! [fails](Request::exact). A write never ends early: it fails with `ENOSPC` if the device takes no
 //! more bytes. `EINTR` and `EAGAIN` are retried up to 16 times in a row.
 //!

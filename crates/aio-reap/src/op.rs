@@ -86,7 +86,7 @@ impl Kind {
     }
 }
 
-/// The behaviour of a transfer that ends short.
+/// The behaviour of a read that ends at the end of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtEof {
     /// A read succeeds with the number of bytes that it read.
@@ -95,9 +95,6 @@ pub(crate) enum AtEof {
     ZeroFill,
     /// The read fails with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof).
     Fail,
-    /// The request succeeds with the number of bytes of its first transfer, at the end of the file
-    /// or before it.
-    Partial,
 }
 
 /// The memory that an operation's pointer names: the bytes of one buffer (or none), or a number of

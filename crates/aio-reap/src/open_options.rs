@@ -6,9 +6,9 @@
 /// ```
 /// use aio_reap::OpenOptions;
 ///
-/// let log = OpenOptions::write_only().create(0o640).append();
+/// let log = OpenOptions::write_only().create(0o640).flags(libc::O_APPEND);
 /// let new = OpenOptions::read_write().create_new(0o600);
-/// let direct = OpenOptions::read_only().direct();
+/// let direct = OpenOptions::read_only().flags(libc::O_DIRECT);
 /// assert_ne!(log, new);
 /// # let _ = direct;
 /// ```
@@ -47,28 +47,13 @@ impl OpenOptions {
         Self { flags: self.flags | libc::O_CREAT | libc::O_EXCL, mode }
     }
 
-    /// Empties a file that exists.
-    pub const fn truncate(self) -> Self {
-        self.flags(libc::O_TRUNC)
-    }
-
-    /// Makes every write go to the end of the file, whatever its offset is.
-    pub const fn append(self) -> Self {
-        self.flags(libc::O_APPEND)
-    }
-
-    /// Bypasses the page cache (`O_DIRECT`). Requests must then have the file's
-    /// [`Alignment`](crate::Alignment).
-    pub const fn direct(self) -> Self {
-        self.flags(libc::O_DIRECT)
-    }
-
     /// Fails with `ELOOP` if the last part of the path is a symbolic link (`O_NOFOLLOW`).
     pub const fn no_follow(self) -> Self {
         self.flags(libc::O_NOFOLLOW)
     }
 
-    /// Adds flags of `open(2)`, such as `O_NOATIME`.
+    /// Adds flags of `open(2)`, such as `O_APPEND`, `O_TRUNC` and `O_DIRECT`. Requests on a direct file
+    /// must have its [`Alignment`](crate::Alignment).
     pub const fn flags(self, flags: i32) -> Self {
         Self { flags: self.flags | flags, mode: self.mode }
     }

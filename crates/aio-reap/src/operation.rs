@@ -138,8 +138,10 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
         // `collect_done` frees it, which succeeds once per operation.
         let (owned, result) = unsafe { self.core.collect_done::<Owned<B, T>>(index) }?;
         self.index = None;
+        // Before the wake-ups, which may panic: an opened file has its owner by then.
+        let outcome = owned.outcome(result);
         self.core.admit();
-        Some(owned.outcome(result))
+        Some(outcome)
     }
 }
 

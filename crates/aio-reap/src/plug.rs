@@ -1,6 +1,7 @@
 //! A guard that holds requests back, so that they are submitted together.
 
 use std::fmt;
+use std::mem;
 
 use crate::core::Core;
 
@@ -34,6 +35,12 @@ impl<'e> Plug<'e> {
     pub(crate) fn new(core: &'e Core) -> Self {
         core.plug();
         Self { core }
+    }
+
+    /// Ends the plug without a submission. A turn follows.
+    pub(crate) fn leave(self) {
+        self.core.leave_plug();
+        mem::forget(self);
     }
 }
 

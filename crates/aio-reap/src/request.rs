@@ -23,8 +23,10 @@ use crate::turn::Scope;
 /// An operation that one of the front ends can submit.
 ///
 /// A request has no effect until [`submit`](Self::submit), [`callback`](Self::callback) or
-/// [`enqueue`](Self::enqueue) takes it. These queue the request. Unless a [`Plug`](crate::Plug)
-/// holds it back or a callback is running, they also submit and reap before they return.
+/// [`enqueue`](Self::enqueue) takes it. These queue the request. They also submit and reap before they
+/// return, unless a [`Plug`](crate::Plug) holds it back, a callback or a call of another thread is
+/// running, or it is made in [`block_on`](crate::Engine::block_on) or while a driver is there
+/// (`Engine::drive`): then one submission follows for all.
 ///
 /// `B` is the buffer, which comes back with the result, and `T` the type of the [result](Reply).
 ///
@@ -79,41 +81,10 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     }
 
     /// Makes a read fail with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof) if the file ends
-    /// before its buffer is full. The buffer then holds the bytes that were read. A write that is
-    /// not [`partial`](Self::partial) is always exact.
+    /// before its buffer is full. The buffer then holds the bytes that were read. A write is
+    /// always exact.
     pub fn exact(mut self) -> Self {
         self.at_eof = AtEof::Fail;
-        self
-    }
-
-    /// Makes a short transfer end the request, like one call of `pread` or `pwrite`: the result is
-    /// the number of bytes of that transfer. Without `partial` the engine continues a short
-    /// transfer.
-    ///
-    /// Useful for pipes, sockets and terminals, where the rest may take for ever. (Only io_uring
-    /// performs requests on those; the other backends fail with `ESPIPE`.) A write to a full device
-    /// may then succeed with fewer bytes, and of a direct file a transfer may end inside a block.
-    /// `partial`, [`exact`](Self::exact) and [`zero_fill`](Self::zero_fill) replace each other; the
-    /// last call wins.
-    ///
-    /// ```
-    /// use std::io::Write;
-    /// use aio_reap::{BackendKind, Engine};
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// # if Engine::new()?.backend() != BackendKind::Uring { return Ok(()) }
-    /// let engine = Engine::builder().backend(BackendKind::Uring).build()?;
-    /// let (read, mut write) = std::io::pipe()?;
-    /// write.write_all(b"first line\n")?;
-    /// let pipe = engine.attach(read)?;
-    /// // Without `partial` it would wait until 4096 bytes are there or the pipe is closed.
-    /// let (read, _buf) = engine.read(&pipe, vec![0; 4096], 0).partial().submit()?.wait();
-    /// assert_eq!(read?, 11);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn partial(mut self) -> Self {
-        self.at_eof = AtEof::Partial;
         self
     }
 

@@ -52,7 +52,7 @@ impl SharedFile {
     }
 
     /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
-    pub fn alignment(&self) -> Option<Alignment> {
+    pub(crate) fn alignment(&self) -> Option<Alignment> {
         self.0.direct
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const STATX_MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 /// let engine = Engine::new()?;
 /// let stat = engine.stat("/etc/passwd").submit()?.wait().0?;
 /// assert!(stat.is_file() && stat.size > 0);
-/// assert_eq!(stat.permissions() & !0o777, 0);
+/// assert_eq!(stat.mode & 0o7000, 0);
 /// let missing = engine.stat("/no such file").submit()?.wait().0.unwrap_err();
 /// assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
 /// # Ok(())
@@ -64,11 +64,6 @@ impl Statx {
     /// Returns whether it is a directory.
     pub fn is_dir(&self) -> bool {
         self.mode & libc::S_IFMT == libc::S_IFDIR
-    }
-
-    /// Returns the permissions, without the type: the low twelve bits of the mode.
-    pub fn permissions(&self) -> u32 {
-        self.mode & 0o7777
     }
 
     /// Reads a `struct statx` (ABI). Its fields are named with their offsets in bytes.

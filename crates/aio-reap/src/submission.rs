@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::core::Core;
+use crate::core::{AdmitOnDrop, Core};
 use crate::error::SubmitError;
 use crate::operation::Operation;
 use crate::reply::Reply;
@@ -52,12 +52,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     }
 }
 
-impl<'e, B: 'static, T> Submission<'e, B, T> {
-    /// Ends the wait and returns the request, or `None` if it was submitted or refused.
-    pub fn into_request(mut self) -> Option<Request<'e, B, T>> {
-        self.request.take()
-    }
-
+impl<B: 'static, T> Submission<'_, B, T> {
     /// Returns whether this future may take a slot now.
     fn is_next(&self) -> bool {
         let state = self.core.state.borrow();
@@ -116,8 +111,8 @@ impl<'e, B: 'static, T: Reply<B>> Future for Submission<'e, B, T> {
 impl<B, T> Drop for Submission<'_, B, T> {
     fn drop(&mut self) {
         if self.ticket.is_some() {
+            let _admit = AdmitOnDrop(self.core); // the futures behind it move forward
             self.leave();
-            self.core.admit(); // the futures behind it moved forward
         }
     }
 }

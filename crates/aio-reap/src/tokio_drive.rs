@@ -12,13 +12,18 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::yield_now;
 
+use crate::core::Core;
 use crate::drive::round;
 use crate::engine::Engine;
+use crate::plug::Plug;
 use crate::sys;
 
 impl Engine {
     /// Turns the engine whenever needed, on the tokio runtime that polls this future (feature
     /// `tokio`). It ends only with an error.
+    ///
+    /// Requests that are made meanwhile wait for the driver's next poll: the requests of all tasks that
+    /// are ready now are one batch.
     ///
     /// One task of the engine's thread drives it: a task of a `LocalSet`, or
     /// [`run_until`](Self::run_until). All tasks of that thread may use the engine.
@@ -35,6 +40,7 @@ impl Engine {
     ///
     /// Panics if the runtime has no I/O driver (`enable_io`).
     pub async fn drive(&self) -> io::Result<Infallible> {
+        let driven = Driven::new(self.core());
         // SAFETY: the engine owns the descriptor, and is borrowed as long as this future lives.
         let fd_events =
             unsafe { AsyncFd::register_with_interest(self.as_fd(), Interest::READABLE) }?;
@@ -42,7 +48,18 @@ impl Engine {
         // An error counts as readable, because an additional turn does no harm.
         let readable = || sys::poll_readable(&fd, Some(Duration::ZERO)).unwrap_or(true);
         loop {
-            let mut edge = fd_events.readable().await?;
+            let event = poll_fn(|context| {
+                if driven.0.driver.take_request() {
+                    return Poll::Ready(Ok(None));
+                }
+                let waker = context.waker().clone(); // user code
+                drop(driven.0.driver.replace_waker(Some(waker)));
+                fd_events.poll_read_ready(context).map_ok(Some)
+            });
+            let Some(mut edge) = event.await? else {
+                self.turn(); // an edge, if there is one, stays
+                continue;
+            };
             let mut again = round(|| edge.clear_ready(), || _ = self.turn(), readable);
             while again {
                 yield_now().await;
@@ -58,8 +75,11 @@ impl Engine {
     ///
     /// Those of [`drive`](Self::drive). `future` is then dropped.
     pub async fn run_until<F: Future>(&self, future: F) -> io::Result<F::Output> {
+        let driven = Driven::new(self.core()); // before the first poll of the driver
         let (mut driver, mut future) = (pin!(self.drive()), pin!(future));
         poll_fn(|context| {
+            // The driver, which is polled below, needs no wake-up.
+            drop(driven.0.driver.replace_waker(None));
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
             }
@@ -71,5 +91,24 @@ impl Engine {
             }
         })
         .await
+    }
+}
+
+/// Marks the engine as driven. The drop submits the requests that wait for the driver.
+struct Driven<'e>(&'e Core);
+
+impl<'e> Driven<'e> {
+    fn new(core: &'e Core) -> Self {
+        core.driver.set_driven(true);
+        Self(core)
+    }
+}
+
+impl Drop for Driven<'_> {
+    fn drop(&mut self) {
+        self.0.driver.set_driven(false);
+        if self.0.driver.take_request() {
+            drop(Plug::new(self.0));
+        }
     }
 }

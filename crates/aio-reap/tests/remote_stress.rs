@@ -10,8 +10,6 @@
 
 #[path = "common/counted.rs"]
 mod counted;
-#[path = "common/variants.rs"]
-mod variants;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +22,6 @@ use aio_reap::{
 use counted::Counted;
 use testkit::block_on;
 use testkit::stress::{keep_running, stress_time};
-use variants::VARIANTS;
 
 const THREADS: u64 = 4;
 const BLOCK: usize = 512;
@@ -137,10 +134,10 @@ impl Client {
 #[test]
 #[ignore = "takes seconds per backend"]
 fn stress_inv06_threads_share_an_engine() {
-    for (kind, defer) in VARIANTS {
+    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
         let builder =
             Engine::builder().depth(8).capacity(CAPACITY).remote_capacity(REMOTE_CAPACITY);
-        let engine = match builder.backend(kind).defer_task_run(defer).build() {
+        let engine = match builder.backend(kind).build() {
             Ok(engine) => engine,
             Err(error) => {
                 assert!(kind != BackendKind::Threads, "{error}");

@@ -28,9 +28,6 @@ pub enum SendRefused {
     Full,
     /// There was no room until the deadline. Maps to `ETIMEDOUT`.
     Timeout,
-    /// There was no room until a signal ended an [interruptible](crate::Wait::interruptible) wait.
-    /// Maps to `EINTR`.
-    Interrupted,
     /// The queue is closed, or its last receiver was dropped. Maps to `ESHUTDOWN`.
     Closed,
     /// The priority is above 32,767. Maps to `EINVAL`.
@@ -64,9 +61,6 @@ pub enum ReceiveError {
     Empty,
     /// There was no message until the deadline. Maps to `ETIMEDOUT`.
     Timeout,
-    /// There was no message until a signal ended an [interruptible](crate::Wait::interruptible) wait.
-    /// Maps to `EINTR`.
-    Interrupted,
     /// There is no message and none will come: the queue is closed, or its last sender was dropped,
     /// and no message is in a guard. Maps to `ESHUTDOWN`.
     Closed,
@@ -143,12 +137,9 @@ macro_rules! to_io_error {
     };
 }
 
-pub(crate) use to_io_error;
-
 reasons! { SendRefused: f;
     Full => EAGAIN, f.write_str("the queue is full");
     Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
-    Interrupted => EINTR, f.write_str("the queue was full until a signal interrupted the wait");
     Closed => ESHUTDOWN, f.write_str("the queue is closed");
     BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
     NoMemory => ENOMEM, AllocError::new().fmt(f);
@@ -157,7 +148,6 @@ reasons! { SendRefused: f;
 reasons! { ReceiveError: f;
     Empty => EAGAIN, f.write_str("the queue is empty");
     Timeout => ETIMEDOUT, f.write_str("the queue was empty until the deadline");
-    Interrupted => EINTR, f.write_str("the queue was empty until a signal interrupted the wait");
     Closed => ESHUTDOWN, f.write_str("the queue is empty and closed");
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
@@ -208,11 +198,11 @@ pub struct SendError<T> {
 /// A batch was not sent to its end: the messages that were not sent are still in it.
 ///
 /// ```
-/// use mq_rbtree::{BatchError, Queue, SendRefused, Wait};
+/// use mq_rbtree::{BatchError, Queue, SendRefused};
 ///
 /// let queue: Queue<&str> = Queue::new(1)?;
 /// let mut batch = [("one", 1), ("two", 2)].into();
-/// let BatchError { sent, reason, .. } = queue.send_batch(&mut batch, Wait::NO).unwrap_err();
+/// let BatchError { sent, reason, .. } = queue.try_send_batch(&mut batch).unwrap_err();
 /// assert_eq!((sent, reason), (1, SendRefused::Full));
 /// assert_eq!(batch, [("two", 2)]);
 /// # Ok::<(), mq_rbtree::BuildError>(())

@@ -16,11 +16,12 @@ use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use percpu::AllocError;
 
 use crate::core::{Bitmap, Lent, Levels, Preload};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
@@ -163,7 +164,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`ReceiveError::NoMemory`] only with an [`RbTree`](crate::RbTree), which needs a node for the
     /// way back.
     pub fn receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.receive_guard_with(Wait::FOREVER)
+        self.receive_guard_by(Wait::Forever)
     }
 
     /// Receives the next message in a guard if there is one.
@@ -172,19 +173,25 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// [`ReceiveError::Empty`], or as for [`receive_guard`](Self::receive_guard).
     pub fn try_receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.receive_guard_with(Wait::NO)
+        self.receive_guard_by(Wait::No)
     }
 
-    /// Receives the next message in a guard. Waits as `wait` says while there is none.
+    /// Receives the next message in a guard. Waits until `deadline` while there is none.
     ///
     /// # Errors
     ///
     /// [`ReceiveError`].
-    pub fn receive_guard_with(&self, wait: Wait) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        let deadline = if wait.is_no() { None } else { Some(Deadline::PAST) };
-        match self.lend_until(deadline) {
+    pub fn receive_guard_deadline(
+        &self,
+        deadline: Instant,
+    ) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.receive_guard_by(Wait::Until(deadline))
+    }
+
+    fn receive_guard_by(&self, wait: Wait) -> Guarded<'_, T, L> {
+        match self.lend_until(if wait == Wait::No { wait } else { Wait::Past }) {
             Some(found) => found,
-            None if wait.is_no() => Err(ReceiveError::Empty),
+            None if wait == Wait::No => Err(ReceiveError::Empty),
             None => self.wait_to_lend(wait),
         }
     }
@@ -213,7 +220,7 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// As for [`receive_guard`](Self::receive_guard).
     pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        if let Some(found) = self.lend_until(Some(Deadline::PAST)) {
+        if let Some(found) = self.lend_until(Wait::Past) {
             return found;
         }
         let mut receive = pin!(self.receive_async());
@@ -222,27 +229,21 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
-        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), Parker::into_waker);
+        let waker = Waker::from(parker.clone());
         let mut polled = Poll::Pending;
-        let interrupted = {
-            let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));
+        {
+            let mut receive = pin!(self.receive_async());
             let mut cx = Context::from_waker(&waker);
             let is_ready = || {
                 polled = self.poll_lend(receive.as_mut(), &mut cx);
                 polled.is_ready()
             };
-            match &parker {
-                Some(parker) => parker.park(wait, is_ready),
-                None => Parker::poll(wait, is_ready),
-            }
-        };
+            parker.park(wait, is_ready);
+        }
         if let Poll::Ready(found) = polled {
             return found;
         }
-        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| {
-            if interrupted {
-                return Err(ReceiveError::Interrupted);
-            }
+        self.lend_until(Wait::Past).unwrap_or_else(|| {
             self.count_timeout();
             Err(ReceiveError::Timeout)
         })
@@ -260,10 +261,10 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Lends the next message. Returns `None` if there is none yet, or if a sender is waited for at the
     /// deadline.
-    fn lend_until(&self, deadline: Option<Deadline>) -> Option<Guarded<'_, T, L>> {
+    fn lend_until(&self, wait: Wait) -> Option<Guarded<'_, T, L>> {
         let mut section = self.section_to_lend();
         let found = {
-            let mut state = self.lock_until(Access::Receive, deadline)?;
+            let mut state = self.lock_until(Access::Receive, wait)?;
             self.lend(&mut state, &mut section)
         };
         self.run_deferred(&mut section.deferred);

@@ -3,8 +3,8 @@
 //! counts; never with [`no_alloc`](Builder::no_alloc).
 //!
 //! ```
-//! use std::time::Duration;
-//! use mq_rbtree::{Queue, ReceiveError, Wait};
+//! use std::time::Instant;
+//! use mq_rbtree::{Queue, ReceiveError};
 //!
 //! let (sender, receiver) = Queue::builder(100).channel()?; // at most 100 messages
 //! sender.send("later", 1)?;
@@ -20,8 +20,7 @@
 //!
 //! drop(sender); // the last sender: the queue closes, and its messages can still be received
 //! assert_eq!(receiver.receive()?, ("later", 1));
-//! let soon = Wait::at_most(Duration::from_millis(1));
-//! assert_eq!(receiver.receive_with(soon), Err(ReceiveError::Closed));
+//! assert_eq!(receiver.receive_deadline(Instant::now()), Err(ReceiveError::Closed));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -48,10 +47,8 @@
 //!
 //! | use | in |
 //! |---|---|
-//! | [`send`](Queue::send), [`receive`](Queue::receive); with a [`Wait`] or [`Deadline`] [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) | a thread |
+//! | [`send`](Queue::send), [`receive`](Queue::receive); with a deadline [`send_deadline`](Queue::send_deadline), [`receive_deadline`](Queue::receive_deadline) | a thread |
 //! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
-//! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
-//! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
 //! | `Receiver::into_stream`, with the feature `stream` | code that expects a `Stream` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
 //!
@@ -62,10 +59,9 @@
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
 //! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
-//! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
-//! | inspect the queue, or remove messages out of order | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
+//! | remove messages out of order | [`drain_filter`](Queue::drain_filter) |
 //! | end | [`close`](Queue::close), then [`receive`](Queue::receive) until it returns `Closed` |
 //! | observe | [`stats`](Queue::stats) |
 //!
@@ -80,7 +76,7 @@
 //! in which they were sent. With [`ageing`](Builder::ageing), every so many receives serve the
 //! priorities in turn.
 //!
-//! Waiters are served by [urgency](Wait::urgency), then in the order of their arrival. The priority
+//! Waiters are served in the order of their arrival. The priority
 //! of the message that a sender waits with does not matter.
 //!
 //! An operation that need not wait may overtake a task that was woken and has not polled yet, and
@@ -90,39 +86,38 @@
 //! # Progress
 //!
 //! A send that need not wait takes no lock: it claims a slot of a ring by one compare-exchange and
-//! publishes its message there. Receives, which take the lock, take messages of one priority from the
-//! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a
+//! publishes its message there. Receives, which take the lock, drain the ring into the ordered
+//! store; they take a message that is alone from the ring. Sends take the lock as well while a
 //! thread or task waits, a [`Readiness`] is armed, or memory is missing; and always in queues
 //! with an [`RbTree`] or [`reserve`](Builder::reserve).
 //!
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
 //! receives that come to its slot, and all operations if the queue is full or a thread begins to
 //! wait: also [`try_send`](Queue::try_send), [`try_receive`](Queue::try_receive) and
-//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; signals do not, also with
-//! [`interruptible`](Wait::interruptible); tasks, and threads that receive guards, poll again at once;
+//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; tasks, and threads that receive guards, poll again at once;
 //! and [`close`](Queue::close) and the drop of a future do not wait. The drop of the last receiver
 //! waits for such a sender for at most 50 ms.
 //!
 //! The lock is neither fair nor recursive. A thread that finds it locked tries again ten times,
 //! after pauses that double up to some microseconds, and then sleeps. So each of two threads that
 //! use the queue all the time keeps it for some microseconds, and it does not move between their
-//! CPUs for every message. Before all that, `receive`, `try_receive` and `receive_with` yield the
+//! CPUs for every message. Before all that, `receive`, `try_receive` and `receive_deadline` yield the
 //! CPU up to 32 times if the queue's sends take no lock, and not after their deadline.
 //!
 //! | operation | time under the lock | system calls |
 //! |---|---|---|
 //! | receive, and a send that takes the lock, with `try_` and async forms | constant in the depth, up to 1,024 messages are drained; with an [`RbTree`] logarithmic in the number of priorities | none, unless it wakes a sleeping thread or signals a [`Readiness`] |
-//! | a wait | linear in the waiters of lower urgency; then, if there are several CPUs, the thread spins for up to some microseconds, as that has helped lately, and yields some times | one to sleep, one of the waking thread |
+//! | a wait | constant; then, if there are several CPUs, the thread spins for up to some microseconds, as that has helped lately, and yields some times | one to sleep, one of the waking thread |
 //! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
 //! | batches | up to 64 messages at a time | as for a send or receive |
 //! | [`close`](Queue::close) | four waiters at a time | one for each sleeping thread |
-//! | [`len`](Queue::len), [`stats`](Queue::stats), [`peek`](Queue::peek) | constant in the depth | none |
+//! | [`len`](Queue::len), [`stats`](Queue::stats) | constant in the depth | none |
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
 //! These run outside the lock: allocation (but see [Memory](#memory)), freeing, the drop of messages, clones and calls of
 //! wakers. These run
-//! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
-//! and [`drain_filter`](Queue::drain_filter).
+//! under it: comparisons of an [`RbTree`]'s keys, and the function passed to
+//! [`drain_filter`](Queue::drain_filter).
 //!
 //! # Memory
 //!
@@ -151,9 +146,8 @@
 //! |---|---|---|---|
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
-//! | `EINTR` | `Interrupted` | `Interrupted` | only with [`Wait::interruptible`] |
 //! | `ESHUTDOWN` | `Closed` | `Closed` | |
-//! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
+//! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`] |
 //! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
 //! | `EBUSY` | | | [`ReadinessError`] |
 //!
@@ -170,7 +164,7 @@
 //!   queue. Until the last guard ends, a receive on a closed and empty queue waits, or is refused with
 //!   `Empty`. A thread or task that holds a guard must not wait on the same queue, not even to send:
 //!   the guard's message keeps its place. If a comparison panics in the drop, the message is dropped.
-//! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
+//! - *A panic of user code under the lock* (a comparison, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
 //!   one whose comparison panicked in its own send. That one is dropped before the panic resumes, so
 //!   its destructor does not run in the unwind; a batch keeps it at its front. If a comparison on
@@ -181,9 +175,8 @@
 //!   waiters were woken. If that thread was in a receive, the received message is dropped; so is that of
 //!   [`MessageGuard::accept`], and so are those of a drain. A batch has put its messages into its vector.
 //!   A send that was refused returns its message, and the panic is dropped.
-//! - *Memory is exhausted*: a send is refused, a queue is not made. A receive needs no memory; in a
-//!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. A thread that has
-//!   never waited before looks again every millisecond in place of a sleep. These end the process, as a
+//! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a
+//!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. These end the process, as a
 //!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter).
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
@@ -240,12 +233,11 @@ mod stats;
 mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
-pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{BatchError, BuildError, ReceiveError, SendError, SendRefused};
 pub use self::event::Interest;
 #[cfg(feature = "stream")]
 pub use self::futures::ReceiveStream;
-pub use self::futures::{ReceiveFuture, SendFuture, Timed};
+pub use self::futures::{ReceiveFuture, SendFuture};
 pub use self::guard::MessageGuard;
 pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
 pub use self::queue::{Builder, Queue, Received};

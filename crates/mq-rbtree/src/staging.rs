@@ -36,12 +36,9 @@
 //! 4. In the open ring, the number of each slot is that of the last position of this slot below the
 //!    tail, or of the one a lap before. `reopen` sees to it for the positions sent under the lock.
 //! 5. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
-//! 6. The slots from `Cursor::head` to below `Cursor::alike_end` are published, and their messages have
-//!    one priority.
 
 use std::mem::MaybeUninit;
 
-use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{hint, order, step};
@@ -104,8 +101,6 @@ pub(crate) struct Cursor {
     /// The position of the next message to take from the ring: the number of messages taken so far,
     /// and of those sent under the lock.
     head: u64,
-    /// The end of the messages at the head that have one priority, as far as they were counted.
-    alike_end: u64,
     /// In a shut ring, the first position that is not claimed. A queue without a ring has the cursor
     /// of a ring that is never opened.
     end: u64,
@@ -129,7 +124,7 @@ pub(crate) enum Next<P> {
 impl Cursor {
     /// Returns the cursor of a new ring, which is open, or of a queue without one.
     pub(crate) fn new(has_ring: bool) -> Self {
-        Self { head: 0, alike_end: 0, end: 0, shut_at: 0, shut: !has_ring }
+        Self { head: 0, end: 0, shut_at: 0, shut: !has_ring }
     }
 
     /// Returns the number of messages taken from the ring or sent under the lock.
@@ -171,27 +166,25 @@ fn sequence(position: u64) -> u32 {
 impl<T, P: Copy> Ring<T, P> {
     /// Creates an open ring for a queue of `max_messages`. Returns `None` if fewer than two slots fit into
     /// [`MAX_BYTES`].
-    pub(crate) fn try_new(max_messages: usize) -> Result<Option<Self>, AllocError> {
+    pub(crate) fn new(max_messages: usize) -> Option<Self> {
         let slot = size_of::<Slot<T, P>>();
         let fit = (MAX_BYTES / slot).clamp(1, MAX_SLOTS);
         let count = max_messages.min(MAX_SLOTS).next_power_of_two().max(2).min(1 << fit.ilog2());
         if count < 2 {
-            return Ok(None);
+            return None;
         }
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
-        slots.extend((0..count).map(|_| Slot {
+        let slots = (0..count).map(|_| Slot {
             sequence: AtomicU32::new(0),
             priority: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(MaybeUninit::uninit()),
-        }));
-        Ok(Some(Self {
+        });
+        Some(Self {
             senders: Lines(Senders { tail: AtomicU64::new(0), limit: AtomicU64::new(0) }),
             room: Lines(Room { limit: AtomicU64::new(0), departed: AtomicU64::new(0) }),
-            slots: slots.into_boxed_slice(),
+            slots: slots.collect(),
             mask: count as u64 - 1,
             hole: Lines(AtomicU64::new(0)),
-        }))
+        })
     }
 
     #[inline(always)]
@@ -328,27 +321,10 @@ impl<T, P: Copy> Ring<T, P> {
         self.peek_at(cursor.head, true, upto)
     }
 
-    /// Counts the messages at the head that have the priority of the first one. Returns the slot behind
-    /// them instead if it is a reported hole or has another priority. The ring is open, and
-    /// [`next`](Self::next) has just returned the first message.
-    ///
-    /// `cursor` remembers the messages that were counted, so that the next call begins behind them.
+    /// Returns the slot behind the next one. The ring is open.
     #[inline(always)]
-    pub(crate) fn count_alike(
-        &self,
-        cursor: &mut Cursor,
-        is_alike: impl Fn(P) -> bool,
-    ) -> Result<u64, Next<P>> {
-        let head = cursor.head;
-        let mut at = cursor.alike_end.max(head + 1);
-        let next = loop {
-            match self.peek_at(at, false, u64::MAX) {
-                Next::Message(priority) if is_alike(priority) => at += 1,
-                next => break next,
-            }
-        };
-        cursor.alike_end = at;
-        if let Next::Nothing = next { Ok(at - head) } else { Err(next) }
+    pub(crate) fn second(&self, cursor: &Cursor) -> Next<P> {
+        self.peek_at(cursor.head + 1, false, u64::MAX)
     }
 
     /// Returns the slot of a position. A hole is waited for if its message is `awaited`, and otherwise if it
@@ -373,9 +349,13 @@ impl<T, P: Copy> Ring<T, P> {
         found
     }
 
-    /// Returns whether a reported hole follows the messages that were counted. The ring is open.
+    /// Returns whether the next slot, or the one behind its message, is a reported hole. The ring is open.
     pub(crate) fn has_hole(&self, cursor: &Cursor) -> bool {
-        matches!(self.peek_at(cursor.alike_end.max(cursor.head), false, u64::MAX), Next::Hole)
+        match self.peek_at(cursor.head, false, u64::MAX) {
+            Next::Hole => true,
+            Next::Message(_) => matches!(self.second(cursor), Next::Hole),
+            Next::Nothing => false,
+        }
     }
 
     /// Takes the message of the next slot.

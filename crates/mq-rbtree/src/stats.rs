@@ -1,7 +1,6 @@
 //! Statistics of a queue.
 
 use std::fmt;
-use std::time::{Duration, Instant};
 
 /// Statistics of the levels, the priorities that have messages.
 ///
@@ -80,8 +79,6 @@ pub struct QueueStats {
     pub levels: LevelStats,
     /// Chunks of message slots allocated under the lock.
     pub slab_fallback: u64,
-    /// The longest time the lock was held, if [`time_lock`](crate::Builder::time_lock) is set.
-    pub longest_hold: Option<Duration>,
 }
 
 /// The counts kept under the lock.
@@ -93,16 +90,6 @@ pub(crate) struct Counters {
     pub(crate) send_waits: u64,
     pub(crate) receive_waits: u64,
     pub(crate) timeouts: u64,
-    pub(crate) longest_hold: Duration,
-}
-
-impl Counters {
-    /// Records how long the lock was held, just before the unlock.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn record_hold(&mut self, since: Instant) {
-        self.longest_hold = self.longest_hold.max(since.elapsed());
-    }
 }
 
 impl fmt::Display for LevelStats {
@@ -125,10 +112,6 @@ impl fmt::Display for QueueStats {
             "waits      {send_waits} to send, {receive_waits} to receive; {spun} without sleep, "
         )?;
         writeln!(f, "{timeouts} timed out; now {} and {}", waiting.0, waiting.1)?;
-        write!(f, "levels     {}; places {} under the lock", self.levels, self.slab_fallback)?;
-        match self.longest_hold {
-            Some(longest) => write!(f, "\nlock       held {longest:?} at most"),
-            None => Ok(()),
-        }
+        write!(f, "levels     {}; places {} under the lock", self.levels, self.slab_fallback)
     }
 }

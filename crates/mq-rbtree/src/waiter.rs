@@ -1,7 +1,7 @@
 //! Waiting threads and tasks: list nodes on the stack of the waiting thread, or in a future.
 //!
 //! ```text
-//!  WaitList -> waiter <-> waiter <-> waiter      by urgency, then by ticket
+//!  WaitList -> waiter <-> waiter <-> waiter      by ticket
 //!
 //!  thread:  SPINNING ──────────────► COMPLETED, RETRY        no wake-up is needed
 //!               └──► PARKED ───────► COMPLETED, RETRY ─► unpark
@@ -30,12 +30,11 @@
 //! 5. While a node is listed, its owner has only shared references to it. A `&mut` to the future around it
 //!    claims nothing, because the node is not `Unpin`.
 
-use std::cmp::Reverse;
 use std::marker::PhantomPinned;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::task::Waker;
 
-use percpu::alloc::TryArc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{order, step};
@@ -56,7 +55,7 @@ const RETRY: u32 = 3;
 /// A thread or task to wake after the unlock.
 #[derive(Debug)]
 pub(crate) enum Wakeup {
-    Thread(TryArc<Parker>),
+    Thread(Arc<Parker>),
     Task(Waker),
 }
 
@@ -75,7 +74,6 @@ pub(crate) enum WaitEnd {
     Completed,
     Retry,
     TimedOut,
-    Interrupted,
 }
 
 /// The room that a waiting sender needs.
@@ -86,11 +84,7 @@ pub(crate) struct Demand<P> {
     pub(crate) len_limit: usize,
 }
 
-/// The place of a waiter in its list: by urgency, the highest first, then by ticket. The least rank comes
-/// first.
-pub(crate) type Rank = (Reverse<u8>, u64);
-
-/// The ticket of a waiter that was never listed, which is behind all listed ones of its urgency.
+/// The ticket of a waiter that was never listed.
 const NO_TICKET: u64 = u64::MAX;
 
 #[repr(C)] // the fields that a hand-over to a thread uses come first
@@ -98,14 +92,13 @@ pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
     /// The parker of a thread that sleeps.
-    parker: UnsafeCell<Option<TryArc<Parker>>>,
+    parker: UnsafeCell<Option<Arc<Parker>>>,
     /// Invariant 5.
     _pinned: PhantomPinned,
 }
 
 #[repr(C)]
 pub(crate) struct Inner<T, P> {
-    urgency: u8,
     listed: bool,
     /// A task that was woken to poll, and has not polled yet.
     pub(crate) permit: bool,
@@ -140,11 +133,10 @@ unsafe impl<T: Send, P: Send> Send for Waiter<T, P> {}
 unsafe impl<T: Send, P: Send> Sync for Waiter<T, P> {}
 
 impl<T, P: Copy> Waiter<T, P> {
-    pub(crate) fn new(urgency: u8) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             state: AtomicU32::new(SPINNING),
             inner: UnsafeCell::new(Inner {
-                urgency,
                 listed: false,
                 permit: false,
                 prev: None,
@@ -179,19 +171,12 @@ impl<T, P: Copy> Waiter<T, P> {
         self.state.store(SPINNING, Ordering::Relaxed);
     }
 
-    /// Makes the calling thread sleep until its wait ends. Returns how the wait ended: `TimedOut` and
-    /// `Interrupted` leave the node on its list.
+    /// Makes the calling thread sleep until its wait ends. Returns how the wait ended: `TimedOut` leaves
+    /// the node on its list.
     #[cold]
     pub(crate) fn sleep(&self, wait: Wait) -> WaitEnd {
         let has_ended = || self.poll_end().is_some();
-        let ended_by_itself = |interrupted| match interrupted {
-            true => WaitEnd::Interrupted,
-            false => WaitEnd::TimedOut,
-        };
-        let Some(parker) = Parker::current() else {
-            let interrupted = Parker::poll(wait, has_ended); // in the state `SPINNING`
-            return self.poll_end().unwrap_or(ended_by_itself(interrupted));
-        };
+        let parker = Parker::current();
         self.parker.with_mut(|field| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
             // `PARKED` yet.
@@ -201,8 +186,10 @@ impl<T, P: Copy> Waiter<T, P> {
         // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
         // Relaxed on failure; `poll_end` loads the end again.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Relaxed);
-        let interrupted = parked.is_ok() && parker.park(wait, has_ended);
-        self.poll_end().unwrap_or(ended_by_itself(interrupted))
+        if parked.is_ok() {
+            parker.park(wait, has_ended);
+        }
+        self.poll_end().unwrap_or(WaitEnd::TimedOut)
     }
 
     /// Returns how the wait ended, or `None` while it lasts.
@@ -250,7 +237,7 @@ impl<T, P: Copy> Waiter<T, P> {
     }
 }
 
-/// The waiters for room, or for messages: by urgency, then by ticket.
+/// The waiters for room, or for messages, by ticket.
 pub(crate) struct WaitList<T, P> {
     first: Link<T, P>,
     last: Link<T, P>,
@@ -293,7 +280,7 @@ impl<T, P: Copy> WaitList<T, P> {
         })
     }
 
-    /// Puts a node on the list, behind the earlier ones of its urgency. A task has a waker, a
+    /// Puts a node on the list, behind the earlier ones: a task that waits again has its old place. A task has a waker, a
     /// thread has none.
     ///
     /// # Safety
@@ -314,7 +301,7 @@ impl<T, P: Copy> WaitList<T, P> {
         while let Some(before) = inner.prev {
             // SAFETY: `before` is on this list, so by invariant 2 it is alive. The caller holds the lock.
             let other = unsafe { Waiter::inner_of(before) };
-            if other.rank() < inner.rank() {
+            if other.ticket < inner.ticket {
                 break;
             }
             (inner.prev, inner.next) = (other.prev, Some(before));
@@ -369,8 +356,8 @@ impl<T, P: Copy> WaitList<T, P> {
         for (node, inner) in self.iter() {
             assert!(inner.listed && !inner.permit, "a waiter on the list");
             assert_eq!(inner.prev, prev, "the links of waiters");
-            assert!(last.is_none_or(|last| last < inner.rank()), "the order of waiters");
-            (last, prev, count) = (Some(inner.rank()), Some(node), count + 1);
+            assert!(last.is_none_or(|last| last < inner.ticket), "the order of waiters");
+            (last, prev, count) = (Some(inner.ticket), Some(node), count + 1);
             assert!(count <= self.len, "more waiters than counted");
         }
         assert_eq!((count, prev), (self.len, self.last), "the list of waiters");
@@ -378,11 +365,6 @@ impl<T, P: Copy> WaitList<T, P> {
 }
 
 impl<T, P> Inner<T, P> {
-    /// Returns the rank of the waiter, also while it is on no list.
-    pub(crate) fn rank(&self) -> Rank {
-        (Reverse(self.urgency), self.ticket)
-    }
-
     pub(crate) fn is_task(&self) -> bool {
         self.waker.is_some()
     }

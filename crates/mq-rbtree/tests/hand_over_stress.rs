@@ -9,9 +9,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{
-    Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendError, SendRefused, Wait,
-};
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendError, SendRefused};
 
 use testkit::block_on::{block_on, unparker};
 use testkit::canary::{Canary, Census};
@@ -221,7 +219,7 @@ fn send_briefly(
         let value = me << 32 | serial;
         let message = Canary::new(value, census);
         let said = if me != 1 {
-            Some(queue.send_with(message, 0, Wait::at_most(delay.time())))
+            Some(queue.send_deadline(message, 0, Instant::now() + delay.time()))
         } else {
             poll_briefly(queue.send_async(message, 0), delay.time(), &mut rng)
         };
@@ -256,7 +254,7 @@ fn receive_briefly(
     while me == 0 || !stop.load(Relaxed) {
         let said = match me {
             0 => Some(queue.receive()),
-            1 | 2 => Some(queue.receive_with(Wait::at_most(delay.time()))),
+            1 | 2 => Some(queue.receive_deadline(Instant::now() + delay.time())),
             _ => poll_briefly(queue.receive_async(), delay.time(), &mut rng),
         };
         let got = match said {

@@ -5,6 +5,9 @@
 //! Lowe.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/wait.rs"]
+mod wait;
+
 use std::future::Future;
 use std::hint::spin_loop;
 use std::pin::pin;
@@ -14,10 +17,12 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendRefused};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
+
+use wait::Wait;
 
 use testkit::block_on::{block_on, unparker};
 use testkit::rng::{self, Rng};
@@ -195,12 +200,12 @@ impl<L: Keyed> Recorder<'_, L> {
     fn send_somehow(&mut self, rng: &mut Rng, value: u64) {
         let priority = rng.usize(..4) as u32;
         let key = L::key(priority);
-        let wait = wait(rng);
+        let wait = random_wait(rng);
         let polls = rng.usize(..3);
         match rng.usize(..5) {
             0 => self.try_send(value, priority),
             1 | 2 => self.send(value, priority, |queue| {
-                Some(queue.send_with(value, key, wait).map_err(|refused| refused.reason))
+                Some(wait.send(queue, value, key).map_err(|refused| refused.reason))
             }),
             3 => self.send(value, priority, |queue| {
                 Some(block_on(queue.send_async(value, key)).map_err(|refused| refused.reason))
@@ -213,11 +218,11 @@ impl<L: Keyed> Recorder<'_, L> {
     }
 
     fn receive_somehow(&mut self, rng: &mut Rng) {
-        let wait = wait(rng);
+        let wait = random_wait(rng);
         let polls = rng.usize(..3);
         match rng.usize(..5) {
             0 => self.try_receive(),
-            1 | 2 => self.receive(|queue| Some(queue.receive_with(wait))),
+            1 | 2 => self.receive(|queue| Some(wait.receive(queue))),
             3 => self.receive(|queue| Some(block_on(queue.receive_async()))),
             _ => self.receive(|queue| poll_some(queue.receive_async(), polls)),
         }
@@ -250,13 +255,12 @@ impl<L: Keyed> Recorder<'_, L> {
     }
 }
 
-fn wait(rng: &mut Rng) -> Wait {
-    let wait = match rng.usize(..4) {
-        0 | 1 => Wait::FOREVER,
-        2 => Wait::until(Instant::now()),
-        _ => Wait::at_most(Duration::from_micros(rng.usize(..200) as u64)),
-    };
-    wait.urgency(rng.usize(..2) as u8)
+fn random_wait(rng: &mut Rng) -> Wait {
+    match rng.usize(..4) {
+        0 | 1 => Wait::Forever,
+        2 => Wait::Until(Instant::now()),
+        _ => Wait::Until(Instant::now() + Duration::from_micros(rng.usize(..200) as u64)),
+    }
 }
 
 /// Polls a few times, and drops the future if that was not enough.

@@ -9,20 +9,23 @@ mod asleep;
 mod kernel;
 #[path = "common/namespace.rs"]
 mod namespace;
+#[path = "common/wait.rs"]
+mod wait;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Queue, Wait};
+use mq_rbtree::Queue;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use asleep::asleep;
 use kernel::{KernelQueue, MESSAGE_BYTES, Patience};
 use namespace::{is_child, run_in_one, say_refused};
+use wait::Wait;
 
 /// The depth of the queues, if the test may raise the kernel's limit.
 const DEPTH: usize = 256;
@@ -109,15 +112,15 @@ impl Side for KernelQueue {
 
 fn ours(wait: Patience) -> Wait {
     match wait {
-        Patience::None => Wait::NO,
-        Patience::Forever => Wait::FOREVER,
-        Patience::For(time) => Wait::at_most(time),
+        Patience::None => Wait::No,
+        Patience::Forever => Wait::Forever,
+        Patience::For(time) => Wait::Until(Instant::now() + time),
     }
 }
 
 impl Side for Queue<Vec<u8>> {
     fn send_for(&self, message: Vec<u8>, priority: u32, wait: Patience) -> Reply {
-        match self.send_with(message, priority, ours(wait)) {
+        match ours(wait).send(self, message, priority) {
             Ok(()) => Reply::Sent,
             Err(refused) => {
                 let errno = refused.errno();
@@ -127,7 +130,7 @@ impl Side for Queue<Vec<u8>> {
     }
 
     fn receive_for(&self, wait: Patience) -> Reply {
-        let received = self.receive_with(ours(wait));
+        let received = ours(wait).receive(self);
         received.map_or_else(|error| Reply::Nothing(error.errno()), Reply::Received)
     }
 

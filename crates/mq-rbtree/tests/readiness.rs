@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::{self};
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused};
 
 use testkit::wait_until;
 
@@ -237,10 +237,10 @@ impl Loop<'_> {
             if self.stop.load(SeqCst) {
                 break;
             }
-            let short = Wait::at_most(Duration::from_micros(n % 50));
+            let short = Instant::now() + Duration::from_micros(n % 50);
             let received = match n % 3 {
                 0 => self.queue.try_receive(),
-                1 => self.queue.receive_with(short),
+                1 => self.queue.receive_deadline(short),
                 _ => match pin!(self.queue.receive_async()).poll(&mut cx) {
                     Poll::Ready(received) => received,
                     Poll::Pending => Err(ReceiveError::Empty), // dropped

@@ -6,18 +6,18 @@
 //! holds the sender until some receives have ended: without their deadlines that would be never.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::future::ready;
 use std::hint::spin_loop;
 use std::io;
+use std::pin::pin;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError, SendRefused};
 
-use testkit::block_on::block_on;
 use testkit::watchdog::watched;
 
 /// Long, so that a good part of the stops comes between a claim and its publication.
@@ -160,17 +160,27 @@ fn receive(
     let (mut held_back, mut calls, mut out) = (0, 0, Vec::new());
     loop {
         let waiting = (0..2).any(|of| sent[of].load(SeqCst) > received[of].load(SeqCst));
-        let wait = Wait::at_most(Duration::from_micros(200));
+        let wait = Instant::now() + Duration::from_micros(200);
         calls += 1;
         // Batches, so that the senders rarely wait.
         let got = match calls % 8 {
-            0 => queue.receive_with(wait).map(|message| out.push(message)),
-            1 => queue.receive_guard_with(wait).map(|guard| out.push(guard.accept())),
+            0 => queue.receive_deadline(wait).map(|message| out.push(message)),
+            1 => queue.receive_guard_deadline(wait).map(|guard| out.push(guard.accept())),
             2 => {
-                let task = queue.receive_async().until(ready(()));
-                block_on(task).map(|message| out.push(message))
+                let mut task = pin!(queue.receive_async());
+                match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(got) => got.map(|message| out.push(message)),
+                    Poll::Pending => Err(ReceiveError::Timeout),
+                }
             }
-            _ => queue.receive_batch(&mut out, 64, wait).map(drop),
+            _ => match queue.receive_deadline(wait) {
+                Ok(message) => {
+                    out.push(message);
+                    let _empty = queue.try_receive_batch(&mut out, 63);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            },
         };
         page.receives.fetch_add(1, SeqCst);
         match got {

@@ -23,7 +23,7 @@ fn poll_stream(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
 #[test]
 fn a_stream_ends_when_the_queue_is_closed_and_empty() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
-    let mut stream = Box::pin(receiver.into_stream().urgency(1));
+    let mut stream = Box::pin(receiver.into_stream());
     assert_eq!(poll_stream(&mut stream), Poll::Pending);
     sender.send(1, 1).unwrap();
     sender.send(2, 2).unwrap();
@@ -74,7 +74,7 @@ fn a_stream_goes_on_after_a_panicking_waker() {
 fn inv10_a_stream_takes_its_turn() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
     let (mut first, mut second) = (Box::pin(queue.stream()), Box::pin(queue.stream()));
-    let mut urgent = Box::pin(queue.stream().urgency(1));
+    let mut urgent = Box::pin(queue.stream());
     for stream in [&mut first, &mut second, &mut urgent] {
         assert_eq!(poll_stream(stream), Poll::Pending);
     }

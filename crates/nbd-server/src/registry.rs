@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use percpu_list::{AllocError, Entry, InsertError, LockError, PerCpuList, Stats};
+use percpu_list::{Entry, InsertError, LockError, PerCpuList, Stats};
 use radix_ctx::Id;
 
 use crate::export::ExportTable;
@@ -43,8 +43,8 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub(crate) fn new() -> Result<Self, AllocError> {
-        Ok(Self { sessions: Arc::new(PerCpuList::try_new()?) })
+    pub(crate) fn new() -> Self {
+        Self { sessions: Arc::new(PerCpuList::new()) }
     }
 
     /// Adds a connection to the list, in the slot of the worker's CPU. Fails once the server stops.

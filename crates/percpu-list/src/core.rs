@@ -1,18 +1,18 @@
 //! The core of a list: a shard for each slot, which holds anchors.
 //!
 //! ```text
-//!  list -> domain -> locks: | slot 0 | slot 1 | ...           shared by all lists of the domain
-//!       -> shards:          |   *    |  null  | ...           8 bytes each, read-mostly
-//!                               v
-//!                             shard: array of anchors, counters
+//!  list -> locks:  | slot 0 | slot 1 | ...
+//!       -> shards: |   *    |  null  | ...           8 bytes each, read-mostly
+//!                      v
+//!                    shard: array of anchors, counters
 //! ```
 //!
 //! | | takes | excludes |
 //! |---|---|---|
-//! | add | the slot's lock | adds, removals and walks in that slot, of every list of the domain |
+//! | add | the slot's lock | adds, removals and walks in that slot |
 //! | remove | the home slot's lock | the same |
 //! | walk | the slot's lock, once for each chunk | the same, during a chunk |
-//! | snapshot | all locks, ascending | every add, removal and walk of every list of the domain |
+//! | snapshot | all locks, ascending | every add, removal and walk |
 //!
 //! # Invariants
 //!
@@ -31,36 +31,34 @@ use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
 use crate::array::{Array, Growth, Segment};
-use crate::domain::Domain;
 use crate::error::Refused;
 use crate::shard::Shard;
+use crate::slots::Slots;
 use crate::stats::Stats;
 
-/// A list of anchors: the pointers to its shards, and the domain whose locks protect them.
+/// A list of anchors: the pointers to its shards, and the locks that protect them.
 #[derive(Debug)]
 pub(crate) struct Core {
-    domain: Domain,
+    slots: Slots,
     shards: Box<[AtomicPtr<Shard>]>,
     closed: AtomicBool,
     counts_hits: bool,
 }
 
 impl Core {
-    pub(crate) fn new(domain: &Domain, counts_hits: bool) -> Result<Self, AllocError> {
-        let mut shards = Vec::new();
-        shards.try_reserve_exact(domain.slots()).map_err(|_| AllocError::new())?;
-        shards.extend((0..domain.slots()).map(|_| AtomicPtr::new(ptr::null_mut())));
-        Ok(Self {
-            domain: domain.clone(),
-            shards: shards.into_boxed_slice(),
+    pub(crate) fn new(counts_hits: bool) -> Self {
+        let slots = Slots::new();
+        Self {
+            shards: (0..slots.count()).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
+            slots,
             closed: AtomicBool::new(false),
             counts_hits,
-        })
+        }
     }
 
     #[inline(always)]
-    pub(crate) fn domain(&self) -> &Domain {
-        &self.domain
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     pub(crate) fn slot_count(&self) -> u32 {
@@ -68,7 +66,7 @@ impl Core {
     }
 
     /// Iterates over the slots in ascending order.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = CpuId> + use<> {
+    pub(crate) fn all_slots(&self) -> impl Iterator<Item = CpuId> + use<> {
         (0..self.slot_count()).map(CpuId::new)
     }
 
@@ -121,12 +119,12 @@ impl Core {
 
     /// Iterates over the shards that exist, by ascending slot.
     pub(crate) fn shards(&self) -> impl Iterator<Item = ShardRef<'_>> {
-        self.slots().filter_map(|slot| self.shard(slot))
+        self.all_slots().filter_map(|slot| self.shard(slot))
     }
 
     /// Locks all slots.
     pub(crate) fn lock_all(&self) -> Result<GlobalGuard<'_, ()>, LockError> {
-        self.domain.lock_all()
+        self.slots.lock_all()
     }
 
     /// Returns whether adds are refused. The result is final under a slot's lock (invariant 3).
@@ -142,11 +140,11 @@ impl Core {
         // Ordering: Relaxed; the locks below carry it to the loads in `is_closed`.
         self.closed.store(true, Ordering::Relaxed);
         let mut waited = Ok(());
-        for slot in self.slots() {
+        for slot in self.all_slots() {
             // After an error the loop goes on, because adds in the later slots must end too.
             step!(
                 "close: wait for the adds that have begun",
-                waited = waited.and(self.domain.lock(slot).map(drop))
+                waited = waited.and(self.slots.lock(slot).map(drop))
             );
         }
         waited
@@ -232,19 +230,11 @@ impl<'a> ShardRef<'a> {
     /// Locks the slot. Blocks while another thread holds it.
     #[inline(always)]
     pub(crate) fn lock(self) -> Result<LockedShard<'a>, LockError> {
-        let (guard, contended) = self.core.domain.lock(self.shard.slot())?;
+        let (guard, contended) = self.core.slots.lock(self.shard.slot())?;
         if contended {
             self.shard.count_contended();
         }
-        // SAFETY: `guard` holds the lock of the shard's slot in the domain of its list, and is used
-        // for this shard only.
-        Ok(unsafe { LockedShard::new(self.shard, guard) })
-    }
-
-    /// Locks the slot if it is free. Never blocks.
-    pub(crate) fn try_lock(self) -> Result<LockedShard<'a>, LockError> {
-        let guard = self.core.domain.try_lock(self.shard.slot())?;
-        // SAFETY: `guard` holds the lock of the shard's slot in the domain of its list, and is used
+        // SAFETY: `guard` holds the lock of the shard's slot in its list, and is used
         // for this shard only.
         Ok(unsafe { LockedShard::new(self.shard, guard) })
     }
@@ -344,7 +334,7 @@ impl<'a, G> LockedShard<'a, G> {
     ///
     /// The home of the anchor is this slot. If it is linked, it is in this shard.
     #[inline(always)]
-    pub(crate) unsafe fn remove(&mut self, anchor: &Anchor, from: CpuId, domain: &Domain) -> bool {
+    pub(crate) unsafe fn remove(&mut self, anchor: &Anchor, from: CpuId, slots: &Slots) -> bool {
         let index = anchor.index();
         if index == UNLINKED {
             return false;
@@ -356,7 +346,7 @@ impl<'a, G> LockedShard<'a, G> {
         anchor.set_index(UNLINKED);
         self.shard.count_removed();
         if from != self.shard.slot() && self.shard.counts_hits() {
-            self.shard.count_miss(!domain.same_node(from, self.shard.slot()));
+            self.shard.count_miss(!slots.same_node(from, self.shard.slot()));
         }
         true
     }

@@ -30,8 +30,7 @@ pub enum Refused {
     /// Memory is out, or the slot has the largest possible number of entries, about 2^31. Maps to
     /// `ENOMEM`.
     Alloc(AllocError),
-    /// The slot could not be locked. Either this thread already holds it, in a locked walk or a
-    /// snapshot (`EDEADLK`), or there is no such CPU (`EINVAL`).
+    /// The slot could not be locked, because this thread has a snapshot of the list (`EDEADLK`).
     Lock(LockError),
 }
 
@@ -171,8 +170,7 @@ impl<T> From<InsertError<T>> for Refused {
     }
 }
 
-/// Drops the entry, which removes it, and returns the reason. If the slot cannot be locked, the
-/// removal is deferred.
+/// Drops the entry, which is removed at the end of the snapshot, and returns the reason.
 impl<E> From<RemoveError<E>> for Refused {
     fn from(error: RemoveError<E>) -> Self {
         error.reason.into()

@@ -28,23 +28,19 @@
 //!
 //! | to | call |
 //! |---|---|
-//! | create a list | [`new`](PerCpuList::new), or [`new_in`](PerCpuList::new_in) a shared [`Domain`] |
+//! | create a list | [`new`](PerCpuList::new) |
 //! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere, and changes the count of the list's `Arc`, on a cache line that all CPUs share |
-//! | remove | drop the [`Entry`], or call [`Entry::remove`] or its variants; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk |
+//! | remove | drop the [`Entry`], or call [`Entry::remove`]; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk |
 //! | keep a value alive | [`Entry::share`] returns a [`Ref`] |
 //! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) |
-//! | walk under the lock of each slot | [`for_each`](PerCpuList::for_each) |
 //! | see the whole list at one instant | [`lock_all`](PerCpuList::lock_all) returns a [`Snapshot`] |
 //! | remove every entry | [`close`](PerCpuList::close), then [`drain`](PerCpuList::drain), which returns a [`Drain`] |
-//! | choose the CPU (replays, tests) | [`insert_on`](PerCpuList::insert_on), [`Entry::remove_on`] |
 //! | count | [`len`](PerCpuList::len), [`stats`](PerCpuList::stats) |
 //!
 //! # Choosing
 //!
 //! - Walk with `iter` to print or visit entries. Use `lock_all` for an answer that was true at one
-//!   moment ("were both there?"), and `for_each` for a few instructions on each entry.
-//! - A [`SlotPolicy`] makes fewer slots than CPUs: one for each node, or a fixed number. With one
-//!   slot, a list is a plain locked list.
+//!   moment ("were both there?").
 //!
 //! # An entry in a spawned thread or task
 //!
@@ -67,21 +63,20 @@
 //!
 //! # A map of lists
 //!
-//! The subscribers of a topic, the sessions of a user: a list for each key, in one [`Domain`], so that
-//! an empty list costs 8 bytes for each slot. Add under the shared lock of the map, and remove an
-//! empty list under its exclusive lock. Otherwise an entry could be added to a list that has just
-//! left the map.
+//! The subscribers of a topic, the sessions of a user: a list for each key. Add under the shared lock
+//! of the map, and remove an empty list under its exclusive lock. Otherwise an entry could be added to
+//! a list that has just left the map.
 //!
 //! ```
 //! use std::collections::HashMap;
 //! use std::sync::{Arc, RwLock};
 //!
-//! use percpu_list::{ArcEntry, Domain, PerCpuList, Refused};
+//! use percpu_list::{ArcEntry, PerCpuList, Refused};
 //!
 //! type Subscribers = PerCpuList<u32>;
 //!
+//! #[derive(Default)]
 //! struct Topics {
-//!     domain: Domain,
 //!     lists: RwLock<HashMap<String, Arc<Subscribers>>>,
 //! }
 //!
@@ -91,8 +86,7 @@
 //!             return Ok(list.insert_arc(client)?); // not exclusive, but the `RwLock` and the `Arc` have counts
 //!         }
 //!         let mut lists = self.lists.write().unwrap();
-//!         let new = || Arc::new(PerCpuList::new_in(&self.domain));
-//!         Ok(lists.entry(topic.into()).or_insert_with(new).insert_arc(client)?)
+//!         Ok(lists.entry(topic.into()).or_default().insert_arc(client)?)
 //!     }
 //!
 //!     fn unsubscribe(&self, topic: &str, subscription: ArcEntry<u32>) {
@@ -107,7 +101,7 @@
 //!     }
 //! }
 //!
-//! let topics = Topics { domain: Domain::new(), lists: RwLock::default() };
+//! let topics = Topics::default();
 //! let subscription = topics.subscribe("news", 7)?;
 //! assert_eq!(topics.lists.read().unwrap()["news"].len(), 1);
 //! topics.unsubscribe("news", subscription);
@@ -117,25 +111,20 @@
 //!
 //! # Locks and waits
 //!
-//! Each CPU has a slot with a lock. The lists of one [`Domain`] share the locks, but not the
-//! entries. "Slot in use" means that another thread adds, removes or walks there, in any list of
-//! the domain.
+//! Each CPU has a slot with a lock. "Slot in use" means that another thread adds, removes or walks
+//! there.
 //!
 //! | call | locks | waits |
 //! |---|---|---|
 //! | add | the slot of this CPU | while the slot is in use |
 //! | remove | the slot that the entry was added to | while the slot is in use |
-//! | [`try_remove`](Entry::try_remove) | that slot, if it is free | never |
-//! | [`Entry::defer_remove`] | nothing; it is lock-free | never |
 //! | `iter`, `drain` | one slot at a time, once for every 32 entries | while that slot is in use |
-//! | `for_each` | one slot at a time, for all its entries | while that slot is in use |
 //! | `lock_all` | all slots, in ascending order | while any slot is in use; until the snapshot is dropped, all calls of other threads wait |
 //! | `len`, `is_empty`, `stats`, `is_closed`, clone and drop of a [`Ref`] | nothing; they are wait-free | never |
 //!
 //! A thread that waits makes a few attempts and then sleeps. Memory is allocated before a lock is
 //! acquired, and freed after it is released. Values are dropped with no lock held. The only code of
-//! the caller that runs under a lock is the closure of `for_each`, and code that runs while a snapshot
-//! exists.
+//! the caller that runs under a lock is the code that runs while a snapshot exists.
 //!
 //! A walk sees every entry that is on the list during the whole walk exactly once. It sees an entry
 //! that is added or removed during the walk once or not at all. An entry that a walk returns may
@@ -145,9 +134,8 @@
 //!
 //! | | bytes |
 //! |---|---|
-//! | a domain, for each slot | 128 |
-//! | a list, for each slot that it has never used | 8 |
-//! | a list, for each slot that it has used | 256, and an array with 8 for each entry, in segments of at most 4 KiB |
+//! | a list, for each slot | 136 |
+//! | a list, for each slot that it has used, beside that | 256, and an array with 8 for each entry, in segments of at most 4 KiB |
 //! | an entry of a [`PerCpuList`] | an allocation of 32 beside the value; an [`Entry`] is a pointer and a pointer to the list |
 //! | a [`PerCpuList`], for each slot that it has used | up to 16 such allocations, pooled for the next values |
 //!
@@ -163,10 +151,8 @@
 //! | errno | error | returned by |
 //! |---|---|---|
 //! | `ESHUTDOWN` | [`Refused::Closed`] | add |
-//! | `ENOMEM` | [`Refused::Alloc`], [`AllocError`] | add, `try_new` |
-//! | `EDEADLK` | [`LockError::Deadlock`]: this thread holds the slot, in a locked walk or a snapshot | all calls that lock |
-//! | `EAGAIN` | [`LockError::WouldBlock`] | the `try_` methods |
-//! | `EINVAL` | [`LockError::NoSuchCpu`] | `insert_on`, `remove_on` |
+//! | `ENOMEM` | [`Refused::Alloc`], [`AllocError`] | add |
+//! | `EDEADLK` | [`LockError::Deadlock`]: this thread has a snapshot of the list | all calls that lock |
 //!
 //! # Special cases
 //!
@@ -177,14 +163,12 @@
 //!   adds fill.
 //! - *Drop of the list*: it drops the values of forgotten entries; there are no others, because an
 //!   entry borrows or holds the list.
-//! - *A panic in a closure of the caller* under a lock: the lock is released, nothing is poisoned,
-//!   and the slots that the walk had not reached are unchanged. A panic in the drop of a value
-//!   propagates to the caller whose call dropped it; other values that the call drops are still
-//!   dropped.
-//! - *Drop of an [`Entry`] inside a locked walk or a snapshot* of its own thread: the entry is
-//!   removed at the end of the walk or snapshot. If it is of another list of the domain, the next
-//!   thread that locks its slot removes it.
-//! - *A signal handler* may call [`Entry::defer_remove`], and no other function of this crate.
+//! - *A panic while a snapshot exists*: the slots are unlocked, and nothing is poisoned. A panic in
+//!   the drop of a value propagates to the caller whose call dropped it; other values that the call
+//!   drops are still dropped.
+//! - *Drop of an [`Entry`] while its thread has a snapshot*: the entry is removed at the end of the
+//!   snapshot.
+//! - *A signal handler* must not call functions of this crate.
 //! - *fork*: the child may only exec or exit.
 //!
 //! # Not for
@@ -216,29 +200,22 @@ mod array;
 mod chunk;
 mod core;
 mod cursor;
-mod domain;
 mod error;
 #[cfg(doc)]
 pub mod guide;
 mod owning;
 mod shard;
+mod slots;
 mod stats;
 
 pub use percpu::lglock::LockError;
 pub use percpu::{AllocError, CpuId};
 
-pub use self::domain::{Domain, SlotPolicy};
 pub use self::error::{InsertError, Refused, RemoveError};
 pub use self::owning::{
     ArcEntry, Drain, Entry, Holder, Iter, PerCpuList, Ref, Snapshot, SnapshotIter,
 };
 pub use self::stats::Stats;
-
-/// Aborts the process like `Box::new` if memory is out.
-#[cold]
-fn out_of_memory<T>() -> ! {
-    std::alloc::handle_alloc_error(std::alloc::Layout::new::<T>())
-}
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

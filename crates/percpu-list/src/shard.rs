@@ -33,8 +33,8 @@ use crate::stats::Stats;
 pub(crate) struct Shard {
     added: AtomicU64,
     removed: AtomicU64,
-    /// A stack of entries that the next thread which locks the shard removes. See
-    /// `owning::deferred`.
+    /// A stack of entries that the thread with a snapshot has dropped; it changes under the slot's
+    /// lock. See `owning::deferred`.
     deferred: AtomicPtr<Anchor>,
     walkers: AtomicU32,
     contended: AtomicU32,
@@ -201,13 +201,6 @@ impl Shard {
     #[inline(always)]
     pub(crate) fn pool(&self) -> (&AtomicPtr<Anchor>, &AtomicU8) {
         (&self.rare.pool_first, &self.rare.pool_len)
-    }
-
-    /// Returns whether there may be deferred removals. Needs no lock.
-    #[inline(always)]
-    pub(crate) fn has_deferred(&self) -> bool {
-        // Ordering: Relaxed; the flush that follows exchanges the stack, and orders its content.
-        !self.deferred.load(Ordering::Relaxed).is_null()
     }
 
     /// Returns the stack of deferred removals.

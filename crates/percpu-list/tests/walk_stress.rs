@@ -14,16 +14,10 @@ use std::thread;
 
 use percpu_list::PerCpuList;
 
-use churn::{any_cpu, possible, storm};
+use churn::storm;
 use testkit::canary::{Canary, Census};
+use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng::{self, Rng};
-
-/// Returns two CPUs, which differ if the machine has two.
-fn two_cpus(rng: &mut Rng) -> [percpu_list::CpuId; 2] {
-    let first = rng.usize(..possible());
-    let second = (first + 1 + rng.usize(..possible().max(2) - 1)) % possible();
-    [first, second].map(|cpu| percpu_list::CpuId::new(cpu as u32))
-}
 
 /// The pairs of which the first half was seen, and those of which the second half was seen.
 #[derive(Default)]
@@ -53,6 +47,7 @@ fn stress_inv06_snapshots_see_one_instant() {
     let (census, next) = (Census::new(), AtomicU64::new(0));
     let list = PerCpuList::new();
     let (snapshots, halves) = (AtomicU64::new(0), AtomicU64::new(0));
+    let cpus = allowed_cpus();
     let enough = |_| snapshots.load(Relaxed) > 100 && halves.load(Relaxed) > 0;
     storm(4, enough, |me, rng| {
         if me == 0 {
@@ -62,18 +57,20 @@ fn stress_inv06_snapshots_see_one_instant() {
             halves.fetch_add(pairs.halves(), Relaxed);
             return thread::yield_now();
         }
-        let (cpus, pair) = (two_cpus(rng), next.fetch_add(2, Relaxed));
-        let x = list.insert_on(cpus[0], Canary::new(pair, &census)).unwrap();
-        let y = list.insert_on(cpus[1], Canary::new(pair + 1, &census)).unwrap();
-        match rng.usize(..3) {
-            0 => y.defer_remove(), // removed before any snapshot sees that X was removed
-            1 => drop(y),
-            _ => assert!(list.remove(&y.share()).unwrap()),
+        let pair = next.fetch_add(2, Relaxed);
+        let x = list.insert(Canary::new(pair, &census)).unwrap();
+        if rng.usize(..8) == 0 {
+            pin_to(&[cpus[rng.usize(..cpus.len())]]);
+        }
+        let y = list.insert(Canary::new(pair + 1, &census)).unwrap();
+        if rng.usize(..2) == 0 {
+            drop(y);
+        } else {
+            assert!(list.remove(&y.share()).unwrap());
         }
         drop(x);
     });
     println!("{snapshots:?} snapshots, {halves:?} half pairs");
-    list.flush().unwrap();
     list.validate();
     assert_eq!((list.len(), list.stats().adds, census.alive()), (0, next.into_inner(), 0));
     assert!(snapshots.into_inner() > 100 && halves.into_inner() > 0);
@@ -109,13 +106,13 @@ const OWN: usize = 40;
 fn walks_beside_changes(slow: bool) {
     let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
     let list = PerCpuList::new();
-    let mut rng = rng::seeded(99);
+    let (mut rng, cpus) = (rng::seeded(99), allowed_cpus());
     let mut stay = Vec::new();
     // Half of the entries are among entries that are removed before the walks begin.
     for value in 0..STAY {
-        let cpu = any_cpu(&mut rng);
-        let goes = list.insert_on(cpu, Canary::new(STAY, &census)).unwrap();
-        stay.push(list.insert_on(cpu, Canary::new(value, &census)).unwrap());
+        pin_to(&[cpus[value as usize % cpus.len()]]);
+        let goes = list.insert(Canary::new(STAY, &census)).unwrap();
+        stay.push(list.insert(Canary::new(value, &census)).unwrap());
         drop(goes);
     }
     let shelves: Vec<Mutex<Option<_>>> = (0..400).map(|_| Mutex::new(None)).collect();
@@ -123,8 +120,7 @@ fn walks_beside_changes(slow: bool) {
     storm(5, enough, |me, rng| {
         let new = || Canary::new(next.fetch_add(1, Relaxed), &census);
         if me < 2 {
-            let own: Vec<_> =
-                (0..OWN).map(|_| list.insert_on(any_cpu(rng), new()).unwrap()).collect();
+            let own: Vec<_> = (0..OWN).map(|_| list.insert(new()).unwrap()).collect();
             let numbers: Vec<u64> = own.iter().map(|entry| entry.read()).collect();
             let found = list.iter().map(|found| found.unwrap());
             let mut held = None; // until the next step
@@ -143,21 +139,14 @@ fn walks_beside_changes(slow: bool) {
         match rng.usize(..64) {
             0 => drop((0..rng.usize(..2_000)).map(|_| list.insert(new())).collect::<Vec<_>>()),
             1..32 => {
-                let entry = list.insert_on(any_cpu(rng), new()).unwrap();
+                let entry = list.insert(new()).unwrap();
                 let old = shelves[rng.usize(..shelves.len())].lock().unwrap().replace(entry);
                 drop(old);
             }
-            _ => {
-                let old = shelves[rng.usize(..shelves.len())].lock().unwrap().take();
-                match old {
-                    Some(old) if rng.usize(..4) == 0 => old.defer_remove(),
-                    old => drop(old),
-                }
-            }
+            _ => drop(shelves[rng.usize(..shelves.len())].lock().unwrap().take()),
         }
     });
     drop(shelves);
-    list.flush().unwrap();
     list.validate();
     println!("{walks:?} walks; {next:?} values\n{}", list.stats());
     assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));

@@ -34,6 +34,14 @@ pub fn pin_to(cpus: &[usize]) {
     pin_thread_to(0, cpus);
 }
 
+/// Runs `f` on `cpu`, and lets the calling thread run on every CPU of the process again.
+pub fn on<R>(cpu: usize, f: impl FnOnce() -> R) -> R {
+    pin_to(&[cpu]);
+    let result = f();
+    pin_to(&allowed_cpus());
+    result
+}
+
 /// Restricts the thread `tid` to `cpus`; 0 is the calling thread.
 pub fn pin_thread_to(tid: libc::pid_t, cpus: &[usize]) {
     // SAFETY: plain bytes, of which zero is the empty set.

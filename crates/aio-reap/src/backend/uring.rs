@@ -4,16 +4,11 @@
 //! `SINGLE_ISSUER`): a completion does not interrupt user code but is posted when the thread next
 //! enters the kernel. `TASKRUN_FLAG` shows that completions wait to be posted. A peek that sees it
 //! enters the kernel, so no completion appears late.
-//!
-//! With `DEFER_TASKRUN` the kernel also defers the work that leads to a completion, until the
-//! thread enters for events. Each submission does that, and each peek that sees the flag. Newer
-//! kernels then do not wake a thread that polls the ring's descriptor. They signal a registered
-//! eventfd when there is deferred work, before its completions are posted.
 
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -27,13 +22,9 @@ use super::uring_entry::{push, push_all};
 use crate::completion_state::CompletionState;
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
-use crate::sys;
 
 /// The user data of cancellations. No slot has it, because indices are below 2^24.
 const CANCELLATION: u64 = u64::MAX;
-
-/// The maximum number of enters in one reap; a guess. Linux does deferred work in batches of 20.
-const MAX_ENTERS: usize = 16;
 
 /// The backend on io_uring.
 pub(crate) struct Uring {
@@ -52,10 +43,6 @@ pub(crate) struct Uring {
     cancels_queued: usize,
     cancels: usize,
     max_cancels: usize,
-    /// The eventfd that the kernel signals when it defers work. `Some` with `DEFER_TASKRUN`.
-    notifier: Option<OwnedFd>,
-    /// The descriptor may be polled, so each turn clears `notifier` by a system call.
-    watched: bool,
 }
 
 /// An io_uring at a fixed address, which [`Uring::queue`] refers to. It is only used by shared
@@ -110,13 +97,8 @@ impl Uring {
     ///
     /// The error of the set-up or of the first enter (a filter may allow only the set-up), or
     /// `EOPNOTSUPP` if the kernel lacks an operation (before 5.11).
-    pub(crate) fn new(depth: usize, defer: bool) -> io::Result<Self> {
-        let flags = if defer { &FLAGS[..] } else { &FLAGS[1..] };
-        let (mut ring, deferred) = first_supported(flags, |flags| flags.setup(depth as u32))?;
-        let notifier = if deferred { Some(sys::eventfd()?) } else { None };
-        if let Some(notifier) = &notifier {
-            ring.submitter().register_eventfd(notifier.as_raw_fd())?;
-        }
+    pub(crate) fn new(depth: usize) -> io::Result<Self> {
+        let mut ring = first_supported(&FLAGS, |flags| flags.setup(depth as u32))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         let needed = [
@@ -149,36 +131,19 @@ impl Uring {
         let ring = Ring::new(ring);
         // SAFETY: this is the first queue, and `Uring` does not use it after the drop of `ring`.
         let queue = unsafe { ring.queue() };
-        Ok(Self {
-            registered,
-            queue,
-            ring,
-            backlog: 0,
-            cancels_queued: 0,
-            cancels: 0,
-            max_cancels,
-            notifier,
-            watched: false,
-        })
+        Ok(Self { registered, queue, ring, backlog: 0, cancels_queued: 0, cancels: 0, max_cancels })
     }
 
-    /// Returns the descriptor that is readable when completions are visible or wait to be posted.
-    fn wake_fd(&self) -> RawFd {
-        self.notifier.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
+    fn poll(&self, timeout: Option<Duration>) -> io::Result<()> {
+        super::wait_readable(&[self.ring.as_raw_fd()], timeout)
     }
 
-    fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.watch();
-        super::wait_readable(&[self.wake_fd()], timeout)
-    }
-
-    /// Submits the entries of the ring, runs deferred work, and waits for `wanted` completions
+    /// Submits the entries of the ring, posts completions that wait, and waits for `wanted` completions
     /// after the kernel has taken every entry.
     #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
         let queue = &mut self.queue;
-        let pull = wanted > 0 || self.notifier.is_some();
-        let pull = pull || queue.taskrun() || queue.cq_overflow();
+        let pull = wanted > 0 || queue.taskrun() || queue.cq_overflow();
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // at most the size of the ring
         queue.sync(); // publishes the entries
@@ -191,26 +156,18 @@ impl Uring {
     #[inline(always)]
     fn reap_each(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) -> usize {
         let mut room = budget;
-        // The kernel does deferred work in small batches. The flag is set while some is left.
-        for _ in 0..MAX_ENTERS {
-            let check_flag = self.notifier.is_some() || self.ring.completion().is_empty();
-            if check_flag && self.queue.taskrun() {
-                self.run_task_work();
+        if self.ring.completion().is_empty() && self.queue.taskrun() {
+            self.run_task_work();
+        }
+        let mut queue = self.ring.completion();
+        while room > 0 {
+            let Some(entry) = queue.next() else { break };
+            if entry.user_data() == CANCELLATION {
+                self.cancels -= 1; // the completion of its request shows the result
+                continue;
             }
-            let mut queue = self.ring.completion();
-            while room > 0 {
-                let Some(entry) = queue.next() else { break };
-                if entry.user_data() == CANCELLATION {
-                    self.cancels -= 1; // the completion of its request shows the result
-                    continue;
-                }
-                room -= 1;
-                each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
-            }
-            drop(queue);
-            if self.notifier.is_none() || room == 0 || !self.queue.taskrun() {
-                break;
-            }
+            room -= 1;
+            each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
         }
         budget - room
     }
@@ -258,8 +215,6 @@ impl Uring {
 /// The flags of the set-up.
 #[derive(Clone, Copy, Debug)]
 struct Flags {
-    /// `DEFER_TASKRUN`, from 6.1 on; needs `single_issuer`.
-    defer: bool,
     /// `SINGLE_ISSUER`, from 6.0 on.
     single_issuer: bool,
     /// `COOP_TASKRUN` and `TASKRUN_FLAG`, from 5.19 on, and `SUBMIT_ALL`, from 5.18 on.
@@ -267,29 +222,22 @@ struct Flags {
 }
 
 /// The sets of flags to try, the best first. Older kernels know fewer flags.
-const FLAGS: [Flags; 4] = [
-    Flags { defer: true, single_issuer: true, cooperate: true },
-    Flags { defer: false, single_issuer: true, cooperate: true },
-    Flags { defer: false, single_issuer: false, cooperate: true },
-    Flags { defer: false, single_issuer: false, cooperate: false },
+const FLAGS: [Flags; 3] = [
+    Flags { single_issuer: true, cooperate: true },
+    Flags { single_issuer: false, cooperate: true },
+    Flags { single_issuer: false, cooperate: false },
 ];
 
 impl Flags {
-    fn setup(self, entries: u32) -> io::Result<(IoUring, bool)> {
+    fn setup(self, entries: u32) -> io::Result<IoUring> {
         let mut builder = IoUring::builder();
-        if self.defer {
-            builder.setup_defer_taskrun();
-        }
         if self.single_issuer {
             builder.setup_single_issuer();
         }
         if self.cooperate {
-            builder.setup_taskrun_flag().setup_submit_all();
-            if !self.defer {
-                builder.setup_coop_taskrun();
-            }
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
         }
-        Ok((builder.build(entries)?, self.defer))
+        builder.build(entries)
     }
 }
 
@@ -349,7 +297,6 @@ impl Backend for Uring {
                 let count = (self.cancels_queued + self.backlog) as u32;
                 self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
-            // With DEFER_TASKRUN, an enter with EXT_ARG would save system calls.
             Some(_) => return self.poll(timeout),
         };
         self.queue.sync(); // sees what the kernel has consumed
@@ -389,20 +336,11 @@ impl Backend for Uring {
         self.cancels > 0
     }
 
-    fn watch(&mut self) {
-        self.watched = true;
-    }
-
-    fn acknowledge(&mut self) {
-        // The ring's own descriptor is readable while completions are visible, and needs no
-        // clearing.
-        if let (Some(notifier), true) = (&self.notifier, self.watched) {
-            sys::drain(notifier);
-        }
-    }
+    /// The ring's descriptor is readable while completions are visible, and needs no clearing.
+    fn acknowledge(&mut self) {}
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.wake_fd()]
+        vec![self.ring.as_raw_fd()]
     }
 
     fn backlog(&self) -> usize {
@@ -419,7 +357,7 @@ mod tests {
         let mut tried = 0;
         let result = first_supported(flags, |flags| {
             tried += 1;
-            let rank = [flags.cooperate, flags.single_issuer, flags.defer];
+            let rank = [flags.cooperate, flags.single_issuer];
             let rank = rank.iter().filter(|&&flag| flag).count();
             if rank < known { Ok(rank) } else { Err(io::Error::from_raw_os_error(errno)) }
         });
@@ -428,11 +366,11 @@ mod tests {
 
     #[test]
     fn older_kernels_are_asked_for_fewer_flags() {
-        for known in 1..=4 {
+        for known in 1..=3 {
             let (tried, result) = older_kernel(&FLAGS, known, libc::EINVAL);
-            assert_eq!((tried, result.unwrap()), (5 - known, known - 1));
+            assert_eq!((tried, result.unwrap()), (4 - known, known - 1));
         }
-        let (tried, result) = older_kernel(&FLAGS[1..], 0, libc::EINVAL);
+        let (tried, result) = older_kernel(&FLAGS, 0, libc::EINVAL);
         assert_eq!((tried, result.unwrap_err().raw_os_error()), (3, Some(libc::EINVAL)));
         // Other errors are not about flags.
         let (tried, result) = older_kernel(&FLAGS, 0, libc::EPERM);

@@ -15,6 +15,7 @@ use percpu::sync::{Arc, panicking};
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
 use crate::deadlines::Action;
+use crate::drive::Driver;
 use crate::payload::{Deliver, RawResult};
 use crate::reap::ReapMode;
 use crate::request_id::RequestId;
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
     calls: RefCell<Option<RemoteCalls<Call>>>,
     plugs: Cell<usize>,
+    pub(crate) driver: Driver,
     /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
     /// The number of inner turns and waits among the callers of the current function.
@@ -59,6 +61,7 @@ impl Core {
             reap_mode: Cell::default(),
             calls: RefCell::new(None),
             plugs: Cell::new(0),
+            driver: Driver::default(),
             dispatching: Cell::new(false),
             inner_turns: Cell::new(0),
         }
@@ -77,8 +80,12 @@ impl Core {
         self.plugs.set(self.plugs.get() + 1);
     }
 
-    pub(crate) fn unplug(&self) {
+    pub(crate) fn leave_plug(&self) {
         self.plugs.set(self.plugs.get() - 1);
+    }
+
+    pub(crate) fn unplug(&self) {
+        self.leave_plug();
         if panicking() {
             self.wake_fd.kick();
         } else {
@@ -87,9 +94,15 @@ impl Core {
     }
 
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
-    /// case the call that runs the callback, or the kick that it arms, submits them.
+    /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
+    /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
+            if scope == Scope::All && self.driver.is_driven() {
+                let waker = self.driver.request_turn();
+                let _guard = self.dispatching();
+                return waker.into_iter().for_each(Waker::wake);
+            }
             let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
@@ -418,6 +431,7 @@ impl Core {
             None
         };
         drop(state);
+        let _admit = AdmitOnDrop(self);
         // User code follows, and no borrow is held.
         if let Some((taken, result)) = taken {
             // SAFETY: the state was not used since the payload was taken, and it never moves its
@@ -425,7 +439,6 @@ impl Core {
             unsafe { taken.abandon(result) }
         }
         drop(waker);
-        self.admit();
     }
 }
 
@@ -444,7 +457,21 @@ impl Drop for Rearm<'_> {
     }
 }
 
-/// The same if a panic unwinds. Otherwise a round follows.
+/// On drop, wakes the futures that may take a slot now. If a panic unwinds, it causes a turn, which
+/// does so.
+pub(crate) struct AdmitOnDrop<'c>(pub(crate) &'c Core);
+
+impl Drop for AdmitOnDrop<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.wake_fd.kick();
+        } else {
+            self.0.admit();
+        }
+    }
+}
+
+/// Like [`Rearm`] if a panic unwinds. Otherwise a round follows.
 struct RearmOnPanic<'c>(&'c Core);
 
 impl Drop for RearmOnPanic<'_> {

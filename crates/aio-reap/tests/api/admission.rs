@@ -3,13 +3,14 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
-use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, SubmitError};
+use aio_reap::{AlignedBuf, CompletionQueue, Engine, IoBuf, Operation, Submission, SubmitError};
 use aio_reap_test::Build;
 use aio_reap_test::scripted::Script;
 use common::on_every_backend;
@@ -17,6 +18,7 @@ use direct::direct_file;
 
 use crate::common;
 use crate::direct_file as direct;
+use crate::readable::readable;
 
 /// Counts its wake-ups.
 #[derive(Default)]
@@ -105,11 +107,9 @@ fn dropping_a_waiting_future_moves_later_ones_forward() {
     // A future dropped in the middle wakes no other.
     drop(tasks.remove(1));
     assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0]);
-    // The request survives the end of the wait.
-    let first = tasks.remove(0);
-    let request = first.submission.into_request().unwrap();
+    drop(tasks.remove(0));
     assert_eq!(tasks[0].wakes(), 1);
-    assert!(matches!(request.submit(), Err(SubmitError::Full(_))), "the other one's slot");
+    assert!(matches!(engine.nop().submit(), Err(SubmitError::Full(_))), "the other one's slot");
     let Poll::Ready(Ok(operation)) = tasks[0].poll() else { panic!() };
     script.complete(9);
     operation.wait().0.unwrap();
@@ -198,4 +198,48 @@ fn many_tasks_share_few_slots() {
         engine.block_on(all).unwrap();
         assert_eq!(sum, 300 * 3 * 64);
     });
+}
+
+/// A buffer whose drop panics.
+struct Panicking(Vec<u8>);
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("on purpose");
+    }
+}
+
+// SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has the
+// value.
+unsafe impl IoBuf for Panicking {
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A dropped operation frees a slot, and the drop of its buffer panics. A turn follows, which wakes the
+/// future that waits for the slot.
+#[test]
+fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let write = engine.write(&file, Panicking(vec![1; 8]), 0).submit().unwrap();
+    script.complete(1);
+    engine.turn();
+    assert!(write.is_done() && !readable(&engine, Duration::ZERO));
+    let woken = Arc::new(Count::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut next = pin!(engine.nop().submit_async());
+    assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(write)));
+    assert!(panicked.is_err());
+    assert!(readable(&engine, Duration::ZERO), "the future would wait for ever");
+    engine.turn();
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert!(next.poll(&mut Context::from_waker(&waker)).is_ready());
 }

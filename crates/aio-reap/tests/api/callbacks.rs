@@ -209,3 +209,20 @@ fn inv14_empty_requests_cannot_loop_for_ever() {
     let turn = engine.turn();
     assert_eq!((turn.delivered, turn.is_idle(), made.get()), (1, false, 3));
 }
+
+/// The requests of one poll of `block_on` are one batch, and a future may still wait by blocking.
+#[test]
+fn requests_of_one_poll_of_block_on_are_a_batch() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(64).build_scripted(&script).unwrap();
+    let both = engine.block_on(async {
+        let reads: Vec<_> = (0..20).map(|_| engine.nop().submit().unwrap()).collect();
+        assert!(script.batches().is_empty());
+        for read in reads {
+            read.await.0.unwrap();
+        }
+        engine.nop().submit().unwrap().wait().0.unwrap();
+    });
+    both.unwrap();
+    assert_eq!(script.batches()[..2], [20, 1]);
+}

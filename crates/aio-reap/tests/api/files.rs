@@ -1,17 +1,23 @@
 //! Requests that open, close and name files.
 
 use std::cell::Cell;
+use std::ffi::CString;
 use std::fs;
+use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, SystemTime};
 
 use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
+use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use tempfile::TempPath;
 
@@ -49,11 +55,16 @@ fn files_are_opened_read_and_written() {
         let (read, buf) = engine.read(&file, vec![9; 8], 0).submit().unwrap().wait();
         assert_eq!((read.unwrap(), &buf[..]), (8, &b"\0\0\0hello"[..]));
 
-        let (flags, std) = (OpenOptions::write_only().truncate(), fs::metadata(&path).unwrap());
+        let (flags, std) =
+            (OpenOptions::write_only().flags(libc::O_TRUNC), fs::metadata(&path).unwrap());
         assert_eq!((std.size(), std.mode() & 0o777 & !0o640), (8, 0));
         engine.open(&path, flags).submit().unwrap().wait().0.unwrap();
         assert_eq!(fs::metadata(&path).unwrap().size(), 0);
-        let log = engine.open(&path, OpenOptions::write_only().append()).submit().unwrap().wait();
+        let log = engine
+            .open(&path, OpenOptions::write_only().flags(libc::O_APPEND))
+            .submit()
+            .unwrap()
+            .wait();
         let log = log.0.unwrap();
         for _ in 0..2 {
             engine.write(&log, b"ab", 0).submit().unwrap().wait().0.unwrap();
@@ -93,7 +104,7 @@ fn metadata_is_that_of_the_standard_library() {
         }
         let (stat, std) =
             (engine.stat(&link).submit().unwrap().wait(), fs::metadata(&path).unwrap());
-        assert_eq!(stat.0.unwrap().permissions(), std.mode() & 0o7777, "of the file that it names");
+        assert_eq!(stat.0.unwrap().mode & 0o7777, std.mode() & 0o7777, "of the file that it names");
         // Of an open file, whose name is gone, and of a name in an open directory.
         let file = engine.open(&path, READ).submit().unwrap().wait().0.unwrap();
         let dir = engine.open(folder.path(), READ).submit().unwrap().wait().0.unwrap();
@@ -196,6 +207,79 @@ fn inv19_a_panic_closes_opened_files_and_closes_no_descriptor_twice() {
     }
 }
 
+/// A waker that panics.
+struct Panicking;
+
+impl Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        panic!("on purpose");
+    }
+}
+
+/// The outcome of an open is taken, which frees a slot, and the wake-up of the future that waits for it
+/// panics. The future is woken by the next turn in any case.
+#[test]
+fn inv19_a_panic_of_a_wake_up_closes_the_opened_file() {
+    for dropped in [false, true] {
+        let script = Script::new();
+        let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+        let path = temp_path();
+        let open = engine.open(&path, READ).submit().unwrap();
+        let mut waits = [pin!(engine.nop().submit_async()), pin!(engine.nop().submit_async())];
+        let waker = Waker::from(Arc::new(Panicking));
+        let (first, second) = waits.split_at_mut(1);
+        assert!(first[0].as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(second[0].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        script.complete(1);
+        engine.turn();
+        assert!(open.is_done());
+        assert_eq!(descriptors_of(&path), 1);
+        let panicked = catch_unwind(AssertUnwindSafe(|| match dropped {
+            true => drop(open),
+            false => drop(open.wait()),
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(descriptors_of(&path), 0, "the opened file has no owner, dropped: {dropped}");
+        assert!(first[0].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
+}
+
+/// An open that was cancelled may have been performed all the same.
+#[test]
+fn inv19_a_cancelled_open_without_a_receiver_is_closed() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let path = temp_path();
+    for cancel in [Cancel::Works, Cancel::TooLate, Cancel::Refused] {
+        script.cancels(cancel);
+        let open = engine.open(&path, READ).submit().unwrap();
+        assert_eq!(open.cancel(), cancel != Cancel::Refused);
+        drop(open);
+        let late = engine.open(&path, READ).cancel_after(Duration::ZERO).submit().unwrap();
+        engine.turn();
+        script.complete(2);
+        engine.drain().unwrap();
+        assert_eq!(descriptors_of(&path), usize::from(cancel != Cancel::Works), "{cancel:?}");
+        drop(late.wait());
+        assert_eq!(descriptors_of(&path), 0, "{cancel:?}");
+    }
+    // The open of a FIFO waits for its other end, where it is performed by a thread.
+    on_every_backend(|engine| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: `name` ends with a zero byte and outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let open = engine.open(&path, READ).submit().unwrap();
+        open.cancel();
+        drop(open);
+        let write = fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        engine.drain().unwrap();
+        drop(write);
+        assert_eq!(descriptors_of(&path), 0);
+    });
+}
+
 /// Duplicates a descriptor to a number that no other test uses.
 fn at_a_high_number(fd: &impl AsFd) -> OwnedFd {
     let fd = fd.as_fd().as_raw_fd();
@@ -293,28 +377,20 @@ fn inv13_paths_and_results_stay_until_the_completion() {
 }
 
 #[test]
-fn inv19_borrowed_and_shared_descriptors_stay_with_their_owners() {
+fn inv19_shared_descriptors_stay_with_their_owners() {
     on_every_backend(|engine| {
         let path = temp_path();
         let owner = fs::File::options().read(true).write(true).open(&path).unwrap();
-        let shared = SharedFile::new(owner.try_clone().unwrap()).unwrap();
-        // SAFETY: `owner` is dropped after the last request.
-        let borrowed = unsafe { engine.attach_borrowed(owner.as_fd()) }.unwrap();
+        let shared = SharedFile::new(owner).unwrap();
         let attached = engine.attach_shared(&shared);
-        assert_eq!(borrowed.as_fd().as_raw_fd(), owner.as_raw_fd());
         assert_eq!(attached.as_fd().as_raw_fd(), shared.as_fd().as_raw_fd());
-        engine.write(&borrowed, b"abc", 0).submit().unwrap().wait().0.unwrap();
-        let (read, buf) = engine.read(&attached, vec![0; 3], 0).submit().unwrap().wait();
-        assert_eq!((read.unwrap(), &buf[..]), (3, &b"abc"[..]));
-        assert_eq!(descriptors_of(&path), 2);
-        let borrowed = borrowed.into_fd().unwrap_err();
+        engine.write(&attached, b"abc", 0).submit().unwrap().wait().0.unwrap();
         drop(attached.into_fd().unwrap_err());
-        drop(borrowed);
-        assert_eq!(descriptors_of(&path), 2);
+        assert_eq!(descriptors_of(&path), 1);
         let attached = engine.attach_shared(&shared);
         drop(shared);
-        assert_eq!(descriptors_of(&path), 2);
-        drop((attached, owner));
+        assert_eq!(descriptors_of(&path), 1);
+        drop(attached);
         assert_eq!(descriptors_of(&path), 0);
     });
 }

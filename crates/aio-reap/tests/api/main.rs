@@ -26,7 +26,6 @@ mod files;
 mod inner;
 #[path = "../model/mod.rs"]
 mod model;
-mod partial;
 #[path = "../common/readable.rs"]
 mod readable;
 mod reap_modes;

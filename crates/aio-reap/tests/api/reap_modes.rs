@@ -218,12 +218,11 @@ fn a_wake_up_of_another_thread_ends_polling() {
     assert_eq!(read.wait().0.unwrap(), 0);
 }
 
-/// Every real backend completes every request in every mode, with and without deferred work.
+/// Every real backend completes every request in every mode.
 #[test]
 fn every_backend_works_in_every_mode() {
-    let variants = REAL.into_iter().map(|kind| (kind, false)).chain([(BackendKind::Uring, true)]);
-    for (kind, defer) in variants {
-        let builder = Engine::builder().depth(8).capacity(64).backend(kind).defer_task_run(defer);
+    for kind in REAL {
+        let builder = Engine::builder().depth(8).capacity(64).backend(kind);
         let engine = match builder.build() {
             Ok(engine) => engine,
             Err(error) => {
@@ -262,36 +261,32 @@ fn every_backend_works_in_every_mode() {
     }
 }
 
-/// One turn reaps every completion, also if the kernel defers the work and does it in small
-/// batches.
+/// One turn reaps every completion.
 #[test]
 fn inv05_one_turn_reaps_everything_that_is_ready() {
     const READS: usize = 100;
-    for defer in [false, true] {
-        let builder = Engine::builder().backend(BackendKind::Uring).defer_task_run(defer);
-        let Ok(engine) = builder.build() else {
-            assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
-            return;
+    let Ok(engine) = Engine::builder().backend(BackendKind::Uring).build() else {
+        assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
+        return;
+    };
+    let called = Rc::new(Cell::new(0));
+    let mut writers = Vec::new();
+    for _ in 0..READS {
+        let (reader, writer) = io::pipe().unwrap();
+        let file = engine.attach(reader).unwrap();
+        let counter = Rc::clone(&called);
+        let done = move |result: Result<usize, aio_reap::RequestError>, _| {
+            assert_eq!(result.unwrap(), 1);
+            counter.set(counter.get() + 1);
         };
-        let called = Rc::new(Cell::new(0));
-        let mut writers = Vec::new();
-        for _ in 0..READS {
-            let (reader, writer) = io::pipe().unwrap();
-            let file = engine.attach(reader).unwrap();
-            let counter = Rc::clone(&called);
-            let done = move |result: Result<usize, aio_reap::RequestError>, _| {
-                assert_eq!(result.unwrap(), 1);
-                counter.set(counter.get() + 1);
-            };
-            engine.read(&file, vec![0; 1], 0).callback(done).unwrap();
-            writers.push(writer);
-        }
-        assert_eq!(engine.validate().in_flight, READS);
-        for writer in &mut writers {
-            io::Write::write_all(writer, &[7]).unwrap();
-        }
-        assert!(readable(&engine, Duration::ZERO), "no notification, deferred: {defer}");
-        let turn = engine.turn();
-        assert_eq!((turn.delivered, called.get()), (READS, READS), "deferred: {defer}");
+        engine.read(&file, vec![0; 1], 0).callback(done).unwrap();
+        writers.push(writer);
     }
+    assert_eq!(engine.validate().in_flight, READS);
+    for writer in &mut writers {
+        io::Write::write_all(writer, &[7]).unwrap();
+    }
+    assert!(readable(&engine, Duration::ZERO), "no notification");
+    let turn = engine.turn();
+    assert_eq!((turn.delivered, called.get()), (READS, READS));
 }

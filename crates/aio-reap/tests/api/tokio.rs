@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::mpsc;
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -269,4 +270,61 @@ fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
     });
     drop(remote);
     assert!(engine.join().unwrap().is_idle());
+}
+
+/// Tasks that are ready together make one batch, in every round, wherever they are polled: by the
+/// `LocalSet` or in the future of `run_until`.
+#[test]
+fn requests_of_tasks_that_are_driven_are_batches() {
+    const TASKS: usize = 32;
+    const ROUNDS: usize = 5;
+    async fn rounds(engine: &Engine) {
+        for _ in 0..ROUNDS {
+            engine.nop().submit().unwrap().await.0.unwrap();
+        }
+    }
+    for spawned in [true, false] {
+        let script = Script::new();
+        let engine = Rc::new(Engine::builder().depth(64).build_scripted(&script).unwrap());
+        let device = tokio::task::LocalSet::new();
+        let completing = script.clone();
+        device.spawn_local(async move {
+            loop {
+                completing.complete(TASKS);
+                sleep(Duration::from_millis(1)).await; // all tasks have asked by then
+            }
+        });
+        let tasks = async {
+            if spawned {
+                let task = |_| {
+                    let engine = Rc::clone(&engine);
+                    tokio::task::spawn_local(async move { rounds(&engine).await })
+                };
+                for task in (0..TASKS).map(task).collect::<Vec<_>>() {
+                    task.await.unwrap();
+                }
+            } else {
+                let mut tasks: Vec<_> = (0..TASKS).map(|_| Box::pin(rounds(&engine))).collect();
+                let all = std::future::poll_fn(|context| {
+                    tasks.retain_mut(|task| task.as_mut().poll(context).is_pending());
+                    if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+                });
+                all.await;
+            }
+        };
+        run(device.run_until(engine.run_until(tasks))).unwrap();
+        let batches: Vec<_> = script.batches().into_iter().filter(|&size| size > 0).collect();
+        assert_eq!(batches, [TASKS; ROUNDS], "spawned: {spawned}");
+    }
+}
+
+/// A request that is made in the last poll, or while a driver ends, is submitted all the same.
+#[test]
+fn the_end_of_a_driver_submits_what_waits_for_it() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    run(engine.run_until(async { drop(engine.nop().submit().unwrap()) })).unwrap();
+    assert_eq!(script.in_flight(), 1);
+    engine.block_on(async { drop(engine.nop().submit().unwrap()) }).unwrap();
+    assert_eq!(script.in_flight(), 2);
 }

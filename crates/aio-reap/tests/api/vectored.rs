@@ -131,16 +131,16 @@ fn direct_vectors_are_aligned_or_refused() {
     });
 }
 
-/// `read_exact` reads every byte or returns an error with its reason. The buffer has the bytes that
+/// An exact read reads every byte or returns an error with its reason. The buffer has the bytes that
 /// were read.
 #[test]
 fn exact_reads_fail_at_the_end_of_the_file() {
     on_every_backend(|engine| {
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         engine.write(&file, vec![7; 100], 0).submit().unwrap().wait().0.unwrap();
-        let (read, _) = engine.read_exact(&file, vec![0; 100], 0).submit().unwrap().wait();
+        let (read, _) = engine.read(&file, vec![0; 100], 0).exact().submit().unwrap().wait();
         assert_eq!(read.unwrap(), 100);
-        let (read, buf) = engine.read_exact(&file, vec![1; 100], 40).submit().unwrap().wait();
+        let (read, buf) = engine.read(&file, vec![1; 100], 40).exact().submit().unwrap().wait();
         let error = read.unwrap_err();
         let reported = (error.kind(), error.raw_os_error(), error.transferred());
         assert_eq!(reported, (io::ErrorKind::UnexpectedEof, None, 60));

@@ -54,7 +54,7 @@ pub trait Levels: Sized + sealed::Sealed {
 
     /// Creates an empty set. If levels are tree nodes, it keeps up to `spare` freed ones.
     #[doc(hidden)]
-    fn try_new(spare: usize) -> Result<Self, AllocError>;
+    fn new(spare: usize) -> Self;
 
     #[doc(hidden)]
     fn hint(&self) -> Self::Hint;
@@ -140,10 +140,6 @@ pub trait Levels: Sized + sealed::Sealed {
     /// Returns the highest level.
     #[doc(hidden)]
     fn highest(&self) -> Option<Self::Level>;
-
-    /// Returns the level of a priority, if it has messages.
-    #[doc(hidden)]
-    fn find(&self, priority: Self::Priority) -> Option<Self::Level>;
 
     /// Returns the highest level below a priority. The priority itself need not have a level.
     #[doc(hidden)]

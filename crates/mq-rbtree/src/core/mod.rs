@@ -12,7 +12,6 @@
 //! 2. `occupied` is the sum over the FIFOs and the lent messages.
 
 mod bitmap;
-mod exchange;
 mod extract;
 mod fifo;
 mod lent;
@@ -94,13 +93,11 @@ impl<L: Levels> Hint<L> {
 /// ```
 /// use mq_rbtree::Core;
 ///
-/// let mut core: Core<&str> = Core::try_new(0)?; // a bitmap keeps no spare nodes
+/// let mut core: Core<&str> = Core::new(0); // a bitmap keeps no spare nodes
 /// core.push(1, "later").unwrap();
 /// core.push(9, "now").unwrap();
-/// assert_eq!(core.peek(), Some((&"now", 9)));
 /// assert_eq!(core.pop(), Some(("now", 9)));
-/// assert_eq!((core.len(), core.len_at(1)), (1, 1));
-/// # Ok::<(), mq_rbtree::AllocError>(())
+/// assert_eq!(core.len(), 1);
 /// ```
 #[repr(C)] // the fields that every message uses come first
 pub struct Core<T, L: Levels = Bitmap> {
@@ -123,13 +120,10 @@ impl<T, L: Levels> Core<T, L> {
     /// Creates an empty queue that keeps up to `spare` freed tree nodes for reuse.
     ///
     /// A [`Bitmap`] has no nodes and ignores `spare`.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if memory is exhausted.
-    pub fn try_new(spare: usize) -> Result<Self, AllocError> {
-        let (slab, levels) = (Slab::try_new()?, L::try_new(spare)?);
-        Ok(Self { slab, levels, occupied: 0, ageing: None, lent: 0 })
+    #[must_use]
+    pub fn new(spare: usize) -> Self {
+        let (slab, levels) = (Slab::new(), L::new(spare));
+        Self { slab, levels, occupied: 0, ageing: None, lent: 0 }
     }
 
     pub(crate) fn hint(&self) -> Hint<L> {
@@ -187,16 +181,6 @@ impl<T, L: Levels> Core<T, L> {
         self.len() == 0
     }
 
-    /// Returns the number of messages of one priority.
-    #[must_use]
-    pub fn len_at(&mut self, priority: L::Priority) -> usize {
-        match self.levels.find(priority) {
-            // SAFETY: `find` has just returned the level.
-            Some(level) => unsafe { self.levels.fifo(level) }.len as usize,
-            None => 0,
-        }
-    }
-
     /// Returns the number of messages that fit without another allocation of slots.
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -229,18 +213,6 @@ impl<T, L: Levels> Core<T, L> {
     /// Removes and returns the next message with its priority, or `None` if the queue is empty.
     pub fn pop(&mut self) -> Option<(T, L::Priority)> {
         self.pop_with(&mut Preload::new()).map(|message| (message.value, message.priority))
-    }
-
-    /// Returns the oldest message of the highest priority, without regard to ageing.
-    #[must_use]
-    pub fn peek(&mut self) -> Option<(&T, L::Priority)> {
-        let level = self.levels.highest()?;
-        // SAFETY: `highest` has just returned the level.
-        let head = unsafe { self.levels.fifo(level) }.head;
-        // SAFETY: the level is still in the set: nothing was removed since `highest` returned it.
-        let priority = unsafe { self.levels.priority(level) };
-        // SAFETY: by invariant 1 the level has messages and its head is a live slot.
-        Some((unsafe { self.slab.get(head) }, priority))
     }
 
     /// Stores preloaded memory for a message that another thread will push later.
@@ -406,11 +378,6 @@ impl<T, L: Levels> Core<T, L> {
             unsafe { self.slab.prefetch_after(head, next) };
         }
         Some((taken, priority))
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_ageing(&self) -> bool {
-        self.ageing.is_some()
     }
 
     /// Returns the level that the next pop serves: the highest, or by ageing another one.

@@ -15,28 +15,15 @@ use crate::core::Levels;
 use crate::queue::{Deferred, Queue, State};
 use crate::waiter::Waiter;
 
-/// Writes what both futures have: the options, and the end of one that is dropped.
+/// Writes what both futures have: the end of one that is dropped.
 macro_rules! operation {
-    ($name:ident) => {
-        impl<T, L: Levels> $name<'_, T, L> {
-            /// Ends the operation when `timer` is ready: see [`Timed`].
-            pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-                Timed { operation: self, timer }
-            }
-
-            /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it
-            /// before the first poll.
-            pub fn urgency(mut self, urgency: u8) -> Self {
-                self.urgency = urgency;
-                self
-            }
-        }
-
+    ($name:ident, |$this:ident| $queue:expr) => {
         impl<T, L: Levels> Drop for $name<'_, T, L> {
             #[inline]
             fn drop(&mut self) {
-                if let Some(waiter) = &self.waiter {
-                    drop(leave(self.queue.get(), waiter));
+                let $this = &*self;
+                if let Some(waiter) = &$this.waiter {
+                    drop(leave($queue, waiter));
                 }
             }
         }
@@ -52,13 +39,11 @@ mod receive;
 mod send;
 #[cfg(feature = "stream")]
 mod stream;
-mod timed;
 
 pub use self::receive::ReceiveFuture;
 pub use self::send::SendFuture;
 #[cfg(feature = "stream")]
 pub use self::stream::ReceiveStream;
-pub use self::timed::Timed;
 
 /// A task's node that was taken off its list.
 struct Detached {

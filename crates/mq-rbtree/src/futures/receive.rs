@@ -9,19 +9,17 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::timed::{Expire, Timed};
 use super::{detach, leave};
 use crate::core::{Bitmap, Levels, Preload};
-use crate::deadline::Deadline;
+use crate::deadline::Wait;
 use crate::error::ReceiveError;
-use crate::handles::{QueueRef, Receiver};
+use crate::handles::QueueRef;
 use crate::queue::{Access, LockedState, Queue, Received, Section};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously.
 ///
-/// It comes from [`Queue::receive_async`], [`Receiver::receive_async`] or
-/// [`Receiver::into_receive_async`]. See [`SendFuture`](crate::SendFuture) for an example with both
+/// It comes from [`Queue::receive_async`]. See [`SendFuture`](crate::SendFuture) for an example with both
 /// sides.
 ///
 /// ```
@@ -36,9 +34,8 @@ use crate::waiter::Waiter;
 /// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
-    queue: QueueRef<'q, T, L, Receiver<T, L>>,
+    queue: QueueRef<'q, T, L>,
     pub(super) completed: bool,
-    urgency: u8,
     /// The node, once the queue was empty. It may be on a list, or have a permit.
     waiter: Option<Waiter<T, L::Priority>>,
     _pinned: PhantomPinned,
@@ -98,28 +95,15 @@ impl<T, L: Levels> Queue<T, L> {
         out.try_reserve(1).map_err(|_| ReceiveError::NoMemory)?; // before a message is taken
         out.push(self.receive_async().await?);
         // A task waits for no sender. Without memory for more, one is what it has.
-        let _no_memory = self.receive_more(out, most - 1, Some(Deadline::PAST));
+        let _no_memory = self.receive_more(out, most - 1, Wait::Past);
         Ok(out.len() - before)
-    }
-}
-
-impl<T, L: Levels> Receiver<T, L> {
-    /// Receives the next message asynchronously; the future owns the receiver.
-    ///
-    /// So the future borrows nothing. It counts as a handle until it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::receive_async`].
-    pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
-        ReceiveFuture::new(QueueRef::Owned(self))
     }
 }
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     #[inline]
-    pub(super) fn new(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
-        Self { queue, completed: false, urgency: 0, waiter: None, _pinned: PhantomPinned }
+    pub(super) fn new(queue: QueueRef<'q, T, L>) -> Self {
+        Self { queue, completed: false, waiter: None, _pinned: PhantomPinned }
     }
 }
 
@@ -162,7 +146,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         // The node is created in its place, which it does not leave. From the first poll on that waits,
         // only shared references are made to it (invariant 5 of the waiters).
         if this.waiter.is_none() {
-            this.waiter = Some(Waiter::new(this.urgency));
+            this.waiter = Some(Waiter::new());
         }
         let Some(waiter) = &this.waiter else { unreachable!("it was just created") };
         // Wakers are user code: they are cloned and dropped outside the lock.
@@ -170,7 +154,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut section = Section { preload, ..queue.section() };
         let detached;
         {
-            let Some(mut state) = queue.lock_until(Access::Wait, Some(Deadline::PAST)) else {
+            let Some(mut state) = queue.lock_until(Access::Wait, Wait::Past) else {
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;
             };
@@ -202,32 +186,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     }
 }
 
-operation!(ReceiveFuture);
-
-impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
-    fn expire(self: Pin<&mut Self>) -> Self::Output {
-        // SAFETY: nothing is moved out of the future.
-        let this = unsafe { self.get_unchecked_mut() };
-        let queue = this.queue.get();
-        let locked = queue.lock_until(Access::Receive, Some(Deadline::PAST));
-        let Some(waiter) = &this.waiter else { unreachable!("it has been polled") };
-        let received = if let Some(mut state) = locked {
-            // As for a thread: the last attempt is in the lock section that takes the node off its list.
-            // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
-            let detached = unsafe { detach(&mut state, waiter) };
-            let received = queue.receive_at_deadline(queue.section(), state, ReceiveError::Timeout);
-            drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
-            received
-        } else {
-            drop(leave(queue, waiter));
-            queue.count_timeout();
-            Err(ReceiveError::Timeout)
-        };
-        this.waiter = None; // it is on no list, so no other thread knows it
-        this.completed = true;
-        received
-    }
-}
+operation!(ReceiveFuture, |future| future.queue.get());
 
 impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,12 +9,10 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::timed::{Expire, Timed};
 use super::{detach, leave};
 use crate::core::{Bitmap, Levels, Message};
-use crate::deadline::Deadline;
+use crate::deadline::Wait;
 use crate::error::{SendError, SendRefused};
-use crate::handles::{QueueRef, Sender};
 use crate::queue::Queue;
 use crate::waiter::Waiter;
 
@@ -23,7 +21,8 @@ type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, SendError<T>>;
 
 /// A send that waits asynchronously.
 ///
-/// It comes from [`Queue::send_async`], [`Sender::send_async`] or [`Sender::into_send_async`].
+/// It comes from [`Queue::send_async`]. A task that must not borrow owns a [`Sender`](crate::Sender):
+/// `async move { sender.send_async(message, priority).await }`.
 ///
 /// ```
 /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -41,10 +40,9 @@ type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, SendError<T>>;
 /// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct SendFuture<'q, T, L: Levels = Bitmap> {
-    queue: QueueRef<'q, T, L, Sender<T, L>>,
+    queue: &'q Queue<T, L>,
     /// `None` once the future is completed.
     message: Option<Admitted<T, L>>,
-    urgency: u8,
     /// The node, once there was no room. It may be on a list, or have a permit.
     waiter: Option<Waiter<T, L::Priority>>,
     _pinned: PhantomPinned,
@@ -62,50 +60,15 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
-        SendFuture::new(QueueRef::Borrowed(self), value, priority)
-    }
-}
-
-impl<T, L: Levels> Sender<T, L> {
-    /// Sends a message asynchronously; the future owns the sender.
-    ///
-    /// So the future borrows nothing and can be spawned. It counts as a handle until it is dropped.
-    ///
-    /// ```
-    /// # use std::{future::Future, pin::Pin};
-    /// # let mut spawned = Vec::new();
-    /// # let mut spawn = |task: Pin<Box<dyn Future<Output = _> + Send + 'static>>| spawned.push(task);
-    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
-    /// spawn(Box::pin(sender.clone().into_send_async("a message", 7)));
-    /// # let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    /// # assert!(spawned[0].as_mut().poll(&mut cx).is_ready());
-    /// # assert_eq!(receiver.try_receive(), Ok(("a message", 7)));
-    /// # Ok::<(), mq_rbtree::BuildError>(())
-    /// ```
-    ///
-    /// A future that borrows its sender is not `'static`:
-    ///
-    /// ```compile_fail,E0597
-    /// fn spawn(task: impl Future<Output = Result<(), mq_rbtree::SendError<u8>>> + Send + 'static) {}
-    /// # use std::future::Future;
-    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
-    /// spawn(sender.send_async(1u8, 7));
-    /// # Ok::<(), mq_rbtree::BuildError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::send_async`].
-    pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
-        SendFuture::new(QueueRef::Owned(self), value, priority)
+        SendFuture::new(self, value, priority)
     }
 }
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     #[inline]
-    fn new(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
-        let message = Some(queue.get().config.admit(value, priority));
-        Self { queue, message, urgency: 0, waiter: None, _pinned: PhantomPinned }
+    fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
+        let message = Some(queue.config.admit(value, priority));
+        Self { queue, message, waiter: None, _pinned: PhantomPinned }
     }
 }
 
@@ -125,7 +88,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refused)),
             };
-            match this.queue.get().send_at_once(message) {
+            match this.queue.send_at_once(message) {
                 Ok(()) => return Poll::Ready(Ok(())),
                 Err(message) => this.message = Some(Ok(message)),
             }
@@ -140,11 +103,11 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     #[inline(never)]
     fn poll_registered(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
         let this = self;
-        let queue = this.queue.get();
+        let queue = this.queue;
         // The node is created in its place, which it does not leave. From the first poll on that waits,
         // only shared references are made to it (invariant 5 of the waiters).
         if this.waiter.is_none() {
-            this.waiter = Some(Waiter::new(this.urgency));
+            this.waiter = Some(Waiter::new());
         }
         let Some(waiter) = &this.waiter else { unreachable!("it was just created") };
         let node = NonNull::from(waiter);
@@ -156,8 +119,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut section = queue.section();
         let detached;
         {
-            let past = Some(Deadline::PAST);
-            let Some(mut state) = queue.lock_to_send(&mut section.preload, past) else {
+            let Some(mut state) = queue.lock_to_send(&mut section.preload, Wait::Past) else {
                 this.message = Some(Ok(message));
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;
@@ -203,34 +165,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     }
 }
 
-operation!(SendFuture);
-
-impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
-    fn expire(self: Pin<&mut Self>) -> Self::Output {
-        // SAFETY: the message, which is not pinned, is all that is moved out of the future.
-        let this = unsafe { self.get_unchecked_mut() };
-        let queue = this.queue.get();
-        let message = this.message.take().expect("a pending send has its message")?;
-        let mut section = queue.section();
-        let past = Some(Deadline::PAST);
-        let locked = queue.lock_to_send(&mut section.preload, past);
-        let Some(waiter) = &this.waiter else { unreachable!("it has been polled") };
-        let Some(mut state) = locked else {
-            leave(queue, waiter).drop_panic();
-            this.waiter = None; // it is on no list, so no other thread knows it
-            queue.count_timeout();
-            return Err(SendError { value: message.value, reason: SendRefused::Timeout });
-        };
-        // As for a thread: the last attempt is in the lock section that takes the node off its list.
-        // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
-        let detached = unsafe { detach(&mut state, waiter) };
-        let late = SendRefused::Timeout;
-        let sent = queue.send_at_deadline(message, section, state, late);
-        drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
-        this.waiter = None; // it is on no list, so no other thread knows it
-        sent
-    }
-}
+operation!(SendFuture, |future| future.queue);
 
 impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

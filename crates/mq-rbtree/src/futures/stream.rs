@@ -8,12 +8,12 @@ use futures_core::{FusedStream, Stream};
 
 use super::receive::ReceiveFuture;
 use crate::core::{Bitmap, Levels};
-use crate::handles::Receiver;
+use crate::handles::{QueueRef, Receiver};
 use crate::queue::{Queue, Received};
 
 /// The messages of a queue as a `Stream`.
 ///
-/// It comes from [`Receiver::stream`], [`Receiver::into_stream`] or [`Queue::stream`]. It ends when
+/// It comes from [`Queue::stream`] or [`Receiver::into_stream`]. It ends when
 /// the queue is closed and empty. For each message it waits behind the receivers that wait already.
 /// Dropping the stream loses no message.
 ///
@@ -51,24 +51,11 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 impl<T, L: Levels> Receiver<T, L> {
-    /// Returns the messages as a `Stream`. Needs the feature `stream`.
-    pub fn stream(&self) -> ReceiveStream<'_, T, L> {
-        ReceiveStream { future: self.receive_async() }
-    }
-
     /// Returns the messages as a `Stream` that owns the receiver. Needs the feature `stream`.
     ///
     /// So the stream borrows nothing. It counts as a handle until it is dropped.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
-        ReceiveStream { future: self.into_receive_async() }
-    }
-}
-
-impl<T, L: Levels> ReceiveStream<'_, T, L> {
-    /// Sets the urgency of its waits: see [`Wait::urgency`](crate::Wait::urgency). Call it before
-    /// the first poll.
-    pub fn urgency(self, urgency: u8) -> Self {
-        Self { future: self.future.urgency(urgency) }
+        ReceiveStream { future: ReceiveFuture::new(QueueRef::Owned(self)) }
     }
 }
 

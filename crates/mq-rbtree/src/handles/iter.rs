@@ -46,7 +46,7 @@ impl<T, L: Levels> Receiver<T, L> {
     /// Returns an iterator that receives messages without waiting.
     ///
     /// It returns `None` when the queue is empty, and may return messages again later: also one that
-    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](Self::close).
+    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](crate::Queue::close).
     ///
     /// ```
     /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;

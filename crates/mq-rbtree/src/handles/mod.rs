@@ -1,33 +1,31 @@
 //! Handles for the two sides of a queue. The queue closes with the last handle of a side.
 //!
-//! A handle has the methods of its side and those that inspect the queue; a receiver cannot send.
+//! A handle has the methods of its queue.
 
-mod forward;
 mod iter;
 mod queue_ref;
 
 use std::fmt;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{check, step};
+use percpu::sync::{Arc, check, step};
 
 pub use self::iter::Iter;
 pub use self::queue_ref::QueueHandle;
 pub(crate) use self::queue_ref::QueueRef;
 
 use crate::core::{Bitmap, Levels};
-use crate::deadline::Wait;
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
-/// Clones are senders of the same queue. When the last sender is dropped the queue closes, and the
+/// It has the methods of its [`Queue`]. Clones are senders of the same queue. When the last sender is dropped the queue closes, and the
 /// messages in it can still be received.
 ///
 /// ```
@@ -45,21 +43,13 @@ use crate::queue::{Builder, Queue};
 /// assert_eq!(all, [0, 1, 2]);
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
-///
-/// A sender does not receive:
-///
-/// ```compile_fail,E0599
-/// let (sender, receiver) = mq_rbtree::Queue::<u8>::builder(1).channel()?;
-/// sender.receive();
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
 pub struct Sender<T, L: Levels = Bitmap> {
-    shared: TryArc<Shared<T, L>>,
+    shared: Arc<Shared<T, L>>,
 }
 
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
-/// Clones are receivers of the same queue; each message goes to one of them. When the last receiver
+/// It has the methods of its [`Queue`]. Clones are receivers of the same queue; each message goes to one of them. When the last receiver
 /// is dropped the queue closes, and its messages are dropped; those behind a sender that is stopped
 /// between its claim and its publication for 50 ms, when the last sender is dropped.
 ///
@@ -74,16 +64,8 @@ pub struct Sender<T, L: Levels = Bitmap> {
 /// assert!(sender.send("another", 7).is_err()); // the queue is closed
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// A receiver does not send:
-///
-/// ```compile_fail,E0599
-/// let (sender, receiver) = mq_rbtree::Queue::<u8>::builder(1).channel()?;
-/// receiver.send(1, 1);
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
 pub struct Receiver<T, L: Levels = Bitmap> {
-    shared: TryArc<Shared<T, L>>,
+    shared: Arc<Shared<T, L>>,
 }
 
 struct Shared<T, L: Levels> {
@@ -112,7 +94,7 @@ impl<T, L: Levels> Builder<T, L> {
     pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
         let queue = self.build()?;
         let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
-        let shared = TryArc::try_new(Shared { queue, senders, receivers })?;
+        let shared = Arc::new(Shared { queue, senders, receivers });
         Ok((Sender { shared: shared.clone() }, Receiver { shared }))
     }
 }
@@ -142,6 +124,15 @@ macro_rules! side {
             }
         }
 
+        impl<T, L: Levels> Deref for $name<T, L> {
+            type Target = Queue<T, L>;
+
+            #[inline(always)]
+            fn deref(&self) -> &Queue<T, L> {
+                &self.shared.queue
+            }
+        }
+
         impl<T, L: Levels> fmt::Debug for $name<T, L> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_tuple(stringify!($name)).field(&self.shared.queue).finish()
@@ -156,7 +147,7 @@ side!(Receiver, receivers);
 impl<T, L: Levels> Drop for Sender<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.senders) {
-            self.shared.queue.close();
+            self.close();
         }
     }
 }
@@ -168,11 +159,11 @@ const FOR_A_SENDER: Duration = Duration::from_millis(50);
 impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
-            step!("last receiver: close before the drain", self.shared.queue.close());
+            step!("last receiver: close before the drain", self.close());
             // One by one: this neither holds the lock for long nor needs memory for all messages. A
             // panic in the drop of one waits until all are dropped.
             let mut panic = None;
-            while let Ok(message) = self.shared.queue.receive_with(Wait::at_most(FOR_A_SENDER)) {
+            while let Ok(message) = self.receive_deadline(Instant::now() + FOR_A_SENDER) {
                 if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
                     panic.replace(caught).into_iter().for_each(drop_payload);
                 }

@@ -29,20 +29,20 @@ pub trait QueueHandle: sealed::HasQueue {}
 
 impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
 
-/// A future's reference to its queue.
-pub(crate) enum QueueRef<'q, T, L: Levels, H> {
-    /// The future borrows the queue.
+/// The reference of a future to its queue.
+pub(crate) enum QueueRef<'q, T, L: Levels> {
     Borrowed(&'q Queue<T, L>),
-    /// The future owns a handle.
-    Owned(H),
+    #[cfg(feature = "stream")]
+    Owned(Receiver<T, L>),
 }
 
-impl<T, L: Levels, H: QueueHandle<Message = T, Levels = L>> QueueRef<'_, T, L, H> {
+impl<T, L: Levels> QueueRef<'_, T, L> {
     #[inline(always)]
     pub(crate) fn get(&self) -> &Queue<T, L> {
         match self {
             Self::Borrowed(queue) => queue,
-            Self::Owned(handle) => handle.queue(),
+            #[cfg(feature = "stream")]
+            Self::Owned(receiver) => receiver,
         }
     }
 }
@@ -79,8 +79,8 @@ macro_rules! impl_has_queue {
 impl_has_queue! {
     Queue<T, L>: |queue| queue;
     Arc<Queue<T, L>>: |queue| queue;
-    Sender<T, L>: |sender| &sender.shared.queue;
-    Receiver<T, L>: |receiver| &receiver.shared.queue;
+    Sender<T, L>: |sender| sender;
+    Receiver<T, L>: |receiver| receiver;
 }
 
 impl<Q: sealed::HasQueue> sealed::HasQueue for &Q {

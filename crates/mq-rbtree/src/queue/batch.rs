@@ -6,7 +6,7 @@ use percpu::AllocError;
 
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 
 /// The most messages of one lock section; a guess: a few microseconds.
@@ -16,21 +16,20 @@ impl<T, L: Levels> Queue<T, L> {
     /// Sends messages from the front of `batch`, many in one lock section. Returns how many were
     /// sent, which is all of them.
     ///
-    /// For each message that finds no room it waits as `wait` says. Other threads may send in
-    /// between.
+    /// It waits for the room of each message. Other threads may send in between.
     ///
     /// ```
     /// use std::collections::VecDeque;
-    /// use mq_rbtree::{Queue, SendRefused, Wait};
+    /// use mq_rbtree::{Queue, SendRefused};
     ///
     /// let queue: Queue<u32> = Queue::new(2)?;
     /// let mut batch: VecDeque<_> = (0..3).map(|n| (n, 7)).collect(); // messages with priorities
-    /// let error = queue.send_batch(&mut batch, Wait::NO).unwrap_err();
+    /// let error = queue.try_send_batch(&mut batch).unwrap_err();
     /// assert_eq!((error.sent, error.reason), (2, SendRefused::Full));
     /// assert_eq!(batch, [(2, 7)]); // still to be sent
     ///
     /// let mut out = Vec::new();
-    /// assert_eq!(queue.receive_batch(&mut out, 100, Wait::NO)?, 2);
+    /// assert_eq!(queue.receive_batch(&mut out, 100)?, 2);
     /// assert_eq!(out, [(0, 7), (1, 7)]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -39,7 +38,24 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// [`BatchError`] tells why a message was not sent, and how many were sent before it. That
     /// message is at the front of `batch`.
-    pub fn send_batch(
+    pub fn send_batch(&self, batch: &mut VecDeque<Received<T, L>>) -> Result<usize, BatchError> {
+        self.send_batch_by(batch, Wait::Forever)
+    }
+
+    /// Sends the messages at the front of `batch` that need not wait. Returns how many were sent, which is
+    /// all of them: see [`send_batch`](Self::send_batch).
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError`], as for [`send_batch`](Self::send_batch).
+    pub fn try_send_batch(
+        &self,
+        batch: &mut VecDeque<Received<T, L>>,
+    ) -> Result<usize, BatchError> {
+        self.send_batch_by(batch, Wait::No)
+    }
+
+    fn send_batch_by(
         &self,
         batch: &mut VecDeque<Received<T, L>>,
         wait: Wait,
@@ -53,7 +69,7 @@ impl<T, L: Levels> Queue<T, L> {
                 continue;
             }
             let Some((value, priority)) = batch.pop_front() else { return Ok(sent) };
-            match self.send_with(value, priority, wait) {
+            match self.send_by(value, priority, &wait) {
                 Ok(()) => sent += 1,
                 Err(SendError { value, reason }) => {
                     batch.push_front((value, priority));
@@ -77,7 +93,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let (mut sent, mut refused) = (0, None);
         let mut section = self.section();
-        if let Some(mut state) = self.lock_to_send(&mut section.preload, wait.deadline()) {
+        if let Some(mut state) = self.lock_to_send(&mut section.preload, wait) {
             for _ in 0..count {
                 // The preload was allocated for the first message only.
                 if sent > 0 && (self.hint.needs_memory() || !section.deferred.has_room()) {
@@ -97,7 +113,7 @@ impl<T, L: Levels> Queue<T, L> {
         self.run_deferred(&mut section.deferred);
         match refused {
             // A second attempt would double the time of a caller that polls a full queue.
-            Some(SendRefused::Full) if sent == 0 && wait.is_no() => Err(SendRefused::Full),
+            Some(SendRefused::Full) if sent == 0 && wait == Wait::No => Err(SendRefused::Full),
             _ => Ok(sent),
         }
     }
@@ -106,7 +122,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`max_messages`](Self::max_messages): beside senders that do not stop, it ends. Returns how many
     /// were received: at least one, unless `most` is 0.
     ///
-    /// It waits for the first message as `wait` says, and then takes what is in the queue. See
+    /// It waits for the first message, and then takes what is in the queue. See
     /// [`send_batch`](Self::send_batch) for an example.
     ///
     /// # Errors
@@ -117,6 +133,28 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         out: &mut Vec<Received<T, L>>,
         most: usize,
+    ) -> Result<usize, ReceiveError> {
+        self.receive_batch_by(out, most, Wait::Forever)
+    }
+
+    /// Receives up to `most` messages that are in the queue now: see
+    /// [`receive_batch`](Self::receive_batch).
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`], as for [`receive_batch`](Self::receive_batch).
+    pub fn try_receive_batch(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+    ) -> Result<usize, ReceiveError> {
+        self.receive_batch_by(out, most, Wait::No)
+    }
+
+    fn receive_batch_by(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
         wait: Wait,
     ) -> Result<usize, ReceiveError> {
         let most = most.min(self.config.max_messages);
@@ -124,11 +162,11 @@ impl<T, L: Levels> Queue<T, L> {
             return Ok(0);
         }
         let before = out.len();
-        let more = self.receive_more(out, most, wait.deadline());
+        let more = self.receive_more(out, most, wait);
         if out.len() == before {
             more.map_err(|AllocError { .. }| ReceiveError::NoMemory)?;
-            out.push(self.receive_with(wait)?);
-            let _no_memory_for_more = self.receive_more(out, most - 1, wait.deadline());
+            out.push(self.receive_by(&wait)?);
+            let _no_memory_for_more = self.receive_more(out, most - 1, wait);
         }
         Ok(out.len() - before)
     }
@@ -140,7 +178,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         out: &mut Vec<Received<T, L>>,
         most: usize,
-        deadline: Option<Deadline>,
+        wait: Wait,
     ) -> Result<(), AllocError> {
         let end = out.len() + most;
         let mut empty = false;
@@ -152,7 +190,7 @@ impl<T, L: Levels> Queue<T, L> {
                 return reserved.map_err(|_| AllocError::new());
             }
             let mut section = self.section();
-            let Some(mut state) = self.lock_until(Access::Receive, deadline) else { break };
+            let Some(mut state) = self.lock_until(Access::Receive, wait) else { break };
             for _ in 0..room {
                 if !section.deferred.has_room() {
                     break;

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use percpu::sync::step;
 
-use super::{Access, LockedState, Queue, Received, Section, State};
+use super::{Access, LockedState, Queue, Received, State};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
@@ -23,21 +23,17 @@ impl<T, L: Levels> Queue<T, L> {
     pub(super) fn wait_to_send(
         &self,
         message: Message<T, L::Priority>,
-        mut wait: Wait,
+        wait: Wait,
     ) -> Result<(), SendError<T>> {
-        let mut reason = SendRefused::Timeout;
         let (mut message, demand) = self.with_demand(message);
-        let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
+        let aligned = pin!(CacheAligned(Waiter::new()));
         let waiter = &aligned.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
-            let locked = self.lock_to_send(&mut section.preload, wait.deadline());
-            let Some(mut state) = locked else {
-                if reason == SendRefused::Timeout {
-                    self.count_timeout();
-                }
-                return Err(SendError { value: message.value, reason });
+            let Some(mut state) = self.lock_to_send(&mut section.preload, wait) else {
+                self.count_timeout();
+                return Err(SendError { value: message.value, reason: SendRefused::Timeout });
             };
             match state.send(message, &mut section) {
                 Err((refused, SendRefused::Full)) => message = refused,
@@ -62,9 +58,6 @@ impl<T, L: Levels> Queue<T, L> {
             );
             drop(state);
             let ended = self.spin_then_sleep(waiter, wait, self.ring.is_some());
-            if ended == WaitEnd::Interrupted {
-                (reason, wait) = (SendRefused::Interrupted, wait.ended());
-            }
             // SAFETY: the node is alive, and no other list ever had it.
             let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list: `spin_then_sleep` has seen the end of the wait, or
@@ -76,7 +69,7 @@ impl<T, L: Levels> Queue<T, L> {
                 message = unsent;
                 continue;
             };
-            return self.send_at_deadline(unsent, self.section(), state, reason);
+            return self.send_at_deadline(unsent, state);
         }
     }
 
@@ -86,25 +79,22 @@ impl<T, L: Levels> Queue<T, L> {
     #[cold]
     pub(super) fn wait_to_receive(
         &self,
-        mut wait: Wait,
+        wait: Wait,
         position: Option<u64>,
     ) -> Result<Received<T, L>, ReceiveError> {
-        let mut reason = ReceiveError::Timeout;
         if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
         // Without a position messages are sent under the lock, and the thread spins on its node.
         let has_spun = position.is_some();
-        let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
+        let aligned = pin!(CacheAligned(Waiter::new()));
         let waiter = &aligned.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
-            let Some(mut state) = self.lock_until(Access::Wait, wait.deadline()) else {
-                if reason == ReceiveError::Timeout {
-                    self.count_timeout();
-                }
-                return Err(reason);
+            let Some(mut state) = self.lock_until(Access::Wait, wait) else {
+                self.count_timeout();
+                return Err(ReceiveError::Timeout);
             };
             if let Some(received) = state.receive(&mut section) {
                 drop(state);
@@ -124,9 +114,6 @@ impl<T, L: Levels> Queue<T, L> {
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut section.deferred);
             let ended = self.spin_then_sleep(waiter, wait, has_spun);
-            if ended == WaitEnd::Interrupted {
-                (reason, wait) = (ReceiveError::Interrupted, wait.ended());
-            }
             // SAFETY: the node is alive, and no other list ever had it.
             let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list: `spin_then_sleep` has seen the end of the wait, or
@@ -139,7 +126,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             );
             if let Some(state) = state {
-                return self.receive_at_deadline(self.section(), state, reason);
+                return self.receive_at_deadline(state);
             }
         }
     }
@@ -183,7 +170,7 @@ impl<T, L: Levels> Queue<T, L> {
         })
     }
 
-    /// Waits until another thread ends the wait, or until the deadline or a signal. Does not spin if the
+    /// Waits until another thread ends the wait, or until the deadline. Does not spin if the
     /// deadline is over, or if the operation spins on the ring instead (`has_spun`).
     fn spin_then_sleep(
         &self,
@@ -200,7 +187,7 @@ impl<T, L: Levels> Queue<T, L> {
         waiter.sleep(wait)
     }
 
-    /// Locks, and takes the node off its list after a deadline or a signal. Returns `None` if another
+    /// Locks, and takes the node off its list after a deadline. Returns `None` if another
     /// thread has ended the wait before.
     fn unlist(
         &self,
@@ -214,48 +201,38 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut state).then_some(state)
     }
 
-    /// Completes a send whose wait has ended by its deadline or by a signal, for which `end_reason` is the
-    /// error. The sender, a thread or a task, is on no list.
+    /// Completes a send at its deadline. The sender is on no list.
     ///
     /// It succeeds if there is room now: a task may have a permit for it, and not have polled yet. It
     /// tries in the lock section that took it off its list, and before the senders behind it are served.
-    /// Otherwise they would take its room, and a panic of their wakers would lose its message.
-    pub(crate) fn send_at_deadline(
+    fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,
-        mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
-        end_reason: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let sent = state.send(message, &mut section);
-        let timed_out =
-            matches!(sent, Err((_, SendRefused::Full))) && end_reason == SendRefused::Timeout;
-        state.counters.timeouts += u64::from(timed_out);
-        // The room that this sender needed may have blocked the senders behind it.
-        step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
-        drop(state);
-        let sent = sent.map_err(|(message, reason)| match reason {
-            SendRefused::Full => (message, end_reason),
+        let mut section = self.section();
+        let sent = state.send(message, &mut section).map_err(|(message, reason)| match reason {
+            SendRefused::Full => (message, SendRefused::Timeout),
             _ => (message, reason),
         });
+        state.counters.timeouts += u64::from(matches!(sent, Err((_, SendRefused::Timeout))));
+        state.serve_waiters(&mut section);
+        drop(state);
         self.finish_send(sent, &mut section.deferred)
     }
 
-    /// Completes a receive whose wait has ended by its deadline or by a signal, for which `end_reason` is
-    /// the error. The receiver, a thread or a task, is on no list.
+    /// Completes a receive at its deadline. The receiver is on no list.
     ///
     /// It succeeds if there is a message now: a task may have a permit for it, and not have polled yet.
-    pub(crate) fn receive_at_deadline(
+    fn receive_at_deadline(
         &self,
-        mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
-        end_reason: ReceiveError,
     ) -> Result<Received<T, L>, ReceiveError> {
+        let mut section = self.section();
         let received = state.receive(&mut section);
-        let timed_out = received.is_none() && end_reason == ReceiveError::Timeout;
-        state.counters.timeouts += u64::from(timed_out);
+        state.counters.timeouts += u64::from(received.is_none());
         drop(state);
         self.run_deferred(&mut section.deferred);
-        received.unwrap_or(Err(end_reason))
+        received.unwrap_or(Err(ReceiveError::Timeout))
     }
 }

@@ -15,7 +15,6 @@ pub(crate) struct Reserve<P> {
 pub(crate) struct Config<L: Levels> {
     pub(crate) max_messages: usize,
     pub(crate) reserves: Vec<Reserve<L::Priority>>,
-    pub(crate) time_lock: bool,
 }
 
 impl<L: Levels> Config<L> {

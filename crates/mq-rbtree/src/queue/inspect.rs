@@ -25,14 +25,6 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock().core.occupied() >= self.config.max_messages
     }
 
-    /// Returns the number of messages of one priority.
-    pub fn len_at(&self, priority: L::Priority) -> usize {
-        if L::check(priority).is_err() {
-            return 0;
-        }
-        self.lock().core.len_at(priority)
-    }
-
     /// Returns whether the queue refuses messages because it was closed.
     pub fn is_closed(&self) -> bool {
         self.lock_undrained().closed
@@ -42,22 +34,6 @@ impl<T, L: Levels> Queue<T, L> {
     #[doc(alias = "capacity")]
     pub fn max_messages(&self) -> usize {
         self.config.max_messages
-    }
-
-    /// Calls `look` with the oldest message of the highest priority, without regard to ageing.
-    ///
-    /// `look` runs under the lock: it delays other threads, and must not use this queue.
-    ///
-    /// ```
-    /// let queue: mq_rbtree::Queue<&str> = mq_rbtree::Queue::new(8)?;
-    /// queue.send("urgent", 9)?;
-    /// assert_eq!(queue.peek(|message, priority| (message.len(), priority)), Some((6, 9)));
-    /// assert_eq!(queue.len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Option<R> {
-        let mut state = self.lock();
-        state.core.peek().map(|(value, priority)| look(value, priority))
     }
 
     /// Removes and returns every message that `take` selects, highest priority first.
@@ -136,7 +112,6 @@ impl<T, L: Levels> Queue<T, L> {
             waiting: (state.senders.len(), state.receivers.len()),
             levels: state.core.level_stats(),
             slab_fallback: state.core.slab_fallback(),
-            longest_hold: self.config.time_lock.then_some(counters.longest_hold),
         }
     }
 

@@ -3,7 +3,7 @@
 //! A thread that drains the ring may have to wait for a sender between its claim and its publication.
 //! It waits without the lock.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
 
@@ -11,7 +11,7 @@ use super::Queue;
 use super::locked::{Access, LockedState};
 use super::state::State;
 use crate::core::{Levels, Message, Preload};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Wait;
 
 /// The yields of a receive that finds the queue locked, before it waits for the lock. On a CPU that has
 /// no other thread to run, they take about as long as the lock's own pauses.
@@ -52,10 +52,10 @@ impl<T, L: Levels> Queue<T, L> {
         self.state.lock()
     }
 
-    /// Locks the state, and starts to measure the hold time if the queue measures it.
+    /// Locks the state, without a drain.
     #[inline(always)]
     pub(crate) fn lock_undrained(&self) -> LockedState<'_, T, L> {
-        self.with_hold_timer(self.state.lock())
+        self.with_ring(self.state.lock())
     }
 
     /// Locks the state, and drains the ring: each message whose send has returned is in the store.
@@ -63,11 +63,10 @@ impl<T, L: Levels> Queue<T, L> {
     /// It waits for a sender between its claim and its publication.
     #[inline]
     pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
-        self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
+        self.lock_until(Access::Receive, Wait::Forever).unwrap_or_else(without_deadline)
     }
 
-    /// Counts an operation that has timed out. Callers do not count an interrupted one, although its
-    /// deadline is then in the past.
+    /// Counts an operation that has timed out.
     #[cold]
     pub(crate) fn count_timeout(&self) {
         self.lock_undrained().counters.timeouts += 1;
@@ -75,11 +74,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks the state and drains the ring; shuts it first, except for [`Access::Receive`]. Returns `None`
     /// if a hole is left after the deadline and [`SPINS`] looks.
-    pub(crate) fn lock_until(
-        &self,
-        access: Access,
-        deadline: Option<Deadline>,
-    ) -> Option<LockedState<'_, T, L>> {
+    pub(crate) fn lock_until(&self, access: Access, wait: Wait) -> Option<LockedState<'_, T, L>> {
         let (mut looks, mut upto) = (0, u64::MAX);
         loop {
             let mut state = self.lock_undrained();
@@ -89,7 +84,7 @@ impl<T, L: Levels> Queue<T, L> {
             if state.drain(upto) || (access == Access::Send && state.closed) {
                 return Some(state);
             }
-            if looks >= SPINS && deadline.is_some_and(Deadline::is_over) {
+            if looks >= SPINS && wait.is_over() {
                 step!("lock: open the undrained ring", state.open_undrained());
                 return None;
             }
@@ -98,13 +93,12 @@ impl<T, L: Levels> Queue<T, L> {
                 upto = state.reported();
             }
             drop(state);
-            wait_for_sender(looks, deadline.is_some());
+            wait_for_sender(looks, wait.has_deadline());
             looks += 1;
         }
     }
 
-    /// Waits a moment for the sender at a hole, and receives a message then. A drain would move the
-    /// messages before the hole, which may stay in the ring, into the store. Returns the guard if no
+    /// Waits a moment for the sender at a hole, and receives a message then. Returns the guard if no
     /// hole is left, or after [`SPINS`] looks.
     #[inline]
     pub(super) fn receive_at_hole<'q>(
@@ -112,7 +106,7 @@ impl<T, L: Levels> Queue<T, L> {
         mut guard: Guard<'q, T, L>,
         preload: &mut Preload<T, L>,
     ) -> Result<Message<T, L::Priority>, Guard<'q, T, L>> {
-        let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
+        let Some(ring) = self.ring.as_ref() else {
             return Err(guard);
         };
         let mut looks = 0;
@@ -135,12 +129,12 @@ impl<T, L: Levels> Queue<T, L> {
     pub(crate) fn lock_to_send(
         &self,
         preload: &mut Preload<T, L>,
-        deadline: Option<Deadline>,
+        wait: Wait,
     ) -> Option<LockedState<'_, T, L>> {
         let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
         loop {
             self.hint.preload(preload);
-            let state = self.lock_until(Access::Send, deadline)?;
+            let state = self.lock_until(Access::Send, wait)?;
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);
             }
@@ -148,11 +142,10 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
+    /// Returns the guard with the ring, which its drop leaves as the unlocked queue needs it.
     #[inline(always)]
-    pub(super) fn with_hold_timer<'q>(&'q self, guard: Guard<'q, T, L>) -> LockedState<'q, T, L> {
-        let since = if self.config.time_lock { Some(Instant::now()) } else { None };
-        LockedState { ring: self.ring.as_ref(), config: &self.config, guard, since }
+    pub(super) fn with_ring<'q>(&'q self, guard: Guard<'q, T, L>) -> LockedState<'q, T, L> {
+        LockedState { ring: self.ring.as_ref(), config: &self.config, guard }
     }
 }
 

@@ -1,7 +1,5 @@
 //! The locked state of a queue, which leaves the ring as the unlocked queue needs it.
 
-use std::time::Instant;
-
 use percpu::sync::WordGuard;
 
 use super::config::Config;
@@ -14,8 +12,6 @@ pub(crate) struct LockedState<'q, T, L: Levels> {
     pub(super) ring: Option<&'q Ring<T, L::Priority>>,
     pub(super) config: &'q Config<L>,
     pub(super) guard: WordGuard<'q, State<T, L>>,
-    /// The moment of the lock, if the queue measures the hold time.
-    pub(super) since: Option<Instant>,
 }
 
 impl<T, L: Levels> LockedState<'_, T, L> {
@@ -82,9 +78,6 @@ impl<T, L: Levels> Drop for LockedState<'_, T, L> {
     fn drop(&mut self) {
         if let Some(ring) = self.ring {
             self.guard.leave_ring(ring, self.config);
-        }
-        if let Some(since) = self.since {
-            self.guard.counters.record_hold(since);
         }
     }
 }

@@ -30,6 +30,7 @@ mod tests;
 
 use std::fmt;
 use std::mem;
+use std::time::Instant;
 
 use percpu::sync::{WordGuard, WordLock, check, step};
 
@@ -107,7 +108,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
-        self.send_by(value, priority, &Wait::FOREVER)
+        self.send_by(value, priority, &Wait::Forever)
     }
 
     /// Sends a message if there is room now.
@@ -119,26 +120,28 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn try_send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
-        self.send_by(value, priority, &Wait::NO)
+        self.send_by(value, priority, &Wait::No)
     }
 
-    /// Sends a message. Waits as `wait` says while there is no room.
+    /// Sends a message. Waits until `deadline` while there is no room.
+    ///
+    /// After the deadline it still sends a message that has room.
     ///
     /// # Errors
     ///
     /// [`SendError`] carries the message and the reason.
     #[inline]
-    pub fn send_with(
+    pub fn send_deadline(
         &self,
         value: T,
         priority: L::Priority,
-        wait: Wait,
+        deadline: Instant,
     ) -> Result<(), SendError<T>> {
-        self.send_by(value, priority, &wait)
+        self.send_by(value, priority, &Wait::Until(deadline))
     }
 
-    /// Does the same. The wait is passed by reference, and copied only where a path needs it: a copy at
-    /// each call cost `send` and `receive` half a nanosecond each.
+    /// The common part of the sends. The wait is passed by reference, and copied only where a path needs it:
+    /// a copy at each call cost `send` and `receive` half a nanosecond each.
     #[inline]
     fn send_by(&self, value: T, priority: L::Priority, wait: &Wait) -> Result<(), SendError<T>> {
         match self.send_at_once(self.config.admit(value, priority)?) {
@@ -147,8 +150,8 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Sends a message, or returns it: the queue is closed or not idle, room or memory is missing, or a
-    /// queue without a ring measures how long its lock is held. Never waits for another sender.
+    /// Sends a message, or returns it: the queue is closed or not idle, or room or memory is
+    /// missing. Never waits for another sender.
     #[inline(always)]
     pub(crate) fn send_at_once(
         &self,
@@ -161,7 +164,7 @@ impl<T, L: Levels> Queue<T, L> {
                 Err(message) => self.stage_refreshed(ring, message),
             };
         }
-        if self.config.time_lock || self.hint.needs_memory() {
+        if self.hint.needs_memory() {
             return Err(message);
         }
         let mut guard = self.state.lock();
@@ -230,7 +233,7 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<(), SendError<T>> {
         if let Some(ring) = &self.ring {
-            while !wait.is_no() && self.spin_for_room(ring, wait) {
+            while wait != Wait::No && self.spin_for_room(ring, wait) {
                 message = match self.stage_refreshed(ring, message) {
                     Ok(()) => return Ok(()),
                     Err(message) => message,
@@ -238,7 +241,7 @@ impl<T, L: Levels> Queue<T, L> {
             }
         }
         let mut section = self.section();
-        let put = match self.lock_to_send(&mut section.preload, wait.deadline()) {
+        let put = match self.lock_to_send(&mut section.preload, wait) {
             Some(mut state) => state.send(message, &mut section),
             None => {
                 self.count_timeout();
@@ -246,7 +249,9 @@ impl<T, L: Levels> Queue<T, L> {
             }
         };
         match put {
-            Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
+            Err((message, SendRefused::Full)) if wait != Wait::No => {
+                self.wait_to_send(message, wait)
+            }
             put => self.finish_send(put, &mut section.deferred),
         }
     }
@@ -293,7 +298,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`ReceiveError::Closed`] once the queue is closed and empty.
     #[inline]
     pub fn receive(&self) -> Result<Received<T, L>, ReceiveError> {
-        self.receive_by(&Wait::FOREVER)
+        self.receive_by(&Wait::Forever)
     }
 
     /// Receives the next message if there is one.
@@ -305,29 +310,29 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`ReceiveError::Empty`], or [`ReceiveError::Closed`] once the queue is closed and empty.
     #[inline]
     pub fn try_receive(&self) -> Result<Received<T, L>, ReceiveError> {
-        self.receive_by(&Wait::NO)
+        self.receive_by(&Wait::No)
     }
 
-    /// Receives the next message. Waits as `wait` says while there is none.
+    /// Receives the next message. Waits until `deadline` while there is none.
+    ///
+    /// After the deadline it still receives a message that is there.
     ///
     /// # Errors
     ///
     /// [`ReceiveError`].
     #[inline]
-    pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
-        self.receive_by(&wait)
+    pub fn receive_deadline(&self, deadline: Instant) -> Result<Received<T, L>, ReceiveError> {
+        self.receive_by(&Wait::Until(deadline))
     }
 
-    /// Does the same: see [`send_by`](Self::send_by).
+    /// The common part of the receives: see [`send_by`](Self::send_by).
     #[inline]
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut guard = self.lock_yielding(wait);
-        if !self.config.time_lock {
-            let (ring, config) = (self.ring.as_ref(), &self.config);
-            if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
-                return Ok((message.value, message.priority));
-            }
+        let (ring, config) = (self.ring.as_ref(), &self.config);
+        if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
+            return Ok((message.value, message.priority));
         }
         self.receive_locked(guard, *wait)
     }
@@ -346,10 +351,10 @@ impl<T, L: Levels> Queue<T, L> {
             Err(guard) => guard,
         };
         let (received, position) = {
-            let mut state = self.with_hold_timer(guard);
+            let mut state = self.with_ring(guard);
             if !check!("receive: wait for the sender at a hole", state.drain(u64::MAX)) {
                 drop(state);
-                let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
+                let Some(locked) = self.lock_until(Access::Receive, wait) else {
                     self.count_timeout();
                     return Err(ReceiveError::Timeout);
                 };
@@ -361,7 +366,7 @@ impl<T, L: Levels> Queue<T, L> {
         self.run_deferred(&mut section.deferred);
         match received {
             Some(received) => received,
-            None if wait.is_no() => Err(ReceiveError::Empty),
+            None if wait == Wait::No => Err(ReceiveError::Empty),
             None => self.wait_to_receive(wait, position),
         }
     }
@@ -370,9 +375,6 @@ impl<T, L: Levels> Queue<T, L> {
     /// sender.
     #[inline(always)]
     pub(crate) fn poll_receive(&self) -> Option<Received<T, L>> {
-        if self.config.time_lock {
-            return None;
-        }
         let mut preload = Preload::new();
         let mut guard = self.state.lock();
         let message = guard.fast_receive(self.ring.as_ref(), &self.config, &mut preload)?;

@@ -15,9 +15,9 @@
 //!    waits to receive.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use percpu::AllocError;
-use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
@@ -44,7 +44,7 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) receive_permits: usize,
     /// Tasks that were woken for room and have not polled since.
     pub(crate) send_permits: usize,
-    pub(crate) notifiers: [Option<TryArc<EventNotifier>>; 2],
+    pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
     pub(crate) counters: Counters,
     pub(crate) core: Core<T, L>,
 }
@@ -142,50 +142,33 @@ impl<T, L: Levels> State<T, L> {
         let message = match ring.next(&self.cursor, u64::MAX) {
             Next::Hole => return None,
             Next::Nothing => self.core.pop_with(preload)?,
-            Next::Message(priority) => self.choose_and_receive(ring, priority, preload)?,
+            Next::Message(priority) => self.take_or_drain(ring, priority, preload)?,
         };
         self.set_room(ring, config);
         Some(message)
     }
 
-    /// Receives the next message of the store and the open ring, whose first message has this priority.
-    ///
-    /// Messages of one priority have their order in the ring already. So they stay there until they are
-    /// next, and an empty store is not written.
+    /// Receives the next message of the store and the open ring, whose first message has this priority. A
+    /// message alone does not go through the store.
     #[inline(always)]
-    fn choose_and_receive(
+    fn take_or_drain(
         &mut self,
         ring: &Ring<T, L::Priority>,
         priority: L::Priority,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let is_alike = |other| !L::is_above(priority, other) && !L::is_above(other, priority);
-        let alike = ring.count_alike(&mut self.cursor, is_alike);
-        if let Err(Next::Hole) = alike {
-            return None; // the messages before the hole stay in the ring
-        }
-        let ordered = alike.is_ok() && !self.core.is_ageing();
-        if check!("receive: drain before the choice", ordered) {
-            let count = alike.map_or(1, |count| count as usize);
-            let len = self.core.occupied() + count;
-            self.count_depth(len);
-            let is_next = self.core.is_next(priority);
-            if check!("receive: the stored messages were sent before", is_next) {
+        let empty = self.core.is_empty();
+        if check!("receive: the stored messages were sent before", empty) {
+            let second = ring.second(&self.cursor);
+            if let Next::Hole = second {
+                return None; // the message before the hole stays in the ring
+            }
+            let alone = matches!(second, Next::Nothing);
+            if check!("receive: drain before the choice", alone) {
+                self.count_depth(self.core.occupied() + 1);
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
                 return Some(Message { value, priority });
-            }
-            // While all messages have one priority and fit into the ring, receives empty the store.
-            // Otherwise a message of another priority may follow, and each one would cost a drain.
-            if len <= ring.slots() && self.core.has_only(priority) {
-                return self.core.pop_with(preload);
-            }
-            // More messages are stored by one drain, before they fill the ring.
-            if count * 2 <= ring.slots() {
-                // SAFETY: the lock is held, and `next` has returned a message.
-                let value = unsafe { ring.take(&mut self.cursor) };
-                let message = Message { value, priority };
-                return Some(self.core.exchange(message, preload));
             }
         }
         if self.drain(ring, u64::MAX) { self.core.pop_with(preload) } else { None }

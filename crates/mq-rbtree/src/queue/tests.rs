@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::Queue;
 use super::spin::Spin;
-use crate::{ReceiveError, Wait};
+use crate::ReceiveError;
+use crate::deadline::Wait;
 
 #[test]
 fn sends_of_tasks_learn_of_the_room_of_the_ring() {
@@ -44,7 +45,7 @@ fn inv21_sequence_numbers_of_sends_under_the_lock_are_not_outdated() {
             let queue = used(begin);
             for n in 0..40 {
                 for n in n..n + locked {
-                    assert_eq!(queue.send_batch(&mut [(n, 0)].into(), Wait::NO), Ok(1));
+                    assert_eq!(queue.send_batch(&mut [(n, 0)].into()), Ok(1));
                     assert_eq!(queue.try_receive(), Ok((n, 0)));
                 }
                 let ring = queue.ring.as_ref().unwrap();
@@ -53,8 +54,8 @@ fn inv21_sequence_numbers_of_sends_under_the_lock_are_not_outdated() {
                 assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
                 let publish = queue.claim(n, 5).unwrap();
                 queue.try_send(n + 1, 9).unwrap();
-                let soon = Wait::at_most(Duration::ZERO);
-                assert_eq!(queue.receive_with(soon), Err(ReceiveError::Timeout), "not `Empty`");
+                let now = Instant::now();
+                assert_eq!(queue.receive_deadline(now), Err(ReceiveError::Timeout), "not `Empty`");
                 publish();
                 assert_eq!(queue.drain(), [(n + 1, 9), (n, 5)]);
             }
@@ -67,7 +68,7 @@ fn inv21_a_spinning_receiver_sees_a_batch() {
     let queue = used(100);
     let next = queue.lock().cursor.accepted();
     let mut batch = [(1, 0), (2, 0), (3, 0)].into();
-    assert_eq!(queue.send_batch(&mut batch, Wait::NO), Ok(3));
+    assert_eq!(queue.send_batch(&mut batch), Ok(3));
     let ring = queue.ring.as_ref().unwrap();
     assert!((next..next + 3).all(|position| ring.was_published(position)));
 }
@@ -80,7 +81,7 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
     queue.try_send(1, 0).unwrap();
     let publish = queue.claim(2, 0).unwrap();
     queue.try_send(3, 0).unwrap();
-    let (begin, wait) = (Instant::now(), Wait::at_most(Duration::from_secs(2)));
+    let (begin, wait) = (Instant::now(), Wait::Until(Instant::now() + Duration::from_secs(2)));
     assert!(queue.spin_to_receive(wait, position).is_none());
     assert!(begin.elapsed() < Duration::from_secs(1));
     publish();
@@ -92,8 +93,8 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
 fn spins_adapt_to_the_waits_before() {
     let spin = Spin::new(true);
     let most = spin.spins();
-    assert!(spin.until(Wait::NO, 1, |spun| spun > 0));
+    assert!(spin.until(Wait::No, 1, |spun| spun > 0));
     assert_eq!((spin.in_time(), spin.spins()), (1, most));
-    assert!(!spin.until(Wait::NO, 1, |_| false));
+    assert!(!spin.until(Wait::No, 1, |_| false));
     assert_eq!((spin.in_time(), spin.spins()), (1, most / 2));
 }

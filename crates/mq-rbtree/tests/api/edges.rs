@@ -10,9 +10,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused};
 
 use testkit::wait_until;
 
@@ -20,8 +20,8 @@ fn waiting<T, L: Levels>(queue: &Queue<T, L>) -> (usize, usize) {
     queue.stats().waiting
 }
 
-fn soon() -> Wait {
-    Wait::at_most(Duration::from_millis(200))
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(200)
 }
 
 /// A task has a permit for room and does not poll: a receiver takes the message of a thread behind
@@ -37,7 +37,7 @@ fn inv07_a_receiver_does_not_wait_beside_a_waiting_sender() {
         let sender = scope.spawn(|| queue.send(3, 0));
         wait_until(|| waiting(&queue).0 == 2);
         assert_eq!(queue.try_receive(), Ok((1, 0)));
-        assert_eq!(queue.receive_with(soon()), Ok((3, 0)));
+        assert_eq!(queue.receive_deadline(soon()), Ok((3, 0)));
         assert!(sender.join().unwrap().is_ok());
     });
     assert!(idle.as_mut().poll(&mut cx).is_ready());
@@ -54,7 +54,7 @@ fn inv09_a_receive_does_not_time_out_beside_a_message() {
         let mut idle = pin!(queue.receive_async());
         assert!(idle.as_mut().poll(&mut cx).is_pending());
         let got = thread::scope(|scope| {
-            let receiver = scope.spawn(|| queue.receive_with(soon()));
+            let receiver = scope.spawn(|| queue.receive_deadline(soon()));
             wait_until(|| waiting(&queue).1 == 2 || receiver.is_finished());
             queue.send(1, 0).unwrap();
             receiver.join().unwrap()
@@ -80,7 +80,7 @@ fn inv09_a_send_does_not_time_out_beside_room() {
         std::mem::forget(forgotten);
         let sent = thread::scope(|scope| {
             let sender =
-                scope.spawn(|| queue.send_with(3, 0, soon()).map_err(|error| error.reason));
+                scope.spawn(|| queue.send_deadline(3, 0, soon()).map_err(|error| error.reason));
             wait_until(|| waiting(&queue).0 == 2 || sender.is_finished());
             assert_eq!(queue.try_receive(), Ok((1, 0)));
             sender.join().unwrap()

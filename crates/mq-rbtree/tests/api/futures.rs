@@ -1,15 +1,14 @@
 //! Asynchronous sends and receives: which task is woken, the effect of a drop, and wakers.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::cell::Cell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use mq_rbtree::{Queue, ReceiveError, SendFuture, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError, SendFuture, SendRefused};
 
 use testkit::{WakeCount, block_on, wait_until};
 
@@ -198,7 +197,7 @@ fn close_wakes_every_task_and_returns_messages() {
 #[test]
 fn inv17_threads_and_tasks_share_a_queue() {
     const EACH: u64 = 3_000;
-    let queue: Queue<u64> = Queue::builder(3).time_lock().build().unwrap();
+    let queue: Queue<u64> = Queue::new(3).unwrap();
     let sum = thread::scope(|scope| {
         let queue = &queue;
         scope.spawn(move || (0..EACH).for_each(|n| queue.send(n, n as u32 % 5).unwrap()));
@@ -226,7 +225,6 @@ fn inv17_threads_and_tasks_share_a_queue() {
     queue.validate();
     let stats = queue.stats();
     assert_eq!((stats.sent, stats.received, stats.depth), (2 * EACH, 2 * EACH, 0));
-    assert!(stats.longest_hold.is_some());
 }
 
 /// A dropped permit passes its message to a blocked thread.
@@ -253,7 +251,7 @@ fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
     let mut task = Box::pin(queue.send_async(2, 2));
     assert!(poll(&mut task, &flag).is_pending());
     thread::scope(|scope| {
-        let blocked = scope.spawn(|| queue.send_with(3, 3, Wait::FOREVER));
+        let blocked = scope.spawn(|| queue.send(3, 3));
         wait_until(|| queue.stats().waiting == (2, 0));
         assert_eq!(queue.receive(), Ok((1, 1)));
         assert_eq!((flag.count(), queue.stats().waiting), (2, (1, 0)));
@@ -347,45 +345,6 @@ fn no_send_succeeds_while_a_queue_closes() {
         assert_eq!(last.join().unwrap().unwrap_err().reason, SendRefused::Closed);
     });
     assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
-    queue.validate();
-}
-
-/// A timer that is ready once its flag is set.
-fn timer(over: &Cell<bool>) -> impl Future<Output = ()> {
-    poll_fn(|_| if over.get() { Poll::Ready(()) } else { Poll::Pending })
-}
-
-/// A timer ends a wait; a permit that it finds is used, and one that comes too late is passed on.
-#[test]
-fn inv09_a_timer_ends_an_asynchronous_wait() {
-    let mut cx = Context::from_waker(Waker::noop());
-    let (queue, over) = (Queue::<u32>::new(1).unwrap(), Cell::new(false));
-    let mut first = pin!(queue.receive_async().until(timer(&over)));
-    let flag = WakeCount::new();
-    let mut second = pin!(queue.receive_async());
-    assert!(first.as_mut().poll(&mut cx).is_pending());
-    assert!(second.as_mut().poll(&mut Context::from_waker(&flag.waker())).is_pending());
-    over.set(true);
-    assert_eq!(first.poll(&mut cx), Poll::Ready(Err(ReceiveError::Timeout)));
-    queue.validate();
-    assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 1), 1));
-    queue.send(1, 1).unwrap();
-    assert_eq!(flag.count(), 1);
-    // The task has not polled: the message is there for others until it does.
-    let late = pin!(queue.receive_async().until(timer(&over)));
-    assert_eq!(late.poll(&mut cx), Poll::Ready(Ok((1, 1))));
-    assert!(second.as_mut().poll(&mut cx).is_pending());
-    queue.send(2, 2).unwrap();
-    assert_eq!(second.poll(&mut cx), Poll::Ready(Ok((2, 2))));
-
-    over.set(false);
-    queue.send(3, 3).unwrap();
-    let mut send = pin!(queue.send_async(4, 4).until(timer(&over)));
-    assert!(send.as_mut().poll(&mut cx).is_pending());
-    over.set(true);
-    let Poll::Ready(Err(refused)) = send.poll(&mut cx) else { panic!() };
-    assert_eq!((refused.value, refused.reason), (4, SendRefused::Timeout));
-    assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 2));
     queue.validate();
 }
 

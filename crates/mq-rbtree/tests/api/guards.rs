@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Waker;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused};
 use testkit::alloc::refuse_first;
 use testkit::wait_until;
 
@@ -206,11 +206,11 @@ fn inv25_a_message_put_back_is_a_message_that_comes() {
 #[test]
 fn a_wait_for_a_guard_ends_in_time() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
-    let soon = Wait::at_most(Duration::from_millis(5));
-    assert_eq!(queue.receive_guard_with(soon).err(), Some(ReceiveError::Timeout));
+    let soon = Instant::now() + Duration::from_millis(5);
+    assert_eq!(queue.receive_guard_deadline(soon).err(), Some(ReceiveError::Timeout));
     assert_eq!((queue.stats().timeouts, queue.stats().waiting), (1, (0, 0)));
     queue.close();
-    assert_eq!(queue.receive_guard_with(soon).err(), Some(ReceiveError::Closed));
+    assert_eq!(queue.receive_guard_deadline(soon).err(), Some(ReceiveError::Closed));
     assert_eq!(queue.try_receive_guard().err(), Some(ReceiveError::Closed));
 }
 

@@ -8,7 +8,6 @@ mod errors;
 mod futures;
 mod guards;
 mod handles;
-mod interrupts;
 mod limits;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;

@@ -5,9 +5,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Levels, Queue, RbTree, SendFuture, Wait};
+use mq_rbtree::{Bitmap, Levels, Queue, RbTree, SendFuture};
 
 use testkit::alloc::refuse_first;
 use testkit::wait_until;
@@ -38,8 +38,8 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
     let idle = full(&queue);
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
-            let soon = Wait::at_most(Duration::from_millis(1));
-            assert!(queue.send_with(0, 0, soon).is_err()); // allocates what a thread needs once
+            let soon = Instant::now() + Duration::from_millis(1);
+            assert!(queue.send_deadline(0, 0, soon).is_err()); // allocates what a thread needs once
             refuse_first(2, || queue.send(3, 20_000))
         });
         wait_until(|| {
@@ -47,7 +47,7 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
             stats.waiting == (2, 0) && stats.timeouts == 1
         });
         assert_eq!(queue.try_receive(), Ok((1, 0)));
-        let (received, refused) = refuse_first(1, || queue.receive_with(Wait::at_most(LONG)));
+        let (received, refused) = refuse_first(1, || queue.receive_deadline(Instant::now() + LONG));
         assert_eq!((received, refused), (Ok((3, 20_000)), 1));
         assert_eq!(sender.join().unwrap(), (Ok(()), 2));
     });

@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError, SendRefused};
 
 #[test]
 fn the_highest_priority_comes_first_and_the_oldest_of_it() {
@@ -42,10 +42,10 @@ fn threads_wait_for_each_other() {
 #[test]
 fn a_wait_ends_at_its_deadline_and_gives_the_message_back() {
     let queue: Queue<&str> = Queue::new(1).unwrap();
-    let soon = || Wait::at_most(Duration::from_millis(5));
-    assert_eq!(queue.receive_with(soon()), Err(ReceiveError::Timeout));
+    let soon = || Instant::now() + Duration::from_millis(5);
+    assert_eq!(queue.receive_deadline(soon()), Err(ReceiveError::Timeout));
     queue.send("one", 1).unwrap();
-    let refused = queue.send_with("two", 1, soon()).unwrap_err();
+    let refused = queue.send_deadline("two", 1, soon()).unwrap_err();
     assert_eq!((refused.value, refused.reason), ("two", SendRefused::Timeout));
     queue.validate();
     queue.close();

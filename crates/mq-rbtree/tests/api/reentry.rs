@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
-use mq_rbtree::{Queue, SendRefused, Wait};
+use mq_rbtree::{Queue, SendRefused};
 
 use crate::panicking::{panics, poll};
 
@@ -50,12 +50,12 @@ fn a_message_may_use_its_queue_when_it_is_dropped() {
     drop(future);
     assert!(pending);
     let mut batch = (0..20).map(|_| (message(), 2)).collect();
-    assert_eq!(queue.send_batch(&mut batch, Wait::NO).unwrap_err().reason, SendRefused::Full);
+    assert_eq!(queue.try_send_batch(&mut batch).unwrap_err().reason, SendRefused::Full);
     drop(batch);
     queue.close();
     assert_eq!(queue.try_send(message(), 1).unwrap_err().reason, SendRefused::Closed);
     let mut out = Vec::new();
-    let _ = queue.receive_batch(&mut out, 8, Wait::NO);
+    let _ = queue.try_receive_batch(&mut out, 8);
     drop(out);
     queue.validate();
     let before = seen.load(SeqCst);

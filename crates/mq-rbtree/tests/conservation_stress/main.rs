@@ -4,6 +4,8 @@
 
 mod ledger;
 mod parties;
+#[path = "../common/wait.rs"]
+mod wait;
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -42,7 +44,7 @@ impl Keyed for RbTree<i64> {
 /// Returns a builder with random options.
 fn builder<L: Keyed>(rng: &mut Rng) -> Builder<Canary, L> {
     let small = rng.usize(..3) + 1;
-    let builder = match rng.usize(..7) {
+    match rng.usize(..7) {
         0 => Builder::new(1),
         1 => Builder::new(small).spin(false),
         2 => Builder::new(8),
@@ -50,8 +52,7 @@ fn builder<L: Keyed>(rng: &mut Rng) -> Builder<Canary, L> {
         4 => Builder::new(64).no_alloc().ageing(NonZeroU32::new(3).unwrap()),
         5 => Builder::new(1_000).spare_nodes(rng.usize(..3)),
         _ => Builder::new(small).reserve(L::key(2), small - 1),
-    };
-    if rng.usize(..8) == 0 { builder.time_lock() } else { builder }
+    }
 }
 
 /// The way in which a round ends.

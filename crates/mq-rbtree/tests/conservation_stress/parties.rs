@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use mq_rbtree::{
     ReceiveError, ReceiveFuture, Received, Receiver, SendError, SendFuture, SendRefused, Sender,
-    Wait,
 };
 
 use crate::ledger::Ledger;
+use crate::wait::Wait;
 use crate::{Keyed, PRIORITIES};
 use testkit::block_on::{block_on, unparker};
 use testkit::canary::{Canary, Census};
@@ -77,16 +77,15 @@ impl<L: Keyed> Party<'_, L> {
     }
 
     fn short_wait(&mut self) -> Wait {
-        let wait = match self.rng.usize(..3) {
-            0 => Wait::until(Instant::now()),
-            1 => Wait::NO,
-            _ => Wait::at_most(Duration::from_micros(self.rng.usize(..300) as u64)),
-        };
-        wait.urgency(self.rng.usize(..3) as u8)
+        match self.rng.usize(..3) {
+            0 => Wait::Until(Instant::now()),
+            1 => Wait::No,
+            _ => Wait::Until(Instant::now() + Duration::from_micros(self.rng.usize(..300) as u64)),
+        }
     }
 
     fn wait(&mut self) -> Wait {
-        if self.rng.usize(..2) == 0 { Wait::FOREVER } else { self.short_wait() }
+        if self.rng.usize(..2) == 0 { Wait::Forever } else { self.short_wait() }
     }
 
     /// Only sends. It may wait without a limit, because other threads receive until the end.
@@ -103,7 +102,7 @@ impl<L: Keyed> Party<'_, L> {
         match self.rng.usize(..16) {
             0..9 => {
                 let (message, key, bits) = self.message(self.number);
-                let said = queue.send_with(message, key, wait);
+                let said = wait.send(queue, message, key);
                 self.sent(bits, said)
             }
             9 => {
@@ -115,7 +114,10 @@ impl<L: Keyed> Party<'_, L> {
                     numbers.push_back(bits);
                     batch.push_back((message, key));
                 }
-                let said = queue.send_batch(&mut batch, wait);
+                let said = match wait {
+                    Wait::Forever => queue.send_batch(&mut batch),
+                    _ => queue.try_send_batch(&mut batch),
+                };
                 let sent = said.unwrap_or_else(|refused| refused.sent);
                 assert_eq!((sent + batch.len(), said.is_ok()), (count, batch.is_empty()));
                 numbers.drain(..sent).for_each(|bits| self.ledger.accepted.add(bits));
@@ -128,8 +130,7 @@ impl<L: Keyed> Party<'_, L> {
             }
             10..13 => {
                 let (message, key, bits) = self.message(self.number);
-                let urgency = self.rng.usize(..3) as u8;
-                let said = block_on(queue.send_async(message, key).urgency(urgency));
+                let said = block_on(queue.send_async(message, key));
                 self.sent(bits, said)
             }
             _ => {
@@ -155,20 +156,22 @@ impl<L: Keyed> Party<'_, L> {
     fn receive_once(&mut self, queue: &Receiver<Canary, L>) -> bool {
         let wait = self.wait();
         match self.rng.usize(..32) {
-            0..18 => self.received(queue.receive_with(wait)),
+            0..18 => self.received(wait.receive(queue)),
             18..20 => {
                 let mut out = Vec::new();
-                match queue.receive_batch(&mut out, 1 + self.rng.usize(..100), wait) {
+                let most = 1 + self.rng.usize(..100);
+                let got = match wait {
+                    Wait::Forever => queue.receive_batch(&mut out, most),
+                    _ => queue.try_receive_batch(&mut out, most),
+                };
+                match got {
                     Ok(count) => assert_eq!(count, out.len()),
                     Err(error) => return self.received(Err(error)),
                 }
                 out.into_iter().for_each(|message| self.record_received(message, true));
                 true
             }
-            20..25 => {
-                let urgency = self.rng.usize(..3) as u8;
-                self.received(block_on(queue.receive_async().urgency(urgency)))
-            }
+            20..25 => self.received(block_on(queue.receive_async())),
             25..30 => {
                 let polls = self.rng.usize(..3);
                 match some_polls(queue.receive_async(), polls) {
@@ -211,8 +214,7 @@ impl<L: Keyed> Party<'_, L> {
                     // Each future counts as a sender of its own, because their order is open.
                     let (mut future, bits) = sends[at].take().unwrap_or_else(|| {
                         let (message, key, bits) = self.message(self.number + 1 + at);
-                        let urgency = self.rng.usize(..3) as u8;
-                        (Box::pin(sender.send_async(message, key).urgency(urgency)), bits)
+                        (Box::pin(sender.send_async(message, key)), bits)
                     });
                     match future.as_mut().poll(&mut cx) {
                         Poll::Ready(said) => open = self.sent(bits, said),
@@ -221,9 +223,8 @@ impl<L: Keyed> Party<'_, L> {
                 }
                 5 => sends[at] = None,
                 6..11 => {
-                    let mut future = receives[at].take().unwrap_or_else(|| {
-                        Box::pin(receiver.receive_async().urgency(self.rng.usize(..3) as u8))
-                    });
+                    let mut future =
+                        receives[at].take().unwrap_or_else(|| Box::pin(receiver.receive_async()));
                     match future.as_mut().poll(&mut cx) {
                         Poll::Ready(said) => open = self.received(said),
                         Poll::Pending => receives[at] = Some(future),
@@ -232,9 +233,9 @@ impl<L: Keyed> Party<'_, L> {
                 11 => receives[at] = None,
                 12 => {
                     let (message, key, bits) = self.message(self.number);
-                    open = self.sent(bits, sender.send_with(message, key, wait));
+                    open = self.sent(bits, wait.send(sender, message, key));
                 }
-                13 => open = self.received(receiver.receive_with(wait)),
+                13 => open = self.received(wait.receive(receiver)),
                 _ => thread::park_timeout(Duration::from_micros(100)),
             }
             self.steps.fetch_add(1, Relaxed);

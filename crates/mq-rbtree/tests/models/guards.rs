@@ -102,7 +102,7 @@ fn inv25_a_guard_is_waited_for() {
                     let found = match kind {
                         0 => block_on(queue.receive_guard_async()),
                         1 => queue.receive_guard(),
-                        _ => queue.receive_guard_with(soon()),
+                        _ => queue.receive_guard_deadline(soon()),
                     };
                     received(found.map(MessageGuard::accept), ReceiveError::Timeout)
                 }

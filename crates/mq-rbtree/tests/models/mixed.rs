@@ -38,8 +38,8 @@ mod random {
             let (message, priority) = (Payload::new(id(sender, nth)), priority(nth));
             let result = match (sender + nth) % 4 {
                 0 => queue.send(message, priority),
-                1 => queue.send_with(message, priority, soon().urgency(nth as u8)),
-                2 => block_on(queue.send_async(message, priority).urgency(1)),
+                1 => queue.send_deadline(message, priority, soon()),
+                2 => block_on(queue.send_async(message, priority)),
                 _ => {
                     let mut task = pin!(queue.send_async(message, priority));
                     match WakeCounter::new().poll(task.as_mut()) {
@@ -75,7 +75,7 @@ mod random {
         for nth in receiver.. {
             let result = match nth % 4 {
                 0 => queue.receive(),
-                1 => queue.receive_with(soon().urgency(nth as u8 % 3)),
+                1 => queue.receive_deadline(soon()),
                 2 => block_on(queue.receive_async()),
                 _ => {
                     let mut task = pin!(queue.receive_async());

@@ -7,9 +7,9 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc as Plain;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused, Wait};
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
 use percpu::sync::native::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::{Arc, Futex, model, thread, with_preemptions};
@@ -105,9 +105,9 @@ pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
     Arc::new(queue)
 }
 
-/// Returns a wait that may reach its deadline at any moment.
-pub(super) fn soon() -> Wait {
-    Wait::at_most(Duration::from_secs(3600))
+/// Returns a deadline that may be over at any moment.
+pub(super) fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
 }
 
 /// Checks, while other threads use the queue, that none waits for a message or room that is there.

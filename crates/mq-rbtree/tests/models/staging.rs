@@ -3,9 +3,9 @@
 //! In a model the ring has four slots. The queues have been used before, so that no send needs
 //! memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 #[cfg(offlock_shuttle)]
@@ -87,7 +87,7 @@ fn next(queue: &Queue<Payload>) -> Option<u64> {
 
 /// Returns the message's number, or `None` if no message came before a deadline in the past.
 fn next_at_once(queue: &Queue<Payload>) -> Option<u64> {
-    match queue.receive_with(Wait::at_most(Duration::ZERO)) {
+    match queue.receive_deadline(Instant::now()) {
         Ok((message, _)) => Some(message.seen()),
         Err(error) => {
             assert_eq!(error, ReceiveError::Timeout);
@@ -171,10 +171,9 @@ fn inv21_the_highest_staged_message_is_next() {
     });
 }
 
-/// Messages of one priority that stay in the ring are received in their order, also by a receiver that
-/// did not find them, and a higher one behind them is received first.
+/// Messages of one priority are received in their order, and a higher one behind them is received first.
 #[test]
-fn inv21_messages_that_stay_in_the_ring_are_received_in_order() {
+fn inv21_messages_of_one_priority_are_received_in_order() {
     thoroughly(|| {
         let queue = warm(4);
         (1..=2).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
@@ -192,7 +191,7 @@ fn inv21_messages_that_stay_in_the_ring_are_received_in_order() {
 
 /// Two receivers take the messages of one priority from the ring beside a sender: each message once.
 #[test]
-fn inv21_two_receivers_share_the_messages_that_stay_in_the_ring() {
+fn inv21_two_receivers_share_the_messages_of_the_ring() {
     thoroughly(|| {
         let queue = warm(4);
         queue.try_send(Payload::new(1), 0).unwrap();
@@ -263,7 +262,7 @@ fn inv22_a_staged_message_beats_the_deadline() {
         let queue = warm(2);
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
         });
         queue.try_send(Payload::new(1), 0).unwrap();
         let got = receiver.join().unwrap();
@@ -281,9 +280,9 @@ fn inv22_receives_that_give_up_open_the_ring() {
         let first = queue.claim(Payload::new(1), 0).unwrap();
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
         });
-        assert_eq!(received(queue.receive_with(soon()), ReceiveError::Timeout), 0);
+        assert_eq!(received(queue.receive_deadline(soon()), ReceiveError::Timeout), 0);
         assert_eq!(receiver.join().unwrap(), 0);
         let second = queue.claim(Payload::new(2), 0).expect("the ring is open");
         second();
@@ -346,7 +345,7 @@ fn inv24_locked_and_staged_sends_share_the_room() {
             }
         });
         let mut batch = [(Payload::new(3), 0)].into();
-        let went = match queue.send_batch(&mut batch, Wait::NO) {
+        let went = match queue.try_send_batch(&mut batch) {
             Ok(count) => count as u64,
             Err(error) => {
                 assert_eq!(error.reason, SendRefused::Full);

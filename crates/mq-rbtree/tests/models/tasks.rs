@@ -25,7 +25,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "tasks::inv14_dropped_send_permit_passes_to_thread",
     ),
     ("send permit: decrement the count", "tasks::inv14_a_task_is_woken_for_each_free_place"),
-    ("send permit: decrement the count", "tasks::inv09_a_timed_send_is_received_or_returned_once"),
     ("send permit: increment the count", "tasks::inv14_room_for_one_wakes_one_task"),
     ("send refused: pass the permit on", "tasks::inv14_unused_send_permit_passes_on"),
     ("poll: register the new waker", "tasks::inv14_the_last_waker_is_woken"),
@@ -99,72 +98,6 @@ fn inv09_dropped_receive_conserves_messages() {
         }
         drop(second);
         assert_eq!((sum, finish(&queue)), (1, 0));
-    });
-}
-
-/// Returns a timer that is over at its second poll.
-fn second_poll() -> impl Future<Output = ()> {
-    let mut polls = 0;
-    poll_fn(move |_| {
-        polls += 1;
-        if polls == 1 { Poll::Pending } else { Poll::Ready(()) }
-    })
-}
-
-/// Two tasks wait, and the first one's timer fires while a message is sent: it takes the message, or the
-/// second task is woken for it.
-#[test]
-fn inv14_a_timed_receive_takes_its_message_or_passes_it_on() {
-    run(|| {
-        let queue = with::<Bitmap>(1, 0);
-        let counters = [WakeCounter::new(), WakeCounter::new()];
-        let mut timed = Box::pin(queue.receive_async().until(second_poll()));
-        let mut second = Box::pin(queue.receive_async());
-        assert!(counters[0].poll(timed.as_mut()).is_pending());
-        assert!(counters[1].poll(second.as_mut()).is_pending());
-        let sender = send_one(&queue, 1);
-        let mut sum = match counters[0].poll(timed.as_mut()) {
-            Poll::Ready(result) => received(result, ReceiveError::Timeout),
-            Poll::Pending => panic!("its time is over"),
-        };
-        sender.join().unwrap();
-        if sum == 0 {
-            assert_eq!(counters[1].wakes(), 1, "the second task was woken for it");
-            sum += got(counters[1].poll(second.as_mut())).unwrap();
-        }
-        drop((timed, second));
-        assert_eq!((sum, finish(&queue)), (1, 0));
-    });
-}
-
-/// Two tasks wait for room, and the first one's timer fires while a thread receives: its message is
-/// received once or returned once, and the second task is woken for the next room.
-#[test]
-fn inv09_a_timed_send_is_received_or_returned_once() {
-    run(|| {
-        let queue = with::<Bitmap>(1, 1);
-        let counters = [WakeCounter::new(), WakeCounter::new()];
-        let mut timed = Box::pin(queue.send_async(Payload::new(1), 0).until(second_poll()));
-        let mut second = Box::pin(queue.send_async(Payload::new(2), 0));
-        assert!(counters[0].poll(timed.as_mut()).is_pending());
-        assert!(counters[1].poll(second.as_mut()).is_pending());
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.receive().unwrap().0.seen()
-        });
-        let went = match counters[0].poll(timed.as_mut()) {
-            Poll::Ready(result) => sent(result, SendRefused::Timeout),
-            Poll::Pending => panic!("its time is over"),
-        };
-        assert_eq!(receiver.join().unwrap(), 0);
-        if went == 1 {
-            assert_eq!(counters[1].wakes(), 0, "the room was the first one's");
-            assert_eq!(queue.try_receive().unwrap().0.seen(), 1);
-        }
-        assert_eq!((counters[1].wakes(), queue.stats().timeouts), (1, 1 - went));
-        assert!(counters[1].poll(second.as_mut()).is_ready());
-        drop((timed, second));
-        assert_eq!(finish(&queue), 1);
     });
 }
 

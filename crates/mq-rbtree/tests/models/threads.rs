@@ -152,7 +152,7 @@ fn inv09_a_message_beats_the_deadline() {
         let queue = with::<Bitmap>(1, 0);
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
         });
         queue.send(Payload::new(1), 0).unwrap();
         let got = receiver.join().unwrap();
@@ -170,7 +170,7 @@ fn inv09_room_beats_the_deadline() {
         let queue = with::<Bitmap>(1, 1);
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || sent(queue.send_with(Payload::new(1), 0, soon()), SendRefused::Timeout)
+            move || sent(queue.send_deadline(Payload::new(1), 0, soon()), SendRefused::Timeout)
         });
         assert_eq!(queue.receive().unwrap().0.seen(), 0);
         let went = sender.join().unwrap();
@@ -188,7 +188,7 @@ fn inv09_message_goes_to_the_remaining_waiter() {
         let queue = with::<Bitmap>(1, 0);
         let gives_up = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon().urgency(1)), ReceiveError::Timeout)
+            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
         });
         let waits = thread::spawn({
             let queue = Arc::clone(&queue);

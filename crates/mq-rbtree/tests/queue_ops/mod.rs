@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use mq_rbtree::{
     Bitmap, Builder, Levels, MessageGuard, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
-    SendFuture, SendRefused, Wait,
+    SendFuture, SendRefused,
 };
 
 use model::Model;
@@ -117,12 +117,9 @@ pub(crate) enum Step {
         modulus: u8,
     },
     Drain,
-    WaitToReceive {
-        urgency: u8,
-    },
+    WaitToReceive,
     WaitToSend {
         priority: u8,
-        urgency: u8,
     },
     PollReceive {
         which: u8,
@@ -260,11 +257,7 @@ impl<L: Keyed> Runner<'_, L> {
 
     fn step(&mut self, model: &mut Model<L>, step: Step) {
         let queue = self.queue;
-        let past = |late| {
-            let late: bool = late;
-            let second_ago = Instant::now() - Duration::from_secs(1);
-            if late { Wait::until(second_ago) } else { Wait::NO }
-        };
+        let second_ago = Instant::now() - Duration::from_secs(1);
         match step {
             Step::Send { priority, late } => {
                 let (payload, key) = (self.payload(model), Self::key(priority));
@@ -273,7 +266,11 @@ impl<L: Keyed> Runner<'_, L> {
                     Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
                     other => other,
                 };
-                Self::sent(queue.send_with(payload, key, past(late)), expected, stored);
+                let sent = match late {
+                    true => queue.send_deadline(payload, key, second_ago),
+                    false => queue.try_send(payload, key),
+                };
+                Self::sent(sent, expected, stored);
             }
             Step::SendShort { priority, refused: count } => {
                 let (payload, key) = (self.payload(model), Self::key(priority));
@@ -290,7 +287,11 @@ impl<L: Keyed> Runner<'_, L> {
             }
             Step::Receive { late } => {
                 let expected = model.take();
-                match queue.receive_with(past(late)) {
+                let received = match late {
+                    true => queue.receive_deadline(second_ago),
+                    false => queue.try_receive(),
+                };
+                match received {
                     Ok((payload, key)) => assert_eq!(Some((key, payload.id)), expected),
                     Err(error) => {
                         assert_eq!(expected, None);
@@ -317,7 +318,7 @@ impl<L: Keyed> Runner<'_, L> {
                     sent += 1;
                 }
                 let next = batch.get(sent).map_or(0, |(payload, _)| payload.id);
-                match queue.send_batch(&mut batch, Wait::NO) {
+                match queue.try_send_batch(&mut batch) {
                     Ok(count) => assert_eq!((count, sent, expected), (all, all, Ok(()))),
                     Err(error) => {
                         assert_eq!((error.sent, batch.len()), (sent, all - sent), "the rest stays");
@@ -333,7 +334,7 @@ impl<L: Keyed> Runner<'_, L> {
                 let expected: Vec<_> =
                     (0..most.min(queue.max_messages())).map_while(|_| model.take()).collect();
                 let mut out = Vec::new();
-                match queue.receive_batch(&mut out, most, Wait::NO) {
+                match queue.try_receive_batch(&mut out, most) {
                     Ok(count) => assert_eq!(count, out.len()),
                     Err(error) => {
                         assert!(out.is_empty() && most > 0);
@@ -363,18 +364,18 @@ impl<L: Keyed> Runner<'_, L> {
                 let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
                 assert_eq!(out, expected);
             }
-            Step::WaitToReceive { urgency } => {
-                let future = Box::pin(queue.receive_async().urgency(urgency % 3));
-                let id = model.new_receive(urgency % 3);
+            Step::WaitToReceive => {
+                let future = Box::pin(queue.receive_async());
+                let id = model.new_receive();
                 self.receives.push(Waiting::new(future, id));
                 self.poll_receive(model, self.receives.len() - 1, false);
             }
-            Step::WaitToSend { priority, urgency } => {
+            Step::WaitToSend { priority } => {
                 let (payload, key) = (self.payload(model), Self::key(priority));
                 let id = payload.id;
 
-                model.new_send(urgency % 3, key, id);
-                let future = Box::pin(queue.send_async(payload, key).urgency(urgency % 3));
+                model.new_send(key, id);
+                let future = Box::pin(queue.send_async(payload, key));
                 self.sends.push(Waiting::new(future, id));
                 self.poll_send(model, self.sends.len() - 1, false);
             }
@@ -520,12 +521,6 @@ impl<L: Keyed> Runner<'_, L> {
         let kept = L::most_kept(&model.limits);
         assert!(stats.levels.kept <= kept, "{} kept", stats.levels.kept);
         assert_eq!((stats.handed_over, stats.taken_over), (0, 0), "futures get permits only");
-        for (n, _) in EDGES.iter().enumerate() {
-            let key = Self::key(n as u8);
-            assert_eq!(queue.len_at(key), model.len_at(key), "{key:?}");
-        }
-        let peeked = queue.peek(|payload, key| (key, payload.id));
-        assert_eq!(peeked, model.highest());
         for waiting in &self.receives {
             let permit = model.receiver(waiting.id).permit;
             assert_eq!(waiting.was_woken(), permit, "receiver {}", waiting.id);

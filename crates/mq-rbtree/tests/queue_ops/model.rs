@@ -1,6 +1,5 @@
 //! The expected behaviour of a queue, from its documentation alone.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use mq_rbtree::SendRefused;
@@ -9,7 +8,6 @@ use super::{EDGES, Keyed, Limits};
 
 pub(crate) struct Receiver {
     pub(crate) id: u64,
-    urgency: u8,
     ticket: u64,
     pub(crate) permit: bool,
 }
@@ -17,7 +15,6 @@ pub(crate) struct Receiver {
 pub(crate) struct Sender<P> {
     pub(crate) id: u64,
     key: P,
-    urgency: u8,
     ticket: u64,
     pub(crate) permit: bool,
 }
@@ -83,14 +80,6 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn levels(&self) -> usize {
         self.stored.len()
-    }
-
-    pub(crate) fn len_at(&self, key: L::Priority) -> usize {
-        self.stored.get(&key).map_or(0, VecDeque::len)
-    }
-
-    pub(crate) fn highest(&self) -> Option<(L::Priority, u64)> {
-        self.stored.iter().next_back().map(|(key, fifo)| (*key, fifo[0]))
     }
 
     pub(crate) fn counted(&self) -> (u64, u64, usize) {
@@ -190,15 +179,15 @@ impl<L: Keyed> Model<L> {
         out
     }
 
-    pub(crate) fn new_receive(&mut self, urgency: u8) -> u64 {
+    pub(crate) fn new_receive(&mut self) -> u64 {
         self.ids += 1;
         // The future is on no list before its first poll: see `poll_receive`.
-        self.receivers.push(Receiver { id: self.ids, urgency, ticket: 0, permit: true });
+        self.receivers.push(Receiver { id: self.ids, ticket: 0, permit: true });
         self.ids
     }
 
-    pub(crate) fn new_send(&mut self, urgency: u8, key: L::Priority, id: u64) {
-        self.senders.push(Sender { id, key, urgency, ticket: 0, permit: true });
+    pub(crate) fn new_send(&mut self, key: L::Priority, id: u64) {
+        self.senders.push(Sender { id, key, ticket: 0, permit: true });
     }
 
     fn ticket(&mut self, old: u64) -> u64 {
@@ -267,7 +256,7 @@ impl<L: Keyed> Model<L> {
                 break;
             }
             let listed = self.receivers.iter_mut().filter(|waiter| !waiter.permit);
-            match listed.min_by_key(|waiter| (Reverse(waiter.urgency), waiter.ticket)) {
+            match listed.min_by_key(|waiter| waiter.ticket) {
                 Some(first) => first.permit = true,
                 None => break,
             }
@@ -284,7 +273,7 @@ impl<L: Keyed> Model<L> {
         let len = self.taken() + permitted().count();
         let mut listed: Vec<usize> =
             (0..self.senders.len()).filter(|&at| !self.senders[at].permit).collect();
-        listed.sort_by_key(|&at| (Reverse(self.senders[at].urgency), self.senders[at].ticket));
+        listed.sort_by_key(|&at| self.senders[at].ticket);
         listed.into_iter().find(|&at| len < self.len_limit(self.senders[at].key))
     }
 }

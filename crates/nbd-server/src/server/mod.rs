@@ -125,7 +125,7 @@ impl Server {
         // twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
-        let registry = Arc::new(Registry::new().map_err(io::Error::from)?);
+        let registry = Arc::new(Registry::new());
         let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);

@@ -7,9 +7,9 @@ use percpu::CpuId;
 use percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
+use crate::core::ShardRef;
 
-use super::node::{DropList, NodePtr, Ref};
-use super::node_shard::NodeShard;
+use super::node::{NodePtr, Ref};
 use super::nodes::Nodes;
 
 /// An iterator that removes the entries of a [`PerCpuList`](crate::PerCpuList) and returns them,
@@ -60,8 +60,10 @@ impl<T> Iterator for Drain<'_, T> {
         let slots = nodes.core().slot_count();
         self.chunk.next(|chunk| {
             while chunk.is_empty() && *slot < slots {
-                if let Some(here) = nodes.shard(CpuId::new(*slot)) {
-                    *left = Some(remove_chunk(here, *left, chunk).inspect_err(|_| *slot = slots)?);
+                if let Some(here) = nodes.core().shard(CpuId::new(*slot)) {
+                    // SAFETY: the shard belongs to this list of `T`.
+                    let removed = unsafe { remove_chunk(here, *left, chunk) };
+                    *left = Some(removed.inspect_err(|_| *slot = slots)?);
                     here.shrink();
                     if *left != Some(0) {
                         continue;
@@ -76,26 +78,29 @@ impl<T> Iterator for Drain<'_, T> {
 
 /// Removes a chunk of the entries of a slot, the last entry first. Returns how many are left to
 /// remove. `left` is how many were left before, or `None` for the first chunk of the slot.
-fn remove_chunk<T>(
-    slot: NodeShard<'_, T>,
+///
+/// # Safety
+///
+/// The shard belongs to a list of `T`.
+unsafe fn remove_chunk<T>(
+    slot: ShardRef<'_>,
     left: Option<u32>,
     chunk: &mut Chunk<Ref<T>>,
 ) -> Result<u32, LockError> {
-    let domain = slot.core().domain();
-    let from = domain.current_slot();
-    let mut removed = DropList::<T>::new(); // dropped after the lock
-    let mut locked = slot.lock(&mut removed)?;
+    let slots = slot.core().slots();
+    let from = slots.current();
+    let mut locked = slot.lock()?;
     let mut left = left.unwrap_or(u32::MAX).min(locked.array().entries());
     while left != 0 && !chunk.is_full() {
         let Some(anchor) = locked.array().last() else { unreachable!("entries are left") };
-        // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of `T`.
+        // SAFETY: by the contract of this function the anchor is that of a node of `T`.
         let node = unsafe { NodePtr::from_anchor(anchor) };
         // SAFETY: the node is linked, and `locked` holds the lock of its slot.
         chunk.push(unsafe { node.acquire() });
         // SAFETY: the reference in `chunk` keeps the node alive.
         let anchor = unsafe { node.anchor() };
         // SAFETY: the anchor was found in the array of this shard.
-        unsafe { locked.remove(anchor, from, domain) };
+        unsafe { locked.remove(anchor, from, slots) };
         left -= 1;
     }
     Ok(left)

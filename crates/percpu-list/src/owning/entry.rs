@@ -63,9 +63,8 @@ pub trait Holder: sealed::Sealed {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The drop blocks while another thread holds the slot. Where it would wait for its own thread
-/// (inside [`for_each`](crate::PerCpuList::for_each) or while it has a
-/// [`Snapshot`](super::Snapshot)), the removal is [deferred](Self::defer_remove). A forgotten entry
+/// The drop blocks while another thread holds the slot. If this thread has a
+/// [`Snapshot`](super::Snapshot) of the list, the entry is removed at its end. A forgotten entry
 /// stays on the list until the list is dropped or drained.
 #[must_use = "dropping an entry removes it at once"]
 pub struct Entry<L: Holder> {
@@ -90,8 +89,7 @@ impl<L: Holder> Entry<L> {
         Self { node, list }
     }
 
-    /// Returns the slot that the value was added to. It is the CPU, if the list has a slot for each
-    /// CPU.
+    /// Returns the CPU whose slot the value was added to.
     #[must_use]
     pub fn slot(&self) -> CpuId {
         // SAFETY: the entry's count keeps the node alive.
@@ -121,41 +119,13 @@ impl<L: Holder> Entry<L> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
-    /// error contains the entry, whose value stays on the list.
+    /// [`LockError::Deadlock`] if this thread has a snapshot. The error contains the entry, whose
+    /// value stays on the list.
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
-        let from = self.list.nodes().core().domain().current_slot();
-        self.remove_from(from, true)
-    }
-
-    /// Removes the value as if the thread ran on `cpu`, which decides whether the removal counts as
-    /// a hit.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
-    pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
-        match self.list.nodes().core().domain().slot_of(cpu) {
-            Ok(from) => self.remove_from(from, true),
-            Err(reason) => Err(RemoveError { entry: self, reason }),
-        }
-    }
-
-    /// Removes the value if its slot is free. Never blocks. A signal handler must not call it,
-    /// because it drops the value: use [`defer_remove`](Self::defer_remove) there.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`remove`](Self::remove), and [`LockError::WouldBlock`] where that waits.
-    pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
-        let from = self.list.nodes().core().domain().current_slot();
-        self.remove_from(from, false)
-    }
-
-    fn remove_from(self, from: CpuId, may_wait: bool) -> Result<bool, RemoveError<Self>> {
+        let nodes = self.list.nodes();
         // SAFETY: the node was inserted into this list, and the entry has its count. On success the
         // entry does not use it again.
-        match unsafe { self.list.nodes().remove_entry(self.node, from, may_wait) } {
+        match unsafe { nodes.remove_entry(self.node, nodes.core().slots().current()) } {
             Ok(entry) => {
                 let (_node, list) = self.into_parts(); // `remove_entry` has used its count
                 let removed = entry.removed;
@@ -175,7 +145,7 @@ impl<L: Holder> Entry<L> {
     pub fn into_ref(self) -> Result<Ref<L::Value>, RemoveError<Self>> {
         let nodes = self.list.nodes();
         // SAFETY: the node was inserted into this list, and the entry's count keeps it alive.
-        match unsafe { nodes.unlink(self.node, nodes.core().domain().current_slot()) } {
+        match unsafe { nodes.unlink(self.node, nodes.core().slots().current()) } {
             Ok(_) => {
                 let (node, _list) = self.into_parts();
                 // SAFETY: the entry's count passes to the reference, and the node is unlinked for
@@ -184,38 +154,6 @@ impl<L: Holder> Entry<L> {
             }
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
-    }
-
-    /// Defers the removal to the next thread that locks the list's shard of the slot: to add or
-    /// remove there, to walk, to take a snapshot, or to [`flush`](crate::PerCpuList::flush).
-    ///
-    /// Lock-free and async-signal-safe, for signal handlers. It takes no lock, allocates nothing
-    /// and drops no value. The other thread drops the value after it unlocks the slot. Walks and
-    /// snapshots that begin later do not see the value. [`len`](crate::PerCpuList::len) may count
-    /// it until it is removed.
-    ///
-    /// If the entry has an `Arc` of its list, this call drops the `Arc`. In a signal handler that
-    /// must not be the last one, because its drop would drop the list: see
-    /// [`defer_remove_keeping`](Self::defer_remove_keeping).
-    pub fn defer_remove(self) {
-        drop(self.defer_remove_keeping());
-    }
-
-    /// Defers the removal like [`defer_remove`](Self::defer_remove), but returns the borrow or the
-    /// `Arc` of the list. For a signal handler that must not drop the last `Arc` and passes it to
-    /// another thread.
-    #[must_use = "if the `Arc` may be dropped here, `defer_remove` does the same"]
-    pub fn defer_remove_keeping(self) -> L {
-        let (node, list) = self.into_parts();
-        // SAFETY: the node was inserted into this list, and the entry's count passes on.
-        unsafe { defer(list.nodes().core(), node) };
-        list
-    }
-
-    /// Converts the entry into its node, with the entry's count.
-    #[inline(always)]
-    pub(super) fn into_node(self) -> NodePtr<L::Value> {
-        self.into_parts().0
     }
 
     #[inline(always)]
@@ -240,12 +178,13 @@ impl<L: Holder> Drop for Entry<L> {
     #[inline]
     fn drop(&mut self) {
         let nodes = self.list.nodes();
-        let from = nodes.core().domain().current_slot();
+        let from = nodes.core().slots().current();
         // SAFETY: the node was inserted into this list, and the entry's count passes on unless the
         // result is an error.
-        let removed = unsafe { nodes.remove_entry(self.node, from, true) };
+        let removed = unsafe { nodes.remove_entry(self.node, from) };
         if removed.is_err() {
-            // SAFETY: the node was inserted into this list, and the entry still has its count.
+            // SAFETY: the node was inserted into this list, and the entry still has its count. The
+            // error is that this thread has a snapshot, which holds the lock of the slot.
             unsafe { defer(nodes.core(), self.node) };
         }
     }

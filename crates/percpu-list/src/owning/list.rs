@@ -6,15 +6,13 @@ use percpu::lglock::LockError;
 use percpu::sync::Arc;
 use percpu::{AllocError, CpuId};
 
-use crate::core::Core;
-use crate::domain::Domain;
+use crate::core::{Core, ShardRef};
 use crate::error::{InsertError, Refused};
 use crate::stats::Stats;
 
 use super::drain::Drain;
 use super::entry::{Entry, Holder, sealed};
-use super::node::{DropList, NodePtr, Ref};
-use super::node_shard::NodeShard;
+use super::node::{NodePtr, Ref};
 use super::nodes::Nodes;
 use super::pool;
 use super::snapshot::Snapshot;
@@ -80,54 +78,20 @@ pub struct PerCpuList<T> {
 pub type ArcEntry<T> = Entry<Arc<PerCpuList<T>>>;
 
 impl<T> PerCpuList<T> {
-    /// Creates an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates an empty list with a slot for each CPU.
     ///
-    /// # Aborts
-    ///
-    /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
+    /// Allocates 136 bytes for each slot. The first add in a slot allocates 256 bytes more, and each
+    /// entry takes 8 bytes in the array of its slot.
     #[must_use]
     pub fn new() -> Self {
-        Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
-    }
-
-    /// Creates a list like [`new`](Self::new), and returns an error if there is no memory.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory.
-    pub fn try_new() -> Result<Self, AllocError> {
-        Self::try_new_in(&Domain::try_new()?)
-    }
-
-    /// Creates an empty list in a domain, which other lists may share.
-    ///
-    /// # Aborts
-    ///
-    /// If memory is out, like `Box::new`; [`try_new_in`](Self::try_new_in) returns an error
-    /// instead.
-    #[must_use]
-    pub fn new_in(domain: &Domain) -> Self {
-        Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
-    }
-
-    /// Creates a list like [`new_in`](Self::new_in), and returns an error if there is no memory.
-    ///
-    /// Allocates 8 bytes for each slot. The first add in a slot allocates 256 bytes more, and each
-    /// entry takes 8 bytes in the array of its slot.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory.
-    pub fn try_new_in(domain: &Domain) -> Result<Self, AllocError> {
-        Ok(Self { nodes: Nodes::try_new(domain, true)? })
+        Self { nodes: Nodes::new(true) }
     }
 
     /// Creates a list that does not count hits, to measure what counting costs.
     #[doc(hidden)]
     #[must_use]
-    pub fn new_uncounted_in(domain: &Domain) -> Self {
-        let nodes = Nodes::try_new(domain, false);
-        Self { nodes: nodes.unwrap_or_else(|_| crate::out_of_memory::<Self>()) }
+    pub fn new_uncounted() -> Self {
+        Self { nodes: Nodes::new(false) }
     }
 
     #[inline(always)]
@@ -135,40 +99,19 @@ impl<T> PerCpuList<T> {
         self.nodes.core()
     }
 
-    /// Returns the domain of the list.
-    #[must_use]
-    pub fn domain(&self) -> &Domain {
-        self.core().domain()
-    }
-
     /// Adds a value in the slot of the current CPU.
     ///
     /// Allocates if the pool of the slot has no node, if the array must grow, and for every value
-    /// of more than 128 bytes. Blocks while another thread holds the slot. Performs the removals
-    /// that were [deferred](Entry::defer_remove) in the slot, and drops their values after the
-    /// unlock.
+    /// of more than 128 bytes. Blocks while another thread holds the slot.
     ///
     /// # Errors
     ///
     /// [`InsertError`] contains the value and the reason: the list is closed, memory is out, or
-    /// this thread holds the slot (it is inside a locked walk or has a [`Snapshot`]).
+    /// this thread has a [`Snapshot`].
     #[inline(always)] // otherwise the entry is stored and reloaded in parts of different sizes
     pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
-        let node = self.insert_node(self.core().domain().current_slot(), value)?;
+        let node = self.insert_node(self.core().slots().current(), value)?;
         // SAFETY: `insert_node` inserted the node into this list, and returned the entry's count.
-        Ok(unsafe { Entry::new(node, self) })
-    }
-
-    /// Adds a value in the slot of `cpu`, for replays, tests and callers that know a better CPU.
-    ///
-    /// Otherwise like [`insert`](Self::insert).
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
-    pub fn insert_on(&self, cpu: CpuId, value: T) -> Result<Entry<&Self>, InsertError<T>> {
-        let node = self.insert_node_on(cpu, value)?;
-        // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, self) })
     }
 
@@ -183,24 +126,7 @@ impl<T> PerCpuList<T> {
     /// The errors of [`insert`](Self::insert).
     #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<ArcEntry<T>, InsertError<T>> {
-        let node = self.insert_node(self.core().domain().current_slot(), value)?;
-        // SAFETY: the node was inserted into this list, and comes with the entry's count.
-        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
-    }
-
-    /// Adds a value like [`insert_on`](Self::insert_on), with an entry that holds an `Arc` of the
-    /// list.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`insert_on`](Self::insert_on).
-    #[cfg(not(offlock_loom))]
-    pub fn insert_arc_on(
-        self: &Arc<Self>,
-        cpu: CpuId,
-        value: T,
-    ) -> Result<ArcEntry<T>, InsertError<T>> {
-        let node = self.insert_node_on(cpu, value)?;
+        let node = self.insert_node(self.core().slots().current(), value)?;
         // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
@@ -209,21 +135,14 @@ impl<T> PerCpuList<T> {
     /// a receiver.
     #[cfg(offlock_loom)]
     pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<ArcEntry<T>, InsertError<T>> {
-        let node = this.insert_node(this.core().domain().current_slot(), value)?;
+        let node = this.insert_node(this.core().slots().current(), value)?;
         // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
 
-    fn insert_node_on(&self, cpu: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        match self.core().domain().slot_of(cpu) {
-            Ok(slot) => self.insert_node(slot, value),
-            Err(error) => Err(InsertError { value, reason: error.into() }),
-        }
-    }
-
     #[inline(always)]
     fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        match self.nodes.shard(slot) {
+        match self.core().shard(slot) {
             Some(here) if pool::may_have_node::<T>(&here) => self.insert_pooled(here, value),
             _ => self.insert_allocated(slot, value),
         }
@@ -232,13 +151,8 @@ impl<T> PerCpuList<T> {
     /// Adds a value in a pooled node. Falls back to a new node if the pool is empty, the array has
     /// no room, or the add is refused.
     #[inline(always)]
-    fn insert_pooled(
-        &self,
-        slot: NodeShard<'_, T>,
-        value: T,
-    ) -> Result<NodePtr<T>, InsertError<T>> {
-        let mut removed = DropList::<T>::new(); // dropped after the lock
-        if let Ok(mut locked) = slot.lock(&mut removed) {
+    fn insert_pooled(&self, slot: ShardRef<'_>, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+        if let Ok(mut locked) = slot.lock() {
             if !self.core().is_closed() && locked.array().has_room() {
                 // SAFETY: the shard belongs to this list of `T`.
                 if let Some(node) = unsafe { pool::acquire::<T, _>(&locked) } {
@@ -247,15 +161,10 @@ impl<T> PerCpuList<T> {
                     // SAFETY: the array has room. A pooled node is unlinked, its home is this slot,
                     // and it lives until it is unlinked (invariant 2 of the node).
                     unsafe { locked.add(node.anchor_ptr()) };
-                    drop(locked);
-                    // SAFETY: the node was just inserted, and its only count is the entry's.
-                    let entry = unsafe { Entry::new(node, self) };
-                    drop(removed); // if it panics, `entry` is dropped
-                    return Ok(entry.into_node());
+                    return Ok(node);
                 }
             }
         }
-        drop(removed); // if it panics, `value` is dropped
         self.insert_allocated(slot.slot(), value)
     }
 
@@ -264,14 +173,10 @@ impl<T> PerCpuList<T> {
     fn insert_allocated(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let node = NodePtr::try_new(slot, value)
             .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
-        let mut removed = DropList::<T>::new();
-        let inserted = match self.link(slot, node, &mut removed) {
-            // SAFETY: the node was just inserted, and its only count is the entry's.
-            Ok(()) => Ok(unsafe { Entry::new(node, self) }),
+        match self.link(slot, node) {
+            Ok(()) => Ok(node),
             Err(reason) => Err(Self::unwrap_node(node, reason)),
-        };
-        drop(removed); // if it panics, the entry or the value in `inserted` is dropped
-        inserted.map(Entry::into_node)
+        }
     }
 
     #[cold]
@@ -284,17 +189,11 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    /// Links a new node. The caller drops `removed`, which gets the deferred removals of the slot.
-    fn link(
-        &self,
-        slot: CpuId,
-        node: NodePtr<T>,
-        removed: &mut DropList<T>,
-    ) -> Result<(), Refused> {
-        // SAFETY: the shard belongs to this list of `T`.
-        let slot = unsafe { NodeShard::new(self.core().shard_or_new(slot)?) };
+    /// Links a new node.
+    fn link(&self, slot: CpuId, node: NodePtr<T>) -> Result<(), Refused> {
+        let slot = self.core().shard_or_new(slot)?;
         loop {
-            let mut locked = slot.lock(removed)?;
+            let mut locked = slot.lock()?;
             if self.core().is_closed() {
                 return Err(Refused::Closed);
             }
@@ -317,8 +216,7 @@ impl<T> PerCpuList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
-    /// value stays on the list.
+    /// [`LockError::Deadlock`] if this thread has a snapshot. The value stays on the list.
     pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
         // SAFETY: the reference keeps the node alive.
         let anchor = unsafe { found.node().anchor() };
@@ -330,7 +228,7 @@ impl<T> PerCpuList<T> {
             return Ok(false);
         }
         // SAFETY: `found` has a count of the node, which was inserted into this list.
-        unsafe { self.nodes.unlink(found.node(), self.core().domain().current_slot()) }
+        unsafe { self.nodes.unlink(found.node(), self.core().slots().current()) }
     }
 
     /// Refuses adds from now on. Adds that have begun are complete when it returns, so a
@@ -340,8 +238,8 @@ impl<T> PerCpuList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. The
-    /// list is closed, but an add in that slot that has begun may still succeed.
+    /// [`LockError::Deadlock`] if this thread has a snapshot. The list is closed, but an add that has
+    /// begun may still succeed.
     pub fn close(&self) -> Result<(), LockError> {
         self.core().close()
     }
@@ -372,73 +270,19 @@ impl<T> PerCpuList<T> {
         self.core().stats()
     }
 
-    /// Performs the [deferred](Entry::defer_remove) removals and drops their values. Also frees the
-    /// pooled nodes.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. The
-    /// slots before it are done.
-    pub fn flush(&self) -> Result<(), LockError> {
-        for slot in self.nodes.shards() {
-            let mut removed = DropList::<T>::new(); // dropped after the lock
-            let locked = slot.lock(&mut removed)?;
-            // SAFETY: the shard belongs to this list of `T`.
-            let nodes = unsafe { pool::remove_all::<T, _>(&locked) };
-            drop(locked);
-            drop(nodes); // after the unlock
-        }
-        Ok(())
-    }
-
     /// Walks the list, with no lock held between entries: see [`Iter`].
     pub fn iter(&self) -> Iter<'_, T> {
         Iter::new(&self.nodes)
     }
 
-    /// Calls `f` with every value, slot by slot, under the slot's lock.
-    ///
-    /// It is the cheapest walk, because it counts no references. `f` should be short, because other
-    /// threads that add or remove in that slot wait, in all lists of the domain. In `f`:
-    ///
-    /// - An entry of this list that is dropped is removed at the end of the walk. An entry of
-    ///   another list of the domain is removed by the next thread that locks its slot.
-    /// - An add to a list of the domain may return [`LockError::Deadlock`].
-    /// - The drop of an entry of another domain waits for its slot as usual. If two threads each
-    ///   wait in `f` for a slot that the other holds, they wait for ever.
-    ///
-    /// If `f` panics, the slot is unlocked and the panic goes on.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. `f` was
-    /// called with the values of the slots before it.
-    pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
-        for slot in self.nodes.shards() {
-            let mut removed = DropList::<T>::new(); // dropped after the lock
-            let locked = slot.lock(&mut removed)?;
-            locked.array().for_each(|anchor| {
-                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
-                // `T`.
-                let node = unsafe { NodePtr::from_anchor(anchor) };
-                // SAFETY: the node is linked, and `locked` holds the lock of its slot during the
-                // call of `f`.
-                f(unsafe { node.value() });
-            });
-        }
-        self.nodes.flush_deferred();
-        Ok(())
-    }
-
     /// Locks all slots, in ascending order. The snapshot shows the list at one instant.
     ///
-    /// Until the snapshot is dropped, other threads that add, remove or walk wait, in all lists of
-    /// the domain. Calls of this thread that lock a slot of the domain return
-    /// [`LockError::Deadlock`], so a thread cannot have snapshots of two lists of one domain.
+    /// Until the snapshot is dropped, other threads that add, remove or walk wait, and such calls of
+    /// this thread return [`LockError::Deadlock`].
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot.
+    /// [`LockError::Deadlock`] if this thread has a snapshot of the list.
     pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
         Snapshot::new(&self.nodes)
     }
@@ -479,7 +323,6 @@ impl<T> fmt::Debug for PerCpuList<T> {
         f.debug_struct("PerCpuList")
             .field("len", &self.len())
             .field("closed", &self.is_closed())
-            .field("domain", self.domain())
             .finish_non_exhaustive()
     }
 }

@@ -12,7 +12,6 @@ mod drain;
 mod entry;
 mod list;
 mod node;
-mod node_shard;
 mod nodes;
 mod pool;
 mod snapshot;

@@ -284,7 +284,7 @@ impl<T> NodePtr<T> {
 /// let found: Ref<String> = sessions.iter().next().unwrap()?;
 /// drop(alice);
 /// assert!(sessions.is_empty() && !found.is_linked());
-/// assert_eq!(found.try_unwrap().unwrap(), "alice"); // the last reference takes the value out
+/// assert_eq!(*found, "alice"); // dropped with the last reference
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Ref<T> {
@@ -323,29 +323,11 @@ impl<T> Ref<T> {
         unsafe { self.node.anchor() }.is_linked()
     }
 
-    /// Returns the slot that the entry was added to. It is the CPU, if the list has a slot for each
-    /// CPU.
+    /// Returns the CPU whose slot the entry was added to.
     #[must_use]
     pub fn slot(&self) -> CpuId {
         // SAFETY: the reference has a count.
         unsafe { self.node.anchor() }.home()
-    }
-
-    /// Returns the value, if this is the last reference and the entry was removed.
-    ///
-    /// # Errors
-    ///
-    /// The reference itself, if there is another one or the entry still exists.
-    pub fn try_unwrap(self) -> Result<T, Self> {
-        // SAFETY: the reference has a count, which is not that of the entry or was after the node
-        // was unlinked for good.
-        match unsafe { self.node.try_unwrap() } {
-            Some(value) => {
-                std::mem::forget(self); // `NodePtr::try_unwrap` has used its count
-                Ok(value)
-            }
-            None => Err(self),
-        }
     }
 
     /// Returns whether both are references to the same entry.

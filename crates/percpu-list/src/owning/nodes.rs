@@ -7,15 +7,13 @@
 
 use std::marker::PhantomData;
 
+use percpu::CpuId;
 use percpu::lglock::LockError;
-use percpu::{AllocError, CpuId};
 
 use crate::core::{Core, LockedShard};
-use crate::domain::Domain;
 
 use super::deferred::remove_all;
 use super::node::{DropList, NodePtr, Ref};
-use super::node_shard::NodeShard;
 use super::pool;
 
 /// A core whose anchors are all of nodes of `T`.
@@ -34,37 +32,21 @@ unsafe impl<T: Send + Sync> Send for Nodes<T> {}
 unsafe impl<T: Send + Sync> Sync for Nodes<T> {}
 
 /// A removed entry: holds the value if its node was kept in the pool, otherwise the entry's count.
-/// Also holds the entries whose deferred removals were done under the same lock. The drop of all of
-/// them continues after a panic.
 pub(super) struct RemovedEntry<T> {
     /// Whether this call unlinked the node.
     pub(super) removed: bool,
     _value: Option<T>,
     _count: Option<Ref<T>>,
-    _deferred: DropList<T>,
 }
 
 impl<T> Nodes<T> {
-    pub(super) fn try_new(domain: &Domain, counts_hits: bool) -> Result<Self, AllocError> {
-        Ok(Self { core: Core::new(domain, counts_hits)?, _value: PhantomData })
+    pub(super) fn new(counts_hits: bool) -> Self {
+        Self { core: Core::new(counts_hits), _value: PhantomData }
     }
 
     #[inline(always)]
     pub(super) fn core(&self) -> &Core {
         &self.core
-    }
-
-    /// Returns the shard of a slot. There is none before the first add in that slot.
-    #[inline(always)]
-    pub(super) fn shard(&self, slot: CpuId) -> Option<NodeShard<'_, T>> {
-        // SAFETY: by invariant 1 the anchors in the shard are those of nodes of `T`.
-        self.core.shard(slot).map(|shard| unsafe { NodeShard::new(shard) })
-    }
-
-    /// Iterates over the shards that exist, by ascending slot.
-    pub(super) fn shards(&self) -> impl Iterator<Item = NodeShard<'_, T>> {
-        // SAFETY: by invariant 1 the anchors in the shards are those of nodes of `T`.
-        self.core.shards().map(|shard| unsafe { NodeShard::new(shard) })
     }
 
     /// Unlinks a node, and returns whether it was linked. `from` is the slot of the removing CPU.
@@ -76,11 +58,10 @@ impl<T> Nodes<T> {
     pub(super) unsafe fn unlink(&self, node: NodePtr<T>, from: CpuId) -> Result<bool, LockError> {
         // SAFETY: by the contract of this function the caller has a count.
         let anchor = unsafe { node.anchor() };
-        let Some(slot) = self.shard(anchor.home()) else { return Ok(false) };
-        let mut removed = DropList::<T>::new(); // dropped after the lock
-        let mut locked = slot.lock(&mut removed)?;
+        let Some(slot) = self.core.shard(anchor.home()) else { return Ok(false) };
+        let mut locked = slot.lock()?;
         // SAFETY: by invariant 2 the node's home is this slot, and it can only be in this shard.
-        let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
+        let done = unsafe { locked.remove(anchor, from, self.core.slots()) };
         let surplus = locked.surplus();
         drop(locked);
         drop(surplus); // after the unlock
@@ -88,7 +69,7 @@ impl<T> Nodes<T> {
     }
 
     /// Unlinks the node of an entry, and uses up the entry's count. `from` is the slot of the
-    /// removing CPU. If `may_wait` is false, never blocks.
+    /// removing CPU.
     ///
     /// Drops no value: the caller drops the result with no lock held.
     ///
@@ -101,17 +82,15 @@ impl<T> Nodes<T> {
         &self,
         node: NodePtr<T>,
         from: CpuId,
-        may_wait: bool,
     ) -> Result<RemovedEntry<T>, LockError> {
         // SAFETY: by the contract of this function the caller has a count.
         let anchor = unsafe { node.anchor() };
-        let Some(slot) = self.shard(anchor.home()) else {
+        let Some(slot) = self.core.shard(anchor.home()) else {
             unreachable!("a node was inserted in its home")
         };
-        let mut deferred = DropList::<T>::new();
-        let mut locked = slot.lock_or_try(may_wait, &mut deferred)?;
+        let mut locked = slot.lock()?;
         // SAFETY: by invariant 2 the node's home is this slot, and it can only be in this shard.
-        let removed = unsafe { locked.remove(anchor, from, self.core.domain()) };
+        let removed = unsafe { locked.remove(anchor, from, self.core.slots()) };
         // SAFETY: the caller has the entry's count. The node was inserted into this shard, and was
         // unlinked by the line above or before it.
         let value = unsafe { pool::release(&locked, node) };
@@ -121,26 +100,16 @@ impl<T> Nodes<T> {
         // SAFETY: the pool did not keep the node, so the entry's count passes to the reference. The
         // node is unlinked for good, because only a pooled node is inserted again.
         let count = value.is_none().then(|| unsafe { Ref::from_count(node) });
-        Ok(RemovedEntry { removed, _value: value, _count: count, _deferred: deferred })
-    }
-
-    /// Performs the removals that were deferred while a thread held slots. If a slot cannot be
-    /// locked, its removals stay deferred.
-    pub(super) fn flush_deferred(&self) {
-        for slot in self.shards().filter(|slot| slot.has_deferred()) {
-            let mut removed = DropList::<T>::new(); // dropped after the lock
-            let _ = slot.lock(&mut removed); // flushes, and unlocks at once
-        }
+        Ok(RemovedEntry { removed, _value: value, _count: count })
     }
 }
 
 impl<T> Drop for Nodes<T> {
     fn drop(&mut self) {
         let mut removed = DropList::<T>::new();
-        for slot in self.core.slots() {
+        for slot in self.core.all_slots() {
             let Some(shard) = self.core.shard(slot) else { continue };
-            // SAFETY: `&mut self` excludes other uses of this shard. A thread that holds the lock
-            // of the slot uses another list of the domain.
+            // SAFETY: `&mut self` excludes other uses of this shard.
             let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
             // SAFETY: by invariant 1 the anchors are those of nodes of `T`. There are no entries,
             // because an entry borrows or holds the list.

@@ -4,7 +4,6 @@ use std::fmt;
 use std::iter::FusedIterator;
 
 use percpu::lglock::{GlobalGuard, LockError};
-use percpu::sync::check;
 
 use crate::array::Array;
 use crate::core::LockedShard;
@@ -13,12 +12,11 @@ use super::deferred::flush;
 use super::node::{DropList, NodePtr};
 use super::nodes::Nodes;
 
-/// A list while all slots of its domain are locked, for
+/// A list while all its slots are locked, for
 /// [`PerCpuList::lock_all`](crate::PerCpuList::lock_all).
 ///
-/// While the snapshot exists, other threads that add or remove wait, in all lists of the domain. If
-/// the thread of the snapshot drops entries of the list, they are removed when the snapshot is
-/// dropped; entries of other lists of the domain are removed later. A snapshot is `!Send`.
+/// While the snapshot exists, other threads that add or remove wait. If the thread of the snapshot
+/// drops entries of the list, they are removed when the snapshot is dropped. A snapshot is `!Send`.
 ///
 /// ```
 /// use percpu_list::PerCpuList;
@@ -36,38 +34,25 @@ pub struct Snapshot<'a, T> {
     nodes: &'a Nodes<T>,
     /// `None` only during the drop.
     guard: Option<GlobalGuard<'a, ()>>,
-    /// The entries whose deferred removals the snapshot has done. They are dropped after the guard.
-    _removed: DropList<T>,
 }
 
 impl<T> Drop for Snapshot<'_, T> {
     fn drop(&mut self) {
-        self.guard = None;
-        self.nodes.flush_deferred(); // the entries that this thread dropped during the snapshot
+        let core = self.nodes.core();
+        let mut removed = DropList::<T>::new(); // the entries that this thread dropped meanwhile
+        for shard in core.shards() {
+            // SAFETY: `guard` holds the locks of all slots, and this is the only use of the shard.
+            let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
+            // SAFETY: the shard belongs to this core, whose anchors are those of nodes of `T`.
+            unsafe { flush(core, &mut locked, &mut removed) };
+        }
+        self.guard = None; // before the values are dropped
     }
 }
 
 impl<'a, T> Snapshot<'a, T> {
     pub(super) fn new(nodes: &'a Nodes<T>) -> Result<Self, LockError> {
-        let core = nodes.core();
-        let mut removed = DropList::<T>::new();
-        let guard = core.lock_all()?;
-        // One pass is not enough, because other threads defer removals without a lock. A thread
-        // could defer a removal in a shard that the pass has left, and then one in a shard that the
-        // pass has yet to reach. The snapshot would show the entry that was removed first and not
-        // the other. So the loop goes on until one pass finds every stack empty. It ends, because
-        // no thread can add while all slots are locked.
-        let is_flushed = || core.shards().all(|shard| !shard.has_deferred());
-        while !check!("snapshot: no deferred removal is left", is_flushed()) {
-            for shard in core.shards() {
-                // SAFETY: `guard` holds the locks of all slots, and this is the only use of the
-                // shard.
-                let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
-                // SAFETY: the shard belongs to this core, whose anchors are those of nodes of `T`.
-                unsafe { flush(core, &mut locked, &mut removed) };
-            }
-        }
-        Ok(Self { nodes, guard: Some(guard), _removed: removed })
+        Ok(Self { nodes, guard: Some(nodes.core().lock_all()?) })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {

@@ -2,15 +2,14 @@
 
 use std::fmt;
 use std::iter::FusedIterator;
+use std::marker::PhantomData;
 
 use percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
-use crate::core::LockedShard;
 use crate::cursor::Cursor;
 
-use super::deferred::flush;
-use super::node::{DropList, NodePtr, Ref};
+use super::node::{NodePtr, Ref};
 use super::nodes::Nodes;
 
 /// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs,
@@ -24,7 +23,7 @@ use super::nodes::Nodes;
 /// that locks blocks while another thread holds the slot. A walk may stop and continue at any time.
 /// While it is inside a slot, removals there leave holes, so do not keep a walk for ever.
 ///
-/// If this thread holds a slot, the walk returns [`LockError::Deadlock`] and then ends.
+/// If this thread has a snapshot, the walk returns [`LockError::Deadlock`] and then ends.
 ///
 /// ```
 /// use percpu_list::PerCpuList;
@@ -39,14 +38,14 @@ use super::nodes::Nodes;
 /// ```
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
-    nodes: &'a Nodes<T>,
+    _nodes: PhantomData<&'a Nodes<T>>,
     cursor: Cursor<'a>,
     chunk: Chunk<Ref<T>>,
 }
 
 impl<'a, T> Iter<'a, T> {
     pub(super) fn new(nodes: &'a Nodes<T>) -> Self {
-        Self { nodes, cursor: Cursor::new(nodes.core()), chunk: Chunk::new() }
+        Self { _nodes: PhantomData, cursor: Cursor::new(nodes.core()), chunk: Chunk::new() }
     }
 }
 
@@ -54,21 +53,14 @@ impl<T> Iterator for Iter<'_, T> {
     type Item = Result<Ref<T>, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (core, cursor) = (self.nodes.core(), &mut self.cursor);
+        let cursor = &mut self.cursor;
         self.chunk.next(|chunk| {
-            let mut removed = DropList::<T>::new(); // dropped after the lock
-            let prepare = |locked: &mut LockedShard<'_>| {
+            cursor.visit_chunk(|anchor| {
                 // SAFETY: the cursor locks shards of this core, whose anchors are those of nodes of
-                // `T`.
-                unsafe { flush(core, locked, &mut removed) };
-            };
-            cursor.visit_chunk(prepare, |anchor| {
-                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
                 // `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
                 // SAFETY: the node is linked, and the cursor holds the lock of its slot.
                 chunk.push(unsafe { node.acquire() });
-                true
             })
         })
     }

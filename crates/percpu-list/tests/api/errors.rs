@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use percpu_list::{
-    AllocError, CpuId, Domain, Drain, Entry, InsertError, Iter, LockError, PerCpuList, Ref,
-    Refused, RemoveError, SlotPolicy, Snapshot, SnapshotIter, Stats,
+    AllocError, CpuId, Drain, Entry, InsertError, Iter, LockError, PerCpuList, Ref, Refused,
+    RemoveError, Snapshot, SnapshotIter, Stats,
 };
 
 #[test]
@@ -71,7 +71,7 @@ fn send_and_sync_follow_the_values() {
     send_and_sync::<Entry<&List<u8>>>();
     send_and_sync::<Entry<Arc<List<u8>>>>();
     send_and_sync::<Ref<u8>>();
-    send_and_sync::<(Domain, SlotPolicy, Stats, Refused, InsertError<u8>)>();
+    send_and_sync::<(Stats, Refused, InsertError<u8>)>();
     send::<(Iter<'_, u8>, Drain<'_, u8>)>();
     // A snapshot holds locks, which the thread that acquired them must release.
     <Snapshot<'_, u8> as NotSend<_>>::none();

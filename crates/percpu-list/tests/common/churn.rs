@@ -4,19 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
-use percpu_list::CpuId;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng::{self, Rng};
 use testkit::stress::{keep_running, stress_time};
-
-pub(crate) fn possible() -> usize {
-    percpu::sync::cpu::possible()
-}
-
-/// Returns any CPU of this machine.
-pub(crate) fn any_cpu(rng: &mut Rng) -> CpuId {
-    CpuId::new(rng.usize(..possible()) as u32)
-}
 
 /// Runs `f` on several threads until the time is over or one of them panics. `f` gets the number of
 /// its thread, and random numbers. The threads move between CPUs between the calls. Returns the

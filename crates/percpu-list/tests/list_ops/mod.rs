@@ -1,34 +1,33 @@
-//! A list driven by bytes. Each step is compared with a model of sets.
+//! Two lists driven by bytes. Each step is compared with a model of sets.
 //!
 //! The property tests, a test on the corpus and the fuzz target share it. It runs on one thread,
-//! which stays on one CPU if it can, so that the hits are known.
+//! which is pinned to a CPU and moves to others, so that the hits are known.
 
-mod owning;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use percpu_list::{CpuId, Domain, SlotPolicy, Stats};
-use testkit::pin::{current_cpu, pin_to};
+use percpu_list::{Entry, InsertError, Iter, LockError, PerCpuList, Ref, Refused, Stats};
+use testkit::pin::{allowed_cpus, current_cpu, pin_to};
 
 const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
 
 /// A value that is counted. A read or a drop after its drop panics.
 #[derive(Debug)]
-pub(crate) struct Canary {
+struct Canary {
     alive: u64,
     id: u64,
     count: Arc<AtomicI64>,
 }
 
 impl Canary {
-    pub(crate) fn new(id: u64, count: &Arc<AtomicI64>) -> Self {
+    fn new(id: u64, count: &Arc<AtomicI64>) -> Self {
         count.fetch_add(1, Relaxed);
         Self { alive: ALIVE, id, count: Arc::clone(count) }
     }
 
-    pub(crate) fn id(&self) -> u64 {
+    fn id(&self) -> u64 {
         assert_eq!(self.alive, ALIVE, "read after its drop");
         self.id
     }
@@ -47,74 +46,7 @@ impl Drop for Canary {
 /// One step: the operation and its arguments.
 pub(crate) type Step = [u8; 4];
 
-#[cfg_attr(test, allow(dead_code, reason = "the property tests have their own steps"))]
-/// Runs one input, and returns the number of its steps. The first byte chooses the slots.
-///
-/// # Panics
-///
-/// Panics if the result of an operation differs from that of the model.
-pub(crate) fn run(input: &[u8]) -> usize {
-    let [policy, rest @ ..] = input else { return 0 };
-    let policy = policy_of(*policy);
-    let steps = rest.chunks(4).map(|chunk| {
-        let mut step = [0; 4];
-        step[..chunk.len()].copy_from_slice(chunk);
-        step
-    });
-    run_steps(policy, steps)
-}
-
-pub(crate) fn policy_of(byte: u8) -> SlotPolicy {
-    match byte % 5 {
-        0 => SlotPolicy::PerCpu,
-        1 => SlotPolicy::PerNode,
-        n => SlotPolicy::Fixed(usize::from(n) - 1),
-    }
-}
-
-pub(crate) fn run_steps(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
-    pin_to(&[current_cpu()]); // so that the hits are known
-    owning::run(policy, steps)
-}
-
-/// The slots of a domain, computed from the policy.
-struct Slots {
-    policy: SlotPolicy,
-    cpus: usize,
-    here: u32,
-}
-
-impl Slots {
-    fn new(domain: &Domain) -> Self {
-        let cpus = percpu::sync::cpu::possible();
-        let mut slots = Self { policy: domain.policy(), cpus, here: 0 };
-        slots.here = slots.of(percpu::sync::cpu::current());
-        slots
-    }
-
-    /// Returns one of the CPUs.
-    fn cpu(&self, byte: u8) -> CpuId {
-        CpuId::new((usize::from(byte) % self.cpus) as u32)
-    }
-
-    /// Returns the slot of a CPU.
-    fn of(&self, cpu: CpuId) -> u32 {
-        match self.policy {
-            SlotPolicy::PerNode => {
-                let topology = percpu::topology();
-                let node = topology.node_of(cpu);
-                topology.nodes().iter().position(|&other| other == node).unwrap_or(0) as u32
-            }
-            SlotPolicy::Fixed(count) => (cpu.index() % count.clamp(1, self.cpus)) as u32,
-            _ => cpu.get(),
-        }
-    }
-
-    /// Returns how many slots are in use.
-    fn count(&self) -> usize {
-        (0..self.cpus).map(|cpu| self.of(CpuId::new(cpu as u32))).collect::<BTreeSet<_>>().len()
-    }
-}
+type List = PerCpuList<Canary>;
 
 /// The expected counters of a list.
 #[derive(Clone, Copy, Default)]
@@ -125,25 +57,27 @@ struct Counted {
 }
 
 impl Counted {
-    fn removed(&mut self, slot: u32, from: u32) {
-        self.removals += 1;
-        self.cpu_hits += u64::from(slot == from);
-    }
-
-    fn compare(&self, stats: &Stats, slots: &Slots) {
+    fn compare(&self, stats: &Stats) {
         assert_eq!((stats.adds, stats.removals), (self.adds, self.removals));
         assert_eq!(stats.cpu_hits, self.cpu_hits);
         assert!(stats.cpu_hits <= stats.node_hits && stats.node_hits <= stats.removals);
         assert_eq!(stats.contended, 0, "one thread");
-        if slots.count() == 1 {
-            assert_eq!(stats.cpu_hits, stats.removals);
-            assert_eq!((stats.cpu_hit_percent(), stats.node_hit_percent()), (100.0, 100.0));
-        }
     }
 }
 
-/// The values that a walk must return, and those that it may return.
-struct Expected {
+/// A value that is alive: its entry exists, it was forgotten on its list, or there is a reference.
+struct Value<'l> {
+    list: usize,
+    cpu: usize,
+    entry: Option<Entry<&'l List>>,
+    refs: Vec<Ref<Canary>>,
+    linked: bool,
+}
+
+/// An open walk: the values that it must return, and those that it may return.
+struct Walk<'l> {
+    list: usize,
+    iter: Iter<'l, Canary>,
     /// On the list since the walk began.
     must: BTreeSet<u64>,
     /// On the list at some time since the walk began.
@@ -151,17 +85,312 @@ struct Expected {
     seen: BTreeSet<u64>,
 }
 
-impl Expected {
-    fn new(linked: BTreeSet<u64>) -> Self {
-        Self { must: linked.clone(), may: linked, seen: BTreeSet::new() }
+/// Two lists and their model, until the lists are dropped.
+struct Epoch<'l> {
+    lists: &'l [List; 2],
+    cpus: &'l [usize],
+    here: usize,
+    count: &'l Arc<AtomicI64>,
+    values: BTreeMap<u64, Value<'l>>,
+    walks: Vec<Walk<'l>>,
+    counted: [Counted; 2],
+    closed: [bool; 2],
+    next: u64,
+}
+
+#[cfg_attr(test, allow(dead_code, reason = "the property tests have their own steps"))]
+/// Runs one input, and returns the number of its steps.
+///
+/// # Panics
+///
+/// Panics if the result of an operation differs from that of the model.
+pub(crate) fn run(input: &[u8]) -> usize {
+    run_steps(input.chunks(4).map(|chunk| {
+        let mut step = [0; 4];
+        step[..chunk.len()].copy_from_slice(chunk);
+        step
+    }))
+}
+
+/// Runs steps, and returns their number. Panics like [`run`].
+pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
+    let cpus = allowed_cpus();
+    let count = Arc::new(AtomicI64::new(0));
+    let (mut steps, mut made) = (steps.peekable(), 0);
+    pin_to(&[current_cpu()]);
+    while steps.peek().is_some() {
+        let lists = [List::new(), List::new()];
+        let mut epoch = Epoch {
+            lists: &lists,
+            cpus: &cpus,
+            here: current_cpu(),
+            count: &count,
+            values: BTreeMap::new(),
+            walks: Vec::new(),
+            counted: [Counted::default(); 2],
+            closed: [false; 2],
+            next: 0,
+        };
+        let mut last = [0; 4];
+        for step in steps.by_ref() {
+            (last, made) = (step, made + 1);
+            if step[0] % 32 == 31 {
+                break;
+            }
+            epoch.step(step);
+            epoch.compare();
+        }
+        let outlive = epoch.end(last[1]);
+        let held = outlive.len() as i64;
+        drop(lists);
+        assert_eq!(count.load(Relaxed), held, "a list drops what is forgotten on it");
+        assert!(outlive.iter().all(|found| !found.is_linked() && found.id() < u64::MAX));
+        drop(outlive);
+        assert_eq!(count.load(Relaxed), 0);
+    }
+    made
+}
+
+impl<'l> Epoch<'l> {
+    fn linked(&self, list: usize) -> BTreeSet<u64> {
+        let on = |value: &Value| value.list == list && value.linked;
+        self.values.iter().filter(|(_, value)| on(value)).map(|(id, _)| *id).collect()
     }
 
-    fn sees(&mut self, id: u64) {
-        assert!(self.may.contains(&id), "{id} was never on the list during the walk");
-        assert!(self.seen.insert(id), "{id} was met twice");
+    /// Returns the value at an index among those that `what` accepts.
+    fn pick(&self, at: u8, what: impl Fn(&Value) -> bool) -> Option<u64> {
+        let ids: Vec<u64> =
+            self.values.iter().filter(|(_, value)| what(value)).map(|(id, _)| *id).collect();
+        ids.get(usize::from(at) % ids.len().max(1)).copied()
     }
 
-    fn ends(&self) {
-        assert!(self.must.is_subset(&self.seen), "skipped: {:?}", &self.must - &self.seen);
+    fn entry(&mut self, at: u8) -> Option<(u64, Entry<&'l List>)> {
+        let id = self.pick(at, |value| value.entry.is_some())?;
+        Some((id, self.values.get_mut(&id)?.entry.take()?))
+    }
+
+    /// Counts that a value has left its list.
+    fn left(&mut self, id: u64) {
+        let value = self.values.get_mut(&id).expect("a value that lives");
+        assert!(mem::take(&mut value.linked), "{id} left twice");
+        let counted = &mut self.counted[value.list];
+        counted.removals += 1;
+        counted.cpu_hits += u64::from(value.cpu == self.here);
+        for walk in &mut self.walks {
+            walk.must.remove(&id);
+        }
+    }
+
+    /// Forgets values that nothing keeps alive.
+    fn bury(&mut self) {
+        self.values
+            .retain(|_, value| value.entry.is_some() || value.linked || !value.refs.is_empty());
+    }
+
+    fn insert(&mut self, list: usize) {
+        let id = self.next;
+        self.next += 1;
+        match self.lists[list].insert(Canary::new(id, self.count)) {
+            Ok(entry) => {
+                assert!(
+                    !self.closed[list] && entry.slot().index() == self.here && entry.id() == id
+                );
+                self.counted[list].adds += 1;
+                for walk in self.walks.iter_mut().filter(|walk| walk.list == list) {
+                    walk.may.insert(id);
+                }
+                let (cpu, entry) = (self.here, Some(entry));
+                let value = Value { list, cpu, entry, refs: vec![], linked: true };
+                assert!(self.values.insert(id, value).is_none());
+            }
+            Err(InsertError { value, reason }) => {
+                assert!(self.closed[list] && reason == Refused::Closed && value.id() == id);
+            }
+        }
+    }
+
+    /// Removes an entry, in one of several ways.
+    fn remove(&mut self, at: u8, way: u8) {
+        let Some((id, entry)) = self.entry(at) else { return };
+        let linked = self.values[&id].linked;
+        assert_eq!(entry.is_linked(), linked);
+        match way {
+            0 => drop(entry),
+            1 => assert_eq!(entry.remove().map_err(|error| error.reason), Ok(linked)),
+            _ => {
+                let found = entry.into_ref().expect("there is no snapshot");
+                assert!(found.id() == id && !found.is_linked());
+                self.values.get_mut(&id).unwrap().refs.push(found);
+            }
+        }
+        if linked {
+            self.left(id);
+        }
+    }
+
+    fn step(&mut self, [what, a, b, c]: Step) {
+        let list = usize::from(a & 1);
+        match what % 32 {
+            0..=5 => self.insert(list),
+            6 => {
+                self.here = self.cpus[usize::from(b) % self.cpus.len()];
+                pin_to(&[self.here]);
+            }
+            7 => (0..c % 80).for_each(|_| self.insert(list)),
+            8..=11 => self.remove(a, 0),
+            12..=13 => self.remove(a, 1),
+            14..=15 => self.remove(a, 2),
+            16 => {
+                if let Some(id) = self.pick(a, |value| value.entry.is_some()) {
+                    let value = self.values.get_mut(&id).unwrap();
+                    value.refs.extend(value.entry.as_ref().map(Entry::share));
+                    value.refs.extend(value.refs.last().cloned());
+                }
+            }
+            17 => {
+                if let Some(id) = self.pick(a, |value| !value.refs.is_empty()) {
+                    self.values.get_mut(&id).unwrap().refs.pop();
+                }
+            }
+            18 | 19 => self.remove_found(a, b),
+            20 => self.drain(list, usize::from(b) % 70),
+            21 | 22 => self.snapshot(list, a, b),
+            23 | 24 => self.walk(list, a / 2),
+            25..=27 => self.go_on(a, b),
+            28 if !self.walks.is_empty() => {
+                self.walks.remove(usize::from(a) % self.walks.len());
+            }
+            29 => (0..c % 60).for_each(|at| self.remove(at.wrapping_mul(b), c % 3)),
+            30 if b < 64 => {
+                self.lists[list].close().unwrap();
+                self.closed[list] = true;
+            }
+            _ => {}
+        }
+        self.bury();
+    }
+
+    fn remove_found(&mut self, a: u8, b: u8) {
+        let Some(id) = self.pick(a, |value| !value.refs.is_empty()) else { return };
+        let (list, linked) = (self.values[&id].list, self.values[&id].linked);
+        let found = self.values[&id].refs[0].clone();
+        if b.is_multiple_of(4) {
+            assert_eq!(self.lists[1 - list].remove(&found), Ok(false), "not its list");
+            return;
+        }
+        assert_eq!(self.lists[list].remove(&found), Ok(linked));
+        if linked {
+            self.left(id);
+        }
+        assert_eq!(self.lists[list].remove(&found), Ok(false));
+    }
+
+    fn drain(&mut self, list: usize, many: usize) {
+        let before = self.linked(list);
+        let mut drained = BTreeSet::new();
+        for found in self.lists[list].drain().take(many) {
+            let found = found.expect("there is no snapshot");
+            assert!(!found.is_linked() && drained.insert(found.id()));
+        }
+        assert!(drained.is_subset(&before));
+        let rest: BTreeSet<u64> =
+            self.lists[list].lock_all().unwrap().iter().map(Canary::id).collect();
+        assert!(rest.is_subset(&before) && rest.is_disjoint(&drained));
+        assert!(
+            before.len() - rest.len() - drained.len() < 32,
+            "of a chunk that was not given out"
+        );
+        if many > before.len() {
+            assert!(rest.is_empty());
+        }
+        before.difference(&rest).for_each(|id| self.left(*id));
+    }
+
+    /// All slots are locked: dropped entries wait for the end, and adds are refused.
+    fn snapshot(&mut self, list: usize, a: u8, way: u8) {
+        let expected = self.linked(list);
+        let lists = self.lists;
+        let snapshot = lists[list].lock_all().unwrap();
+        let seen: BTreeSet<u64> = snapshot.iter().map(Canary::id).collect();
+        assert_eq!(
+            (&seen, snapshot.len(), snapshot.iter().len()),
+            (&expected, seen.len(), seen.len())
+        );
+        let mut again = BTreeSet::new();
+        snapshot.for_each(|canary| assert!(again.insert(canary.id())));
+        assert_eq!((&again, snapshot.is_empty()), (&expected, seen.is_empty()));
+        let error = lists[list].insert(Canary::new(7, self.count)).unwrap_err();
+        assert_eq!((error.value.id(), error.reason), (7, Refused::Lock(LockError::Deadlock)));
+        let mut removed = Vec::new();
+        for at in 0..way % 4 {
+            let Some((id, entry)) = self.entry(a.wrapping_add(at)) else { break };
+            drop(entry); // at once, if it is of the other list
+            removed.extend(self.values[&id].linked.then_some(id));
+            assert_eq!(snapshot.iter().count(), expected.len(), "a snapshot does not change");
+        }
+        drop(snapshot);
+        removed.into_iter().for_each(|id| self.left(id));
+    }
+
+    fn walk(&mut self, list: usize, how: u8) {
+        let linked = self.linked(list);
+        if how.is_multiple_of(4) {
+            let found: Vec<Ref<Canary>> = self.lists[list].iter().map(Result::unwrap).collect();
+            let ids: BTreeSet<u64> = found.iter().map(|found| found.id()).collect();
+            assert_eq!((found.len(), ids), (linked.len(), linked));
+        } else if self.walks.len() < 4 {
+            let (iter, seen) = (self.lists[list].iter(), BTreeSet::new());
+            self.walks.push(Walk { list, iter, must: linked.clone(), may: linked, seen });
+        }
+    }
+
+    fn go_on(&mut self, a: u8, many: u8) {
+        if self.walks.is_empty() {
+            return;
+        }
+        let at = usize::from(a) % self.walks.len();
+        for _ in 0..many % 50 {
+            let walk = &mut self.walks[at];
+            let Some(found) = walk.iter.next() else {
+                let skipped = &walk.must - &walk.seen;
+                assert!(skipped.is_empty(), "skipped: {skipped:?}");
+                self.walks.remove(at);
+                return;
+            };
+            let id = found.expect("there is no snapshot").id();
+            assert!(walk.may.contains(&id), "{id} was never on the list during the walk");
+            assert!(walk.seen.insert(id), "{id} was met twice");
+        }
+    }
+
+    fn compare(&self) {
+        for (index, list) in self.lists.iter().enumerate() {
+            list.validate();
+            let linked = self.linked(index).len();
+            assert_eq!((list.len(), list.is_empty()), (linked, linked == 0));
+            assert_eq!(list.is_closed(), self.closed[index]);
+            self.counted[index].compare(&list.stats());
+        }
+        for (id, value) in &self.values {
+            let entry = value.entry.iter().map(|entry| (entry.id(), entry.is_linked()));
+            let found = value.refs.iter().map(|found| (found.id(), found.is_linked()));
+            entry.chain(found).for_each(|seen| assert_eq!(seen, (*id, value.linked)));
+        }
+        let alive = self.count.load(Relaxed) - self.values.len() as i64;
+        assert!(alive == 0 || alive > 0 && !self.walks.is_empty(), "{alive} too many live");
+    }
+
+    /// Drops the lists. Some entries are forgotten, and some references outlive the lists.
+    fn end(mut self, way: u8) -> Vec<Ref<Canary>> {
+        self.walks.clear();
+        let mut outlive = Vec::new();
+        for (id, value) in mem::take(&mut self.values) {
+            match value.entry {
+                Some(entry) if value.linked && (id + u64::from(way)) % 3 == 0 => mem::forget(entry),
+                other => drop(other),
+            }
+            outlive.extend(value.refs.into_iter().next());
+        }
+        outlive
     }
 }

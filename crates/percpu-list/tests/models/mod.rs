@@ -4,7 +4,6 @@
 //! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is
 //! code in a model behind `is_planted("...")`. [`mutants`] checks that a model catches each.
 
-mod deferred;
 mod mutants;
 mod owning;
 mod payload;

@@ -2,11 +2,11 @@
 
 use testkit::planted::Planted;
 
-use super::{deferred, owning, pool, snapshot, walk};
+use super::{owning, pool, snapshot, walk};
 
 const PLANTED: Planted = Planted {
-    mutants: &[deferred::MUTANTS, owning::MUTANTS, snapshot::MUTANTS, pool::MUTANTS, walk::MUTANTS],
-    loom_only: &[deferred::LOOM_ONLY, owning::LOOM_ONLY],
+    mutants: &[owning::MUTANTS, snapshot::MUTANTS, pool::MUTANTS, walk::MUTANTS],
+    loom_only: &[owning::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],
 };

@@ -1,7 +1,7 @@
 //! Entries that several threads add, remove, drain and drop at the same time.
 
 use percpu::sync::{Arc, model};
-use percpu_list::{Domain, Entry, PerCpuList, Refused};
+use percpu_list::{Entry, PerCpuList, Refused};
 
 use super::payload::{Drops, ONE, Payload, ZERO, spawn_on, thoroughly};
 
@@ -141,27 +141,6 @@ fn inv13_the_last_entry_drops_the_list() {
     });
 }
 
-/// Two threads drop the lists of a domain. The last drop frees the locks, after their last use by the
-/// other thread.
-#[test]
-fn inv13_the_last_list_of_a_domain_frees_it() {
-    thoroughly(|| {
-        let domain = Domain::new();
-        let lists = [(); 2].map(|()| List::new_in(&domain));
-        drop(domain);
-        let drops = Drops::new();
-        let [here, there] = lists;
-        let other = spawn_on(ONE, {
-            let payload = drops.payload(1);
-            move || drop(there.insert(payload).unwrap())
-        });
-        drop(here.insert(drops.payload(0)).unwrap());
-        drop(here);
-        other.join().unwrap();
-        assert_eq!(drops.count(), 2);
-    });
-}
-
 /// A value that was added before the close is drained. A value that comes later is returned.
 #[test]
 fn nothing_is_added_once_close_returned() {
@@ -198,7 +177,7 @@ fn a_slots_first_entry_is_seen_finished() {
             let list = Arc::clone(&list);
             move || {
                 assert!(list.len() <= 1);
-                list.for_each(|found| assert_eq!(found.read(), 1)).unwrap();
+                list.lock_all().unwrap().for_each(|found| assert_eq!(found.read(), 1));
             }
         });
         drop(List::insert_arc(&list, drops.payload(1)).unwrap());

@@ -2,15 +2,12 @@
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::future::ready;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 use std::thread;
-use std::time::Duration;
 
-use mq_rbtree::{Queue, RbTree, SendError, Wait};
+use mq_rbtree::Queue;
 use testkit::wait_until;
 
 use super::{Calls, Payload};
@@ -60,7 +57,7 @@ fn a_sender_that_tries_again_may_wait_again() {
     (0..3).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
     let inner = Arc::clone(&queue);
     let refill = move || (7..9).for_each(|n| inner.try_send(n, PanickingKey(0)).unwrap());
-    let mut task = Box::pin(queue.send_async(9, PanickingKey(0)).urgency(9));
+    let mut task = Box::pin(queue.send_async(9, PanickingKey(0)));
     assert!(poll(&mut task, Arc::new(Calls(refill)).into()).is_pending());
     thread::scope(|scope| {
         let blocked = scope.spawn(|| queue.send(5, PanickingKey(1)));
@@ -92,14 +89,14 @@ fn a_receiver_that_tries_again_may_wait_again() {
     (0..2).for_each(|_| assert!(queue.receive().is_ok()));
     let inner = Arc::clone(&queue);
     let take = move || (0..2).for_each(|_| assert!(inner.try_receive().is_ok()));
-    let mut task = Box::pin(queue.receive_async().urgency(9));
+    let mut task = Box::pin(queue.receive_async());
     assert!(poll(&mut task, Arc::new(Calls(take)).into()).is_pending());
     thread::scope(|scope| {
         let blocked = scope.spawn(|| queue.receive());
         wait_until(|| queue.stats().waiting == (0, 2));
         ARMED.set(2); // the first is of the second message
         let mut batch = [(1, PanickingKey(1)), (2, PanickingKey(1))].into();
-        let sent = catch_unwind(AssertUnwindSafe(|| queue.send_batch(&mut batch, Wait::NO)));
+        let sent = catch_unwind(AssertUnwindSafe(|| queue.try_send_batch(&mut batch)));
         wait_until(|| queue.stats().receive_waits == 3 && queue.stats().waiting == (0, 1));
         drop(task);
         queue.send(3, PanickingKey(1)).unwrap();
@@ -107,61 +104,4 @@ fn a_receiver_that_tries_again_may_wait_again() {
         assert!(sent.is_err(), "the drop of the payload panics");
     });
     queue.validate();
-}
-
-/// A message whose drop panics. In an unwind that would end the process.
-struct PanicsInDrop;
-
-impl Drop for PanicsInDrop {
-    fn drop(&mut self) {
-        DROPS.set(DROPS.get() + 1);
-        panic!("the drop of a message");
-    }
-}
-
-/// Whichever comparison of a send panics, its message is dropped before that panic resumes.
-#[test]
-fn a_message_whose_comparison_panics_is_not_dropped_in_an_unwind() {
-    type Messages = Queue<Option<PanicsInDrop>, RbTree<PanickingKey>>;
-    type Send = fn(&Messages) -> Result<(), SendError<Option<PanicsInDrop>>>;
-    let by_thread: Send = |queue| {
-        let wait = Wait::at_most(Duration::from_millis(5));
-        queue.send_with(Some(PanicsInDrop), PanickingKey(2), wait)
-    };
-    let by_task: Send = |queue| {
-        let send = queue.send_async(Some(PanicsInDrop), PanickingKey(2)).until(ready(()));
-        let Poll::Ready(sent) = poll(&mut Box::pin(send), Waker::noop().clone()) else { panic!() };
-        sent
-    };
-    for (send, most, spare, fewest) in
-        [(by_thread, 3, 9, 5), (by_task, 3, 9, 4), (by_thread, 5, 0, 2), (by_task, 5, 9, 2)]
-    {
-        let builder = Queue::builder_with_keys(most).spare_nodes(spare).spin(false);
-        let queue: Messages = builder.reserve(PanickingKey(7), 1).build().unwrap();
-        let fill = |keys: [u32; 3]| keys.map(|key| queue.send(None, PanickingKey(key)).is_ok());
-        fill([5, 6, 9]);
-        queue.drain(); // a node is kept, if any may be
-        assert_eq!(fill([5, 5, 9]), [true; 3]);
-        let mut sent = Ok(());
-        let panics = (1..).take_while(|&nth| {
-            ARMED.set(nth);
-            DROPS.set(0);
-            let caught = catch_unwind(AssertUnwindSafe(|| send(&queue)));
-            ARMED.set(0);
-            queue.validate();
-            match caught {
-                Ok(done) => sent = done,
-                Err(panic) => {
-                    assert_eq!((DROPS.get(), panic.is::<Payload>(), queue.len()), (1, true, 3));
-                    std::mem::forget(panic);
-                    return true;
-                }
-            }
-            false
-        });
-        assert!(panics.count() >= fewest, "{most} {spare}");
-        assert_eq!(sent.is_ok(), most == 5);
-        sent.map_err(std::mem::forget).unwrap_or(());
-        queue.drain().into_iter().for_each(std::mem::forget);
-    }
 }

@@ -68,16 +68,6 @@ fn a_panicking_filter_leaves_the_remaining_messages() {
     queue.validate();
 }
 
-/// If `peek` panics, nothing has changed, and the lock is released.
-#[test]
-fn a_panicking_peek_changes_nothing() {
-    let queue: Queue<u32> = Queue::new(2).unwrap();
-    queue.send(1, 1).unwrap();
-    assert!(panics(|| queue.peek(|_, _| panic!("a panic of the caller"))));
-    queue.validate();
-    assert_eq!(queue.receive(), Ok((1, 1)));
-}
-
 /// A message whose drop panics, except in an unwind.
 struct PanicsOnDrop(Arc<AtomicUsize>);
 

@@ -3,14 +3,14 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
+use std::sync::Arc;
+use std::task::{RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError};
 use testkit::{WakeCount, wait_until};
 
-use super::{Calls, Payload};
+use super::Payload;
 use crate::panicking::{panics, poll};
 
 /// A waker that panics once, when it is woken.
@@ -61,7 +61,7 @@ fn a_waker_that_cannot_be_cloned_costs_no_message() {
 fn a_panicking_waker_does_not_stop_other_wake_ups() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     let flags: Vec<_> = (0..10).map(|_| WakeCount::new()).collect();
-    let mut bombs: Vec<_> = (0..2).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
+    let mut bombs: Vec<_> = (0..2).map(|_| Box::pin(queue.receive_async())).collect();
     for bomb in &mut bombs {
         assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
     }
@@ -97,7 +97,7 @@ impl Wake for NestedBomb {
 fn payloads_that_panic_when_dropped_cost_no_wake_up() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     let flags: Vec<_> = (0..6).map(|_| WakeCount::new()).collect();
-    let mut bombs: Vec<_> = (0..3).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
+    let mut bombs: Vec<_> = (0..3).map(|_| Box::pin(queue.receive_async())).collect();
     for bomb in &mut bombs {
         assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
     }
@@ -118,7 +118,7 @@ fn payloads_that_panic_when_dropped_cost_no_wake_up() {
 fn a_filter_and_wakers_may_panic_with_such_payloads() {
     let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
     [1, 2].into_iter().for_each(|n| queue.send(n, 1).unwrap());
-    let mut bomb = Box::pin(queue.send_async(3, 1).urgency(9));
+    let mut bomb = Box::pin(queue.send_async(3, 1));
     assert!(poll(&mut bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
     let flag = WakeCount::new();
     let mut task = Box::pin(queue.send_async(4, 1));
@@ -140,7 +140,7 @@ fn a_received_message_is_dropped_if_a_waker_panics() {
         |queue| drop(queue.receive()),
         |queue| drop(queue.try_receive()),
         |queue| drop(poll(&mut Box::pin(queue.receive_async()), Waker::noop().clone())),
-        |queue| assert!(queue.receive_batch(&mut Vec::new(), 1, Wait::NO).is_err()),
+        |queue| assert!(queue.try_receive_batch(&mut Vec::new(), 1).is_err()),
         |queue| drop(queue.drain()),
     ];
     for (nth, receive) in receives.into_iter().enumerate() {
@@ -180,34 +180,6 @@ fn a_message_is_dropped_if_the_drop_of_a_waker_panics() {
     assert!(panics(|| poll(&mut receive, Waker::noop().clone())));
     assert_eq!((Arc::strong_count(&message), queue.len()), (1, 0));
     queue.validate();
-}
-
-/// So does the send of a task that has a permit when the queue closes. A waker polls it before all waiters are
-/// dismissed, and it serves those that are left.
-#[test]
-fn a_send_that_a_close_refuses_returns_its_message_if_wakers_panic() {
-    let (sender, receiver) = Queue::builder(1).channel().unwrap();
-    sender.send(1, 1).unwrap();
-    let mut permitted = Box::pin(sender.clone().into_send_async(2, 1));
-    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
-    let permitted = Arc::new(Mutex::new((permitted, Poll::Pending)));
-    let inner = Arc::clone(&permitted);
-    let poll_permitted = move || {
-        let (future, sent) = &mut *inner.lock().unwrap();
-        *sent = poll(future, Waker::noop().clone());
-    };
-    let mut first = Box::pin(sender.send_async(3, 1));
-    assert!(poll(&mut first, Arc::new(Calls(poll_permitted)).into()).is_pending());
-    let mut bombs: Vec<_> = (0..9).map(|_| Box::pin(sender.send_async(4, 1))).collect();
-    for bomb in &mut bombs {
-        assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
-    }
-    assert_eq!(receiver.receive(), Ok((1, 1)));
-    assert!(panics(|| receiver.close()), "the first bombs are its own");
-    let sent = std::mem::replace(&mut permitted.lock().unwrap().1, Poll::Pending);
-    let Poll::Ready(Err(refused)) = sent else { panic!("{sent:?}") };
-    assert_eq!((refused.value, refused.reason), (2, SendRefused::Closed));
-    receiver.validate();
 }
 
 /// If a waker panics in a drain, the other waiting senders are served.
