@@ -485,7 +485,7 @@ impl Worker {
         let Some(slot) = self.slot_of(id) else { return };
         self.remove_id(id);
         let mut conn = self.conns.remove(slot);
-        let (peer, tls, refused) = (conn.permit.peer, conn.tls.is_some(), conn.refused);
+        let (peer, tls, refused) = (conn.permit.peer, conn.used_tls, conn.refused);
         info!(conn = %id, %peer, tls, reason, refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.requests.abandon(id, |buf| self.memory.release(buf, None));

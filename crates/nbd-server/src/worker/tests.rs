@@ -391,7 +391,7 @@ fn a_long_cache_request_leaves_room_for_others() {
     let args = ["nbd_server", "--cache", "1M", "--size", "40M", "--image"];
     let args = [&args[..], &[image.to_str().unwrap()]].concat();
     let limits = Limits { depth: MOST, most: MOST };
-    let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1);
+    let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1, true);
     let (mut client, mut other) = (lab.client(), lab.client());
     lab.ask_for(&mut client, cmd::CACHE, CommandFlags::NONE, 1, 40 << 20);
     assert_eq!(lab.script.in_flight(), 1, "one part at a time");
