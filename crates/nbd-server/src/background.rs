@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::fs::FileType;
 use rustix::io::FdFlags;
 
 /// The environment variable of the background process with the descriptor number of the pipe.
@@ -61,11 +62,15 @@ impl Starter {
     }
 
     /// Reports that the server listens. Later output is discarded, because standard output and
-    /// error belong to the process that the user started.
+    /// error belong to the process that the user started; but a file keeps the log, because no
+    /// program waits for its end.
     pub(crate) fn report(mut self) -> io::Result<()> {
         let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdout(null.as_fd())?;
-        rustix::stdio::dup2_stderr(null.as_fd())?;
+        let error = rustix::fs::fstat(io::stderr())?;
+        if !FileType::from_raw_mode(error.st_mode).is_file() {
+            rustix::stdio::dup2_stderr(null.as_fd())?;
+        }
         self.0.write_all(&[1])
     }
 }
@@ -78,11 +83,29 @@ pub(crate) struct PidFile {
 }
 
 impl PidFile {
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+    /// Writes the file. Replaces the file of another server, but no file with other content, which
+    /// may be an image that was named by mistake. The error names the file.
+    pub(crate) fn create(path: &Path) -> Result<Self, String> {
         let content = format!("{}\n", std::process::id());
-        fs::write(path, &content)?;
-        Ok(Self { path: path.to_owned(), content })
+        let written = match fs::metadata(path) {
+            Ok(meta) if !meta.is_file() || !has_process_id(path, meta.len()) => {
+                Err(io::Error::other("there is another file of this name, which has no process id"))
+            }
+            _ => fs::write(path, &content),
+        };
+        match written {
+            Ok(()) => Ok(Self { path: path.to_owned(), content }),
+            Err(error) => Err(format!("cannot write the pid file '{}': {error}", path.display())),
+        }
     }
+}
+
+/// Returns whether a file of `len` bytes is empty, or has one number in one line.
+fn has_process_id(path: &Path, len: u64) -> bool {
+    const LONGEST: u64 = 24; // a number of 64 bits, and the end of its line
+    len == 0
+        || len <= LONGEST
+            && fs::read_to_string(path).is_ok_and(|text| text.trim_end().parse::<u64>().is_ok())
 }
 
 impl Drop for PidFile {

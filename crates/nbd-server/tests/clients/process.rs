@@ -47,14 +47,17 @@ fn fork(lab: &Lab) -> Res {
         client.greet()?;
         client.go("vol")?;
         client.write(0, &[7; 4096], 0)?.ok("write")?;
-        // Its session is its own, and what it prints goes nowhere.
+        // Its session is its own, and what it prints goes nowhere, but its log to the file that it has.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         check!(fields[3] == pid.to_string(), "session {} of {pid}", fields[3]);
-        for fd in 0..3 {
-            let leads_to = fs::read_link(format!("/proc/{pid}/fd/{fd}"))?;
-            check!(leads_to.as_os_str() == "/dev/null", "descriptor {fd}: {leads_to:?}");
+        let leads_to = |fd: u32| fs::read_link(format!("/proc/{pid}/fd/{fd}"));
+        for fd in 0..2 {
+            check!(leads_to(fd)?.as_os_str() == "/dev/null", "descriptor {fd}: {:?}", leads_to(fd));
         }
+        let log = leads_to(2)?;
+        let logged = || fs::read_to_string(&log).ok()?.contains("negotiated").then_some(());
+        check!(wait_until(Duration::from_secs(10), logged).is_some(), "{}", log.display());
         client.disconnect()
     };
     let served = served();
@@ -67,6 +70,16 @@ fn fork(lab: &Lab) -> Res {
     served?;
     check!(!socket.exists(), "the socket is left");
     check!(fs::read(lab.path("a.img"))?[..4096] == [7; 4096], "the write is lost");
+
+    // A pipe is given up: a reader waits for its end.
+    let piped = ["sh", "-c", "\"$0\" \"$@\" 2>&1 >/dev/null | cat"];
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.through(piped).arg("--fork");
+    let (code, _, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
+    let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
+    signal(pid, libc::SIGTERM);
+    check!(code == 0, "exit code {code}:\n{log}");
+    let ended = wait_until(Duration::from_secs(20), || (!pid_file.exists()).then_some(()));
+    check!(ended.is_some(), "the second goes on after SIGTERM");
     Ok(())
 }
 
@@ -89,13 +102,13 @@ fn run(lab: &Lab) -> Res {
     let (code, said, log) = server.run_to_end()?;
     check!(code == 7, "exit code {code}:\n{log}");
     let wanted = format!("{MIB}\nvol {}\n", lab.path("s").display());
-    check!(said.ends_with(&wanted), "the command said {said:?}");
+    check!(said == wanted, "the command said {said:?}");
 
     let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("nbdinfo --size \"$uri\"");
     let (code, said, log) = server.run_to_end()?;
-    check!(code == 0 && said.ends_with(&format!("\n{MIB}\n")), "{code}, {said:?}:\n{log}");
-    let socket = said.lines().find_map(|line| line.strip_prefix("listening on unix:"));
-    let folder = socket.and_then(|socket| socket.strip_suffix("/nbd.sock"));
+    check!(code == 0 && said == format!("{MIB}\n"), "{code}, {said:?}:\n{log}");
+    let (_, socket) = log.split_once("unix:").ok_or("no word where it listens")?;
+    let folder = socket.split_once("/nbd.sock").map(|(folder, _)| folder);
     check!(folder.is_some_and(|folder| !fs::exists(folder).unwrap_or(true)), "left: {folder:?}");
 
     let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("kill -9 $$");
@@ -108,12 +121,14 @@ fn run_is_ended(lab: &Lab) -> Res {
     let pid_file = lab.path("pid");
     let script = format!("echo $$ >{}; exec sleep 300", pid_file.display());
     let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
-    let server = server.start()?;
+    let mut server = server.start_silent()?;
     let pid = wait_until(Duration::from_secs(20), || {
         fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok())
     });
     let Some(pid) = pid else { fail!("the command did not start") };
-    server.stop()?;
+    server.signal(libc::SIGTERM);
+    let ended = server.wait_for(Duration::from_secs(20))?;
+    check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
     let gone = || (!fs::exists(format!("/proc/{pid}")).unwrap_or(true)).then_some(());
     check!(wait_until(Duration::from_secs(20), gone).is_some(), "the command goes on");
     Ok(())
