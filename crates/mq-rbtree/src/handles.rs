@@ -2,26 +2,19 @@
 //!
 //! A handle has the methods of its queue.
 
-mod iter;
-mod queue_ref;
-
-use std::fmt;
+use std::iter::FusedIterator;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, iter, thread};
 
 use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{Arc, check, step};
 
-pub use self::iter::Iter;
-pub use self::queue_ref::QueueHandle;
-pub(crate) use self::queue_ref::QueueRef;
-
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
-use crate::queue::{Builder, Queue};
+use crate::queue::{Builder, Queue, Received};
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
@@ -174,6 +167,181 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
                 None => {}
             }
         }
+    }
+}
+
+// References to a queue: borrowed, or through a handle.
+
+/// A reference to a queue: `&Queue`, an `Arc` of one, a [`Sender`](crate::Sender), a
+/// [`Receiver`](crate::Receiver), or a reference to one of these.
+///
+/// [`Readiness`](crate::Readiness) is generic over it. The trait is sealed, because a queue relies
+/// on a handle always leading to the same queue.
+///
+/// ```
+/// use std::sync::Arc;
+/// use mq_rbtree::{Interest, Queue, QueueHandle, Readiness, ReadinessError};
+///
+/// fn readable<Q: QueueHandle>(queue: Q) -> Result<Readiness<Q>, ReadinessError<Q>> {
+///     Readiness::new(queue, Interest::Readable)
+/// }
+///
+/// let queue: Arc<Queue<u8>> = Arc::new(Queue::new(8).unwrap());
+/// let ready = readable(Arc::clone(&queue)).unwrap();
+/// assert!(readable(&*queue).is_err()); // there is one for that direction already
+/// drop(ready);
+/// ```
+pub trait QueueHandle: sealed::HasQueue {}
+
+impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
+
+/// The reference of a future to its queue.
+pub(crate) enum QueueRef<'q, T, L: Levels> {
+    Borrowed(&'q Queue<T, L>),
+    #[cfg(feature = "stream")]
+    Owned(Receiver<T, L>),
+}
+
+impl<T, L: Levels> QueueRef<'_, T, L> {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> &Queue<T, L> {
+        match self {
+            Self::Borrowed(queue) => queue,
+            #[cfg(feature = "stream")]
+            Self::Owned(receiver) => receiver,
+        }
+    }
+}
+
+pub(crate) mod sealed {
+    use super::{Levels, Queue};
+
+    pub trait HasQueue {
+        /// The type of the queue's messages.
+        type Message;
+        /// The type of the queue's levels.
+        type Levels: Levels;
+
+        #[doc(hidden)]
+        fn queue(&self) -> &Queue<Self::Message, Self::Levels>;
+    }
+}
+
+macro_rules! impl_has_queue {
+    ($($handle:ty: |$this:ident| $queue:expr;)*) => {$(
+        impl<T, L: Levels> sealed::HasQueue for $handle {
+            type Message = T;
+            type Levels = L;
+
+            #[inline(always)]
+            fn queue(&self) -> &Queue<T, L> {
+                let $this = self;
+                $queue
+            }
+        }
+    )*};
+}
+
+impl_has_queue! {
+    Queue<T, L>: |queue| queue;
+    Arc<Queue<T, L>>: |queue| queue;
+    Sender<T, L>: |sender| sender;
+    Receiver<T, L>: |receiver| receiver;
+}
+
+impl<Q: sealed::HasQueue> sealed::HasQueue for &Q {
+    type Message = Q::Message;
+    type Levels = Q::Levels;
+
+    #[inline(always)]
+    fn queue(&self) -> &Queue<Q::Message, Q::Levels> {
+        (**self).queue()
+    }
+}
+
+// Iterators over the messages of a receiver.
+
+/// An iterator that waits for each message and ends when the queue is closed and empty.
+///
+/// It comes from [`Receiver::iter`], or from a loop over a receiver or a reference to one.
+///
+/// ```
+/// use std::thread;
+///
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// let worker = thread::spawn(move || receiver.into_iter().map(|(n, _)| n).sum::<u32>());
+/// for n in 1..=4 {
+///     sender.send(n, 7)?;
+/// }
+/// drop(sender); // closes the queue
+/// assert_eq!(worker.join().unwrap(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Iter<R>(R);
+
+impl<T, L: Levels> Receiver<T, L> {
+    /// Returns an iterator that receives messages. It waits for each one, and ends when the queue
+    /// is closed and empty.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// for (message, priority) in [("later", 1), ("now", 9)] {
+    ///     sender.send(message, priority)?;
+    /// }
+    /// drop(sender);
+    /// let messages: Vec<_> = receiver.iter().map(|(message, _)| message).collect();
+    /// assert_eq!(messages, ["now", "later"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn iter(&self) -> Iter<&Self> {
+        Iter(self)
+    }
+
+    /// Returns an iterator that receives messages without waiting.
+    ///
+    /// It returns `None` when the queue is empty, and may return messages again later: also one that
+    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](crate::Queue::close).
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// sender.send("later", 1)?;
+    /// sender.send("now", 9)?;
+    /// assert!(receiver.try_iter().map(|(message, _)| message).eq(["now", "later"]));
+    /// assert!(!receiver.is_closed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_iter(&self) -> impl Iterator<Item = Received<T, L>> {
+        iter::from_fn(|| self.try_receive().ok())
+    }
+}
+
+impl<R: QueueHandle> Iterator for Iter<R> {
+    type Item = Received<R::Message, R::Levels>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.queue().receive().ok()
+    }
+}
+
+// A closed queue stays closed, so the end is final.
+impl<R: QueueHandle> FusedIterator for Iter<R> {}
+
+impl<T, L: Levels> IntoIterator for &Receiver<T, L> {
+    type Item = Received<T, L>;
+    type IntoIter = Iter<Self>;
+
+    fn into_iter(self) -> Iter<Self> {
+        self.iter()
+    }
+}
+
+impl<T, L: Levels> IntoIterator for Receiver<T, L> {
+    type Item = Received<T, L>;
+    type IntoIter = Iter<Self>;
+
+    fn into_iter(self) -> Iter<Self> {
+        Iter(self)
     }
 }
 

@@ -1,29 +1,24 @@
 //! The core of an engine. It drives [`State`] and is the only module that runs user code:
 //! callbacks, wake-ups and drops, never while the state is borrowed.
 
-mod wait;
-
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::VecDeque;
-use std::mem;
 use std::rc::Rc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{io, mem};
 
-use percpu::sync::{Arc, panicking};
+use percpu::sync::{Arc, panicking, thread};
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
-use crate::deadlines::Action;
-use crate::drive::Driver;
+use crate::completion_state::{Scope, Turn};
+use crate::drive::{self, BlockOnWaker, Driver, Served};
+use crate::error::{BackendKind, Fallback};
 use crate::payload::{Deliver, RawResult};
-use crate::reap::ReapMode;
-use crate::request_id::RequestId;
-use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
-use crate::start::{BackendKind, Fallback};
+use crate::slab::{CancelReason, CompletionTarget, Index, RequestId, SlotState};
 use crate::state::{Delivery, State};
 use crate::sys;
-use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
 
 /// A call of another thread.
@@ -108,38 +103,14 @@ impl Core {
         }
     }
 
-    /// Performs the due actions of deadlines. The next round delivers a request cancelled here.
+    /// Cancels the requests whose time has come. The next round delivers them.
     #[cold]
-    fn expire(&self, scope: Scope) {
+    fn expire(&self) {
         let now = self.instant();
-        loop {
-            let mut state = self.state.borrow_mut();
-            let State { deadlines, completions, .. } = &mut *state;
-            match deadlines.due(now, &completions.slab) {
-                None => return,
-                Some((index, Action::Cancel)) => {
-                    state.cancel(index, CancelReason::TimedOut);
-                }
-                Some((index, Action::Wake)) => {
-                    let waker = state.completions.slab.get(index).waker.take();
-                    if scope != Scope::All {
-                        state.held_wakes.extend(waker);
-                        continue;
-                    }
-                    drop(state);
-                    let _guard = self.dispatching();
-                    waker.into_iter().for_each(Waker::wake);
-                }
-            }
+        let state = &mut *self.state.borrow_mut();
+        while let Some(index) = state.deadlines.due(now, &state.completions.slab) {
+            state.cancel(index, CancelReason::TimedOut);
         }
-    }
-
-    /// Adds a deadline for the request in `index`.
-    pub(crate) fn add_deadline(&self, index: Index, at: Instant, action: Action) {
-        let mut state = self.state.borrow_mut();
-        let State { deadlines, completions, .. } = &mut *state;
-        deadlines.add(at, index, action, &completions.slab);
-        self.wake_fd.wake_at(state.deadlines.earliest());
     }
 
     /// Tries to end a request early. The next turn delivers it. Returns false if there was no
@@ -296,20 +267,11 @@ impl Core {
         }
         let _rearm = Rearm(self); // also if a callback panics
         self.drop_deferred();
-        self.wake_held();
         let delivered = enqueued + self.dispatch(scope);
         if self.state.borrow().completions.slab.promised > 0 {
             self.admit();
         }
         delivered
-    }
-
-    /// Calls the wakers that inner turns have held back.
-    fn wake_held(&self) {
-        for waker in mem::take(&mut self.state.borrow_mut().held_wakes) {
-            let _guard = self.dispatching();
-            waker.wake();
-        }
     }
 
     /// Drops the completion queues without an owner, and the buffers in them, which is user code.
@@ -372,7 +334,7 @@ impl Core {
             self.wake_fd.kick(); // their wake-up may have been cleared above
         }
         if timed && scope != Scope::Nothing {
-            self.expire(scope);
+            self.expire();
         }
         let delivered = self.round(true, scope, sleep);
         let state = self.state.borrow();
@@ -516,6 +478,225 @@ impl Drop for Dispatching<'_> {
     fn drop(&mut self) {
         if self.outermost {
             self.core.dispatching.set(false);
+        }
+    }
+}
+
+impl Core {
+    /// Turns the engine until a completion was delivered, the time is over, or the engine is idle.
+    /// With a waker, its wake-up ends the wait, and an idle engine does not.
+    pub(crate) fn wait(
+        self: &Rc<Self>,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+    ) -> io::Result<Turn> {
+        self.wait_for(Scope::All, timeout, waker)
+    }
+
+    /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
+    pub(crate) fn wait_inner(self: &Rc<Self>, waker: &BlockOnWaker) -> io::Result<Turn> {
+        let _inner = InnerTurn::new(self);
+        self.wait_for(Scope::Inner, None, Some(waker))
+    }
+
+    fn wait_for(
+        self: &Rc<Self>,
+        scope: Scope,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+    ) -> io::Result<Turn> {
+        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
+        // The submission may sleep if only a completion can end the wait.
+        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().polls();
+        loop {
+            let turn = self.turn_with(scope, sleep);
+            // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
+            // the sleep.
+            if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
+                return Ok(turn);
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(turn);
+            }
+            self.sleep(left, waker, scope)?;
+        }
+    }
+
+    pub(crate) fn drain(self: &Rc<Self>) -> io::Result<()> {
+        while !self.wait(None, None)?.is_idle() {}
+        Ok(())
+    }
+
+    /// Turns the engine until no remote is left and no request is left.
+    pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
+        let turn = || match self.turn(Scope::All) {
+            turn if turn.delivered > 0 => Served::Progress,
+            turn if turn.is_idle() => Served::Idle,
+            _ => Served::Busy,
+        };
+        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None, Scope::All))
+    }
+
+    /// Sleeps until a turn may make progress or the waker is woken. May return early.
+    fn sleep(
+        &self,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+        scope: Scope,
+    ) -> io::Result<()> {
+        let now = || self.instant();
+        let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
+        if self.reap_mode.get().polls() {
+            let start = now();
+            if self.spin(Spin::new(timeout, now), waker, scope) {
+                return Ok(());
+            }
+            let spent = now().saturating_duration_since(start);
+            timeout = timeout.map(|timeout| timeout.saturating_sub(spent));
+            if timeout.is_some_and(|timeout| timeout.is_zero()) {
+                return Ok(());
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        if self.has_work_for(&state, scope) {
+            return Ok(());
+        }
+        if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
+            return state.wait(timeout);
+        }
+        if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
+    }
+
+    /// Prepares a sleep on the descriptors. Returns false if there is work instead.
+    fn prepare_sleep(
+        &self,
+        mut state: RefMut<'_, State>,
+        timeout: Option<Duration>,
+        scope: Scope,
+    ) -> bool {
+        if self.has_work_for(&state, scope) {
+            return false;
+        }
+        if state.in_kernel() > 0 {
+            state.completions.stats.waits += 1;
+            state.backend.before_sleep(timeout);
+        } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
+            if state.backend.advance_time(time) {
+                return false;
+            }
+        }
+        state.backend.watch(); // also without a request in the kernel, to clear older notifications
+        true
+    }
+
+    /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
+    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
+        let mut state = self.state.borrow_mut();
+        while !self.has_work_for(&state, scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
+            if state.in_kernel() == 0 {
+                if state.needs_retry() {
+                    // The last peek found EAGAIN. Clear its notification, because it would end the
+                    // delay of the retry.
+                    state.backend.acknowledge();
+                    self.wake_fd.retry_later();
+                }
+                return false;
+            }
+            if !spin.go_on(|| state.backend.instant()) {
+                return false;
+            }
+            state.backend.relax();
+            if state.reap() {
+                self.wake_fd.progress();
+            }
+        }
+        true
+    }
+}
+
+/// The number of peeks between two reads of the clock, and between two yields of the CPU; a guess.
+/// A peek costs a few nanoseconds, a read of the clock about twenty.
+const PEEKS: u32 = 16;
+
+/// The times at which an engine looks for completions, set by
+/// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode) and
+/// [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
+///
+/// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap, at most
+/// [`reap_budget`](crate::EngineBuilder::reap_budget) completions at a time.
+///
+/// ```
+/// use aio_reap::{Engine, ReapMode};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().reap_mode(ReapMode::Poll).build()?;
+/// engine.nop().submit()?.wait().0?;
+/// engine.set_reap_mode(ReapMode::OnTurn); // submissions no longer run callbacks
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReapMode {
+    /// Only in a turn or a wait. A submission only submits. It runs no callbacks, except those of
+    /// requests that need no kernel or that the kernel refused.
+    OnTurn,
+    /// Also right after each submission. Completions that are there by then cost no wake-up.
+    #[default]
+    AfterSubmit,
+    /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request: it peeks until
+    /// there is a completion. This gives the shortest latency and occupies a CPU.
+    Poll,
+}
+
+impl ReapMode {
+    pub(crate) fn after_submit(self) -> bool {
+        self != Self::OnTurn
+    }
+
+    /// Returns whether a wait peeks instead of sleeping.
+    pub(crate) fn polls(self) -> bool {
+        self == Self::Poll
+    }
+}
+
+/// The peeks of one wait.
+pub(crate) struct Spin {
+    /// `None`: no time limit.
+    end: Option<Instant>,
+    peeks: u32,
+}
+
+impl Spin {
+    /// Makes the peeks of a wait of `timeout`.
+    pub(crate) fn new(timeout: Option<Duration>, now: impl FnOnce() -> Instant) -> Self {
+        Self { end: timeout.and_then(|timeout| now().checked_add(timeout)), peeks: 0 }
+    }
+
+    /// Counts a peek. Returns false if the time is over.
+    pub(crate) fn go_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.peeks = self.peeks.wrapping_add(1);
+        if !self.peeks.is_multiple_of(PEEKS) {
+            return true;
+        }
+        thread::yield_now(); // the thread that completes the request may need this CPU
+        self.end.is_none_or(|end| now() < end)
+    }
+}
+
+#[cfg(test)]
+mod reap_tests {
+    use super::*;
+
+    #[test]
+    fn spinning_ends_with_the_timeout() {
+        let mut spin = Spin::new(Some(Duration::ZERO), Instant::now);
+        assert!((0..PEEKS).any(|_| !spin.go_on(Instant::now)), "it never stops");
+        // The second one is past what the clock can say.
+        for timeout in [None, Some(Duration::MAX)] {
+            let mut spin = Spin::new(timeout, Instant::now);
+            assert!((0..10 * PEEKS).all(|_| spin.go_on(Instant::now)), "it stops at once");
         }
     }
 }
