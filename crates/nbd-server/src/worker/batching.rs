@@ -40,7 +40,7 @@ impl Worker {
             return false;
         }
         let slot = Id::from_bits(data.u64()).and_then(|id| self.slot_of(id));
-        let Some(conn) = slot.and_then(|slot| self.conns.get_mut(slot)) else { return false };
+        let Some(conn) = slot.and_then(|slot| self.conns.open.get_mut(slot)) else { return false };
         let Conn { socket, out, writes_long, .. } = conn;
         if *writes_long {
             return false; // few of its requests fit into the socket, so no batch grows
