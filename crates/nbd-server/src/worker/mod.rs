@@ -28,13 +28,13 @@
 //! of an Intel Xeon, with 32 in flight and all of the 1 GiB image in the cache. The kernel's send
 //! is 44 % of that (27 % its copy, 9 % its memory), its receive 5 %, and the waits for events are
 //! 3 %; any server has these costs. The copy out of the cache is 22 %, because the block comes from
-//! memory and not from the CPU's cache. Waiting for a busy client (see [`batching`]) is 8 %, and
+//! memory and not from the CPU's cache. Waiting for a busy client (see [`polling`]) is 8 %, and
 //! the lookup of the block 6 %, nearly all of it one cache miss.
 
-mod batching;
 mod deadlines;
 mod intake;
 mod load;
+mod polling;
 #[cfg(test)]
 mod tests;
 
@@ -58,15 +58,15 @@ use tracing::{info, warn};
 
 use self::deadlines::Deadlines;
 pub(crate) use self::load::WorkerLoad;
-use crate::busy_poll::BusyPoll;
+use self::polling::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
 use crate::connection_limits::Permit;
 use crate::contexts::{Connection, Connections};
-use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::BufferPool;
 use crate::notifier::{eventfd, notify};
 use crate::registry::{Client, Registry};
+use crate::report::Counters;
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
 

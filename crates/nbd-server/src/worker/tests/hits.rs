@@ -148,7 +148,7 @@ fn what_a_client_has_not_read_is_never_taken_for_less() {
             for sent in 1..=5 {
                 hitter.send(&batch);
                 let conn = &hitter.lab.worker.conns.open[0];
-                let there = batching::unread(&conn.socket);
+                let there = polling::unread(&conn.socket);
                 assert!(there >= sent * batch.replies.len(), "the kernel counts {there}");
                 assert!(conn.out.unread >= there, "{} of {there}, {len}", conn.out.unread);
             }
