@@ -95,5 +95,5 @@ const SANITIZED: [(&str, &str); 5] = [
     ("-p mq-rbtree --test api", "--skip payloads panics:: reentry:: orders:: promises::"),
     ("-p mq-rbtree --test streams", ""),
     ("-p radix-ctx --test api", "table::"),
-    ("-p radix-ctx --test table_memory --test table_wakers --test xarray_memory", ""),
+    ("-p radix-ctx --test table_memory", ""),
 ];
