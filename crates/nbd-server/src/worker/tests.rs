@@ -109,7 +109,7 @@ impl Lab {
         let disk = Arc::new(FaultDevice::new(device));
         remount(&mut exports, &disk, engines_write, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
-        let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
+        let connections = Arc::new(CtxTable::builder().max_contexts(4).build());
         let registry = Arc::new(Registry::new());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);
