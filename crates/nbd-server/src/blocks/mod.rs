@@ -153,8 +153,7 @@ impl Blocks {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         // Syncs and exclusion need the cache even if it keeps no blocks.
         let capacity = if bytes == 0 { BLOCK } else { capacity };
-        let cache =
-            Cache::builder(capacity).block_size(BLOCK).patience(PATIENCE).build()?;
+        let cache = Cache::builder(capacity).block_size(BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
         Ok(Self { cache, longest, failed: Arc::default() })
     }
