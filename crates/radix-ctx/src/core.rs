@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! 1. A slab's entry in `slabs` is full exactly if its `used` is.
+//! 1. A key has a vacancy in `slabs` exactly if it has no slab, or its slab has a bit of `used` clear.
 //! 2. A slab with a used slot stays in the tree. A slab that loses its last used slot leaves the tree,
 //!    and a floor in its place, except for one slab: `empty`.
 //! 3. The core is freed by its reclaim callback, a grace period after the table and its last context

@@ -64,8 +64,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
     ///
     /// For `'g` the caller holds an RCU guard.
     unsafe fn new(core: &'g Core<T>, next: u64) -> Self {
-        // SAFETY: the caller holds a guard for `'g`.
-        let slabs = unsafe { core.slabs.range(next >> SLAB_BITS, LAST_KEY) };
+        let slabs = core.slabs.tree().iter_from(next >> SLAB_BITS);
         Self { slabs, slots: [].iter(), stop: next, _core: PhantomData }
     }
 

@@ -57,7 +57,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         let mut killed = 0;
         let mut from = 0;
-        let last = core.slabs.last_key(); // bounds the loop: other threads may insert above it
+        let last = core.slabs.tree().last_key(); // bounds the loop: other threads may insert above it
         loop {
             let guard = rcu::pin();
             let Some((key, slab)) = core.slabs.next_slab(from, last) else { break };

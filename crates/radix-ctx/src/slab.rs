@@ -41,11 +41,11 @@ use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::order;
 use percpu::sync::quarantine::{self, Watched};
-use percpu::{AllocError, RefBlock, rcu};
+use percpu::{AllocError, RefBlock};
 
 use crate::error::LookupError;
 use crate::id::Id;
-use crate::tree::{Cursor, Tree, floor_in};
+use crate::tree::{Tree, floor_in, is_present};
 
 /// The number of bits of an index that select the slot; the others are the slab's key.
 pub(super) const SLAB_BITS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 6 };
@@ -419,26 +419,15 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
         &self.tree
     }
 
-    /// Iterates over the slabs with keys in a range.
-    ///
-    /// # Safety
-    ///
-    /// For `'g` the caller holds an RCU guard.
-    pub(super) unsafe fn range<'g>(&'g self, from: u64, to: u64) -> Cursor<'g> {
-        // SAFETY: the caller holds a guard for `'g`.
-        unsafe { self.tree.cursor(from, to) }
-    }
-
     /// Returns the slab that an index belongs to. Wait-free.
     ///
     /// # Safety
     ///
-    /// For `'a` the caller holds an RCU guard.
+    /// For `'a` the caller holds an RCU guard, the table's lock or a used slot of the slab: invariant 4.
     #[inline(always)]
     pub(super) unsafe fn slab<'a>(&self, index: u32) -> Option<&'a Watched<Slab<T>>> {
-        // SAFETY: the caller holds a guard.
-        let word = unsafe { self.tree.load(u64::from(index) >> SLAB_BITS) };
-        // SAFETY: invariant 4 of `slab`: the slab was found under the caller's guard.
+        let word = self.tree.load(u64::from(index) >> SLAB_BITS);
+        // SAFETY: by the contract of this function the slab stays for `'a`.
         slab_of(word).map(|slab| unsafe { slab.as_ref() })
     }
 
@@ -473,12 +462,11 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn lookup_error(&self, id: Id) -> LookupError {
-        // SAFETY: the caller holds a guard.
-        let word = unsafe { self.tree.load_or_floor(u64::from(id.index()) >> SLAB_BITS) };
+        let word = self.tree.load(u64::from(id.index()) >> SLAB_BITS);
         let next = match slab_of::<T>(word) {
             // SAFETY: invariant 4 of `slab`: the slab was found under the caller's guard.
             Some(slab) => next_generation(unsafe { slab.as_ref() }, id.index()),
-            None => floor_in(word) as u32,
+            None => floor_in(word),
         };
         if id.generation() < next { LookupError::Stale } else { LookupError::NotFound }
     }
@@ -488,25 +476,13 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
     /// Invariant 4 of [`slab`](crate::slab) says which callers may follow the pointer: those that were
     /// pinned before the call, hold the lock, or own the core of a dropped table.
     pub(super) fn next_slab(&self, from: u64, to: u64) -> Option<(u64, SlabPtr<T>)> {
-        if from > to {
-            return None;
-        }
-        let _guard = rcu::pin();
-        // SAFETY: `_guard` is an RCU guard.
-        let (key, word) = unsafe { self.tree.next(from, to) }?;
+        let (key, word) = self.tree.iter_from(from).next().filter(|(key, _)| *key <= to)?;
         Some((key, slab_of(word)?))
-    }
-
-    /// Returns the key of the last slab, or 0 if there is no slab.
-    pub(super) fn last_key(&self) -> u64 {
-        let _guard = rcu::pin();
-        // SAFETY: `_guard` is an RCU guard.
-        unsafe { self.tree.prev(LAST_KEY) }.map_or(0, |(key, _)| key)
     }
 
     /// Takes every slab out and passes it to `slab`. Frees the nodes at once.
     pub(super) fn destroy(&mut self, mut slab: impl FnMut(SlabPtr<T>)) {
-        self.tree.destroy(|_, word| {
+        self.tree.destroy(|word| {
             if let Some(found) = slab_of::<T>(word) {
                 slab(found);
             }
@@ -517,8 +493,8 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
 /// Returns the slab that a word of the tree leads to, or `None` for a floor.
 #[inline(always)]
 pub(super) fn slab_of<T: Send + Sync + 'static>(word: *mut ()) -> Option<SlabPtr<T>> {
-    // SAFETY: a tree with floors has no null words.
-    (word.addr() & 1 == 0).then(|| unsafe { NonNull::new_unchecked(word.cast()) })
+    // SAFETY: a tree has no null words.
+    is_present(word).then(|| unsafe { NonNull::new_unchecked(word.cast()) })
 }
 
 /// Returns the generation of the next context at `index`, or of the live one. Lower generations are

@@ -1,6 +1,6 @@
 //! The search for the lowest vacant slot.
 //!
-//! A slab has a bit for each used slot, and the tree has a bit for each full slab. A search reads several
+//! A slab has a bit for each used slot, and a node of the tree one for each child with a vacancy. A search reads several
 //! cache lines, which are remote when another CPU inserted last. So the lowest vacant slots are moved in
 //! batches, under one lock, to a [`VacantQueue`](crate::core::VacantQueue) beside the lock:
 //!
@@ -18,7 +18,7 @@
 //!    makes vacant.
 //! 2. A slot in the queue is vacant, and its bit in `used` is set.
 
-use percpu::rcu::{self, Batch};
+use percpu::rcu::Batch;
 use percpu::sync::atomic::Ordering;
 use percpu::sync::order;
 use percpu::{AllocError, PerCpu};
@@ -30,7 +30,7 @@ use crate::retire_list::RetireLists;
 use crate::slab::{
     self, Begin, FULL, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, next_generation, slab_of,
 };
-use crate::tree::{Edit, floor_word};
+use crate::tree::{floor_in, floor_word, is_present};
 
 /// A vacant slot that belongs to the caller. The drop makes it vacant again, unless it was filled.
 pub(super) struct Claim<'a, T: Send + Sync + 'static> {
@@ -51,6 +51,20 @@ struct Spare<T: Send + Sync + 'static> {
     begin: Begin,
 }
 
+/// What an insert does next, while it has the lock.
+enum Step {
+    /// Takes this index, which was in the queue.
+    Recycled(u32),
+    /// Looks again: the queue was filled with vacant slots.
+    Vacant,
+    /// Adds a slab for this key to the tree, or makes one without the lock.
+    NeedSlab(u64, Begin),
+    /// Reclaims before it allocates: many slots are dead, or no slab can be added.
+    Reclaim,
+    /// Gives up: every index is in use.
+    Exhausted { pending: u64 },
+}
+
 impl<T: Send + Sync + 'static> Core<T> {
     /// Takes the lowest vacant slot. Blocks shortly on the lock; allocates a slab if no slab has a vacant
     /// slot.
@@ -66,8 +80,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Makes the claim of a slot whose bit this thread has set.
     #[inline]
     fn claim_used(&self, index: u32) -> Claim<'_, T> {
-        let _guard = rcu::pin(); // keeps the nodes above the slab
-        // SAFETY: `_guard` is an RCU guard. The slab stays after it, because the slot is used.
+        // SAFETY: the slot is used.
         let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
         Claim { core: self, slab: slab.into(), id: Id::new(index, next_generation(slab, index)) }
     }
@@ -80,31 +93,52 @@ impl<T: Send + Sync + 'static> Core<T> {
         let mut has_advanced = false;
         loop {
             let mut state = self.lock();
-            self.refill(&mut state);
-            if let Some(index) = state.queue.pop() {
-                drop(state);
-                return Ok(self.claim_used(index));
-            }
-            // The queue is empty, so the lowest vacant index has no slab.
-            let wanted = self.missing_slab(&state);
-            if let (Some(wanted), Some(made)) = (wanted, &spare) {
-                if wanted == (made.key, made.begin) {
-                    self.add_slab(&mut state, made)?;
-                    std::mem::forget(spare.take());
-                    continue;
+            match self.next_step(&mut state, has_advanced) {
+                Step::Recycled(index) => {
+                    drop(state);
+                    return Ok(self.claim_used(index));
                 }
-            }
-            let (used, pending) = (state.used, self.pending(&state));
-            drop(state);
-            // Reclaims dead slots before it allocates, if there are many or no slab can be made.
-            if !has_advanced && pending != 0 && (wanted.is_none() || pending >= used / 8) {
-                has_advanced = true;
-                if self.advance() != 0 {
-                    continue;
+                Step::Vacant => {}
+                Step::NeedSlab(key, begin) => match spare.take() {
+                    Some(made) if (made.key, made.begin) == (key, begin) => {
+                        self.add_slab(&mut state, made)?;
+                    }
+                    outdated => {
+                        drop(state);
+                        drop(outdated);
+                        spare = Some(self.make_slab(key, begin)?);
+                    }
+                },
+                Step::Reclaim => {
+                    drop(state);
+                    has_advanced = true;
+                    self.advance();
                 }
+                Step::Exhausted { pending } => return Err(InsertRefused::Exhausted { pending }),
             }
-            let (key, begin) = wanted.ok_or(InsertRefused::Exhausted { pending })?;
-            spare = Some(self.make_slab(key, begin)?);
+        }
+    }
+
+    /// Decides what an insert does next.
+    fn next_step(&self, state: &mut State<T>, has_advanced: bool) -> Step {
+        if let Some(index) = state.queue.pop() {
+            return Step::Recycled(index);
+        }
+        if self.refill(state) {
+            return Step::Vacant;
+        }
+        let pending = self.pending(state);
+        // The queue cannot be filled, so the lowest vacant index has no slab.
+        let key = self.slabs.tree().lowest_vacant();
+        let word = self.slabs.tree().load(key);
+        // Otherwise the slab's vacant slots are above the largest index.
+        let is_missing = key <= u64::from(self.max_index) >> SLAB_BITS && !is_present(word);
+        if !has_advanced && pending != 0 && (!is_missing || pending >= state.used / 8) {
+            Step::Reclaim
+        } else if is_missing {
+            Step::NeedSlab(key, Begin::new(key, floor_in(word), state.unused_from))
+        } else {
+            Step::Exhausted { pending }
         }
     }
 
@@ -117,68 +151,43 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(())
     }
 
-    /// Returns the right to change the tree. Only `release` unlinks nodes, so its callers retire them
-    /// after the unlock; the other callers may drop the edit under the lock.
-    fn edit<'a>(&'a self, _: &'a State<T>) -> Edit<'a> {
-        // SAFETY: the state is borrowed while the edit lives, and a borrow of this core's state proves
-        // that the caller holds the lock.
-        unsafe { self.slabs.tree().edit() }
-    }
-
-    /// Moves the lowest vacant slots into an empty queue, up to the first key without a slab.
-    fn refill(&self, state: &mut State<T>) {
-        if state.queue.len() != 0 {
-            return;
-        }
+    /// Moves the lowest vacant slots into the empty queue, up to the first key without a slab. Returns
+    /// whether there were any.
+    fn refill(&self, state: &mut State<T>) -> bool {
         let mut taken = [0; QUEUE];
         let mut number = 0;
-        let last = self.max_index;
-        let (mut from, to) = (0, u64::from(last) >> SLAB_BITS);
-        while number < QUEUE && from <= to {
-            let edit = self.edit(state);
-            let Some(key) = edit.first_not_full(from, to) else { break };
-            let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
+        while number < QUEUE {
+            let word = self.slabs.tree().load(self.slabs.tree().lowest_vacant());
             let Some(slab) = slab_of::<T>(word) else { break };
             // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
             let it = unsafe { slab.as_ref() };
             let mut bits = 0;
             while number < QUEUE {
-                let Some(index) = vacant_in(it.used() | bits, it.index(0), last) else { break };
-                bits |= 1 << (index as usize % SLOTS);
+                let vacant = !(it.used() | bits) & FULL;
+                let index = it.index(vacant.trailing_zeros() as usize);
+                if vacant == 0 || index > self.max_index {
+                    break;
+                }
+                bits |= vacant & vacant.wrapping_neg();
                 taken[number] = index;
                 number += 1;
             }
-            drop(edit);
             self.mark_used(state, slab, bits);
-            from = key + 1;
+            if it.used() != FULL {
+                break; // the queue is full, or the other slots are above the largest index
+            }
         }
         state.queue.fill(&taken[..number]);
+        number != 0
     }
 
     /// Returns the slots of the queue to their slabs.
     fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
         while let Some(index) = state.queue.pop() {
-            let _guard = rcu::pin(); // keeps the nodes above the slab
-            // SAFETY: `_guard` is an RCU guard. The slab stays after it, because this thread holds the
-            // lock.
+            // SAFETY: this thread holds the lock.
             let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
             self.mark_vacant(state, slab.into(), 1 << (index as usize % SLOTS), batch);
         }
-    }
-
-    /// Returns the key of the first slab that is missing, and the first generations of its slots.
-    fn missing_slab(&self, state: &State<T>) -> Option<(u64, Begin)> {
-        let edit = self.edit(state);
-        let last = u64::from(self.max_index) >> SLAB_BITS;
-        let mut from = 0;
-        while let Some(key) = edit.first_not_full(from, last) {
-            let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
-            if slab_of::<T>(word).is_none() {
-                return Some((key, Begin::new(key, edit.floor_of(key) as u32, state.unused_from)));
-            }
-            from = key + 1; // its vacant slots are above the largest index
-        }
-        None
     }
 
     fn mark_used(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64) {
@@ -191,10 +200,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.empty = None;
         }
         if used == FULL {
-            let edit = self.edit(state);
-            if let Some(slot) = edit.slot(it.key()) {
-                edit.set_full(slot);
-            }
+            self.slabs.tree().set_vacant(it.key(), false);
         }
     }
 
@@ -207,10 +213,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         it.set_used(used & !bits);
         state.used -= u64::from((used & bits).count_ones());
         if used == FULL {
-            let edit = self.edit(state);
-            if let Some(slot) = edit.slot(it.key()) {
-                edit.clear_full(slot);
-            }
+            self.slabs.tree().set_vacant(it.key(), true);
         }
         if used & !bits == 0 && !state.dropped {
             self.emptied(state, slab, batch);
@@ -223,12 +226,11 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(Spare { slab, key, begin })
     }
 
-    /// Adds a slab to the tree, which then owns it: the caller forgets the spare.
-    fn add_slab(&self, state: &mut State<T>, spare: &Spare<T>) -> Result<(), AllocError> {
-        let edit = self.edit(state);
-        let slot = edit.make_slot(spare.key)?;
-        edit.set(slot, spare.slab.as_ptr().cast());
-        drop(edit);
+    /// Adds a slab to the tree, which then owns it.
+    fn add_slab(&self, state: &mut State<T>, spare: Spare<T>) -> Result<(), AllocError> {
+        self.slabs.tree().make_slot(spare.key)?;
+        self.slabs.tree().set(spare.key, spare.slab.as_ptr().cast());
+        std::mem::forget(spare);
         state.slabs += 1;
         Ok(())
     }
@@ -268,9 +270,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// The slab is freed through the pointer in the tree, which is that of its allocation. A [`SlabPtr`]
     /// that comes from a `&Slab` must not free it.
     fn release(&self, state: &mut State<T>, key: u64, batch: &mut Batch) {
-        let edit = self.edit(state);
-        let Some(slot) = edit.slot(key) else { return };
-        let Some(slab) = slab_of::<T>(edit.get(slot)) else { return };
+        let Some(slab) = slab_of::<T>(self.slabs.tree().load(key)) else { return };
         // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
         let it = unsafe { slab.as_ref() };
         let indexes = (0..SLOTS).map(|number| it.index(number));
@@ -278,8 +278,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let floor = floor.unwrap_or(Id::FIRST_GENERATION);
         // A slot whose next generation is the first one was never used.
         let used = indexes.filter(|&index| next_generation(it, index) > Id::FIRST_GENERATION).max();
-        edit.set(slot, floor_word(u64::from(floor)));
-        batch.append(&mut edit.finish());
+        self.slabs.tree().set(key, floor_word(floor));
         if let Some(index) = used {
             state.unused_from = state.unused_from.max(index + 1); // there is one: see `MAX_INDEX`
         }
@@ -290,12 +289,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: the slab has just left the tree under the lock, so only this thread retires it.
         unsafe { batch.push(head, bytes) };
     }
-}
-
-/// Returns the lowest vacant index up to `last`, in the slab whose first index is `lowest`.
-fn vacant_in(used: u64, lowest: u32, last: u32) -> Option<u32> {
-    let vacant = !used & FULL;
-    (vacant != 0).then(|| lowest + vacant.trailing_zeros()).filter(|index| *index <= last)
 }
 
 impl<T: Send + Sync + 'static> Drop for Spare<T> {

@@ -99,8 +99,9 @@ impl Waiters {
 
     #[inline]
     fn has_tasks(&self) -> bool {
-        // Pairs with the `heavy` in `register`: the task sees the removal, or this thread sees the task.
-        step!("wake a task: the removal comes before the look for tasks", light());
+        // Pairs with the `heavy` in `register`: the task sees the removal, or this thread sees the task. The
+        // fence of `Core::retire` and those of guards do so too, so no model can see it missing.
+        light();
         // Ordering: Relaxed; the fences order it.
         !check!("wake a task: no task waits", self.tasks.load(Ordering::Relaxed) == 0)
     }

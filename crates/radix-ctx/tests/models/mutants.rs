@@ -8,7 +8,7 @@ const PLANTED: Planted = Planted {
     mutants: &[quota::MUTANTS, table::MUTANTS, table_refs::MUTANTS],
     loom_only: &[quota::LOOM_ONLY, table::LOOM_ONLY, table_refs::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/tree", "tests/models"],
+    dirs: &["src", "tests/models"],
 };
 
 #[test]

@@ -25,10 +25,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("wake a task: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
     (
-        "wake a task: the removal comes before the look for tasks",
-        "table_refs::inv18_a_removal_wakes_a_task",
-    ),
-    (
         "register: the count comes before the look at the condition",
         "table_refs::inv18_a_removal_wakes_a_task",
     ),
@@ -69,7 +65,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// stops a section for a whole grace period.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "fold: no section still counts",
-    "wake a task: the removal comes before the look for tasks",
     "register: the count comes before the look at the condition",
     "retire: the link carries what came before the removal",
     "retire all: the link carries what came before",
