@@ -1,4 +1,4 @@
-//! mq-rbtree against what a program uses instead: M1 to M10, family by family, in one run.
+//! mq-rbtree against what a program uses instead: M1 to M8 and M10, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench mq_rbtree                    every family

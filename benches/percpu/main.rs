@@ -1,4 +1,4 @@
-//! percpu against what a program uses instead: P1 to P8, family by family, in one run.
+//! percpu against what a program uses instead: P1 to P5, P7 and P8, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench percpu                    every family, 101 rounds of 10 ms windows: minutes
@@ -14,7 +14,7 @@
 //! libc registers its rseq areas at the start of a process or never. The families therefore run a
 //! second time in a child of this bench, with `GLIBC_TUNABLES=glibc.pthread.rseq=0`: its tables
 //! are shown, and its P8 targets are taken over. Where this process itself has no rseq sections
-//! (that variable set, `--cfg offlock_portable`), it measures P8 itself, and P1 to P7 nowhere.
+//! (that variable set, `--cfg offlock_portable`), it measures P8 itself, and no other family.
 //!
 //! P9 is the census: `cargo bench --bench census`.
 

@@ -87,7 +87,7 @@
 //! order in which their thread made them.
 //!
 //! **Buffers** belong to the engine from submission to completion, even if the waiting future is
-//! dropped, forgotten, or past its deadline. After the completion the engine's thread frees or
+//! dropped or forgotten. After the completion the engine's thread frees or
 //! returns the buffer. If the engine cannot wait for the kernel when it is dropped, it leaks the buffers. The same holds for paths. An
 //! opened file that no code receives is closed.
 //!

@@ -22,7 +22,7 @@ const PERCENTILES: [f64; 12] =
 /// }
 /// let stats = engine.stats();
 /// assert_eq!((stats.accepted, stats.completed), (2, 2));
-/// println!("{stats}"); // percentiles of the sizes of submissions and reaps
+/// println!("{stats}"); // counters, and the completions per reap by percentile
 /// # Ok(())
 /// # }
 /// ```

@@ -1,4 +1,4 @@
-//! Notifications: one-shot callbacks, and descriptors in a real epoll set.
+//! The descriptors of a `Readiness` in a real epoll set.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::Future;

@@ -4,7 +4,7 @@
 //! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
 //!          completions reaped at once
 //!
-//! With `--image` it serves images until it is stopped, and prints sessions and statistics on
+//! With `--image` it serves images until it is stopped, and prints statistics on
 //! SIGUSR1. `--help` lists the other options.
 //!
 //! ```text

@@ -26,7 +26,7 @@ use crate::stats::Stats;
 /// ```text
 ///  0    fields that every add and removal writes, all of them under the lock
 ///  64   fields that they read: the segments of the array, the slot
-///  128  fields that some removals write: of another CPU, or of an owning list
+///  128  fields of removals by other CPUs, and of the pool of nodes
 /// ```
 #[derive(Debug)]
 #[repr(C, align(128))]

@@ -1,6 +1,6 @@
-//! A cache driven by bytes, beside a model of what it may answer: two devices with blocks of two
-//! sizes, which change, fail in every way and panic; guards, pins and buffers that are kept; a
-//! cache that is shrunk and resized. One thread.
+//! A cache driven by bytes, beside a model of what it may answer: two devices, which change, fail in
+//! every way and panic; guards, pins and buffers that are kept; a cache that is shrunk and resized.
+//! One thread.
 //!
 //! What is evicted is the cache's business: the model asks `is_cached` and holds it to that.
 
@@ -15,7 +15,7 @@ use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard}
 
 use disk::{BLOCKS, Disk, Fault, check, is_whole};
 
-/// Of the largest size: so many blocks fit.
+/// The number of blocks that fit into the cache.
 const MOST: usize = 8;
 const SIZE: usize = 512;
 

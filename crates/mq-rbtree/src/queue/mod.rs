@@ -3,13 +3,13 @@
 //! ```text
 //!   outside the lock            under the lock                    outside the lock
 //!
-//!   check, measure          ┌─ message or room? ─ yes: done       free unused memory
+//!   check                   ┌─ message or room? ─ yes: done       free unused memory
 //!   hint: memory needed? ──►│      no: wait                   ──► wake, drop
 //!     yes: allocate         └─ store unused memory
 //! ```
 //!
-//! Under the lock nothing is allocated or freed, no message is dropped, and no waker or callback
-//! runs. There is one exception: if another thread took the memory between the hint and the lock,
+//! Under the lock nothing is allocated or freed, no message is dropped, and no waker runs.
+//! There is one exception: if another thread took the memory between the hint and the lock,
 //! memory is allocated under the lock, which is counted.
 
 mod batch;

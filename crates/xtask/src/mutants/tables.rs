@@ -2,7 +2,7 @@
 //!
 //! Its section "What checks each ordering and fence" has a table. The first word or words of a label, up to
 //! the colon, stand in its second column. An ordering without a label is counted in one of the other
-//! columns: `` `tree/bits.rs` 3 `` are three orderings of `src/tree/bits.rs`. A litmus test stands there by
+//! columns: `` `tree.rs` 3 `` are three orderings of `src/tree.rs`. A litmus test stands there by
 //! its name.
 
 use std::collections::{BTreeMap, BTreeSet};
