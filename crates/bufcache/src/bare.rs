@@ -60,7 +60,7 @@ impl Bare {
         slot.clear();
     }
 
-    /// One where no block is yet.
+    /// Returns an entry that holds no block.
     #[must_use]
     pub fn empty() -> Self {
         Self { entry: Entry::new(), bytes: UnsafeCell::new(0) }
@@ -174,7 +174,7 @@ impl Bare {
         bytes
     }
 
-    /// As a thread does that has waited, and has the pin: what it read.
+    /// Turns a waiter's pin into a hazard slot and returns the bytes read under it.
     pub fn wake(&self) -> u64 {
         let slot = hazard::protect_kept(&self.entry).unwrap();
         self.entry.unpin();
