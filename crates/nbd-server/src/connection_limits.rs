@@ -2,12 +2,13 @@
 //!
 //! A peer is a user (Unix sockets) or an address (TCP). The main thread admits each connection, and
 //! passes its [`Permit`] to the worker that serves it. A connection is half-open until it has
-//! finished its handshake. If a limit is reached, a new connection takes the place of the oldest
-//! half-open one, so silent connections do not keep other clients out.
+//! finished its handshake.
 //!
 //! A worker frees the place of a connection when it handles the connection's end, which may be
-//! after the main thread accepts the same client's next connection. So a connection that a limit
-//! refuses waits for a moment ([`Waiting`]), and is admitted if a place becomes free meanwhile.
+//! after the main thread accepts the same client's next connection. So a connection that reaches a
+//! limit waits for a moment ([`Waiting`]), and is admitted if a place becomes free meanwhile. Only
+//! then it takes the place of the oldest half-open one: clients within the limit evict no handshake
+//! of each other, and silent connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -26,10 +27,10 @@ const SHARE: usize = 4;
 /// Half-open connections that a peer may always have, for servers with a low limit. A guess:
 /// clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
-/// How long a refused connection waits for a place: longer than a worker takes to handle the end of
-/// a connection, even on a busy machine.
+/// How long a connection waits for a free place: longer than a worker takes to handle the end of a
+/// connection, even on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Most connections that wait. Each has a descriptor; further ones are refused at once.
+/// Most connections that wait. Each has a descriptor; further ones evict or are refused at once.
 const MOST_WAITING: usize = 64;
 
 /// The limits of one server, and the connections that count.
@@ -41,14 +42,14 @@ pub(crate) struct ConnectionLimits {
     max_half_open: usize,
     /// Made readable when the last connection ends, if any connection has finished its handshake.
     all_served: Option<Arc<OwnedFd>>,
-    /// Made readable when a place becomes free while connections wait for one.
+    /// Made readable when a place becomes free, or a handshake ends, while connections wait.
     freed: Arc<OwnedFd>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// A connection was refused, and may wait for a place.
+    /// A connection was not admitted, and may wait for a place.
     has_waiting: bool,
     next_ticket: u64,
     /// Connections that have a place, half-open ones included.
@@ -80,6 +81,8 @@ pub(crate) enum Refused {
     Server(usize),
     #[error("the peer has {0} connections, its limit")]
     Peer(usize),
+    #[error("the peer has {0} connections in their handshake, its limit")]
+    HalfOpen(usize),
 }
 
 /// Permission for one connection. Dropping it frees the place.
@@ -113,19 +116,20 @@ impl ConnectionLimits {
         }))
     }
 
-    /// Returns the descriptor that is readable when a place has become free.
+    /// Returns the descriptor that is readable when a connection that waits may be admitted.
     pub(crate) fn freed(&self) -> &Arc<OwnedFd> {
         &self.freed
     }
 
-    /// Admits a connection. If it takes the place of a half-open one, also returns that one and its
-    /// worker, for the caller to close it.
+    /// Admits a connection to a free place or, if it may evict, to that of a half-open one. Then
+    /// also returns that one and its worker, for the caller to close it.
     pub(crate) fn admit(
         self: &Arc<Self>,
         peer: Peer,
+        may_evict: bool,
     ) -> Result<(Permit, Option<(Id, usize)>), Refused> {
         let state = &mut *self.state.lock();
-        let admitted = self.judge(state, peer);
+        let admitted = self.judge(state, peer, may_evict);
         state.has_waiting |= admitted.is_err(); // with the lock held, so that no release is missed
         admitted
     }
@@ -134,6 +138,7 @@ impl ConnectionLimits {
         self: &Arc<Self>,
         state: &mut State,
         peer: Peer,
+        may_evict: bool,
     ) -> Result<(Permit, Option<(Id, usize)>), Refused> {
         let key = peer.key();
         let counts = state.counts.get(&key).copied().unwrap_or_default();
@@ -141,20 +146,21 @@ impl ConnectionLimits {
             PeerKey::User(_) => self.max_per_user,
             PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max_per_address,
         };
-        let evicted = if counts.half_open >= self.max_half_open || counts.open >= max_per_peer {
-            // One of this peer's own connections is evicted, even if the server has free places.
-            let evicted = state.evict(key);
-            if evicted.is_none() && counts.open >= max_per_peer {
-                return Err(Refused::Peer(max_per_peer));
-            }
-            evicted
+        // At its own limit a peer evicts one of its own, even if the server has free places.
+        let (refused, of) = if counts.open >= max_per_peer {
+            (Some(Refused::Peer(max_per_peer)), Some(key))
+        } else if counts.half_open >= self.max_half_open {
+            (Some(Refused::HalfOpen(self.max_half_open)), Some(key))
         } else if state.open >= self.max {
             let most = state.counts.iter().max_by_key(|(_, counts)| counts.half_open);
-            let evicted = most.map(|(&most, _)| most).and_then(|most| state.evict(most));
-            evicted.is_some().then_some(evicted).ok_or(Refused::Server(self.max))?
+            (Some(Refused::Server(self.max)), most.map(|(&most, _)| most))
         } else {
-            None
+            (None, None)
         };
+        let evicted = of.filter(|_| may_evict).and_then(|of| state.evict(of));
+        if let (Some(refused), None) = (refused, evicted) {
+            return Err(refused);
+        }
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         state.open += 1;
@@ -209,6 +215,9 @@ impl Permit {
         let state = &mut *self.limits.state.lock();
         self.is_open = state.end_half_open(self.ticket);
         state.has_served |= self.is_open;
+        if state.has_waiting {
+            notify(&self.limits.freed); // the peer may have one more half-open connection
+        }
         self.is_open
     }
 }
@@ -228,7 +237,7 @@ impl Drop for Permit {
     }
 }
 
-/// The connections that a limit has refused and that wait for a place, of the main thread.
+/// The connections that have reached a limit and wait for a place, of the main thread.
 #[derive(Debug)]
 pub(crate) struct Waiting<S> {
     /// The oldest first.
@@ -245,7 +254,8 @@ impl<S> Default for Waiting<S> {
 pub(crate) type Admitted<S> = (S, Permit, Option<(Id, usize)>);
 
 impl<S> Waiting<S> {
-    /// Admits a connection, or lets it wait. `None` if it waits.
+    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, it may
+    /// evict at once, so that a crowd of silent clients does not keep it out.
     pub(crate) fn admit(
         &mut self,
         limits: &Arc<ConnectionLimits>,
@@ -253,8 +263,9 @@ impl<S> Waiting<S> {
         peer: Peer,
         now: Instant,
     ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
-        match limits.admit(peer) {
-            Err(reason) if self.queue.len() >= MOST_WAITING => Some(Err((peer, reason))),
+        let may_evict = self.queue.len() >= MOST_WAITING;
+        match limits.admit(peer, may_evict) {
+            Err(reason) if may_evict => Some(Err((peer, reason))),
             Err(_) => {
                 self.queue.push_back((socket, peer, now + PATIENCE));
                 None
@@ -263,8 +274,8 @@ impl<S> Waiting<S> {
         }
     }
 
-    /// Returns a waiting connection that is admitted, or that has waited long enough. `None` if the
-    /// others go on waiting.
+    /// Returns a waiting connection that is admitted, or that has waited long enough and found none
+    /// to evict. `None` if the others go on waiting.
     pub(crate) fn next(
         &mut self,
         limits: &Arc<ConnectionLimits>,
@@ -272,8 +283,9 @@ impl<S> Waiting<S> {
     ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
         for at in 0..self.queue.len() {
             let (_, peer, until) = self.queue[at];
-            match limits.admit(peer) {
-                Err(_) if now < until => {}
+            let may_evict = now >= until;
+            match limits.admit(peer, may_evict) {
+                Err(_) if !may_evict => {}
                 Err(reason) => {
                     drop(self.queue.remove(at));
                     return Some(Err((peer, reason)));
@@ -314,7 +326,7 @@ mod tests {
         peer: Peer,
         number: u64,
     ) -> Result<(Permit, Option<u64>), Refused> {
-        let (permit, evicted) = limits.admit(peer)?;
+        let (permit, evicted) = limits.admit(peer, true)?;
         permit.set_location(id(number), 0);
         Ok((permit, evicted.map(|(id, _)| id.to_bits() - (1 << 32))))
     }
@@ -366,9 +378,9 @@ mod tests {
         let fd = crate::notifier::eventfd().unwrap();
         let limits = ConnectionLimits::new(4, None, Some(Arc::clone(&fd))).unwrap();
         let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
-        drop(limits.admit(A).unwrap());
+        drop(limits.admit(A, true).unwrap());
         assert!(!is_told(), "a probe of the port ends nothing");
-        let mut permits: Vec<_> = (0..2).map(|_| limits.admit(A).unwrap().0).collect();
+        let mut permits: Vec<_> = (0..2).map(|_| limits.admit(A, true).unwrap().0).collect();
         assert!(permits[0].finish_handshake());
         let mut permits = permits.into_iter();
         drop(permits.next());
@@ -385,10 +397,11 @@ mod tests {
             {
                 let limits = ConnectionLimits::new(max, None, None).unwrap();
                 let mut permits: Vec<_> =
-                    (0..most).map(|_| limits.admit(peer).unwrap().0).collect();
+                    (0..most).map(|_| limits.admit(peer, true).unwrap().0).collect();
                 assert!(permits.iter_mut().all(Permit::finish_handshake));
-                assert!(limits.admit(peer).is_err(), "{peer:?} had {most} of {max}");
-                assert_eq!(limits.admit(Peer::User { user: 2, process: 1 }).is_ok(), most < max);
+                assert!(limits.admit(peer, true).is_err(), "{peer:?} had {most} of {max}");
+                let user = Peer::User { user: 2, process: 1 };
+                assert_eq!(limits.admit(user, true).is_ok(), most < max);
             }
         }
     }
@@ -421,5 +434,56 @@ mod tests {
         }
         let refused = waiting.admit(&limits, 0, A, now).unwrap();
         assert_eq!(refused.unwrap_err(), (A, Refused::Peer(1)));
+    }
+
+    /// Two clients that are within the limit end a connection and connect again. One of the new
+    /// connections arrives before a worker frees the second old place.
+    #[test]
+    fn a_connection_waits_for_a_free_place_before_it_evicts_another() {
+        let limits = ConnectionLimits::new(2, None, None).unwrap();
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let mut olds: Vec<_> = (0..2).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
+        assert!(olds.iter_mut().all(Permit::finish_handshake));
+        olds.pop();
+        let (_, mut first, _) = waiting.admit(&limits, 2, A, now).unwrap().unwrap();
+        first.set_location(id(2), 0);
+        assert!(waiting.admit(&limits, 3, A, now).is_none(), "it took a place in use");
+        assert!(waiting.next(&limits, now + PATIENCE / 2).is_none());
+        olds.pop();
+        let (socket, second, evicted) = waiting.next(&limits, now).unwrap().unwrap();
+        second.set_location(id(3), 0);
+        assert!((socket, evicted) == (3, None) && first.finish_handshake());
+        // A half-open client that stays keeps others out for no longer than they wait.
+        assert!(
+            waiting.admit(&limits, 4, A, now).is_none() && waiting.next(&limits, now).is_none()
+        );
+        let (_, _third, evicted) = waiting.next(&limits, now + PATIENCE).unwrap().unwrap();
+        assert_eq!(evicted, Some((id(3), 0)));
+    }
+
+    #[test]
+    fn a_handshake_that_ends_admits_a_peer_that_waits() {
+        let limits = ConnectionLimits::new(100, None, None).unwrap();
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let half: Vec<_> = (0..25).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
+        assert!(waiting.admit(&limits, 25, A, now).is_none(), "a quarter of 100 is half-open");
+        let mut half = half.into_iter();
+        assert!(half.next().unwrap().finish_handshake());
+        assert!(rustix::io::read(limits.freed(), &mut [0; 8]).is_ok(), "nothing told of it");
+        let (socket, _permit, evicted) = waiting.next(&limits, now).unwrap().unwrap();
+        assert_eq!((socket, evicted), (25, None));
+    }
+
+    #[test]
+    fn a_connection_that_finds_no_room_to_wait_evicts_at_once() {
+        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let (first, _) = admit(&limits, A, 0).unwrap();
+        for socket in 0..MOST_WAITING {
+            assert!(waiting.admit(&limits, socket, A, now).is_none());
+        }
+        let (_, _permit, evicted) = waiting.admit(&limits, 0, A, now).unwrap().unwrap();
+        assert_eq!(evicted, Some((id(0), 0)));
+        drop(first);
     }
 }

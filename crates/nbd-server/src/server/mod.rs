@@ -263,8 +263,8 @@ impl Server {
         thread::sleep(Duration::from_millis(10));
     }
 
-    /// Serves waiting connections that are within the limits now, and refuses those that have waited
-    /// long enough.
+    /// Serves waiting connections that are within the limits now. Those that have waited long enough
+    /// evict others, or are refused.
     fn place_waiting(&mut self) {
         while let Some(next) = self.waiting.next(&self.limits, Instant::now()) {
             self.place(next);
