@@ -261,7 +261,8 @@ impl Requests {
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
             let image = &operation.target.image.image;
-            let (mut result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+            let run = job.run(buf, || CtxRef::is_removed(&operation.conn));
+            let (mut result, buf) = tasks::contain(run).await.unwrap_or_else(|Panicked| {
                 image.fail();
                 // The panic dropped the buffer, or the engine still has it. Return another one of
                 // its size, to credit the account.

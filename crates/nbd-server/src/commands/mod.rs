@@ -43,6 +43,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes of a CACHE that the kernel is told of at a time. A guess: as many as a long READ has.
 const CACHE_PART: u64 = 8 << 20;
+/// Most bytes of a CACHE that the kernel is told of, from its start. A longer CACHE is answered
+/// after them, because it is only advice: one over a whole sparse image would occupy its worker for
+/// hours, and delay the end of the server. A guess: a disk reads as much within seconds.
+const MOST_CACHED: u64 = 256 << 20;
 
 /// A command to carry out.
 pub(crate) struct Job {
@@ -102,8 +106,8 @@ async fn change<F: Future<Output = Result<(), WriteError>>>(
 
 impl Job {
     /// Carries out the command. `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a
-    /// WRITE.
-    pub(crate) async fn run(self, buf: Option<AlignedBuf>) -> Ended {
+    /// WRITE. A CACHE ends early if `is_closed` says that its connection is closed.
+    pub(crate) async fn run(self, buf: Option<AlignedBuf>, is_closed: impl Fn() -> bool) -> Ended {
         let Request { offset, len, .. } = self.request;
         let end = offset + len;
         match (self.command, buf) {
@@ -142,8 +146,8 @@ impl Job {
                     // In parts, one after the other, so that other requests run in between: the
                     // kernel begins to read a whole part before it returns.
                     Source::File(file) => {
-                        let mut at = offset;
-                        while at < end {
+                        let (mut at, end) = (offset, end.min(offset.saturating_add(MOST_CACHED)));
+                        while at < end && !is_closed() {
                             let part = CACHE_PART.min(end - at);
                             // The command is only advice, so a failure is no error.
                             if let Ok(advice) = self.engine.will_need(file, at, part).submit() {
