@@ -112,6 +112,15 @@ pub(crate) fn flush() {
     let _ = written.recv_timeout(PATIENCE.saturating_sub(since.elapsed())); // then without it
 }
 
+/// Flushes the log when it is dropped, at the end of the main thread or as a panic unwinds it.
+pub(crate) struct FlushAtEnd;
+
+impl Drop for FlushAtEnd {
+    fn drop(&mut self) {
+        flush();
+    }
+}
+
 /// Writes to standard output on a thread of its own, and waits a second for it. If the output takes
 /// nothing for that long, the server goes on without it.
 pub(crate) fn print(text: String) -> io::Result<()> {
@@ -141,11 +150,15 @@ fn write(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Has panics counted, and reported by the log, because the standard hook blocks while standard
-/// error takes nothing.
+/// error takes nothing. A panic of the main thread ends the process, so that thread waits until its
+/// report is written, as [`flush`] does.
 pub(crate) fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
         PANICS.fetch_add(1, Ordering::Relaxed);
         let _ = LogWriter.write(describe(info).as_bytes()); // never fails
+        if thread::current().name() == Some("main") {
+            flush();
+        }
     }));
 }
 
@@ -192,5 +205,35 @@ mod tests {
         let mut found = Vec::new();
         io::Read::read_to_end(&mut reader, &mut found).unwrap();
         assert!(thread.join().unwrap().is_ok() && found == expected);
+    }
+
+    /// The variable that makes [`child_that_panics`] the process of a test.
+    const CHILD: &str = "OFFLOCK_TEST_PANICS";
+
+    /// A process whose main thread panics and ends, while standard error is full.
+    #[test]
+    fn child_that_panics() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        report_panics();
+        let _ = LogWriter.write(&[b'.'; 1 << 20]);
+        let thread = thread::Builder::new().name("main".into()).spawn(|| panic!("the last line"));
+        assert!(thread.unwrap().join().is_err());
+        std::process::exit(3);
+    }
+
+    #[test]
+    fn a_panic_of_the_main_thread_is_written_before_the_process_ends() {
+        use std::process::{Command, Stdio};
+
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "diagnostics::tests::child_that_panics"]).env(CHILD, "1");
+        let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        thread::sleep(PATIENCE / 10); // so that the pipe is full when the thread panics
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3));
+        assert!(text.contains("the last line"), "{} bytes", text.len());
     }
 }

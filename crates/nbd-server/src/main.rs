@@ -69,7 +69,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::Args;
 use crate::background::{PidFile, Starter};
 use crate::demo::DemoOptions;
-use crate::diagnostics::LogWriter;
+use crate::diagnostics::{FlushAtEnd, LogWriter};
 use crate::image_spec::ImageSpec;
 use crate::run_command::RunCommand;
 use crate::server::{Server, Wakeups};
@@ -80,6 +80,7 @@ fn main() -> ExitCode {
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
     start_log(default);
+    let _flush = FlushAtEnd;
     diagnostics::report_panics();
     raise_descriptor_limit();
     ignore_sigxfsz();
@@ -89,13 +90,11 @@ fn main() -> ExitCode {
         Ok(None) if args.fork => fork(),
         Ok(starter) => serve(args, starter),
     };
-    let code = done.unwrap_or_else(|error| {
+    done.unwrap_or_else(|error| {
         // If the log takes nothing, the exit code still reports the failure.
         let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
         ExitCode::FAILURE
-    });
-    diagnostics::flush();
-    code
+    })
 }
 
 /// Sets the log up, with the level of `OFFLOCK_LOG` or else `default`.
@@ -171,6 +170,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
         if args.run.is_none() {
             let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
+            diagnostics::flush(); // `exit` drops nothing
             Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
         }
         let folder = own_folder.insert(PrivateFolder::create()?);
