@@ -113,6 +113,9 @@ impl Export {
     /// image was opened.
     fn new(mut info: ExportInfo, image: Arc<Image>, spec: &ImageSpec) -> Self {
         info.size = info.size.min(image.len().saturating_sub(spec.offset));
+        if image.uncached.is_read_only() {
+            info.flags = flags(true, Flags::NONE); // another export of the file has opened it
+        }
         Self { info, image, start: spec.offset, grows: spec.size.is_none() }.current()
     }
 

@@ -161,3 +161,24 @@ fn an_open_image_grows_with_its_file_by_whole_blocks() {
     table.grow();
     assert_eq!((open("a"), table.images().len()), (Some(16_384), 2), "no image shrinks");
 }
+
+/// The image is open for reading only, so its other export must not announce writes.
+#[test]
+fn a_file_of_the_folder_that_is_open_for_reading_is_read_only() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a", "b"] {
+        File::create(dir.path().join(name)).unwrap().set_len(4096).unwrap();
+    }
+    let path = dir.path().to_str().unwrap();
+    let image = format!("x={path}/a,readonly");
+    let args = ["offlock-nbd", "--image", &image, "--export-dir", path];
+    let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+    for (name, read_only) in [("x", true), ("a", true), ("b", false)] {
+        let found = table.find_export(name).ok().flatten().unwrap();
+        let opened = table.open_export(name).ok().flatten().unwrap().info;
+        assert_eq!(
+            [found, opened].map(|info| info.flags.contains(Flags::READ_ONLY)),
+            [read_only; 2]
+        );
+    }
+}
