@@ -214,11 +214,23 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 }
 
+/// The share of an insert in the limit, which the drop gives back. An insert that has a slot forgets it.
+struct Share<'a>(&'a Quota);
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.0.give_back(1);
+    }
+}
+
 impl<T: Send + Sync + 'static> Core<T> {
     /// Counts a context for the limit and claims a vacant slot.
     #[inline]
     pub(super) fn admit(&self) -> Result<Claim<'_, T>, InsertRefused> {
         self.quota.take().map_err(|limit| InsertRefused::Quota { limit })?;
-        self.claim().inspect_err(|_| self.quota.give_back(1))
+        let share = Share(&self.quota); // the claim may run drops of contexts, which may panic
+        let claim = self.claim()?;
+        std::mem::forget(share);
+        Ok(claim)
     }
 }

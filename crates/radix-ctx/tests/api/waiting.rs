@@ -312,6 +312,31 @@ fn a_panic_of_user_code_stops_nothing() {
     assert!(catch_unwind(AssertUnwindSafe(|| drop(table))).is_err(), "of the table");
 }
 
+/// The reclaim in an insert drops a context whose drop panics. The insert takes nothing of the limit then.
+#[test]
+fn inv15_an_insert_that_panics_gives_its_share_back() {
+    const INSERTS: [fn(&CtxTable<Panics>) -> bool; 2] = [
+        |table| table.insert(Panics(false)).is_ok(),
+        |table| table.insert_ref(Panics(false)).is_ok(),
+    ];
+    for insert in INSERTS {
+        let has_panicked = (0..1_000).any(|_| {
+            let table = CtxTable::builder().max_contexts(1).max_index(0).build();
+            table.remove(table.insert(Panics(true)).unwrap()).unwrap();
+            let call = || catch_unwind(AssertUnwindSafe(|| insert(&table)));
+            let refused = |inserted: &Result<bool, _>| matches!(inserted, Ok(false));
+            // Refused until the grace period has ended. It succeeds if RCU was faster.
+            let inserted =
+                in_time(|| std::iter::repeat_with(call).find(|got| !refused(got)).unwrap());
+            inserted.is_err() && {
+                assert!(table.is_empty() && insert(&table), "one more fits");
+                true
+            }
+        });
+        assert!(has_panicked);
+    }
+}
+
 /// A context whose drop calls its table.
 struct Calls {
     table: &'static OnceLock<CtxTable<Calls>>,
