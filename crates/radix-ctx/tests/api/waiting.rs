@@ -337,6 +337,32 @@ fn inv15_an_insert_that_panics_gives_its_share_back() {
     }
 }
 
+/// A call of a table in a drop, while the thread unwinds for another panic, drops the panic of a context:
+/// two at a time would abort the process.
+#[test]
+fn a_panic_of_user_code_during_another_one_is_dropped() {
+    type Call = fn(&CtxTable<Panics>) -> bool;
+    struct CallsInDrop<'a>(&'a CtxTable<Panics>, Call);
+    impl Drop for CallsInDrop<'_> {
+        fn drop(&mut self) {
+            assert!((self.1)(self.0));
+        }
+    }
+    const CALLS: [Call; 2] =
+        [|table| table.remove_all() == Ok(2), |table| table.begin_remove_all().wait().is_ok()];
+    for call in CALLS {
+        let table = CtxTable::new();
+        (0..2).for_each(|_| _ = table.insert(Panics(true)).unwrap());
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _calls = CallsInDrop(&table, call);
+            std::panic::resume_unwind(Box::new("the first"));
+        }));
+        assert_eq!(unwound.unwrap_err().downcast_ref(), Some(&"the first"));
+        assert_eq!((table.len(), table.stats().pending), (0, 0));
+        table.validate();
+    }
+}
+
 /// A context whose drop calls its table.
 struct Calls {
     table: &'static OnceLock<CtxTable<Calls>>,
