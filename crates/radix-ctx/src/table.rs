@@ -199,8 +199,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// The index of a removed context becomes vacant when its readers have left, after a grace period,
     /// and its last [`CtxRef`](crate::CtxRef) is dropped. [`flush`](Self::flush) waits for the readers.
     ///
-    /// Blocks shortly on the table's lock. Allocates a slab if no slab has a vacant slot; if many slots
-    /// are those of removed contexts, reclaims them first, which runs their drops.
+    /// Blocks shortly on the table's lock. Allocates a slab if the lowest vacant index has none, although
+    /// a slab of higher indexes may have room; if many slots are those of removed contexts, reclaims them
+    /// first, which runs their drops.
     ///
     /// # Errors
     ///

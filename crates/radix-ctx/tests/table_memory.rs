@@ -162,7 +162,7 @@ fn inv13_a_refused_count_gives_no_reference() {
     }
 }
 
-/// Lookups, references, removals, reclaim, and inserts into slabs with vacant slots allocate nothing.
+/// Lookups, references, removals, reclaim, and inserts at indexes that have a slab allocate nothing.
 #[test]
 fn a_table_with_room_allocates_nothing() {
     let _alone = alone();
