@@ -13,6 +13,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("evict: scan the slots", "evict::inv05_a_lookup_against_the_last_release"),
     #[cfg(offlock_loom)] // too rare in random schedules
     ("lookup: the entry is still that of the key", "evict::inv06_a_hit_keeps_its_buffer"),
+    #[cfg(offlock_loom)] // too rare in random schedules
     ("evict: no pin after the scan", "evict::inv06_a_guard_becomes_a_pin"),
     ("unpin: the bytes were read before", "evict::inv06_a_pin_keeps_its_buffer"),
     #[cfg(offlock_loom)] // too rare in random schedules
