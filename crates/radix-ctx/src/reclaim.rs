@@ -199,11 +199,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             return 0;
         };
-        let mut reclaiming = Reclaiming::begin(self, state);
+        let mut reclaiming = Reclaiming::begin(self, state, panic);
         if !check!("reclaim: a grace period is over", period.poll()) {
             return 0;
         }
-        reclaiming.run(panic)
+        reclaiming.run()
     }
 
     /// Advances until every slot that was dead before this call has left the lists. Returns how many
@@ -229,7 +229,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             let state = self.lock_reclaimed()?;
             if state.waiting == Some(period) {
-                vacated += Reclaiming::begin(self, state).run(&mut panic);
+                vacated += Reclaiming::begin(self, state, &mut panic).run();
             }
         }
         panic.resume();
@@ -361,7 +361,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let mut panic = FirstPanic::default();
         dropping(core.address(), || core.drop_value(it, index, &mut panic));
         // SAFETY: the contract of this function; the value is dropped.
-        unsafe { Self::vacate_last(this, slab, index, state) };
+        unsafe { Self::vacate_last(this, slab, index, state, &mut panic) };
         panic.resume();
     }
 
@@ -370,7 +370,13 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// # Safety
     ///
     /// That of [`last_put`](Self::last_put).
-    unsafe fn vacate_last(this: NonNull<Self>, slab: SlabPtr<T>, index: u32, state: NotLive) {
+    unsafe fn vacate_last(
+        this: NonNull<Self>,
+        slab: SlabPtr<T>,
+        index: u32,
+        state: NotLive,
+        panic: &mut FirstPanic,
+    ) {
         // SAFETY: the dead slot keeps the core until `guard` is pinned, which keeps it from then on
         // (invariant 3 of the core). It is not used after `end`.
         let core = unsafe { this.as_ref() };
@@ -384,7 +390,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let released = vacated.give_back();
         core.waiters.wake_threads();
         // SAFETY: the guard was pinned before the slot was vacated.
-        unsafe { Self::end(this, guard) };
+        unsafe { Self::end(this, guard, panic) };
         drop(released); // without the guard, because RCU may run drops
     }
 }
@@ -392,6 +398,8 @@ impl<T: Send + Sync + 'static> Core<T> {
 /// Ownership of the waiting lists: invariant 2 of [`reclaim`](crate::reclaim).
 struct Reclaiming<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
+    /// The panics of drops, in the reclaim and in the end of the table.
+    panic: &'a mut FirstPanic,
     done: bool,
     /// The slabs that were released. They are retired when no mark of the reclaim is left, because that may
     /// run drops of other objects.
@@ -400,15 +408,19 @@ struct Reclaiming<'a, T: Send + Sync + 'static> {
 
 impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
     /// Takes the waiting lists, which are not empty and which no thread owns.
-    fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
+    fn begin(
+        core: &'a Core<T>,
+        mut state: WordGuard<'a, State<T>>,
+        panic: &'a mut FirstPanic,
+    ) -> Self {
         state.reclaiming = true;
-        Self { core, done: false, released: Batch::new() }
+        Self { core, panic, done: false, released: Batch::new() }
     }
 
     /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
-    fn run(&mut self, panic: &mut FirstPanic) -> usize {
+    fn run(&mut self) -> usize {
         let address = self.core.address();
-        let (vacated, released) = dropping(address, || self.core.reclaim(panic));
+        let (vacated, released) = dropping(address, || self.core.reclaim(self.panic));
         self.released = released;
         self.done = true;
         vacated
@@ -416,7 +428,7 @@ impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
 }
 
 impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
-    /// Returns the lists to the lock.
+    /// Returns the lists to the lock, and ends the table if it was dropped meanwhile.
     fn drop(&mut self) {
         let core = self.core;
         let mut state = core.lock();
@@ -435,7 +447,7 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
         if dropped {
             // SAFETY: the caller of `begin` borrows the table, or is the reclaim callback. Both keep the
             // core until after this call.
-            unsafe { Core::end(core.this(), rcu::pin()) };
+            unsafe { Core::end(core.this(), rcu::pin(), self.panic) };
         }
     }
 }
@@ -549,12 +561,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         let guard = rcu::pin(); // invariant 3 of the core
         // SAFETY: the table keeps the core until `guard` is pinned, which keeps it from then on.
         unsafe { this.as_ref() }.lock().dropped = true;
+        let mut panic = FirstPanic::default();
         // SAFETY: the guard was pinned before `dropped` was set.
-        unsafe { Self::end(this, guard) };
+        unsafe { Self::end(this, guard, &mut panic) };
+        panic.resume();
     }
 
     /// Ends a dropped table, unless another thread does. Queues the callback that frees the core once
-    /// the table is over.
+    /// the table is over. Leaves the first panic of a drop or a waker to the caller, which goes on with it
+    /// when it has nothing left to do.
     ///
     /// `this` is a pointer because another thread may free the core when the guard has ended, before
     /// this returns. A `&self` would promise that the core outlives the call.
@@ -563,11 +578,10 @@ impl<T: Send + Sync + 'static> Core<T> {
     ///
     /// `this` is a live core, and the guard was pinned before the caller gave up its borrow, its slot or
     /// its right to reclaim: invariant 3 of the core.
-    pub(super) unsafe fn end(this: NonNull<Self>, mut guard: Guard) {
+    pub(super) unsafe fn end(this: NonNull<Self>, mut guard: Guard, panic: &mut FirstPanic) {
         // SAFETY: the guard keeps the core (invariant 3 of the core). Below, it ends only while
         // `reclaiming` is set, which keeps the core, and at the end.
         let it = unsafe { this.as_ref() };
-        let mut panic = FirstPanic::default();
         let mut state = it.lock();
         if state.dropped && !state.reclaiming && !state.ended {
             state.ended = true;
@@ -575,7 +589,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.reclaiming = true;
             drop(state);
             drop(guard); // drops of values may wait for readers; `reclaiming` keeps the core
-            dropping(it.address(), || it.reclaim_all(&mut panic));
+            dropping(it.address(), || it.reclaim_all(panic));
             guard = rcu::pin();
             state = it.lock();
             state.reclaiming = false;
@@ -592,7 +606,6 @@ impl<T: Send + Sync + 'static> Core<T> {
             // The core stays until this thread has queued the callback that frees it.
             queue_callback(this);
         }
-        panic.resume();
     }
 
     /// Makes every live slot dead, and reclaims the dead slots that have no reference.

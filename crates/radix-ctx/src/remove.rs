@@ -39,8 +39,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
     ///
     /// Blocks for one grace period, whatever the number of contexts, and until the last
-    /// [`CtxRef`](crate::CtxRef) of each context is dropped. A reference that the calling thread holds is
-    /// not noticed: the wait for it does not end.
+    /// [`CtxRef`](crate::CtxRef) of each context is dropped. While other threads insert and remove contexts,
+    /// the wait may include those, and so last for several grace periods. A reference that the calling
+    /// thread holds is not noticed: the wait for it does not end.
     ///
     /// # Errors
     ///

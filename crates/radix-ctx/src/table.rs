@@ -199,8 +199,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// The index of a removed context becomes vacant when its readers have left, after a grace period,
     /// and its last [`CtxRef`](crate::CtxRef) is dropped. [`flush`](Self::flush) waits for the readers.
     ///
-    /// Blocks shortly on the table's lock. Allocates a slab if no slab has a vacant slot; if many slots
-    /// are those of removed contexts, reclaims them first, which runs their drops.
+    /// Blocks shortly on the table's lock. Allocates a slab if the lowest vacant index has none, although
+    /// a slab of higher indexes may have room; if many slots are those of removed contexts, reclaims them
+    /// first, which runs their drops.
     ///
     /// # Errors
     ///
@@ -214,11 +215,23 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 }
 
+/// The share of an insert in the limit, which the drop gives back. An insert that has a slot forgets it.
+struct Share<'a>(&'a Quota);
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.0.give_back(1);
+    }
+}
+
 impl<T: Send + Sync + 'static> Core<T> {
     /// Counts a context for the limit and claims a vacant slot.
     #[inline]
     pub(super) fn admit(&self) -> Result<Claim<'_, T>, InsertRefused> {
         self.quota.take().map_err(|limit| InsertRefused::Quota { limit })?;
-        self.claim().inspect_err(|_| self.quota.give_back(1))
+        let share = Share(&self.quota); // the claim may run drops of contexts, which may panic
+        let claim = self.claim()?;
+        std::mem::forget(share);
+        Ok(claim)
     }
 }

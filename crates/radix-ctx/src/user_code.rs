@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::ptr;
+use std::{ptr, thread};
 
 use percpu::panics::drop_payload;
 use percpu::sync::const_thread_local;
@@ -28,10 +28,13 @@ impl FirstPanic {
         }
     }
 
-    /// Goes on with the panic, if there was one. The caller has nothing left to do.
+    /// Goes on with the panic, if there was one. The caller has nothing left to do. If the thread already
+    /// unwinds for another panic, drops this one: two would abort the process.
     pub(super) fn resume(self) {
-        if let Some(payload) = self.0 {
-            resume_unwind(payload);
+        match self.0 {
+            Some(payload) if thread::panicking() => drop_payload(payload),
+            Some(payload) => resume_unwind(payload),
+            None => {}
         }
     }
 }

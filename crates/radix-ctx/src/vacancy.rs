@@ -14,8 +14,8 @@
 //!
 //! # Invariants
 //!
-//! 1. No vacant index is below the last one in the queue, except for the slots that a running reclaim
-//!    makes vacant.
+//! 1. Each vacant index outside of the queue is above all those in it, except for the slots that a
+//!    running reclaim makes vacant.
 //! 2. A slot in the queue is vacant, and its bit in `used` is set.
 
 use percpu::rcu::Batch;
@@ -66,8 +66,8 @@ enum Step {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Takes the lowest vacant slot. Blocks shortly on the lock; allocates a slab if no slab has a vacant
-    /// slot.
+    /// Takes the lowest vacant slot. Blocks shortly on the lock; allocates a slab if the lowest vacant
+    /// index has none.
     #[inline]
     pub(super) fn claim(&self) -> Result<Claim<'_, T>, InsertRefused> {
         let popped = self.lock().queue.pop();

@@ -69,8 +69,8 @@ impl Drop for CountedThread<'_> {
 }
 
 impl Waiters {
-    /// Wakes the blocked threads. Wait-free while there are none. The caller has held the table's lock
-    /// since it made the change: either the waiter sees the change, or this thread sees the waiter.
+    /// Wakes the blocked threads. Wait-free while there are none. The caller has unlocked the table after
+    /// it made the change: either the waiter sees the change, or this thread sees the waiter.
     #[inline]
     pub(super) fn wake_threads(&self) {
         // Ordering: Relaxed; the table's lock orders it.

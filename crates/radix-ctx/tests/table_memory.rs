@@ -2,6 +2,7 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -161,7 +162,7 @@ fn inv13_a_refused_count_gives_no_reference() {
     }
 }
 
-/// Lookups, references, removals, reclaim, and inserts into slabs with vacant slots allocate nothing.
+/// Lookups, references, removals, reclaim, and inserts at indexes that have a slab allocate nothing.
 #[test]
 fn a_table_with_room_allocates_nothing() {
     let _alone = alone();
@@ -275,4 +276,50 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
         }
         assert_eq!(process_bytes(), before, "{threads} threads");
     }
+}
+
+/// A context whose drop drops its table, or panics.
+enum Ends {
+    Table(Arc<Mutex<Option<CtxTable<Ends>>>>),
+    Panics(Arc<AtomicI64>),
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        match self {
+            Self::Table(table) => {
+                let table = table.lock().unwrap().take();
+                drop(table.expect("the table is in its place before the grace period ends"));
+            }
+            Self::Panics(count) => {
+                count.fetch_add(1, Relaxed);
+                resume_unwind(Box::new("a drop"));
+            }
+        }
+    }
+}
+
+/// A context drops its table in the reclaim callback, which therefore ends the table. The drop of another
+/// context panics in that end.
+#[test]
+fn inv11_all_bytes_are_back_after_a_panic_in_the_end_of_a_table() {
+    let _alone = alone();
+    let round = || {
+        let place = Arc::new(Mutex::new(None));
+        let (table, panics) = (CtxTable::new(), Arc::new(AtomicI64::new(0)));
+        let first = table.insert(Ends::Table(Arc::clone(&place))).unwrap();
+        table.insert(Ends::Panics(Arc::clone(&panics))).unwrap();
+        let guard = rcu::pin();
+        table.remove(first).unwrap();
+        *place.lock().unwrap() = Some(table);
+        drop(guard);
+        for _ in 0..4 {
+            rcu::barrier().unwrap();
+        }
+        assert!(place.lock().unwrap().is_none() && panics.load(Relaxed) == 1);
+    };
+    round(); // makes the memory that a process keeps
+    let before = process_bytes();
+    round();
+    assert_eq!(process_bytes(), before);
 }

@@ -9,9 +9,11 @@ use super::world::{World, dawdle, look, neighbours, thoroughly};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("protect: the slot is set before the lookup", "evict::inv06_a_hit_keeps_its_buffer"),
     ("evict: scan the slots", "evict::inv06_a_hit_keeps_its_buffer"),
+    #[cfg(offlock_loom)] // too rare in random schedules
     ("evict: scan the slots", "evict::inv05_a_lookup_against_the_last_release"),
     #[cfg(offlock_loom)] // too rare in random schedules
     ("lookup: the entry is still that of the key", "evict::inv06_a_hit_keeps_its_buffer"),
+    #[cfg(offlock_loom)] // too rare in random schedules
     ("evict: no pin after the scan", "evict::inv06_a_guard_becomes_a_pin"),
     ("unpin: the bytes were read before", "evict::inv06_a_pin_keeps_its_buffer"),
     #[cfg(offlock_loom)] // too rare in random schedules

@@ -312,6 +312,57 @@ fn a_panic_of_user_code_stops_nothing() {
     assert!(catch_unwind(AssertUnwindSafe(|| drop(table))).is_err(), "of the table");
 }
 
+/// The reclaim in an insert drops a context whose drop panics. The insert takes nothing of the limit then.
+#[test]
+fn inv15_an_insert_that_panics_gives_its_share_back() {
+    const INSERTS: [fn(&CtxTable<Panics>) -> bool; 2] = [
+        |table| table.insert(Panics(false)).is_ok(),
+        |table| table.insert_ref(Panics(false)).is_ok(),
+    ];
+    for insert in INSERTS {
+        let has_panicked = (0..1_000).any(|_| {
+            let table = CtxTable::builder().max_contexts(1).max_index(0).build();
+            table.remove(table.insert(Panics(true)).unwrap()).unwrap();
+            let call = || catch_unwind(AssertUnwindSafe(|| insert(&table)));
+            let refused = |inserted: &Result<bool, _>| matches!(inserted, Ok(false));
+            // Refused until the grace period has ended. It succeeds if RCU was faster.
+            let inserted =
+                in_time(|| std::iter::repeat_with(call).find(|got| !refused(got)).unwrap());
+            inserted.is_err() && {
+                assert!(table.is_empty() && insert(&table), "one more fits");
+                true
+            }
+        });
+        assert!(has_panicked);
+    }
+}
+
+/// A call of a table in a drop, while the thread unwinds for another panic, drops the panic of a context:
+/// two at a time would abort the process.
+#[test]
+fn a_panic_of_user_code_during_another_one_is_dropped() {
+    type Call = fn(&CtxTable<Panics>) -> bool;
+    struct CallsInDrop<'a>(&'a CtxTable<Panics>, Call);
+    impl Drop for CallsInDrop<'_> {
+        fn drop(&mut self) {
+            assert!((self.1)(self.0));
+        }
+    }
+    const CALLS: [Call; 2] =
+        [|table| table.remove_all() == Ok(2), |table| table.begin_remove_all().wait().is_ok()];
+    for call in CALLS {
+        let table = CtxTable::new();
+        (0..2).for_each(|_| _ = table.insert(Panics(true)).unwrap());
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _calls = CallsInDrop(&table, call);
+            std::panic::resume_unwind(Box::new("the first"));
+        }));
+        assert_eq!(unwound.unwrap_err().downcast_ref(), Some(&"the first"));
+        assert_eq!((table.len(), table.stats().pending), (0, 0));
+        table.validate();
+    }
+}
+
 /// A context whose drop calls its table.
 struct Calls {
     table: &'static OnceLock<CtxTable<Calls>>,
