@@ -197,6 +197,8 @@
 
 mod anchor;
 mod array;
+#[allow(dead_code, unreachable_pub, reason = "not in use yet")]
+mod cells;
 mod chunk;
 mod core;
 mod cursor;

@@ -22,7 +22,6 @@ pub(crate) use self::area::cpu_id;
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 pub(crate) use self::area::{Offset, find};
 
-#[allow(unreachable_pub, dead_code, reason = "percpu-list is the user")]
 pub mod cells;
 mod operations;
 pub(crate) mod section;
