@@ -92,8 +92,8 @@ fn batch(c: &mut Criterion) {
 
 /// What is left without the lock.
 fn core(c: &mut Criterion) {
-    let mut bitmap = Core::<u64, Bitmap>::try_new(16).expect(OPEN);
-    let mut tree = Core::<u64, RbTree<u32>>::try_new(16).expect(OPEN);
+    let mut bitmap = Core::<u64, Bitmap>::new(16);
+    let mut tree = Core::<u64, RbTree<u32>>::new(16);
     let mut group = c.benchmark_group("core");
     row!(group, "bitmap", {
         bitmap.push(black_box(7), 1).expect(OPEN);

@@ -229,7 +229,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
-        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), Parker::into_waker);
+        let waker = Waker::from(parker.clone());
         let mut polled = Poll::Pending;
         {
             let mut receive = pin!(self.receive_async());
@@ -238,10 +238,7 @@ impl<T, L: Levels> Queue<T, L> {
                 polled = self.poll_lend(receive.as_mut(), &mut cx);
                 polled.is_ready()
             };
-            match &parker {
-                Some(parker) => parker.park(wait, is_ready),
-                None => Parker::poll(wait, is_ready),
-            }
+            parker.park(wait, is_ready);
         }
         if let Poll::Ready(found) = polled {
             return found;

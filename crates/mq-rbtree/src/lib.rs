@@ -175,9 +175,8 @@
 //!   waiters were woken. If that thread was in a receive, the received message is dropped; so is that of
 //!   [`MessageGuard::accept`], and so are those of a drain. A batch has put its messages into its vector.
 //!   A send that was refused returns its message, and the panic is dropped.
-//! - *Memory is exhausted*: a send is refused, a queue is not made. A receive needs no memory; in a
-//!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. A thread that has
-//!   never waited before looks again every millisecond in place of a sleep. These end the process, as a
+//! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a
+//!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. These end the process, as a
 //!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter).
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.

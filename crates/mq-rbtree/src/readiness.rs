@@ -12,8 +12,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 
-use percpu::alloc::TryArc;
 use percpu::sync::step;
 
 use crate::deadline::Wait;
@@ -38,8 +38,7 @@ use crate::queue::Access;
 pub struct ReadinessError<Q> {
     /// The handle or reference that was passed in.
     pub queue: Q,
-    /// `EBUSY` if that direction has a [`Readiness`], `ENOMEM` if memory is exhausted, or the error of
-    /// `eventfd`.
+    /// `EBUSY` if that direction has a [`Readiness`], or the error of `eventfd`.
     pub reason: io::Error,
 }
 
@@ -68,7 +67,7 @@ gives_back!(ReadinessError, queue, "handle or reference that was passed in");
 /// ```
 pub struct Readiness<Q: QueueHandle> {
     handle: Q,
-    notifier: TryArc<EventNotifier>,
+    notifier: Arc<EventNotifier>,
     interest: Interest,
 }
 
@@ -81,7 +80,7 @@ impl<Q: QueueHandle> Readiness<Q> {
     /// # Errors
     ///
     /// [`ReadinessError`] carries `handle`. The reason is `EBUSY` if the direction has a descriptor,
-    /// `ENOMEM` if memory is exhausted, or the error of `eventfd`.
+    /// or the error of `eventfd`.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
         match Self::register(&handle, interest as usize) {
             Ok(notifier) => {
@@ -98,9 +97,9 @@ impl<Q: QueueHandle> Readiness<Q> {
         &self.handle
     }
 
-    fn register(handle: &Q, direction: usize) -> io::Result<TryArc<EventNotifier>> {
+    fn register(handle: &Q, direction: usize) -> io::Result<Arc<EventNotifier>> {
         let queue = handle.queue();
-        let notifier = TryArc::try_new(EventNotifier::try_new()?)?;
+        let notifier = Arc::new(EventNotifier::try_new()?);
         {
             let mut state = queue.lock_undrained();
             if state.notifiers[direction].is_some() {

@@ -39,7 +39,6 @@
 
 use std::mem::MaybeUninit;
 
-use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{hint, order, step};
@@ -167,27 +166,25 @@ fn sequence(position: u64) -> u32 {
 impl<T, P: Copy> Ring<T, P> {
     /// Creates an open ring for a queue of `max_messages`. Returns `None` if fewer than two slots fit into
     /// [`MAX_BYTES`].
-    pub(crate) fn try_new(max_messages: usize) -> Result<Option<Self>, AllocError> {
+    pub(crate) fn new(max_messages: usize) -> Option<Self> {
         let slot = size_of::<Slot<T, P>>();
         let fit = (MAX_BYTES / slot).clamp(1, MAX_SLOTS);
         let count = max_messages.min(MAX_SLOTS).next_power_of_two().max(2).min(1 << fit.ilog2());
         if count < 2 {
-            return Ok(None);
+            return None;
         }
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
-        slots.extend((0..count).map(|_| Slot {
+        let slots = (0..count).map(|_| Slot {
             sequence: AtomicU32::new(0),
             priority: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(MaybeUninit::uninit()),
-        }));
-        Ok(Some(Self {
+        });
+        Some(Self {
             senders: Lines(Senders { tail: AtomicU64::new(0), limit: AtomicU64::new(0) }),
             room: Lines(Room { limit: AtomicU64::new(0), departed: AtomicU64::new(0) }),
-            slots: slots.into_boxed_slice(),
+            slots: slots.collect(),
             mask: count as u64 - 1,
             hole: Lines(AtomicU64::new(0)),
-        }))
+        })
     }
 
     #[inline(always)]

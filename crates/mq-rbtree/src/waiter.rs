@@ -32,9 +32,9 @@
 
 use std::marker::PhantomPinned;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::task::Waker;
 
-use percpu::alloc::TryArc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{order, step};
@@ -55,7 +55,7 @@ const RETRY: u32 = 3;
 /// A thread or task to wake after the unlock.
 #[derive(Debug)]
 pub(crate) enum Wakeup {
-    Thread(TryArc<Parker>),
+    Thread(Arc<Parker>),
     Task(Waker),
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
     /// The parker of a thread that sleeps.
-    parker: UnsafeCell<Option<TryArc<Parker>>>,
+    parker: UnsafeCell<Option<Arc<Parker>>>,
     /// Invariant 5.
     _pinned: PhantomPinned,
 }
@@ -176,10 +176,7 @@ impl<T, P: Copy> Waiter<T, P> {
     #[cold]
     pub(crate) fn sleep(&self, wait: Wait) -> WaitEnd {
         let has_ended = || self.poll_end().is_some();
-        let Some(parker) = Parker::current() else {
-            Parker::poll(wait, has_ended); // in the state `SPINNING`
-            return self.poll_end().unwrap_or(WaitEnd::TimedOut);
-        };
+        let parker = Parker::current();
         self.parker.with_mut(|field| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
             // `PARKED` yet.

@@ -81,7 +81,7 @@ pub(crate) struct Queue<T> {
 
 impl<T> Queue<T> {
     pub(crate) fn new() -> Result<Rc<Self>, AllocError> {
-        let mut core = Core::try_new(0)?;
+        let mut core = Core::new(0);
         core.set_ageing(Some(AGEING));
         Ok(Rc::new(Self { running: Cell::new(0), core: RefCell::new(core) }))
     }

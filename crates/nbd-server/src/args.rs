@@ -126,7 +126,7 @@ pub(crate) struct Args {
 
     /// Run in the background: the command returns once the server listens.
     ///
-    /// Later output of the server is discarded.
+    /// Later output of the server is discarded, except for a log in a file (2>>FILE).
     #[arg(long, help_heading = "Process")]
     pub(crate) fork: bool,
 

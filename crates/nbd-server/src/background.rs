@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::fs::FileType;
 use rustix::io::FdFlags;
 
 /// The environment variable of the background process with the descriptor number of the pipe.
@@ -61,11 +62,15 @@ impl Starter {
     }
 
     /// Reports that the server listens. Later output is discarded, because standard output and
-    /// error belong to the process that the user started.
+    /// error belong to the process that the user started; but a file keeps the log, because no
+    /// program waits for its end.
     pub(crate) fn report(mut self) -> io::Result<()> {
         let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdout(null.as_fd())?;
-        rustix::stdio::dup2_stderr(null.as_fd())?;
+        let error = rustix::fs::fstat(io::stderr())?;
+        if !FileType::from_raw_mode(error.st_mode).is_file() {
+            rustix::stdio::dup2_stderr(null.as_fd())?;
+        }
         self.0.write_all(&[1])
     }
 }

@@ -29,7 +29,6 @@ mod demo;
 mod diagnostics;
 mod export;
 mod extents;
-mod flushes;
 mod folder;
 mod image_spec;
 mod listeners;

@@ -61,7 +61,7 @@ enum Command {
         /// Plants this number of mutants at random in each library, and prints the share caught
         #[arg(long, value_name = "NUMBER")]
         random: Option<usize>,
-        /// Instead, the patches in `tests/mutants` of the libraries
+        /// Instead, the patches in `tests/mutants` of the crates
         #[arg(long, conflicts_with = "random")]
         patches: bool,
         /// Instead, each ordering and fence without a label: prints which of them no model needs
@@ -173,9 +173,7 @@ fn run(command: Command) -> Result<()> {
                 models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
             models::run(&ws, &selection)
         }
-        Command::Mutants { crates, patches: true, .. } => {
-            mutants::patches::run(&ws, &ws.select(&crates)?)
-        }
+        Command::Mutants { crates, patches: true, .. } => mutants::patches::run(&ws, &crates),
         Command::Mutants { crates, random: Some(count), seed, .. } => {
             let seed = seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
             mutants::run(&ws, &ws.select(&crates)?, mutants::Choice::Random(count), seed)

@@ -149,7 +149,7 @@ impl Crate {
         })
     }
 
-    fn is_called(&self, name: &str) -> bool {
+    pub(crate) fn is_called(&self, name: &str) -> bool {
         self.name == name || self.package == name
     }
 

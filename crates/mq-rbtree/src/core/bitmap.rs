@@ -23,7 +23,6 @@
 use std::mem::MaybeUninit;
 
 use percpu::AllocError;
-use percpu::alloc::try_box;
 
 use super::fifo::{Fifo, NIL};
 use super::levels::{Levels, sealed};
@@ -159,19 +158,18 @@ impl Levels for Bitmap {
     type Preload = ();
     type Level = u32;
 
-    fn try_new(_spare: usize) -> Result<Self, AllocError> {
-        let mut fifos = Vec::new();
-        fifos.try_reserve_exact(PRIORITIES as usize).map_err(|_| AllocError::new())?;
+    fn new(_spare: usize) -> Self {
+        let mut fifos = Vec::with_capacity(PRIORITIES as usize);
         // SAFETY: the capacity was just reserved, and a `MaybeUninit` need not be initialised.
         unsafe { fifos.set_len(PRIORITIES as usize) };
-        Ok(Self {
+        Self {
             highest: Highest { priority: NIL, fifo: Fifo::EMPTY },
             top: 0,
             inserted: 0,
-            bits: try_box([0; WORDS]).map_err(|_| AllocError::new())?,
+            bits: Box::new([0; WORDS]),
             fifos,
             middle: [0; MIDDLE],
-        })
+        }
     }
 
     fn hint(&self) {}

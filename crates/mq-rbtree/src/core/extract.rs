@@ -10,7 +10,7 @@ impl<T, L: Levels> Core<T, L> {
     /// If `take` or `out` panics, the messages not yet examined stay in the queue.
     ///
     /// ```
-    /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::try_new(0)?;
+    /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::new(0);
     /// for (n, priority) in [(1, 5), (2, 7), (3, 5), (4, 7)] {
     ///     core.push(priority, n).unwrap();
     /// }
@@ -18,7 +18,6 @@ impl<T, L: Levels> Core<T, L> {
     /// core.drain_filter(|n, _| n % 2 == 1, |n, priority| odd.push((n, priority)));
     /// assert_eq!(odd, [(1, 5), (3, 5)]);
     /// assert_eq!(core.pop(), Some((2, 7)));
-    /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn drain_filter(
         &mut self,

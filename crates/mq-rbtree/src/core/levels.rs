@@ -54,7 +54,7 @@ pub trait Levels: Sized + sealed::Sealed {
 
     /// Creates an empty set. If levels are tree nodes, it keeps up to `spare` freed ones.
     #[doc(hidden)]
-    fn try_new(spare: usize) -> Result<Self, AllocError>;
+    fn new(spare: usize) -> Self;
 
     #[doc(hidden)]
     fn hint(&self) -> Self::Hint;

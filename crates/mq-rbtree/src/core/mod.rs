@@ -93,12 +93,11 @@ impl<L: Levels> Hint<L> {
 /// ```
 /// use mq_rbtree::Core;
 ///
-/// let mut core: Core<&str> = Core::try_new(0)?; // a bitmap keeps no spare nodes
+/// let mut core: Core<&str> = Core::new(0); // a bitmap keeps no spare nodes
 /// core.push(1, "later").unwrap();
 /// core.push(9, "now").unwrap();
 /// assert_eq!(core.pop(), Some(("now", 9)));
 /// assert_eq!(core.len(), 1);
-/// # Ok::<(), mq_rbtree::AllocError>(())
 /// ```
 #[repr(C)] // the fields that every message uses come first
 pub struct Core<T, L: Levels = Bitmap> {
@@ -121,13 +120,10 @@ impl<T, L: Levels> Core<T, L> {
     /// Creates an empty queue that keeps up to `spare` freed tree nodes for reuse.
     ///
     /// A [`Bitmap`] has no nodes and ignores `spare`.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if memory is exhausted.
-    pub fn try_new(spare: usize) -> Result<Self, AllocError> {
-        let (slab, levels) = (Slab::try_new()?, L::try_new(spare)?);
-        Ok(Self { slab, levels, occupied: 0, ageing: None, lent: 0 })
+    #[must_use]
+    pub fn new(spare: usize) -> Self {
+        let (slab, levels) = (Slab::new(), L::new(spare));
+        Self { slab, levels, occupied: 0, ageing: None, lent: 0 }
     }
 
     pub(crate) fn hint(&self) -> Hint<L> {

@@ -89,8 +89,8 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     type Preload = NodeList<K>;
     type Level = NodePtr<K>;
 
-    fn try_new(spare: usize) -> Result<Self, AllocError> {
-        Ok(Self { tree: Tree::new(), pool: NodePool::try_new(spare)?, fallback: 0 })
+    fn new(spare: usize) -> Self {
+        Self { tree: Tree::new(), pool: NodePool::new(spare), fallback: 0 }
     }
 
     fn hint(&self) -> NodeHint {

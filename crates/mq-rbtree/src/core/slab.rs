@@ -19,9 +19,9 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use percpu::AllocError;
-use percpu::alloc::TryArc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::check;
 
@@ -96,7 +96,7 @@ pub(crate) struct Removed<T> {
 
 /// A view of the slab that shows without the lock whether a chunk is missing.
 pub(crate) struct SlabHint {
-    missing: TryArc<AtomicU32>,
+    missing: Arc<AtomicU32>,
     limit: u32,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Slab<T> {
     bases: [*mut Slot<T>; MAX_CHUNKS],
     /// The number of chunks.
     count: usize,
-    hint: TryArc<AtomicU32>,
+    hint: Arc<AtomicU32>,
     /// The number of chunks allocated under the lock.
     fallback: u64,
 }
@@ -155,8 +155,8 @@ pub(crate) struct Slab<T> {
 unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    pub(crate) fn try_new() -> Result<Self, AllocError> {
-        Ok(Self {
+    pub(crate) fn new() -> Self {
+        Self {
             first: ptr::null_mut(),
             spare: NIL,
             free: NIL,
@@ -166,9 +166,9 @@ impl<T> Slab<T> {
             limit: MAX_MESSAGES as u32,
             bases: [ptr::null_mut(); MAX_CHUNKS],
             count: 0,
-            hint: TryArc::try_new(AtomicU32::new(1))?,
+            hint: Arc::new(AtomicU32::new(1)),
             fallback: 0,
-        })
+        }
     }
 
     pub(crate) fn hint(&self) -> SlabHint {

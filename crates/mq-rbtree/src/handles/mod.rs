@@ -11,10 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{check, step};
+use percpu::sync::{Arc, check, step};
 
 pub use self::iter::Iter;
 pub use self::queue_ref::QueueHandle;
@@ -45,7 +44,7 @@ use crate::queue::{Builder, Queue};
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
 pub struct Sender<T, L: Levels = Bitmap> {
-    shared: TryArc<Shared<T, L>>,
+    shared: Arc<Shared<T, L>>,
 }
 
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
@@ -66,7 +65,7 @@ pub struct Sender<T, L: Levels = Bitmap> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Receiver<T, L: Levels = Bitmap> {
-    shared: TryArc<Shared<T, L>>,
+    shared: Arc<Shared<T, L>>,
 }
 
 struct Shared<T, L: Levels> {
@@ -95,7 +94,7 @@ impl<T, L: Levels> Builder<T, L> {
     pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
         let queue = self.build()?;
         let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
-        let shared = TryArc::try_new(Shared { queue, senders, receivers })?;
+        let shared = Arc::new(Shared { queue, senders, receivers });
         Ok((Sender { shared: shared.clone() }, Receiver { shared }))
     }
 }

@@ -22,7 +22,7 @@ impl<T> Queue<T, Bitmap> {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Limits`] if `max_messages` is 0 or above 2^32 - 64; [`BuildError::NoMemory`].
+    /// [`BuildError::Limits`] if `max_messages` is 0 or above 2^32 - 64.
     pub fn new(max_messages: usize) -> Result<Self, BuildError> {
         Self::builder(max_messages).build()
     }
@@ -56,7 +56,7 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Limits`] if `max_messages` is 0 or above 2^32 - 64; [`BuildError::NoMemory`].
+    /// [`BuildError::Limits`] if `max_messages` is 0 or above 2^32 - 64.
     pub fn with_keys(max_messages: usize) -> Result<Self, BuildError> {
         Self::builder_with_keys(max_messages).build()
     }
@@ -94,8 +94,6 @@ pub struct Builder<T, L: Levels = Bitmap> {
     spare: usize,
     no_alloc: bool,
     spin: bool,
-    /// There was no memory for a reserve.
-    no_memory: bool,
     messages: PhantomData<fn(T)>,
 }
 
@@ -108,7 +106,7 @@ impl<T, L: Levels> Builder<T, L> {
     pub fn new(max_messages: usize) -> Self {
         let config = Config { max_messages, reserves: Vec::new() };
         let (ageing, spare, no_alloc, spin) = (None, DEFAULT_SPARE_NODES, false, true);
-        Self { config, ageing, spare, no_alloc, spin, no_memory: false, messages: PhantomData }
+        Self { config, ageing, spare, no_alloc, spin, messages: PhantomData }
     }
 
     /// Reserves `messages` places for messages of priority `from` and above.
@@ -128,10 +126,7 @@ impl<T, L: Levels> Builder<T, L> {
     /// ```
     #[must_use]
     pub fn reserve(mut self, from: L::Priority, messages: usize) -> Self {
-        self.no_memory |= self.config.reserves.try_reserve(1).is_err();
-        if !self.no_memory {
-            self.config.reserves.push(Reserve { from, messages });
-        }
+        self.config.reserves.push(Reserve { from, messages });
         self
     }
 
@@ -197,12 +192,9 @@ impl<T, L: Levels> Builder<T, L> {
     /// - [`BuildError::Limits`]: the most messages are 0 or above 2^32 - 64, or the reserves leave
     ///   no place for other messages.
     /// - [`BuildError::BadPriority`]: a reserve is for an invalid priority.
-    /// - [`BuildError::NoMemory`]: memory is exhausted.
+    /// - [`BuildError::NoMemory`]: memory is missing for [`no_alloc`](Self::no_alloc).
     pub fn build(self) -> Result<Queue<T, L>, BuildError> {
-        let Self { config, ageing, spare, no_alloc, spin, no_memory, .. } = self;
-        if no_memory {
-            return Err(BuildError::NoMemory);
-        }
+        let Self { config, ageing, spare, no_alloc, spin, .. } = self;
         let (max, reserves) = (config.max_messages, &config.reserves);
         let kept =
             reserves.iter().try_fold(0usize, |sum, reserve| sum.checked_add(reserve.messages));
@@ -213,7 +205,7 @@ impl<T, L: Levels> Builder<T, L> {
         for reserve in reserves {
             L::check(reserve.from).map_err(|priority| BuildError::BadPriority { priority })?;
         }
-        let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
+        let mut core = Core::new(if no_alloc { spare.max(max) } else { spare });
         core.set_limit(max);
         core.set_ageing(ageing);
         if no_alloc {
@@ -222,7 +214,7 @@ impl<T, L: Levels> Builder<T, L> {
         // A limit that depends on the message is kept under the lock, and a comparison that panics
         // must not block a ring.
         let staged = !L::COMPARES && config.reserves.is_empty();
-        let ring = if staged { Ring::try_new(max)? } else { None };
+        let ring = if staged { Ring::new(max) } else { None };
         let several = has_several_cpus();
         Ok(Queue {
             hint: core.hint(),

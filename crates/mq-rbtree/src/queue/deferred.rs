@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 
-use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::step;
 
@@ -32,7 +32,7 @@ pub(crate) struct Deferred {
 struct Actions {
     wakeups: [Option<Wakeup>; MAX_WAKEUPS],
     count: usize,
-    notifiers: [Option<TryArc<EventNotifier>>; 2],
+    notifiers: [Option<Arc<EventNotifier>>; 2],
     /// The first panic of a waker, or of the caller's own code under the lock.
     /// It resumes after the unlock.
     panic: Option<Panic>,
@@ -87,7 +87,7 @@ impl Deferred {
         self.take_panic().into_iter().for_each(drop_payload);
     }
 
-    pub(crate) fn signal(&mut self, direction: usize, notifier: TryArc<EventNotifier>) {
+    pub(crate) fn signal(&mut self, direction: usize, notifier: Arc<EventNotifier>) {
         self.actions().notifiers[direction] = Some(notifier);
     }
 

@@ -15,9 +15,9 @@
 //!    waits to receive.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use percpu::AllocError;
-use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
@@ -44,7 +44,7 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) receive_permits: usize,
     /// Tasks that were woken for room and have not polled since.
     pub(crate) send_permits: usize,
-    pub(crate) notifiers: [Option<TryArc<EventNotifier>>; 2],
+    pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
     pub(crate) counters: Counters,
     pub(crate) core: Core<T, L>,
 }

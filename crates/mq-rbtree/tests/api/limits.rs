@@ -128,7 +128,7 @@ fn the_slots_end_at_the_limit() {
 
 #[test]
 fn a_reservation_beyond_the_indices_is_refused() {
-    let mut core: Core<u8> = Core::try_new(0).unwrap();
+    let mut core: Core<u8> = Core::new(0);
     core.push(1, 1).unwrap();
     for messages in [(1 << 32) - 63, 1 << 32, usize::MAX] {
         assert!(core.reserve(messages).is_err());
@@ -146,7 +146,7 @@ fn ageing_cases() -> impl Strategy<Value = (u32, usize, Vec<(u8, u8)>)> {
 /// Checks that a message at position `i` of its FIFO is popped within `every * levels * (i + 1)`
 /// pops, whatever is pushed to those levels meanwhile.
 fn is_served_in_time<L: Levels<Priority = u32>>(every: u32, levels: usize, steps: &[(u8, u8)]) {
-    let mut core = Core::<usize, L>::try_new(4).unwrap();
+    let mut core = Core::<usize, L>::new(4);
     core.set_ageing(NonZeroU32::new(every));
     let level = |n: u8| {
         [0, 1, 63, 64, 4_095, 4_096, 9_000, 20_000, 32_700, 32_766, 32_767, 5]
@@ -224,7 +224,7 @@ fn a_flood_does_not_starve_a_low_priority() {
 #[test]
 fn a_core_is_a_queue_without_a_lock() {
     fn check<L: Levels<Priority = u32>>(has_bounds: bool) {
-        let mut core = Core::<Arc<u32>, L>::try_new(2).unwrap();
+        let mut core = Core::<Arc<u32>, L>::new(2);
         core.reserve(70).unwrap();
         assert!(core.capacity() >= 70);
         let message = Arc::new(1);

@@ -45,7 +45,7 @@ fn is_as_a_btreemap(ops: Vec<Op>, spare: usize, no_alloc: bool, ageing: bool) {
     let nodes = || queue.stats().levels.live + queue.stats().levels.kept;
     let most_kept = if no_alloc { 301 } else { spare };
     let bytes_of_levels = |levels| {
-        let mut core = Core::<usize, RbTree<u16>>::try_new(0).unwrap();
+        let mut core = Core::<usize, RbTree<u16>>::new(0);
         bytes_of(|| (0..levels).for_each(|key| core.push(key, 0).unwrap())).1
     };
     let node = bytes_of_levels(2) - bytes_of_levels(1);
@@ -118,7 +118,7 @@ fn inv03_every_order_of_five_levels() {
     let orders = orders(&[0, 1, 2, 3, 4]);
     for sent in &orders {
         for removed in &orders {
-            let mut core = Core::<(), RbTree<u8>>::try_new(5).unwrap();
+            let mut core = Core::<(), RbTree<u8>>::new(5);
             for &key in sent {
                 core.push(key, ()).unwrap();
                 core.validate();
@@ -157,7 +157,7 @@ impl PartialOrd for Odd {
 #[test]
 fn an_inconsistent_order_loses_nothing() {
     let ((), leaked) = bytes_of(|| {
-        let mut core = Core::<u32, RbTree<Odd>>::try_new(3).unwrap();
+        let mut core = Core::<u32, RbTree<Odd>>::new(3);
         let (mut there, mut removed) = (BTreeSet::new(), Vec::new());
         for n in 0..1_000 {
             core.push(Odd(n * 7_919 % 500), n).unwrap();
@@ -183,7 +183,7 @@ fn an_inconsistent_order_loses_nothing() {
 #[test]
 fn a_large_tree_drops() {
     let ((), leaked) = bytes_of(|| {
-        let mut core = Core::<u32, RbTree<u32>>::try_new(0).unwrap();
+        let mut core = Core::<u32, RbTree<u32>>::new(0);
         (0..100_000).for_each(|n| core.push(n, n).unwrap());
         core.validate();
     });
@@ -196,7 +196,7 @@ fn inv04_reserved_levels_need_no_memory() {
     for (spare, there, gone) in
         [(0, 0, 0), (0, 3, 1), (1, 0, 0), (2, 30, 0), (50, 70, 0), (50, 70, 40), (50, 70, 70)]
     {
-        let mut core = Core::<u32, RbTree<u32>>::try_new(spare).unwrap();
+        let mut core = Core::<u32, RbTree<u32>>::new(spare);
         (0..there).for_each(|n| core.push(1_000 + n, n).unwrap());
         (0..gone).for_each(|_| assert!(core.pop().is_some()));
         core.reserve(20).unwrap();
@@ -216,7 +216,7 @@ fn inv04_reserved_levels_need_no_memory() {
 
 #[test]
 fn reserve_may_fail_and_keeps_what_it_got() {
-    let mut core = Core::<u32, RbTree<u32>>::try_new(0).unwrap();
+    let mut core = Core::<u32, RbTree<u32>>::new(0);
     core.push(1, 1).unwrap();
     for impossible in [usize::MAX, usize::MAX - 1, 1 << 32] {
         let refused = (Err(AllocError::new()), Calls::NONE);

@@ -58,6 +58,8 @@ fn inv22_clear_comes_back_for_a_stopped_sender() {
         let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
         assert_eq!(queue.try_receive().unwrap().0.seen(), 0);
         let publish = queue.claim(Payload::new(1), 0).expect("signalled, so not armed");
+        ready.clear();
+        assert!(is_readable(&ready), "the event loop would not come back");
         let clears = thread::spawn(move || {
             ready.clear();
             ready

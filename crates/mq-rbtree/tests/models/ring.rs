@@ -14,7 +14,7 @@ const SLOTS: usize = 4;
 
 /// Creates an empty ring with room for all its slots.
 fn ring() -> (Arc<Ring<u64, u32>>, Cursor) {
-    let (ring, cursor) = (Ring::try_new(SLOTS).unwrap().unwrap(), Cursor::new(true));
+    let (ring, cursor) = (Ring::new(SLOTS).unwrap(), Cursor::new(true));
     ring.set_room(&cursor, 0, SLOTS);
     ring.refresh();
     (Arc::new(ring), cursor)
@@ -153,7 +153,7 @@ fn inv22_a_ring_with_a_hole_is_opened() {
 #[test]
 fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
     thoroughly(|| {
-        let (ring, mut cursor) = (Ring::try_new(SLOTS).unwrap().unwrap(), Cursor::new(true));
+        let (ring, mut cursor) = (Ring::new(SLOTS).unwrap(), Cursor::new(true));
         ring.start_at(&mut cursor, 3 << 30);
         ring.set_room(&cursor, 0, SLOTS);
         ring.refresh();

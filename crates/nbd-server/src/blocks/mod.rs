@@ -38,7 +38,7 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
@@ -49,7 +49,6 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::calls::Calls;
-use crate::flushes::Flushes;
 use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
@@ -131,7 +130,6 @@ pub(crate) struct Image {
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
-    pub(crate) flushes: Flushes,
     pub(crate) calls: Calls,
     /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
     /// the new length from its session, which its worker made after a load of this word.
@@ -147,9 +145,6 @@ pub(crate) struct Image {
     has_failed: AtomicBool,
     /// See [`Blocks::failed`].
     failed: Arc<Mutex<Vec<String>>>,
-    /// A bug that a test has planted.
-    #[cfg(test)]
-    planted: std::sync::OnceLock<&'static str>,
 }
 
 impl Blocks {
@@ -181,11 +176,8 @@ impl Blocks {
             longest: self.longest,
             has_failed: AtomicBool::new(false),
             failed: Arc::clone(&self.failed),
-            flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
-            #[cfg(test)]
-            planted: std::sync::OnceLock::new(),
         }))
     }
 
@@ -412,11 +404,6 @@ impl Image {
         self.device.flush_range(blocks).map_err(of_write)
     }
 
-    /// Makes everything written before durable. Blocks.
-    pub(crate) fn sync_now(&self) -> io::Result<()> {
-        self.sync_within(Duration::MAX)
-    }
-
     /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
     /// what the panic interrupted is not known; the log, the metrics and the exit code tell of it.
     pub(crate) fn fail(&self) {
@@ -433,34 +420,17 @@ impl Image {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
-    pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+    /// Makes everything written before durable. Blocks.
+    pub(crate) fn sync_now(&self) -> io::Result<()> {
         let _fails = FailsOnPanic(self);
         if self.has_failed() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        let since = Instant::now();
         loop {
             match ignore_earlier(self.device.sync()) {
-                Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
+                Err(WriteError::Busy { .. }) => {}
                 result => return result.map_err(of_write),
             }
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn plant(&self, bug: &'static str) {
-        self.planted.set(bug).expect("one at a time");
-    }
-
-    /// Returns whether a test has planted this bug.
-    pub(crate) fn has_bug(&self, bug: &str) -> bool {
-        #[cfg(test)]
-        return self.planted.get() == Some(&bug);
-        #[cfg(not(test))]
-        {
-            let _ = bug;
-            false
         }
     }
 }

@@ -5,7 +5,7 @@
 //!  WRITE         short: to the cache, dirty    long: whole blocks to the image, ends to the cache
 //!  TRIM          whole blocks: punch a hole
 //!  ZEROES        whole blocks: punch a hole, or zero, or write zeros    ends: as a WRITE of zeros
-//!  FLUSH, FUA    a sync of the cache, which requests share: see [`flushes`](crate::flushes)
+//!  FLUSH, FUA    a sync of the cache, which requests share
 //!  BLOCK_STATUS  write dirty blocks back ─► find the holes
 //! ```
 //!

@@ -6,25 +6,15 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use super::{PATIENCE, change};
-use crate::blocks::{Image, of_write};
+use super::change;
+use crate::blocks::{Image, ignore_earlier, of_write};
 
 impl Image {
-    /// Makes everything written before durable.
-    pub(crate) async fn sync(self: &Arc<Self>) -> io::Result<()> {
-        if self.has_bug("flush-without-a-sync") {
-            return change(|| self.device.flush_async()).await.map_err(of_write);
-        }
-        let (sync, begins) = self.flushes.join();
-        if begins {
-            let image = Arc::clone(self);
-            let run = move |_| image.flushes.run(|| image.sync_within(PATIENCE));
-            // The first poll starts the call. It continues without this future, because other
-            // requests may wait for it.
-            let call = pin!(self.device.call_async(run));
-            let _ = call.poll(&mut Context::from_waker(Waker::noop()));
-        }
-        sync.wait().await
+    /// Makes everything written before durable. FLUSHes that come while a sync runs share the next
+    /// one. A sync that has begun goes on if the future is dropped.
+    pub(crate) async fn sync(&self) -> io::Result<()> {
+        let sync = || async { ignore_earlier(self.device.sync_async().await) };
+        change(sync).await.map_err(of_write)
     }
 
     /// Runs a blocking call on a thread of the cache, in turn with the image's other calls.

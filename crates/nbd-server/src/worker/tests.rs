@@ -83,7 +83,17 @@ impl Lab {
         let image = dir.path().join("a.img");
         let image_arg = image.to_str().unwrap();
         let args = ["offlock-nbd", "--cache", cache, "--size", "1M", "--image", image_arg];
-        Self::serving(&args, (image.clone(), dir), limits, capacity)
+        Self::serving(&args, (image.clone(), dir), limits, capacity, true)
+    }
+
+    /// Makes a lab without a cache, in which the device writes the image and not the engine.
+    fn on_a_device() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.img");
+        let image_arg = image.to_str().unwrap();
+        let args = ["offlock-nbd", "--cache", "0", "--size", "1M", "--image", image_arg];
+        let limits = Limits { depth: MOST, most: MOST };
+        Self::serving(&args, (image.clone(), dir), limits, MOST + 1, false)
     }
 
     fn serving(
@@ -91,12 +101,13 @@ impl Lab {
         (image, dir): (std::path::PathBuf, TempDir),
         limits: Limits,
         capacity: usize,
+        engines_write: bool,
     ) -> Self {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device =
             FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        remount(&mut exports, &disk, true, Args::parse_from(args).cache);
+        remount(&mut exports, &disk, engines_write, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
         let registry = Arc::new(Registry::new());
@@ -331,7 +342,7 @@ fn a_reply_has_the_bytes_that_were_asked_for() {
         let args = ["nbd_server", "--cache", cache, "--size", "40M", "--image"];
         let args = [&args[..], &[image.to_str().unwrap()]].concat();
         let limits = Limits { depth: MOST, most: MOST };
-        let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1);
+        let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1, true);
         let exports = Arc::get_mut(&mut lab.worker.exports).unwrap();
         Arc::get_mut(&mut exports.fixed[0].image).unwrap().alignment = 512;
         let mut client = lab.client();

@@ -168,7 +168,9 @@ fn locks(lab: &Lab) -> Res {
     };
     let owner = other("a.img").start()?;
     check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is in use by another server");
-    check!(server.log().contains("in use"), "the log does not say why:\n{}", server.log());
+    let said =
+        wait_until(Duration::from_secs(10), || server.log().contains("in use").then_some(()));
+    check!(said.is_some(), "the log does not say why:\n{}", server.log());
     owner.stop()?;
     server.client_of("a.img")?.write(0, &[1; 512], 0)?.ok("the other server is gone")?;
     let (code, log) = other("a.img").start_refused()?;

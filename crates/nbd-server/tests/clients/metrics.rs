@@ -255,7 +255,6 @@ fn page(lab: &Lab) -> Res {
         "\nengines    requests ",
         "\npercentile ",
         "\nreaped at once ",
-        "\nsubmitted at once ",
         "\ncrates     ",
     ] {
         check!(page.contains(line), "no {line:?}:\n{page}");

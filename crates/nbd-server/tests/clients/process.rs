@@ -47,14 +47,17 @@ fn fork(lab: &Lab) -> Res {
         client.greet()?;
         client.go("vol")?;
         client.write(0, &[7; 4096], 0)?.ok("write")?;
-        // Its session is its own, and what it prints goes nowhere.
+        // Its session is its own, and what it prints goes nowhere, but its log to the file that it has.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         check!(fields[3] == pid.to_string(), "session {} of {pid}", fields[3]);
-        for fd in 0..3 {
-            let leads_to = fs::read_link(format!("/proc/{pid}/fd/{fd}"))?;
-            check!(leads_to.as_os_str() == "/dev/null", "descriptor {fd}: {leads_to:?}");
+        let leads_to = |fd: u32| fs::read_link(format!("/proc/{pid}/fd/{fd}"));
+        for fd in 0..2 {
+            check!(leads_to(fd)?.as_os_str() == "/dev/null", "descriptor {fd}: {:?}", leads_to(fd));
         }
+        let log = leads_to(2)?;
+        let logged = || fs::read_to_string(&log).ok()?.contains("negotiated").then_some(());
+        check!(wait_until(Duration::from_secs(10), logged).is_some(), "{}", log.display());
         client.disconnect()
     };
     let served = served();
@@ -67,6 +70,16 @@ fn fork(lab: &Lab) -> Res {
     served?;
     check!(!socket.exists(), "the socket is left");
     check!(fs::read(lab.path("a.img"))?[..4096] == [7; 4096], "the write is lost");
+
+    // A pipe is given up: a reader waits for its end.
+    let piped = ["sh", "-c", "\"$0\" \"$@\" 2>&1 >/dev/null | cat"];
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.through(piped).arg("--fork");
+    let (code, _, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
+    let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
+    signal(pid, libc::SIGTERM);
+    check!(code == 0, "exit code {code}:\n{log}");
+    let ended = wait_until(Duration::from_secs(20), || (!pid_file.exists()).then_some(()));
+    check!(ended.is_some(), "the second goes on after SIGTERM");
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Planted bugs that need code of their own: patches in the folders `tests/mutants` of the crates.
 //!
 //! The first line of a patch names the model that must fail with it, below `models` of the crate's
-//! loom tests: `model: rcu::a_reader_keeps_its_value`. The rest is a unified diff of the crate.
+//! loom tests: `model: rcu::a_reader_keeps_its_value`; or a unit test of a program, which runs with
+//! `OFFLOCK_SOAK=15`: `test: worker::tests::a_write_survives`. The rest is a unified diff of the crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +10,18 @@ use std::path::{Path, PathBuf};
 use super::stages::{BUILD, PATIENCE, copy, log, models, stage};
 use crate::error::{Error, Result};
 use crate::process::interrupted;
-use crate::workspace::{Crate, Workspace};
+use crate::workspace::{Crate, Workspace, packages};
 
-/// Checks that each patch of these crates builds and fails its model.
-pub(crate) fn run(ws: &Workspace, crates: &[Crate]) -> Result<()> {
+/// Checks that each patch of these crates, or of all if no name is given, builds and fails its test.
+pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
+    let crates = ws.crates()?;
+    if let Some(name) = names.iter().find(|name| !crates.iter().any(|of| of.is_called(name))) {
+        return Err(Error::with_status(format!("no crate is called {name}"), 2));
+    }
+    let chosen = |of: &&Crate| names.is_empty() || names.iter().any(|name| of.is_called(name));
     let copy = copy(ws)?;
     let (mut caught, mut missed) = (0, Vec::new());
-    for package in crates {
+    for package in crates.iter().filter(chosen) {
         for patch in patches(&copy.root.join("crates").join(&package.name))? {
             let name = patch.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             match check(&copy, package, &patch)? {
@@ -39,11 +45,17 @@ fn patches(package: &Path) -> Result<Vec<PathBuf>> {
     Ok(patches)
 }
 
-/// Applies a patch, runs its model and takes the patch back. Returns why it is not caught.
+/// Applies a patch, runs its test and takes the patch back. Returns why it is not caught.
 fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<String>> {
     let text = fs::read_to_string(patch).map_err(|error| Error::io(patch.display(), error))?;
-    let Some(model) = text.lines().next().and_then(|line| line.strip_prefix("model: ")) else {
-        return Ok(Some("the first line names no model".to_string()));
+    let first = text.lines().next().unwrap_or_default();
+    let (name, cargo) = if let Some(model) = first.strip_prefix("model: ") {
+        (format!("models::{model}"), models(copy, package, "loom"))
+    } else if let Some(test) = first.strip_prefix("test: ") {
+        let cargo = copy.cargo(["test", "--offline", "--bins"]).env("OFFLOCK_SOAK", "15");
+        (test.to_string(), cargo.args(packages(std::slice::from_ref(package))))
+    } else {
+        return Ok(Some("the first line names no model and no test".to_string()));
     };
     let dir = copy.root.join("crates").join(&package.name);
     let apply = |options: &[&str]| apply(copy, &dir, patch, options);
@@ -51,17 +63,15 @@ fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<Strin
         return Ok(Some("the patch does not apply".to_string()));
     }
     apply(&[])?;
-    let model = format!("models::{model}");
-    let outcome =
-        stage(copy, "loom", models(copy, package, "loom"), &["--exact", &model], PATIENCE);
+    let outcome = stage(copy, "patch", cargo, &["--exact", &name], PATIENCE);
     let ran = fs::read_to_string(log(copy)).unwrap_or_default().contains("running 1 test");
     apply(&["--reverse"])?;
     Ok(match outcome {
         Err((_, error)) if interrupted().is_some() => return Err(error),
         Err((BUILD, _)) => Some("it does not build".to_string()),
-        _ if !ran => Some(format!("there is no {model}")),
+        _ if !ran => Some(format!("there is no {name}")),
         Err(_) => None,
-        Ok(_) => Some(format!("{model} passes")),
+        Ok(_) => Some(format!("{name} passes")),
     })
 }
 
@@ -78,17 +88,17 @@ mod tests {
 
     /// A patch that a change has made stale is found before the soak.
     #[test]
-    fn every_patch_applies_and_names_a_model() {
+    fn every_patch_applies_and_names_a_test() {
         let ws = Workspace::open().unwrap();
-        for package in ws.libraries().unwrap() {
-            let sources = rust_files(&package.dir.join("tests/models"));
-            let models: String =
-                sources.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+        for package in ws.crates().unwrap() {
+            let folders = [package.dir.join("tests/models"), package.dir.join("src")];
+            let sources = folders.iter().flat_map(|folder| rust_files(folder));
+            let tests: String = sources.map(|file| fs::read_to_string(file).unwrap()).collect();
             for patch in patches(&package.dir).unwrap() {
                 let shown = patch.display();
                 let text = fs::read_to_string(&patch).unwrap();
-                let model = text.lines().next().unwrap().rsplit([':', ' ']).next().unwrap();
-                assert!(models.contains(&format!("fn {model}()")), "{shown}: no model {model}");
+                let test = text.lines().next().unwrap().rsplit([':', ' ']).next().unwrap();
+                assert!(tests.contains(&format!("fn {test}()")), "{shown}: no test {test}");
                 assert!(apply(&ws, &package.dir, &patch, &["--dry-run"]).is_ok(), "{shown}");
             }
         }

@@ -22,9 +22,9 @@
 //! 3. The nodes of a list were leaked from boxes, and only the list has pointers to them.
 
 use std::alloc::Layout;
+use std::sync::Arc;
 
 use percpu::AllocError;
-use percpu::alloc::TryArc;
 use percpu::alloc::try_box;
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::check;
@@ -102,7 +102,7 @@ pub(super) struct NodePool<K> {
 /// allocated that is not needed, or one is missing under the lock.
 #[doc(hidden)]
 #[derive(Clone)]
-pub struct NodeHint(TryArc<AtomicBool>);
+pub struct NodeHint(Arc<AtomicBool>);
 
 impl NodeHint {
     /// Returns whether the pool seems to be empty. Wait-free: one load.
@@ -116,9 +116,9 @@ impl NodeHint {
 
 impl<K> NodePool<K> {
     /// Creates an empty pool that keeps up to `bound` nodes.
-    pub(super) fn try_new(bound: usize) -> Result<Self, AllocError> {
-        let hint = NodeHint(TryArc::try_new(AtomicBool::new(false))?);
-        Ok(Self { nodes: NodeList::default(), bound, hint, from_pool: 0, from_preload: 0 })
+    pub(super) fn new(bound: usize) -> Self {
+        let hint = NodeHint(Arc::new(AtomicBool::new(false)));
+        Self { nodes: NodeList::default(), bound, hint, from_pool: 0, from_preload: 0 }
     }
 
     pub(super) fn hint(&self) -> NodeHint {

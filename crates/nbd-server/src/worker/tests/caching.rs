@@ -195,19 +195,19 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.ends_empty();
 }
 
-/// A call on a thread of the cache panics. Its request fails, its buffer is accounted for, and the
-/// worker continues to read the image. Changes and FLUSHes fail from then on, also the last sync of
-/// the server, whose exit code tells of it.
+/// A WRITE past the cache panics on a thread of the cache. Its request fails, its buffer is accounted
+/// for, and the worker continues to read the image. Changes and FLUSHes fail from then on, also the
+/// last sync of the server, whose exit code tells of it.
 #[test]
 fn a_panic_marks_its_image_as_failed() {
-    let mut lab = caching();
+    let mut lab = Lab::on_a_device();
     let mut client = lab.client();
     assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
-    lab.worker.exports.fixed[0].image.plant("a-call-that-panics");
+    lab.disk.inject_next(Operation::Write, Fault::Panic);
     assert_eq!(lab.worker.exports.blocks.failed(), Vec::<String>::new());
-    assert_eq!(lab.change(&mut client, cmd::WRITE, CommandFlags::FUA), EIO);
+    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), EIO);
     assert_eq!(lab.worker.memory.used(), 0);
-    assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));
+    assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], true));
     for command in [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES] {
         assert_eq!(lab.change(&mut client, command, NONE), EIO, "{command}");
     }

@@ -14,7 +14,7 @@ fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     for path in &paths {
         args.extend(["--image", path.to_str().unwrap()]);
     }
-    Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1)
+    Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1, true)
 }
 
 /// One image answers nothing, from the engine or from the queue. Requests of a second image begin
