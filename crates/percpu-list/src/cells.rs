@@ -31,7 +31,7 @@ use std::mem::{ManuallyDrop, MaybeUninit, needs_drop};
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-use percpu::cells::{Block, Cell, FREE, Head, Refused as Section, SHARD, Sections, VALUES};
+use percpu::cells::{Block, Cell, FREE, Head, Refused as Section, Sections, VALUES};
 use percpu::fence::heavy_rseq;
 use percpu::lglock::LockError;
 use percpu::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -70,13 +70,13 @@ struct Shard {
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
-const _: () = assert!(size_of::<Shard>() == SHARD);
+const _: () = assert!(size_of::<Shard>() == percpu::cells::SHARD);
 
 /// Memory of blocks.
 struct Region(NonNull<u8>, Layout);
 
 /// A list, at a place that does not move.
-pub(crate) struct Cells<T> {
+pub struct Cells<T> {
     head: Head,
     sections: Option<Sections>,
     shards: Box<[Shard]>,
@@ -99,7 +99,7 @@ unsafe impl<T: Send + Sync> Sync for Cells<T> {}
 
 /// A block, and the number of a cell in the low 6 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key(NonNull<Block>);
+pub struct Key(NonNull<Block>);
 
 // SAFETY: a block is used by any thread.
 unsafe impl Send for Key {}
@@ -146,7 +146,7 @@ fn occupied(block: &Block) -> u64 {
 impl<T> Cells<T> {
     const STRIDE: usize = size_of::<Cell<T>>();
 
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         const { assert!(align_of::<T>() <= 64, "values are aligned to at most 64 bytes") };
         let sections = Sections::find();
         let shards: Box<[Shard]> = (0..cpu::possible())
@@ -193,7 +193,7 @@ impl<T> Cells<T> {
     // ---- additions ----
 
     #[inline(always)]
-    pub(crate) fn insert(&self, value: T) -> Result<Key, InsertError<T>> {
+    pub fn insert(&self, value: T) -> Result<Key, InsertError<T>> {
         let cell = Cell(MaybeUninit::new(value));
         loop {
             let refused = match self.sections {
@@ -369,7 +369,7 @@ impl<T> Cells<T> {
     ///
     /// The caller has the entry, which ends.
     #[inline(always)]
-    pub(crate) unsafe fn remove(&self, key: Key) {
+    pub unsafe fn remove(&self, key: Key) {
         let mut out = Cell(MaybeUninit::<T>::uninit());
         let (at, index) = (key.pointer(), key.index());
         if let Some(sections) = self.sections {
@@ -502,12 +502,12 @@ impl<T> Cells<T> {
 
     // ---- counts ----
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.blocks().map(|block| occupied(block).count_ones() as usize).sum()
     }
 
     /// The counters. Exact while no other thread adds or removes.
-    pub(crate) fn stats(&self) -> Stats {
+    pub fn stats(&self) -> Stats {
         let (mut stats, mut misses) = (Stats::default(), 0);
         for block in self.blocks() {
             stats.adds += block.adds.load(Ordering::Relaxed);
@@ -531,7 +531,7 @@ impl<T> Cells<T> {
 
     // ---- snapshots, close ----
 
-    pub(crate) fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
+    pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
         if self.is_owner() {
             return Err(LockError::Deadlock);
         }
@@ -544,7 +544,7 @@ impl<T> Cells<T> {
     }
 
     /// Refuses additions from now on. Those that have begun are complete when it returns.
-    pub(crate) fn close(&self) -> Result<(), LockError> {
+    pub fn close(&self) -> Result<(), LockError> {
         if self.is_owner() {
             return Err(LockError::Deadlock);
         }
@@ -554,12 +554,12 @@ impl<T> Cells<T> {
         Ok(())
     }
 
-    pub(crate) fn iter(&self) -> Iter<'_, T> {
+    pub fn iter(&self) -> Iter<'_, T> {
         Iter { list: self, shard: 0, at: ptr::null(), batch: [(ptr::null(), 0); BATCH], len: 0 }
     }
 
     /// Takes the pinned value off the list, and returns whether it was on it.
-    pub(crate) fn unlink(&self, found: &Pinned<T>) -> Result<bool, LockError> {
+    pub fn unlink(&self, found: &Pinned<T>) -> Result<bool, LockError> {
         if self.is_owner() {
             return Err(LockError::Deadlock);
         }
@@ -605,13 +605,13 @@ impl<T> Drop for Cells<T> {
 }
 
 /// A list at one instant.
-pub(crate) struct Snapshot<'a, T> {
+pub struct Snapshot<'a, T> {
     list: &'a Cells<T>,
     guards: Vec<MutexGuard<'a, ()>>,
 }
 
 impl<T> Snapshot<'_, T> {
-    pub(crate) fn for_each(&self, mut f: impl FnMut(&T)) {
+    pub fn for_each(&self, mut f: impl FnMut(&T)) {
         for block in self.list.blocks() {
             let mut cells = occupied(block);
             while cells != 0 {
@@ -641,7 +641,7 @@ impl<T> Drop for Snapshot<'_, T> {
 }
 
 /// A value that a walk has pinned. It may be off the list.
-pub(crate) struct Pinned<T>(Key, PhantomData<T>);
+pub struct Pinned<T>(Key, PhantomData<T>);
 
 // SAFETY: pins on several threads share `&T`, and the last may drop the value.
 unsafe impl<T: Send + Sync> Send for Pinned<T> {}
@@ -649,7 +649,7 @@ unsafe impl<T: Send + Sync> Send for Pinned<T> {}
 unsafe impl<T: Send + Sync> Sync for Pinned<T> {}
 
 impl<T> Pinned<T> {
-    pub(crate) fn is_linked(&self) -> bool {
+    pub fn is_linked(&self) -> bool {
         // SAFETY: the pin keeps the cell.
         let state = &unsafe { self.0.block() }.states[self.0.index() as usize];
         state.load(Ordering::Acquire) & UNLINKED == 0
@@ -679,7 +679,7 @@ impl<T> Drop for Pinned<T> {
 }
 
 /// A walk, which pins the entries of [`BATCH`] blocks at a time.
-pub(crate) struct Iter<'a, T> {
+pub struct Iter<'a, T> {
     list: &'a Cells<T>,
     shard: usize,
     at: *const Block,
@@ -804,14 +804,14 @@ impl<T> Drop for Iter<'_, T> {
 }
 
 /// An entry of a list behind an `Arc`, for the tests of this module.
-pub(crate) struct Entry<T>(Key, Arc<Cells<T>>);
+pub struct Entry<T>(Key, Arc<Cells<T>>);
 
 impl<T> Entry<T> {
-    pub(crate) fn insert(list: &Arc<Cells<T>>, value: T) -> Result<Self, InsertError<T>> {
+    pub fn insert(list: &Arc<Cells<T>>, value: T) -> Result<Self, InsertError<T>> {
         Ok(Self(list.insert(value)?, Arc::clone(list)))
     }
 
-    pub(crate) fn key(self) -> Key {
+    pub fn key(self) -> Key {
         ManuallyDrop::new(self).0
     }
 }

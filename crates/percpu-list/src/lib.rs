@@ -197,8 +197,9 @@
 
 mod anchor;
 mod array;
-#[allow(dead_code, unreachable_pub, reason = "not in use yet")]
-mod cells;
+#[doc(hidden)]
+#[allow(dead_code, missing_docs, reason = "not in use yet")]
+pub mod cells;
 mod chunk;
 mod core;
 mod cursor;

@@ -4,6 +4,7 @@
 //! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is
 //! code in a model behind `is_planted("...")`. [`mutants`] checks that a model catches each.
 
+mod cells;
 mod mutants;
 mod owning;
 mod payload;

@@ -2,10 +2,10 @@
 
 use testkit::planted::Planted;
 
-use super::{owning, pool, snapshot, walk};
+use super::{cells, owning, pool, snapshot, walk};
 
 const PLANTED: Planted = Planted {
-    mutants: &[owning::MUTANTS, snapshot::MUTANTS, pool::MUTANTS, walk::MUTANTS],
+    mutants: &[cells::MUTANTS, owning::MUTANTS, snapshot::MUTANTS, pool::MUTANTS, walk::MUTANTS],
     loom_only: &[owning::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],

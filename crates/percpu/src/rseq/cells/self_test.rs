@@ -102,14 +102,6 @@ impl TestList {
         // SAFETY: the section has moved the value, whose drop is empty.
         done.map(|()| unsafe { out.0.assume_init_ref() }.0)
     }
-
-    /// Calls `refill` for the blocks, of which that of this CPU is refilled.
-    pub(super) fn refill(&self, sections: Sections) {
-        for block in self.blocks() {
-            // SAFETY: the block and its shard are alive.
-            let _ = unsafe { sections.refill(block) };
-        }
-    }
 }
 
 impl Drop for TestList {

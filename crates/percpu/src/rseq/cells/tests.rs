@@ -15,6 +15,16 @@ use super::self_test::{TestList, self_test};
 use super::{Block, Refused, Sections};
 use crate::fence::heavy_rseq;
 
+impl TestList {
+    /// Calls `refill` for the blocks, of which that of this CPU is refilled.
+    fn refill(&self, sections: Sections) {
+        for block in self.blocks() {
+            // SAFETY: the block and its shard are alive.
+            let _ = unsafe { sections.refill(block) };
+        }
+    }
+}
+
 /// Returns the sections and the number of CPUs; `None` where none run.
 fn sections() -> Option<(Sections, u32)> {
     let found = Sections::find();
