@@ -127,6 +127,11 @@ pub trait Exports {
         self.find(name)
     }
 
+    /// What a client is told if the last [`find`](Self::find) or [`open`](Self::open) returned `None`.
+    fn refusal(&self) -> Cow<'static, str> {
+        Cow::Borrowed("no such export")
+    }
+
     /// All canonical names and descriptions, in the order LIST shows them.
     fn list(&self) -> Vec<ListedExport>;
 }

@@ -210,6 +210,7 @@ pub struct Handshake {
     offers_allocation: bool,
     policy: TlsPolicy,
     tls: bool,
+    lacked_tls: bool,
     style: HeaderStyle,
     /// The export for which the client chose base:allocation.
     allocation: Option<String>,
@@ -242,6 +243,7 @@ impl Handshake {
             offers_allocation: false,
             policy: TlsPolicy::Off,
             tls: false,
+            lacked_tls: false,
             style: HeaderStyle::Simple,
             allocation: None,
             options: 0,
@@ -311,6 +313,12 @@ impl Handshake {
     #[must_use]
     pub fn is_open(&self) -> bool {
         !matches!(self.state, State::Over(_))
+    }
+
+    /// Whether an option was refused because TLS is required and the client had not started it.
+    #[must_use]
+    pub fn lacked_tls(&self) -> bool {
+        self.lacked_tls
     }
 
     /// Handles one field or option; `None` if more bytes are needed.
@@ -406,6 +414,7 @@ impl Handshake {
                 State::Drain { option, left: len, reply: rep::ERR_INVALID }
             }
             _ if needs_tls && option != opt::ABORT => {
+                self.lacked_tls = true;
                 State::Drain { option, left: len, reply: rep::ERR_TLS_REQD }
             }
             opt::EXPORT_NAME if len as usize > MAX_STRING => {
@@ -474,7 +483,7 @@ impl Handshake {
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => match MetaRequest::parse(data) {
                 None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
                 Some(request) if exports.find(request.name).is_none() => {
-                    put_reply(out, option, rep::ERR_UNKNOWN, &[], b"no such export");
+                    put_reply(out, option, rep::ERR_UNKNOWN, &[], exports.refusal().as_bytes());
                 }
                 Some(request) => {
                     let found = request.answer(option, out);
@@ -486,7 +495,9 @@ impl Handshake {
             _ => match InfoRequest::parse(data) {
                 None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
                 Some(request) => match look_up(exports, option, request.name) {
-                    None => put_reply(out, option, rep::ERR_UNKNOWN, &[], b"no such export"),
+                    None => {
+                        put_reply(out, option, rep::ERR_UNKNOWN, &[], exports.refusal().as_bytes());
+                    }
                     Some(export) => {
                         request.answer(option, &export, self.style, out);
                         if option == opt::GO {

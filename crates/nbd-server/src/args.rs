@@ -1,11 +1,17 @@
 //! The options of the command line.
 
+use std::env;
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use aio_reap::BackendKind;
-use clap::Parser;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{
+    NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser,
+};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use nbd_protocol::TlsPolicy;
 
 use crate::image_spec::{ImageSpec, parse_size};
@@ -46,7 +52,7 @@ pub(crate) struct Args {
     pub(crate) socket: Option<PathBuf>,
 
     /// Permissions of the --socket, in octal. A client needs write permission.
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode, help_heading = "Clients")]
+    #[arg(long, value_name = "MODE", default_value = "600", requires = "socket", value_parser = parse_mode, help_heading = "Clients")]
     pub(crate) socket_mode: u32,
 
     /// Group of the --socket, by name or number.
@@ -141,7 +147,7 @@ pub(crate) struct Args {
     /// The command starts once the server listens. Its variables uri, unixsocket, port and
     /// exportname tell how to connect. Without --socket and --tcp the server listens on a private
     /// socket.
-    #[arg(long, value_name = "COMMAND", conflicts_with = "fork", help_heading = "Process")]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "fork", value_parser = NonEmptyStringValueParser::new(), help_heading = "Process")]
     pub(crate) run: Option<String>,
 
     /// Exit when the last client disconnects. A client counts once it has finished its handshake.
@@ -155,6 +161,59 @@ pub(crate) struct Args {
     /// Serve metrics for Prometheus on this Unix socket (mode 0600), by HTTP at `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
+}
+
+/// The options that the demonstration has.
+const DEMO: [&str; 6] = ["size", "cache", "backend", "depth", "workers", "verbose"];
+
+impl Args {
+    /// Parses the command line of the process, and ends the process with a message if it is wrong.
+    pub(crate) fn parse_or_exit() -> Self {
+        let parsed = Self::from_words(std::env::args_os());
+        parsed.unwrap_or_else(|error| error.exit())
+    }
+
+    /// Parses a command line, and refuses options that could have no effect.
+    fn from_words<T: Into<OsString> + Clone>(
+        words: impl IntoIterator<Item = T>,
+    ) -> Result<Self, clap::Error> {
+        let mut command = Self::command();
+        let matches = command.try_get_matches_from_mut(words)?;
+        let args = Self::from_arg_matches(&matches)?;
+        let is_given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let images = &args.images;
+        let (kind, reason) = if images.is_empty() && args.export_dir.is_none() {
+            let ids = matches.ids().map(|id| id.as_str());
+            // A group of all options is among the ids.
+            let options = ids.filter(|id| command.get_arguments().any(|arg| arg.get_id() == id));
+            let given = options.filter(|id| is_given(id)).find(|id| !DEMO.contains(id));
+            let Some(option) = given else { return Ok(args) };
+            let option = option.replace('_', "-");
+            let reason = format!("--{option} needs something to serve: --image or --export-dir");
+            (ErrorKind::MissingRequiredArgument, reason)
+        } else if args.size.is_some() && images.is_empty() {
+            let reason = "--size creates or grows an --image, and there is none";
+            (ErrorKind::MissingRequiredArgument, reason.into())
+        } else if args.size.is_some()
+            && (args.read_only || images.iter().all(|image| image.read_only))
+        {
+            let reason = "--size creates or grows an image, and all of them are only read";
+            (ErrorKind::ArgumentConflict, reason.into())
+        } else if args.max_per_peer.is_some_and(|most| most > args.max_connections) {
+            let (peer, all) = (args.max_per_peer.unwrap_or_default(), args.max_connections);
+            let reason = format!("--max-per-peer {peer} is more than --max-connections {all}");
+            (ErrorKind::ArgumentConflict, reason)
+        } else if args.insecure && args.tcp.is_none() && env::var_os("LISTEN_PID").is_none() {
+            let reason = "--insecure is about a TCP address, and there is no --tcp";
+            (ErrorKind::MissingRequiredArgument, reason.into())
+        } else if args.metrics.is_some() && args.metrics == args.socket {
+            let reason = "--metrics and --socket are the same path";
+            (ErrorKind::ArgumentConflict, reason.into())
+        } else {
+            return Ok(args);
+        };
+        Err(command.error(kind, reason))
+    }
 }
 
 /// The backend of `--backend`; `None` lets the engine choose. (clap would make an option of type
@@ -182,7 +241,11 @@ fn tls_policies() -> impl TypedValueParser<Value = TlsPolicy> {
 
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
-    mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))
+    let mode = mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))?;
+    if mode & 0o222 == 0 {
+        return Err(format!("mode '{text}' lets no client connect: that needs a write permission"));
+    }
+    Ok(mode)
 }
 
 /// Returns the number of a group. Looks up a name with `getgrnam_r`.
@@ -223,5 +286,48 @@ mod tests {
         assert_eq!(parse_tcp(":0").unwrap().to_string(), "127.0.0.1:0");
         assert_eq!(parse_tcp("0.0.0.0:1").unwrap().to_string(), "0.0.0.0:1");
         assert!(parse_tcp("nowhere").is_err());
+    }
+
+    #[test]
+    fn options_that_could_have_no_effect_are_refused() {
+        let parse = |line: &str| {
+            Args::from_words(line.split(' ').map(|word| word.replace('_', " ")))
+                .map_err(|error| error.to_string())
+        };
+        for (line, named) in [
+            ("x --socket s", "--socket needs something to serve"),
+            ("x --run true", "--run needs something to serve"),
+            ("x --pid-file p", "--pid-file needs something to serve"),
+            ("x --read-only", "--read-only needs something to serve"),
+            ("x --max-connections 5", "--max-connections needs something to serve"),
+            ("x --export-dir d --socket s --size 1M", "--size creates or grows an --image"),
+            ("x --image a --socket s --size 1M --read-only", "only read"),
+            ("x --image a,readonly --socket s --size 1M", "only read"),
+            ("x --image a --tcp 0 --socket-mode 666", "--socket"),
+            ("x --image a --socket s --socket-mode 444", "write permission"),
+            ("x --image a --socket s --max-connections 2 --max-per-peer 3", "--max-per-peer 3"),
+            ("x --image a --socket s --insecure", "--insecure"),
+            ("x --image a --socket s --metrics s", "same path"),
+            ("x --image a,size=0 --socket s", "no bytes"),
+            ("x --image a,size=1K,size=2K --socket s", "twice"),
+            ("x --image a,readonly,readonly --socket s", "twice"),
+            ("x --image http://host/disk --socket s", "URI"),
+            ("x --image vol=nbd+unix:///?socket=s --socket s", "URI"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(named), "{line}: {error}");
+        }
+        let empty = ["x", "--image", "a", "--run", ""];
+        assert!(Args::from_words(empty).unwrap_err().to_string().contains("--run"));
+        for line in [
+            "x",
+            "x --size 1G --cache 0 --verbose",
+            "x --image a --socket s --socket-mode 660 --size 1M",
+            "x --image a,readonly --image b --socket s --size 1M",
+            "x --image a --tcp 0.0.0.0:1 --insecure --max-connections 2 --max-per-peer 2",
+            "x --export-dir d --run true --read-only",
+        ] {
+            assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).err());
+        }
     }
 }

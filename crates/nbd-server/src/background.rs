@@ -83,11 +83,29 @@ pub(crate) struct PidFile {
 }
 
 impl PidFile {
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+    /// Writes the file. Replaces the file of another server, but no file with other content, which
+    /// may be an image that was named by mistake. The error names the file.
+    pub(crate) fn create(path: &Path) -> Result<Self, String> {
         let content = format!("{}\n", std::process::id());
-        fs::write(path, &content)?;
-        Ok(Self { path: path.to_owned(), content })
+        let written = match fs::metadata(path) {
+            Ok(meta) if !meta.is_file() || !has_process_id(path, meta.len()) => {
+                Err(io::Error::other("there is another file of this name, which has no process id"))
+            }
+            _ => fs::write(path, &content),
+        };
+        match written {
+            Ok(()) => Ok(Self { path: path.to_owned(), content }),
+            Err(error) => Err(format!("cannot write the pid file '{}': {error}", path.display())),
+        }
     }
+}
+
+/// Returns whether a file of `len` bytes is empty, or has one number in one line.
+fn has_process_id(path: &Path, len: u64) -> bool {
+    const LONGEST: u64 = 24; // a number of 64 bits, and the end of its line
+    len == 0
+        || len <= LONGEST
+            && fs::read_to_string(path).is_ok_and(|text| text.trim_end().parse::<u64>().is_ok())
 }
 
 impl Drop for PidFile {

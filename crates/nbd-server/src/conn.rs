@@ -54,6 +54,8 @@ pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// The TLS session, if the client has asked for one.
     pub(crate) tls: Option<Box<dyn Tls>>,
+    /// TLS was started; the session may have ended.
+    pub(crate) used_tls: bool,
     /// The context of the connection. Its operations have references to it.
     pub(crate) ctx: CtxRef<Connection>,
     /// The place of the connection within the server's limits.
@@ -104,6 +106,7 @@ impl Conn {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,
             tls: None,
+            used_tls: false,
             ctx,
             permit,
             listed,
@@ -167,6 +170,7 @@ impl Conn {
             return Err(ErrorKind::WouldBlock.into());
         }
         self.tls = Some(tls);
+        self.used_tls = true;
         Ok(())
     }
 

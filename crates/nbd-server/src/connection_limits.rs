@@ -252,9 +252,9 @@ impl<S> Waiting<S> {
         socket: S,
         peer: Peer,
         now: Instant,
-    ) -> Option<Result<Admitted<S>, Refused>> {
+    ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
         match limits.admit(peer) {
-            Err(reason) if self.queue.len() >= MOST_WAITING => Some(Err(reason)),
+            Err(reason) if self.queue.len() >= MOST_WAITING => Some(Err((peer, reason))),
             Err(_) => {
                 self.queue.push_back((socket, peer, now + PATIENCE));
                 None
@@ -269,14 +269,14 @@ impl<S> Waiting<S> {
         &mut self,
         limits: &Arc<ConnectionLimits>,
         now: Instant,
-    ) -> Option<Result<Admitted<S>, Refused>> {
+    ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
         for at in 0..self.queue.len() {
             let (_, peer, until) = self.queue[at];
             match limits.admit(peer) {
                 Err(_) if now < until => {}
                 Err(reason) => {
                     drop(self.queue.remove(at));
-                    return Some(Err(reason));
+                    return Some(Err((peer, reason)));
                 }
                 Ok((permit, evicted)) => {
                     let (socket, ..) = self.queue.remove(at)?;
@@ -412,11 +412,14 @@ mod tests {
         assert!(waiting.next(&limits, now).is_none() && waiting.until().is_none());
         // One that gets no place is refused in the end, and a crowd does not grow.
         assert!(waiting.admit(&limits, 3, A, now).is_none());
-        assert_eq!(waiting.next(&limits, now + PATIENCE).unwrap().unwrap_err(), Refused::Peer(1));
+        assert_eq!(
+            waiting.next(&limits, now + PATIENCE).unwrap().unwrap_err(),
+            (A, Refused::Peer(1))
+        );
         for socket in 0..MOST_WAITING {
             assert!(waiting.admit(&limits, socket, A, now).is_none());
         }
         let refused = waiting.admit(&limits, 0, A, now).unwrap();
-        assert_eq!(refused.unwrap_err(), Refused::Peer(1));
+        assert_eq!(refused.unwrap_err(), (A, Refused::Peer(1)));
     }
 }

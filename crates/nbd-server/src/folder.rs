@@ -4,7 +4,7 @@
 //! A client names a file of this folder only: no path, no symbolic link, and no name that begins
 //! with a dot.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,6 +17,9 @@ use tracing::warn;
 
 /// Most names in a list of exports. A guess; a file that is not listed is still served.
 pub(crate) const MOST_NAMES: usize = 10_000;
+
+/// Most bad names that are logged.
+const MOST_WARNINGS: usize = 8;
 
 /// An open folder.
 #[derive(Debug)]
@@ -66,6 +69,23 @@ impl Folder {
         match is_device && !read_only && !is_read_only_device(&file)? {
             true => open(false),
             false => Ok(file),
+        }
+    }
+
+    /// Tells of files that cannot be exports because of their names. Those that begin with a dot are
+    /// left out on purpose.
+    pub(crate) fn warn_of_bad_names(&self) {
+        let Ok(entries) = Dir::read_from(&self.dir) else { return };
+        let is_bad =
+            |name: &CStr| !name.to_bytes().starts_with(b".") && !name.to_str().is_ok_and(is_name);
+        let entries = entries.filter_map(Result::ok);
+        let bad = entries.filter(|entry| is_image(entry.file_type()) && is_bad(entry.file_name()));
+        for entry in bad.take(MOST_WARNINGS) {
+            let name = entry.file_name();
+            warn!(
+                ?name,
+                "a file of the folder is no export: no name of one has control characters, or other bytes than UTF-8"
+            );
         }
     }
 

@@ -35,10 +35,25 @@ impl FromStr for ImageSpec {
                 spec.name = name.unwrap_or_default();
             }
         }
+        if let Some((scheme, _)) = spec.path.to_str().and_then(|path| path.split_once("://")) {
+            if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)) {
+                return Err(format!(
+                    "'{}' is a URI, and an image is a file or a block device of this machine",
+                    spec.path.display()
+                ));
+            }
+        }
+        let mut seen = Vec::new();
         for option in parts {
+            let name = option.split('=').next().unwrap_or_default().to_owned();
+            if seen.contains(&name) {
+                return Err(format!("the option '{name}' is there twice"));
+            }
+            seen.push(name);
             match option.split_once('=') {
                 None if option == "readonly" => spec.read_only = true,
                 Some(("offset", bytes)) => spec.offset = parse_size(bytes)?,
+                Some(("size", "0")) => return Err("an export with size=0 has no bytes".into()),
                 Some(("size", bytes)) => spec.size = Some(parse_size(bytes)?),
                 _ => {
                     return Err(format!(

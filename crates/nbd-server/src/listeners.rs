@@ -219,13 +219,24 @@ pub(crate) fn listen_unix(
     path: &Path,
     access: Access,
 ) -> Result<(Socket, SocketFile), ListenError> {
-    let fail = |error| ListenError::Address { address: path.display().to_string(), error };
+    let fail = |error| ListenError::Address { address: format!("'{}'", path.display()), error };
     // The socket of a killed server refuses connections, so it can be removed.
     let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
         && UnixStream::connect(path)
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if stale {
         std::fs::remove_file(path).map_err(fail)?;
+    }
+    match path.symlink_metadata() {
+        Ok(meta) if meta.file_type().is_socket() => {
+            return Err(fail(io::Error::other("another program listens on this socket")));
+        }
+        Ok(_) => {
+            let reason =
+                "there is a file of this name that is no socket; the server does not replace it";
+            return Err(fail(io::Error::other(reason)));
+        }
+        Err(_) => {} // if the folder is missing, `bind` says so
     }
     // Only the owner is admitted until the group is set, so that no other user connects in between.
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));

@@ -59,10 +59,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::{CommandFactory, error::ErrorKind};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -77,7 +78,7 @@ use crate::server::{Server, Wakeups};
 
 fn main() -> ExitCode {
     let starter = Starter::find();
-    let args = Args::parse();
+    let args = Args::parse_or_exit();
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
     start_log(default);
@@ -114,10 +115,35 @@ fn start_log(default: LevelFilter) {
 
 /// Raises the limit of open descriptors to the maximum, because each connection needs one.
 fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit); // on failure fewer connections fit
+}
+
+/// Descriptors that the server must have left to serve one client: its socket, and its image in two
+/// workers.
+const LEAST_DESCRIPTORS: u64 = 4;
+
+/// Fails if the started server has too few descriptors left to serve a client. Warns if these are
+/// fewer than `most` connections need.
+fn check_descriptors(most: u32) -> Result<(), String> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let used = match fs::read_dir("/proc/self/fd") {
+        Ok(open) => open.count() as u64 - 1, // without that of the folder
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => limit,
+        Err(_) => return Ok(()), // without /proc it is not known
+    };
+    let left = limit.saturating_sub(used);
+    if left < LEAST_DESCRIPTORS {
+        return Err(format!(
+            "the limit of {limit} open descriptors (ulimit -n) is too low: the server has {used} open, and \
+             could accept no connection"
+        ));
+    }
+    if left < most.into() {
+        warn!(limit, used, most, "the limit of open descriptors is below --max-connections");
+    }
+    Ok(())
 }
 
 /// Ignores SIGXFSZ, so that a write beyond the file size limit (`ulimit -f`) fails with EFBIG and
@@ -163,10 +189,16 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     let grow = Signals::new([SIGHUP])?;
     let mut server = Server::start(&args, handed_over)?;
     server.grow_at(grow)?;
+    check_descriptors(args.max_connections)?;
     let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
     let addresses = server.addresses();
-    let lines = addresses.iter().map(|address| format!("listening on {address}\n"));
-    print(lines.collect())?;
+    if args.run.is_none() {
+        let lines = addresses.iter().map(|address| format!("listening on {address}\n"));
+        print(lines.collect())?;
+    } else {
+        // Standard output is the command's: it may be captured.
+        addresses.iter().for_each(|address| info!(address, "listening"));
+    }
     diagnostics::flush(); // later output of a server in the background is discarded
     starter.map_or(Ok(()), Starter::report)?;
     let export = server.default_export();
@@ -195,6 +227,12 @@ const DEMO_SIZE: u64 = 256 << 20;
 
 /// Serves a temporary image to the built-in client, and prints the results.
 fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
+    if !listeners::handed_over()?.is_empty() {
+        return Err(
+            "sockets were handed over, and there is nothing to serve: --image or --export-dir"
+                .into(),
+        );
+    }
     let folder = PrivateFolder::create()?;
     let socket = folder.path.join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);

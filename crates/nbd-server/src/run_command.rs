@@ -30,10 +30,13 @@ impl RunCommand {
         tls: TlsPolicy,
         notify: UnixStream,
     ) -> io::Result<Self> {
-        let mut child = Command::new("/bin/sh")
-            .args(["-c", command])
-            .envs(variables(addresses, export, tls))
-            .spawn()?;
+        let mut shell = Command::new("/bin/sh");
+        // The sockets that these name were handed to the server.
+        for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+            shell.env_remove(name);
+        }
+        let mut child =
+            shell.args(["-c", command]).envs(variables(addresses, export, tls)).spawn()?;
         let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
         let status = Arc::new(OnceLock::new());
         let ended = Arc::clone(&status);

@@ -64,6 +64,23 @@ fn inv06_nothing_but_starttls_and_abort_is_answered_where_tls_is_required() {
 }
 
 #[test]
+fn a_server_learns_that_a_client_lacks_tls() {
+    for (policy, number, lacks) in [
+        (TlsPolicy::Require, opt::GO, true),
+        (TlsPolicy::Require, opt::STARTTLS, false),
+        (TlsPolicy::On, opt::GO, false),
+    ] {
+        let mut out = Vec::new();
+        let mut server = Handshake::new(&mut out).tls(policy);
+        let exports = driven::exports();
+        let data = if number == opt::GO { info("disk", &[]) } else { vec![] };
+        let sent = [FLAGS, &option(number, &data)].concat();
+        server.receive(&sent, &exports[..], &mut out);
+        assert_eq!(server.lacked_tls(), lacks, "{policy:?} {number}");
+    }
+}
+
+#[test]
 fn inv06_over_tls_everything_is_answered_and_tls_starts_once() {
     let start = option(opt::STARTTLS, b"");
     let list = option(opt::LIST, b"");

@@ -42,6 +42,9 @@ use crate::memory::{self, MOST_ZEROS, ZEROS};
 /// How long a command retries while a block is busy. A guess: longer than any operation of a disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Bytes of a CACHE that the kernel is told of at a time. A guess: as many as a long READ has.
+const CACHE_PART: u64 = 8 << 20;
+
 /// A command to carry out.
 pub(crate) struct Job {
     pub(crate) engine: Rc<Engine>,
@@ -137,10 +140,17 @@ impl Job {
             }
             (Command::Cache, buf) => {
                 match &self.source {
-                    // The command is only advice, so a failure is no error.
+                    // In parts, one after the other, so that other requests run in between: the
+                    // kernel begins to read a whole part before it returns.
                     Source::File(file) => {
-                        if let Ok(advice) = self.engine.will_need(file, offset, len).submit() {
-                            let _ = advice.await;
+                        let mut at = offset;
+                        while at < end {
+                            let part = CACHE_PART.min(end - at);
+                            // The command is only advice, so a failure is no error.
+                            if let Ok(advice) = self.engine.will_need(file, at, part).submit() {
+                                let _ = advice.await;
+                            }
+                            at += part;
                         }
                     }
                     #[cfg(test)]

@@ -49,8 +49,14 @@ const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 pub(crate) enum ExportError {
     #[error("cannot open image '{path}': {error}")]
     Open { path: PathBuf, error: io::Error },
+    #[error("cannot open the folder '{path}' of --export-dir: {error}")]
+    Folder { path: PathBuf, error: io::Error },
     #[error("image '{path}' does not exist; --size BYTES creates it")]
     Missing { path: PathBuf },
+    #[error("image '{path}' does not exist, and a server that only reads cannot create it")]
+    MissingToRead { path: PathBuf },
+    #[error("image '{path}' is on a file system without O_DIRECT, which --direct needs")]
+    Direct { path: PathBuf },
     #[error("image '{path}' is neither a regular file nor a block device")]
     Kind { path: PathBuf },
     #[error(
@@ -146,7 +152,11 @@ pub(crate) struct ExportTable {
 impl ExportTable {
     /// Opens all images of the command line, and the folder.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
-        let open = |path: &PathBuf| Folder::open(path).map_err(ExportError::at(path));
+        let open = |path: &PathBuf| {
+            Folder::open(path)
+                .map_err(|error| ExportError::Folder { path: path.clone(), error })
+                .inspect(Folder::warn_of_bad_names)
+        };
         let folder = args.export_dir.as_ref().map(open).transpose()?;
         let mut table = Self {
             fixed: Vec::new(),
@@ -280,19 +290,20 @@ impl ExportTable {
         found.cloned().map(Export::current)
     }
 
-    /// Opens a file of the folder. `None` if there is no such file, or it cannot be opened.
-    fn in_folder(&self, name: &str) -> Option<(ImageSpec, File)> {
-        let folder = self.folder.as_ref()?;
+    /// Opens a file of the folder. `None` if there is no such file.
+    fn in_folder(&self, name: &str) -> Result<Option<(ImageSpec, File)>, ExportError> {
+        let Some(folder) = &self.folder else { return Ok(None) };
+        let path = folder.path(name);
         match folder.file(name, self.args.read_only, self.args.direct) {
             Ok(file) => {
-                let (name, path) = (name.to_owned(), folder.path(name));
-                Some((ImageSpec { name, path, ..ImageSpec::default() }, file))
+                let name = name.to_owned();
+                Ok(Some((ImageSpec { name, path, ..ImageSpec::default() }, file)))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                warn!(name, %error, "cannot open a file of the folder");
-                None
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if self.args.direct && error.raw_os_error() == Some(libc::EINVAL) => {
+                Err(ExportError::Direct { path })
             }
+            Err(error) => Err(ExportError::at(&path)(error)),
         }
     }
 
@@ -344,37 +355,34 @@ impl ExportTable {
     }
 
     /// Describes an export. Keeps nothing open, so that a client that only asks uses no place for
-    /// an open image.
-    pub(crate) fn find_export(&self, name: &str) -> Option<ExportInfo> {
+    /// an open image. `None` if there is no such export.
+    pub(crate) fn find_export(&self, name: &str) -> Result<Option<ExportInfo>, ExportError> {
         if let Some(export) = self.find_fixed(name) {
-            return Some(export.info);
+            return Ok(Some(export.info));
         }
-        let (spec, file) = self.in_folder(name)?;
-        let open = self.images.find(&identity(&file.metadata().ok()?));
-        let info = self.describe(&spec, &file);
-        let info = info
-            .inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
-            .ok()?;
-        Some(match open {
+        let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
+        let meta = file.metadata().map_err(ExportError::at(&spec.path))?;
+        let open = self.images.find(&identity(&meta));
+        let info = self.describe(&spec, &file)?;
+        Ok(Some(match open {
             Some(image) => Export::new(info, image, &spec).info,
             None => info,
-        })
+        }))
     }
 
-    /// Opens an export.
-    pub(crate) fn open_export(&self, name: &str) -> Option<Export> {
+    /// Opens an export. `None` if there is no such export.
+    pub(crate) fn open_export(&self, name: &str) -> Result<Option<Export>, ExportError> {
         if let Some(export) = self.find_fixed(name) {
-            return Some(export);
+            return Ok(Some(export));
         }
-        let (spec, file) = self.in_folder(name)?;
+        let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
         let prepare = || {
             let fail = ExportError::at(&spec.path);
             let reads = self.args.read_only || is_read_only_device(&file).map_err(fail)?;
             // The caller is a worker with other clients to serve, so this does not wait for a lock.
             self.lock(&spec.path, &file, reads, Duration::ZERO)
         };
-        let export = self.add(&spec, &file, prepare);
-        export.inspect_err(|error| warn!(%error, "an export is not served")).ok()
+        self.add(&spec, &file, prepare).map(Some)
     }
 }
 
@@ -382,24 +390,50 @@ impl ExportTable {
 pub(crate) struct Opening<'t> {
     table: &'t ExportTable,
     pub(crate) opened: RefCell<Option<Export>>,
+    /// Why the last export was not found, if it is there and cannot be served.
+    refusal: RefCell<Option<String>>,
 }
 
 impl<'t> Opening<'t> {
     pub(crate) fn new(table: &'t ExportTable) -> Self {
-        Self { table, opened: RefCell::default() }
+        Self { table, opened: RefCell::default(), refusal: RefCell::default() }
+    }
+}
+
+impl Opening<'_> {
+    /// Keeps why an export cannot be served, for the client and for the log. The client is told no
+    /// path and no error of the system.
+    fn note<T>(&self, name: &str, found: Result<Option<T>, ExportError>) -> Option<T> {
+        found.unwrap_or_else(|error| {
+            warn!(name, %error, "an export is not served");
+            let refusal = match error {
+                ExportError::TooLarge { .. } => "the export is too large for the server's cache",
+                ExportError::Locked { .. } => "the export is in use by another program",
+                ExportError::TooMany { .. } => "the server has too many exports open",
+                _ => "the export cannot be opened: the log of the server has the reason",
+            };
+            self.refusal.replace(Some(refusal.into()));
+            None
+        })
     }
 }
 
 impl Exports for Opening<'_> {
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        self.table.find_export(name).map(Cow::Owned)
+        self.refusal.replace(None);
+        self.note(name, self.table.find_export(name)).map(Cow::Owned)
     }
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        let export = self.table.open_export(name)?;
+        self.refusal.replace(None);
+        let export = self.note(name, self.table.open_export(name))?;
         let info = export.info.clone();
         self.opened.replace(Some(export));
         Some(Cow::Owned(info))
+    }
+
+    fn refusal(&self) -> Cow<'static, str> {
+        self.refusal.take().map_or("no such export".into(), Cow::Owned)
     }
 
     fn list(&self) -> Vec<ListedExport> {
@@ -437,6 +471,9 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
         Ok(_) => false,
     };
     let created = match (missing, args.size.is_some() && !read_only) {
+        (true, false) if read_only => {
+            return Err(ExportError::MissingToRead { path: path.to_owned() });
+        }
         (true, false) => return Err(ExportError::Missing { path: path.to_owned() }),
         (true, true) => create(path).map_err(fail)?,
         (false, _) => None,
@@ -455,7 +492,12 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
             if let Some(created) = created {
                 let _ = std::fs::remove_file(created); // `error` says what failed first
             }
-            Err(fail(error))
+            match error.raw_os_error() {
+                Some(libc::EINVAL) if args.direct => {
+                    Err(ExportError::Direct { path: path.to_owned() })
+                }
+                _ => Err(fail(error)),
+            }
         }
     }
 }

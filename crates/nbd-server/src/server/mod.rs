@@ -272,10 +272,12 @@ impl Server {
     }
 
     /// Sends a connection to the worker with the least load, in turn if several have the least.
-    fn place(&mut self, admitted: Result<Admitted<Socket>, Refused>) {
+    fn place(&mut self, admitted: Result<Admitted<Socket>, (Peer, Refused)>) {
         let (socket, permit, evicted) = match admitted {
             Ok(admitted) => admitted,
-            Err(reason) => return warn!(%reason, "connection limit reached, one more refused"),
+            Err((peer, reason)) => {
+                return warn!(%peer, %reason, "connection limit reached, one more refused");
+            }
         };
         if let Some((id, worker)) = evicted {
             self.reporter.workers[worker].send(Message::Evict(id));

@@ -14,6 +14,7 @@ use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
 use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
+use crate::peer::Peer;
 use crate::session::{Next, Session};
 
 /// A payload of which at least this many bytes are missing is received in place. A guess: for less,
@@ -252,8 +253,14 @@ impl Worker {
             return Ok(Parsed::Blocked(BlockedOn::Others));
         }
         let opening = Opening::new(exports);
+        let (peer, is_tls) = (conn.permit.peer, conn.tls.is_some());
+        let lacked_tls = handshake.lacked_tls();
         let (used, step) = handshake.receive(input, &opening, &mut conn.out.handshake);
         *input = &input[used..];
+        if handshake.lacked_tls() && !lacked_tls {
+            let conn = CtxRef::id(&conn.ctx);
+            warn!(%conn, %peer, "refused: TLS is required, and the client has not started it");
+        }
         conn.queue_send(sendable);
         match step {
             HandshakeStep::More => Ok(Parsed::Part),
@@ -270,14 +277,15 @@ impl Worker {
                 let Some(export) = opening.opened.into_inner() else {
                     return Err("no export was opened".into()); // `Ready` follows an open
                 };
-                info!(conn = %conn.id(), export = export.info.name, "negotiated");
+                let name = &export.info.name;
+                info!(conn = %conn.id(), %peer, tls = is_tls, export = name, "negotiated");
                 let image = requests.open(&export.image).map_err(|error| error.to_string())?;
                 conn.listed.set_export(&export.info.name);
                 conn.phase = Phase::Transmission(Session::new(export, image, negotiated.agreed()));
                 Ok(Parsed::Whole)
             }
             HandshakeStep::Close(reason) => {
-                log_refusal(conn.id(), &reason);
+                log_refusal(conn.id(), peer, is_tls, &reason);
                 Ok(Parsed::Last)
             }
         }
@@ -383,9 +391,9 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-fn log_refusal(conn: Id, reason: &CloseReason) {
+fn log_refusal(conn: Id, peer: Peer, tls: bool, reason: &CloseReason) {
     match reason {
-        CloseReason::Aborted => debug!(%conn, %reason),
-        _ => warn!(%conn, %reason, "handshake refused"),
+        CloseReason::Aborted => debug!(%conn, %peer, tls, %reason),
+        _ => warn!(%conn, %peer, tls, %reason, "handshake refused"),
     }
 }

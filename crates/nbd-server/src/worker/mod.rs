@@ -485,7 +485,8 @@ impl Worker {
         let Some(slot) = self.slot_of(id) else { return };
         self.remove_id(id);
         let mut conn = self.conns.remove(slot);
-        info!(conn = %id, reason, refused = conn.refused, "connection closed");
+        let (peer, tls, refused) = (conn.permit.peer, conn.used_tls, conn.refused);
+        info!(conn = %id, %peer, tls, reason, refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.requests.abandon(id, |buf| self.memory.release(buf, None));
         self.again |= !self.blocked.is_empty(); // its memory is free for them

@@ -382,3 +382,31 @@ fn a_reply_has_the_bytes_that_were_asked_for() {
         lab.ends_empty();
     }
 }
+
+/// The kernel is told of a long CACHE in parts, and a READ that comes meanwhile is in between.
+#[test]
+fn a_long_cache_request_leaves_room_for_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("a.img");
+    let args = ["nbd_server", "--cache", "1M", "--size", "40M", "--image"];
+    let args = [&args[..], &[image.to_str().unwrap()]].concat();
+    let limits = Limits { depth: MOST, most: MOST };
+    let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1, true);
+    let (mut client, mut other) = (lab.client(), lab.client());
+    lab.ask_for(&mut client, cmd::CACHE, CommandFlags::NONE, 1, 40 << 20);
+    assert_eq!(lab.script.in_flight(), 1, "one part at a time");
+    lab.ask(&mut other, cmd::READ, CommandFlags::NONE);
+    lab.complete();
+    assert_eq!(lab.script.in_flight(), 2, "the READ, and behind it the next part");
+    lab.complete();
+    assert_eq!(waiting::reply(&mut other, BLOCK), (0xc0, 0));
+    let mut parts = 1;
+    while lab.script.in_flight() > 0 {
+        lab.complete();
+        parts += 1;
+    }
+    assert_eq!((parts, waiting::reply(&mut client, 0)), (5, (1, 0)));
+    lab.worker.close(client.0, "a test");
+    lab.worker.close(other.0, "a test");
+    lab.ends_empty();
+}

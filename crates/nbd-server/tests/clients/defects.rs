@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB, cmd};
+use crate::client::{Client, MIB, cmd, info_data, opt, rep};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, Tracked, check, fail, trial, wait_until};
 use crate::need::{self, Need};
@@ -26,6 +26,13 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("log/full_standard_output", &[], full_output),
         trial("log/unwritable_standard_output", &[], unwritable_output),
         trial("limits/clients_one_after_another", &[], one_after_another),
+        trial("contact/messages_name_the_file", &[], messages),
+        trial("contact/pid_file_replaces_no_image", &[], pid_file),
+        trial("contact/too_few_descriptors", &[], too_few_descriptors),
+        trial("contact/run_leaves_standard_output", &[Need::NbdInfo], run_output),
+        trial("contact/log_names_the_peer", &[], log_names_peer),
+        trial("contact/names_that_are_no_exports", &[], bad_names),
+        trial("large/in_a_folder", &[], large_in_folder),
         trial("large/growth_past_the_limit", &[], growth_past_the_limit),
         trial("large/without_a_cache", &[], large_without_cache),
         trial("large/a_part", &[], part_of_large),
@@ -361,4 +368,148 @@ fn part_of_large(lab: &Lab) -> Res {
     let (code, log) = launch().arg("--image").arg(part("vol", CACHE_LIMIT)).start_refused()?;
     check!(code == 1 && log.contains("--cache 0"), "{code}\n{log}");
     Ok(())
+}
+
+/// What is wrong is named, with the remedy that works.
+fn messages(lab: &Lab) -> Res {
+    let (image, plain) = (lab.path("a.img"), lab.path("plain"));
+    image::sparse(&image, MIB)?;
+    fs::write(&plain, "text")?;
+    let bare = || Launch::bare(lab).arg("--backend").arg("threads");
+    let missing = lab.path("nosuch");
+    let refused = |launch: Launch<'_>, wanted: &[&str], not: &str| -> Res {
+        let (code, log) = launch.start_refused()?;
+        let last = log.lines().last().unwrap_or_default();
+        let names = wanted.iter().all(|word| last.contains(word));
+        check!(code == 1 && names && !last.contains(not), "{code}, wanted {wanted:?}:\n{log}");
+        Ok(())
+    };
+    let served = || Launch::bare(lab).image(&image).on_socket("s");
+    refused(served().arg("--pid-file").arg("/nosuch/pid"), &["pid file", "/nosuch/pid"], "image")?;
+    refused(
+        bare().arg("--export-dir").arg(&missing).on_socket("s"),
+        &["folder", "nosuch"],
+        "image",
+    )?;
+    let new = bare().image(&lab.path("new")).arg("--read-only").on_socket("s");
+    refused(new, &["new", "only reads"], "--size")?;
+    refused(bare().image(&image).arg("--socket").arg(&plain), &["plain", "no socket"], "in use")?;
+    let direct = bare().image(Path::new("/proc/version")).arg("--read-only").arg("--direct");
+    refused(direct.on_socket("s"), &["/proc/version", "O_DIRECT", "--direct"], "Invalid argument")?;
+    check!(fs::read_to_string(&plain)? == "text", "the file was replaced");
+    Ok(())
+}
+
+/// An image that is named as the pid file by mistake keeps its bytes; the file of a server that was
+/// killed is replaced.
+fn pid_file(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::with_parts(&image, MIB, 4, 5)?;
+    let before = fs::read(&image)?;
+    let launch = || Launch::new(lab, Backend::Threads).image(&image).arg("--pid-file");
+    let (code, log) = launch().arg(&image).start_refused()?;
+    check!(fs::read(&image).is_ok_and(|now| now == before), "the image was replaced");
+    check!(code == 1 && log.contains("pid file"), "{code}\n{log}");
+    let old = lab.path("pid");
+    for left in ["12345\n", ""] {
+        fs::write(&old, left)?;
+        let server = launch().arg(&old).start()?;
+        check!(fs::read_to_string(&old)? == format!("{}\n", server.pid()), "another number");
+        server.stop()?;
+        check!(!old.exists(), "the file is left");
+    }
+    Ok(())
+}
+
+/// A server that could never accept says so, and ends.
+fn too_few_descriptors(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let limited = |limit: u32| {
+        let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
+        let launch = Launch::new(lab, Backend::Threads).image(&image);
+        launch.arg("--workers").arg("2").through(["sh".to_string(), "-c".into(), script])
+    };
+    let mut served = 0;
+    for limit in (12..80).step_by(2) {
+        let launch = limited(limit).socket(&lab.path(&format!("s{limit}")));
+        match launch.start() {
+            Ok(server) => {
+                let mut client = server.client().map_err(|error| {
+                    let error = error.message().unwrap_or_default().to_string();
+                    format!("ulimit -n {limit}: it starts and serves nothing: {error}")
+                })?;
+                check!(client.read(0, 4096)?.is_ok(), "ulimit -n {limit}: a read");
+                check!(server.log().contains("below --max-connections"), "{}", server.log());
+                client.disconnect()?;
+                server.stop()?;
+                served += 1;
+                if served == 3 {
+                    break;
+                }
+            }
+            Err(error) => {
+                let text = error.message().unwrap_or_default();
+                let says = text.contains("ulimit -n") || text.contains("Too many open files");
+                check!(says, "ulimit -n {limit}: no reason:\n{text}");
+            }
+        }
+    }
+    check!(served == 3, "it serves with no limit below 80");
+    Ok(())
+}
+
+/// Standard output is that of the command, which gets no variables of sockets that were handed over.
+fn run_output(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let script = "nbdinfo --size \"$uri\"; env | grep -c ^LISTEN_";
+    let launch = Launch::bare(lab).image(&image).arg("--run").arg(script);
+    let launch = launch.through(["env", "LISTEN_PID=1", "LISTEN_FDS=1", "LISTEN_FDNAMES=x"]);
+    let (_, said, log) = launch.run_to_end()?;
+    check!(said == format!("{MIB}\n0\n"), "{said:?}\n{log}");
+    check!(log.contains("unix:"), "the log does not say where it listens:\n{log}");
+    Ok(())
+}
+
+fn log_names_peer(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let server = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    server.client()?.disconnect()?;
+    let me = format!("peer=pid {}", std::process::id());
+    let lines = |log: &str| log.lines().filter(|line| line.contains(&me)).count();
+    let both = || (lines(&server.log()) == 2).then_some(());
+    check!(wait_until(Duration::from_secs(5), both).is_some(), "no {me}:\n{}", server.log());
+    check!(server.log().contains("tls=false"), "no word about TLS:\n{}", server.log());
+    server.stop()
+}
+
+/// Files whose names no export can have are told of when the server starts.
+fn bad_names(lab: &Lab) -> Res {
+    let dir = lab.path("images");
+    fs::create_dir(&dir)?;
+    for name in ["good", "two\nlines", ".hidden"] {
+        image::sparse(&dir.join(name), MIB)?;
+    }
+    let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir).start()?;
+    let log = server.log();
+    check!(log.contains("two\\nlines") && !log.contains("hidden"), "{log}");
+    server.client_of("good")?.disconnect()?;
+    server.stop()
+}
+
+/// A client is told that the export is too large, and not that there is none.
+fn large_in_folder(lab: &Lab) -> Res {
+    let (dir, path) = huge(CACHE_LIMIT + 4096)?;
+    let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(dir.path()).start()?;
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let mut client = server.connect()?;
+    client.greet()?;
+    client.send_option(opt::GO, &info_data(name))?;
+    let (kind, text) = client.option_reply(opt::GO)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    check!(kind == rep::ERR_UNKNOWN && text.contains("too large"), "{kind:#x}: {text}");
+    check!(server.log().contains("--cache 0"), "no reason in the log:\n{}", server.log());
+    server.stop()
 }

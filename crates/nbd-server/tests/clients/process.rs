@@ -102,13 +102,13 @@ fn run(lab: &Lab) -> Res {
     let (code, said, log) = server.run_to_end()?;
     check!(code == 7, "exit code {code}:\n{log}");
     let wanted = format!("{MIB}\nvol {}\n", lab.path("s").display());
-    check!(said.ends_with(&wanted), "the command said {said:?}");
+    check!(said == wanted, "the command said {said:?}");
 
     let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("nbdinfo --size \"$uri\"");
     let (code, said, log) = server.run_to_end()?;
-    check!(code == 0 && said.ends_with(&format!("\n{MIB}\n")), "{code}, {said:?}:\n{log}");
-    let socket = said.lines().find_map(|line| line.strip_prefix("listening on unix:"));
-    let folder = socket.and_then(|socket| socket.strip_suffix("/nbd.sock"));
+    check!(code == 0 && said == format!("{MIB}\n"), "{code}, {said:?}:\n{log}");
+    let (_, socket) = log.split_once("unix:").ok_or("no word where it listens")?;
+    let folder = socket.split_once("/nbd.sock").map(|(folder, _)| folder);
     check!(folder.is_some_and(|folder| !fs::exists(folder).unwrap_or(true)), "left: {folder:?}");
 
     let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("kill -9 $$");
@@ -121,12 +121,14 @@ fn run_is_ended(lab: &Lab) -> Res {
     let pid_file = lab.path("pid");
     let script = format!("echo $$ >{}; exec sleep 300", pid_file.display());
     let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
-    let server = server.start()?;
+    let mut server = server.start_silent()?;
     let pid = wait_until(Duration::from_secs(20), || {
         fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok())
     });
     let Some(pid) = pid else { fail!("the command did not start") };
-    server.stop()?;
+    server.signal(libc::SIGTERM);
+    let ended = server.wait_for(Duration::from_secs(20))?;
+    check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
     let gone = || (!fs::exists(format!("/proc/{pid}")).unwrap_or(true)).then_some(());
     check!(wait_until(Duration::from_secs(20), gone).is_some(), "the command goes on");
     Ok(())

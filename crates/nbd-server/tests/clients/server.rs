@@ -282,9 +282,20 @@ impl Server {
         Ok(client)
     }
 
-    /// Everything it logged so far.
+    /// Everything it logged so far. A thread of the server writes it, so this waits until nothing more
+    /// comes for a moment.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.stderr).unwrap_or_default()
+        let read = || fs::read_to_string(&self.stderr).unwrap_or_default();
+        let mut log = read();
+        for _ in 0..40 {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = read();
+            if now.len() == log.len() {
+                break;
+            }
+            log = now;
+        }
+        log
     }
 
     /// Waits for a log line after the first `seen` bytes; fails if there is none.

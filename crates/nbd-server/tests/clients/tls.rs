@@ -188,6 +188,9 @@ fn nothing_before(lab: &Lab) -> Res {
         let kind = client.option(option, &crate::client::info_data("vol"))?;
         check!(kind == (1 << 31) + 5, "option {option}: {kind:#x}, wanted ERR_TLS_REQD");
     }
+    let log = server.log();
+    let told = log.lines().filter(|line| line.contains("TLS is required") && line.contains("pid "));
+    check!(told.count() == 1, "the log tells not once of a client without TLS:\n{log}");
     client.send_option(opt::EXPORT_NAME, b"vol")?;
     check!(client.closed_within(Duration::from_secs(5))? == 0, "EXPORT_NAME was answered");
     let mut client = server.connect()?;
