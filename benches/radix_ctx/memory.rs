@@ -7,8 +7,7 @@ use std::hint::black_box;
 
 use harness::{Plan, Report};
 use percpu::rcu;
-use radix_ctx::xarray::Value as Number;
-use radix_ctx::{CtxTable, XArray};
+use radix_ctx::CtxTable;
 use rustc_hash::FxBuildHasher;
 use scc::HashIndex;
 use testkit::alloc::{CountingAllocator, counted};
@@ -36,9 +35,8 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     drop(Ctx::<Value>::filled(1, value));
 
     println!("{:<36}{:>14}{:>14}", "bytes per entry of 64k", "u64", "[u64; 7]");
-    let ours = bytes(array) / ENTRIES as f64;
-    row("XArray", Some(ours), None);
-    row("CtxTable", Some(small::<Ctx<u64>>()), Some(large::<Ctx<Value>>()));
+    let ours = small::<Ctx<u64>>();
+    row("CtxTable", Some(ours), Some(large::<Ctx<Value>>()));
     row("papaya", Some(small::<Papaya<u64>>()), Some(large::<Papaya<Value>>()));
     row("HashIndex", Some(small::<Index<u64>>()), Some(large::<Index<Value>>()));
     row("dashmap", Some(small::<Dash<u64>>()), Some(large::<Dash<Value>>()));
@@ -48,23 +46,13 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     report.record("R9.bytes_per_entry@64k", Some(ours));
 
     println!("{:<36}{:>14}", "bytes of an empty one", "bytes");
-    let empty = [bytes(CtxTable::<Value>::new), bytes(XArray::<Number>::new)];
-    row("CtxTable", Some(empty[0]), None);
-    row("XArray", Some(empty[1]), None);
+    let empty = bytes(CtxTable::<Value>::new);
+    row("CtxTable", Some(empty), None);
     row("papaya", Some(bytes(papaya::HashMap::<u64, Value>::new)), None);
     row("HashIndex", Some(bytes(HashIndex::<u64, Value, FxBuildHasher>::default)), None);
     row("dashmap", Some(bytes(dashmap::DashMap::<u64, Value>::new)), None);
     row("sharded-slab", Some(bytes(sharded_slab::Slab::<Value>::new)), None);
-    report.record("R9.empty.bytes", empty.into_iter().reduce(f64::max));
-}
-
-fn array() -> XArray<Number> {
-    let array = XArray::new();
-    for n in 0..ENTRIES as u64 {
-        let number = Number::new(n).expect("it has 62 bits and more");
-        assert!(array.store(n, number).is_ok());
-    }
-    array
+    report.record("R9.empty.bytes", Some(empty));
 }
 
 fn small<M: Map<u64>>() -> f64 {

@@ -29,7 +29,7 @@ const CRATES: [(&str, &str, &str); 6] = [
     ("radix-ctx", "radix-ctx", "radix_ctx"),
 ];
 
-const FEATURES: &str = "bufcache/aio-reap,mq-rbtree/kernel,mq-rbtree/stream";
+const FEATURES: &str = "bufcache/aio-reap,mq-rbtree/stream";
 
 /// Where Debian's package puts the library, on x86_64 and on aarch64.
 const MUSL: [&str; 2] = ["/lib/x86_64-linux-musl/libc.so", "/lib/aarch64-linux-musl/libc.so"];

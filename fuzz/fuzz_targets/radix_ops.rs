@@ -1,4 +1,4 @@
-//! The table and the array of radix-ctx against the models of `crates/radix-ctx/tests`.
+//! The table of radix-ctx against the model of `crates/radix-ctx/tests`.
 #![no_main]
 
 #[path = "../../crates/radix-ctx/tests/ops/mod.rs"]

@@ -5,9 +5,9 @@ use std::io;
 use crate::backend::{
     Device, aio::Aio, external::External, external::Staging, threads::Threads, uring::Uring,
 };
+use crate::core::ReapMode;
 use crate::engine::Engine;
-use crate::reap::ReapMode;
-use crate::start::{BackendKind, Fallback, StartError};
+use crate::error::{BackendKind, Fallback, StartError};
 use crate::state::{Limits, State};
 
 /// The largest `depth`: io_uring's largest ring (ABI).

@@ -8,13 +8,10 @@ use std::num::NonZeroI32;
 
 use crate::error::RequestError;
 use crate::file::File;
-use crate::op::{AtEof, Kind, Op};
+use crate::op::{AtEof, Kind, Op, RawCompletion};
 use crate::payload::{DeferredDrop, Deliver, RawResult, TakenPayload};
-use crate::perform;
-use crate::raw::RawCompletion;
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
-use crate::turn::Scope;
 
 /// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
 /// one is the request's error.
@@ -260,7 +257,7 @@ impl CompletionState {
             // Otherwise the descriptor would leak: the payload gives it up with every result.
             // SAFETY: the request owns the descriptor, and no backend uses it. A close uses no
             // memory.
-            unsafe { perform::perform(&op) };
+            unsafe { crate::op::perform(&op) };
         }
         self.finish(index, error);
     }
@@ -317,5 +314,49 @@ impl CompletionState {
         let payload = unsafe { slot.payload.take() };
         self.slab.release(index);
         (payload, result)
+    }
+}
+
+/// The completions that a turn delivers. It reaps all in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Nothing,
+    /// Those of inner requests; see [`inner`](crate::engine).
+    Inner,
+    All,
+}
+
+/// The report of a call that turned the engine.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let nop = engine.nop().submit()?;
+/// let mut turn = engine.turn();
+/// while !turn.is_idle() {
+///     turn = engine.wait(None)?; // here an event loop waits for the engine's descriptor
+/// }
+/// assert_eq!((turn.pending, turn.in_flight, nop.is_done()), (0, 0, true));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Turn {
+    /// The number of completions that the call delivered.
+    pub delivered: usize,
+    /// The number of requests in the engine that are not in flight: not submitted, or complete and
+    /// not delivered.
+    pub pending: usize,
+    /// The number of requests in flight.
+    pub in_flight: usize,
+}
+
+impl Turn {
+    /// Returns whether the engine has no request.
+    pub fn is_idle(&self) -> bool {
+        self.pending == 0 && self.in_flight == 0
     }
 }

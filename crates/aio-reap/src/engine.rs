@@ -1,35 +1,30 @@
 //! The public handle of an engine. The implementation is in [`core`](crate::core).
 
-use std::fmt;
 use std::future::Future;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Context;
 use std::time::Duration;
+use std::{fmt, io, mem};
 
 use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
-use crate::buf::{IoBuf, IoBufMut};
-use crate::buf_list::{BufList, IoVecs};
-use crate::core::Core;
+use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoVecs};
+use crate::completion_state::{Scope, Turn};
+use crate::core::{Core, ReapMode};
 use crate::drive;
-use crate::file::File;
-use crate::held_buf::HeldBuf;
+use crate::drive::BlockOnWaker;
+use crate::error::{BackendKind, Fallback, RequestError};
+use crate::file::{File, SharedFile};
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
-use crate::plug::Plug;
-use crate::reap::ReapMode;
-use crate::request::Request;
-use crate::request_id::RequestId;
-use crate::shared_file::SharedFile;
-use crate::start::{BackendKind, Fallback};
+use crate::operation::Reply;
+use crate::request::{Request, Submitted};
+use crate::slab::{CompletionTarget, RequestId};
 use crate::state::State;
 use crate::stats::EngineStats;
-use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
-use crate::waker::BlockOnWaker;
 
 /// An engine for block I/O, owned by one thread. It is neither `Send` nor `Sync`.
 ///
@@ -408,7 +403,7 @@ impl AsFd for Engine {
         core.state.borrow_mut().backend.watch();
         // Work that was left before the descriptor was watched.
         let state = core.state.borrow();
-        if core.has_work(&state) {
+        if core.has_work(&state) || state.waiting.is_due(state.completions.slab.free_len()) {
             core.wake_fd.kick();
         }
         core.wake_fd.wake_at(state.deadlines.earliest());
@@ -424,5 +419,185 @@ impl fmt::Debug for Engine {
             debug.field("pending", &state.pending()).field("in_flight", &state.in_flight());
         }
         debug.finish_non_exhaustive()
+    }
+}
+
+/// While a plug lives, requests are only queued. The drop of the last one submits and reaps.
+///
+/// Plugs nest. They also balance if a panic unwinds through them. The next call that turns the
+/// engine then submits the queue, so no callback runs during the unwinding.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let plug = engine.plug();
+/// let nops: Vec<_> = (0..8).map(|_| engine.nop().submit()).collect::<Result<_, _>>()?;
+/// assert_eq!(engine.stats().submissions, 0);
+/// drop(plug);
+/// assert_eq!(engine.stats().submissions, 1);
+/// for nop in nops {
+///     nop.wait().0?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "requests are held back only while the plug lives"]
+pub struct Plug<'e> {
+    core: &'e Core,
+}
+
+impl<'e> Plug<'e> {
+    pub(crate) fn new(core: &'e Core) -> Self {
+        core.plug();
+        Self { core }
+    }
+
+    /// Ends the plug without a submission. A turn follows.
+    pub(crate) fn leave(self) {
+        self.core.leave_plug();
+        mem::forget(self);
+    }
+}
+
+impl Drop for Plug<'_> {
+    fn drop(&mut self) {
+        self.core.unplug();
+    }
+}
+
+impl fmt::Debug for Plug<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plug").finish_non_exhaustive()
+    }
+}
+
+// Requests of a library that waits on the engine of its caller.
+//
+// A cache whose `get` blocks until a read completes has to turn the engine of the calling thread,
+// because only that thread reaps. An ordinary wait would run callbacks and wake tasks of the program
+// inside `get`, where the program does not expect them. An *inner turn* reaps all completions, but
+// delivers only those of *inner requests*, which the library makes. All other deliveries are *held*
+// until the next ordinary turn of the thread.
+//
+// | held by an inner turn | not held |
+// |---|---|
+// | callbacks of other requests, also of other threads | the entry in a [`CompletionQueue`](crate::CompletionQueue): it is there at once, and the next ordinary turn counts it |
+// | wake-ups of [`Operation`](crate::Operation)s and futures that wait for a slot | [`cancel_at`](crate::Request::cancel_at), which cancels in time |
+// | drops of buffers without an owner | the submission of what is pending, behind a [`Plug`](crate::Plug) too |
+//
+// A held completion keeps its slot. Where no slot is left, an inner request is refused with
+// [`SubmitError::Full`](crate::SubmitError::Full), and the library has to do its work without the
+// engine: to wait for a slot could take for ever, because only an ordinary turn frees one.
+
+impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
+    /// Submits the request like [`callback`](Self::callback), as an inner request: a library can wait
+    /// for it by [`Engine::block_on_inner`] and run no other callback meanwhile. The submission itself
+    /// delivers inner requests only. Ordinary turns deliver `done` too, before other callbacks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`callback`](Self::callback). [`SubmitError::Full`](crate::SubmitError::Full) may be
+    /// due to completions that inner turns have held, so do not wait for a slot in an inner turn.
+    pub fn inner_callback(
+        self,
+        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
+    ) -> Submitted<'e, B, T, RequestId> {
+        self.callback_to(CompletionTarget::Inner, Scope::Inner, done)
+    }
+}
+
+impl Engine {
+    /// Runs a future on this thread like [`block_on`](Self::block_on), but delivers only completions
+    /// of [inner requests](Request::inner_callback), for a library whose caller has the engine. All
+    /// other deliveries are held until the next ordinary turn: of [`turn`](Self::turn),
+    /// [`wait`](Self::wait) or [`block_on`](Self::block_on), or of a submission that reaps. The
+    /// engine's [descriptor](std::os::fd::AsFd) becomes readable for them when the call returns.
+    ///
+    /// It may be called inside a callback, and inside `block_on` of this engine. The future must not
+    /// depend on a held delivery: it would wait for ever.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait`](Self::wait). The future is then dropped.
+    ///
+    /// ```
+    /// use std::cell::{Cell, RefCell};
+    /// use std::future::poll_fn;
+    /// use std::rc::Rc;
+    /// use std::task::{Poll, Waker};
+    /// use aio_reap::Engine;
+    ///
+    /// /// A library that reads a block, and blocks until it is there.
+    /// fn load(engine: &Engine, file: &aio_reap::File) -> std::io::Result<Vec<u8>> {
+    ///     let state = Rc::new((Cell::new(None), RefCell::new(None::<Waker>)));
+    ///     let to = Rc::clone(&state);
+    ///     engine.read(file, vec![0; 5], 0).inner_callback(move |result, buf| {
+    ///         to.0.set(Some(result.map(|_| buf)));
+    ///         to.1.take().into_iter().for_each(Waker::wake);
+    ///     })?;
+    ///     let loaded = engine.block_on_inner(poll_fn(|context| match state.0.take() {
+    ///         Some(loaded) => Poll::Ready(loaded),
+    ///         None => {
+    ///             state.1.replace(Some(context.waker().clone()));
+    ///             Poll::Pending
+    ///         }
+    ///     }))?;
+    ///     Ok(loaded?)
+    /// }
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let file = engine.attach(tempfile::tempfile()?)?;
+    /// engine.write(&file, "block", 0).submit()?.wait().0?;
+    /// let ran = Rc::new(Cell::new(false));
+    /// let done = Rc::clone(&ran);
+    /// let plug = engine.plug();
+    /// engine.nop().callback(move |_, ()| done.set(true))?;
+    /// assert_eq!(load(&engine, &file)?, b"block");
+    /// assert!(!ran.get()); // the program's callback waits for the program's turn
+    /// drop(plug);
+    /// engine.drain()?;
+    /// assert!(ran.get());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn block_on_inner<F: Future>(&self, future: F) -> io::Result<F::Output> {
+        let core = self.core();
+        let waker = BlockOnWaker::new(Arc::clone(core.wake_fd.shared_kick()));
+        let handle = BlockOnWaker::handle(&waker);
+        let mut context = Context::from_waker(&handle);
+        let mut future = pin!(future);
+        drive::block_on(
+            &waker.woken,
+            || future.as_mut().poll(&mut context),
+            || core.wait_inner(&waker).map(drop),
+        )
+    }
+
+    /// Turns the engine once like [`turn`](Self::turn), but delivers only completions of [inner
+    /// requests](Request::inner_callback). Never blocks.
+    ///
+    /// [`Turn::pending`] contains the completions that are held.
+    ///
+    /// ```
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let plug = engine.plug();
+    /// engine.nop().callback(|_, ()| println!("in an ordinary turn"))?;
+    /// engine.nop().inner_callback(|_, ()| println!("also in an inner turn"))?;
+    /// while engine.turn_inner().delivered == 0 {}
+    /// assert_eq!(engine.turn_inner().delivered, 0);
+    /// drop(plug);
+    /// engine.drain()?;
+    /// assert_eq!(engine.stats().completed, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn turn_inner(&self) -> Turn {
+        self.core().turn(Scope::Inner)
     }
 }

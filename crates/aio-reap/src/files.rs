@@ -1,19 +1,20 @@
 //! Requests that open, close and name files.
 
+use std::ffi::CStr;
+use std::fmt;
 use std::num::NonZeroI32;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use crate::closing::ClosingFd;
+use crate::buf::HeldBuf;
 use crate::engine::Engine;
 use crate::error::RequestError;
 use crate::file::File;
-use crate::held_buf::HeldBuf;
-use crate::io_path::IoPath;
-use crate::op::{Kind, Op};
-use crate::open_options::OpenOptions;
-use crate::reply::{Reply, sealed::Sealed};
+use crate::op::{Kind, Op, STATX_WORDS};
+use crate::operation::{Reply, sealed::Sealed};
 use crate::request::Request;
-use crate::statx::Statx;
 
 /// # Files
 ///
@@ -117,5 +118,331 @@ impl Reply<IoPath> for File {
             let errno = error.raw_os_error().and_then(NonZeroI32::new);
             RequestError::new(errno.unwrap_or(const { NonZeroI32::new(libc::EIO).unwrap() }), 0)
         })
+    }
+}
+
+/// The path of a request such as [`Engine::open`](crate::Engine::open), relative to the current
+/// directory or to an [open one](Self::at).
+///
+/// It is made by `from` of anything that is a path, and of a `&File`, for requests on the file
+/// itself. The outcome of a request returns it: used again, it costs no allocation. A path with a
+/// zero byte is refused with [`SubmitError::InvalidPath`](crate::SubmitError::InvalidPath).
+///
+/// ```
+/// use aio_reap::{Engine, IoPath, OpenOptions};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let folder = tempfile::tempdir()?;
+/// let dir = engine.attach(std::fs::File::open(folder.path())?)?;
+/// let name = IoPath::at(&dir, "new");
+/// let (file, name) = engine.open(name, OpenOptions::write_only().create(0o600)).submit()?.wait();
+/// engine.write(&file?, b"hello", 0).submit()?.wait().0?;
+/// let (stat, name) = engine.stat(name).submit()?.wait();
+/// assert_eq!(stat?.size, 5);
+/// assert_eq!(name.to_path(), Some(std::path::Path::new("new")));
+/// # Ok(())
+/// # }
+/// ```
+pub struct IoPath {
+    /// The memory of a `statx` result and behind it the path, ended by a zero byte. Empty if the
+    /// path has a zero byte itself. A `Vec`, so that a move of the value leaves pointers valid.
+    words: Vec<u64>,
+    dir: Option<File>,
+}
+
+impl IoPath {
+    /// Makes a path that is relative to the open directory `dir`, unless it is absolute.
+    pub fn at(dir: &File, path: impl AsRef<Path>) -> Self {
+        Self::new(Some(dir.clone()), path.as_ref())
+    }
+
+    fn new(dir: Option<File>, path: &Path) -> Self {
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.contains(&0) {
+            return Self { words: Vec::new(), dir };
+        }
+        let mut words = vec![0; STATX_WORDS + bytes.len() / 8 + 1];
+        for (word, chunk) in words[STATX_WORDS..].iter_mut().zip(bytes.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..chunk.len()].copy_from_slice(chunk);
+            *word = u64::from_ne_bytes(eight);
+        }
+        Self { words, dir }
+    }
+
+    /// Returns the path, or `None` if it has a zero byte and is refused.
+    pub fn to_path(&self) -> Option<&Path> {
+        if !self.is_valid() {
+            return None;
+        }
+        // SAFETY: `new` stored the path behind the result, followed by at least one zero byte.
+        let path = unsafe { CStr::from_ptr(self.words[STATX_WORDS..].as_ptr().cast()) };
+        Some(Path::new(std::ffi::OsStr::from_bytes(path.to_bytes())))
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        !self.words.is_empty()
+    }
+
+    /// Returns whether the path is empty, so that it names the directory (or file) itself.
+    pub(crate) fn names_itself(&self) -> bool {
+        self.dir.is_some() && self.words.get(STATX_WORDS) == Some(&0)
+    }
+
+    /// Returns the descriptor of the directory.
+    pub(crate) fn dir_fd(&self) -> RawFd {
+        self.dir.as_ref().map_or(libc::AT_FDCWD, |dir| dir.as_fd().as_raw_fd())
+    }
+
+    /// Returns the address of the path, for the kernel, and that of the memory for the result of
+    /// a `statx`. Both are valid until the value is dropped, if the path is valid.
+    pub(crate) fn addresses(&mut self) -> (*mut u8, *mut u8) {
+        let result = self.words.as_mut_ptr().cast::<u8>();
+        (result.wrapping_add(STATX_WORDS * 8), result)
+    }
+
+    /// Returns the result of the last `statx`.
+    pub(crate) fn stat_words(&self) -> &[u64; STATX_WORDS] {
+        self.words.first_chunk().expect("only valid paths are submitted")
+    }
+}
+
+impl<P: AsRef<Path> + ?Sized> From<&P> for IoPath {
+    fn from(path: &P) -> Self {
+        Self::new(None, path.as_ref())
+    }
+}
+
+impl From<PathBuf> for IoPath {
+    fn from(path: PathBuf) -> Self {
+        Self::new(None, &path)
+    }
+}
+
+impl From<String> for IoPath {
+    fn from(path: String) -> Self {
+        Self::new(None, path.as_ref())
+    }
+}
+
+/// Names the open file itself: for [`Engine::stat`](crate::Engine::stat).
+impl From<&File> for IoPath {
+    fn from(file: &File) -> Self {
+        Self::at(file, "")
+    }
+}
+
+impl fmt::Debug for IoPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IoPath").field("path", &self.to_path()).field("dir", &self.dir).finish()
+    }
+}
+
+/// The way [`Engine::open`](crate::Engine::open) opens a file: an access mode, and flags of
+/// `open(2)`. The descriptor is always closed on `exec`.
+///
+/// ```
+/// use aio_reap::OpenOptions;
+///
+/// let log = OpenOptions::write_only().create(0o640).flags(libc::O_APPEND);
+/// let new = OpenOptions::read_write().create_new(0o600);
+/// let direct = OpenOptions::read_only().flags(libc::O_DIRECT);
+/// assert_ne!(log, new);
+/// # let _ = direct;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the options do nothing until a file is opened"]
+pub struct OpenOptions {
+    flags: libc::c_int,
+    mode: u32,
+}
+
+impl OpenOptions {
+    /// Opens a file, or a directory, for reading.
+    pub const fn read_only() -> Self {
+        Self { flags: libc::O_RDONLY | libc::O_CLOEXEC, mode: 0 }
+    }
+
+    /// Opens a file for writing.
+    pub const fn write_only() -> Self {
+        Self { flags: libc::O_WRONLY | libc::O_CLOEXEC, mode: 0 }
+    }
+
+    /// Opens a file for reading and writing.
+    pub const fn read_write() -> Self {
+        Self { flags: libc::O_RDWR | libc::O_CLOEXEC, mode: 0 }
+    }
+
+    /// Creates a file that does not exist, with the permissions `mode` without the bits of the
+    /// process's umask.
+    pub const fn create(self, mode: u32) -> Self {
+        Self { flags: self.flags | libc::O_CREAT, mode }
+    }
+
+    /// Creates the file like [`create`](Self::create), and fails with `EEXIST` if it exists, also
+    /// as a symbolic link.
+    pub const fn create_new(self, mode: u32) -> Self {
+        Self { flags: self.flags | libc::O_CREAT | libc::O_EXCL, mode }
+    }
+
+    /// Fails with `ELOOP` if the last part of the path is a symbolic link (`O_NOFOLLOW`).
+    pub const fn no_follow(self) -> Self {
+        self.flags(libc::O_NOFOLLOW)
+    }
+
+    /// Adds flags of `open(2)`, such as `O_APPEND`, `O_TRUNC` and `O_DIRECT`. Requests on a direct file
+    /// must have its [`Alignment`](crate::Alignment).
+    pub const fn flags(self, flags: i32) -> Self {
+        Self { flags: self.flags | flags, mode: self.mode }
+    }
+
+    pub(crate) fn get(self) -> (libc::c_int, u32) {
+        (self.flags, self.mode)
+    }
+}
+
+/// The metadata of a file (`statx(2)`), the result of [`Engine::stat`](crate::Engine::stat).
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let stat = engine.stat("/etc/passwd").submit()?.wait().0?;
+/// assert!(stat.is_file() && stat.size > 0);
+/// assert_eq!(stat.mode & 0o7000, 0);
+/// let missing = engine.stat("/no such file").submit()?.wait().0.unwrap_err();
+/// assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statx {
+    /// The size in bytes.
+    pub size: u64,
+    /// The allocated space, in units of 512 bytes. Less than the size for a file with holes.
+    pub blocks: u64,
+    /// The preferred size of transfers, in bytes.
+    pub block_size: u32,
+    /// The type and the permissions (`st_mode`).
+    pub mode: u32,
+    /// The number of hard links.
+    pub links: u32,
+    /// The user id of the owner.
+    pub uid: u32,
+    /// The group id.
+    pub gid: u32,
+    /// The number of the inode.
+    pub inode: u64,
+    /// The device of the file system: major and minor number.
+    pub device: (u32, u32),
+    /// The device that a device file stands for: major and minor number.
+    pub special: (u32, u32),
+    /// The time of the last access.
+    pub accessed: SystemTime,
+    /// The time of the last write.
+    pub modified: SystemTime,
+    /// The time of the last change of the metadata.
+    pub changed: SystemTime,
+    /// The time of the creation, if the file system has it.
+    pub created: Option<SystemTime>,
+}
+
+impl Statx {
+    /// Returns whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFREG
+    }
+
+    /// Returns whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFDIR
+    }
+
+    /// Reads a `struct statx` (ABI). Its fields are named with their offsets in bytes.
+    pub(crate) fn parse(words: &[u64; STATX_WORDS]) -> Self {
+        let half = |at: usize| {
+            let bytes = words[at / 8].to_ne_bytes();
+            let half: [u8; 4] = if at.is_multiple_of(8) {
+                [bytes[0], bytes[1], bytes[2], bytes[3]]
+            } else {
+                [bytes[4], bytes[5], bytes[6], bytes[7]]
+            };
+            u32::from_ne_bytes(half)
+        };
+        let word = |at: usize| words[at / 8];
+        let time = |at: usize| {
+            let (seconds, nanos) = (word(at) as i64, Duration::from_nanos(half(at + 8).into()));
+            let whole = Duration::from_secs(seconds.unsigned_abs());
+            let epoch = SystemTime::UNIX_EPOCH;
+            let start =
+                if seconds < 0 { epoch.checked_sub(whole) } else { epoch.checked_add(whole) };
+            start.and_then(|start| start.checked_add(nanos)).unwrap_or(epoch)
+        };
+        let (mask, mode) = (half(0), half(28)); // `mode` has 16 bits, and 16 spare ones behind it
+        let mode = u32::from(u16::from_ne_bytes([mode.to_ne_bytes()[0], mode.to_ne_bytes()[1]]));
+        Self {
+            size: word(40),
+            blocks: word(48),
+            block_size: half(4),
+            mode,
+            links: half(16),
+            uid: half(20),
+            gid: half(24),
+            inode: word(32),
+            device: (half(136), half(140)),
+            special: (half(128), half(132)),
+            accessed: time(64),
+            modified: time(112),
+            changed: time(96),
+            created: (mask & libc::STATX_BTIME != 0).then(|| time(80)),
+        }
+    }
+}
+
+/// The descriptor that [`Engine::close`](crate::Engine::close) closes. The outcome returns it
+/// empty.
+///
+/// If the request is refused it still has the descriptor, which its drop closes.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().depth(1).capacity(1).build()?;
+/// let nop = engine.nop().submit()?; // takes the only slot
+/// let refused = engine.close(std::fs::File::open("/")?).submit().unwrap_err();
+/// let fd = refused.into_request().into_buf().into_inner().expect("it is still open");
+/// nop.wait().0?;
+/// let (closed, fd) = engine.close(fd).submit()?.wait();
+/// closed?;
+/// assert!(fd.into_inner().is_none());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ClosingFd(Option<OwnedFd>);
+
+impl ClosingFd {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self(Some(fd))
+    }
+
+    /// Returns the descriptor, or `None` if the kernel has closed it.
+    pub fn into_inner(self) -> Option<OwnedFd> {
+        self.0
+    }
+}
+
+impl Reply<ClosingFd> for () {
+    /// The kernel has closed the descriptor, also with an error.
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        fd: &mut ClosingFd,
+    ) -> Result<Self, RequestError> {
+        let _closed = fd.0.take().map(OwnedFd::into_raw_fd);
+        result.map(drop)
     }
 }

@@ -96,7 +96,7 @@
 //! | | ends the request | ends the wait |
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
-//! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
+//! | [`Operation::wait_timeout`], or a runtime's timeout of an [`Operation`] | no | yes, in time |
 //! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
@@ -139,7 +139,6 @@
 //! | other threads in order | `api/remote.rs` | `inv02_calls_of_a_thread_keep_their_order` |
 //! | buffers | `api/buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
 //! | cancellation | `api/endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
-//! | deadlines | `api/endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
 //! | short transfers | `api/engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
 //! | opened files | `api/files.rs` | `inv19_an_opened_file_without_a_receiver_is_closed` |
 //! | stack depth | `api/callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
@@ -169,17 +168,12 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]
 
-mod adaptive;
-mod alignment;
 mod backend;
 mod buf;
-mod buf_list;
 mod builder;
 mod calls;
-mod closing;
 mod completion_state;
 mod core;
-mod deadlines;
 mod drive;
 mod engine;
 mod error;
@@ -187,76 +181,58 @@ mod file;
 mod files;
 #[cfg(doc)]
 pub mod guide;
-mod held_buf;
-mod inner;
-mod io_path;
 mod op;
-mod open_options;
 mod operation;
-mod outcome;
 mod payload;
-mod perform;
-mod plug;
 mod queue;
-mod raw;
-mod reap;
 mod remote;
-mod reply;
 mod request;
-mod request_id;
-mod shared_file;
 mod slab;
-mod start;
 mod state;
 mod stats;
-mod statx;
-mod submission;
 mod sys;
 #[cfg(feature = "tokio")]
 mod tokio_drive;
-mod turn;
-mod wait_queue;
 mod wake_fd;
-mod waker;
 
-pub use alignment::Alignment;
 #[doc(hidden)]
 pub use backend::external;
 pub use buf::{AlignedBuf, IoBuf, IoBufMut};
-pub use buf_list::{BufList, TooManyBuffers};
+pub use buf::{BufList, TooManyBuffers};
 pub use builder::EngineBuilder;
 pub use calls::{NoResponse, Responder, Response};
-pub use closing::ClosingFd;
+pub use completion_state::Turn;
+pub use core::ReapMode;
 pub use engine::Engine;
+pub use engine::Plug;
+pub use error::{BackendKind, Fallback, StartError};
 pub use error::{RequestError, SubmitError};
 pub use file::File;
-pub use io_path::IoPath;
+pub use file::SharedFile;
+pub use files::ClosingFd;
+pub use files::IoPath;
+pub use files::OpenOptions;
+pub use files::Statx;
+pub use op::Alignment;
 pub use op::AllocateMode;
-pub use open_options::OpenOptions;
-pub use operation::{Deadline, DeadlinePassed, Operation};
-pub use outcome::Outcome;
-pub use plug::Plug;
+pub use operation::Operation;
+pub use operation::Outcome;
+pub use operation::Reply;
 pub use queue::{Completion, CompletionQueue};
-pub use reap::ReapMode;
 pub use remote::Remote;
-pub use reply::Reply;
 pub use request::Request;
-pub use request_id::RequestId;
-pub use shared_file::SharedFile;
-pub use start::{BackendKind, Fallback, StartError};
+pub use request::Submission;
+pub use slab::RequestId;
 pub use stats::{EngineStats, Sizes};
-pub use statx::Statx;
-pub use submission::Submission;
-pub use turn::Turn;
 
 /// The parts that a model checker drives directly. They are outside semantic versioning.
 #[doc(hidden)]
 pub mod model {
-    pub use crate::backend::pool::Jobs;
-    pub use crate::backend::ring::{Event, Ring};
+    pub use crate::backend::aio::{Event, Ring};
+    pub use crate::backend::threads::Jobs;
     pub use crate::calls::{CallQueue, response};
+    pub use crate::drive::WokenFlag;
     pub use crate::drive::{Served, block_on, round, serve};
-    pub use crate::waker::WokenFlag;
 }
 
 /// Compiles and runs the example of the README.

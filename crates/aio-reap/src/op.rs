@@ -1,12 +1,18 @@
 //! One operation of the kernel on a file, without the front end that asked for it.
 
-use std::os::fd::RawFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
-use crate::alignment::Alignment;
+use crate::sys;
 
 /// The maximum number of bytes that Linux moves in one call (`MAX_RW_COUNT`, ABI). Longer requests
 /// are continued as short transfers.
 pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
+
+/// The size of `struct statx`, in words of 64 bits (ABI).
+pub(crate) const STATX_WORDS: usize = 32;
+/// What every request asks for: the fields of `stat`, and the time of creation.
+pub(crate) const STATX_MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 
 /// The way [`Engine::allocate`](crate::Engine::allocate) changes a range of a file
 /// (`fallocate(2)`).
@@ -212,7 +218,7 @@ impl Op {
     }
 
     /// Returns whether a direct file with this alignment takes the operation. Always true for
-    /// vectors: [`IoVecs::is_aligned`](crate::buf_list::IoVecs::is_aligned) checks those.
+    /// vectors: [`IoVecs::is_aligned`](crate::buf::IoVecs::is_aligned) checks those.
     pub(crate) fn is_aligned(&self, align: Alignment) -> bool {
         !self.transfers()
             || self.memory.is_vectors()
@@ -288,6 +294,201 @@ impl Op {
             // that is valid for writing.
             unsafe { vector.iov_base.cast::<u8>().write_bytes(0, vector.iov_len) };
         }
+    }
+}
+
+/// The alignment that a file opened with `O_DIRECT` requires of requests, in bytes. Both numbers
+/// are powers of two.
+///
+/// ```
+/// use aio_reap::{AlignedBuf, Alignment, Engine};
+/// use std::fs::File;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let file = File::open("/etc/os-release")?;
+/// assert_eq!(Alignment::of(&file)?, None); // not opened with O_DIRECT
+/// # use std::os::unix::fs::OpenOptionsExt;
+/// # let open = File::options().read(true).custom_flags(0o40000).open("/etc/os-release");
+/// # let Ok(file) = open else { return Ok(()) };
+/// if let Some(align) = Alignment::of(&file)? {
+///     let len = 4096_u32.next_multiple_of(align.offset) as usize;
+///     let buf = AlignedBuf::zeroed(len, align.memory as usize);
+///     let engine = Engine::new()?;
+///     engine.read(&engine.attach(file)?, buf, 0).submit()?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Alignment {
+    /// The alignment of the buffer's address.
+    pub memory: u32,
+    /// The alignment of the offset and the length.
+    pub offset: u32,
+}
+
+impl Alignment {
+    /// Returns the alignment that the open file `fd` requires, or `None` if it was not opened with
+    /// `O_DIRECT`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `fcntl` if the flags cannot be read.
+    pub fn of(fd: impl AsFd) -> io::Result<Option<Self>> {
+        let fd = fd.as_fd();
+        // SAFETY: `F_GETFL` takes no pointer, and `fd` is open while it is borrowed.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        let flags = sys::check(flags.into())? as i32;
+        Ok((flags & libc::O_DIRECT != 0).then(|| Self::ask(fd)))
+    }
+
+    /// Returns whether a multiple of `address` is aligned for a buffer, and one of `bytes` for
+    /// offsets and lengths.
+    ///
+    /// Several addresses, or an offset and several lengths, may be passed ored together.
+    #[inline]
+    pub(crate) fn accepts(self, address: usize, bytes: u64) -> bool {
+        address.is_multiple_of(self.memory as usize) && bytes.is_multiple_of(self.offset.into())
+    }
+
+    /// Asks `statx` (Linux 6.1), then the sector size of a block device. If neither answers, the
+    /// result is 512 bytes, the smallest block of any Linux file system; the kernel refuses a
+    /// request that needs more.
+    fn ask(fd: BorrowedFd<'_>) -> Self {
+        let (memory, offset) = sys::direct_alignment(fd).unwrap_or_default();
+        if memory.is_power_of_two() && offset.is_power_of_two() {
+            return Self { memory, offset };
+        }
+        let mut sector: libc::c_int = 0;
+        // SAFETY: BLKSSZGET stores one int in `sector`. On other files it fails and stores nothing.
+        let ret = unsafe { libc::ioctl(fd.as_raw_fd(), libc::BLKSSZGET, &raw mut sector) };
+        let sector = if ret == 0 && sector > 0 { sector as u32 } else { 512 };
+        Self { memory: sector, offset: sector }
+    }
+}
+
+/// A request for the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sub {
+    pub(crate) user_data: u64,
+    pub(crate) op: Op,
+}
+
+/// A completion. `result` is a number of bytes or a negated errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawCompletion {
+    /// The number of the request.
+    pub user_data: u64,
+    /// A number of bytes or a negated errno.
+    pub result: i32,
+}
+
+/// The reason why a submission ended before its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The kernel has no room now (EAGAIN, EBUSY). The engine tries again after a completion or a
+    /// delay.
+    Busy,
+    /// The kernel refused the first request that it did not accept, with this errno.
+    Failed(i32),
+}
+
+/// The result of a submission. `stop` is `None` if the whole batch was accepted.
+#[derive(Clone, Copy, Debug)]
+pub struct Submitted {
+    /// The number of requests that the kernel took.
+    pub accepted: usize,
+    /// Why it took no more.
+    pub stop: Option<Stop>,
+}
+
+// Performs operations by blocking system calls, for the backends without an asynchronous
+// interface.
+
+/// Performs `op` by its blocking system call. Returns a count or a negated errno, as the kernel's
+/// rings report it.
+///
+/// # Safety
+///
+/// Until the call returns, the buffer of `op` is valid for `op.len` bytes (for a read: writable),
+/// and its descriptor is open. Paths end with a zero byte, and `op.offset` of a `statx` is the
+/// address of [`STATX_WORDS`] writable words.
+pub(crate) unsafe fn perform(op: &Op) -> i32 {
+    let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off_t);
+    let ret = match op.kind {
+        Kind::Nop => 0,
+        Kind::Read | Kind::Write => {
+            // SAFETY: the contract of this function is that of `transfer`.
+            return unsafe { transfer(op) };
+        }
+        // SAFETY: the call takes no pointer.
+        Kind::Fsync => unsafe { libc::fsync(fd).into() },
+        // SAFETY: the call takes no pointer.
+        Kind::Fdatasync => unsafe { libc::fdatasync(fd).into() },
+        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
+            let flags = op.kind.fallocate_flags().unwrap_or(0);
+            // SAFETY: the call takes no pointer.
+            unsafe { libc::fallocate(fd, flags, offset, len as libc::off_t).into() }
+        }
+        Kind::WillNeed => {
+            // SAFETY: the call takes no pointer.
+            let errno = unsafe {
+                libc::posix_fadvise(fd, offset, len as libc::off_t, libc::POSIX_FADV_WILLNEED)
+            };
+            return -errno; // it returns the error and does not set errno
+        }
+        Kind::Open => {
+            let (path, mode) = (op.ptr.cast_const().cast(), op.mode());
+            // SAFETY: by the contract of this function the path is valid and ends.
+            unsafe { libc::openat(fd, path, op.flags(), mode).into() }
+        }
+        // By its number, because older versions of musl have no `statx`.
+        // SAFETY: by the contract of this function the path is valid and ends, and the kernel may
+        // store 256 bytes at the address.
+        Kind::Statx => unsafe {
+            let (flags, result) = (op.flags(), op.stat_address());
+            libc::syscall(libc::SYS_statx, fd, op.ptr, flags, STATX_MASK, result)
+        },
+        // SAFETY: the call takes no pointer; the request owns the descriptor.
+        Kind::Close => unsafe { libc::close(fd).into() },
+    };
+    outcome(ret)
+}
+
+/// Performs a read or a write.
+///
+/// # Safety
+///
+/// Those of [`perform`].
+unsafe fn transfer(op: &Op) -> i32 {
+    let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
+    let write = op.kind == Kind::Write;
+    let moved = match op.memory.vector_count() {
+        Some(count) => {
+            let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
+            if write {
+                // SAFETY: by the contract of this function the vectors are valid, and so are the
+                // buffers that they name.
+                unsafe { libc::pwritev(fd, vectors, count, offset) }
+            } else {
+                // SAFETY: by the contract of this function the memory is valid for writing.
+                unsafe { libc::preadv(fd, vectors, count, offset) }
+            }
+        }
+        // SAFETY: by the contract of this function the buffer has `len` bytes.
+        _ if write => unsafe { libc::pwrite(fd, op.ptr.cast(), len, offset) },
+        // SAFETY: by the contract of this function the memory is valid for writing.
+        _ => unsafe { libc::pread(fd, op.ptr.cast(), len, offset) },
+    };
+    outcome(moved as i64)
+}
+
+/// Converts a system call's return value to a count or a negated errno.
+fn outcome(ret: i64) -> i32 {
+    match sys::check(ret) {
+        Ok(count) => count as i32, // at most MAX_RW_COUNT, which Linux never exceeds
+        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
     }
 }
 

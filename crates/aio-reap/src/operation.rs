@@ -2,19 +2,16 @@
 
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use thiserror::Error;
-
+use crate::buf::HeldBuf;
 use crate::core::Core;
-use crate::deadlines::Action;
-use crate::outcome::{Outcome, Owned};
-use crate::reply::Reply;
+use crate::error::RequestError;
+use crate::payload::{DeferredDrop, Deliver, RawResult};
 use crate::slab::Index;
 
 /// A submitted request. Await it, or block with [`wait`](Self::wait).
@@ -120,17 +117,6 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
         self.index.is_some_and(|index| self.core.cancel(index))
     }
 
-    /// Returns a future that waits until `at` at most.
-    ///
-    /// It abandons the wait, not the I/O: if the time comes first, the operation is dropped. The
-    /// request keeps its buffer, counts as in flight, and may still write.
-    pub fn deadline(self, at: Instant) -> Deadline<B, T> {
-        if let Some(index) = self.index {
-            self.core.add_deadline(index, at, Action::Wake);
-        }
-        Deadline { operation: Some(self), at }
-    }
-
     /// Takes the result, if the request has completed.
     fn take(&mut self) -> Option<Outcome<B, T>> {
         let index = self.index.expect("an operation is not polled after it was ready");
@@ -175,103 +161,133 @@ impl<B, T> Drop for Operation<B, T> {
     }
 }
 
-/// A future that awaits an [`Operation`] until a time, from [`Operation::deadline`].
-///
-/// ```
-/// use aio_reap::{DeadlinePassed, Engine};
-/// use std::time::{Duration, Instant};
-///
-/// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::new()?;
-/// let file = engine.attach(std::fs::File::open("/dev/zero")?)?;
-/// let outcome = engine.block_on(async {
-///     let read = engine.read(&file, vec![1; 512], 0).submit()?;
-///     let mut deadline = read.deadline(Instant::now() + Duration::from_secs(60));
-///     match (&mut deadline).await {
-///         Ok((read, _buf)) => Ok::<_, std::io::Error>(read?),
-///         // The read goes on. Wait for it once more, or drop the operation.
-///         Err(DeadlinePassed) => Ok(deadline.into_operation().expect("not ready").await.0?),
-///     }
-/// })?;
-/// assert_eq!(outcome?, 512);
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "futures do nothing unless polled"]
-#[derive(Debug)]
-pub struct Deadline<B, T = usize> {
-    /// `None` after it resolved.
-    operation: Option<Operation<B, T>>,
-    at: Instant,
-}
-
-/// The error of a wait whose deadline passed. The request continues.
-///
-/// ```
-/// use aio_reap::{DeadlinePassed, Engine};
-/// use std::time::Instant;
-///
-/// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::new()?;
-/// # if engine.backend() != aio_reap::BackendKind::Uring { return Ok(()) }
-/// let (pipe, _writer) = std::io::pipe()?;
-/// let reader = engine.attach(pipe)?;
-/// let late = engine.block_on(async {
-///     let read = engine.read(&reader, vec![0; 1], 0).submit()?; // the pipe is empty
-///     let late = read.deadline(Instant::now()).await;
-///     Ok::<_, std::io::Error>(late.unwrap_err())
-/// })?;
-/// assert_eq!(late?, DeadlinePassed);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the deadline has passed before the request completed")]
-pub struct DeadlinePassed;
-
-impl DeadlinePassed {
-    /// Returns `ETIMEDOUT`.
-    pub fn errno(&self) -> i32 {
-        libc::ETIMEDOUT
-    }
-}
-
-impl From<DeadlinePassed> for io::Error {
-    fn from(error: DeadlinePassed) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
-
-impl<B, T> Deadline<B, T> {
-    /// Returns the operation, or `None` if this future has resolved.
-    pub fn into_operation(self) -> Option<Operation<B, T>> {
-        self.operation
-    }
-}
-
-impl<B: 'static, T: Reply<B>> Future for Deadline<B, T> {
-    type Output = Result<Outcome<B, T>, DeadlinePassed>;
-
-    /// # Panics
-    ///
-    /// Panics when polled again after it was ready.
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let at = self.at;
-        let operation = self.operation.as_mut().expect("not polled after it was ready");
-        if let Poll::Ready(outcome) = Pin::new(&mut *operation).poll(cx) {
-            self.operation = None;
-            return Poll::Ready(Ok(outcome));
-        }
-        if operation.core.instant() < at {
-            return Poll::Pending;
-        }
-        self.operation = None;
-        Poll::Ready(Err(DeadlinePassed))
-    }
-}
-
 impl<B, T> fmt::Debug for Operation<B, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("collected", &self.index.is_none()).finish()
+    }
+}
+
+/// The outcome of a request: the result (by default the number of bytes transferred) or the error,
+/// and the buffer.
+pub type Outcome<B, T = usize> = (Result<T, RequestError>, B);
+
+/// The payload of a request that an [`Operation`] collects: only the buffer.
+pub(crate) struct Owned<B, T = usize> {
+    buf: HeldBuf<B>,
+    result: PhantomData<fn() -> T>,
+}
+
+impl<B: 'static, T: Reply<B>> Deliver for Owned<B, T> {
+    /// Drops the buffer and the result. Only a request whose operation was dropped is delivered
+    /// this way.
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        self.abandon(result);
+        None
+    }
+
+    fn abandon(self, result: RawResult) {
+        drop(self.outcome(result));
+    }
+}
+
+impl<B, T> Owned<B, T> {
+    pub(crate) fn new(buf: HeldBuf<B>) -> Self {
+        Self { buf, result: PhantomData }
+    }
+}
+
+impl<B, T: Reply<B>> Owned<B, T> {
+    /// Makes the outcome of the request, which has completed with `result`.
+    pub(crate) fn outcome(self, result: RawResult) -> Outcome<B, T> {
+        let mut buf = self.buf.into_inner();
+        // SAFETY: the payload of a request is used with its result once, because this consumes it.
+        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
+        (result, buf)
+    }
+}
+
+/// The payload of a request with a callback: the buffer and the callback.
+pub(crate) struct Callback<B, F, T = usize> {
+    owned: Owned<B, T>,
+    done: F,
+}
+
+impl<B, F, T> Callback<B, F, T> {
+    pub(crate) fn new(buf: HeldBuf<B>, done: F) -> Self {
+        Self { owned: Owned::new(buf), done }
+    }
+}
+
+impl<B, F, T> Deliver for Callback<B, F, T>
+where
+    B: 'static,
+    F: FnOnce(Result<T, RequestError>, B) + 'static,
+    T: Reply<B>,
+{
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        let (result, buf) = self.owned.outcome(result);
+        (self.done)(result, buf);
+        None
+    }
+
+    fn abandon(self, result: RawResult) {
+        self.owned.abandon(result);
+    }
+}
+
+/// A result that a request on a `B` may have: the type `T` of [`Request`](crate::Request),
+/// [`Operation`] and [`Outcome`].
+///
+/// | result | of |
+/// |---|---|
+/// | `usize`, the default | transfers: the number of bytes; and every request without a result of its own: 0 |
+/// | [`File`](crate::File) | [`Engine::open`](crate::Engine::open) |
+/// | [`Statx`](crate::Statx) | [`Engine::stat`](crate::Engine::stat) |
+/// | `()` | [`Engine::close`](crate::Engine::close) |
+///
+/// The trait is sealed. Functions that are generic over requests need it as a bound.
+///
+/// ```
+/// use aio_reap::{Engine, Operation, Reply};
+///
+/// fn finish<B: 'static, T: Reply<B>>(operation: Operation<B, T>) -> std::io::Result<T> {
+///     Ok(operation.wait().0?)
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// assert_eq!(finish(engine.nop().submit()?)?, 0);
+/// assert!(finish(engine.stat("/").submit()?)?.is_dir());
+/// # Ok(())
+/// # }
+/// ```
+pub trait Reply<B>: Sized + 'static + sealed::Sealed {
+    /// Makes the result from that of the kernel, which is used up: an opened descriptor has an
+    /// owner afterwards.
+    ///
+    /// # Safety
+    ///
+    /// The request of `buf` has completed with `result`, and no other call gets this result.
+    #[doc(hidden)]
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        buf: &mut B,
+    ) -> Result<Self, RequestError>;
+}
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for usize {}
+    impl Sealed for () {}
+}
+
+impl<B> Reply<B> for usize {
+    #[inline(always)]
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        _buf: &mut B,
+    ) -> Result<Self, RequestError> {
+        result
     }
 }

@@ -10,10 +10,10 @@ use std::rc::Rc;
 
 use percpu::sync::cell::UnsafeCell;
 
+use crate::buf::HeldBuf;
 use crate::error::RequestError;
-use crate::held_buf::HeldBuf;
+use crate::operation::Reply;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
-use crate::reply::Reply;
 
 /// A completed request, as [`CompletionQueue::pop`] returns it.
 ///

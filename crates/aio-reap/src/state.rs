@@ -17,25 +17,20 @@
 //!    completion causes a turn), or `blocked` is set (the engine arms a timer), or the program is
 //!    notified (by `Turn::pending` and the kick).
 
-use std::io;
-use std::mem;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::num::NonZeroI32;
 use std::task::Waker;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
-use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
-use crate::completion_state::{CompletionState, NewRequest};
-use crate::deadlines::{Action, Deadlines};
-use crate::op::Kind;
-use crate::payload::Deliver;
-use crate::payload::{RawResult, TakenPayload};
-use crate::raw::{Stop, Sub};
+use crate::completion_state::{CompletionState, NewRequest, Scope};
+use crate::op::{Kind, Stop, Sub};
+use crate::payload::{Deliver, RawResult, TakenPayload};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
-use crate::turn::Scope;
-use crate::wait_queue::WaitQueue;
 
 /// The limits of an engine.
 pub(crate) struct Limits {
@@ -65,8 +60,6 @@ pub(crate) struct State {
     pub(crate) waiting: WaitQueue,
     /// Other threads may make calls, which wake the engine by its descriptors only.
     pub(crate) has_remote: bool,
-    /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
-    pub(crate) held_wakes: Vec<Waker>,
     /// The number of requests at the head of the pending list that are staged, and its limit.
     staged: usize,
     stage_limit: usize,
@@ -97,7 +90,6 @@ impl State {
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             has_remote: false,
-            held_wakes: Vec::new(),
             staged: 0,
             stage_limit: 0,
             budget_used_up: false,
@@ -188,9 +180,9 @@ impl State {
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
     }
 
-    /// Returns whether a turn that is not an inner one reports or wakes something without a request.
+    /// Returns whether a turn that is not an inner one reports something without a request.
     fn holds_reports(&self) -> bool {
-        self.completions.enqueued > 0 || !self.held_wakes.is_empty()
+        self.completions.enqueued > 0
     }
 
     /// Returns the number of requests that are not in the kernel and that another turn would
@@ -214,7 +206,6 @@ impl State {
         quiet
             && completions.pending.len() == 0
             && self.ready(Scope::All) == 0
-            && self.held_wakes.is_empty()
             && completions.slab.promised == 0
     }
 
@@ -355,7 +346,7 @@ impl State {
 
     /// Sets the time at which the request in `index` is cancelled.
     pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
-        self.deadlines.add(at, index, Action::Cancel, &self.completions.slab);
+        self.deadlines.add(at, index, &self.completions.slab);
     }
 
     /// Updates the number of promised slots. Called when the queue of waiting futures has changed.
@@ -430,5 +421,307 @@ impl Drop for State {
                 return;
             }
         }
+    }
+}
+
+// The futures that wait for a free slot, first come, first served.
+//
+// The first `n` futures in the queue may take the `n` free slots, before any other request. So no
+// slot is handed over: a polled future checks its position, and a future that leaves moves those
+// behind it forward.
+
+/// A queue of futures that wait for a slot.
+#[derive(Default)]
+pub(crate) struct WaitQueue {
+    /// Sorted by ticket.
+    waiters: VecDeque<Waiter>,
+    next: u64,
+}
+
+/// A waiting future.
+struct Waiter {
+    ticket: u64,
+    /// `None` after it was woken.
+    waker: Option<Waker>,
+}
+
+impl WaitQueue {
+    pub(crate) fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
+    pub(crate) fn join(&mut self, waker: Waker) -> u64 {
+        let ticket = self.next;
+        self.next += 1;
+        self.waiters.push_back(Waiter { ticket, waker: Some(waker) });
+        ticket
+    }
+
+    /// Returns how many futures are before the future with this ticket, which must be in the queue.
+    pub(crate) fn position(&self, ticket: u64) -> usize {
+        let found = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
+        found.expect("a future with a ticket is in the queue")
+    }
+
+    /// Removes the future with this ticket. The caller drops the returned waker where user code may
+    /// run.
+    pub(crate) fn leave(&mut self, ticket: u64) -> Option<Waker> {
+        let position = self.position(ticket);
+        self.waiters.remove(position).and_then(|waiter| waiter.waker)
+    }
+
+    /// Replaces the waker of the future with this ticket. The caller drops the old one where user
+    /// code may run.
+    pub(crate) fn replace_waker(&mut self, ticket: u64, waker: Waker) -> Option<Waker> {
+        let position = self.position(ticket);
+        self.waiters[position].waker.replace(waker)
+    }
+
+    /// Returns whether a future that may take one of the `free` slots was not woken.
+    pub(crate) fn is_due(&self, free: usize) -> bool {
+        self.waiters.iter().take(free).any(|waiter| waiter.waker.is_some())
+    }
+
+    /// Takes the waker of the first future that may take one of the `free` slots and was not woken.
+    pub(crate) fn next_to_wake(&mut self, free: usize) -> Option<Waker> {
+        self.waiters.iter_mut().take(free).find_map(|waiter| waiter.waker.take())
+    }
+}
+
+// The limit of requests per submission: a fixed number, or a number that adapts to the device.
+//
+// For a device that works in the background large batches save system calls. On a device that
+// completes inside the submission the first request of a batch waits for the last one, so small
+// batches are better. The limit doubles or halves after a submission:
+//
+// | the submission | the limit |
+// |---|---|
+// | was full, left requests behind, and less than half of it was complete at the next reap | doubles |
+// | was full, and nothing was in flight after the next reap | halves |
+// | found the kernel without room | halves |
+
+/// The first value and the lower bound of an adaptive limit; a guess from NOP round trips (80 ns a
+/// request in batches of 8, 61 to 74 in batches of 32).
+const LEAST: usize = 16;
+
+/// The limit of requests in one submission.
+pub(crate) struct BatchLimit {
+    now: usize,
+    least: usize,
+    most: usize,
+    /// The size of the last submission, and whether the limit cut it. Reset by the next reap.
+    last: usize,
+    cut: bool,
+}
+
+impl BatchLimit {
+    pub(crate) fn new(most: usize, adaptive: bool) -> Self {
+        let least = if adaptive { most.min(LEAST) } else { most };
+        Self { now: least, least, most, last: 0, cut: false }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> usize {
+        self.now
+    }
+
+    /// Returns whether the limit can change.
+    #[inline]
+    fn adapts(&self) -> bool {
+        self.least < self.most
+    }
+
+    /// Records a submission that took `accepted` requests and left `left` pending.
+    #[inline]
+    pub(crate) fn submitted(&mut self, accepted: usize, left: usize) {
+        if self.adapts() {
+            (self.last, self.cut) = (accepted, accepted == self.now && left > 0);
+        }
+    }
+
+    /// Records that the kernel had no room.
+    pub(crate) fn busy(&mut self) {
+        self.now = (self.now / 2).max(self.least);
+        self.last = 0;
+    }
+
+    /// Records the number of completions that a reap found and of requests that it left in flight.
+    /// Only the first reap after a submission counts.
+    #[inline]
+    pub(crate) fn reaped(&mut self, found: usize, in_flight: usize) {
+        let last = std::mem::take(&mut self.last);
+        if last < self.now {
+            // The queue or the ring was the limit.
+        } else if in_flight == 0 {
+            self.now = (self.now / 2).max(self.least);
+        } else if self.cut && found < last / 2 {
+            self.now = (self.now * 2).min(self.most);
+        }
+    }
+}
+
+// The times at which requests are cancelled.
+//
+// An entry becomes stale when its request completes. A stale entry is dropped when its time comes, or
+// when the heap reaches twice the number of slots. A slot has at most one entry that is not stale, so
+// cleaning costs a constant per added entry.
+
+/// A deadline of one use of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    at: Instant,
+    index: Index,
+    generation: u32,
+}
+
+/// The deadlines of an engine, earliest first.
+#[derive(Default)]
+pub(crate) struct Deadlines {
+    heap: BinaryHeap<Reverse<Entry>>,
+}
+
+impl Deadlines {
+    /// Adds an entry for the request in `index`. Allocates only if the heap has more entries than ever
+    /// before.
+    pub(crate) fn add(&mut self, at: Instant, index: Index, slab: &Slab) {
+        if self.heap.len() >= 2 * slab.capacity() {
+            self.heap.retain(|Reverse(entry)| entry.is_current(slab));
+        }
+        let generation = slab.peek(index).generation;
+        self.heap.push(Reverse(Entry { at, index, generation }));
+    }
+
+    /// Returns the time of the earliest entry.
+    #[inline]
+    pub(crate) fn earliest(&self) -> Option<Instant> {
+        self.heap.peek().map(|Reverse(entry)| entry.at)
+    }
+
+    /// Returns `timeout`, or the time until the earliest entry if that is less.
+    pub(crate) fn shorten(
+        &self,
+        timeout: Option<Duration>,
+        now: impl FnOnce() -> Instant,
+    ) -> Option<Duration> {
+        let Some(at) = self.earliest() else { return timeout };
+        let left = at.saturating_duration_since(now());
+        Some(timeout.map_or(left, |timeout| timeout.min(left)))
+    }
+
+    /// Removes an entry that is due at `now`. Returns its slot.
+    pub(crate) fn due(&mut self, now: Instant, slab: &Slab) -> Option<Index> {
+        while self.earliest().is_some_and(|at| at <= now) {
+            let Reverse(entry) = self.heap.pop()?;
+            if entry.is_current(slab) {
+                return Some(entry.index);
+            }
+        }
+        None
+    }
+}
+
+impl Entry {
+    /// Returns whether the request still runs.
+    fn is_current(&self, slab: &Slab) -> bool {
+        slab.peek(self.index).generation == self.generation
+    }
+}
+
+#[cfg(test)]
+mod adaptive_tests {
+    use super::*;
+
+    #[test]
+    fn limit_grows_while_filled_and_shrinks_when_complete_at_once_or_busy() {
+        let mut limit = BatchLimit::new(100, true);
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.push(limit.get());
+            limit.submitted(limit.get(), 1);
+            limit.reaped(3, 9);
+        }
+        assert_eq!(seen, [16, 32, 64, 100]);
+        // The limit stays if the batch was not full, left nothing behind, or was half complete.
+        limit.busy();
+        for (accepted, left, found, in_flight) in
+            [(50, 0, 0, 60), (10, 0, 10, 0), (50, 1, 25, 25), (0, 1, 80, 0), (40, 5, 80, 3)]
+        {
+            limit.submitted(accepted, left);
+            limit.reaped(found, in_flight);
+            limit.reaped(found, 0); // only the first reap counts
+            assert_eq!(limit.get(), 50);
+        }
+        for expected in [25, 16, 16] {
+            limit.submitted(limit.get(), 1);
+            limit.reaped(limit.get(), 0);
+            assert_eq!(limit.get(), expected);
+        }
+        limit.busy();
+        assert_eq!(limit.get(), 16);
+    }
+
+    #[test]
+    fn fixed_limit_stays() {
+        for (mut limit, value) in
+            [(BatchLimit::new(100, false), 100), (BatchLimit::new(7, true), 7)]
+        {
+            limit.submitted(value, 9);
+            limit.reaped(value, 0);
+            limit.busy();
+            assert_eq!(limit.get(), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod deadlines_tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_in_time_and_only_for_the_use_they_were_made_for() {
+        let mut slab = Slab::new(2);
+        let mut deadlines = Deadlines::default();
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        assert_eq!((deadlines.earliest(), deadlines.shorten(None, || now)), (None, None));
+        deadlines.add(now + ms(2), 1, &slab);
+        deadlines.add(now + ms(1), 0, &slab);
+        assert_eq!(deadlines.earliest(), Some(now + ms(1)));
+        assert!(deadlines.shorten(Some(Duration::MAX), || now).unwrap() == ms(1));
+        assert_eq!(deadlines.shorten(Some(Duration::ZERO), || now), Some(Duration::ZERO));
+        assert_eq!(deadlines.due(now, &slab), None);
+        assert_eq!(deadlines.due(now + ms(5), &slab), Some(0));
+        slab.get(1).generation += 1; // the slot was used again
+        assert_eq!(deadlines.due(now + ms(5), &slab), None);
+        assert_eq!(deadlines.earliest(), None);
+    }
+
+    #[test]
+    fn entries_that_are_over_do_not_pile_up() {
+        let mut slab = Slab::new(4);
+        let mut deadlines = Deadlines::default();
+        let far = Instant::now() + Duration::from_secs(3600);
+        for _ in 0..1000 {
+            deadlines.add(far, 1, &slab);
+            slab.get(1).generation += 1;
+        }
+        assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
+    }
+
+    #[test]
+    fn inv17_entries_of_requests_that_run_are_never_dropped() {
+        let mut slab = Slab::new(4);
+        let mut deadlines = Deadlines::default();
+        let at = Instant::now();
+        for index in 1..4 {
+            deadlines.add(at, index, &slab);
+        }
+        for _ in 0..100 {
+            slab.get(0).generation += 1;
+            deadlines.add(at, 0, &slab);
+        }
+        assert!(deadlines.heap.len() <= 8, "{}", deadlines.heap.len());
+        let mut due: Vec<_> = std::iter::from_fn(|| deadlines.due(at, &slab)).collect();
+        due.sort_unstable();
+        assert_eq!(due, [0, 1, 2, 3]);
     }
 }

@@ -15,7 +15,7 @@ use tokio::task::yield_now;
 use crate::core::Core;
 use crate::drive::round;
 use crate::engine::Engine;
-use crate::plug::Plug;
+use crate::engine::Plug;
 use crate::sys;
 
 impl Engine {

@@ -11,7 +11,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use aio_reap::{BufList, Engine, File, IoPath, Operation};
+use aio_reap::{BufList, Engine, File, IoPath};
 use common::on_every_backend;
 use testkit::alloc::{CountingAllocator, counted};
 
@@ -61,7 +61,7 @@ fn deadlines(engine: &Engine) {
     count(engine, "deadlines", || {
         let far = Instant::now() + FAR;
         engine.nop().cancel_at(far).submit().unwrap().wait().0.unwrap();
-        let mut op = pin!(engine.nop().submit().unwrap().deadline(far));
+        let mut op = pin!(engine.nop().submit().unwrap());
         while !poll(op.as_mut()) {
             engine.wait(Some(FAR)).unwrap();
         }
@@ -71,21 +71,6 @@ fn deadlines(engine: &Engine) {
         let late = engine.nop().cancel_after(Duration::ZERO).submit().unwrap();
         _ = late.wait();
     });
-}
-
-/// The wait for one request gets a new deadline many times. The engine drops the old ones.
-fn renewed_deadlines(engine: &Engine) {
-    let plug = engine.plug();
-    let renew = |op: Operation<()>, nth: u64| {
-        let at = Instant::now() + FAR - Duration::from_millis(nth % 7);
-        op.deadline(at).into_operation().expect("it was not polled")
-    };
-    let op = (0..1000).fold(engine.nop().submit().unwrap(), renew);
-    let (op, made) = counted(|| (0..100_000).fold(op, renew));
-    let made = made.allocations;
-    assert!(made <= LATE, "{}: {made} allocations in 100,000 renewals", engine.backend());
-    drop(plug);
-    op.wait().0.unwrap();
 }
 
 /// All slots are taken, and one more request waits.
@@ -115,7 +100,6 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         vectors(engine, &file);
         stats_by_name(engine);
         deadlines(engine);
-        renewed_deadlines(engine);
         waits_for_slots(engine, 64); // the capacity that `on_every_backend` sets
     });
     let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));

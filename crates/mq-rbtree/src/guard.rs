@@ -21,10 +21,10 @@ use std::time::Instant;
 use percpu::AllocError;
 
 use crate::core::{Bitmap, Lent, Levels, Preload};
-use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
+use crate::parker::Wait;
 use crate::queue::{Access, LockedState, Queue, Received, Section};
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).

@@ -217,7 +217,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod core;
-mod deadline;
 mod error;
 mod event;
 mod futures;

@@ -16,10 +16,10 @@ use std::sync::Arc;
 
 use percpu::sync::step;
 
-use crate::deadline::Wait;
 use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
+use crate::parker::Wait;
 use crate::queue::Access;
 
 /// A [`Readiness`] was refused: carries the queue and the reason.

@@ -40,8 +40,8 @@ use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{order, step};
 
 use crate::core::Message;
-use crate::deadline::Wait;
 use crate::parker::Parker;
+use crate::parker::Wait;
 
 /// The thread polls its state, and will park if that does not change soon.
 const SPINNING: u32 = 0;

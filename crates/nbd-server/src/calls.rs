@@ -12,14 +12,17 @@
 //! the thread once.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
+
+use crate::blocks::Image;
 
 /// How long the thread makes calls before it yields the CPU. A guess: a few context switches cost
 /// less.
@@ -40,6 +43,23 @@ struct State {
 
 /// The result of a call, for which a task waits.
 struct Reply<T>(Mutex<(Option<thread::Result<T>>, Option<Waker>)>);
+
+impl Image {
+    /// Runs a blocking call on a thread of the cache, in turn with the image's other calls.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let image = Arc::clone(self);
+        let begin = || {
+            let image = Arc::clone(self);
+            // The first poll starts the call, which continues without this future.
+            let run = pin!(self.device.call_async(move |_| image.calls.run()));
+            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
+        };
+        self.calls.make(move || call(&image), begin).await
+    }
+}
 
 impl Calls {
     /// Queues a call and waits for its result. Calls `begin`, which must start a thread that calls
@@ -124,9 +144,6 @@ impl<T> Reply<T> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::future::Future;
-    use std::pin::pin;
-    use std::task::Context;
 
     use super::*;
 

@@ -23,11 +23,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, warn};
 
-use crate::counters::Counters;
 use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::notifier::{eventfd, notify};
-use crate::report::{Reporter, ServerReport};
+use crate::report::{Counters, Reporter, ServerReport};
 
 /// How long a client may take to send its request and to receive the response.
 const PATIENCE: Duration = Duration::from_secs(5);

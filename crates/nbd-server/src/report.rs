@@ -14,7 +14,6 @@ use bufcache::CacheStats;
 use percpu::rcu;
 use radix_ctx::TableStats;
 
-use crate::counters::Counters;
 use crate::registry::{RegistryReport, by_name};
 use crate::worker::{Inbox, Message, Shared};
 
@@ -90,6 +89,24 @@ impl ServerReport {
     pub(crate) fn hit_rate(&self) -> f64 {
         self.counters.hits as f64 / self.counters.reads.max(1) as f64
     }
+}
+
+/// Requests and bytes of a worker since it started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    /// Reads answered from the cache.
+    pub(crate) hits: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) other: u64,
+    pub(crate) errors: u64,
+    /// Errors that came from an image.
+    pub(crate) failures: u64,
+    /// Requests that ended after their connection was closed.
+    pub(crate) closed: u64,
 }
 
 impl Counters {

@@ -28,10 +28,19 @@ use crate::admission::{Admission, may_queue};
 use crate::blocks::{Image, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
-use crate::counters::{Counters, is_logged};
 use crate::memory::ALIGN;
 use crate::operation::{Ended, Operation, Step, Target, Waiting, WorkerImage};
+use crate::report::Counters;
 use crate::tasks::{self, Panicked, Tasks};
+
+/// The number of failures that are all logged.
+const LOGGED: u64 = 64;
+
+/// Returns whether the failure with this number is logged. Later failures are logged ever less
+/// often, because the log of a dead disk must not fill another one.
+fn is_logged(count: u64) -> bool {
+    count <= LOGGED || count.is_power_of_two()
+}
 
 /// Limits of the requests of a worker.
 #[derive(Clone, Copy, Debug)]

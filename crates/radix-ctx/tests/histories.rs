@@ -98,7 +98,7 @@ impl Board {
 
 /// Records the operations of several threads and their results.
 fn record(seed: u64, each: usize) -> Actions {
-    let table = CtxTable::builder().max_index(INDEXES - 1).build().unwrap();
+    let table = CtxTable::builder().max_index(INDEXES - 1).build();
     let (board, tickets, start) = (Board::default(), AtomicUsize::new(0), Barrier::new(THREADS));
     let mut actions: Vec<(usize, (usize, Action<Op>))> = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)

@@ -20,5 +20,5 @@ proptest! {
 #[test]
 fn every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/radix_ops");
-    testkit::corpus::replay(corpus, 12, 400, driven::run);
+    testkit::corpus::replay(corpus, 10, 300, driven::run);
 }

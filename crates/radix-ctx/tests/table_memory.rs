@@ -2,18 +2,15 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Waker};
 use std::thread;
 
 use percpu::rcu;
 use radix_ctx::{
-    AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats, Usage,
+    AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats,
 };
-use testkit::alloc::{ThreadAllocator, admitted_left, process_bytes, refuse_after, thread_bytes};
+use testkit::alloc::{ThreadAllocator, admitted_left, process_bytes, refuse_after};
 
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
@@ -61,8 +58,6 @@ impl Drop for Counted {
 #[derive(Debug, PartialEq)]
 struct Snapshot {
     live: Vec<(Id, u64)>,
-    next_free: Option<u32>,
-    usage: Usage,
     stats: TableStats,
 }
 
@@ -71,8 +66,6 @@ fn snapshot(table: &CtxTable<Counted>) -> Snapshot {
     let guard = rcu::pin();
     Snapshot {
         live: table.iter(&guard).map(|(id, context)| (id, context.0)).collect(),
-        next_free: table.next_free(),
-        usage: table.usage(),
         stats: table.stats(),
     }
 }
@@ -81,7 +74,7 @@ fn snapshot(table: &CtxTable<Counted>) -> Snapshot {
 fn tables() -> impl Iterator<Item = (CtxTable<Counted>, Arc<AtomicI64>)> {
     [0, 64, 128, 4096].into_iter().map(|full| {
         let count = Arc::new(AtomicI64::new(0));
-        let table = CtxTable::builder().max_contexts(10_000).max_weight(10_000).build().unwrap();
+        let table = CtxTable::builder().max_contexts(10_000).build();
         for value in 0..full {
             table.insert(Counted::new(value, &count)).unwrap();
         }
@@ -89,25 +82,13 @@ fn tables() -> impl Iterator<Item = (CtxTable<Counted>, Arc<AtomicI64>)> {
     })
 }
 
-type Case = fn(&CtxTable<Counted>, Counted) -> Result<Id, (InsertRefused, Option<Counted>)>;
+type Case = fn(&CtxTable<Counted>, Counted) -> Result<Id, (InsertRefused, Counted)>;
 
-const INSERTS: [Case; 6] = [
-    |table, value| table.insert(value).map_err(|error| (error.reason, Some(error.value))),
+const INSERTS: [Case; 2] = [
+    |table, value| table.insert(value).map_err(|error| (error.reason, error.value)),
     |table, value| {
-        table.insert_weighted(value, 7).map_err(|error| (error.reason, Some(error.value)))
-    },
-    |table, value| {
-        table.insert_in(70_000.., value).map_err(|error| (error.reason, Some(error.value)))
-    },
-    |table, value| table.insert_cyclic(value).map_err(|error| (error.reason, Some(error.value))),
-    |table, value| table.insert_wait(value).map_err(|error| (error.reason, Some(error.value))),
-    |table, value| {
-        table.insert_with(|_| value).map_err(|error| {
-            let reason = error.reason;
-            let make = error.value;
-            // The closure still has the value.
-            (reason, Some(make(Id::from_bits(1 << 32).unwrap())))
-        })
+        let inserted = table.insert_ref(value).map(|context| CtxRef::id(&context));
+        inserted.map_err(|error| (error.reason, error.value))
     },
 ];
 
@@ -127,14 +108,16 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
                 }
                 Err((reason, back)) => {
                     assert_eq!(reason, InsertRefused::Alloc(AllocError::new()));
-                    value = back;
+                    value = Some(back);
                     true
                 }
             };
             fails_cleanly(try_it, |refused| {
                 let mut now = snapshot(&table);
-                // The lists of dead slots are made once and stay.
-                now.stats.bytes = before.stats.bytes;
+                // The lists of dead slots are made once and stay, as does an empty slab.
+                let TableStats { slabs, nodes, height, bytes, .. } = before.stats;
+                (now.stats.slabs, now.stats.nodes) = (slabs, nodes);
+                (now.stats.height, now.stats.bytes) = (height, bytes);
                 assert_eq!(now, before, "after {refused} allocations");
             });
             let id = inserted.get().unwrap();
@@ -143,54 +126,6 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
             drop(table);
             assert_eq!(count.load(Relaxed), 0);
         }
-    }
-}
-
-#[test]
-fn inv09_a_refused_reservation_or_room_changes_nothing() {
-    let _alone = alone();
-    for (table, _count) in tables() {
-        let before = snapshot(&table);
-        let check = |refused| {
-            let mut now = snapshot(&table);
-            now.stats.bytes = before.stats.bytes;
-            assert_eq!(now, before, "after {refused} allocations");
-        };
-        let refused = InsertRefused::Alloc(AllocError::new());
-        let kept = Cell::new(None);
-        let reserve = || match table.reserve() {
-            Ok(reservation) => {
-                kept.set(Some(reservation));
-                false
-            }
-            Err(error) => {
-                assert_eq!(error.reason, refused);
-                true
-            }
-        };
-        fails_cleanly(reserve, check);
-        drop(kept.take().unwrap());
-        table.shrink_to_fit();
-        // Slabs that were made before the failure stay, and the contexts do not change.
-        fails_cleanly(
-            || match table.try_reserve(200) {
-                Ok(()) => false,
-                Err(error) => {
-                    assert_eq!(error, refused);
-                    true
-                }
-            },
-            |_| {
-                let now = snapshot(&table);
-                assert_eq!((now.live, now.usage), (snapshot(&table).live, before.usage));
-            },
-        );
-        refuse_after(0, || {
-            for _ in 0..200 {
-                let id = table.reserve().unwrap().id();
-                assert!(id.generation() > 0);
-            }
-        });
     }
 }
 
@@ -226,59 +161,32 @@ fn inv13_a_refused_count_gives_no_reference() {
     }
 }
 
-/// A waker that has no memory leaves nothing behind, so the map of the wakers does not grow.
-#[test]
-fn inv18_a_refused_waker_takes_no_memory() {
-    let _alone = alone();
-    let table = CtxTable::new();
-    let held: Vec<_> = (0..20).map(|value| table.insert_ref(value).unwrap()).collect();
-    let poll = |context, admitted| {
-        let future = pin!(CtxRef::removed(context));
-        refuse_after(admitted, || future.poll(&mut Context::from_waker(Waker::noop())))
-    };
-    assert!(poll(&held[0], 1).is_pending()); // makes the map
-    let bytes = thread_bytes();
-    for context in &held[1..] {
-        assert!(poll(context, 0).is_pending());
-    }
-    assert!(poll(&held[19], 1).is_pending()); // a full map would grow here
-    assert_eq!(thread_bytes(), bytes);
-}
-
 /// Lookups, references, removals, reclaim, and inserts into slabs with vacant slots allocate nothing.
 #[test]
 fn a_table_with_room_allocates_nothing() {
     let _alone = alone();
-    let table = CtxTable::builder().max_contexts(10_000).build().unwrap();
-    table.try_reserve(100).unwrap();
+    let table = CtxTable::builder().max_contexts(10_000).build();
     let first = table.insert(0).unwrap();
     drop(table.get_ref(first).unwrap()); // makes the counts of the slab
-    table.remove(table.insert(0).unwrap()).unwrap();
+    (0..127).for_each(|_| _ = table.insert(0).unwrap()); // makes another slab
+    assert_eq!(table.retain(|id, _| id == first), 127);
     table.flush().unwrap(); // makes the memory of RCU
     let left = refuse_after(100, || {
         let guard = rcu::pin();
         assert_eq!((table.get(first, &guard), table.with(first, |n| *n)), (Ok(&0), Ok(0)));
-        assert!(table.contains(first) && table.at_or_after(0, &guard).is_some());
-        assert!(table.at_or_before(u32::MAX, &guard).is_some() && table.iter(&guard).count() == 1);
+        assert!(table.contains(first) && table.iter(&guard).count() == 1);
         drop(guard);
         let held = table.get_ref(first).unwrap();
         drop(held.clone());
         for round in 0..3_000 {
-            let id = match round % 3 {
-                0 => table.insert(round).unwrap(),
-                1 => table.insert_with(|_| round).unwrap(),
-                _ => table.reserve().unwrap().commit(round),
-            };
-            table.remove(id).unwrap();
-            drop(table.reserve().unwrap());
+            table.remove(table.insert(round).unwrap()).unwrap();
             if round % 50 == 49 {
-                table.flush().unwrap(); // so that two slabs are enough
+                table.flush().unwrap(); // so that the slabs are enough
             }
         }
-        assert!(table.next_free().is_some() && table.usage().contexts == 1);
         assert!(table.stats().live == 1 && table.poll() <= 3_000);
         table.flush().unwrap();
-        assert_eq!(table.begin_remove_all().len(), 1);
+        assert_eq!(table.begin_remove_all().count(), 1);
         drop(held);
         table.flush().unwrap();
         assert!(table.is_empty());
@@ -287,55 +195,25 @@ fn a_table_with_room_allocates_nothing() {
     assert_eq!(left, 100, "allocated");
 }
 
-#[test]
-fn inv09_a_table_that_cannot_be_made_is_refused() {
-    let _alone = alone();
-    let made = Cell::new(None);
-    let bytes = thread_bytes();
-    let build = || match CtxTable::<u64>::builder().max_contexts(5).max_weight(9).build() {
-        Ok(table) => {
-            made.set(Some(table));
-            false
-        }
-        Err(AllocError { .. }) => true,
-    };
-    fails_cleanly(build, |refused| assert_eq!(thread_bytes(), bytes, "after {refused}"));
-    let table = made.take().unwrap();
-    assert_eq!(table.with(table.insert(7).unwrap(), |value| *value), Ok(7));
-}
-
-/// An insert that fails gives its share of the limits back, also if `make` panics.
+/// An insert that fails gives its share of the limit back.
 #[test]
 fn inv15_every_failing_path_gives_its_share_back() {
     let _alone = alone();
     let count = Arc::new(AtomicI64::new(0));
-    let table = CtxTable::builder().max_contexts(3).max_weight(30).max_index(1).build().unwrap();
-    let usage = || {
-        let usage = table.usage();
-        (usage.contexts, usage.weight)
-    };
     for insert in INSERTS {
-        let _ = refuse_after(0, || insert(&table, Counted::new(0, &count)).is_err());
-        assert_eq!((usage(), count.load(Relaxed)), ((0, Some(0)), 0));
+        let table = CtxTable::builder().max_contexts(3).max_index(1).build();
+        for _ in 0..5 {
+            let refused = refuse_after(0, || insert(&table, Counted::new(0, &count)));
+            assert!(matches!(refused, Err((InsertRefused::Alloc(_), _))));
+        }
+        let ids = [0, 1].map(|value| insert(&table, Counted::new(value, &count)).unwrap());
+        for _ in 0..5 {
+            let refused = insert(&table, Counted::new(0, &count)).unwrap_err().0;
+            assert_eq!(refused, InsertRefused::Exhausted { pending: 0 });
+        }
+        ids.into_iter().for_each(|id| table.remove(id).unwrap().wait().unwrap());
     }
-    let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let make = |_| -> Counted { resume_unwind(Box::new(())) };
-        table.insert_with(make).map(|_| ()).map_err(|error| error.reason)
-    }));
-    assert!(panicked.is_err());
-    assert_eq!(usage(), (0, Some(0)));
-    drop(table.reserve().unwrap());
-    assert_eq!(usage(), (0, Some(0)));
-    for _ in 0..2 {
-        table.insert_weighted(Counted::new(0, &count), 3).unwrap();
-    }
-    for insert in INSERTS {
-        let refused = insert(&table, Counted::new(0, &count)).unwrap_err().0;
-        assert!(!matches!(refused, InsertRefused::Quota | InsertRefused::Alloc(_)));
-        assert_eq!(usage(), (2, Some(6)));
-    }
-    let refused = table.insert_weighted(Counted::new(0, &count), 25).unwrap_err();
-    assert_eq!((refused.reason, usage()), (InsertRefused::Quota, (2, Some(6))));
+    assert_eq!(count.load(Relaxed), 0);
 }
 
 /// All bytes are freed after a mass removal, and after the drop of the table and its last reference.

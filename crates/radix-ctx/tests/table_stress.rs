@@ -97,7 +97,7 @@ fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
     table.flush().unwrap();
     table.validate();
     let live = (0..board.0.len()).filter_map(|place| board.get(place)).count() + others;
-    assert_eq!((table.len(), table.stats().pending, table.stats().panics), (live, 0, 0));
+    assert_eq!((table.len(), table.stats().pending), (live, 0));
     assert_eq!(ALIVE.load(Relaxed), live as i64);
     println!("{}", table.stats());
     assert_eq!(table.remove_all(), Ok(live));
@@ -150,19 +150,21 @@ fn stress_inv12_churn() {
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn_at_the_limit() {
-    let table = CtxTable::builder().max_index(90).max_contexts(80).build().unwrap();
+    let table = CtxTable::builder().max_index(90).max_contexts(80).build();
     let board = Board::new(70);
     storm(4, |me, rng| {
         board.replace(&table, rng.usize(..70));
         if me == 0 && rng.usize(..16) == 0 {
-            drop(table.insert_in(40..=41, Canary::new(0)).map(|id| _ = table.remove(id)));
+            drop(
+                table
+                    .insert_ref(Canary::new(0))
+                    .map(|held| table.remove(CtxRef::id(&held)).is_ok()),
+            );
         }
         if rng.usize(..64) == 0 {
-            drop(table.reserve());
             table.flush().unwrap();
         }
     });
-    assert_eq!(table.usage().contexts, table.len() as u64);
     end(table, &board, 0);
 }
 
@@ -220,24 +222,23 @@ fn stress_inv13_references_outlive_their_tables() {
 
 #[test]
 #[ignore = "stress: seconds of growth"]
-fn stress_inv17_permanent_ids_are_found_throughout_growth_and_shrink() {
+fn stress_inv17_permanent_ids_are_found_throughout_growth() {
     let (table, none) = (CtxTable::new(), Board::new(0));
     let mut permanent = Vec::new();
-    for index in [0, 1, 63, 64, 700, 4_095, 4_096, 20_000] {
-        permanent.push(table.insert_in(index..=index, Canary::new(index.into())).unwrap());
+    for index in 0..=20_000 {
+        let id = table.insert(Canary::new(index)).unwrap();
+        if [0, 1, 63, 64, 700, 4_095, 4_096, 20_000].contains(&index) {
+            permanent.push(id);
+        }
     }
+    table.retain(|id, _| permanent.contains(&id));
     storm(5, |me, rng| {
         if me < 2 {
-            let many = 1 + rng.usize(..3_000);
-            let far = rng.usize(..1 << 24) as u32;
-            let ids: Vec<Id> = (0..many)
-                .map(|_| table.insert(Canary::new(7)).unwrap())
-                .chain(table.insert_in(far.., Canary::new(7)))
-                .collect();
+            let many = 1 + rng.usize(..30_000);
+            let ids: Vec<Id> = (0..many).map(|_| table.insert(Canary::new(7)).unwrap()).collect();
             ids.into_iter().for_each(|id| _ = table.remove(id).unwrap());
             if rng.usize(..4) == 0 {
                 table.flush().unwrap();
-                table.shrink_to_fit();
             }
             return;
         }

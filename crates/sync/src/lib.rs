@@ -9,7 +9,7 @@
 //! | `Mutex`, `Condvar` | `parking_lot` | wrap `loom`'s | wrap `shuttle`'s |
 //! | `std_lock` | wraps `std`'s `Mutex` and `Condvar` | as above | as above |
 //! | `Futex` | a word and the futex system call | a word, `Mutex` and `Condvar` | as loom |
-//! | `WordLock` | a word and a parker | as default | as default |
+//! | `WordLock`, `WaitSet` | a word and a parker; a list under it | as default | as default |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s, checks each access | as default |
 //! | `global!` | a `static` | a `lazy_static`, new in each run | as loom |
 //! | `thread_local!` | `std`'s | `loom`'s, new in each run | `shuttle`'s, new in each run |
@@ -51,6 +51,7 @@ mod spawn;
 pub mod virtual_cpu;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub mod virtual_fence;
+mod wait_set;
 mod word_lock;
 
 pub use self::alloc::AllocError;
@@ -63,6 +64,7 @@ pub use self::park::{Parker, SpinLimit, spin};
 pub use self::planted::is_planted;
 pub use self::planted::is_planted as mutant;
 pub use self::spawn::spawn;
+pub use self::wait_set::{WaitSet, Waiter};
 pub use self::word_lock::{WordGuard, WordLock};
 #[doc(hidden)]
 pub use libc;

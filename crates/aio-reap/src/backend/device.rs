@@ -11,7 +11,7 @@ use super::external::Staging;
 use super::threads::Threads;
 use super::uring::Uring;
 use crate::completion_state::CompletionState;
-use crate::raw::{RawCompletion, Sub, Submitted};
+use crate::op::{RawCompletion, Sub, Submitted};
 use crate::slab::Batch;
 
 /// One of the backends. It has a tag of its own, because [`stage`](Backend::stage) reads it for each

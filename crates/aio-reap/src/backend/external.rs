@@ -8,10 +8,9 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use super::Backend;
+use crate::op::Sub;
 use crate::op::{Kind, MAX_TRANSFER, Op};
-use crate::perform;
-use crate::raw::Sub;
-pub use crate::raw::{RawCompletion, Stop, Submitted};
+pub use crate::op::{RawCompletion, Stop, Submitted};
 use crate::slab::Batch;
 
 /// A device outside this crate. The methods are those of the engine's own backends.
@@ -136,7 +135,7 @@ impl Request {
         };
         // SAFETY: by the contract of this function the request is in flight, so its slot keeps the
         // buffers and the file; `vectors` lives until the end of the function.
-        unsafe { perform::perform(&less) }
+        unsafe { crate::op::perform(&less) }
     }
 }
 

@@ -18,18 +18,14 @@ use std::time::{Duration, Instant};
 use percpu::sync::hint;
 
 use crate::completion_state::CompletionState;
-use crate::raw::{RawCompletion, Sub, Submitted};
+use crate::op::{RawCompletion, Sub, Submitted};
 use crate::slab::Batch;
 
 pub(crate) mod aio;
 pub(crate) mod device;
 pub mod external;
-pub(crate) mod pool;
-mod registered_ring;
-pub(crate) mod ring;
 pub(crate) mod threads;
 pub(crate) mod uring;
-mod uring_entry;
 
 pub(crate) use device::Device;
 

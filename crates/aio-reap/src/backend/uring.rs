@@ -5,23 +5,22 @@
 //! enters the kernel. `TASKRUN_FLAG` shows that completions wait to be posted. A peek that sees it
 //! enters the kernel, so no completion appears late.
 
-use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
+use std::{io, mem, ptr};
 
 use io_uring::cqueue::CompletionQueue;
-use io_uring::squeue::SubmissionQueue;
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::squeue::{self, PushError, SubmissionQueue};
+use io_uring::{IoUring, Probe, opcode, types};
 
 use super::Backend;
-use super::registered_ring::{ENTER_GETEVENTS, RegisteredRing};
-use super::uring_entry::{push, push_all};
 use crate::completion_state::CompletionState;
-use crate::raw::{RawCompletion, Stop, Sub, Submitted};
+use crate::op::{Kind, MAX_TRANSFER, Memory, Op, RawCompletion, STATX_MASK, Stop, Sub, Submitted};
 use crate::slab::Batch;
+use crate::sys;
 
 /// The user data of cancellations. No slot has it, because indices are below 2^24.
 const CANCELLATION: u64 = u64::MAX;
@@ -348,6 +347,191 @@ impl Backend for Uring {
     }
 }
 
+/// Builds, in registers, the entry of a no-op or a plain transfer, the most frequent requests, of which
+/// `done` bytes were moved before. Returns `None` for any other request.
+#[inline(always)]
+fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
+    let Op { kind, memory, fd, ptr, len, offset, .. } = *op;
+    let opcode = match kind {
+        Kind::Nop => opcode::Nop::CODE,
+        Kind::Read => opcode::Read::CODE,
+        Kind::Write => opcode::Write::CODE,
+        _ => return None,
+    };
+    if memory != Memory::PLAIN {
+        return None;
+    }
+    let [a, b, c, d] = fd.to_ne_bytes();
+    // The fields of `struct io_uring_sqe` (ABI): opcode, flags, ioprio, fd; off; addr; len,
+    // rw_flags.
+    let first = u64::from_ne_bytes([opcode, 0, 0, 0, a, b, c, d]);
+    let len = (len - done).min(MAX_TRANSFER as u64);
+    let [a, b, c, d] = (len as u32).to_ne_bytes();
+    let third = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
+    let addr = ptr.expose_provenance() as u64 + done;
+    let words = [first, offset.wrapping_add(done), addr, third, user_data, 0, 0, 0];
+    // SAFETY: an `Entry` is 64 bytes of numbers with the kernel's layout, for which every value is
+    // valid.
+    Some(unsafe { mem::transmute::<[u64; 8], squeue::Entry>(words) })
+}
+
+fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
+    let Op { kind, memory, fd, ptr, len, offset, .. } = op;
+    let fd = types::Fd(fd);
+    let entry = match kind {
+        Kind::Nop => opcode::Nop::new().build(),
+        // The length of a transfer fits in 32 bits: `Op::rest` cut it to the kernel's limit.
+        Kind::Read => match memory.vector_count() {
+            None => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
+            Some(count) => opcode::Readv::new(fd, ptr.cast(), count.into()).offset(offset).build(),
+        },
+        Kind::Write => match memory.vector_count() {
+            None => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
+            Some(count) => opcode::Writev::new(fd, ptr.cast(), count.into()).offset(offset).build(),
+        },
+        Kind::Fsync => opcode::Fsync::new(fd).build(),
+        Kind::Fdatasync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
+            let flags = kind.fallocate_flags().unwrap_or(0);
+            opcode::Fallocate::new(fd, len).offset(offset).mode(flags).build()
+        }
+        Kind::WillNeed => {
+            // The length in the entry has 32 bits. Advice for a shorter range is still useful.
+            let len = len.min(u64::from(u32::MAX)) as libc::off_t;
+            opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
+        }
+        Kind::Open => opcode::OpenAt::new(fd, ptr.cast_const().cast())
+            .flags(op.flags())
+            .mode(op.mode())
+            .build(),
+        Kind::Statx => {
+            let result = op.stat_address().cast::<types::statx>();
+            opcode::Statx::new(fd, ptr.cast_const().cast(), result)
+                .flags(op.flags())
+                .mask(STATX_MASK)
+                .build()
+        }
+        Kind::Close => opcode::Close::new(fd).build(),
+    };
+    entry.user_data(user_data)
+}
+
+/// Pushes as many requests as the ring has room for. Returns their number.
+pub(super) fn push_all(queue: &mut SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
+    let mut pushed = 0;
+    while let Some((user_data, slot)) = batch.next_slot() {
+        if push(queue, user_data, &slot.op, slot.result.done).is_err() {
+            break;
+        }
+        pushed += 1;
+    }
+    pushed
+}
+
+/// Pushes the entry of a request. Each kind of entry has its own push, because an entry that came
+/// from either path would be passed on the stack.
+#[inline(always)]
+pub(super) fn push(
+    queue: &mut SubmissionQueue<'_>,
+    user_data: u64,
+    op: &Op,
+    done: u64,
+) -> Result<(), PushError> {
+    match plain_entry(user_data, op, done) {
+        // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
+        // completion.
+        Some(entry) => unsafe { queue.push(&entry) },
+        None => push_other(queue, Sub { user_data, op: op.rest(done) }),
+    }
+}
+
+#[inline(never)]
+fn push_other(queue: &mut SubmissionQueue<'_>, request: Sub) -> Result<(), PushError> {
+    // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
+    // completion.
+    unsafe { queue.push(&entry(request)) }
+}
+
+// Enters an io_uring by a number that the kernel keeps for this thread, if it can.
+//
+// If a call names a ring by its descriptor, the kernel looks up the file and takes and drops a
+// reference each time. A registered ring (Linux 5.18) costs none of this.
+
+// Kernel ABI (include/uapi/linux/io_uring.h).
+pub(crate) const ENTER_GETEVENTS: u32 = 1;
+const ENTER_REGISTERED_RING: u32 = 1 << 4;
+const REGISTER_RING_FDS: u32 = 20;
+const UNREGISTER_RING_FDS: u32 = 21;
+
+/// `struct io_uring_rsrc_update`. An `offset` of all ones requests any free number.
+#[repr(C)]
+struct RingUpdate {
+    offset: u32,
+    resv: u32,
+    data: u64,
+}
+
+/// An io_uring's descriptor and its registered number. It belongs to the thread that made it, like
+/// the ring.
+pub(crate) struct RegisteredRing {
+    ring: RawFd,
+    number: Option<u32>,
+}
+
+impl RegisteredRing {
+    /// Registers the ring if the kernel can do it and one of the thread's 16 numbers is free.
+    ///
+    /// # Safety
+    ///
+    /// `ring` is an io_uring's descriptor, and stays open as long as the result lives.
+    pub(crate) unsafe fn new(ring: RawFd) -> Self {
+        let mut update = RingUpdate { offset: u32::MAX, resv: 0, data: ring as u64 };
+        // SAFETY: `ring` is an io_uring's descriptor, and the operation takes one update, into
+        // which the kernel stores the number.
+        let done = unsafe { register(ring, REGISTER_RING_FDS, &mut update) };
+        Self { ring, number: (done == Ok(1)).then_some(update.offset) }
+    }
+
+    /// Submits up to `count` entries and waits for `wanted` completions (with [`ENTER_GETEVENTS`]).
+    /// Returns how many entries the kernel consumed.
+    #[inline]
+    pub(crate) fn enter(&self, count: u32, wanted: u32, flags: u32) -> io::Result<usize> {
+        let (ring, flags) = match self.number {
+            Some(number) => (number as RawFd, flags | ENTER_REGISTERED_RING),
+            None => (self.ring, flags),
+        };
+        let none = ptr::null::<libc::c_void>();
+        // SAFETY: by the contract of `new` the ring is open. The last two arguments are empty. The
+        // code that pushed the entries ensured that what they name stays valid.
+        let ret = unsafe {
+            libc::syscall(libc::SYS_io_uring_enter, ring, count, wanted, flags, none, 0usize)
+        };
+        sys::check(ret).map(|consumed| consumed as usize)
+    }
+}
+
+impl Drop for RegisteredRing {
+    fn drop(&mut self) {
+        if let Some(offset) = self.number {
+            let mut update = RingUpdate { offset, resv: 0, data: 0 };
+            // SAFETY: by the contract of `new` the ring is still open, and the operation takes one
+            // update. After an error the number is freed when the thread ends.
+            let _ = unsafe { register(self.ring, UNREGISTER_RING_FDS, &mut update) };
+        }
+    }
+}
+
+/// # Safety
+///
+/// `ring` is an io_uring's descriptor, and `operation` takes one update.
+unsafe fn register(ring: RawFd, operation: u32, update: &mut RingUpdate) -> Result<i64, i32> {
+    let update = ptr::from_mut(update);
+    // SAFETY: by the contract of this function the operation takes one update, and `update` lives
+    // until the call returns.
+    let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, update, 1) };
+    sys::check(ret).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -375,5 +559,71 @@ mod tests {
         // Other errors are not about flags.
         let (tried, result) = older_kernel(&FLAGS, 0, libc::EPERM);
         assert_eq!((tried, result.unwrap_err().raw_os_error()), (1, Some(libc::EPERM)));
+    }
+}
+
+#[cfg(test)]
+mod uring_entry_tests {
+    use super::*;
+
+    /// Compares with the entry that the io-uring crate builds for the same request.
+    #[test]
+    fn entries_of_transfers_are_those_of_the_crate() {
+        let mut bytes = [0u8; 100];
+        for kind in [Kind::Nop, Kind::Read, Kind::Write] {
+            for fd in [0, 7, i32::MAX] {
+                let mut op = Op { kind, fd, ..Op::NOP };
+                if kind != Kind::Nop {
+                    (op.ptr, op.len, op.offset) = (bytes.as_mut_ptr(), 100, 1 << 40 | 5);
+                }
+                let sub = Sub { user_data: 0x0123_4567_89ab_cdef, op };
+                let done = if kind == Kind::Nop { 0 } else { 37 };
+                let sub = Sub { op: op.rest(done), ..sub };
+                let words = |entry| {
+                    // SAFETY: an `Entry` is 64 bytes of numbers, all of them initialised.
+                    unsafe { mem::transmute::<squeue::Entry, [u64; 8]>(entry) }
+                };
+                let (ours, theirs) =
+                    (words(plain_entry(sub.user_data, &op, done).unwrap()), words(entry(sub)));
+                let compared = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
+                assert_eq!(ours[0] & compared & !0xff00, theirs[0] & compared & !0xff00);
+                assert_eq!(ours[1..], theirs[1..], "{kind:?} {fd}");
+                assert!(kind == Kind::Nop || ours[0] == theirs[0]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod registered_ring_tests {
+    use std::os::fd::AsRawFd;
+
+    use io_uring::{IoUring, opcode};
+
+    use super::*;
+
+    /// Every ring works if there are more rings than numbers, and dropped rings free their numbers.
+    #[test]
+    fn rings_without_a_number_are_entered_all_the_same() {
+        let Ok(first) = IoUring::new(2) else { return };
+        drop(first);
+        for _ in 0..3 {
+            let mut rings: Vec<_> = (0..18).map(|_| IoUring::new(2).unwrap()).collect();
+            let mut numbers = 0;
+            let registered: Vec<_> = rings
+                .iter()
+                // SAFETY: `registered` is dropped before the rings.
+                .map(|ring| unsafe { RegisteredRing::new(ring.as_raw_fd()) })
+                .inspect(|registered| numbers += usize::from(registered.number.is_some()))
+                .collect();
+            assert!(numbers == 0 || numbers == 16, "{numbers} registered");
+            for (ring, registered) in rings.iter_mut().zip(&registered) {
+                // SAFETY: a no-op refers to no memory or descriptor.
+                unsafe { ring.submission().push(&opcode::Nop::new().build()) }.unwrap();
+                assert_eq!(registered.enter(1, 1, ENTER_GETEVENTS).unwrap(), 1);
+                assert_eq!(ring.completion().next().unwrap().result(), 0);
+            }
+            drop(registered);
+        }
     }
 }

@@ -3,18 +3,14 @@
 
 use std::cell::Cell;
 use std::ffi::CString;
-use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::{
-    AlignedBuf, BackendKind, BufList, CompletionQueue, DeadlinePassed, Engine, File, OpenOptions,
-    Operation,
+    AlignedBuf, BackendKind, BufList, CompletionQueue, Engine, File, OpenOptions, Operation,
 };
 use aio_reap_test::Build;
 use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
@@ -422,116 +418,6 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
     remote.call(late).unwrap();
     told("a deadline that a call sets", &|| {
         engine.validate().is_idle() && engine.stats().accepted > 1
-    });
-
-    in_time(|| {
-        let at = Instant::now() + SHORT;
-        let mut wait = engine.nop().submit().unwrap().deadline(at);
-        let mut poll = || Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop()));
-        let early = poll();
-        if early.is_pending() {
-            told("a wait's deadline", &|| Instant::now() > at);
-            assert!(matches!(poll(), Poll::Ready(Err(DeadlinePassed))));
-        }
-        assert!(Instant::now() >= at, "too early");
-        script.complete(1);
-        engine.drain().unwrap();
-        early.is_pending()
-    });
-}
-
-/// A deadline of a wait abandons only the wait: the write arrives, its buffer stays until then, and
-/// it counts as in flight.
-#[test]
-fn inv13_a_deadline_abandons_the_wait_and_not_the_request() {
-    in_time(a_deadline_abandons_the_wait);
-}
-
-/// Returns whether the wait was polled before its deadline.
-fn a_deadline_abandons_the_wait() -> bool {
-    let (engine, script) = scripted(2);
-    let raw = tempfile::tempfile().unwrap();
-    let file = engine.attach(raw.try_clone().unwrap()).unwrap();
-    let freed = Rc::new(Cell::new(false));
-    struct Buf(Vec<u8>, Rc<Cell<bool>>);
-    impl Drop for Buf {
-        fn drop(&mut self) {
-            self.1.set(true);
-        }
-    }
-    // SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has
-    // the value.
-    unsafe impl aio_reap::IoBuf for Buf {
-        fn as_ptr(&self) -> *const u8 {
-            self.0.as_ptr()
-        }
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-    }
-    let write = engine.write(&file, Buf(vec![5; 10], Rc::clone(&freed)), 0).submit().unwrap();
-    let at = Instant::now() + SHORT;
-    let mut write = write.deadline(at);
-    let woken = std::sync::Arc::new(Flag::default());
-    let waker = std::task::Waker::from(std::sync::Arc::clone(&woken));
-    let mut context = std::task::Context::from_waker(&waker);
-    let mut poll = || std::future::Future::poll(std::pin::Pin::new(&mut write), &mut context);
-    let mut early = poll().is_ready();
-    if !early {
-        engine.turn();
-        early = woken.take() || poll().is_ready();
-    }
-    if early {
-        assert!(Instant::now() >= at, "too early");
-        return false;
-    }
-    std::thread::sleep(SHORT);
-    engine.turn();
-    assert!(woken.take(), "not woken");
-    let std::task::Poll::Ready(Err(passed)) = poll() else { panic!("it goes on waiting") };
-    assert_eq!(passed.errno(), libc::ETIMEDOUT);
-    assert_eq!(io::Error::from(passed).kind(), io::ErrorKind::TimedOut);
-    assert_eq!((engine.validate().in_flight, freed.get()), (1, false));
-    script.complete(1);
-    engine.turn();
-    assert!(freed.get() && engine.validate().is_idle());
-    assert_eq!(raw.metadata().unwrap().len(), 10, "the write was given up too");
-    true
-}
-
-#[derive(Default)]
-struct Flag(std::sync::atomic::AtomicBool);
-
-impl Flag {
-    fn take(&self) -> bool {
-        self.0.swap(false, std::sync::atomic::Ordering::SeqCst)
-    }
-}
-
-impl std::task::Wake for Flag {
-    fn wake(self: std::sync::Arc<Self>) {
-        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-/// `block_on` sleeps until the deadline, and delivers requests that complete before.
-#[test]
-fn deadlines_end_an_await_in_time() {
-    on_every_backend(|engine| {
-        let quick = engine.nop().submit().unwrap().deadline(Instant::now() + LONG);
-        engine.block_on(quick).unwrap().unwrap().0.unwrap();
-        let Some((file, writer)) = slow_file(engine) else { return };
-        let start = Instant::now();
-        let read = engine.read(&file, vec![0; 4], 0).submit().unwrap();
-        let passed = engine.block_on(read.deadline(start + SHORT)).unwrap();
-        assert!(passed.is_err() && start.elapsed() >= SHORT);
-        assert_eq!(engine.validate().in_flight, 1, "the request goes on");
-        // The operation can be taken back out of the deadline and waited for.
-        let other = engine.read(&file, vec![0; 4], 0).submit().unwrap().deadline(start + SHORT);
-        let other = other.into_operation().expect("it was never polled");
-        drop(writer);
-        assert_eq!(other.wait().0.unwrap(), 0);
-        engine.drain().unwrap();
     });
 }
 

@@ -24,7 +24,7 @@ use std::mem::MaybeUninit;
 
 use percpu::AllocError;
 
-use super::fifo::{Fifo, NIL};
+use super::levels::{Fifo, NIL};
 use super::levels::{Levels, sealed};
 use crate::stats::LevelStats;
 

@@ -12,24 +12,22 @@
 //! 2. `occupied` is the sum over the FIFOs and the lent messages.
 
 mod bitmap;
-mod extract;
-mod fifo;
-mod lent;
 mod levels;
 mod rbtree;
 mod slab;
 
 use std::num::NonZeroU32;
+use std::ptr::NonNull;
 
 use percpu::AllocError;
 
 pub use self::bitmap::{Bitmap, PRIORITIES};
-use self::fifo::NIL;
-pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
+use self::levels::NIL;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MAX_MESSAGES;
 use self::slab::{Chunk, Removed, Slab, SlabHint};
+
 use crate::stats::LevelStats;
 
 /// A message with its priority.
@@ -479,5 +477,170 @@ impl<T, L: Levels> std::fmt::Debug for Core<T, L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut debug = f.debug_struct("Core");
         debug.field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+// The removal of messages out of order.
+
+impl<T, L: Levels> Core<T, L> {
+    /// Removes every message that `take` selects and passes it to `out`, highest priority first.
+    ///
+    /// If `take` or `out` panics, the messages not yet examined stay in the queue.
+    ///
+    /// ```
+    /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::new(0);
+    /// for (n, priority) in [(1, 5), (2, 7), (3, 5), (4, 7)] {
+    ///     core.push(priority, n).unwrap();
+    /// }
+    /// let mut odd = Vec::new();
+    /// core.drain_filter(|n, _| n % 2 == 1, |n, priority| odd.push((n, priority)));
+    /// assert_eq!(odd, [(1, 5), (3, 5)]);
+    /// assert_eq!(core.pop(), Some((2, 7)));
+    /// ```
+    pub fn drain_filter(
+        &mut self,
+        take: impl FnMut(&T, L::Priority) -> bool,
+        mut out: impl FnMut(T, L::Priority),
+    ) {
+        self.extract(&mut Preload::new(), take, |message| out(message.value, message.priority));
+    }
+
+    /// Removes the messages that `take` selects, highest priority first, and passes them to `out`.
+    ///
+    /// If `take` or `out` panics, the messages not yet examined stay.
+    pub(crate) fn extract(
+        &mut self,
+        preload: &mut Preload<T, L>,
+        mut take: impl FnMut(&T, L::Priority) -> bool,
+        mut out: impl FnMut(Message<T, L::Priority>),
+    ) {
+        let mut next_level = self.levels.highest();
+        // Bounds the loop: with an inconsistent order of keys, `below` could lead around in a
+        // circle.
+        let mut levels = self.levels.stats().live;
+        while let Some(level) = next_level.filter(|_| levels > 0) {
+            levels -= 1;
+            // SAFETY: `highest` or `below` has just returned the level.
+            let priority = unsafe { self.levels.priority(level) };
+            let mut previous = NIL;
+            // SAFETY: the level is still in the set: nothing was removed since it was returned.
+            let mut at = unsafe { self.levels.fifo(level) }.head;
+            while at != NIL {
+                // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
+                let next = unsafe { self.slab.next(at) };
+                // SAFETY: `at` is a live slot, as for the line above.
+                if take(unsafe { self.slab.get(at) }, priority) {
+                    // SAFETY: the level is in the set as long as its FIFO has a message, and `at`
+                    // is still in it.
+                    let fifo = unsafe { self.levels.fifo(level) };
+                    fifo.len -= 1;
+                    if previous == NIL {
+                        fifo.head = next;
+                    } else {
+                        // SAFETY: `previous` stayed in the FIFO, so by invariant 1 it is live.
+                        unsafe { self.slab.set_next(previous, next) };
+                    }
+                    if next == NIL {
+                        fifo.tail = previous;
+                    }
+                    let empty = fifo.is_empty();
+                    // SAFETY: `at` was live, and it has just left its FIFO.
+                    let Removed { value, .. } = unsafe { self.slab.remove(at) };
+                    self.occupied -= 1;
+                    if empty {
+                        // SAFETY: the level is still in the set, and its FIFO has just become
+                        // empty.
+                        unsafe { self.levels.remove(level, &mut preload.levels) };
+                    }
+                    out(Message { value, priority });
+                } else {
+                    previous = at;
+                }
+                at = next;
+            }
+            next_level = self.levels.below(priority);
+        }
+    }
+}
+
+// Lent messages: out of the levels, in their slots.
+
+/// A message in a guard: it is in no FIFO, and keeps its slot and its place.
+pub(crate) struct Lent<T, P> {
+    index: u32,
+    /// The message in its slot, which does not move.
+    pub(crate) value: NonNull<T>,
+    pub(crate) priority: P,
+}
+
+impl<T, L: Levels> Core<T, L> {
+    /// Lends the next message: it keeps its slot and its place until [`put_back`](Self::put_back)
+    /// or [`take_lent`](Self::take_lent). Moves the memory for its level into `preload`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if that memory is missing; no message was lent.
+    pub(crate) fn lend(
+        &mut self,
+        preload: &mut Preload<T, L>,
+    ) -> Result<Option<Lent<T, L::Priority>>, AllocError> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        self.levels.take_lent_memory(&mut preload.levels)?;
+        let lend = |slab: &mut Slab<T>, head| {
+            // SAFETY: `unlink_next` passes the head of a FIFO, which by invariant 1 is a live slot.
+            let next = unsafe { slab.next(head) };
+            // SAFETY: the slot is live, as for the line above.
+            ((head, unsafe { slab.value(head) }), next)
+        };
+        let lent = self.unlink_next(preload, lend);
+        self.lent += usize::from(lent.is_some());
+        Ok(lent.map(|((index, value), priority)| Lent { index, value, priority }))
+    }
+
+    /// Puts a lent message back, in front of the messages of its priority. If a comparison of keys
+    /// panics, nothing has changed.
+    ///
+    /// # Safety
+    ///
+    /// The message is lent by this queue, and the caller gives it up; `lend` has returned `preload`
+    /// with it.
+    pub(crate) unsafe fn put_back(
+        &mut self,
+        lent: &Lent<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) {
+        let Ok(level) = self.get_or_insert_level(lent.priority, preload) else {
+            unreachable!("a lent message has the memory for its level")
+        };
+        // SAFETY: the level has just been returned.
+        let fifo = unsafe { self.levels.fifo(level) };
+        fifo.len += 1;
+        let next = std::mem::replace(&mut fifo.head, lent.index);
+        if next == NIL {
+            fifo.tail = lent.index;
+        }
+        // SAFETY: the caller guarantees a lent message, whose slot is live.
+        unsafe { self.slab.set_next(lent.index, next) };
+        self.lent -= 1;
+    }
+
+    /// Removes a lent message. `preload` gets back to the kept memory, as far as there is room.
+    ///
+    /// # Safety
+    ///
+    /// The message is lent by this queue, and the caller gives it up.
+    pub(crate) unsafe fn take_lent(
+        &mut self,
+        lent: &Lent<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) -> T {
+        // SAFETY: the caller guarantees a lent message, whose slot is live and in no FIFO.
+        let Removed { value, .. } = unsafe { self.slab.remove(lent.index) };
+        self.lent -= 1;
+        self.occupied -= 1;
+        self.levels.keep_preload(&mut preload.levels);
+        value
     }
 }

@@ -48,7 +48,7 @@ use percpu::AllocError;
 use self::node::NodePtr;
 use self::pool::{NodeHint, NodeList, NodePool, try_new_node};
 use self::tree::Tree;
-use super::fifo::Fifo;
+use super::levels::Fifo;
 use super::levels::{Levels, sealed::Sealed};
 use crate::stats::LevelStats;
 

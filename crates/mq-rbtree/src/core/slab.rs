@@ -25,7 +25,7 @@ use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::check;
 
-use super::fifo::NIL;
+use super::levels::NIL;
 
 /// Slots in the first chunk; a guess. Models have few, so that they fill it.
 const FIRST_CHUNK: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::{FusedStream, Stream};
 
-use super::receive::ReceiveFuture;
+use super::ReceiveFuture;
 use crate::core::{Bitmap, Levels};
 use crate::handles::{QueueRef, Receiver};
 use crate::queue::{Queue, Received};

@@ -6,8 +6,8 @@ use percpu::AllocError;
 
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
-use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
+use crate::parker::Wait;
 
 /// The most messages of one lock section; a guess: a few microseconds.
 const SECTION: usize = 64;

@@ -12,8 +12,8 @@ use percpu::sync::step;
 
 use super::{Access, LockedState, Queue, Received, State};
 use crate::core::{Levels, Message, Preload};
-use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
+use crate::parker::Wait;
 use crate::staging::Ring;
 use crate::waiter::{CacheAligned, WaitEnd, Waiter};
 

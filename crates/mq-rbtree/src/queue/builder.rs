@@ -8,10 +8,10 @@ use percpu::sync::WordLock;
 
 use super::Queue;
 use super::config::{Config, Reserve};
-use super::spin::Spin;
 use super::state::State;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
+use crate::parker::Spin;
 use crate::staging::{Cursor, Ring};
 
 /// The nodes kept for reuse by default, 64 KiB or so.

@@ -1,6 +1,8 @@
 //! The limits of a queue, and their checks.
 
-use crate::core::{Levels, Message};
+use super::deferred::Deferred;
+
+use crate::core::{Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
 use crate::waiter::Demand;
 
@@ -57,4 +59,17 @@ impl<L: Levels> Config<L> {
         let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
         self.max_messages.saturating_sub(kept)
     }
+}
+
+// What a lock section has beside the state.
+
+/// The limits of the queue, memory that was allocated before the lock, and actions deferred until after
+/// the unlock.
+///
+/// It is declared before the lock's guard, so that an unwind drops it after the unlock: the drop runs
+/// the actions, and frees the memory that was not used.
+pub(crate) struct Section<'q, T, L: Levels> {
+    pub(crate) config: &'q Config<L>,
+    pub(crate) deferred: Deferred,
+    pub(crate) preload: Preload<T, L>,
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
 
 use super::Queue;
-use super::locked::{Access, LockedState};
 use super::state::State;
+use super::state::{Access, LockedState};
 use crate::core::{Levels, Message, Preload};
-use crate::deadline::Wait;
+use crate::parker::Wait;
 
 /// The yields of a receive that finds the queue locked, before it waits for the lock. On a CPU that has
 /// no other thread to run, they take about as long as the lock's own pauses.

@@ -18,12 +18,7 @@ mod builder;
 mod config;
 mod deferred;
 mod inspect;
-mod lent;
 mod lock;
-mod locked;
-mod section;
-mod serve;
-mod spin;
 mod state;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;
@@ -37,16 +32,16 @@ use percpu::sync::{WordGuard, WordLock, check, step};
 pub use self::builder::Builder;
 
 use self::config::Config;
+pub(crate) use self::config::Section;
 pub(crate) use self::deferred::Deferred;
 use self::deferred::{catch_comparison, drop_and_unwind};
-pub(crate) use self::locked::{Access, LockedState};
-pub(crate) use self::section::Section;
-use self::spin::Spin;
 use self::state::Refused;
 pub(crate) use self::state::State;
+pub(crate) use self::state::{Access, LockedState};
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
-use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
+use crate::parker::Spin;
+use crate::parker::Wait;
 use crate::staging::Ring;
 use crate::waiter::Demand;
 

@@ -6,9 +6,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::Queue;
-use super::spin::Spin;
 use crate::ReceiveError;
-use crate::deadline::Wait;
+use crate::parker::Spin;
+use crate::parker::Wait;
 
 #[test]
 fn sends_of_tasks_learn_of_the_room_of_the_ring() {

@@ -19,7 +19,6 @@
 //! makes all of them: see [`calls`](crate::calls).
 
 mod read;
-mod shared;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -35,7 +34,7 @@ use aio_reap::{AlignedBuf, Engine, File};
 use bufcache::{BlockDevice, GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
-use crate::blocks::{BLOCK, Image, Source, TransferError, covering, of_write};
+use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlier, of_write};
 use crate::extents;
 use crate::memory::{self, MOST_ZEROS, ZEROS};
 
@@ -276,6 +275,15 @@ impl Job {
             (found, Some(buf))
         };
         self.image.device.call_async(find).await
+    }
+}
+
+impl Image {
+    /// Makes everything written before durable. FLUSHes that come while a sync runs share the next
+    /// one. A sync that has begun goes on if the future is dropped.
+    pub(crate) async fn sync(&self) -> io::Result<()> {
+        let sync = || async { ignore_earlier(self.device.sync_async().await) };
+        change(sync).await.map_err(of_write)
     }
 }
 

@@ -124,7 +124,7 @@ impl Server {
         // An evicted connection keeps its context until its worker has closed it, so there may be
         // twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
-        let connections = Arc::new(connections.map_err(io::Error::from)?);
+        let connections = Arc::new(connections);
         let registry = Arc::new(Registry::new());
         let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
@@ -309,7 +309,7 @@ impl Server {
         let since = Instant::now();
         let inserted = loop {
             match connections.insert(Connection::default()) {
-                Err(InsertError { reason: InsertRefused::Quota, .. })
+                Err(InsertError { reason: InsertRefused::Quota { .. }, .. })
                     if since.elapsed() < CLOSING_PATIENCE =>
                 {
                     thread::sleep(Duration::from_millis(1));

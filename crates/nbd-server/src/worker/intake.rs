@@ -9,7 +9,7 @@ use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
-use super::{EVICTED, Worker};
+use super::{Conns, EVICTED, Worker};
 use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
 use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
@@ -49,12 +49,12 @@ impl Worker {
     /// meantime.
     pub(super) fn ready(&mut self, id: Id, flags: epoll::EventFlags) {
         let Some(slot) = self.slot_of(id) else { return };
-        let conn = &self.conns[slot];
+        let conn = &self.conns.open[slot];
         if flags.contains(epoll::EventFlags::IN) && conn.wants_input() {
             match self.receive(slot) {
                 Ok(()) => {
                     self.watch_payload(slot);
-                    if self.slot_of(id).is_some_and(|slot| self.conns[slot].tls.is_some()) {
+                    if self.slot_of(id).is_some_and(|slot| self.conns.open[slot].tls.is_some()) {
                         self.queue_send(id); // TLS may have decrypted more, or have bytes to send
                     }
                 }
@@ -71,12 +71,12 @@ impl Worker {
 
     /// Records when a payload, which holds memory, last made progress.
     fn watch_payload(&mut self, slot: usize) {
-        let Some(conn) = self.conns.get_mut(slot) else { return };
+        let Some(conn) = self.conns.open.get_mut(slot) else { return };
         let inside = match &conn.phase {
             Phase::Transmission(session) => session.is_inside_payload(),
             _ => false,
         };
-        self.watching |= inside;
+        self.deadlines.watching |= inside;
         let goes_on = |&(_, before): &(Instant, u64)| conn.received >= before + PROGRESS;
         if !inside {
             conn.stalled = None;
@@ -88,13 +88,13 @@ impl Worker {
     /// Receives and parses a scratch buffer of bytes, or a few long payloads in place. An error is
     /// a reason to close the connection.
     fn receive(&mut self, slot: usize) -> Result<(), String> {
-        if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
+        if matches!(self.conns.open[slot].phase, Phase::Lingering(_)) {
             return self.discard_input(slot);
         }
         let mut payloads = 0;
         while payloads < PAYLOADS {
             let ahead = &mut self.scratch[..AHEAD];
-            let conn = &mut self.conns[slot];
+            let conn = &mut self.conns.open[slot];
             // The rest of a long payload is received in place however short it is.
             let least = if conn.writes_long { 1 } else { IN_PLACE };
             let Some(received) = conn.receive_in_place(least, ahead) else {
@@ -107,8 +107,8 @@ impl Worker {
                     return Ok(()); // nothing more has arrived
                 }
                 // If no long WRITE follows, the next receive fills the scratch buffer.
-                self.conns[slot].writes_long = false;
-                if !self.conns[slot].wants_input() {
+                self.conns.open[slot].writes_long = false;
+                if !self.conns.open[slot].wants_input() {
                     return Ok(());
                 }
                 continue;
@@ -117,7 +117,8 @@ impl Worker {
             if let Ok(InPlace { count, missing, ahead }) = received {
                 // Short payloads with more bytes behind them leave this mode, because one receive
                 // takes most of them.
-                self.conns[slot].writes_long = count - ahead + missing >= IN_PLACE || ahead < AHEAD;
+                self.conns.open[slot].writes_long =
+                    count - ahead + missing >= IN_PLACE || ahead < AHEAD;
             }
             match received {
                 Ok(InPlace { count: 0, .. }) => {
@@ -130,7 +131,7 @@ impl Worker {
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
             }
-            if !self.conns[slot].wants_input() {
+            if !self.conns.open[slot].wants_input() {
                 return Ok(());
             }
         }
@@ -140,7 +141,7 @@ impl Worker {
     /// Receives at most `most` bytes into the scratch buffer and parses them. Returns their number.
     fn receive_some(&mut self, slot: usize, most: usize) -> Result<usize, String> {
         // The unread bytes, at most the start of a header, come before the new ones.
-        let conn = &mut self.conns[slot];
+        let conn = &mut self.conns.open[slot];
         let have = conn.unread.len();
         self.scratch[..have].copy_from_slice(&conn.unread);
         let end = self.scratch.len().min(have.saturating_add(most));
@@ -163,7 +164,7 @@ impl Worker {
     fn parse_scratch(&mut self, slot: usize, len: usize) -> Result<(), String> {
         let scratch = std::mem::take(&mut self.scratch);
         let parsed = self.parse(slot, &scratch[..len]).map(|used| {
-            let conn = &mut self.conns[slot];
+            let conn = &mut self.conns.open[slot];
             let left = &scratch[used..len];
             conn.unread.clear();
             let has_memory = memory::reserve(&mut conn.unread, left.len());
@@ -174,7 +175,7 @@ impl Worker {
         });
         self.scratch = scratch;
         if !parsed? {
-            warn!(conn = %self.conns[slot].id(), "no memory for a request, the connection ends");
+            warn!(conn = %self.conns.open[slot].id(), "no memory for a request, the connection ends");
             self.drain(slot);
         }
         Ok(())
@@ -182,7 +183,7 @@ impl Worker {
 
     /// Reads and discards bytes after the last request.
     fn discard_input(&mut self, slot: usize) -> Result<(), String> {
-        match (&self.conns[slot].socket).read(&mut self.scratch) {
+        match (&self.conns.open[slot].socket).read(&mut self.scratch) {
             Ok(0) => Err("done".into()),
             Ok(_) => Ok(()),
             Err(error) if is_transient(&error) => Ok(()),
@@ -192,7 +193,7 @@ impl Worker {
 
     /// Handles the end of a client's input. Its requests in flight are still answered.
     fn end_of_input(&mut self, slot: usize) {
-        let conn = &mut self.conns[slot];
+        let conn = &mut self.conns.open[slot];
         match &conn.phase {
             Phase::Transmission(_) if conn.outstanding() > 0 => {
                 info!(conn = %conn.id(), "the client left without a disconnect");
@@ -204,7 +205,7 @@ impl Worker {
 
     /// Stops reading from a connection, which is closed once its replies are sent.
     pub(super) fn drain(&mut self, slot: usize) {
-        let conn = &mut self.conns[slot];
+        let conn = &mut self.conns.open[slot];
         conn.unread = Vec::new();
         (conn.blocked, conn.stalled) = (None, None);
         let old = std::mem::replace(&mut conn.phase, Phase::Draining);
@@ -222,7 +223,7 @@ impl Worker {
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
         let mut input = bytes;
         let last = loop {
-            let parsed = match self.conns[slot].phase {
+            let parsed = match self.conns.open[slot].phase {
                 Phase::Draining | Phase::Lingering(_) => Parsed::Part,
                 Phase::Handshake(..) => self.negotiate(slot, &mut input)?,
                 Phase::Transmission(_) => self.start_request(slot, &mut input),
@@ -231,13 +232,15 @@ impl Worker {
                 break parsed;
             }
         };
-        let conn = &mut self.conns[slot];
+        let conn = &mut self.conns.open[slot];
         match last {
             Parsed::Last => {
                 self.drain(slot);
                 return Ok(bytes.len()); // later bytes are ignored
             }
-            Parsed::Blocked(on) => conn.block(on, &mut self.blocked, &mut self.sendable),
+            Parsed::Blocked(on) => {
+                conn.block(on, &mut self.conns.blocked, &mut self.conns.sendable)
+            }
             Parsed::Whole | Parsed::Part => {}
         }
         Ok(bytes.len() - input.len())
@@ -245,7 +248,8 @@ impl Worker {
 
     /// Parses handshake options until the handshake ends or needs more bytes.
     fn negotiate(&mut self, slot: usize, input: &mut &[u8]) -> Result<Parsed, String> {
-        let Self { conns, requests, memory, exports, sendable, .. } = self;
+        let Self { conns, requests, memory, shared, .. } = self;
+        let (conns, sendable, exports) = (&mut conns.open, &mut conns.sendable, &shared.exports);
         let conn = &mut conns[slot];
         let Phase::Handshake(handshake, _) = &mut conn.phase else { return Ok(Parsed::Part) };
         let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
@@ -293,7 +297,8 @@ impl Worker {
 
     /// Parses a request, and starts it unless it must wait.
     fn start_request(&mut self, slot: usize, input: &mut &[u8]) -> Parsed {
-        let Self { conns, requests, memory, sendable, .. } = self;
+        let Self { conns, requests, memory, .. } = self;
+        let Conns { open: conns, sendable, .. } = conns;
         let conn = &mut conns[slot];
         let Phase::Transmission(session) = &mut conn.phase else { return Parsed::Part };
         if conn.active + conn.out.len() >= OUTSTANDING {
@@ -326,7 +331,8 @@ impl Worker {
                     let conn = CtxRef::id(&conn.ctx);
                     info!(%conn, command, offset, len, %error, "request refused");
                 }
-                self.refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
+                self.deadlines.refused_memory |=
+                    error == NbdError::NoMem && conn.out.stuck.is_none();
                 requests.counters.errors += 1;
                 Some(Step::refuse(&request, session.target.style, error))
             }
@@ -350,10 +356,10 @@ impl Worker {
         self.memory.forget_refusals();
         let mut ahead = 0;
         let mut progress = false;
-        for _ in 0..self.blocked.len() {
-            let Some(id) = self.blocked.pop_front() else { break };
+        for _ in 0..self.conns.blocked.len() {
+            let Some(id) = self.conns.blocked.pop_front() else { break };
             let Some(slot) = self.slot_of(id) else { continue };
-            let conn = &mut self.conns[slot];
+            let conn = &mut self.conns.open[slot];
             if conn.blocked.take().is_none() {
                 continue;
             }
@@ -362,27 +368,27 @@ impl Worker {
                 Ok(used) => {
                     progress |= used > 0;
                     unread.drain(..used);
-                    let conn = &mut self.conns[slot];
+                    let conn = &mut self.conns.open[slot];
                     if matches!(conn.phase, Phase::Handshake(..) | Phase::Transmission(_)) {
                         conn.unread = unread;
                     }
                     self.watch_payload(slot); // the payload may have got its memory just now
-                    let conn = &self.conns[slot];
+                    let conn = &self.conns.open[slot];
                     if used == 0 && conn.blocked.is_some() {
                         ahead += 1; // `parse` has put it at the back of the list
                     } else {
                         // Registers with epoll whether input is wanted.
                         self.queue_send(id);
-                        if self.conns[slot].blocked.is_some() {
-                            self.behind.extend(self.blocked.pop_back());
+                        if self.conns.open[slot].blocked.is_some() {
+                            self.conns.behind.extend(self.conns.blocked.pop_back());
                         }
                     }
                 }
                 Err(reason) => self.close(id, &reason),
             }
         }
-        debug_assert_eq!(ahead, self.blocked.len());
-        self.blocked.extend(self.behind.drain(..));
+        debug_assert_eq!(ahead, self.conns.blocked.len());
+        self.conns.blocked.extend(self.conns.behind.drain(..));
         progress
     }
 }

@@ -28,13 +28,13 @@
 //! of an Intel Xeon, with 32 in flight and all of the 1 GiB image in the cache. The kernel's send
 //! is 44 % of that (27 % its copy, 9 % its memory), its receive 5 %, and the waits for events are
 //! 3 %; any server has these costs. The copy out of the cache is 22 %, because the block comes from
-//! memory and not from the CPU's cache. Waiting for a busy client (see [`batching`]) is 8 %, and
+//! memory and not from the CPU's cache. Waiting for a busy client (see [`polling`]) is 8 %, and
 //! the lookup of the block 6 %, nearly all of it one cache miss.
 
-mod batching;
 mod deadlines;
 mod intake;
 mod load;
+mod polling;
 #[cfg(test)]
 mod tests;
 
@@ -56,16 +56,17 @@ use slab::Slab;
 use socket2::Socket;
 use tracing::{info, warn};
 
+use self::deadlines::Deadlines;
 pub(crate) use self::load::WorkerLoad;
-use crate::busy_poll::BusyPoll;
+use self::polling::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
 use crate::connection_limits::Permit;
 use crate::contexts::{Connection, Connections};
-use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::BufferPool;
 use crate::notifier::{eventfd, notify};
 use crate::registry::{Client, Registry};
+use crate::report::Counters;
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
 
@@ -162,25 +163,10 @@ impl Wake for NotifierWaker {
     }
 }
 
-pub(crate) struct Worker {
-    exports: Arc<ExportTable>,
-    requests: Requests,
-    memory: BufferPool,
-    conns: Slab<Conn>,
+/// The connections of a worker, and which of them have something to do.
+struct Conns {
     epoll: OwnedFd,
-    inbox: Receiver<Message>,
-    notifier: Arc<OwnedFd>,
-    /// Shared by the whole server.
-    connections: Arc<Connections>,
-    /// Shared by the whole server.
-    registry: Arc<Registry>,
-    /// The index of this worker.
-    number: usize,
-    load: Arc<WorkerLoad>,
-    /// There are several workers, so this one measures its load for the placement of new
-    /// connections.
-    has_peers: bool,
-    scratch: Box<[u8]>,
+    open: Slab<Conn>,
     /// Connections with output to send.
     sendable: Vec<Id>,
     /// Connections whose next request waits for memory or another limit.
@@ -189,14 +175,27 @@ pub(crate) struct Worker {
     undrained: Vec<Id>,
     /// Scratch space of `unblock`, kept to avoid an allocation.
     behind: Vec<Id>,
+}
+
+/// A worker: its connections, their requests with the engine and the tasks, and the memory of
+/// payloads.
+pub(crate) struct Worker {
+    shared: Shared,
+    conns: Conns,
+    requests: Requests,
+    memory: BufferPool,
+    deadlines: Deadlines,
+    inbox: Receiver<Message>,
+    notifier: Arc<OwnedFd>,
+    /// The index of this worker.
+    number: usize,
+    load: Arc<WorkerLoad>,
+    /// There are several workers, so this one measures its load for the placement of new
+    /// connections.
+    has_peers: bool,
+    scratch: Box<[u8]>,
     /// Do not sleep in the next wait: memory came free outside a round, or a round ended early.
     again: bool,
-    stopping: Option<Instant>,
-    /// Some connection has a deadline.
-    watching: bool,
-    /// The system had no memory for a request since the last check of deadlines.
-    refused_memory: bool,
-    next_look: Instant,
     busy_poll: BusyPoll,
 }
 
@@ -204,7 +203,7 @@ impl Worker {
     /// Makes a worker of the calling thread, which owns the engine. `workers` is the number of
     /// workers.
     pub(crate) fn new(
-        Shared { exports, connections, registry }: Shared,
+        shared: Shared,
         engine: Engine,
         limits: Limits,
         memory: usize,
@@ -219,27 +218,24 @@ impl Worker {
         epoll::add(&epoll, notifier.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
         Ok(Self {
             requests: Requests::new(engine, limits, NotifierWaker::waker(&notifier)),
-            exports,
+            shared,
+            conns: Conns {
+                epoll,
+                open: Slab::new(),
+                sendable: Vec::new(),
+                blocked: VecDeque::new(),
+                undrained: Vec::new(),
+                behind: Vec::new(),
+            },
             memory: BufferPool::new(memory),
-            conns: Slab::new(),
-            epoll,
+            deadlines: Deadlines::default(),
             inbox: receiver,
             notifier,
-            connections,
-            registry,
             number,
             load,
             has_peers: workers > 1,
             scratch: vec![0; SCRATCH].into(),
-            sendable: Vec::new(),
-            blocked: VecDeque::new(),
-            undrained: Vec::new(),
-            behind: Vec::new(),
             again: false,
-            stopping: None,
-            watching: false,
-            refused_memory: false,
-            next_look: Instant::now(),
             busy_poll: BusyPoll::default(),
         })
     }
@@ -263,10 +259,10 @@ impl Worker {
         let (mut inbox, mut turn) = (false, false);
         {
             let _plug = engine.plug(); // requests that arrived together are submitted together
-            for at in 0..self.undrained.len() {
-                self.ready(self.undrained[at], epoll::EventFlags::IN);
+            for at in 0..self.conns.undrained.len() {
+                self.ready(self.conns.undrained[at], epoll::EventFlags::IN);
             }
-            self.undrained.clear();
+            self.conns.undrained.clear();
             for event in &*events {
                 let (data, flags) = (event.data, event.flags); // the struct is packed
                 match data.u64() {
@@ -298,7 +294,7 @@ impl Worker {
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         let mut poll = |timeout: Option<&Timespec>| {
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+            match epoll::wait(&self.conns.epoll, rustix::buffer::spare_capacity(events), timeout) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
                 Ok(_) => Ok(Some(())),
                 Err(error) => Err(io::Error::from(error)),
@@ -312,7 +308,7 @@ impl Worker {
         if found?.is_some() {
             return Ok(());
         }
-        let ticking = self.watching || self.stopping.is_some();
+        let ticking = self.deadlines.watching || self.deadlines.stopping.is_some();
         let tick = ticking.then_some(TICK);
         // `TICK` is less than a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
@@ -330,7 +326,11 @@ impl Worker {
                     progress = true;
                     match completed {
                         Ok((slot, step)) => {
-                            self.conns[slot].take(step, &mut self.memory, &mut self.sendable);
+                            self.conns.open[slot].take(
+                                step,
+                                &mut self.memory,
+                                &mut self.conns.sendable,
+                            );
                         }
                         Err(buf) => {
                             buf.into_iter().for_each(|buf| self.memory.release(buf, None));
@@ -351,12 +351,12 @@ impl Worker {
 
     /// Returns the slot of a connection, unless it was closed.
     fn slot_of(&self, id: Id) -> Option<usize> {
-        self.connections.with(id, |conn| conn.slot.get().copied()).ok().flatten()
+        self.shared.connections.with(id, |conn| conn.slot.get().copied()).ok().flatten()
     }
 
     fn queue_send(&mut self, id: Id) {
         if let Some(slot) = self.slot_of(id) {
-            self.conns[slot].queue_send(&mut self.sendable);
+            self.conns.open[slot].queue_send(&mut self.conns.sendable);
         }
     }
 
@@ -364,10 +364,10 @@ impl Worker {
     /// Returns whether any reply was sent completely.
     fn send_replies(&mut self) -> bool {
         let mut left = false;
-        for at in 0..self.sendable.len() {
-            let id = self.sendable[at];
+        for at in 0..self.conns.sendable.len() {
+            let id = self.conns.sendable[at];
             let Some(slot) = self.slot_of(id) else { continue };
-            let conn = &mut self.conns[slot];
+            let conn = &mut self.conns.open[slot];
             conn.send_queued = false;
             let Conn { out, socket, tls, account, .. } = conn;
             let waiting = out.len();
@@ -384,7 +384,7 @@ impl Worker {
                 Ok(Sent::All) => out.stuck = None,
                 Ok(Sent::Blocked) => {
                     out.stuck.get_or_insert_with(Instant::now);
-                    self.watching = true;
+                    self.deadlines.watching = true;
                 }
                 Err(error) => {
                     self.close(id, &error.to_string());
@@ -401,22 +401,23 @@ impl Worker {
                     continue;
                 }
                 conn.phase = Phase::Lingering(Instant::now() + LINGER_LIMIT);
-                self.watching = true;
+                self.deadlines.watching = true;
             }
             if conn.has_plaintext() {
-                self.undrained.push(id);
+                self.conns.undrained.push(id);
                 self.again = true;
             }
             if conn.interest() != conn.registered {
                 conn.registered = conn.interest();
                 let data = epoll::EventData::new_u64(id.to_bits());
-                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.registered)
+                if let Err(error) =
+                    epoll::modify(&self.conns.epoll, &conn.socket, data, conn.registered)
                 {
                     self.close(id, &error.to_string());
                 }
             }
         }
-        self.sendable.clear();
+        self.conns.sendable.clear();
         left
     }
 
@@ -441,14 +442,14 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
-        let listed = match self.registry.add(Client::new(id, self.number)) {
+        let listed = match self.shared.registry.add(Client::new(id, self.number)) {
             Ok(listed) => listed,
             Err(InsertError { reason, .. }) => {
                 info!(conn = %id, peer = %permit.peer, %reason, "connection refused");
                 return self.remove_id(id);
             }
         };
-        let entry = self.conns.vacant_entry();
+        let entry = self.conns.open.vacant_entry();
         let _ = ctx.slot.set(entry.key()); // unset before: a connection is served once
         let data = epoll::EventData::new_u64(id.to_bits());
         let conn = Conn::new(
@@ -457,15 +458,15 @@ impl Worker {
             permit,
             listed,
             Instant::now() + HANDSHAKE_LIMIT,
-            self.exports.tls.policy,
+            self.shared.exports.tls.policy,
         );
-        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.registered) {
+        if let Err(error) = epoll::add(&self.conns.epoll, &conn.socket, data, conn.registered) {
             warn!(%error, "cannot watch a new connection");
             self.remove_id(id);
             return;
         }
         entry.insert(conn);
-        self.watching = true;
+        self.deadlines.watching = true;
         self.queue_send(id); // the greeting
         self.send_replies();
     }
@@ -484,12 +485,12 @@ impl Worker {
     fn close(&mut self, id: Id, reason: &str) {
         let Some(slot) = self.slot_of(id) else { return };
         self.remove_id(id);
-        let mut conn = self.conns.remove(slot);
+        let mut conn = self.conns.open.remove(slot);
         let (peer, tls, refused) = (conn.permit.peer, conn.used_tls, conn.refused);
         info!(conn = %id, %peer, tls, reason, refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.requests.abandon(id, |buf| self.memory.release(buf, None));
-        self.again |= !self.blocked.is_empty(); // its memory is free for them
+        self.again |= !self.conns.blocked.is_empty(); // its memory is free for them
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
                 self.memory.release(buf, None);
@@ -501,7 +502,7 @@ impl Worker {
     /// for each connection sent to this worker.
     fn remove_id(&self, id: Id) {
         self.load.release();
-        if let Err(error) = self.connections.remove(id) {
+        if let Err(error) = self.shared.connections.remove(id) {
             warn!(conn = %id, %error, "a connection was forgotten before it was closed");
         }
     }

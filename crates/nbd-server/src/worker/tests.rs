@@ -109,7 +109,7 @@ impl Lab {
         let disk = Arc::new(FaultDevice::new(device));
         remount(&mut exports, &disk, engines_write, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
-        let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
+        let connections = Arc::new(CtxTable::builder().max_contexts(4).build());
         let registry = Arc::new(Registry::new());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);
@@ -138,9 +138,9 @@ impl Lab {
         self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
-        let export = self.worker.exports.fixed[export].clone();
+        let export = self.worker.shared.exports.fixed[export].clone();
         let image = self.worker.requests.open(&export.image).unwrap();
-        let conn = &mut self.worker.conns[slot];
+        let conn = &mut self.worker.conns.open[slot];
         conn.listed.set_export(&export.info.name);
         conn.phase = Phase::Transmission(Session::new(export, image, Agreed::default()));
         (id, client)
@@ -176,7 +176,7 @@ impl Lab {
 
     /// Returns whether one more request of the first image may run or queue.
     fn has_room(&mut self) -> bool {
-        let image = Arc::clone(&self.worker.exports.fixed[0].image);
+        let image = Arc::clone(&self.worker.shared.exports.fixed[0].image);
         let image = self.worker.requests.open(&image).unwrap();
         self.worker.requests.has_room(&image)
     }
@@ -189,7 +189,7 @@ impl Lab {
     /// Checks that no context, no reference to one, and no buffer is left.
     fn ends_empty(self) {
         let Self { worker, connections, registry, .. } = self;
-        assert!(worker.requests.is_idle() && worker.conns.is_empty());
+        assert!(worker.requests.is_idle() && worker.conns.open.is_empty());
         assert_eq!(worker.memory.used(), 0);
         assert!(matches!(worker.load.connections(), 0 | usize::MAX), "or it has stopped");
         assert_eq!(worker.report().begun, []);
@@ -220,10 +220,10 @@ fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once(
     lab.complete();
     assert_eq!(lab.closed(), 1);
     assert_eq!(lab.worker.memory.used(), BLOCK, "one of two buffers came back");
-    assert_eq!(lab.worker.conns[slot.unwrap()].active, 1);
+    assert_eq!(lab.worker.conns.open[slot.unwrap()].active, 1);
     // Nor must an event of the first client's socket reach the second client.
     lab.worker.ready(first.0, epoll::EventFlags::HUP);
-    assert_eq!(lab.worker.conns.len(), 1);
+    assert_eq!(lab.worker.conns.open.len(), 1);
     lab.complete();
     assert_eq!(lab.closed(), 1);
     second.1.read_exact(&mut [0; 16 + BLOCK]).expect("its own reply");
@@ -267,7 +267,7 @@ fn operations_of_closed_connections_count_towards_the_limit() {
     let mut next = lab.client();
     lab.ask(&mut next, cmd::READ, CommandFlags::NONE);
     assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
-    assert!(lab.worker.blocked.contains(&next.0), "it waits for room");
+    assert!(lab.worker.conns.blocked.contains(&next.0), "it waits for room");
     lab.complete();
     assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
     for _ in 0..MOST {
@@ -295,7 +295,7 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
         lab.worker.end(id); // a second time changes nothing
     }
     assert_eq!(idle.1.read(&mut [0; 1]).unwrap(), 0, "it had asked for nothing");
-    assert_eq!((lab.worker.conns.len(), lab.script.in_flight()), (1, 1));
+    assert_eq!((lab.worker.conns.open.len(), lab.script.in_flight()), (1, 1));
     lab.complete();
     busy.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
     assert_eq!(busy.1.read(&mut [0; 1]).unwrap(), 0, "and then the end");
@@ -317,7 +317,7 @@ fn a_connection_during_the_stop_is_refused() {
 #[test]
 fn the_page_counts_sessions() {
     let mut lab = Lab::new();
-    let page = |lab: &Lab| lab.registry.report(&lab.worker.exports).to_string();
+    let page = |lab: &Lab| lab.registry.report(&lab.worker.shared.exports).to_string();
     let client = lab.client();
     assert!(page(&lab).contains("'a.img': 1"), "{}", page(&lab));
     lab.worker.close(client.0, "a test");
@@ -343,7 +343,7 @@ fn a_reply_has_the_bytes_that_were_asked_for() {
         let args = [&args[..], &[image.to_str().unwrap()]].concat();
         let limits = Limits { depth: MOST, most: MOST };
         let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1, true);
-        let exports = Arc::get_mut(&mut lab.worker.exports).unwrap();
+        let exports = Arc::get_mut(&mut lab.worker.shared.exports).unwrap();
         Arc::get_mut(&mut exports.fixed[0].image).unwrap().alignment = 512;
         let mut client = lab.client();
         let mut ask = |lab: &mut Lab, offset, len: u64| {

@@ -16,7 +16,6 @@ use crate::error::impl_error;
 ///     scope.spawn(|| assert_eq!(lock.try_local_on(cpu).err(), Some(LockError::WouldBlock)));
 /// });
 /// drop(guard);
-/// assert_eq!(lock.pair(cpu, cpu).err(), Some(LockError::SameSlot(cpu)));
 /// # Ok::<(), LockError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +32,6 @@ pub enum LockError {
     Deadlock,
     /// The CPU has no slot: its index is not below the lock's `capacity`. Maps to `EINVAL`.
     NoSuchCpu(CpuId),
-    /// Both CPUs of a pair are this one. Maps to `EINVAL`.
-    SameSlot(CpuId),
 }
 
 impl_error! {
@@ -42,7 +39,6 @@ impl_error! {
         Self::WouldBlock => EAGAIN, "another thread holds the slot";
         Self::Deadlock => EDEADLK, "this thread holds the slot, or one that must be locked after it";
         Self::NoSuchCpu(cpu) => EINVAL, "no slot for {cpu}";
-        Self::SameSlot(cpu) => EINVAL, "both slots of the pair are those of {cpu}";
     }
 }
 

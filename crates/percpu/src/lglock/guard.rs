@@ -1,4 +1,4 @@
-//! The guards of one slot, of a pair of slots and of all slots.
+//! The guards of one slot and of all slots.
 //!
 //! The guards are `!Send`, because a slot stores the id of the thread that locked it. They are
 //! `Sync` if `T` is, because a shared guard only gives out `&T`.
@@ -36,7 +36,7 @@ type NotSend = PhantomData<*mut ()>;
 #[must_use = "the slot is unlocked when the guard drops"]
 pub struct LocalGuard<'a, T> {
     slot: &'a Slot<T>,
-    raw: RawGuard<'a>,
+    _raw: RawGuard<'a>,
     _not_send: NotSend,
 }
 
@@ -49,13 +49,7 @@ impl<'a, T> LocalGuard<'a, T> {
     /// While `raw` lives, its thread may use the slot's value, and no other code may.
     #[inline(always)]
     pub(super) unsafe fn new(slot: &'a Slot<T>, raw: RawGuard<'a>) -> Self {
-        Self { slot, raw, _not_send: PhantomData }
-    }
-
-    /// Converts the guard into its raw guard, which still unlocks the slot on drop.
-    #[inline(always)]
-    pub(super) fn into_raw(self) -> RawGuard<'a> {
-        self.raw
+        Self { slot, _raw: raw, _not_send: PhantomData }
     }
 
     /// Returns the CPU of the slot.
@@ -89,79 +83,6 @@ impl<T> DerefMut for LocalGuard<'_, T> {
 impl<T: fmt::Debug> fmt::Debug for LocalGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocalGuard").field("cpu", &self.cpu()).field("value", &**self).finish()
-    }
-}
-
-/// Exclusive access to two slots; unlocks both on drop. Otherwise like [`LocalGuard`].
-///
-/// ```
-/// use offlock_percpu::CpuId;
-/// use offlock_percpu::lglock::{LgLock, LockError, PairGuard};
-///
-/// fn steal(mut pair: PairGuard<'_, Vec<u32>>) {
-///     let (own, victim) = pair.get_mut();
-///     own.extend(victim.pop());
-/// }
-///
-/// let queues = LgLock::new(|cpu| vec![cpu.get()]);
-/// match queues.pair(CpuId::new(0), CpuId::new(1)) {
-///     Ok(pair) => steal(pair),
-///     Err(error) => assert_eq!(error, LockError::NoSuchCpu(CpuId::new(1))), // a single CPU
-/// }
-/// ```
-#[must_use = "the slots are unlocked when the guard drops"]
-pub struct PairGuard<'a, T> {
-    slots: (&'a Slot<T>, &'a Slot<T>),
-    _raw: (RawGuard<'a>, RawGuard<'a>),
-    _not_send: NotSend,
-}
-
-// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes it.
-unsafe impl<T: Sync> Sync for PairGuard<'_, T> {}
-
-impl<'a, T> PairGuard<'a, T> {
-    /// # Safety
-    ///
-    /// The slots are different. While the guards in `raw` live, their thread may use the values of
-    /// both slots, and no other code may.
-    pub(super) unsafe fn new(
-        slots: (&'a Slot<T>, &'a Slot<T>),
-        raw: (RawGuard<'a>, RawGuard<'a>),
-    ) -> Self {
-        Self { slots, _raw: raw, _not_send: PhantomData }
-    }
-
-    /// Returns the CPUs, in the order of the arguments of the call.
-    #[must_use]
-    pub fn cpus(&self) -> (CpuId, CpuId) {
-        (self.slots.0.cpu, self.slots.1.cpu)
-    }
-
-    /// Returns the values, in the order of the arguments of the call.
-    #[must_use]
-    pub fn get(&self) -> (&T, &T) {
-        // SAFETY: by the contract of `new` this thread may use it; `&self` excludes `get_mut`.
-        let first = unsafe { &*self.slots.0.as_ptr() };
-        // SAFETY: by the contract of `new` this thread may use it; `&self` excludes `get_mut`.
-        let second = unsafe { &*self.slots.1.as_ptr() };
-        (first, second)
-    }
-
-    /// Returns the values, in the order of the arguments of the call.
-    #[must_use]
-    pub fn get_mut(&mut self) -> (&mut T, &mut T) {
-        // SAFETY: by the contract of `new` this thread may use it; `&mut self` excludes other uses.
-        let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
-        // SAFETY: by the contract of `new` this thread may use it, and it is not the first slot.
-        let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
-        (first, second)
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for PairGuard<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let values = self.get();
-        f.debug_struct("PairGuard").field("cpus", &self.cpus()).field("values", &values).finish()
     }
 }
 

@@ -5,12 +5,11 @@ use std::fmt;
 use crossbeam_utils::CachePadded;
 
 use crate::cpu::CpuId;
-use crate::error::{AllocError, out_of_memory};
 use crate::sync::atomic::Ordering;
-use crate::sync::{SpinLimit, check, cpu, order, spin, thread_id};
+use crate::sync::{SpinLimit, cpu, order, spin, thread_id};
 
 use super::error::LockError;
-use super::guard::{GlobalGuard, LocalGuard, PairGuard};
+use super::guard::{GlobalGuard, LocalGuard};
 use super::slot::{HELD, RawGuard, Slot};
 
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
@@ -33,8 +32,8 @@ use super::slot::{HELD, RawGuard, Slot};
 /// # }
 /// ```
 ///
-/// A thread that locks more than one slot by separate calls must lock them in ascending order;
-/// [`pair`](Self::pair) and [`global`](Self::global) do so themselves. A call that would wait for a
+/// A thread that locks more than one slot by separate calls must lock them in ascending order, as
+/// [`global`](Self::global) does. A call that would wait for a
 /// slot that its thread holds, or for a slot before one that its thread holds, returns
 /// [`LockError::Deadlock`] instead.
 ///
@@ -46,7 +45,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// }
 /// ```
 pub struct LgLock<T> {
-    /// One slot for every CPU below `cpu::possible()`, unless `try_with_slots` made the lock.
+    /// One slot for every CPU below `cpu::possible()`.
     slots: Box<[CachePadded<Slot<T>>]>,
 }
 
@@ -69,20 +68,7 @@ impl<T> LgLock<T> {
     /// If memory is out, like `Box::new`. No other method allocates.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_with_slots(cpu::possible(), init)
-            .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
-    }
-
-    /// Creates a lock with `count` slots, whatever the number of CPUs. [`CpuId::new`] of an index
-    /// below `count` names a slot. [`local`](Self::local) and [`try_local`](Self::try_local) return
-    /// [`LockError::NoSuchCpu`] on a CPU that has no slot.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if memory is out, or if `count` does not fit in a `u32`.
-    #[doc(hidden)] // for the other crates of the workspace
-    pub fn try_with_slots(count: usize, init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
-        Ok(Self { slots: Slot::boxed_slice(count, init)? })
+        Self { slots: Slot::boxed_slice(cpu::possible(), init) }
     }
 
     /// Returns the number of slots: one for every possible CPU.
@@ -151,65 +137,21 @@ impl<T> LgLock<T> {
         self.lock(self.slot(cpu)?, Mode::Try)
     }
 
-    /// Locks the slots of two CPUs, in ascending order whatever the order of the arguments. Blocks
-    /// while another thread holds one of them.
-    ///
-    /// ```
-    /// use offlock_percpu::{CpuId, lglock::{LgLock, LockError}};
-    ///
-    /// let lists = LgLock::new(|_cpu| vec![1]);
-    /// let (from, to) = (CpuId::new(1), CpuId::new(0));
-    /// match lists.pair(from, to) {
-    ///     Ok(mut both) => {
-    ///         let (from, to) = both.get_mut();
-    ///         to.append(from);
-    ///     }
-    ///     Err(error) => assert_eq!(error, LockError::NoSuchCpu(from)), // a single CPU
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`local_on`](Self::local_on), and [`LockError::SameSlot`].
-    pub fn pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
-        self.lock_pair(a, b, Mode::Wait)
-    }
-
-    /// Locks the slots of two CPUs, if both are free. Never blocks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`pair`](Self::pair), and [`LockError::WouldBlock`] where that waits.
-    pub fn try_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
-        self.lock_pair(a, b, Mode::Try)
-    }
-
-    fn lock_pair(&self, a: CpuId, b: CpuId, mode: Mode) -> Result<PairGuard<'_, T>, LockError> {
-        let (a, b) = self.distinct_slots(a, b)?;
-        let ascending = check!("pair: lock the lower slot first", a.cpu < b.cpu);
-        let (low, high) = if ascending { (a, b) } else { (b, a) };
-        let low = self.lock(low, mode)?;
-        let high = self.lock(high, mode)?;
-        // SAFETY: `lock` acquired both, and `distinct_slots` checked that they differ.
-        Ok(unsafe { PairGuard::new((a, b), (low.into_raw(), high.into_raw())) })
-    }
-
     /// Locks every slot, in ascending order. Blocks while another thread holds one of them.
     ///
     /// # Errors
     ///
     /// The errors of [`local`](Self::local).
     pub fn global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
-        self.lock_all(Mode::Wait)
-    }
-
-    /// Locks every slot, if all are free. Never blocks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`global`](Self::global), and [`LockError::WouldBlock`] where that waits.
-    pub fn try_global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
-        self.lock_all(Mode::Try)
+        // SAFETY: the guard has no slots.
+        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
+        for (index, slot) in self.slots.iter().enumerate() {
+            self.acquire(slot, Mode::Wait)?; // on an error, `guard` releases the slots before this one
+            std::mem::forget(guard);
+            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
+            guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
+        }
+        Ok(guard)
     }
 
     /// Returns the value of `cpu`, or `None` if it has no slot. Locks nothing: `&mut self` proves
@@ -222,12 +164,6 @@ impl<T> LgLock<T> {
     #[inline(always)]
     fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
         self.slots.get(cpu.index()).map(|slot| &**slot).ok_or(LockError::NoSuchCpu(cpu))
-    }
-
-    /// Returns the slots of two CPUs, which must differ.
-    fn distinct_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
-        let slots = (self.slot(a)?, self.slot(b)?);
-        if a == b { Err(LockError::SameSlot(a)) } else { Ok(slots) }
     }
 
     #[inline(always)]
@@ -247,18 +183,6 @@ impl<T> LgLock<T> {
         // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
         // value.
         unsafe { LocalGuard::new(slot, raw) }
-    }
-
-    fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
-        // SAFETY: the guard has no slots.
-        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
-        for (index, slot) in self.slots.iter().enumerate() {
-            self.acquire(slot, mode)?; // on an error, `guard` releases the slots before this one
-            std::mem::forget(guard);
-            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
-            guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
-        }
-        Ok(guard)
     }
 
     /// Acquires the slot's word once it is 0.

@@ -1,5 +1,5 @@
 //! Local-global locks: one value per CPU, each under its own lock; a thread can lock the value of
-//! its CPU cheaply, and also that of another CPU, of two CPUs or of all.
+//! its CPU cheaply, and also that of another CPU or of all.
 //!
 //! ```text
 //!  LgLock  slots -> | cpu 0: word, owner, waiters, value | cpu 1: word, owner, ... | ...
@@ -26,11 +26,7 @@
 //! must keep it consistent. A guard in a thread-local variable unlocks when the variable is
 //! destroyed. A forgotten guard keeps its slot locked for ever.
 //!
-//! A signal handler may use the `try_` methods of [`LgLock`], and drop their guards, if the lock
-//! was used before (in a library loaded at run time, by the interrupted thread). For a slot that
-//! the interrupted code holds they return [`LockError::Deadlock`], or [`LockError::WouldBlock`] if
-//! that code was just about to lock or unlock the slot. They never wait, and leave `errno` alone. A
-//! handler must not use the methods that wait.
+//! A signal handler must not use a lock.
 //!
 //! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010). The word with
 //! an owner is new here.
@@ -50,5 +46,5 @@ mod lock;
 mod slot;
 
 pub use self::error::LockError;
-pub use self::guard::{GlobalGuard, LocalGuard, PairGuard};
+pub use self::guard::{GlobalGuard, LocalGuard};
 pub use self::lock::LgLock;

@@ -3,7 +3,6 @@
 use crossbeam_utils::CachePadded;
 
 use crate::cpu::CpuId;
-use crate::error::AllocError;
 use crate::sync::Parker;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -41,12 +40,9 @@ impl<T> Slot<T> {
     pub(super) fn boxed_slice(
         count: usize,
         mut init: impl FnMut(CpuId) -> T,
-    ) -> Result<Box<[CachePadded<Self>]>, AllocError> {
-        let end = u32::try_from(count).map_err(|_| AllocError::new())?;
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
-        slots.extend((0..end).map(|index| {
-            let cpu = CpuId::new(index);
+    ) -> Box<[CachePadded<Self>]> {
+        let slot = |index| {
+            let cpu = CpuId::new(index as u32);
             CachePadded::new(Self {
                 word: AtomicU64::new(0),
                 owner: AtomicU64::new(0),
@@ -54,8 +50,8 @@ impl<T> Slot<T> {
                 cpu,
                 value: UnsafeCell::new(init(cpu)),
             })
-        }));
-        Ok(slots.into_boxed_slice())
+        };
+        (0..count).map(slot).collect()
     }
 
     /// Returns a pointer for a thread that holds the slot and only reads the value.

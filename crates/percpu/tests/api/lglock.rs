@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use offlock_percpu::lglock::{GlobalGuard, LocalGuard, PairGuard};
+use offlock_percpu::lglock::{GlobalGuard, LocalGuard};
 use offlock_percpu::{CpuId, LgLock, LockError, topology};
 
 use crate::no_id::take_id;
@@ -71,7 +71,7 @@ fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
             *guard += 1;
             drop(guard);
             assert!(lock.try_local_on(cpu).is_ok(), "slot {cpu} is free");
-            assert!(lock.try_global().is_ok(), "all slots are free");
+            assert!(lock.global().is_ok(), "all slots are free");
         }
     })
     .join()
@@ -92,21 +92,17 @@ fn asking_for_what_one_holds_is_a_deadlock_that_is_told() {
         assert_eq!(lock.local_on(cpu).err(), refused);
         assert_eq!(lock.try_local_on(cpu).err(), refused);
         assert_eq!(lock.global().err(), refused);
-        assert_eq!(lock.try_global().err(), refused);
         drop(guard);
 
         let all = lock.global().unwrap();
         assert_eq!(lock.local().err(), refused);
         assert_eq!(lock.local_on(cpu).err(), refused);
-        assert_eq!(lock.try_global().err(), refused);
         drop(all);
 
         if lock.capacity() > 1 {
             let (a, b) = (CpuId::new(1), ZERO);
-            let both = lock.pair(a, b).unwrap();
-            assert_eq!(both.cpus(), (a, b));
-            assert_eq!(lock.pair(b, a).err(), refused);
-            assert_eq!(lock.try_pair(b, a).err(), refused);
+            let _held = lock.local_on(a).unwrap();
+            assert_eq!(lock.local_on(b).err(), None, "an earlier slot that is free");
             assert_eq!(lock.local_on(a).err(), refused);
             assert_eq!(lock.global().err(), refused);
         }
@@ -117,37 +113,25 @@ fn asking_for_what_one_holds_is_a_deadlock_that_is_told() {
 }
 
 #[test]
-fn a_cpu_without_a_slot_and_a_pair_of_one_are_errors() {
+fn a_cpu_without_a_slot_is_an_error() {
     let lock = LgLock::new(|_| 0);
     let end = CpuId::new(lock.capacity() as u32);
     for none in [end, CpuId::new(u32::MAX)] {
         let refused = Some(LockError::NoSuchCpu(none));
         assert_eq!(lock.local_on(none).err(), refused);
         assert_eq!(lock.try_local_on(none).err(), refused);
-        assert_eq!(lock.pair(ZERO, none).err(), refused);
-        assert_eq!(lock.pair(none, ZERO).err(), refused);
-        assert_eq!(lock.pair(none, none).err(), refused);
-        assert_eq!(lock.try_pair(ZERO, none).err(), refused);
     }
-    assert_eq!(lock.pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
-    assert_eq!(lock.try_pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
-    assert!(lock.try_global().is_ok());
+    assert!(lock.global().is_ok());
 }
 
 #[test]
 fn try_says_that_another_thread_has_it() {
     let lock = LgLock::<u32>::default();
-    let one = CpuId::new(1);
     let held = |guard: &dyn Fn(&mut dyn FnMut())| {
         guard(&mut || {
             thread::scope(|s| {
                 s.spawn(|| {
                     assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock));
-                    assert_eq!(lock.try_global().err(), Some(LockError::WouldBlock));
-                    if lock.capacity() > 1 {
-                        assert_eq!(lock.try_pair(one, ZERO).err(), Some(LockError::WouldBlock));
-                        assert_eq!(lock.try_pair(ZERO, one).err(), Some(LockError::WouldBlock));
-                    }
                 });
             });
         });
@@ -163,12 +147,7 @@ fn try_says_that_another_thread_has_it() {
             s.spawn(|| assert_eq!(lock.try_local().err(), Some(LockError::WouldBlock)));
         });
     });
-    assert!(lock.try_global().is_ok());
-    if lock.capacity() > 1 {
-        *lock.try_pair(one, ZERO).unwrap().get_mut().1 = 7;
-        let all = lock.global().unwrap();
-        assert_eq!(all.iter().clone().map(|(_, value)| *value).sum::<u32>(), 7);
-    }
+    assert!(lock.global().is_ok());
 }
 
 /// Waiters of every method sleep until the guard is dropped, and then each locks in turn.
@@ -202,7 +181,7 @@ fn a_panic_inside_a_guard_unlocks_and_poisons_nothing() {
     }));
     assert!(panicked.is_err());
     assert_eq!(*lock.local_on(ZERO).unwrap(), 8, "the value at the panic");
-    assert!(lock.try_global().is_ok());
+    assert!(lock.global().is_ok());
 }
 
 /// Each value is dropped once, even if `init` panics for a later slot.
@@ -286,22 +265,7 @@ fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
                                     all.iter_mut().for_each(|(_, both)| add(both));
                                     end as u64
                                 }
-                                1 => {
-                                    let other = CpuId::new(rng.usize(..end) as u32);
-                                    match lock.pair(cpu, other) {
-                                        Ok(mut pair) => {
-                                            let (a, b) = pair.get_mut();
-                                            add(a);
-                                            add(b);
-                                            2
-                                        }
-                                        Err(error) => {
-                                            assert_eq!(error, LockError::SameSlot(cpu));
-                                            0
-                                        }
-                                    }
-                                }
-                                2..8 => {
+                                1..8 => {
                                     add(&mut lock.local_on(cpu).unwrap());
                                     1
                                 }
@@ -407,7 +371,7 @@ fn a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
     drop(first);
     let first = lock.local_on(low).unwrap(); // descending, but free
     drop((first, second));
-    assert!(lock.try_global().is_ok());
+    assert!(lock.global().is_ok());
 }
 
 /// Adds 1 by a separate load and store, so that a second thread inside loses an update.
@@ -431,7 +395,6 @@ fn send_and_sync_are_as_the_page_says() {
     send::<LgLock<OnlySend>>();
     sync::<LgLock<OnlySend>>();
     sync::<LocalGuard<'_, u8>>();
-    sync::<PairGuard<'_, u8>>();
     sync::<GlobalGuard<'_, u8>>();
 
     // If the type implements the trait, both impls apply, and `answer` is ambiguous.
@@ -451,8 +414,6 @@ fn send_and_sync_are_as_the_page_says() {
     is_not!(LgLock<OnlySync>: Sync);
     is_not!(LocalGuard<'static, u8>: Send);
     is_not!(LocalGuard<'static, OnlySend>: Sync);
-    is_not!(PairGuard<'static, u8>: Send);
-    is_not!(PairGuard<'static, OnlySend>: Sync);
     is_not!(GlobalGuard<'static, u8>: Send);
     is_not!(GlobalGuard<'static, OnlySend>: Sync);
 }

@@ -9,7 +9,6 @@ mod auto_traits;
 mod counters;
 mod cpu;
 mod lglock;
-mod lglock_slots;
 #[path = "../model/mod.rs"]
 mod model;
 #[path = "../common/no_id.rs"]

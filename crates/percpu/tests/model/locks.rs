@@ -1,6 +1,6 @@
 //! The lock on one thread: which guards are granted, and the errors of the others.
 
-use percpu::lglock::{GlobalGuard, LocalGuard, PairGuard};
+use percpu::lglock::{GlobalGuard, LocalGuard};
 use percpu::{CpuId, LgLock, LockError};
 
 /// The most guards held at a time.
@@ -14,7 +14,6 @@ struct Held<'a> {
 
 enum Guard<'a> {
     Local(LocalGuard<'a, u64>),
-    Pair(PairGuard<'a, u64>),
     Global(GlobalGuard<'a, u64>),
 }
 
@@ -23,11 +22,6 @@ impl Guard<'_> {
     fn add(&mut self) {
         match self {
             Self::Local(guard) => **guard += 1,
-            Self::Pair(guard) => {
-                let (first, second) = guard.get_mut();
-                *first += 1;
-                *second += 1;
-            }
             Self::Global(guard) => guard.iter_mut().for_each(|(_, value)| *value += 1),
         }
     }
@@ -38,10 +32,6 @@ impl Guard<'_> {
     fn sees(&self, values: &[u64]) -> bool {
         match self {
             Self::Local(guard) => **guard == values[guard.cpu().index()],
-            Self::Pair(guard) => {
-                let ((a, b), (x, y)) = (guard.get(), guard.cpus());
-                (*a, *b) == (values[x.index()], values[y.index()])
-            }
             Self::Global(guard) => guard.iter().all(|(cpu, &value)| value == values[cpu.index()]),
         }
     }
@@ -60,7 +50,7 @@ impl<'a> Locks<'a> {
         Self { lock, values, held: Vec::new() }
     }
 
-    pub(super) fn step(&mut self, what: u8, a: CpuId, b: CpuId) {
+    pub(super) fn step(&mut self, what: u8, a: CpuId) {
         if self.held.len() == MOST {
             self.held.clear();
         }
@@ -69,19 +59,13 @@ impl<'a> Locks<'a> {
             0 => self.local(tries),
             1 => {
                 let got = if tries { self.lock.try_local_on(a) } else { self.lock.local_on(a) };
-                self.took(got.map(Guard::Local), self.refusal(&[a]), &[a.index()]);
+                self.took(got.map(Guard::Local), self.refusal(a), &[a.index()]);
             }
-            2 => {
-                let got = if tries { self.lock.try_pair(a, b) } else { self.lock.pair(a, b) };
-                let slots = [a.index(), b.index()];
-                self.took(got.map(Guard::Pair), self.refusal(&[a, b]), &slots);
-            }
-            3 => {
-                let got = if tries { self.lock.try_global() } else { self.lock.global() };
+            2 | 3 => {
                 let slots: Vec<usize> = (0..self.values.len()).collect();
                 let cpus: Vec<CpuId> = slots.iter().map(|&slot| CpuId::new(slot as u32)).collect();
                 let refused = self.busy(&cpus);
-                self.took(got.map(Guard::Global), refused, &slots);
+                self.took(self.lock.global().map(Guard::Global), refused, &slots);
             }
             _ if self.held.is_empty() => {}
             _ => drop(self.held.swap_remove(a.index() % self.held.len())),
@@ -107,16 +91,10 @@ impl<'a> Locks<'a> {
         }
     }
 
-    /// Returns the error that a call for these slots must give, if any.
-    fn refusal(&self, cpus: &[CpuId]) -> Option<LockError> {
-        let beyond = |cpu: &&CpuId| cpu.index() >= self.values.len();
-        if let Some(&cpu) = cpus.iter().find(beyond) {
-            return Some(LockError::NoSuchCpu(cpu));
-        }
-        match cpus {
-            [a, b] if a == b => Some(LockError::SameSlot(*a)),
-            _ => self.busy(cpus),
-        }
+    /// Returns the error that a call for this slot must give, if any.
+    fn refusal(&self, cpu: CpuId) -> Option<LockError> {
+        let exists = cpu.index() < self.values.len();
+        if exists { self.busy(&[cpu]) } else { Some(LockError::NoSuchCpu(cpu)) }
     }
 
     fn busy(&self, cpus: &[CpuId]) -> Option<LockError> {

@@ -36,7 +36,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         match what % 32 {
             what @ 0..=15 => counting.step(what % 5, a, amount),
             what @ 16..=19 => references.step(what - 16, a),
-            20..=29 => locks.step(a, cpu(b), cpu(c)),
+            20..=29 => locks.step(a, cpu(b)),
             what => readers.step(what - 30, a),
         }
         counting.check();

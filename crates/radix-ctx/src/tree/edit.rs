@@ -13,17 +13,15 @@ use percpu::sync::quarantine::Watched;
 use super::node::{Node, NodePtr};
 use super::pool::Pool;
 use super::radix::{State, Tree};
-use super::word::{
-    BITS, FANOUT, MARKS, MASK, Word, absent, floor_in, floor_word, height_for, is_present,
-};
+use super::word::{BITS, FANOUT, MASK, Word, floor_in, floor_word, height_for, is_present};
 
 /// The writer's access to a tree. [`finish`](Self::finish) returns the removed nodes, which are to be
 /// retired after the owner's lock is released.
 ///
 /// The drop of an edit retires them too. A retire needs no lock, and can run drops of other objects.
 #[must_use = "finish it, and retire what it returns after unlocking"]
-pub(crate) struct Edit<'t, const FLOORS: bool> {
-    pub(super) tree: &'t Tree<FLOORS>,
+pub(crate) struct Edit<'t> {
+    pub(super) tree: &'t Tree,
     /// The removed nodes. They stay until the edit ends, so that no [`Slot`] dangles.
     retired: Cell<Batch>,
 }
@@ -56,27 +54,22 @@ impl Slot<'_> {
     }
 }
 
-impl<const FLOORS: bool> Tree<FLOORS> {
+impl Tree {
     /// Begins an edit.
     ///
     /// # Safety
     ///
     /// The caller holds the owner's lock of this tree until the edit is finished.
     #[inline]
-    pub(crate) unsafe fn edit(&self) -> Edit<'_, FLOORS> {
+    pub(crate) unsafe fn edit(&self) -> Edit<'_> {
         Edit { tree: self, retired: Cell::new(Batch::new()) }
     }
 }
 
-impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
+impl<'t> Edit<'t> {
     /// Ends the edit. Returns the removed nodes, which are to be retired after the lock is released.
     pub(crate) fn finish(self) -> Batch {
         self.retired.take()
-    }
-
-    /// Returns the tree.
-    pub(crate) fn tree(&self) -> &'t Tree<FLOORS> {
-        self.tree
     }
 
     pub(super) fn at(&self, node: NodePtr) -> &Watched<Node> {
@@ -133,7 +126,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         while shift > 0 {
             // Ordering: Relaxed; only the writer stores this word.
             let word = self.at(node).slot(key >> shift).load(Ordering::Relaxed);
-            if !is_present::<FLOORS>(word) {
+            if !is_present(word) {
                 return Err(word);
             }
             // SAFETY: the word is present and above level 0, so it is a node.
@@ -146,7 +139,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     /// Returns the word of a key above the root's range.
     fn top_floor(&self) -> Word {
         // Ordering: Relaxed; only the writer stores this number.
-        if FLOORS { floor_word(self.tree.top_floor.load(Relaxed)) } else { absent::<FLOORS>() }
+        floor_word(self.tree.top_floor.load(Relaxed))
     }
 
     /// Returns the floor of `key`, or 0 if the key has no floor or is present.
@@ -155,7 +148,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             Ok(slot) => self.get(slot),
             Err(word) => word,
         };
-        if is_present::<FLOORS>(word) { 0 } else { floor_in(word) }
+        if is_present(word) { 0 } else { floor_in(word) }
     }
 
     /// Returns the slot of `key`, and makes the nodes that it needs. The caller fills the slot or
@@ -176,7 +169,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             let place = at.slot(key >> shift);
             // Ordering: Relaxed; only the writer stores this word.
             let word = place.load(Ordering::Relaxed);
-            if is_present::<FLOORS>(word) {
+            if is_present(word) {
                 // SAFETY: the word is present and above level 0, so it is a node.
                 node = unsafe { NodePtr::of_word(word) };
                 shift -= BITS;
@@ -228,7 +221,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     fn grow(&self, key: u64, height: u32) -> Result<Slot<'_>, AllocError> {
         let root = self.root();
         let levels = height_for(key);
-        let is_empty = !is_present::<FLOORS>(root);
+        let is_empty = !is_present(root);
         // An empty tree needs only the new root above, because the levels in between would have no entry.
         let above = if is_empty { 1 } else { levels - height };
         let mut fresh = self.take((above + levels - 1) as usize)?;
@@ -241,17 +234,14 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             let at = self.at(node);
             let below = match child {
                 Some(child) => child.to_word(),
-                None if FLOORS && is_empty => floor_word(floor_in(root).max(floor_in(top_floor))),
+                None if is_empty => floor_word(floor_in(root).max(floor_in(top_floor))),
                 None => root,
             };
             // Ordering: Relaxed, here and below; the `publish` of the new root orders it.
             at.slot(0).store(below, Ordering::Relaxed);
             if !is_empty {
                 at.set_count(1);
-                for (mark, &is_set) in summary.0.iter().enumerate() {
-                    at.marks[mark].store(u64::from(is_set), Ordering::Relaxed);
-                }
-                at.set_full(u64::from(summary.1));
+                at.set_full(u64::from(summary));
                 summary = self.summary(node);
             }
             if let Some(child) = child {
@@ -265,30 +255,21 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         Ok(slot)
     }
 
-    /// Returns the bits that a node above the root has for it.
-    fn root_summary(&self) -> ([bool; MARKS], bool) {
+    /// Returns the full bit that a node above the root has for it.
+    fn root_summary(&self) -> bool {
         match NodePtr::of_root(self.root()) {
             Some((root, _)) => self.summary(root),
-            None => {
-                let slot = Slot::root();
-                let full = self.with_state(|state| state.root_full);
-                (std::array::from_fn(|mark| self.mark(slot, mark)), full)
-            }
+            None => self.with_state(|state| state.root_full),
         }
     }
 
     /// Stores `word` in the slot, and returns the old word.
     ///
-    /// An entry that replaces an entry keeps its marks and its full bit. An absent word, null or a floor,
-    /// clears them first, and removes the nodes that have no entry any more. The slot is invalid then.
+    /// An entry that replaces an entry keeps its full bit. A floor clears it first, and removes the nodes that have no entry any more. The slot is invalid then.
     pub(crate) fn set(&self, slot: Slot<'_>, word: Word) -> Word {
-        let word = if word.is_null() { absent::<FLOORS>() } else { word };
         let old = self.get(slot);
-        let (was, is) = (is_present::<FLOORS>(old), is_present::<FLOORS>(word));
+        let (was, is) = (is_present(old), is_present(word));
         if was && !is {
-            for mark in 0..MARKS {
-                self.clear_mark(slot, mark);
-            }
             self.clear_full(slot);
         }
         self.publish(self.place(slot), word);
@@ -317,11 +298,9 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     fn prune(&self, mut node: NodePtr) {
         loop {
             let at = self.at(node);
-            let floor = if FLOORS { self.max_floor(node, 0) } else { absent::<FLOORS>() };
+            let floor = self.max_floor(node, 0);
             let Some(parent) = at.parent() else {
                 self.raise_top_floor(floor);
-                // Ordering: Relaxed; the `publish` of the root orders it.
-                self.tree.root_marks.store(0, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = false);
                 self.publish(&self.tree.root, floor);
                 // SAFETY: the root word was the only one that led to the node, and it is absent now.
@@ -349,10 +328,8 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     }
 
     fn raise_top_floor(&self, floor: Word) {
-        if FLOORS {
-            // Ordering: Relaxed; only the writer stores this number, and `publish` of the root orders it.
-            self.tree.top_floor.fetch_max(floor_in(floor), Relaxed);
-        }
+        // Ordering: Relaxed; only the writer stores this number, and `publish` of the root orders it.
+        self.tree.top_floor.fetch_max(floor_in(floor), Relaxed);
     }
 
     /// Replaces the root by its child 0 while that is the only child.
@@ -361,19 +338,11 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             let at = self.at(root);
             // Ordering: Relaxed, here and below; only the writer stores these words.
             let only = at.slot(0).load(Ordering::Relaxed);
-            if at.count() != 1 || !is_present::<FLOORS>(only) {
+            if at.count() != 1 || !is_present(only) {
                 return;
             }
-            if FLOORS {
-                self.raise_top_floor(self.max_floor(root, 1));
-            }
+            self.raise_top_floor(self.max_floor(root, 1));
             if shift == 0 {
-                let marks = (0..MARKS).fold(0, |marks, mark| {
-                    let bit = at.marks[mark].load(Ordering::Relaxed) & 1;
-                    marks | (bit as u32) << mark
-                });
-                // Ordering: Relaxed; the `publish` of the root orders it.
-                self.tree.root_marks.store(marks, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = at.full() & 1 == 1);
                 self.publish(&self.tree.root, only);
             } else {
@@ -399,73 +368,5 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         // SAFETY: the node has just left the tree, and is retired once.
         unsafe { node.retire(&mut retired) };
         self.retired.set(retired);
-    }
-
-    /// Allocates until the pool has memory for `nodes` nodes, which are later made without the allocator.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory; the pool has as much as before.
-    pub(crate) fn fill_pool(&self, nodes: usize) -> Result<(), AllocError> {
-        self.with_state(|state| state.pool.fill(nodes))
-    }
-
-    /// Frees the memory in the pool. It was never in the tree, so no grace period is needed.
-    pub(crate) fn empty_pool(&self) {
-        let pool = self.with_state(|state| std::mem::replace(&mut state.pool, Pool::new()));
-        drop(pool);
-    }
-
-    /// Returns the number of nodes that entries at all keys of `from..=to` need at most, in addition to
-    /// the nodes of the tree.
-    pub(crate) fn nodes_wanted(&self, from: u64, to: u64) -> usize {
-        if from > to {
-            return 0;
-        }
-        let (root, height) = match NodePtr::of_root(self.root()) {
-            Some((node, shift)) => (Some(node), shift / BITS + 1),
-            None => (None, 0),
-        };
-        let levels = height_for(to).max(height);
-        let all = (1..=levels).map(|level| {
-            let shift = level * BITS;
-            let (first, last) =
-                if shift < u64::BITS { (from >> shift, to >> shift) } else { (0, 0) };
-            (last - first) as usize + 1
-        });
-        let mut wanted = all.fold(0_usize, usize::saturating_add);
-        if levels > height && from > 0 {
-            // The levels from the new root down to the present root.
-            wanted = wanted.saturating_add((levels - height) as usize);
-        }
-        if let Some(root) = root {
-            wanted = wanted.saturating_sub(self.count_nodes(root, 0, from, to));
-        }
-        wanted
-    }
-
-    /// Returns the number of nodes of a subtree that have keys in `from..=to`.
-    fn count_nodes(&self, node: NodePtr, base: u64, from: u64, to: u64) -> usize {
-        let at = self.at(node);
-        let shift = u32::from(at.shift);
-        let last =
-            base | if shift + BITS >= u64::BITS { u64::MAX } else { (1 << (shift + BITS)) - 1 };
-        if last < from || base > to {
-            return 0;
-        }
-        if shift == 0 {
-            return 1;
-        }
-        let children = (0..FANOUT as u64).map(|index| {
-            // Ordering: Relaxed; only the writer stores this word.
-            let word = at.slot(index).load(Ordering::Relaxed);
-            if !is_present::<FLOORS>(word) {
-                return 0;
-            }
-            // SAFETY: the word is present and above level 0, so it is a node.
-            let child = unsafe { NodePtr::of_word(word) };
-            self.count_nodes(child, base | index << shift, from, to)
-        });
-        1 + children.sum::<usize>()
     }
 }

@@ -1,4 +1,4 @@
-//! A radix tree of words, below the table and the array.
+//! A radix tree of words, below the table.
 //!
 //! ```text
 //!  root word -> | slot 0 .. slot 63 | head, bits |    level 1 (shift 6)
@@ -13,13 +13,12 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | null, in a tree without floors | absent |
-//! | odd, in a tree with floors | absent, and a floor |
+//! | odd | absent, and a floor |
 //! | low bits 10, in the root | a node and its level |
 //! | any other in the root (for key 0) or at level 0 | an entry |
 //! | any other above level 0 | a node |
 //!
-//! So an entry is even with bit 1 clear, or odd in a tree without floors.
+//! So an entry is even with bit 1 clear.
 //!
 //! A *floor* is the lowest generation that the absent keys below its slot may use. A node without an entry
 //! leaves the tree, and its highest floor goes into its parent's slot. A node that replaces a floor is
@@ -38,8 +37,7 @@
 //!    then. A reader in the node continues there, and finds the entries that were present when its search
 //!    began.
 //! 3. Between edits each node has an entry below it, and the root has more children than child 0.
-//! 4. The mark bit that a node has for a child is the OR of the child's bits of this mark. The full bit is
-//!    the AND of the child's full bits. An absent key has neither.
+//! 4. The full bit that a node has for a child is the AND of the child's full bits. An absent key has none.
 //! 5. The floor of a key above the root's range is `top_floor`.
 
 mod bits;
@@ -53,7 +51,7 @@ mod tests;
 mod validate;
 mod word;
 
-pub(crate) use self::edit::{Edit, Slot};
+pub(crate) use self::edit::Edit;
 pub(crate) use self::radix::Tree;
-pub(crate) use self::search::{Cursor, Filter};
-pub(crate) use self::word::{Word, floor_in, floor_word};
+pub(crate) use self::search::Cursor;
+pub(crate) use self::word::{floor_in, floor_word};

@@ -6,11 +6,11 @@ use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::rcu::{Batch, RetireHead};
-use percpu::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use percpu::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::quarantine::{Watched, free};
 
-use super::word::{BITS, FANOUT, MARKS, MASK, MAX_HEIGHT, Word};
+use super::word::{BITS, FANOUT, MASK, MAX_HEIGHT, Word};
 
 /// A node. The slots are first and aligned, so that a lookup touches one cache line of it.
 #[derive(Debug)]
@@ -20,8 +20,6 @@ use super::word::{BITS, FANOUT, MARKS, MASK, MAX_HEIGHT, Word};
 pub(super) struct Node {
     slots: [AtomicPtr<()>; FANOUT],
     head: RetireHead,
-    /// For each mark, a bit for each slot. Written by the writer.
-    pub(super) marks: [AtomicU64; MARKS],
     /// The node above, or `None` for the root. Accessed by the writer only.
     parent: UnsafeCell<Option<NodePtr>>,
     /// A bit for each slot. Accessed by the writer only.
@@ -45,7 +43,6 @@ impl Node {
         Self {
             slots: std::array::from_fn(|_| AtomicPtr::new(fill)),
             head,
-            marks: std::array::from_fn(|_| AtomicU64::new(0)),
             parent: UnsafeCell::new(None),
             full: UnsafeCell::new(0),
             count: UnsafeCell::new(0),

@@ -1,6 +1,6 @@
 //! The tree, and loads by readers.
 
-use percpu::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use percpu::sync::atomic::{AtomicPtr, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::native::atomic::{AtomicU64, AtomicUsize};
 
@@ -8,22 +8,10 @@ use super::node::NodePtr;
 use super::pool::Pool;
 use super::word::{BITS, FANOUT, MASK, Word, absent, floor_word, is_present};
 
-/// Defines a `const fn`, or a plain `fn` in the build for a model checker, whose types need it.
-macro_rules! const_fn {
-    ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => {
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
-        $(#[$meta])* $vis const fn $($rest)*
-        #[cfg(any(offlock_loom, offlock_shuttle))]
-        $(#[$meta])* $vis fn $($rest)*
-    };
-}
-
-/// A radix tree of words, with floors or without.
+/// A radix tree of words with floors.
 #[derive(Debug)]
-pub(crate) struct Tree<const FLOORS: bool> {
+pub(crate) struct Tree {
     pub(super) root: AtomicPtr<()>,
-    /// The marks of the entry in the root word. Without a meaning while the root is a node.
-    pub(super) root_marks: AtomicU32,
     /// Accessed by the writer only.
     pub(super) state: UnsafeCell<State>,
     /// The number of nodes in the tree: a statistic that only the writer stores.
@@ -34,10 +22,10 @@ pub(crate) struct Tree<const FLOORS: bool> {
 
 // SAFETY: only the writer accesses `state`, and by the contract of `edit` there is one writer at a time. The
 // other fields are atomic. The owner of the tree is responsible for what the words point to.
-unsafe impl<const FLOORS: bool> Sync for Tree<FLOORS> {}
+unsafe impl Sync for Tree {}
 // SAFETY: nodes and the pool's memory may be freed on any thread. The owner of the tree is responsible for
 // what the words point to.
-unsafe impl<const FLOORS: bool> Send for Tree<FLOORS> {}
+unsafe impl Send for Tree {}
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -47,21 +35,18 @@ pub(super) struct State {
     pub(super) pool: Pool,
 }
 
-impl<const FLOORS: bool> Tree<FLOORS> {
-    const_fn! {
-        /// Makes an empty tree. Does not allocate.
-        pub(crate) const fn new() -> Self {
-            Self {
-                root: AtomicPtr::new(absent::<FLOORS>()),
-                root_marks: AtomicU32::new(0),
-                state: UnsafeCell::new(State { root_full: false, pool: Pool::new() }),
-                nodes: AtomicUsize::new(0),
-                top_floor: AtomicU64::new(0),
-            }
+impl Tree {
+    /// Makes an empty tree. Does not allocate.
+    pub(crate) fn new() -> Self {
+        Self {
+            root: AtomicPtr::new(absent()),
+            state: UnsafeCell::new(State { root_full: false, pool: Pool::new() }),
+            nodes: AtomicUsize::new(0),
+            top_floor: AtomicU64::new(0),
         }
     }
 
-    /// Returns the word of `key`: null or a floor if the key is absent.
+    /// Returns the word of `key`: a floor if the key is absent.
     ///
     /// Wait-free: one load for the root and one for each level.
     ///
@@ -79,13 +64,13 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             ($($level:literal)+) => {$(
                 if let Some(mut node) = NodePtr::of_root_at::<$level>(root) {
                     if key >> (BITS * $level) > MASK {
-                        return absent::<FLOORS>();
+                        return absent();
                     }
                     let mut level = $level;
                     loop {
                         // SAFETY: the node was found in the tree by a reader or the writer (invariant 2).
                         let word = unsafe { step(node, key >> (BITS * level)) };
-                        if level == 0 || !is_present::<FLOORS>(word) {
+                        if level == 0 || !is_present(word) {
                             return word;
                         }
                         // SAFETY: the word is present and above level 0, so it is a node.
@@ -96,11 +81,8 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             )+};
         }
         of_height!(0 1 2);
-        if !FLOORS {
-            of_height!(3);
-        }
         if NodePtr::of_root(root).is_none() {
-            return if key == 0 { root } else { absent::<FLOORS>() };
+            return if key == 0 { root } else { absent() };
         }
         // SAFETY: the caller is in an RCU section or is the writer, and `root` was loaded by this call.
         unsafe { Self::load_from(root, key) }
@@ -115,15 +97,15 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     #[inline(never)]
     unsafe fn load_from(root: Word, key: u64) -> Word {
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
-            return if key == 0 { root } else { absent::<FLOORS>() };
+            return if key == 0 { root } else { absent() };
         };
         if key >> shift > MASK {
-            return absent::<FLOORS>();
+            return absent();
         }
         loop {
             // SAFETY: the node was found in the tree by a reader or the writer (invariant 2).
             let word = unsafe { step(node, key >> shift) };
-            if shift == 0 || !is_present::<FLOORS>(word) {
+            if shift == 0 || !is_present(word) {
                 return word;
             }
             // SAFETY: the word is present and above level 0, so it is a node.
@@ -154,12 +136,6 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         unsafe { Self::load_from(root, key) }
     }
 
-    /// Returns whether the tree has no entry.
-    pub(crate) fn is_empty(&self) -> bool {
-        // Ordering: Relaxed; the word is not followed. A node has an entry below it (invariant 3).
-        !is_present::<FLOORS>(self.root.load(Ordering::Relaxed))
-    }
-
     /// Returns the number of levels of nodes: 0 to `MAX_HEIGHT`.
     pub(crate) fn height(&self) -> u32 {
         // Ordering: Relaxed; the word is not followed.
@@ -183,13 +159,13 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     pub(crate) fn destroy(&mut self, mut entry: impl FnMut(u64, Word)) {
         // Ordering: Relaxed, here and below; `&mut self` excludes other threads.
         let root = self.root.load(Ordering::Relaxed);
-        self.root.store(absent::<FLOORS>(), Ordering::Relaxed);
+        self.root.store(absent(), Ordering::Relaxed);
         self.nodes.store(0, std::sync::atomic::Ordering::Relaxed);
         self.top_floor.store(0, std::sync::atomic::Ordering::Relaxed);
         match NodePtr::of_root(root) {
             // SAFETY: `&mut self` excludes readers, and no word leads to the nodes any more.
-            Some((node, shift)) => unsafe { destroy::<FLOORS>(node, shift, 0, &mut entry) },
-            None if is_present::<FLOORS>(root) => entry(0, root),
+            Some((node, shift)) => unsafe { destroy(node, shift, 0, &mut entry) },
+            None if is_present(root) => entry(0, root),
             None => {}
         }
     }
@@ -214,17 +190,12 @@ unsafe fn step(node: NodePtr, index: u64) -> Word {
 /// # Safety
 ///
 /// No other thread uses these nodes or can find them.
-unsafe fn destroy<const FLOORS: bool>(
-    node: NodePtr,
-    shift: u32,
-    base: u64,
-    entry: &mut impl FnMut(u64, Word),
-) {
+unsafe fn destroy(node: NodePtr, shift: u32, base: u64, entry: &mut impl FnMut(u64, Word)) {
     for index in 0..FANOUT as u64 {
         // SAFETY: the node is freed only at the end of this function.
         // Ordering: Relaxed; no other thread uses the node.
         let word = unsafe { node.get() }.slot(index).load(Ordering::Relaxed);
-        if !is_present::<FLOORS>(word) {
+        if !is_present(word) {
             continue;
         }
         let key = base | index << shift;
@@ -234,14 +205,14 @@ unsafe fn destroy<const FLOORS: bool>(
             // SAFETY: the word is present and above level 0, so it is a node.
             let child = unsafe { NodePtr::of_word(word) };
             // SAFETY: a node below this one, which no other thread uses or can find either.
-            unsafe { destroy::<FLOORS>(child, shift - BITS, key, entry) };
+            unsafe { destroy(child, shift - BITS, key, entry) };
         }
     }
     // SAFETY: no other thread uses the node or can find it, and this is its only visit.
     unsafe { node.free() };
 }
 
-impl<const FLOORS: bool> Drop for Tree<FLOORS> {
+impl Drop for Tree {
     fn drop(&mut self) {
         self.destroy(|_, _| {});
     }

@@ -5,20 +5,10 @@
 //! back when it grows. The node that it leaves keeps it, too (invariant 2).
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::order;
 
 use super::node::{Node, NodePtr};
 use super::radix::Tree;
 use super::word::{BITS, FANOUT, MASK, MAX_HEIGHT, Word, is_present};
-
-/// The entries that a search accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filter {
-    /// All entries.
-    Present,
-    /// The entries with this mark.
-    Mark(usize),
-}
 
 /// An entry and its position.
 struct Found {
@@ -31,52 +21,35 @@ struct Found {
 impl Node {
     /// Returns the first entry or node in slot `index` or behind it.
     #[inline]
-    fn first<const FLOORS: bool>(&self, index: u64, filter: Filter) -> Option<(u64, Word)> {
-        // Ordering: Acquire. For a word it pairs with the Release in `Edit::publish` and carries the node or
-        // the memory of the entry. For marks it pairs with the Release in `Edit::set_mark` and carries what
-        // the writer did before.
-        match filter {
-            Filter::Present => (index..FANOUT as u64).find_map(|index| {
-                let word = self.slot(index).load(Ordering::Acquire);
-                is_present::<FLOORS>(word).then_some((index, word))
-            }),
-            Filter::Mark(mark) => {
-                let mut bits = self.marks[mark].load(Ordering::Acquire) & u64::MAX << index;
-                while bits != 0 {
-                    let index = u64::from(bits.trailing_zeros());
-                    // The mark carries what had it first; this, an entry that replaced it.
-                    let acquire = order!(Acquire, "search by mark: the entry is built");
-                    let word = self.slot(index).load(acquire);
-                    if is_present::<FLOORS>(word) {
-                        return Some((index, word));
-                    }
-                    bits &= bits - 1; // the entry was just erased
-                }
-                None
-            }
-        }
+    fn first(&self, index: u64) -> Option<(u64, Word)> {
+        (index..FANOUT as u64).find_map(|index| {
+            // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node or the memory
+            // of the entry.
+            let word = self.slot(index).load(Ordering::Acquire);
+            is_present(word).then_some((index, word))
+        })
     }
 
     /// Returns the last entry or node in slot `index` or before it.
-    fn last<const FLOORS: bool>(&self, index: u64) -> Option<(u64, Word)> {
+    fn last(&self, index: u64) -> Option<(u64, Word)> {
         (0..=index).rev().find_map(|index| {
             // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node or the memory
             // of the entry.
             let word = self.slot(index).load(Ordering::Acquire);
-            is_present::<FLOORS>(word).then_some((index, word))
+            is_present(word).then_some((index, word))
         })
     }
 }
 
-impl<const FLOORS: bool> Tree<FLOORS> {
+impl Tree {
     /// Returns the entry with the lowest key in `from..=to`. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
-    pub(crate) unsafe fn next(&self, from: u64, to: u64, filter: Filter) -> Option<(u64, Word)> {
+    pub(crate) unsafe fn next(&self, from: u64, to: u64) -> Option<(u64, Word)> {
         // SAFETY: by the contract of this function the caller is in an RCU section or is the writer.
-        unsafe { self.find(from, to, filter) }.map(|found| (found.key, found.word))
+        unsafe { self.find(from, to) }.map(|found| (found.key, found.word))
     }
 
     /// Returns the entry with the lowest key in `from..=to`, and its position.
@@ -84,17 +57,12 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
-    unsafe fn find(&self, from: u64, to: u64, filter: Filter) -> Option<Found> {
-        // Ordering: Acquire. For the root it pairs with the Release in `Edit::publish` and carries the node or
-        // the memory of the entry. For marks it pairs with the Release in `Edit::set_mark` and carries what
-        // the writer did before.
+    unsafe fn find(&self, from: u64, to: u64) -> Option<Found> {
+        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node or the memory of
+        // the entry.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
-            let is_wanted = match filter {
-                Filter::Present => true,
-                Filter::Mark(mark) => self.root_marks.load(Ordering::Acquire) & 1 << mark != 0,
-            };
-            let found = from == 0 && is_present::<FLOORS>(root) && is_wanted;
+            let found = from == 0 && is_present(root);
             return found.then_some(Found { key: 0, word: root, leaf: None });
         };
         let top = shift;
@@ -106,7 +74,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         while key <= to {
             let index = key >> shift & MASK;
             // SAFETY: the node was found in the tree by a reader or the writer.
-            let Some((first, word)) = unsafe { node.get() }.first::<FLOORS>(index, filter) else {
+            let Some((first, word)) = unsafe { node.get() }.first(index) else {
                 // Nothing in this node: go up to a node that has a slot behind this one.
                 let next = loop {
                     if shift == top {
@@ -148,7 +116,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         // the entry.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
-            return is_present::<FLOORS>(root).then_some((0, root));
+            return is_present(root).then_some((0, root));
         };
         let top = shift;
         let mut path = [node; MAX_HEIGHT];
@@ -159,7 +127,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         loop {
             let index = key >> shift & MASK;
             // SAFETY: the node was found in the tree by a reader or the writer.
-            let Some((last, word)) = unsafe { node.get() }.last::<FLOORS>(index) else {
+            let Some((last, word)) = unsafe { node.get() }.last(index) else {
                 // Nothing in this node: go up to a node that has a slot before this one.
                 loop {
                     if shift == top {
@@ -192,8 +160,8 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     /// # Safety
     ///
     /// During `'g` the caller is in an RCU section, or is the writer.
-    pub(crate) unsafe fn cursor(&self, from: u64, to: u64, filter: Filter) -> Cursor<'_, FLOORS> {
-        Cursor { tree: self, leaf: None, next: from, to, filter, more: from <= to }
+    pub(crate) unsafe fn cursor(&self, from: u64, to: u64) -> Cursor<'_> {
+        Cursor { tree: self, leaf: None, next: from, to, more: from <= to }
     }
 }
 
@@ -202,28 +170,22 @@ impl<const FLOORS: bool> Tree<FLOORS> {
 /// It returns an entry that is present throughout once. It may or may not return an entry that is stored
 /// or erased meanwhile. It does not return an entry that was erased before the call.
 #[derive(Clone, Debug)]
-pub(crate) struct Cursor<'g, const FLOORS: bool> {
-    tree: &'g Tree<FLOORS>,
+pub(crate) struct Cursor<'g> {
+    tree: &'g Tree,
     /// The node of level 0 that has `next`, if it is known.
     leaf: Option<NodePtr>,
     next: u64,
     to: u64,
-    filter: Filter,
     more: bool,
 }
 
 // SAFETY: a cursor only reads nodes, on any thread, and by the contract of `Tree::cursor` they are not freed
 // while it exists.
-unsafe impl<const FLOORS: bool> Send for Cursor<'_, FLOORS> {}
+unsafe impl Send for Cursor<'_> {}
 // SAFETY: `&Cursor` gives access to `position` and `clone`, which only read.
-unsafe impl<const FLOORS: bool> Sync for Cursor<'_, FLOORS> {}
+unsafe impl Sync for Cursor<'_> {}
 
-impl<const FLOORS: bool> Cursor<'_, FLOORS> {
-    /// Returns the lowest key that the cursor has not passed, or `None` at the end.
-    pub(crate) fn position(&self) -> Option<u64> {
-        self.more.then_some(self.next)
-    }
-
+impl Cursor<'_> {
     /// Moves behind `key`, and returns the entry.
     fn step(&mut self, key: u64, word: Word) -> Option<(u64, Word)> {
         self.more = key < self.to;
@@ -250,7 +212,7 @@ impl<const FLOORS: bool> Cursor<'_, FLOORS> {
         if let Some(leaf) = self.leaf {
             // SAFETY: this cursor found the node under the guard or lock of `Tree::cursor`.
             let leaf = unsafe { leaf.get() };
-            let found = leaf.first::<FLOORS>(self.next & MASK, self.filter);
+            let found = leaf.first(self.next & MASK);
             // Checked after the slot was read: a node that is in the tree now had no outdated entry then.
             if !leaf.is_dead() {
                 if let Some((index, word)) = found {
@@ -269,7 +231,7 @@ impl<const FLOORS: bool> Cursor<'_, FLOORS> {
     /// Searches from the root on.
     fn walk(&mut self) -> Option<(u64, Word)> {
         // SAFETY: by the contract of `Tree::cursor` the caller is in an RCU section or is the writer.
-        let Some(found) = (unsafe { self.tree.find(self.next, self.to, self.filter) }) else {
+        let Some(found) = (unsafe { self.tree.find(self.next, self.to) }) else {
             return self.end();
         };
         self.leaf = found.leaf;

@@ -4,16 +4,15 @@ use percpu::sync::atomic::Ordering;
 
 use super::edit::Edit;
 use super::node::NodePtr;
-use super::word::{ALL, BITS, FANOUT, MARKS, is_present};
+use super::word::{ALL, BITS, FANOUT, is_present};
 
 /// What the parent of a node has to agree with.
 struct Summary {
-    marks: [bool; MARKS],
     full: bool,
     nodes: usize,
 }
 
-impl<const FLOORS: bool> Edit<'_, FLOORS> {
+impl Edit<'_> {
     /// Checks the counts, parents, offsets, shifts, heights and bits of all nodes.
     ///
     /// # Errors
@@ -37,7 +36,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
             return Err(format!("the root word says shift {shift}, the node {}", at.shift));
         }
         // Ordering: Relaxed; only the writer stores this word.
-        if at.count() == 1 && is_present::<FLOORS>(at.slot(0).load(Ordering::Relaxed)) {
+        if at.count() == 1 && is_present(at.slot(0).load(Ordering::Relaxed)) {
             return Err("the root has child 0 only".into());
         }
         let nodes = self.validate_node(node, shift, 0)?.nodes;
@@ -60,15 +59,10 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         for index in 0..FANOUT as u64 {
             // Ordering: Relaxed, here and below; only the writer stores these words.
             let word = at.slot(index).load(Ordering::Relaxed);
-            let marks: [bool; MARKS] = std::array::from_fn(|mark| {
-                at.marks[mark].load(Ordering::Relaxed) & 1 << index != 0
-            });
             let full = at.full() & 1 << index != 0;
-            if !is_present::<FLOORS>(word) {
-                if full || marks != [false; MARKS] {
-                    return Err(format!(
-                        "{place}: absent {index} has marks {marks:?}, full {full}"
-                    ));
+            if !is_present(word) {
+                if full {
+                    return Err(format!("{place}: absent {index} is full"));
                 }
                 continue;
             }
@@ -82,15 +76,14 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
                 return Err(format!("{place}: child {index} has another parent"));
             }
             let below = self.validate_node(child, shift - BITS, index)?;
-            if below.marks != marks || below.full != full {
-                return Err(format!("{place}: child {index} differs in its marks or full bit"));
+            if below.full != full {
+                return Err(format!("{place}: child {index} differs in its full bit"));
             }
             nodes += below.nodes;
         }
         if count != at.count() || count == 0 {
             return Err(format!("{place} has {count} present, counted {}", at.count()));
         }
-        let marks = std::array::from_fn(|mark| at.marks[mark].load(Ordering::Relaxed) != 0);
-        Ok(Summary { marks, full: at.full() == ALL, nodes })
+        Ok(Summary { full: at.full() == ALL, nodes })
     }
 }

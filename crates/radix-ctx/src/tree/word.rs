@@ -10,8 +10,6 @@ pub(super) const MASK: u64 = FANOUT as u64 - 1;
 /// The mask of a node's bits, one for each slot.
 pub(super) const ALL: u64 = u64::MAX >> (64 - FANOUT);
 pub(crate) const MAX_HEIGHT: usize = 64_u32.div_ceil(BITS) as usize;
-/// Marks per entry.
-pub(crate) const MARKS: usize = 3;
 
 /// An untyped pointer, whose low bits give it a meaning. The [module](super) lists the meanings.
 pub(crate) type Word = *mut ();
@@ -23,10 +21,10 @@ pub(crate) fn floor_word(floor: u64) -> Word {
     ptr::without_provenance_mut((floor << 1 | 1) as usize)
 }
 
-/// Returns the word of a key that was never present: null, or the lowest floor. In a tree with floors
-/// null is no word, so one test tells a floor from a node.
-pub(super) const fn absent<const FLOORS: bool>() -> Word {
-    if FLOORS { ptr::without_provenance_mut(1) } else { ptr::null_mut() }
+/// Returns the word of a key that was never present: the lowest floor. Null is no word, so one test tells a
+/// floor from a node.
+pub(super) const fn absent() -> Word {
+    ptr::without_provenance_mut(1)
 }
 
 /// Returns the floor in a word, or 0 if the word is not a floor.
@@ -37,8 +35,8 @@ pub(crate) fn floor_in(word: Word) -> u64 {
 
 /// Returns whether a word is an entry or a node. The word is not a tagged root.
 #[inline(always)]
-pub(super) fn is_present<const FLOORS: bool>(word: Word) -> bool {
-    if FLOORS { word.addr() & 1 == 0 } else { !word.is_null() }
+pub(super) fn is_present(word: Word) -> bool {
+    word.addr() & 1 == 0
 }
 
 /// Returns the number of levels that a tree needs for `key`. 0 means that the root word is enough.

@@ -1,16 +1,11 @@
-//! Tests of tables and arrays that share one process.
+//! Tests of tables that share one process.
 //!
 //! A test that needs an allocator or a limit of its own is a test program of its own.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "../model/mod.rs"]
-mod model;
-#[cfg(feature = "serde")]
-mod serde;
+mod reentry;
 mod table;
-mod table_inserter;
 mod table_model;
 #[path = "../table_ops/mod.rs"]
 mod table_ops;
-mod table_waiting;
-mod xarray_model;
+mod waiting;

@@ -46,67 +46,34 @@ fn a_table_from_its_first_context_to_its_last_reference() {
 
 #[test]
 fn inv08_a_full_table_gives_the_value_back() {
-    let table = CtxTable::builder().max_index(3).build().unwrap();
+    let table = CtxTable::builder().max_index(3).build();
     let ids: Vec<_> = (0..4).map(|i| table.insert(i).unwrap()).collect();
     let refused = table.insert(9).unwrap_err();
     assert_eq!((refused.reason, refused.value), (InsertRefused::Exhausted { pending: 0 }, 9));
     let guard = rcu::pin(); // before the removal, so that the index does not become vacant
-    table.remove(ids[2]).unwrap();
+    let removal = table.remove(ids[2]).unwrap();
     let refused = table.insert(9).unwrap_err();
     assert_eq!(refused.reason, InsertRefused::Exhausted { pending: 1 });
     drop(guard);
-    let id = table.insert_wait(9).unwrap();
+    removal.wait().unwrap();
+    let id = table.insert(9).unwrap();
     assert_eq!((id.index(), id.generation()), (2, 2));
 }
 
-/// `insert_ref` takes the reference before another thread can remove the context. `take` removes the
-/// context for other threads.
+/// `insert_ref` takes the reference before another thread can remove the context.
 #[test]
-fn a_context_is_inserted_and_taken_with_a_reference() {
-    let table = CtxTable::builder().max_contexts(1).build().unwrap();
+fn a_context_is_inserted_with_a_reference() {
+    let table = CtxTable::builder().max_contexts(1).build();
     let first = table.insert_ref("one".to_string()).unwrap();
     let id = CtxRef::id(&first);
     assert_eq!(table.insert_ref("two".to_string()).unwrap_err().value, "two");
-    let taken = table.take(id).unwrap();
-    assert_eq!((taken.as_str(), first.as_str()), ("one", "one"));
-    assert_eq!(table.take(id).unwrap_err(), LookupError::Stale.into());
+    table.remove(id).unwrap();
     assert_eq!(table.flush(), Ok(0));
+    assert_eq!((first.as_str(), table.stats().pending), ("one", 1));
     drop(first);
-    assert_eq!(table.stats().pending, 1);
-    drop(taken);
     assert_eq!(table.stats().pending, 0);
     table.validate();
     assert_eq!(table.insert_ref("two".to_string()).unwrap().as_str(), "two");
-}
-
-/// Only the last reference to a removed context without readers gives the context by value, also after the
-/// table. The value is not dropped by the table then, and its index is used again.
-#[test]
-fn inv13_the_last_reference_is_unwrapped() {
-    let (table, shared) = (CtxTable::new(), Arc::new(()));
-    let first = table.insert_ref(Arc::clone(&shared)).unwrap();
-    let id = CtxRef::id(&first);
-    let first = CtxRef::try_unwrap(first).expect_err("the context is live");
-    let guard = rcu::pin();
-    let removal = table.remove(id).unwrap();
-    table.poll();
-    let first = CtxRef::try_unwrap(first).expect_err("a reader may borrow the context");
-    drop(guard);
-    table.flush().unwrap();
-    let second = first.clone();
-    let first = CtxRef::try_unwrap(first).expect_err("there is another reference");
-    drop(second);
-    assert!(!removal.is_done());
-    let value = CtxRef::try_unwrap(first).unwrap();
-    assert!(removal.is_done());
-    assert_eq!((Arc::strong_count(&shared), table.stats().pending), (2, 0));
-    drop(value);
-    let next = table.insert_ref(Arc::clone(&shared)).unwrap();
-    assert_eq!((CtxRef::id(&next).index(), CtxRef::id(&next).generation()), (id.index(), 2));
-    table.validate();
-    drop(table); // removes the context, for which a reference is left
-    assert!(Arc::ptr_eq(&CtxRef::try_unwrap(next).unwrap(), &shared));
-    assert_eq!(Arc::strong_count(&shared), 1);
 }
 
 /// An empty slab is kept for the next insert, which uses it before another slab becomes empty. Only a slab
@@ -115,11 +82,12 @@ fn inv13_the_last_reference_is_unwrapped() {
 fn inv17_an_empty_slab_that_is_used_again_stays() {
     let table = CtxTable::new();
     let remove = |id| table.remove(id).unwrap().wait().unwrap();
-    let below = table.insert(1).unwrap();
-    remove(table.insert_in(64..=64, 2).unwrap());
-    let above = table.insert_in(64..=64, 3).unwrap();
-    remove(below);
-    assert_eq!(table.with(above, |value| *value), Ok(3));
+    let below: Vec<_> = (0..64).map(|n| table.insert(n).unwrap()).collect();
+    remove(table.insert(64).unwrap());
+    let above = table.insert(65).unwrap();
+    assert_eq!(above.index(), 64);
+    below.into_iter().for_each(remove);
+    assert_eq!(table.with(above, |value| *value), Ok(65));
     assert_eq!(table.stats().slabs, 2, "the slab of the context, and the empty one");
     table.validate();
 }
@@ -128,20 +96,22 @@ fn inv17_an_empty_slab_that_is_used_again_stays() {
 /// generation 1.
 #[test]
 fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
-    let table = CtxTable::builder().generation_limit(3).build().unwrap();
+    let table = CtxTable::new();
     let insert = |n| {
         let id = table.insert(n).unwrap();
         (id, (id.index(), id.generation()))
     };
-    let release = |ids: &[Id]| {
-        for &id in ids {
-            table.remove(id).unwrap();
-        }
+    let below: Vec<_> = (0..64).map(|n| insert(n).0).collect();
+    let mut below = below.into_iter();
+    // The lower of two empty slabs is kept, so the slab of 64 is released when another one is empty.
+    let mut release = |ids: &[Id]| {
+        ids.iter().for_each(|&id| _ = table.remove(id).unwrap());
+        below.by_ref().for_each(|id| _ = table.remove(id).unwrap());
         table.flush().unwrap();
-        table.shrink_to_fit();
+        assert_eq!(table.stats().slabs, 1);
+        below = (0..64).map(|n| insert(n).0).collect::<Vec<_>>().into_iter();
     };
-    let ids: Vec<_> = (0..65).map(|n| insert(n).0).collect();
-    release(&ids[64..]);
+    release(&[insert(64).0]);
     let ((again, at), (fresh, beside)) = (insert(65), insert(66));
     assert_eq!((at, beside), ((64, 2), (65, 1)), "the second context of 64, the first of 65");
 

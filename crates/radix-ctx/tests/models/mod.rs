@@ -1,4 +1,4 @@
-//! Models of the table and the array. loom runs them in every interleaving, shuttle in random ones.
+//! Models of the table. loom runs them in every interleaving, shuttle in random ones.
 //! Nodes and slabs have two slots here, so that a few entries make a high tree.
 //!
 //! A planted bug weakens a step of the crate that has a label (`order!`, `step!`, `check!`). [`mutants`]
@@ -9,4 +9,3 @@ mod quota;
 mod support;
 mod table;
 mod table_refs;
-mod xarray;

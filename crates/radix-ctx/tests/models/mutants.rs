@@ -2,13 +2,13 @@
 
 use testkit::planted::Planted;
 
-use super::{quota, table, table_refs, xarray};
+use super::{quota, table, table_refs};
 
 const PLANTED: Planted = Planted {
-    mutants: &[quota::MUTANTS, table::MUTANTS, table_refs::MUTANTS, xarray::MUTANTS],
-    loom_only: &[quota::LOOM_ONLY, table::LOOM_ONLY, table_refs::LOOM_ONLY, xarray::LOOM_ONLY],
+    mutants: &[quota::MUTANTS, table::MUTANTS, table_refs::MUTANTS],
+    loom_only: &[quota::LOOM_ONLY, table::LOOM_ONLY, table_refs::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/table", "src/tree", "src/xarray", "tests/models"],
+    dirs: &["src", "src/tree", "tests/models"],
 };
 
 #[test]

@@ -1,6 +1,6 @@
 //! Counted references, and waits.
 
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::task::{Context, Wake, Waker};
 
 use percpu::CpuId;
@@ -9,7 +9,7 @@ use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
 use percpu::sync::virtual_fence::{both_strategies, with_membarrier};
 use percpu::sync::{Arc, model, thread};
-use radix_ctx::{CtxRef, GetRefError, Id, LookupError, WaitError};
+use radix_ctx::{CtxRef, GetRefError, Id, LookupError};
 
 use super::support::{spawn, thoroughly, yield_often};
 use super::table::{Contexts, Payload};
@@ -18,33 +18,19 @@ use super::table::{Contexts, Payload};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("fold: no section still counts", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("fold: no reference is left", "table_refs::inv13_the_last_put_meets_the_fold"),
-    (
-        "wake: the table has no waiter",
-        "table_refs::inv18_a_waiter_wakes_when_its_context_is_removed",
-    ),
+    ("wake: no thread waits", "table_refs::inv18_a_removal_waits_for_the_last_reference"),
     (
         "wait: no change since the condition was false",
-        "table_refs::inv18_a_waiter_wakes_when_its_context_is_removed",
+        "table_refs::inv18_a_removal_waits_for_the_last_reference",
     ),
+    ("wake a task: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
     (
-        "wake: no slot has a waiter",
-        "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
-    ),
-    (
-        "wake: the change comes before the look for waiters",
-        "table_refs::inv18_a_notified_waiter_wakes",
-    ),
-    (
-        "wait: the count comes before the look at the condition",
-        "table_refs::inv18_a_waiter_wakes_when_its_context_is_removed",
-    ),
-    (
-        "wake a slot: the change comes before the look for waiters",
-        "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
+        "wake a task: the removal comes before the look for tasks",
+        "table_refs::inv18_a_removal_wakes_a_task",
     ),
     (
         "register: the count comes before the look at the condition",
-        "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
+        "table_refs::inv18_a_removal_wakes_a_task",
     ),
     (
         "retire: the link carries what came before the removal",
@@ -83,9 +69,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// stops a section for a whole grace period.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "fold: no section still counts",
-    "wake: the change comes before the look for waiters",
-    "wait: the count comes before the look at the condition",
-    "wake a slot: the change comes before the look for waiters",
+    "wake a task: the removal comes before the look for tasks",
     "register: the count comes before the look at the condition",
     "retire: the link carries what came before the removal",
     "retire all: the link carries what came before",
@@ -211,37 +195,6 @@ fn last_put_meets_the_fold() {
     });
 }
 
-/// A reference is unwrapped beside the fold and the drop of another reference. The context is moved out once,
-/// by the last holder, or dropped once.
-#[test]
-fn inv13_an_unwrap_meets_the_fold_and_another_drop() {
-    both_modes(|| {
-        let contexts = Contexts::new();
-        let id = contexts.insert(7);
-        let context = contexts.table.get_ref(id).unwrap();
-        let other = context.clone();
-        let user = thread::spawn(move || {
-            set_current(CpuId::new(1));
-            match CtxRef::try_unwrap(other) {
-                Ok(payload) => assert_eq!(Payload::read(payload.late()), 7),
-                Err(other) => {
-                    let found = other.late();
-                    yield_often();
-                    assert_eq!(Payload::read(found), 7);
-                }
-            }
-        });
-        contexts.table.remove(id).unwrap();
-        contexts.table.flush().unwrap();
-        match CtxRef::try_unwrap(context) {
-            Ok(payload) => assert_eq!(Payload::read(payload.late()), 7),
-            Err(context) => drop(context),
-        }
-        user.join().unwrap();
-        contexts.assert_dropped(1, 0);
-    });
-}
-
 /// Each context of a slot has a count of its own.
 #[test]
 fn inv13_each_context_of_a_slot_has_its_own_count() {
@@ -286,72 +239,35 @@ fn the_last_reference_outlives_the_table() {
     });
 }
 
-/// A waiter whose condition never becomes true wakes when the context is removed, and gets that error.
-#[test]
-fn inv18_a_waiter_wakes_when_its_context_is_removed() {
-    both_strategies(waiter_wakes_when_its_context_is_removed);
-}
-
-fn waiter_wakes_when_its_context_is_removed() {
-    thoroughly(|| {
-        let contexts = Contexts::new();
-        let id = contexts.insert(7);
-        let context = contexts.table.get_ref(id).unwrap();
-        let waiter = thread::spawn(move || {
-            let waited = CtxRef::wait_until(&context, |_| None::<()>);
-            assert_eq!(waited, Err(WaitError::Removed));
-        });
-        contexts.table.remove(id).unwrap();
-        waiter.join().unwrap();
-        contexts.assert_dropped(1, 0);
-    });
-}
-
-/// A waiter whose condition another thread makes true wakes by the notification.
-#[test]
-fn inv18_a_notified_waiter_wakes() {
-    both_strategies(notified_waiter_wakes);
-}
-
-fn notified_waiter_wakes() {
-    thoroughly(|| {
-        let contexts = Contexts::new();
-        let id = contexts.insert(7);
-        let context = contexts.table.get_ref(id).unwrap();
-        let ready = Arc::new(AtomicBool::new(false));
-        let waiter = thread::spawn({
-            let (context, ready) = (context.clone(), Arc::clone(&ready));
-            move || {
-                let is_ready = |_: &Payload| ready.load(Ordering::Relaxed).then_some(());
-                assert_eq!(CtxRef::wait_until(&context, is_ready), Ok(()));
-            }
-        });
-        ready.store(true, Ordering::Relaxed);
-        CtxRef::notify(&context);
-        waiter.join().unwrap();
-    });
-}
-
 /// The thread that removed a context waits until the other thread has dropped its reference.
 #[test]
 fn inv18_a_removal_waits_for_the_last_reference() {
-    model(|| {
+    both_strategies(removal_waits_for_the_last_reference);
+}
+
+fn removal_waits_for_the_last_reference() {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let context = contexts.table.get_ref(id).unwrap();
+        let removal = contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
         let user = thread::spawn(move || drop(context));
-        contexts.table.remove(id).unwrap().wait().unwrap();
+        removal.wait().unwrap();
         assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
         user.join().unwrap();
         contexts.assert_dropped(1, 0);
     });
 }
 
-/// The drop of the last reference wakes a future that waits for the drop of the context. The removal wakes
-/// a future that waits for the removal.
+/// A removal wakes a task that waits for it.
 #[test]
-fn inv18_a_future_wakes_when_it_is_ready() {
-    model(|| {
+fn inv18_a_removal_wakes_a_task() {
+    both_strategies(removal_wakes_a_task);
+}
+
+fn removal_wakes_a_task() {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let context = contexts.table.get_ref(id).unwrap();
@@ -360,30 +276,6 @@ fn inv18_a_future_wakes_when_it_is_ready() {
             let _ = contexts.table.remove(id).unwrap();
         });
         is_ready_or_woken(removed, || remover.join().unwrap());
-
-        let removal = contexts.table.begin_remove_all(); // the table is empty
-        assert!(removal.is_empty());
-        contexts.table.flush().unwrap();
-        let user = thread::spawn(move || drop(context));
-        is_ready_or_woken(removal.into_future(), || user.join().unwrap());
-    });
-}
-
-#[test]
-fn inv18_a_removals_future_is_woken_by_the_last_reference() {
-    both_strategies(removals_future_is_woken_by_the_last_reference);
-}
-
-fn removals_future_is_woken_by_the_last_reference() {
-    thoroughly(|| {
-        let contexts = Contexts::new();
-        let id = contexts.insert(7);
-        let context = contexts.table.get_ref(id).unwrap();
-        let removal = contexts.table.remove(id).unwrap();
-        contexts.table.flush().unwrap();
-        let user = thread::spawn(move || drop(context));
-        is_ready_or_woken(removal.into_future(), || user.join().unwrap());
-        contexts.assert_dropped(1, 0);
     });
 }
 
@@ -415,7 +307,7 @@ fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
 fn inv18_a_removal_carries_what_was_done_before() {
     let removals: [Removal; 3] = [
         |contexts, id| _ = contexts.table.remove(id).unwrap(),
-        |contexts, _| assert_eq!(contexts.table.begin_remove_all().len(), 1),
+        |contexts, _| assert_eq!(contexts.table.begin_remove_all().count(), 1),
         |contexts, _| drop(contexts), // the last `Arc`, and with it the table
     ];
     with_membarrier(|| removals.into_iter().for_each(removal_carries_what_was_done_before));

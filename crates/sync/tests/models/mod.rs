@@ -8,6 +8,7 @@ mod asymmetric;
 mod facade;
 mod mutants;
 mod try_arc;
+mod wait_set;
 mod word_lock;
 
 use std::cell::Cell;

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use super::super::fifo::Fifo;
+use super::super::levels::Fifo;
 
 /// A link to a node, or the end of a path.
 pub(super) type Link<K> = Option<NodePtr<K>>;

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fmt;
 
-use super::super::fifo::Fifo;
+use super::super::levels::Fifo;
 use super::node::{Link, Node, NodePtr, NodeRef, Side};
 
 use Side::{Left, Right};

@@ -204,7 +204,7 @@ fn a_panic_marks_its_image_as_failed() {
     let mut client = lab.client();
     assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
     lab.disk.inject_next(Operation::Write, Fault::Panic);
-    assert_eq!(lab.worker.exports.blocks.failed(), Vec::<String>::new());
+    assert_eq!(lab.worker.shared.exports.blocks.failed(), Vec::<String>::new());
     assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), EIO);
     assert_eq!(lab.worker.memory.used(), 0);
     assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], true));
@@ -214,8 +214,8 @@ fn a_panic_marks_its_image_as_failed() {
     lab.ask_for(&mut client, cmd::FLUSH, NONE, 1, 0);
     lab.rest();
     assert_eq!(reply(&mut client, 0), (1, EIO), "FLUSH");
-    assert_eq!(lab.worker.exports.blocks.failed(), ["a.img"]);
-    assert!(lab.worker.exports.sync().is_err(), "the last sync");
+    assert_eq!(lab.worker.shared.exports.blocks.failed(), ["a.img"]);
+    assert!(lab.worker.shared.exports.sync().is_err(), "the last sync");
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }

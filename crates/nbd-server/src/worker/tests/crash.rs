@@ -223,7 +223,7 @@ fn crash(seed: u64) {
     remount(&mut exports, &disk, false, Args::parse_from(args).cache);
     let exports = Arc::new(exports);
 
-    let connections = Arc::new(CtxTable::builder().max_contexts(8).build().unwrap());
+    let connections = Arc::new(CtxTable::builder().max_contexts(8).build());
     let registry = Arc::new(Registry::new());
     let (workers, receivers): (Vec<_>, Vec<_>) =
         (0..WORKERS).map(|_| Inbox::new(Instant::now()).unwrap()).unzip();

@@ -26,7 +26,7 @@ fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     let mut lab = images(2, "0", Limits { depth: DEPTH, most: 4 * DEPTH });
     let mut hung = lab.client_of(0);
     let mut asked = 0;
-    while !lab.worker.blocked.contains(&hung.0) {
+    while !lab.worker.conns.blocked.contains(&hung.0) {
         lab.ask_for(&mut hung, cmd::READ, NONE, 3, LEN);
         asked += 1;
     }

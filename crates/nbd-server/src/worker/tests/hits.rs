@@ -147,8 +147,8 @@ fn what_a_client_has_not_read_is_never_taken_for_less() {
             hitter.round(&mut batch); // the range is cached from now on
             for sent in 1..=5 {
                 hitter.send(&batch);
-                let conn = &hitter.lab.worker.conns[0];
-                let there = batching::unread(&conn.socket);
+                let conn = &hitter.lab.worker.conns.open[0];
+                let there = polling::unread(&conn.socket);
                 assert!(there >= sent * batch.replies.len(), "the kernel counts {there}");
                 assert!(conn.out.unread >= there, "{} of {there}, {len}", conn.out.unread);
             }

@@ -17,7 +17,7 @@ impl Lab {
     fn send(&mut self, (id, client): &mut (Id, UnixStream), bytes: &[u8]) -> bool {
         client.write_all(bytes).unwrap();
         self.worker.ready(*id, epoll::EventFlags::IN);
-        let conn = &self.worker.conns[self.worker.slot_of(*id).unwrap()];
+        let conn = &self.worker.conns.open[self.worker.slot_of(*id).unwrap()];
         conn.writes_long
     }
 }
@@ -41,7 +41,7 @@ fn the_state_of_long_writes_outlives_short_parts_and_ends_with_short_requests() 
     assert!(lab.send(&mut client, &short[..BLOCK / 2]));
     assert!(lab.send(&mut client, &short[BLOCK / 2..]));
     assert!(!lab.send(&mut client, &short.repeat(2)));
-    assert_eq!(lab.worker.conns[lab.worker.slot_of(client.0).unwrap()].active, 5);
+    assert_eq!(lab.worker.conns.open[lab.worker.slot_of(client.0).unwrap()].active, 5);
     lab.worker.close(client.0, "a test");
     while lab.script.in_flight() > 0 {
         lab.complete();

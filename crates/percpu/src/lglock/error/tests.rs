@@ -15,7 +15,6 @@ fn every_error_has_an_errno_and_a_message() {
             "this thread holds the slot, or one that must be locked after it",
         ),
         (LockError::NoSuchCpu(cpu), libc::EINVAL, "no slot for cpu 9"),
-        (LockError::SameSlot(cpu), libc::EINVAL, "both slots of the pair are those of cpu 9"),
     ] {
         assert_eq!((error.errno(), error.to_string().as_str()), (errno, message));
         assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));

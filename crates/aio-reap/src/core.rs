@@ -1,0 +1,702 @@
+//! The core of an engine. It drives [`State`] and is the only module that runs user code:
+//! callbacks, wake-ups and drops, never while the state is borrowed.
+
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use percpu::sync::{Arc, panicking, thread};
+
+use crate::backend::Backend;
+use crate::calls::{CallQueue, RemoteCalls};
+use crate::completion_state::{Scope, Turn};
+use crate::drive::{self, BlockOnWaker, Driver, Served};
+use crate::error::{BackendKind, Fallback};
+use crate::payload::{Deliver, RawResult};
+use crate::slab::{CancelReason, CompletionTarget, Index, RequestId, SlotState};
+use crate::state::{Delivery, State};
+use crate::sys;
+use crate::wake_fd::WakeFd;
+
+/// A call of another thread.
+pub(crate) type Call = Box<dyn FnOnce(&Rc<Core>) + Send>;
+
+/// The core of an engine, which its front ends share.
+pub(crate) struct Core {
+    pub(crate) state: RefCell<State>,
+    pub(crate) wake_fd: WakeFd,
+    pub(crate) kind: BackendKind,
+    pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) reap_mode: Cell<ReapMode>,
+    /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
+    calls: RefCell<Option<RemoteCalls<Call>>>,
+    plugs: Cell<usize>,
+    pub(crate) driver: Driver,
+    /// User code, such as a callback, is running in a caller of the current function.
+    dispatching: Cell<bool>,
+    /// The number of inner turns and waits among the callers of the current function.
+    inner_turns: Cell<usize>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        state: State,
+        wake_fd: WakeFd,
+        kind: BackendKind,
+        fallbacks: Vec<Fallback>,
+    ) -> Self {
+        Self {
+            state: RefCell::new(state),
+            wake_fd,
+            kind,
+            fallbacks,
+            reap_mode: Cell::default(),
+            calls: RefCell::new(None),
+            plugs: Cell::new(0),
+            driver: Driver::default(),
+            dispatching: Cell::new(false),
+            inner_turns: Cell::new(0),
+        }
+    }
+
+    /// Returns the time for deadlines and timeouts.
+    pub(crate) fn instant(&self) -> Instant {
+        self.state.borrow().backend.instant()
+    }
+
+    pub(crate) fn is_dispatching(&self) -> bool {
+        self.dispatching.get()
+    }
+
+    pub(crate) fn plug(&self) {
+        self.plugs.set(self.plugs.get() + 1);
+    }
+
+    pub(crate) fn leave_plug(&self) {
+        self.plugs.set(self.plugs.get() - 1);
+    }
+
+    pub(crate) fn unplug(&self) {
+        self.leave_plug();
+        if panicking() {
+            self.wake_fd.kick();
+        } else {
+            self.flush_unless_held(Scope::All);
+        }
+    }
+
+    /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
+    /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
+    /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
+    pub(crate) fn flush_unless_held(&self, scope: Scope) {
+        if self.plugs.get() == 0 && !self.dispatching.get() {
+            if scope == Scope::All && self.driver.is_driven() {
+                let waker = self.driver.request_turn();
+                let _guard = self.dispatching();
+                return waker.into_iter().for_each(Waker::wake);
+            }
+            let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
+            self.round(self.reap_mode.get().after_submit(), scope, false);
+        }
+    }
+
+    /// Cancels the requests whose time has come. The next round delivers them.
+    #[cold]
+    fn expire(&self) {
+        let now = self.instant();
+        let state = &mut *self.state.borrow_mut();
+        while let Some(index) = state.deadlines.due(now, &state.completions.slab) {
+            state.cancel(index, CancelReason::TimedOut);
+        }
+    }
+
+    /// Tries to end a request early. The next turn delivers it. Returns false if there was no
+    /// attempt.
+    pub(crate) fn cancel(&self, index: Index) -> bool {
+        let _rearm = Rearm(self);
+        self.state.borrow_mut().cancel(index, CancelReason::Cancelled)
+    }
+
+    /// Tries to end a request early, if it is still in the engine. Returns false if there was no
+    /// attempt.
+    pub(crate) fn cancel_id(&self, RequestId(user_data): RequestId) -> bool {
+        let _rearm = Rearm(self);
+        self.state.borrow_mut().cancel_user_data(user_data)
+    }
+
+    /// Tries to end every request early. Returns the number of attempts.
+    pub(crate) fn cancel_all(&self) -> usize {
+        let _rearm = Rearm(self);
+        self.state.borrow_mut().cancel_all(CancelReason::Cancelled)
+    }
+
+    /// Refuses later requests, and wakes the futures that wait for a slot.
+    pub(crate) fn close(&self) {
+        self.state.borrow_mut().closed = true;
+        self.wake_waiting(|_| usize::MAX);
+    }
+
+    /// Returns whether another turn that delivers the completions of `scope` makes progress without a
+    /// wake-up. `state` is borrowed from this core.
+    fn has_work_for(&self, state: &State, scope: Scope) -> bool {
+        state.has_work_for(scope) || (scope == Scope::All && self.has_calls())
+    }
+
+    /// Returns whether an ordinary turn makes progress without a wake-up. `state` is borrowed from this
+    /// core.
+    pub(crate) fn has_work(&self, state: &State) -> bool {
+        self.has_work_for(state, Scope::All)
+    }
+
+    fn has_calls(&self) -> bool {
+        self.calls.borrow().as_ref().is_some_and(RemoteCalls::has_calls)
+    }
+
+    /// Returns whether a remote of this engine is left.
+    fn has_remotes(&self) -> bool {
+        self.calls.borrow().as_ref().is_some_and(|calls| calls.queue.has_senders())
+    }
+
+    /// Returns the queue of the calls of other threads. The first call makes it.
+    #[cold]
+    pub(crate) fn call_queue(&self) -> Arc<CallQueue<Call>> {
+        let mut state = self.state.borrow_mut();
+        state.has_remote = true;
+        let new = || {
+            let kick = Arc::clone(self.wake_fd.shared_kick());
+            let queue = Arc::new(CallQueue::new(state.limits.remote, move || sys::signal(&kick)));
+            RemoteCalls { queue, taken: VecDeque::with_capacity(state.limits.remote) }
+        };
+        let mut calls = self.calls.borrow_mut();
+        let calls = calls.get_or_insert_with(new);
+        if state.closed {
+            calls.take(true); // none: nothing was sent to the new queue
+        }
+        Arc::clone(&calls.queue)
+    }
+
+    /// Takes the queued calls of other threads, and with `close` refuses later ones. Returns the number
+    /// of calls that have not begun.
+    fn take_calls(&self, close: bool) -> usize {
+        self.calls.borrow_mut().as_mut().map_or(0, |calls| calls.take(close))
+    }
+
+    /// Returns the oldest call that was taken and has not begun.
+    fn next_call(&self) -> Option<Call> {
+        self.calls.borrow_mut().as_mut()?.taken.pop_front()
+    }
+
+    /// Runs the calls of other threads that are queued now; with `close` the queue refuses later ones.
+    ///
+    /// If a call panics, the other ones stay with the engine, and the next turn runs them.
+    pub(crate) fn run_calls(self: &Rc<Self>, close: bool) {
+        let count = self.take_calls(close);
+        if count == 0 {
+            return;
+        }
+        let _rearm = RearmOnPanic(self);
+        let _guard = self.dispatching();
+        for _ in 0..count {
+            let Some(call) = self.next_call() else { return }; // a call waited, and that turn ran the rest
+            call(self);
+        }
+    }
+
+    /// Drops the queued calls of other threads, and refuses later ones.
+    pub(crate) fn drop_calls(&self) {
+        self.take_calls(true);
+        while let Some(call) = self.next_call() {
+            drop(call); // user code
+        }
+    }
+
+    /// Wakes futures that may take a slot now.
+    pub(crate) fn admit(&self) {
+        self.wake_waiting(|state| state.completions.slab.free_len());
+    }
+
+    /// Wakes the first `count` of the futures that wait for a slot.
+    fn wake_waiting(&self, count: impl Fn(&State) -> usize) {
+        loop {
+            let mut state = self.state.borrow_mut();
+            let count = count(&state);
+            let Some(waker) = state.waiting.next_to_wake(count) else { return };
+            drop(state);
+            let _guard = self.dispatching();
+            waker.wake();
+        }
+    }
+
+    /// Performs one submission, one reap (with `reap`) and the delivery of `scope`. Returns the number
+    /// of completions delivered.
+    ///
+    /// It does not loop, because it would never return on a device that completes inside submit.
+    /// With `sleep` the submission may wait for a completion.
+    fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
+        // Whether this is an inner turn, or a turn that a callback in one makes.
+        let holds = match scope {
+            Scope::Nothing => self.inner_turns.get() > 0,
+            Scope::Inner => true,
+            Scope::All => false,
+        };
+        let enqueued = {
+            let mut state = self.state.borrow_mut();
+            state.submit(sleep);
+            if reap && state.reap() {
+                self.wake_fd.progress();
+            }
+            state.update_stage_limit();
+            // The next turn that is not an inner one reports the completions in queues.
+            let enqueued = if holds { 0 } else { state.take_enqueued() };
+            if state.can_only_wait() {
+                // The usual case: no callback is ready and no work is left.
+                self.wake_fd.wake_at(state.deadlines.earliest());
+                return enqueued;
+            }
+            enqueued
+        };
+        if holds {
+            let delivered = self.dispatch(scope);
+            if self.state.borrow().needs_retry() {
+                self.wake_fd.retry_later();
+            }
+            return delivered;
+        }
+        let _rearm = Rearm(self); // also if a callback panics
+        self.drop_deferred();
+        let delivered = enqueued + self.dispatch(scope);
+        if self.state.borrow().completions.slab.promised > 0 {
+            self.admit();
+        }
+        delivered
+    }
+
+    /// Drops the completion queues without an owner, and the buffers in them, which is user code.
+    fn drop_deferred(&self) {
+        let deferred = mem::take(&mut self.state.borrow_mut().completions.deferred_drops);
+        if !deferred.is_empty() {
+            let _guard = self.dispatching();
+            drop(deferred);
+        }
+    }
+
+    /// Marks that user code runs while the returned guard lives.
+    fn dispatching(&self) -> Dispatching<'_> {
+        Dispatching { core: self, outermost: !self.dispatching.replace(true) }
+    }
+
+    /// Delivers the completions of `scope` that are ready now. User code runs here, and no borrow is held.
+    ///
+    /// Completions that become ready during the call are left. Otherwise it would never return if
+    /// each callback made another request that needs no kernel.
+    fn dispatch(&self, scope: Scope) -> usize {
+        let ready = self.state.borrow().ready(scope);
+        if ready == 0 {
+            return 0;
+        }
+        let _guard = self.dispatching();
+        for delivered in 0..ready {
+            // The borrow ends with this statement.
+            let next = self.state.borrow_mut().deliver(scope);
+            match next {
+                None => return delivered, // a callback called `wait`, which delivered the rest
+                Some(Delivery::Payload(taken, result)) => {
+                    // SAFETY: the state was not used since the payload was taken, and it never
+                    // moves its slots.
+                    drop(unsafe { taken.deliver(result) });
+                }
+                Some(Delivery::Wake(waker)) => waker.wake(),
+                Some(Delivery::Silent) => {}
+            }
+        }
+        ready
+    }
+
+    pub(crate) fn turn(self: &Rc<Self>, scope: Scope) -> Turn {
+        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
+        self.turn_with(scope, false)
+    }
+
+    /// Turns the engine. With `sleep` the submission may wait for a completion.
+    fn turn_with(self: &Rc<Self>, scope: Scope, sleep: bool) -> Turn {
+        self.wake_fd.clear();
+        let mut state = self.state.borrow_mut();
+        state.backend.acknowledge();
+        let timed = state.deadlines.earliest().is_some();
+        let has_remote = state.has_remote;
+        drop(state);
+        if has_remote && scope == Scope::All {
+            self.run_calls(false);
+        } else if has_remote && scope == Scope::Nothing && self.has_calls() {
+            self.wake_fd.kick(); // their wake-up may have been cleared above
+        }
+        if timed && scope != Scope::Nothing {
+            self.expire();
+        }
+        let delivered = self.round(true, scope, sleep);
+        let state = self.state.borrow();
+        let pending = state.held();
+        Turn { delivered, pending, in_flight: state.in_flight() }
+    }
+
+    pub(crate) fn is_done(&self, index: Index) -> bool {
+        self.state.borrow().completions.slab.peek(index).state == SlotState::Done
+    }
+
+    /// Frees a completed slot and returns its payload and result. Returns `None` if the request has
+    /// not completed.
+    ///
+    /// # Safety
+    ///
+    /// The slot was queued with a `T` as its payload.
+    pub(crate) unsafe fn collect_done<T: Deliver>(&self, index: Index) -> Option<(T, RawResult)> {
+        let completions = &mut self.state.borrow_mut().completions;
+        if completions.slab.peek(index).state != SlotState::Done {
+            return None;
+        }
+        // SAFETY: by the contract of this function the payload is a `T`.
+        let (payload, result) = unsafe { completions.collect_as(index) };
+        Some((payload.expect("a slot in use holds its payload"), result))
+    }
+
+    /// Stores the waker of a request. Returns false if the request has completed.
+    pub(crate) fn register_waker(&self, index: Index, waker: &Waker) -> bool {
+        // The clone and the drop of a waker are user code, which may turn the engine, so no borrow
+        // is held.
+        let waker = waker.clone();
+        let mut state = self.state.borrow_mut();
+        let slot = state.completions.slab.get(index);
+        if slot.state == SlotState::Done {
+            drop(state);
+            return false;
+        }
+        let old = slot.waker.replace(waker);
+        drop(state);
+        drop(old);
+        true
+    }
+
+    /// Detaches a request from its dropped operation. The request keeps its buffer until it completes.
+    pub(crate) fn orphan(&self, index: Index) {
+        let mut state = self.state.borrow_mut();
+        let completions = &mut state.completions;
+        let slot = completions.slab.get(index);
+        let waker = slot.waker.take();
+        let taken = if slot.state == SlotState::Done {
+            let (taken, result) = completions.collect(index);
+            taken.map(|taken| (taken, result))
+        } else {
+            slot.target = CompletionTarget::Orphan;
+            None
+        };
+        drop(state);
+        let _admit = AdmitOnDrop(self);
+        // User code follows, and no borrow is held.
+        if let Some((taken, result)) = taken {
+            // SAFETY: the state was not used since the payload was taken, and it never moves its
+            // slots.
+            unsafe { taken.abandon(result) }
+        }
+        drop(waker);
+    }
+}
+
+/// On drop, kicks or arms the retry timer if work is left, so that another turn follows.
+struct Rearm<'c>(&'c Core);
+
+impl Drop for Rearm<'_> {
+    fn drop(&mut self) {
+        let state = self.0.state.borrow(); // user code never runs under a borrow
+        if self.0.has_work(&state) {
+            self.0.wake_fd.kick();
+        } else if state.needs_retry() {
+            self.0.wake_fd.retry_later();
+        }
+        self.0.wake_fd.wake_at(state.deadlines.earliest());
+    }
+}
+
+/// On drop, wakes the futures that may take a slot now. If a panic unwinds, it causes a turn, which
+/// does so.
+pub(crate) struct AdmitOnDrop<'c>(pub(crate) &'c Core);
+
+impl Drop for AdmitOnDrop<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.wake_fd.kick();
+        } else {
+            self.0.admit();
+        }
+    }
+}
+
+/// Like [`Rearm`] if a panic unwinds. Otherwise a round follows.
+struct RearmOnPanic<'c>(&'c Core);
+
+impl Drop for RearmOnPanic<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            drop(Rearm(self.0));
+        }
+    }
+}
+
+/// Counts an inner turn or wait. Its drop kicks if a turn that delivers all has work, and not always,
+/// because the kick would end the sleep of the next inner turn.
+struct InnerTurn<'c>(&'c Core);
+
+impl<'c> InnerTurn<'c> {
+    fn new(core: &'c Core) -> Self {
+        core.inner_turns.set(core.inner_turns.get() + 1);
+        Self(core)
+    }
+}
+
+impl Drop for InnerTurn<'_> {
+    fn drop(&mut self) {
+        self.0.inner_turns.set(self.0.inner_turns.get() - 1);
+        let state = self.0.state.borrow(); // user code never runs under a borrow
+        let free = state.completions.slab.free_len();
+        if state.completions.slab.promised > 0 && free > 0 {
+            self.0.wake_fd.kick(); // a future waits for a slot that an inner request has freed
+        }
+        drop(state);
+        drop(Rearm(self.0));
+    }
+}
+
+/// Ends a dispatch, also if a callback panics.
+struct Dispatching<'c> {
+    core: &'c Core,
+    outermost: bool,
+}
+
+impl Drop for Dispatching<'_> {
+    fn drop(&mut self) {
+        if self.outermost {
+            self.core.dispatching.set(false);
+        }
+    }
+}
+
+impl Core {
+    /// Turns the engine until a completion was delivered, the time is over, or the engine is idle.
+    /// With a waker, its wake-up ends the wait, and an idle engine does not.
+    pub(crate) fn wait(
+        self: &Rc<Self>,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+    ) -> io::Result<Turn> {
+        self.wait_for(Scope::All, timeout, waker)
+    }
+
+    /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
+    pub(crate) fn wait_inner(self: &Rc<Self>, waker: &BlockOnWaker) -> io::Result<Turn> {
+        let _inner = InnerTurn::new(self);
+        self.wait_for(Scope::Inner, None, Some(waker))
+    }
+
+    fn wait_for(
+        self: &Rc<Self>,
+        scope: Scope,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+    ) -> io::Result<Turn> {
+        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
+        // The submission may sleep if only a completion can end the wait.
+        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().polls();
+        loop {
+            let turn = self.turn_with(scope, sleep);
+            // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
+            // the sleep.
+            if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
+                return Ok(turn);
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(turn);
+            }
+            self.sleep(left, waker, scope)?;
+        }
+    }
+
+    pub(crate) fn drain(self: &Rc<Self>) -> io::Result<()> {
+        while !self.wait(None, None)?.is_idle() {}
+        Ok(())
+    }
+
+    /// Turns the engine until no remote is left and no request is left.
+    pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
+        let turn = || match self.turn(Scope::All) {
+            turn if turn.delivered > 0 => Served::Progress,
+            turn if turn.is_idle() => Served::Idle,
+            _ => Served::Busy,
+        };
+        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None, Scope::All))
+    }
+
+    /// Sleeps until a turn may make progress or the waker is woken. May return early.
+    fn sleep(
+        &self,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+        scope: Scope,
+    ) -> io::Result<()> {
+        let now = || self.instant();
+        let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
+        if self.reap_mode.get().polls() {
+            let start = now();
+            if self.spin(Spin::new(timeout, now), waker, scope) {
+                return Ok(());
+            }
+            let spent = now().saturating_duration_since(start);
+            timeout = timeout.map(|timeout| timeout.saturating_sub(spent));
+            if timeout.is_some_and(|timeout| timeout.is_zero()) {
+                return Ok(());
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        if self.has_work_for(&state, scope) {
+            return Ok(());
+        }
+        if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
+            return state.wait(timeout);
+        }
+        if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
+    }
+
+    /// Prepares a sleep on the descriptors. Returns false if there is work instead.
+    fn prepare_sleep(
+        &self,
+        mut state: RefMut<'_, State>,
+        timeout: Option<Duration>,
+        scope: Scope,
+    ) -> bool {
+        if self.has_work_for(&state, scope) {
+            return false;
+        }
+        if state.in_kernel() > 0 {
+            state.completions.stats.waits += 1;
+            state.backend.before_sleep(timeout);
+        } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
+            if state.backend.advance_time(time) {
+                return false;
+            }
+        }
+        state.backend.watch(); // also without a request in the kernel, to clear older notifications
+        true
+    }
+
+    /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
+    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
+        let mut state = self.state.borrow_mut();
+        while !self.has_work_for(&state, scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
+            if state.in_kernel() == 0 {
+                if state.needs_retry() {
+                    // The last peek found EAGAIN. Clear its notification, because it would end the
+                    // delay of the retry.
+                    state.backend.acknowledge();
+                    self.wake_fd.retry_later();
+                }
+                return false;
+            }
+            if !spin.go_on(|| state.backend.instant()) {
+                return false;
+            }
+            state.backend.relax();
+            if state.reap() {
+                self.wake_fd.progress();
+            }
+        }
+        true
+    }
+}
+
+/// The number of peeks between two reads of the clock, and between two yields of the CPU; a guess.
+/// A peek costs a few nanoseconds, a read of the clock about twenty.
+const PEEKS: u32 = 16;
+
+/// The times at which an engine looks for completions, set by
+/// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode) and
+/// [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
+///
+/// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap, at most
+/// [`reap_budget`](crate::EngineBuilder::reap_budget) completions at a time.
+///
+/// ```
+/// use aio_reap::{Engine, ReapMode};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().reap_mode(ReapMode::Poll).build()?;
+/// engine.nop().submit()?.wait().0?;
+/// engine.set_reap_mode(ReapMode::OnTurn); // submissions no longer run callbacks
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReapMode {
+    /// Only in a turn or a wait. A submission only submits. It runs no callbacks, except those of
+    /// requests that need no kernel or that the kernel refused.
+    OnTurn,
+    /// Also right after each submission. Completions that are there by then cost no wake-up.
+    #[default]
+    AfterSubmit,
+    /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request: it peeks until
+    /// there is a completion. This gives the shortest latency and occupies a CPU.
+    Poll,
+}
+
+impl ReapMode {
+    pub(crate) fn after_submit(self) -> bool {
+        self != Self::OnTurn
+    }
+
+    /// Returns whether a wait peeks instead of sleeping.
+    pub(crate) fn polls(self) -> bool {
+        self == Self::Poll
+    }
+}
+
+/// The peeks of one wait.
+pub(crate) struct Spin {
+    /// `None`: no time limit.
+    end: Option<Instant>,
+    peeks: u32,
+}
+
+impl Spin {
+    /// Makes the peeks of a wait of `timeout`.
+    pub(crate) fn new(timeout: Option<Duration>, now: impl FnOnce() -> Instant) -> Self {
+        Self { end: timeout.and_then(|timeout| now().checked_add(timeout)), peeks: 0 }
+    }
+
+    /// Counts a peek. Returns false if the time is over.
+    pub(crate) fn go_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.peeks = self.peeks.wrapping_add(1);
+        if !self.peeks.is_multiple_of(PEEKS) {
+            return true;
+        }
+        thread::yield_now(); // the thread that completes the request may need this CPU
+        self.end.is_none_or(|end| now() < end)
+    }
+}
+
+#[cfg(test)]
+mod reap_tests {
+    use super::*;
+
+    #[test]
+    fn spinning_ends_with_the_timeout() {
+        let mut spin = Spin::new(Some(Duration::ZERO), Instant::now);
+        assert!((0..PEEKS).any(|_| !spin.go_on(Instant::now)), "it never stops");
+        // The second one is past what the clock can say.
+        for timeout in [None, Some(Duration::MAX)] {
+            let mut spin = Spin::new(timeout, Instant::now);
+            assert!((0..10 * PEEKS).all(|_| spin.go_on(Instant::now)), "it stops at once");
+        }
+    }
+}

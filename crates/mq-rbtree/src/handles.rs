@@ -1,0 +1,394 @@
+//! Handles for the two sides of a queue. The queue closes with the last handle of a side.
+//!
+//! A handle has the methods of its queue.
+
+use std::iter::FusedIterator;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+use std::{fmt, iter, thread};
+
+use percpu::panics::drop_payload;
+use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
+use percpu::sync::{Arc, check, step};
+
+use crate::core::{Bitmap, Levels};
+use crate::error::BuildError;
+use crate::queue::{Builder, Queue, Received};
+
+/// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
+///
+/// It has the methods of its [`Queue`]. Clones are senders of the same queue. When the last sender is dropped the queue closes, and the
+/// messages in it can still be received.
+///
+/// ```
+/// use std::thread;
+/// use mq_rbtree::Queue;
+///
+/// let (sender, receiver) = Queue::builder(8).channel()?;
+/// for n in 0..3 {
+///     let sender = sender.clone();
+///     thread::spawn(move || sender.send(n, n).unwrap());
+/// }
+/// drop(sender);
+/// let mut all: Vec<_> = receiver.iter().map(|(n, _)| n).collect(); // until all three have sent
+/// all.sort();
+/// assert_eq!(all, [0, 1, 2]);
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
+pub struct Sender<T, L: Levels = Bitmap> {
+    shared: Arc<Shared<T, L>>,
+}
+
+/// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
+///
+/// It has the methods of its [`Queue`]. Clones are receivers of the same queue; each message goes to one of them. When the last receiver
+/// is dropped the queue closes, and its messages are dropped; those behind a sender that is stopped
+/// between its claim and its publication for 50 ms, when the last sender is dropped.
+///
+/// ```
+/// use mq_rbtree::{Queue, ReceiveError};
+///
+/// let (sender, receiver) = Queue::builder(8).channel()?;
+/// sender.send("a message", 7)?;
+/// assert_eq!(receiver.receive()?, ("a message", 7));
+/// assert_eq!(receiver.try_receive(), Err(ReceiveError::Empty));
+/// drop(receiver);
+/// assert!(sender.send("another", 7).is_err()); // the queue is closed
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Receiver<T, L: Levels = Bitmap> {
+    shared: Arc<Shared<T, L>>,
+}
+
+struct Shared<T, L: Levels> {
+    queue: Queue<T, L>,
+    senders: AtomicUsize,
+    receivers: AtomicUsize,
+}
+
+/// A handle for each side of a queue.
+type Sides<T, L> = (Sender<T, L>, Receiver<T, L>);
+
+impl<T, L: Levels> Builder<T, L> {
+    /// Makes the queue, with a handle for each side. It closes when the last handle of a side is
+    /// dropped.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// sender.send("a message", 7)?;
+    /// assert_eq!(receiver.receive()?, ("a message", 7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`build`](Self::build).
+    pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
+        let queue = self.build()?;
+        let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
+        let shared = Arc::new(Shared { queue, senders, receivers });
+        Ok((Sender { shared: shared.clone() }, Receiver { shared }))
+    }
+}
+
+/// Subtracts a handle from the count. Returns true if it was the last one.
+fn was_last(count: &AtomicUsize) -> bool {
+    // Ordering: Release pairs with the Acquire fence below in the last handle's drop; it carries
+    // what was done through this handle.
+    let last = check!("drop: the last handle", count.fetch_sub(1, Ordering::Release) == 1);
+    if last {
+        // Ordering: Acquire fence, pairs with the Release of the other handles' drops; it carries
+        // what was done through them: claims on the ring, which the close must come after. No model
+        // checks it, because loom runs exchanges of one word in the order of the steps.
+        fence(Ordering::Acquire);
+    }
+    last
+}
+
+macro_rules! side {
+    ($name:ident, $count:ident) => {
+        impl<T, L: Levels> Clone for $name<T, L> {
+            fn clone(&self) -> Self {
+                // Ordering: Relaxed; this handle keeps the count above 0, and the count publishes
+                // nothing.
+                self.shared.$count.fetch_add(1, Ordering::Relaxed);
+                Self { shared: self.shared.clone() }
+            }
+        }
+
+        impl<T, L: Levels> Deref for $name<T, L> {
+            type Target = Queue<T, L>;
+
+            #[inline(always)]
+            fn deref(&self) -> &Queue<T, L> {
+                &self.shared.queue
+            }
+        }
+
+        impl<T, L: Levels> fmt::Debug for $name<T, L> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($name)).field(&self.shared.queue).finish()
+            }
+        }
+    };
+}
+
+side!(Sender, senders);
+side!(Receiver, receivers);
+
+impl<T, L: Levels> Drop for Sender<T, L> {
+    fn drop(&mut self) {
+        if was_last(&self.shared.senders) {
+            self.close();
+        }
+    }
+}
+
+/// So long the drop of the last receiver waits for a sender that is stopped between its claim and its
+/// publication: some time slices, as a sender that was preempted needs.
+const FOR_A_SENDER: Duration = Duration::from_millis(50);
+
+impl<T, L: Levels> Drop for Receiver<T, L> {
+    fn drop(&mut self) {
+        if was_last(&self.shared.receivers) {
+            step!("last receiver: close before the drain", self.close());
+            // One by one: this neither holds the lock for long nor needs memory for all messages. A
+            // panic in the drop of one waits until all are dropped.
+            let mut panic = None;
+            while let Ok(message) = self.receive_deadline(Instant::now() + FOR_A_SENDER) {
+                if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
+                    panic.replace(caught).into_iter().for_each(drop_payload);
+                }
+            }
+            match panic {
+                Some(panic) if thread::panicking() => drop_payload(panic),
+                Some(panic) => resume_unwind(panic),
+                None => {}
+            }
+        }
+    }
+}
+
+// References to a queue: borrowed, or through a handle.
+
+/// A reference to a queue: `&Queue`, an `Arc` of one, a [`Sender`](crate::Sender), a
+/// [`Receiver`](crate::Receiver), or a reference to one of these.
+///
+/// [`Readiness`](crate::Readiness) is generic over it. The trait is sealed, because a queue relies
+/// on a handle always leading to the same queue.
+///
+/// ```
+/// use std::sync::Arc;
+/// use mq_rbtree::{Interest, Queue, QueueHandle, Readiness, ReadinessError};
+///
+/// fn readable<Q: QueueHandle>(queue: Q) -> Result<Readiness<Q>, ReadinessError<Q>> {
+///     Readiness::new(queue, Interest::Readable)
+/// }
+///
+/// let queue: Arc<Queue<u8>> = Arc::new(Queue::new(8).unwrap());
+/// let ready = readable(Arc::clone(&queue)).unwrap();
+/// assert!(readable(&*queue).is_err()); // there is one for that direction already
+/// drop(ready);
+/// ```
+pub trait QueueHandle: sealed::HasQueue {}
+
+impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
+
+/// The reference of a future to its queue.
+pub(crate) enum QueueRef<'q, T, L: Levels> {
+    Borrowed(&'q Queue<T, L>),
+    #[cfg(feature = "stream")]
+    Owned(Receiver<T, L>),
+}
+
+impl<T, L: Levels> QueueRef<'_, T, L> {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> &Queue<T, L> {
+        match self {
+            Self::Borrowed(queue) => queue,
+            #[cfg(feature = "stream")]
+            Self::Owned(receiver) => receiver,
+        }
+    }
+}
+
+pub(crate) mod sealed {
+    use super::{Levels, Queue};
+
+    pub trait HasQueue {
+        /// The type of the queue's messages.
+        type Message;
+        /// The type of the queue's levels.
+        type Levels: Levels;
+
+        #[doc(hidden)]
+        fn queue(&self) -> &Queue<Self::Message, Self::Levels>;
+    }
+}
+
+macro_rules! impl_has_queue {
+    ($($handle:ty: |$this:ident| $queue:expr;)*) => {$(
+        impl<T, L: Levels> sealed::HasQueue for $handle {
+            type Message = T;
+            type Levels = L;
+
+            #[inline(always)]
+            fn queue(&self) -> &Queue<T, L> {
+                let $this = self;
+                $queue
+            }
+        }
+    )*};
+}
+
+impl_has_queue! {
+    Queue<T, L>: |queue| queue;
+    Arc<Queue<T, L>>: |queue| queue;
+    Sender<T, L>: |sender| sender;
+    Receiver<T, L>: |receiver| receiver;
+}
+
+impl<Q: sealed::HasQueue> sealed::HasQueue for &Q {
+    type Message = Q::Message;
+    type Levels = Q::Levels;
+
+    #[inline(always)]
+    fn queue(&self) -> &Queue<Q::Message, Q::Levels> {
+        (**self).queue()
+    }
+}
+
+// Iterators over the messages of a receiver.
+
+/// An iterator that waits for each message and ends when the queue is closed and empty.
+///
+/// It comes from [`Receiver::iter`], or from a loop over a receiver or a reference to one.
+///
+/// ```
+/// use std::thread;
+///
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// let worker = thread::spawn(move || receiver.into_iter().map(|(n, _)| n).sum::<u32>());
+/// for n in 1..=4 {
+///     sender.send(n, 7)?;
+/// }
+/// drop(sender); // closes the queue
+/// assert_eq!(worker.join().unwrap(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Iter<R>(R);
+
+impl<T, L: Levels> Receiver<T, L> {
+    /// Returns an iterator that receives messages. It waits for each one, and ends when the queue
+    /// is closed and empty.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// for (message, priority) in [("later", 1), ("now", 9)] {
+    ///     sender.send(message, priority)?;
+    /// }
+    /// drop(sender);
+    /// let messages: Vec<_> = receiver.iter().map(|(message, _)| message).collect();
+    /// assert_eq!(messages, ["now", "later"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn iter(&self) -> Iter<&Self> {
+        Iter(self)
+    }
+
+    /// Returns an iterator that receives messages without waiting.
+    ///
+    /// It returns `None` when the queue is empty, and may return messages again later: also one that
+    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](crate::Queue::close).
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// sender.send("later", 1)?;
+    /// sender.send("now", 9)?;
+    /// assert!(receiver.try_iter().map(|(message, _)| message).eq(["now", "later"]));
+    /// assert!(!receiver.is_closed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_iter(&self) -> impl Iterator<Item = Received<T, L>> {
+        iter::from_fn(|| self.try_receive().ok())
+    }
+}
+
+impl<R: QueueHandle> Iterator for Iter<R> {
+    type Item = Received<R::Message, R::Levels>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.queue().receive().ok()
+    }
+}
+
+// A closed queue stays closed, so the end is final.
+impl<R: QueueHandle> FusedIterator for Iter<R> {}
+
+impl<T, L: Levels> IntoIterator for &Receiver<T, L> {
+    type Item = Received<T, L>;
+    type IntoIter = Iter<Self>;
+
+    fn into_iter(self) -> Iter<Self> {
+        self.iter()
+    }
+}
+
+impl<T, L: Levels> IntoIterator for Receiver<T, L> {
+    type Item = Received<T, L>;
+    type IntoIter = Iter<Self>;
+
+    fn into_iter(self) -> Iter<Self> {
+        Iter(self)
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use crate::Queue;
+
+    fn drops_the_last_receiver(publish_during_the_drop: bool) {
+        let message = Arc::new(());
+        let (sender, receiver) = Queue::builder(8).channel().unwrap();
+        (0..8).for_each(|_| sender.try_send(Arc::clone(&message), 0).unwrap());
+        receiver.drain();
+        sender.try_send(Arc::clone(&message), 5).unwrap();
+        let mut publish = sender.shared.queue.claim(Arc::clone(&message), 5);
+        sender.try_send(Arc::clone(&message), 9).unwrap();
+        thread::scope(|scope| {
+            if publish_during_the_drop {
+                let publish = publish.take().unwrap();
+                scope.spawn(|| {
+                    thread::sleep(Duration::from_millis(5));
+                    publish();
+                });
+            }
+            let begin = Instant::now();
+            drop(receiver);
+            assert!(begin.elapsed() < Duration::from_secs(5));
+        });
+        if publish_during_the_drop {
+            assert_eq!(Arc::strong_count(&message), 1, "the drop has dropped all messages");
+        }
+        publish.into_iter().for_each(|publish| publish());
+        drop(sender);
+        assert_eq!(Arc::strong_count(&message), 1);
+    }
+
+    #[test]
+    fn the_drop_of_the_last_receiver_waits_for_a_sender_that_was_preempted() {
+        drops_the_last_receiver(true);
+    }
+
+    /// The messages behind such a sender are left to the drop of the queue.
+    #[test]
+    fn inv22_the_drop_of_the_last_receiver_ends_beside_a_stopped_sender() {
+        drops_the_last_receiver(false);
+    }
+}

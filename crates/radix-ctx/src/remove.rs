@@ -1,0 +1,382 @@
+//! Removals, and waits for the drop of removed contexts.
+
+use std::cell::Cell;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use percpu::rcu;
+use percpu::sync::{order, thread};
+
+use crate::core::Core;
+use crate::error::{LookupError, WaitError};
+use crate::id::Id;
+use crate::slab::{LAST_KEY, NotLive, SLAB_BITS, SLOTS};
+use crate::table::CtxTable;
+
+impl<T: Send + Sync + 'static> CtxTable<T> {
+    /// Removes a context. Every later lookup of `id` fails.
+    ///
+    /// One of several threads that remove the same context succeeds. Readers that found the context before
+    /// can go on using it. It is dropped when no reader and no reference is left, by a later removal or
+    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU. The [`Removal`] can wait for the
+    /// drop; dropping the `Removal` waits for nothing.
+    ///
+    /// Does not allocate. Lock-free, with the exceptions in the table of the [crate's page](crate#progress).
+    ///
+    /// # Errors
+    ///
+    /// [`LookupError`] as for [`get`](Self::get).
+    #[inline]
+    pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, LookupError> {
+        let core = self.core();
+        let must_advance = core.kill(id)?;
+        core.after_removal(must_advance, || core.waiters.wake_tasks(id.index()));
+        Ok(Removal { core, id })
+    }
+
+    /// Removes every context, and waits until all of them are dropped. Returns how many there were.
+    ///
+    /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
+    ///
+    /// Blocks for one grace period, whatever the number of contexts, and until the last
+    /// [`CtxRef`](crate::CtxRef) of each context is dropped. A reference that the calling thread holds is
+    /// not noticed: the wait for it does not end.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Pinned`] or [`WaitError::InDrop`]; no context was removed.
+    pub fn remove_all(&self) -> Result<usize, WaitError> {
+        self.core().may_wait()?;
+        let mut removal = self.begin_remove_all();
+        removal.wait()?;
+        Ok(removal.count())
+    }
+
+    /// Removes every context. Does not wait for readers. The [`RemoveAll`] can wait for the drops.
+    pub fn begin_remove_all(&self) -> RemoveAll<'_, T> {
+        let core = self.core();
+        let mut killed = 0;
+        let mut from = 0;
+        let last = core.slabs.last_key(); // bounds the loop: other threads may insert above it
+        loop {
+            let guard = rcu::pin();
+            let Some((key, slab)) = core.slabs.next_slab(from, last) else { break };
+            // SAFETY: invariant 4 of `slab`: the slab was found under `guard`.
+            let it = unsafe { slab.as_ref() };
+            // SAFETY: `guard` is an RCU guard.
+            killed += unsafe { core.retire_all(it) };
+            drop(guard);
+            from = key + 1;
+        }
+        core.after_removal(killed != 0, || core.waiters.wake_all_tasks());
+        RemoveAll { core, killed, from: 0 }
+    }
+
+    /// Removes the contexts for which `keep` returns false. Returns how many this call removed.
+    ///
+    /// Calls `keep` once for each context that is live throughout, ascending by index. A context that is
+    /// inserted meanwhile may be skipped. `keep` runs under an RCU guard, so it must not wait for the table.
+    /// If it panics, the contexts that were removed before stay removed. Does not wait for readers.
+    ///
+    /// ```
+    /// use radix_ctx::CtxTable;
+    ///
+    /// let requests = CtxTable::new();
+    /// for age in [3, 70, 5] {
+    ///     requests.insert(age)?;
+    /// }
+    /// assert_eq!(requests.retain(|_id, age| *age < 60), 1);
+    /// assert_eq!(requests.len(), 2);
+    /// # Ok::<(), radix_ctx::InsertError<i32>>(())
+    /// ```
+    pub fn retain(&self, mut keep: impl FnMut(Id, &T) -> bool) -> usize {
+        let core = self.core();
+        let _later = QueueLater(core); // `keep` may panic
+        let (mut removed, mut must_advance) = (0, false);
+        let mut from = Some(0);
+        while let Some(index) = from {
+            // A guard for each batch, so that a long table does not delay grace periods.
+            let mut refused = [None; SLOTS];
+            let guard = rcu::pin();
+            let mut contexts = self.iter_from(index, &guard);
+            for (refused, (id, context)) in refused.iter_mut().zip(contexts.by_ref()) {
+                *refused = (!keep(id, context)).then_some(id);
+            }
+            from = contexts.next_index();
+            drop(guard);
+            for id in refused.into_iter().flatten() {
+                let Ok(advance) = core.kill(id) else { continue }; // another thread was faster
+                removed += 1;
+                must_advance |= advance;
+                core.waiters.wake_tasks(id.index());
+            }
+        }
+        core.after_removal(must_advance, || ());
+        removed
+    }
+
+    /// Reclaims the removed contexts that no reader uses any more, as far as their grace period has ended.
+    /// Returns how many. Never blocks for a reader. Runs the drops of the contexts.
+    pub fn poll(&self) -> usize {
+        let core = self.core();
+        let vacated = core.advance();
+        // The first call may have started a grace period, which may have ended at once.
+        if vacated == 0 { core.advance() } else { vacated }
+    }
+
+    /// Waits until every context that was removed before this call is dropped, except those that references
+    /// keep. Returns how many this call dropped.
+    ///
+    /// Blocks for one or two grace periods.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Pinned`] or [`WaitError::InDrop`].
+    pub fn flush(&self) -> Result<usize, WaitError> {
+        self.core().flush()
+    }
+}
+
+/// Queues the reclaim callback when it is dropped, if it is not queued and a list has slots: the obligation
+/// of a thread that has added one, which it keeps if user code panics.
+struct QueueLater<'a, T: Send + Sync + 'static>(&'a Core<T>);
+
+impl<T: Send + Sync + 'static> Drop for QueueLater<'_, T> {
+    fn drop(&mut self) {
+        self.0.queue_callback_for_lists();
+    }
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Makes a context dead and adds it to a list. Returns whether reclaim must advance. The caller calls
+    /// [`after_removal`](Self::after_removal).
+    #[inline]
+    fn kill(&self, id: Id) -> Result<bool, LookupError> {
+        let guard = rcu::pin();
+        // SAFETY: `guard` is an RCU guard.
+        let (_, slot) = unsafe { self.slabs.find(id) }?;
+        if !slot.kill(id) {
+            return Err(LookupError::Stale);
+        }
+        // SAFETY: this thread has just made the slot dead, under `guard`.
+        let must_advance = unsafe { self.retire(slot, id) };
+        drop(guard);
+        Ok(must_advance)
+    }
+
+    /// Wakes the tasks that wait for a removal, and advances reclaim if the removal has asked for that. The
+    /// calling thread holds no guard: both run user code.
+    #[inline]
+    fn after_removal(&self, must_advance: bool, wake: impl FnOnce()) {
+        if !must_advance {
+            return wake();
+        }
+        let _later = QueueLater(self);
+        wake();
+        self.advance();
+    }
+
+    /// Returns an error if the calling thread must not wait for the drop of contexts of this table.
+    fn may_wait(&self) -> Result<(), WaitError> {
+        if rcu::is_pinned() {
+            return Err(WaitError::Pinned);
+        }
+        if self.is_in_drop() { Err(WaitError::InDrop) } else { Ok(()) }
+    }
+
+    /// Returns whether the context of `id`, which was removed, is dropped.
+    fn is_reclaimed(&self, id: Id) -> bool {
+        let gone = self.not_live(id.index());
+        gone.is_none_or(|gone| !(gone.is_dead() && gone.next() == id.generation() + 1))
+    }
+
+    /// Returns whether references alone keep the context of `id`, which was removed.
+    fn is_referenced(&self, id: Id) -> bool {
+        self.not_live(id.index())
+            .is_some_and(|gone| gone.is_referenced() && gone.next() == id.generation() + 1)
+    }
+
+    /// Returns the state of the slot of an index, or `None` if it is live or there is no slot.
+    fn not_live(&self, index: u32) -> Option<NotLive> {
+        let _guard = rcu::pin();
+        // SAFETY: `_guard` is an RCU guard.
+        let slab = unsafe { self.slabs.slab(index) }?;
+        // Ordering: Acquire pairs with the Release in `Core::finish`; it carries the drop of the value.
+        let order = order!(Acquire, "is_done: the drop has ended");
+        NotLive::read(slab.slot(index).state.load(order))
+    }
+
+    /// Blocks until `done` returns true, or until the deadline. `blocked` returns whether only a reference
+    /// keeps it from that.
+    fn wait(
+        &self,
+        deadline: Option<Instant>,
+        mut done: impl FnMut() -> bool,
+        blocked: impl Fn() -> bool,
+    ) -> Result<(), WaitError> {
+        let mut pause = Duration::from_micros(10);
+        while !done() {
+            self.may_wait()?;
+            let vacated = if deadline.is_some() { self.advance() } else { self.flush()? };
+            if done() {
+                break;
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Err(WaitError::TimedOut);
+            }
+            if blocked() {
+                // The drop of the last reference wakes it.
+                self.wait_change(deadline, || (done() || !blocked()).then_some(()));
+            } else if let Some(deadline) = deadline {
+                // A reader wakes no waiter when it leaves, so this polls, with growing pauses.
+                let until = (Instant::now() + pause).min(deadline);
+                self.wait_change(Some(until), || done().then_some(()));
+                pause = (pause * 2).min(Duration::from_millis(1));
+            } else if vacated == 0 {
+                thread::yield_now(); // to a thread that has killed a slot and not added it to a list
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves `from` to the first removed context that is not dropped. Returns true if there is none.
+    fn is_clear(&self, from: &Cell<u64>) -> bool {
+        let _guard = rcu::pin();
+        while let Some((key, slab)) = self.slabs.next_slab(from.get() >> SLAB_BITS, LAST_KEY) {
+            // SAFETY: invariant 4 of `slab`: the slab was found under `guard`.
+            let it = unsafe { slab.as_ref() };
+            let first = u64::from(it.index(0)).max(from.get());
+            for index in first..(key + 1) << SLAB_BITS {
+                // Ordering: Acquire pairs with the Release in `Core::finish`; it carries the drop.
+                let order = order!(Acquire, "remove all: the drops have ended");
+                let state = it.slot(index as u32).state.load(order);
+                if NotLive::read(state).is_some_and(NotLive::is_dead) {
+                    from.set(index);
+                    return false;
+                }
+            }
+            from.set((key + 1) << SLAB_BITS);
+        }
+        true
+    }
+}
+
+/// A removed context, for a wait until it is dropped. Returned by [`CtxTable::remove`].
+///
+/// Dropping a `Removal` waits for nothing. A task calls [`is_done`](Self::is_done) after pauses of its
+/// runtime's timer.
+///
+/// ```
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::new();
+/// let id = table.insert(Box::new(7))?;
+/// let removal = table.remove(id)?;
+/// removal.wait()?; // no reader and no reference is left: the box is freed
+/// assert!(removal.is_done());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Removal<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    id: Id,
+}
+
+impl<T: Send + Sync + 'static> Removal<'_, T> {
+    /// Returns whether the context is dropped. Advances reclaim like [`CtxTable::poll`], which takes the
+    /// table's lock and runs drops of removed contexts. Never waits for a reader.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        if !self.core.is_reclaimed(self.id) {
+            self.core.advance();
+        }
+        self.core.is_reclaimed(self.id)
+    }
+
+    /// Blocks until the context is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Pinned`] or [`WaitError::InDrop`]. A reference that the calling thread holds is not
+    /// noticed: the wait for it does not end.
+    pub fn wait(&self) -> Result<(), WaitError> {
+        let Self { core, id } = self;
+        core.wait(None, || core.is_reclaimed(*id), || core.is_referenced(*id))
+    }
+
+    /// Blocks until the context is dropped, or until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// Any [`WaitError`].
+    pub fn wait_deadline(&self, deadline: Instant) -> Result<(), WaitError> {
+        let Self { core, id } = self;
+        core.wait(Some(deadline), || core.is_reclaimed(*id), || core.is_referenced(*id))
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Removal").field(&self.id).finish()
+    }
+}
+
+/// The removed contexts of a table, for a wait until they are dropped. Returned by
+/// [`CtxTable::begin_remove_all`].
+///
+/// A wait may include contexts that other threads remove meanwhile.
+///
+/// ```
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::new();
+/// for name in ["alice", "bob"] {
+///     table.insert(name)?;
+/// }
+/// let mut closing = table.begin_remove_all();
+/// assert_eq!(closing.count(), 2); // lookups fail from now on
+/// closing.wait()?; // both are dropped
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RemoveAll<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    killed: usize,
+    /// The contexts below this index are dropped, or were removed later.
+    from: u64,
+}
+
+impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
+    /// Returns how many contexts were removed.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.killed
+    }
+
+    /// Returns whether all removed contexts are dropped. Advances reclaim like [`Removal::is_done`].
+    #[must_use]
+    pub fn is_done(&mut self) -> bool {
+        self.core.advance();
+        let from = Cell::new(self.from);
+        let clear = self.core.is_clear(&from);
+        self.from = from.get();
+        clear
+    }
+
+    /// Blocks until all removed contexts are dropped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Removal::wait`].
+    pub fn wait(&mut self) -> Result<(), WaitError> {
+        let (core, from) = (self.core, Cell::new(self.from));
+        let blocked = || core.not_live(from.get() as u32).is_some_and(NotLive::is_referenced);
+        let waited = core.wait(None, || core.is_clear(&from), blocked);
+        self.from = from.get();
+        waited
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for RemoveAll<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoveAll").field("killed", &self.killed).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,92 @@
+//! Drops of the program that run inside a call of a table: they may use RCU and the table.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+use percpu::rcu::{self, Atomic, Owned};
+use radix_ctx::{CtxTable, WaitError};
+
+thread_local! {
+    /// The violations that probes have found on this thread. Probes on other threads see the guards of
+    /// other tests, so they count nothing.
+    static FOUND: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// An RCU object whose drop checks what a table holds at that moment.
+struct Probe(Weak<CtxTable<usize>>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        let Some(found) = FOUND.get() else { return };
+        let refused = self.0.upgrade().is_some_and(|table| table.flush() == Err(WaitError::InDrop));
+        FOUND.set(Some(found + usize::from(rcu::is_pinned() || refused)));
+    }
+}
+
+/// Retires a probe before each of `rounds` calls of `round`, whose own retirements drop some of them.
+/// Returns how many drops ran under a guard, or were refused a wait.
+fn violations(table: &Weak<CtxTable<usize>>, rounds: usize, mut round: impl FnMut()) -> usize {
+    let shared = Atomic::new(Probe(Weak::clone(table)));
+    FOUND.set(Some(0));
+    for _ in 0..rounds {
+        shared.store(Owned::new(Probe(Weak::clone(table))));
+        round();
+    }
+    FOUND.take().expect("set above")
+}
+
+/// The drop of a table queues the callback that frees its core.
+#[test]
+fn inv18_the_drop_of_a_table_runs_drops_without_a_guard() {
+    let found = violations(&Weak::new(), 5_000, || drop(CtxTable::<usize>::new()));
+    assert_eq!(found, 0, "drops under a guard");
+}
+
+/// The last reference to a context vacates its slot, which releases an empty slab.
+#[test]
+fn inv18_the_last_reference_runs_drops_without_a_guard() {
+    let table = CtxTable::new();
+    let found = violations(&Weak::new(), 1_500, || {
+        let held: Vec<_> = (0..129).map(|n| table.insert_ref(n).unwrap()).collect();
+        assert_eq!(table.begin_remove_all().count(), 129);
+        table.flush().unwrap();
+        drop(held);
+    });
+    assert_eq!(found, 0, "drops under a guard");
+}
+
+/// A reclaim releases empty slabs. The drops of other objects that this causes are not drops of contexts.
+#[test]
+fn inv18_a_drop_of_another_object_may_wait_for_the_table() {
+    let table = Arc::new(CtxTable::new());
+    let found = violations(&Arc::downgrade(&table), 1_500, || {
+        (0..129).for_each(|n| _ = table.insert(n).unwrap());
+        table.remove_all().unwrap();
+    });
+    assert_eq!(found, 0, "waits that were refused");
+}
+
+/// No later call of the table is needed, although `keep` has panicked.
+#[test]
+fn what_retain_removed_before_a_panic_is_dropped_by_rcu() {
+    let table = CtxTable::new();
+    let value = Arc::new(());
+    (0..100).for_each(|n| _ = table.insert((n, Arc::clone(&value))).unwrap());
+    let retain = || {
+        table.retain(|_, &(n, _)| {
+            assert!(n != 99, "half-way");
+            false
+        })
+    };
+    assert!(catch_unwind(AssertUnwindSafe(retain)).is_err());
+    let live = table.len();
+    assert!(live < 100, "a batch was removed before the panic");
+    for _ in 0..100 {
+        if Arc::strong_count(&value) == 1 + live {
+            return;
+        }
+        rcu::barrier().unwrap();
+    }
+    panic!("{} of {} are left", Arc::strong_count(&value) - 1 - live, 100 - live);
+}

@@ -1,0 +1,464 @@
+//! The list of waiters: wakers in order under a lock, of tasks and of threads.
+//!
+//! ```text
+//!  WaitSet: lock, first, last --> | Waiter: waker | <-> | Waiter: waker |     in futures or on stacks
+//! ```
+//!
+//! A waiter lists itself and then looks at its condition once more; the other side changes the
+//! condition and then looks for waiters. A fence between the two steps of each side makes one of
+//! them see the other:
+//!
+//! ```text
+//!   waiter                                   waker
+//!   under the lock: listed += 1              change the condition
+//!   fence(SeqCst)                            fence(SeqCst)
+//!   the condition holds?                     listed != 0? take the first waiter, wake it
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. The entry of a waiter is used under the lock only.
+//! 2. While an entry is linked, its waiter is pinned and not dropped: the drop unlinks it first.
+//! 3. No code of the user runs under the lock: wakers are cloned before it is taken, and woken and
+//!    dropped after it was released.
+//! 4. A waiter that [`WaitSet::wake_one`] took from the list looks at its condition afterwards, or
+//!    wakes the next waiter in its place. So a wait that is cancelled takes no wake-up with it.
+
+use std::fmt;
+use std::marker::PhantomPinned;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll, Waker};
+
+use crate::atomic::{AtomicUsize, Ordering};
+use crate::cell::UnsafeCell;
+use crate::{WordLock, fence, step};
+
+/// A list of waiters in the order in which they began to wait.
+///
+/// ```
+/// use std::pin::pin;
+/// use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+/// use std::task::{Context, Poll, Waker};
+///
+/// use offlock_sync::WaitSet;
+///
+/// let (open, set) = (AtomicBool::new(false), WaitSet::new());
+/// let mut waiter = pin!(set.waiter());
+/// let mut poll = || {
+///     let ready = || open.load(Relaxed).then_some("open");
+///     waiter.as_mut().poll(&mut Context::from_waker(Waker::noop()), ready)
+/// };
+/// assert_eq!(poll(), Poll::Pending);
+/// open.store(true, Relaxed);
+/// set.wake_all();
+/// assert_eq!(poll(), Poll::Ready("open"));
+/// ```
+pub struct WaitSet {
+    /// The number of linked waiters. Changed under the lock.
+    listed: AtomicUsize,
+    list: WordLock<List>,
+}
+
+/// The ends of the list, and the number of the next waiter.
+struct List {
+    first: Link,
+    last: Link,
+    next_number: u64,
+}
+
+type Link = Option<NonNull<UnsafeCell<Entry>>>;
+
+// SAFETY: the pointers lead to entries, which are used under the lock only (invariant 1) and live
+// while they are linked (invariant 2). A waker may be used on any thread.
+unsafe impl Send for List {}
+
+impl List {
+    /// Runs `f` on an entry. `self` is the list under the lock, so no other thread uses the entry
+    /// (invariant 1).
+    ///
+    /// # Safety
+    ///
+    /// The entry is linked, and so alive (invariant 2), or the caller borrows its waiter.
+    unsafe fn with<R>(
+        &mut self,
+        at: NonNull<UnsafeCell<Entry>>,
+        f: impl FnOnce(&mut Entry) -> R,
+    ) -> R {
+        // SAFETY: alive, as the caller promises. A shared reference to the cell, beside which others
+        // may exist.
+        let cell = unsafe { at.as_ref() };
+        // SAFETY: only the holder of the lock uses the entry, and `f` calls no code that could reach it
+        // by another way.
+        cell.with_mut(|entry| f(unsafe { &mut *entry }))
+    }
+}
+
+/// The part of a waiter that the list uses.
+struct Entry {
+    state: State,
+    previous: Link,
+    next: Link,
+    /// Of a linked waiter.
+    waker: Option<Waker>,
+    /// Ascending in the list. A waiter that waits again gets another number.
+    number: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Linked,
+    /// Taken from the list by `wake_one`, and not polled since.
+    Woken,
+}
+
+impl WaitSet {
+    /// Creates a list without waiters. Does not allocate.
+    #[must_use]
+    pub fn new() -> Self {
+        let list = List { first: None, last: None, next_number: 0 };
+        Self { listed: AtomicUsize::new(0), list: WordLock::new(list) }
+    }
+
+    /// Creates a waiter, which waits from its first [`poll`](Waiter::poll) on. Does not allocate.
+    pub fn waiter(&self) -> Waiter<'_> {
+        let entry =
+            Entry { state: State::Idle, previous: None, next: None, waker: None, number: 0 };
+        Waiter { set: self, entry: UnsafeCell::new(entry), _pinned: PhantomPinned }
+    }
+
+    /// Wakes the waiter that has waited for longest. The caller has changed what it waits for.
+    ///
+    /// A fence and a load if there is no waiter. A panic of the waker goes on to the caller.
+    pub fn wake_one(&self) {
+        if self.is_empty() {
+            return;
+        }
+        let waker = self.take_first(u64::MAX, State::Woken);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Wakes every waiter that waits at the time of the call. The caller has changed what they wait
+    /// for.
+    ///
+    /// A fence and a load if there is no waiter. If a waker panics, the others are woken, and the panic
+    /// goes on to the caller; if another one panics meanwhile, the process aborts.
+    pub fn wake_all(&self) {
+        /// Wakes the rest if a waker panics.
+        struct Rest<'a>(&'a WaitSet, u64);
+        impl Rest<'_> {
+            fn wake(&self) {
+                while let Some(waker) = self.0.take_first(self.1, State::Idle) {
+                    waker.wake();
+                }
+            }
+        }
+        impl Drop for Rest<'_> {
+            fn drop(&mut self) {
+                self.wake();
+            }
+        }
+        if self.is_empty() {
+            return;
+        }
+        let end = self.list.lock().next_number;
+        let rest = Rest(self, end);
+        rest.wake();
+        std::mem::forget(rest);
+    }
+
+    /// Returns whether no waiter needs to see what the calling thread has changed.
+    fn is_empty(&self) -> bool {
+        // Ordering: SeqCst fence, against the one in `Waiter::list`: the waiter's second look sees the
+        // change, or this load sees the waiter.
+        fence!(SeqCst, "wake: before the look at the waiters");
+        // Ordering: Relaxed; the fences order it.
+        self.listed.load(Ordering::Relaxed) == 0
+    }
+
+    /// Unlinks the first waiter, if its number is below `end`, and returns its waker.
+    fn take_first(&self, end: u64, state: State) -> Option<Waker> {
+        let mut list = self.list.lock();
+        let first = list.first?;
+        // SAFETY: linked.
+        let number = unsafe { list.with(first, |entry| entry.number) };
+        if number < end { self.unlink(&mut list, first, state) } else { None }
+    }
+
+    /// Links an entry of a pinned waiter at the end.
+    fn link(&self, list: &mut List, at: NonNull<UnsafeCell<Entry>>, waker: Waker) {
+        let (previous, number) = (list.last, list.next_number);
+        // SAFETY: the caller borrows the waiter.
+        unsafe {
+            list.with(at, |entry| {
+                let state = State::Linked;
+                *entry = Entry { state, previous, next: None, waker: Some(waker), number };
+            });
+        }
+        match previous {
+            // SAFETY: linked.
+            Some(previous) => unsafe { list.with(previous, |entry| entry.next = Some(at)) },
+            None => list.first = Some(at),
+        }
+        list.last = Some(at);
+        list.next_number += 1;
+        self.count(1);
+    }
+
+    /// Unlinks a linked entry, leaves it in `state`, and returns its waker.
+    fn unlink(
+        &self,
+        list: &mut List,
+        at: NonNull<UnsafeCell<Entry>>,
+        state: State,
+    ) -> Option<Waker> {
+        let take = |entry: &mut Entry| {
+            entry.state = state;
+            (entry.previous.take(), entry.next.take(), entry.waker.take())
+        };
+        // SAFETY: linked.
+        let (previous, next, waker) = unsafe { list.with(at, take) };
+        match previous {
+            // SAFETY: linked.
+            Some(previous) => unsafe { list.with(previous, |entry| entry.next = next) },
+            None => list.first = next,
+        }
+        match next {
+            // SAFETY: linked.
+            Some(next) => unsafe { list.with(next, |entry| entry.previous = previous) },
+            None => list.last = previous,
+        }
+        self.count(-1);
+        waker
+    }
+
+    /// Changes the number of linked waiters. The caller holds the lock.
+    fn count(&self, change: isize) {
+        // Ordering: Relaxed, both; only the holder of the lock stores, and the fences order the look of
+        // a thread that does not take the lock.
+        let count = self.listed.load(Ordering::Relaxed);
+        self.listed.store(count.wrapping_add_signed(change), Ordering::Relaxed);
+    }
+}
+
+impl Default for WaitSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for WaitSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Ordering: Relaxed; the value is only printed.
+        let listed = self.listed.load(Ordering::Relaxed);
+        f.debug_struct("WaitSet").field("waiting", &listed).finish_non_exhaustive()
+    }
+}
+
+/// One wait of a task or a thread. Made by [`WaitSet::waiter`]; the drop ends the wait.
+///
+/// Other threads write its entry while it is linked. So it is not `Unpin`, and no `&mut` to the entry
+/// is ever made.
+#[must_use = "it waits only while it is polled"]
+pub struct Waiter<'a> {
+    set: &'a WaitSet,
+    entry: UnsafeCell<Entry>,
+    _pinned: PhantomPinned,
+}
+
+// SAFETY: the entry is used under the lock only (invariant 1), and a waker may be used on any thread.
+unsafe impl Send for Waiter<'_> {}
+// SAFETY: a `&Waiter` gives access to nothing.
+unsafe impl Sync for Waiter<'_> {}
+
+impl Waiter<'_> {
+    /// Returns what `ready` returns, once that is a value. Until then the waker of the context is woken
+    /// when `ready` may have a value.
+    ///
+    /// `ready` is called twice at most, with no lock held. A waiter that was not woken keeps its place.
+    pub fn poll<R>(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        mut ready: impl FnMut() -> Option<R>,
+    ) -> Poll<R> {
+        let this = &*self.as_ref();
+        let mut value = ready();
+        if value.is_none() {
+            this.list(context.waker());
+            value = ready();
+        }
+        match value {
+            Some(value) => {
+                this.leave();
+                Poll::Ready(value)
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    fn address(&self) -> NonNull<UnsafeCell<Entry>> {
+        NonNull::from(&self.entry)
+    }
+
+    /// Links the waiter at the end, or changes the waker of a linked one.
+    fn list(&self, waker: &Waker) {
+        let mut waker = waker.clone();
+        let mut list = self.set.list.lock();
+        let swap = |entry: &mut Entry| {
+            entry.waker.as_mut().map(|linked| std::mem::swap(linked, &mut waker)).is_some()
+        };
+        // SAFETY: the waiter is borrowed.
+        let linked = unsafe { list.with(self.address(), swap) };
+        if linked {
+            drop(list);
+            drop(waker); // the former waker, after the lock (invariant 3)
+        } else {
+            // Pinned, and unlinked by its drop (invariant 2).
+            self.set.link(&mut list, self.address(), waker);
+            drop(list);
+        }
+        // Ordering: SeqCst fence, against the one in `WaitSet::is_empty`: the caller's next look at the
+        // condition sees the change, or the waker sees this waiter.
+        fence!(SeqCst, "wait: before the second look");
+    }
+
+    /// Unlinks the waiter if it is linked. Returns whether `wake_one` has woken it since it was listed.
+    fn leave(&self) -> bool {
+        let mut list = self.set.list.lock();
+        let leave = |entry: &mut Entry| std::mem::replace(&mut entry.state, State::Idle);
+        // SAFETY: the waiter is borrowed.
+        let state = unsafe { list.with(self.address(), leave) };
+        let linked = state == State::Linked;
+        let waker =
+            linked.then(|| self.set.unlink(&mut list, self.address(), State::Idle)).flatten();
+        drop(list);
+        drop(waker); // after the lock (invariant 3)
+        state == State::Woken
+    }
+}
+
+impl Drop for Waiter<'_> {
+    /// Ends the wait, and wakes the next waiter if this one was woken and has not looked since.
+    fn drop(&mut self) {
+        let this = &*self;
+        if this.leave() {
+            step!("cancel: pass the wake-up on", this.set.wake_one());
+        }
+    }
+}
+
+impl fmt::Debug for Waiter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter").field("set", self.set).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Counts its wake-ups, and panics in each if it is told so.
+    #[derive(Default)]
+    struct Counting {
+        wakes: AtomicU32,
+        panics: bool,
+    }
+
+    impl Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.wakes.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics, "planted");
+        }
+    }
+
+    impl Counting {
+        fn get(&self) -> u32 {
+            self.wakes.load(Ordering::Relaxed)
+        }
+    }
+
+    fn wait(waiter: Pin<&mut Waiter<'_>>, waker: &Arc<Counting>) -> Poll<u8> {
+        waiter.poll(&mut Context::from_waker(&Arc::clone(waker).into()), || None)
+    }
+
+    #[test]
+    fn waiters_are_woken_in_order_and_a_repeated_poll_keeps_the_place() {
+        let set = WaitSet::new();
+        let wakers = [(); 3].map(|()| Arc::<Counting>::default());
+        let (mut a, mut b, mut c) = (pin!(set.waiter()), pin!(set.waiter()), pin!(set.waiter()));
+        assert!(wait(a.as_mut(), &wakers[0]).is_pending());
+        assert!(wait(b.as_mut(), &wakers[1]).is_pending());
+        assert!(wait(c.as_mut(), &wakers[2]).is_pending());
+        assert!(wait(a.as_mut(), &wakers[0]).is_pending());
+        let counts = || wakers.each_ref().map(|waker| waker.get());
+        set.wake_one();
+        assert_eq!(counts(), [1, 0, 0]);
+        assert!(wait(a.as_mut(), &wakers[0]).is_pending()); // the last one now
+        set.wake_one();
+        assert_eq!(counts(), [1, 1, 0]);
+        set.wake_all();
+        assert_eq!(counts(), [2, 1, 1]);
+        set.wake_all();
+        assert_eq!(counts(), [2, 1, 1], "each was polled since, or waits no more");
+    }
+
+    #[test]
+    fn a_dropped_waiter_is_in_no_list_and_passes_its_wake_up_on() {
+        let set = WaitSet::new();
+        let [first, second] = [(); 2].map(|()| Arc::<Counting>::default());
+        let mut later = pin!(set.waiter());
+        {
+            let mut sooner = pin!(set.waiter());
+            assert!(wait(sooner.as_mut(), &first).is_pending());
+            assert!(wait(later.as_mut(), &second).is_pending());
+            set.wake_one();
+            assert_eq!((first.get(), second.get()), (1, 0));
+        }
+        assert_eq!(second.get(), 1, "the drop passed it on");
+        assert_eq!(Arc::strong_count(&first), 1, "no waker is left");
+        {
+            let mut gone = pin!(set.waiter());
+            assert!(wait(gone.as_mut(), &first).is_pending());
+        }
+        set.wake_all();
+        assert_eq!((first.get(), second.get()), (1, 1));
+        assert_eq!(Arc::strong_count(&first), 1);
+    }
+
+    #[test]
+    fn a_value_ends_the_wait_and_takes_the_wake_up_with_it() {
+        let set = WaitSet::new();
+        let [first, second] = [(); 2].map(|()| Arc::<Counting>::default());
+        let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
+        assert!(wait(a.as_mut(), &first).is_pending());
+        assert!(wait(b.as_mut(), &second).is_pending());
+        set.wake_one();
+        let waker = Arc::clone(&first).into();
+        let ready = a.as_mut().poll(&mut Context::from_waker(&waker), || Some(7));
+        assert_eq!(ready, Poll::Ready(7));
+        a.set(set.waiter()); // drops the first one
+        assert_eq!(second.get(), 0);
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_waiter_waiting() {
+        let set = WaitSet::new();
+        let bad = Arc::new(Counting { panics: true, ..Counting::default() });
+        let good = Arc::<Counting>::default();
+        let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
+        assert!(wait(a.as_mut(), &bad).is_pending());
+        assert!(wait(b.as_mut(), &good).is_pending());
+        assert!(catch_unwind(AssertUnwindSafe(|| set.wake_all())).is_err());
+        assert_eq!((bad.get(), good.get()), (1, 1));
+        assert!(wait(b.as_mut(), &good).is_pending(), "no lock is held");
+    }
+}

@@ -1,0 +1,165 @@
+//! The list of waiters: no wake-up is lost, also by a wait that is cancelled.
+//!
+//! A thread waits like a task: its waker sets a flag and notifies. Where a wake-up is lost, the model
+//! deadlocks. With membarrier, because the other strategy has a fence in each unlock.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Wake, Waker};
+
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::{Arc, Condvar, Mutex, WaitSet, thread};
+
+use super::{Long, model};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("wait: before the second look", "wait_set::inv26_a_change_beside_the_wait_is_seen"),
+    ("wake: before the look at the waiters", "wait_set::inv26_a_change_beside_the_wait_is_seen"),
+    ("cancel: pass the wake-up on", "wait_set::inv27_a_cancelled_wait_passes_its_wake_up_on"),
+];
+
+/// Of these, what only loom can see.
+pub(super) const LOOM_ONLY: &[&str] =
+    &["wait: before the second look", "wake: before the look at the waiters"];
+
+/// Permits, and the waiters for one.
+struct Permits {
+    left: AtomicU64,
+    set: WaitSet,
+}
+
+impl Permits {
+    fn new(left: u64) -> Arc<Self> {
+        Arc::new(Self { left: AtomicU64::new(left), set: WaitSet::new() })
+    }
+
+    /// Takes a permit if there is one.
+    fn take(&self) -> Option<()> {
+        // Ordering: Relaxed, all; the fences of the set order the look against the change.
+        let mut seen = self.left.load(Ordering::Relaxed);
+        while seen > 0 {
+            let (order, next) = (Ordering::Relaxed, seen - 1);
+            match self.left.compare_exchange(seen, next, order, order) {
+                Ok(_) => return Some(()),
+                Err(now) => seen = now,
+            }
+        }
+        None
+    }
+
+    fn give(&self) {
+        // Ordering: Relaxed, as above.
+        self.left.fetch_add(1, Ordering::Relaxed);
+        self.set.wake_one();
+    }
+
+    /// Waits for a permit.
+    fn wait(&self) {
+        let thread = std::sync::Arc::<Thread>::default();
+        let waker = Waker::from(std::sync::Arc::clone(&thread));
+        let mut waiter = pin!(self.set.waiter());
+        let mut context = Context::from_waker(&waker);
+        while waiter.as_mut().poll(&mut context, || self.take()).is_pending() {
+            thread.park();
+        }
+    }
+
+    /// Waits until the first wake-up or not at all, and then gives up.
+    fn begin_and_cancel(&self) -> bool {
+        let mut waiter = pin!(self.set.waiter());
+        let mut context = Context::from_waker(Waker::noop());
+        let polled = waiter.as_mut().poll(&mut context, || self.take());
+        thread::yield_now();
+        polled == Poll::Ready(())
+    }
+}
+
+/// The waker of a thread.
+#[derive(Default)]
+struct Thread(Mutex<bool>, Condvar);
+
+impl Thread {
+    fn park(&self) {
+        let mut woken = self.0.lock();
+        while !std::mem::take(&mut *woken) {
+            self.1.wait(&mut woken);
+        }
+    }
+}
+
+impl Wake for Thread {
+    fn wake(self: std::sync::Arc<Self>) {
+        *self.0.lock() = true;
+        self.1.notify_one();
+    }
+}
+
+fn spawn(
+    permits: &Arc<Permits>,
+    f: impl FnOnce(&Permits) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let permits = Arc::clone(permits);
+    thread::spawn(move || f(&permits))
+}
+
+/// One waits, and one gives: fails if either fence is missing.
+#[test]
+fn inv26_a_change_beside_the_wait_is_seen() {
+    model(|| {
+        let permits = Permits::new(0);
+        let waiter = spawn(&permits, Permits::wait);
+        permits.give();
+        waiter.join().unwrap();
+        assert_eq!(permits.left.load(Ordering::Relaxed), 0);
+    });
+}
+
+/// Two wait, and two permits come at once.
+#[test]
+fn inv26_two_waiters_get_a_permit_each() {
+    let _long = Long::mark();
+    model(|| {
+        let permits = Permits::new(0);
+        let waiter = spawn(&permits, Permits::wait);
+        let giver = spawn(&permits, |permits| {
+            permits.give();
+            permits.give();
+        });
+        permits.wait();
+        waiter.join().unwrap();
+        giver.join().unwrap();
+    });
+}
+
+/// All who wait are woken at once.
+#[test]
+fn inv26_wake_all_wakes_each() {
+    let _long = Long::mark();
+    model(|| {
+        let permits = Permits::new(0);
+        let waiters = [(); 2].map(|()| spawn(&permits, Permits::wait));
+        permits.left.fetch_add(2, Ordering::Relaxed);
+        permits.set.wake_all();
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+    });
+}
+
+/// A wait that is cancelled after it was woken leaves the permit to the other waiter.
+#[test]
+fn inv27_a_cancelled_wait_passes_its_wake_up_on() {
+    let _long = Long::mark();
+    model(|| {
+        let permits = Permits::new(0);
+        let cancelled = spawn(&permits, |permits| {
+            if permits.begin_and_cancel() {
+                permits.give(); // it got the permit before it could be cancelled
+            }
+        });
+        let giver = spawn(&permits, Permits::give);
+        permits.wait();
+        cancelled.join().unwrap();
+        giver.join().unwrap();
+    });
+}
