@@ -200,6 +200,9 @@ impl Tree {
             )+};
         }
         of_level!(0 1 2);
+        if untag(root).is_none() {
+            return if key == 0 { root } else { ABSENT };
+        }
         self.load_from(root, key)
     }
 
@@ -207,9 +210,7 @@ impl Tree {
     #[cold]
     #[inline(never)]
     fn load_from(&self, root: Word, key: u64) -> Word {
-        let Some((mut node, mut shift)) = self.root_node(root) else {
-            return if key == 0 { root } else { ABSENT };
-        };
+        let Some((mut node, mut shift)) = self.root_node(root) else { return ABSENT };
         if key >> shift > MASK {
             return ABSENT;
         }
