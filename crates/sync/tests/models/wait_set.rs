@@ -131,7 +131,7 @@ fn inv26_two_waiters_get_a_permit_each() {
     });
 }
 
-/// All who wait are woken at once.
+/// All waiters are woken at once.
 #[test]
 fn inv26_wake_all_wakes_each() {
     let _long = Long::mark();
