@@ -39,11 +39,6 @@ pub(super) struct Claim<'a, T: Send + Sync + 'static> {
     id: Id,
 }
 
-// SAFETY: the claim owns its slot, and `fill` moves a `T: Send` into it.
-unsafe impl<T: Send + Sync + 'static> Send for Claim<'_, T> {}
-// SAFETY: `&Claim` gives access to the id and the pointer only.
-unsafe impl<T: Send + Sync + 'static> Sync for Claim<'_, T> {}
-
 /// A slab that was made before the lock was taken and is not in the tree yet.
 struct Spare<T: Send + Sync + 'static> {
     slab: SlabPtr<T>,

@@ -199,7 +199,7 @@ impl WaitSet {
             });
         }
         match previous {
-            // SAFETY: linked.
+            // SAFETY: the neighbours of a linked entry are linked, and `list` is under the lock since they were read.
             Some(previous) => unsafe { list.with(previous, |entry| entry.next = Some(at)) },
             None => list.first = Some(at),
         }
@@ -219,15 +219,15 @@ impl WaitSet {
             entry.state = state;
             (entry.previous.take(), entry.next.take(), entry.waker.take())
         };
-        // SAFETY: linked.
+        // SAFETY: the caller passes a linked entry.
         let (previous, next, waker) = unsafe { list.with(at, take) };
         match previous {
-            // SAFETY: linked.
+            // SAFETY: the neighbours of a linked entry are linked, and `list` is under the lock since they were read.
             Some(previous) => unsafe { list.with(previous, |entry| entry.next = next) },
             None => list.first = next,
         }
         match next {
-            // SAFETY: linked.
+            // SAFETY: as its other neighbour, `next` was linked when it was read under this lock.
             Some(next) => unsafe { list.with(next, |entry| entry.previous = previous) },
             None => list.last = previous,
         }
@@ -260,8 +260,8 @@ impl fmt::Debug for WaitSet {
 
 /// One wait of a task or a thread. Made by [`WaitSet::waiter`]; the drop ends the wait.
 ///
-/// Other threads write its entry while it is linked. So it is not `Unpin`, and no `&mut` to the entry
-/// is ever made.
+/// Other threads write its entry while it is linked. So the type is not `Unpin`, its methods borrow it
+/// shared, and a `&mut` to the entry exists only inside `List::with`, under the lock.
 #[must_use = "it waits only while it is polled"]
 pub struct Waiter<'a> {
     set: &'a WaitSet,
