@@ -30,7 +30,7 @@ pub struct Header {
     pub load: String,
     /// The command line after the program.
     pub command: String,
-    /// The price of an atomic addition to a word of the own cache, in nanoseconds: what many rows depend on.
+    /// Nanoseconds of an atomic addition to a word that no other CPU uses.
     pub locked_add: f64,
 }
 
