@@ -259,20 +259,25 @@ mod imp {
 
     /// Runs `f` under `OFFLOCK_SHUTTLE_ITERATIONS` random schedules.
     ///
+    /// With `OFFLOCK_SHUTTLE_SWITCHES` a schedule changes the running thread at only so many random
+    /// steps (probabilistic concurrency testing, Burckhardt et al., ASPLOS 2010). It finds bugs
+    /// that need one thread to make many steps inside a short window of another.
+    ///
     /// # Panics
     ///
     /// Panics if a run panics or deadlocks.
     pub fn model(f: impl Fn() + Send + Sync + 'static) {
-        let asked = std::env::var("OFFLOCK_SHUTTLE_ITERATIONS").ok();
-        let iterations = asked.map_or(ITERATIONS, |n| n.parse().expect("a number of schedules"));
-        shuttle::check_random(
-            move || {
-                crate::quarantine::begin_run();
-                super::virtual_fence::begin_run();
-                f();
-            },
-            iterations,
-        );
+        let asked = |name| std::env::var(name).ok().map(|n| n.parse().expect("a number"));
+        let iterations = asked("OFFLOCK_SHUTTLE_ITERATIONS").unwrap_or(ITERATIONS);
+        let run = move || {
+            crate::quarantine::begin_run();
+            super::virtual_fence::begin_run();
+            f();
+        };
+        match asked("OFFLOCK_SHUTTLE_SWITCHES") {
+            Some(switches) => shuttle::check_pct(run, iterations, switches),
+            None => shuttle::check_random(run, iterations),
+        }
     }
 }
 
