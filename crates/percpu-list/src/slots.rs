@@ -1,7 +1,7 @@
 //! The locks of a list, one for each slot. Every CPU has a slot.
 
 use offlock_percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError};
-use offlock_percpu::{CpuId, current_cpu, topology};
+use offlock_percpu::{CpuId, current_cpu, node_of};
 
 /// The locks of the slots.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Slots {
 
     /// Returns whether two CPUs are on one node.
     pub(crate) fn same_node(&self, a: CpuId, b: CpuId) -> bool {
-        topology().node_of(a) == topology().node_of(b)
+        node_of(a) == node_of(b)
     }
 
     /// Locks a slot, and returns whether another thread held it. Blocks in that case.

@@ -87,7 +87,7 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 /// });
 /// assert_eq!(REQUESTS.sum(), 4_000); // exact: all adds happened before
 /// let error = 4_000 - REQUESTS.approximate();
-/// assert!(error <= 2_047 * offlock_percpu::topology().capacity() as i64);
+/// assert!(error <= 2_047 * offlock_percpu::possible_cpus() as i64);
 /// ```
 pub struct PerCpuCounter {
     hot: CachePadded<Hot>,
@@ -172,8 +172,7 @@ impl PerCpuCounter {
 
     /// Returns the shared sum alone. Wait-free: one load.
     ///
-    /// The error is at most `capacity x (batch - 1)`, with [the capacity of the
-    /// topology](crate::Topology::capacity), plus, for each add in flight, its delta and the amount
+    /// The error is at most `(batch - 1)` for each of the [`possible_cpus`](crate::possible_cpus), plus, for each add in flight, its delta and the amount
     /// that it carries, which is less than the batch.
     #[inline]
     #[must_use]
@@ -203,7 +202,9 @@ impl PerCpuCounter {
     /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every
     /// CPU go to the shared sum.
     pub fn fold(&self, cpu: CpuId) -> i64 {
-        let Some(words) = self.words().filter(|_| cpu.index() < cpu::possible()) else { return 0 };
+        let Some(words) = self.words().filter(|_| cpu.index() < cpu::possible_cpus()) else {
+            return 0;
+        };
         let close = section::available();
         if close {
             self.close();

@@ -1,18 +1,21 @@
-//! The CPU of the calling thread.
+//! The CPU of the calling thread, the number of CPUs, and the memory node of each.
 //!
-//! Every call tries three sources in this order:
+//! Every call of [`current_cpu`] tries three sources in this order:
 //!
 //! ```text
-//!  rseq area: cpu_id < capacity? --no--> sched_getcpu() >= 0? --no--> the thread's own slot
-//!        | yes                                | yes: modulo capacity     | modulo capacity
+//!  rseq area: cpu_id < possible? --no--> sched_getcpu() >= 0? --no--> the thread's own slot
+//!        | yes                                | yes: modulo possible     | modulo possible
 //!        v                                    v                          v
 //!      CpuId                                CpuId                      CpuId
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A `CpuId` made here is below [`Topology::capacity`](crate::Topology::capacity).
+//! 1. A `CpuId` made here is below [`possible_cpus`], which is at least 1 and never changes.
 //! 2. `LIMIT` is 0 until `OFFSET` is written. It stays 0 if libc registered no rseq area.
+
+use std::fs;
+use std::path::Path;
 
 #[doc(inline)]
 pub use offlock_sync::CpuId;
@@ -21,20 +24,24 @@ use offlock_sync::native::OnceLock;
 use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
 use crate::starting::starting;
-use crate::topology::topology;
+
+/// One past the largest CPU number that is accepted. A guess: eight times the largest number of
+/// CPUs of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of
+/// allocation.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
+const MAX_CPUS: u32 = 65_536;
 
 /// Returns the CPU that the calling thread runs on.
 ///
 /// The answer is a hint, since the thread may migrate before it is used. Choose a slot by it, and
-/// let the slot's own lock or atomic decide. The index is always below
-/// [`Topology::capacity`](crate::Topology::capacity).
+/// let the slot's own lock or atomic decide. The index is always below [`possible_cpus`].
 ///
 /// If neither rseq nor `sched_getcpu` has an answer, each thread gets a slot number in turn and
 /// keeps it. That is correct, but says nothing about the CPU.
 ///
 /// ```
 /// let cpu = offlock_percpu::current_cpu();
-/// assert!(cpu.index() < offlock_percpu::topology().capacity());
+/// assert!(cpu.index() < offlock_percpu::possible_cpus());
 /// ```
 #[inline]
 #[must_use]
@@ -101,7 +108,6 @@ mod fast {
 
 #[cfg(offlock_virtual_cpu)]
 pub(crate) use self::current_cpu as recent_cpu;
-pub(crate) use crate::topology::capacity as possible;
 
 /// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess.
 #[cfg(not(offlock_virtual_cpu))]
@@ -149,7 +155,7 @@ fn current_cpu_slow() -> CpuId {
         }
     }
     let getcpu = if source == Source::ThreadSlot { -1 } else { getcpu() };
-    without_rseq(getcpu, thread_slot, topology().capacity_u32())
+    without_rseq(getcpu, thread_slot, possible_cpus() as u32)
 }
 
 /// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of
@@ -215,7 +221,7 @@ fn backend() -> (Source, Result<(), &'static str>) {
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 fn start_rseq() -> Result<(), &'static str> {
     let area = crate::rseq::find()?;
-    fast::publish(area, topology().capacity_u32());
+    fast::publish(area, possible_cpus() as u32);
     Ok(())
 }
 
@@ -224,5 +230,235 @@ fn start_rseq() -> Result<(), &'static str> {
     Err("not in this build")
 }
 
+/// Returns the number of slots of an array indexed by CPU: one more than the largest number of a CPU
+/// that this machine may ever have. Offline CPUs and holes between the numbers count.
+///
+/// The kernel fixes the possible CPUs at boot: hotplug and a changed cpuset add none. The first call
+/// reads `/sys/devices/system/cpu/possible`; if it cannot, it uses the number of configured CPUs.
+#[inline]
+#[must_use]
+pub fn possible_cpus() -> usize {
+    #[cfg(offlock_virtual_cpu)]
+    return offlock_sync::virtual_cpu::possible_cpus();
+    #[cfg(not(offlock_virtual_cpu))]
+    // Ordering: Relaxed; the number publishes nothing else.
+    match POSSIBLE.load(Ordering::Relaxed) {
+        0 => count_possible(),
+        known => known as usize,
+    }
+}
+
+/// The number of possible CPUs, or 0 before the first call of [`possible_cpus`].
+#[cfg(not(offlock_virtual_cpu))]
+static POSSIBLE: AtomicU32 = AtomicU32::new(0);
+
+#[cfg(not(offlock_virtual_cpu))]
+#[cold]
+#[inline(never)]
+fn count_possible() -> usize {
+    let text = starting(|| fs::read_to_string("/sys/devices/system/cpu/possible"));
+    let found = text.ok().and_then(|text| after_last(&text)).unwrap_or_else(configured_cpus);
+    // Ordering: Relaxed, both; the number publishes nothing else. The first thread decides, because
+    // two threads may guess differently.
+    match POSSIBLE.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => found as usize,
+        Err(first) => first as usize,
+    }
+}
+
+/// Returns one more than the largest number in the kernel's list format, such as `0-3,8,10-11`.
+/// Returns `None` if the text has another format, or a number that is not below [`MAX_CPUS`].
+#[cfg(any(test, not(offlock_virtual_cpu)))]
+fn after_last(text: &str) -> Option<u32> {
+    let number = |digits: &str| {
+        // `u32::from_str` would accept a plus sign.
+        let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        plain.then(|| digits.parse().ok()).flatten().filter(|&cpu: &u32| cpu < MAX_CPUS)
+    };
+    let mut numbers = text.trim().split([',', '-']).map(number);
+    numbers.try_fold(0, |last: u32, cpu| Some(last.max(cpu? + 1)))
+}
+
+/// Returns the number of slots for a machine without `/sys`: the count of libc, or more if the
+/// affinity mask of this thread has a higher CPU. At least 1 and at most [`MAX_CPUS`].
+#[cfg(any(test, not(offlock_virtual_cpu)))]
+fn configured_cpus() -> u32 {
+    const WORDS: usize = MAX_CPUS as usize / 64;
+
+    // SAFETY: takes a number and returns one, -1 for an error.
+    let counted = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+
+    let mut mask = [0_u64; WORDS];
+    // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The
+    // size is an argument, so the smaller pointee type of the pointer does not matter.
+    let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
+    let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
+    u32::try_from(counted).unwrap_or(0).max(allowed).clamp(1, MAX_CPUS)
+}
+
+/// Returns one more than the number of the last CPU in an affinity mask, or 0 for an empty mask.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
+fn cpus_up_to_last(mask: &[u64]) -> u32 {
+    let last = mask.iter().rposition(|&word| word != 0);
+    last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
+}
+
+/// Returns the number of the memory (NUMA) node of `cpu`, as the kernel counts nodes.
+///
+/// Returns 0 for a CPU that does not exist, or whose node `/sys` did not say when the process asked
+/// first. The first call reads a folder for each possible CPU. Threads that call at the same time
+/// wait for it.
+///
+/// ```
+/// let cpu = offlock_percpu::current_cpu();
+/// println!("{cpu} is on node {}", offlock_percpu::node_of(cpu));
+/// ```
+#[must_use]
+pub fn node_of(cpu: CpuId) -> u32 {
+    static NODES: OnceLock<Box<[u32]>> = OnceLock::new();
+    let read = || nodes(Path::new("/sys/devices/system/cpu"), possible_cpus());
+    let nodes = NODES.get().unwrap_or_else(|| starting(|| NODES.get_or_init(read)));
+    nodes.get(cpu.index()).copied().unwrap_or(0)
+}
+
+/// Reads the node of each CPU below `count`. In `dir` each CPU has a folder `cpu7`, with an entry
+/// `node3` that leads to its node.
+fn nodes(dir: &Path, count: usize) -> Box<[u32]> {
+    let node = |cpu: usize| {
+        let mut entries = fs::read_dir(dir.join(format!("cpu{cpu}"))).ok()?.flatten();
+        entries.find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok())
+    };
+    (0..count).map(|cpu| node(cpu).unwrap_or(0)).collect()
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
+            getcpu in prop_oneof![any::<i32>(), -2..200],
+            slot in any::<u32>(),
+            capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+        ) {
+            let cpu = without_rseq(getcpu, || slot, capacity);
+            prop_assert!(cpu.get() < capacity);
+            if (0..capacity as i32).contains(&getcpu) {
+                prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
+            }
+            if getcpu < 0 {
+                prop_assert_eq!(cpu.get(), slot % capacity, "an error gives the thread's slot");
+            }
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    proptest! {
+        #[test]
+        fn inv01_any_rseq_id_is_a_slot_below_capacity_or_none(
+            id in prop_oneof![Just(-1), Just(-2), 0..200, any::<i32>()],
+            capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+        ) {
+            let want = (0..capacity as i32).contains(&id).then_some(id as u32);
+            prop_assert_eq!(fast::below(id as u32, capacity).map(CpuId::get), want);
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    #[test]
+    fn fast_path_answers_exactly_if_the_backend_is_rseq() {
+        assert_eq!(fast::current().is_some(), rseq_ids().is_ok(), "{:?}", backend());
+    }
+
+    /// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT`
+    /// calls, and at once if rseq keeps the id.
+    #[cfg(not(offlock_virtual_cpu))]
+    #[test]
+    fn recent_cpu_is_renewed_within_its_limit() {
+        use testkit::pin::{allowed_cpus, pin_to};
+
+        let hop = || {
+            let mut hops = 0;
+            for cpu in allowed_cpus().into_iter().cycle().take(200) {
+                pin_to(&[cpu]);
+                let calls = if backend().0 == Source::Rseq { 1 } else { REUSE_LIMIT };
+                let seen: Vec<CpuId> = (0..calls).map(|_| recent_cpu()).collect();
+                assert!(seen.iter().all(|seen| seen.get() < possible_cpus() as u32));
+                if backend().0 != Source::ThreadSlot {
+                    assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{:?}", backend());
+                    hops += 1;
+                }
+            }
+            hops
+        };
+        // A new thread, because it stays pinned.
+        let hops = std::thread::spawn(hop).join().unwrap();
+        println!("{hops} hops"); // 1 allowed CPU: all hops are to it
+    }
+
+    #[test]
+    fn thread_keeps_its_slot_and_the_next_thread_gets_another() {
+        let here = thread_slot();
+        let there = std::thread::spawn(|| (thread_slot(), thread_slot())).join().unwrap();
+        assert_eq!(here, thread_slot());
+        assert_eq!(there.0, there.1);
+        assert_ne!(here, there.0);
+    }
+
+    #[test]
+    fn inv01_every_number_in_the_list_of_possible_cpus_is_below_the_count() {
+        for (text, count) in [
+            ("0\n", Some(1)),
+            ("0-3\n", Some(4)),
+            ("0-1,8,10-11\n", Some(12)),
+            ("10-11,0-1", Some(12)),
+            ("65535", Some(MAX_CPUS)),
+        ] {
+            assert_eq!(after_last(text), count, "{text:?}");
+        }
+        for text in ["", "\n", "pony\n", "1,", "-1", "1--2", "+1", "1 2", "0-65536", "0-4294967296"]
+        {
+            assert_eq!(after_last(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn inv01_the_count_covers_what_the_kernel_allows() {
+        for (mask, want) in [
+            (&[0, 0][..], 0),
+            (&[1, 0], 1),
+            (&[0b1010, 0], 4),
+            (&[1, 1 << 5], 70),
+            (&[0, 1 << 63], 128),
+        ] {
+            assert_eq!(cpus_up_to_last(mask), want, "{mask:?}");
+        }
+        let allowed = testkit::pin::allowed_cpus();
+        assert!(allowed.iter().all(|&cpu| cpu < configured_cpus() as usize));
+        #[cfg(not(offlock_virtual_cpu))]
+        assert!(configured_cpus() as usize <= possible_cpus());
+    }
+
+    #[test]
+    fn a_node_is_read_for_each_cpu() {
+        let root = tempfile::TempDir::new().unwrap();
+        for (cpu, entry) in [(0, "node2"), (1, "node0"), (2, "node_x"), (5, "node7")] {
+            fs::create_dir_all(root.path().join(format!("cpu{cpu}/{entry}"))).unwrap();
+            fs::create_dir_all(root.path().join(format!("cpu{cpu}/cache"))).unwrap();
+        }
+        assert_eq!(
+            *nodes(root.path(), 5),
+            [2, 0, 0, 0, 0],
+            "one entry is no node, two CPUs are missing"
+        );
+        assert_eq!(node_of(CpuId::new(u32::MAX)), 0, "there is no such CPU");
+
+        let listed = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
+        let names: Vec<_> = listed.map(|entry| entry.file_name()).collect();
+        let here = format!("node{}", node_of(current_cpu()));
+        assert!(names.is_empty() || names.contains(&here.clone().into()), "{here} of {names:?}");
+    }
+}

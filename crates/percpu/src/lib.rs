@@ -25,7 +25,7 @@
 //! | own one part, sometimes all parts | [`LgLock`] | the slot of the current CPU | all slots |
 //! | read often, replace rarely | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
-//! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`], [`topology()`] | the slot of the current CPU | all slots |
+//! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`] | the slot of the current CPU | all slots |
 //!
 //! An add or a pin takes some nanoseconds or less, on one CPU and on two at once; for up to 64 threads a
 //! simulation counts no cache-line transfer. A heavy fence takes microseconds. `cargo bench --bench percpu`
@@ -79,7 +79,6 @@
 mod capabilities;
 mod counter;
 mod cpu;
-mod cpulist;
 mod error;
 pub mod fence;
 #[cfg(doc)]
@@ -90,21 +89,18 @@ mod refcount;
 mod rseq;
 mod slots;
 mod starting;
-mod topology;
 mod unwind;
 mod words;
 
 pub use self::capabilities::{Capabilities, capabilities};
 pub use self::counter::PerCpuCounter;
-pub use self::cpu::{CpuId, current_cpu};
-pub use self::cpulist::CpuList;
+pub use self::cpu::{CpuId, current_cpu, node_of, possible_cpus};
 pub use self::error::AllocError;
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{KillError, PercpuRef, Reference};
 pub use self::slots::PerCpu;
-pub use self::topology::{NodeId, Topology, topology};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

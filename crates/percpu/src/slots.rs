@@ -5,14 +5,14 @@
 //!             ^ current_cpu() gives the near slot; any thread may reach any slot
 //! ```
 //!
-//! There is a slot for every number below [`Topology::capacity`](crate::Topology::capacity).
+//! There is a slot for every number below [`possible_cpus`](crate::possible_cpus).
 //! Offline CPUs and the holes between the numbers have slots too, because a thread without a CPU id
 //! may use any of them. A slot has no lock: two threads may hold `&T` of one slot at the same time,
 //! so a `T` that changes needs its own lock or atomics.
 //!
 //! # Invariants
 //!
-//! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current_cpu` returns
+//! 1. `slots` has `cpu::possible_cpus()` entries. The index of every CPU id that `cpu::current_cpu` returns
 //!    is below this number.
 //! 2. Two slots never share a 128-byte line: a pair of 64-byte lines that the prefetcher of x86_64
 //!    fetches together.
@@ -78,22 +78,17 @@ impl<T> PerCpu<T> {
     /// Makes a slot for every CPU, in ascending order. `init` makes the value of each slot.
     ///
     /// If `init` panics, the values made so far are dropped and the panic goes on.
-    ///
-    /// # Aborts
-    ///
-    /// Aborts like `Box::new` if there is no memory. [`try_new`](Self::try_new) returns an error
-    /// instead.
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
+        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible_cpus()))
     }
 
-    /// Makes the slots like [`new`](Self::new), and returns an error if there is no memory.
+    /// Makes the slots like [`new`](Self::new), for a structure that reports a lack of memory.
     ///
     /// # Errors
     ///
     /// [`AllocError`] if there is no memory for the slots. In this case `init` is not called.
     pub fn try_new(mut init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
-        let count = cpu::possible();
+        let count = cpu::possible_cpus();
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
         slots.extend((0..count).map(|index| CachePadded::new(init(cpu_of(index)))));
@@ -153,7 +148,7 @@ impl<T> Index<CpuId> for PerCpu<T> {
     }
 }
 
-/// Returns the CPU of a slot. There are at most 65,536 (see `cpulist::MAX_CPUS`).
+/// Returns the CPU of a slot. There are at most 65,536 (`MAX_CPUS` in `cpu.rs`).
 fn cpu_of(index: usize) -> CpuId {
     CpuId::new(index as u32)
 }

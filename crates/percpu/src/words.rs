@@ -17,7 +17,7 @@
 //! # Invariants
 //!
 //! 1. `base` points to a word in the region of CPU 0 of a chunk. The words at the same offset in
-//!    the regions of all CPUs below `cpu::possible()` belong to the same `Words`, and to no other.
+//!    the regions of all CPUs below `cpu::possible_cpus()` belong to the same `Words`, and to no other.
 //!    The same holds for each word of a `WordBlock`.
 //! 2. The words of a new `Words`, and of a new `WordBlock`, are 0.
 
@@ -31,7 +31,7 @@ use crate::error::AllocError;
 
 pub(crate) use self::imp::STRIDE;
 
-/// Initialises the pool of single words: reads the topology and maps the first chunk.
+/// Initialises the pool of single words: counts the CPUs and maps the first chunk.
 pub(crate) fn start() {
     drop(Words::new());
 }
@@ -93,10 +93,10 @@ impl Words {
     ///
     /// # Panics
     ///
-    /// Panics if `cpu` is not below `cpu::possible()`.
+    /// Panics if `cpu` is not below `cpu::possible_cpus()`.
     #[inline(always)]
     pub(crate) fn slot(&self, cpu: CpuId) -> &AtomicU64 {
-        assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
+        assert!(cpu.index() < cpu::possible_cpus(), "{cpu} has no slot");
         // SAFETY: the region of `cpu` exists (the assertion), so the address is inside the chunk.
         let word = unsafe { self.base.byte_add(cpu.index() * STRIDE) };
         // SAFETY: invariant 1: an initialised word that belongs to `self`, and chunks are never
@@ -106,7 +106,7 @@ impl Words {
 
     /// Iterates over the words of all CPUs, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &AtomicU64> {
-        (0..cpu::possible()).map(|cpu| self.slot(CpuId::new(cpu as u32)))
+        (0..cpu::possible_cpus()).map(|cpu| self.slot(CpuId::new(cpu as u32)))
     }
 }
 
@@ -227,7 +227,7 @@ mod imp {
         }
 
         fn take_unit(&self) -> Result<NonNull<AtomicU64>, AllocError> {
-            let cpus = cpu::possible(); // before the lock, because the first call reads /sys
+            let cpus = cpu::possible_cpus(); // before the lock, because the first call reads /sys
             let mut free = self.free.lock();
             if let Some(base) = free.returned.pop() {
                 return Ok(base);
@@ -255,7 +255,7 @@ mod imp {
         /// `base` is a result of `take` of this pool and was not given back since. No thread uses
         /// its words any more.
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
-            for cpu in 0..cpu::possible() {
+            for cpu in 0..cpu::possible_cpus() {
                 for i in 0..self.unit {
                     // SAFETY: the chunk has a region for every CPU, each with the whole unit.
                     let word = unsafe { base.byte_add(cpu * STRIDE + place(i)) };
@@ -309,12 +309,12 @@ mod imp {
     /// Returns the distance in bytes from the start of a block to its word `i`. The words of all
     /// CPUs with one `i` are adjacent.
     pub(super) fn place(i: usize) -> usize {
-        i * cpu::possible() * STRIDE
+        i * cpu::possible_cpus() * STRIDE
     }
 
     impl Pool {
         pub(super) fn take(&self) -> Result<NonNull<AtomicU64>, AllocError> {
-            let count = self.0 * cpu::possible();
+            let count = self.0 * cpu::possible_cpus();
             let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
             Ok(NonNull::from(Box::leak(words)).cast())
         }
@@ -326,7 +326,7 @@ mod imp {
         /// `base` is a result of `take` of this pool and was not given back since. No thread uses
         /// its words any more.
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
-            let count = self.0 * cpu::possible();
+            let count = self.0 * cpu::possible_cpus();
             let words = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), count);
             // SAFETY: `take` leaked this slice. By the contract of this function it has no other
             // user.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use offlock_percpu::{CpuId, capabilities, rcu, topology};
+use offlock_percpu::{CpuId, capabilities, node_of, possible_cpus, rcu};
 use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef};
 
 use no_id::take_id;
@@ -69,7 +69,8 @@ static COUNTING: Counting = Counting;
 const FIRST_USES: &[(&str, fn())] = &[
     ("an allocation", || drop(std::hint::black_box(vec![1_u8; 100]))),
     ("capabilities", || println!("{}", capabilities())),
-    ("topology", || assert!(topology().capacity() > 0)),
+    ("possible_cpus", || assert!(possible_cpus() > 0)),
+    ("node_of", || _ = node_of(CpuId::new(0))),
     ("slots", || assert_eq!(*PerCpu::new(|_| 7).local(), 7)),
     ("sum", || _ = BYTES.sum()),
     ("fold", || _ = BYTES.fold(CpuId::new(0))),

@@ -126,7 +126,7 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
 
 #[test]
 fn what_cannot_be_allocated_is_said() {
-    let _ = offlock_percpu::topology(); // allocates here, not below
+    let _ = offlock_percpu::possible_cpus(); // allocates here, not below
     REFUSED_FROM.set(128);
     let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
     REFUSED_FROM.set(usize::MAX);

@@ -4,7 +4,7 @@ use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::{fmt, slice};
 
-use offlock_percpu::rcu::Pinned;
+use offlock_percpu::rcu::Guard;
 use offlock_sync::order;
 
 use crate::core::Core;
@@ -18,12 +18,12 @@ const END: u64 = (LAST_KEY + 1) << SLAB_BITS;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Iterates over the live contexts, ascending by index.
-    pub fn iter<'g>(&'g self, guard: &'g impl Pinned) -> Iter<'g, T> {
+    pub fn iter<'g>(&'g self, guard: &'g Guard) -> Iter<'g, T> {
         self.iter_from(0, guard)
     }
 
     /// Iterates over the live contexts with this index or a higher one.
-    pub(super) fn iter_from<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Iter<'g, T> {
+    pub(super) fn iter_from<'g>(&'g self, index: u32, guard: &'g Guard) -> Iter<'g, T> {
         let _ = guard;
         // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
         unsafe { Iter::new(self.core(), index.into()) }

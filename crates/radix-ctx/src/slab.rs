@@ -339,7 +339,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
 
     /// Returns the size of the counts that the slab has made.
     pub(super) fn refs_bytes(&self) -> usize {
-        let counts = SLOTS * size_of::<u64>() * offlock_percpu::topology().capacity();
+        let counts = SLOTS * size_of::<u64>() * offlock_percpu::possible_cpus();
         self.refs().map_or(0, |_| size_of::<RefBlock>() + counts)
     }
 }

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
-use offlock_percpu::rcu::{self, Pinned, RetireHead};
+use offlock_percpu::rcu::{self, Guard, RetireHead};
 use offlock_sync::quarantine::Watched;
 
 use crate::core::{Core, Quota};
@@ -77,7 +77,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// [`LookupError::Stale`] if the context was removed, [`LookupError::NotFound`] if the table never
     /// had a context of this id.
     #[inline(always)]
-    pub fn get<'g>(&'g self, id: Id, guard: &'g impl Pinned) -> Result<&'g T, LookupError> {
+    pub fn get<'g>(&'g self, id: Id, guard: &'g Guard) -> Result<&'g T, LookupError> {
         let _ = guard;
         // SAFETY: `guard` is an RCU guard.
         let (_, slot) = unsafe { self.core().slabs.find(id) }?;

@@ -45,7 +45,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// }
 /// ```
 pub struct LgLock<T> {
-    /// One slot for every CPU below `cpu::possible()`.
+    /// One slot for every CPU below `cpu::possible_cpus()`.
     slots: Box<[CachePadded<Slot<T>>]>,
 }
 
@@ -68,7 +68,7 @@ impl<T> LgLock<T> {
     /// If memory is out, like `Box::new`. No other method allocates.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self { slots: Slot::boxed_slice(cpu::possible(), init) }
+        Self { slots: Slot::boxed_slice(cpu::possible_cpus(), init) }
     }
 
     /// Returns the number of slots: one for every possible CPU.

@@ -25,26 +25,6 @@ use super::owned::{Node, Owned};
 use super::unlinked::Unlinked;
 use crate::error::impl_error;
 
-/// A guard that protects loaded values: a [`Guard`]. Sealed.
-///
-/// ```
-/// use offlock_percpu::rcu::{self, Atomic, Pinned};
-///
-/// fn sum(numbers: &Atomic<Vec<u32>>, guard: &impl Pinned) -> u32 {
-///     numbers.load(guard).iter().sum()
-/// }
-/// let numbers = Atomic::new(vec![1, 2]);
-/// assert_eq!(sum(&numbers, &rcu::pin()), 3);
-/// ```
-pub trait Pinned: sealed::Sealed {}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-impl sealed::Sealed for Guard {}
-impl Pinned for Guard {}
-
 /// A pointer to a `T` that readers follow without a lock.
 ///
 /// It always points to a value; use an `Option` as `T` if there may be none. Several writers may
@@ -109,7 +89,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     ///
     /// The reference is valid while both the guard and the `Atomic` are borrowed.
     #[inline]
-    pub fn load<'g>(&'g self, guard: &'g impl Pinned) -> &'g T {
+    pub fn load<'g>(&'g self, guard: &'g Guard) -> &'g T {
         let _ = guard;
         // Ordering: Acquire pairs with the Release of `swap` and `compare_exchange`; it carries
         // the node.
@@ -190,7 +170,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         &'g self,
         current: &T,
         new: Owned<T>,
-        guard: &'g impl Pinned,
+        guard: &'g Guard,
     ) -> Result<Unlinked<T>, CompareExchangeError<'g, T>> {
         let _ = guard;
         // Ordering: Acquire pairs with the Release of `swap` and of the exchange below; it carries

@@ -50,7 +50,7 @@ impl Bags {
     pub(super) fn bag(&self, cpu: CpuId) -> Option<&'static Bag> {
         // Ordering: Acquire pairs with the Release in `allocate`; it carries the bags.
         let bags = NonNull::new(self.per_cpu.load(Ordering::Acquire))?;
-        // SAFETY: the array has `cpu::possible()` bags, and every CPU id is below that.
+        // SAFETY: the array has `cpu::possible_cpus()` bags, and every CPU id is below that.
         let bag = unsafe { bags.add(cpu.index()) };
         // SAFETY: the pointer is inside the array, which is initialised and never freed.
         Some(unsafe { bag.as_ref() })
@@ -63,9 +63,9 @@ impl Bags {
         if first.is_null() {
             return &[];
         }
-        // SAFETY: the array has `cpu::possible()` bags and is never freed. The pointer is that of
+        // SAFETY: the array has `cpu::possible_cpus()` bags and is never freed. The pointer is that of
         // the whole allocation; a pointer derived from a `&Bag` would be valid for that bag only.
-        unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
+        unsafe { std::slice::from_raw_parts(first, cpu::possible_cpus()) }
     }
 
     /// Runs `f` on the lists of a bag, and returns the bag too: that of this CPU, or if its lock is
@@ -93,7 +93,7 @@ impl Bags {
         // Chosen before the first reader, so that `light` costs readers nothing.
         let _ = fence::strategy();
         let bags: Box<[CachePadded<Bag>]> =
-            (0..cpu::possible()).map(|_| CachePadded::new(Bag::new())).collect();
+            (0..cpu::possible_cpus()).map(|_| CachePadded::new(Bag::new())).collect();
         let new = Box::into_raw(bags);
         // Ordering: Release on success pairs with the Acquire in `bag` and `all`; it carries the
         // bags. Relaxed on failure: the bags of the other thread are not accessed here.

@@ -73,7 +73,7 @@ mod spin_lock;
 mod stats;
 mod unlinked;
 
-pub use self::atomic::{Atomic, CompareExchangeError, Pinned};
+pub use self::atomic::{Atomic, CompareExchangeError};
 pub use self::bag::RetireHead;
 pub use self::batch::Batch;
 pub use self::error::SynchronizeError;

@@ -87,7 +87,7 @@ impl PercpuRef {
     /// If there is no memory, like `Box::new`.
     #[must_use]
     pub fn new(release: impl FnOnce() + Send + 'static) -> Self {
-        let words = Words::new().unwrap_or_else(|_| out_of_memory::<u64>(cpu::possible()));
+        let words = Words::new().unwrap_or_else(|_| out_of_memory::<u64>(cpu::possible_cpus()));
         Self {
             gate: AtomicU64::new(0),
             words,

@@ -87,7 +87,7 @@ fn usable() -> Result<RseqOperations, &'static str> {
         return Err("membarrier cannot restart them");
     }
     let area: Offset = find()?;
-    Ok(RseqOperations { area: area.to_raw(), limit: cpu::possible() as u32 })
+    Ok(RseqOperations { area: area.to_raw(), limit: cpu::possible_cpus() as u32 })
 }
 
 /// The operations. Holds the offset of the rseq area and the number of possible CPUs.

@@ -10,8 +10,7 @@ use std::sync::MutexGuard;
 
 use offlock_percpu::fence::Strategy;
 use offlock_percpu::{
-    AllocError, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter, PercpuRef,
-    RefBlock, Reference, Topology,
+    AllocError, Capabilities, CpuId, LgLock, PerCpu, PerCpuCounter, PercpuRef, RefBlock, Reference,
 };
 use offlock_sync::{WordGuard, WordLock};
 
@@ -40,12 +39,8 @@ fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
 #[test]
 fn facts_are_plain_values_on_every_thread() {
     plain::<CpuId>();
-    plain::<NodeId>();
     plain::<Capabilities>();
     plain::<Strategy>();
-    everywhere::<Topology>();
-    everywhere::<&'static Topology>();
-    everywhere::<CpuList>();
     everywhere::<AllocError>();
 }
 

@@ -9,7 +9,7 @@ use crate::lglock::LgLock;
 #[test]
 fn inv18_slots_of_different_cpus_never_share_a_line() {
     fn check<T: Default>() {
-        let slots = Slot::<T>::boxed_slice(cpu::possible(), |_| T::default());
+        let slots = Slot::<T>::boxed_slice(cpu::possible_cpus(), |_| T::default());
         for slot in &slots {
             assert_eq!(std::ptr::from_ref::<Slot<T>>(slot).addr() % 128, 0);
         }
