@@ -181,7 +181,7 @@ mod file;
 mod files;
 #[cfg(doc)]
 pub mod guide;
-#[cfg(all(test, any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(test, offlock_model))]
 mod models;
 mod op;
 mod operation;

@@ -11,8 +11,8 @@ use std::task::Poll;
 
 use crate::calls::CallQueue;
 use crate::drive::{WokenFlag, block_on, round};
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, thread};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::{Arc, thread};
 
 use super::{Notifier, thoroughly};
 

@@ -12,9 +12,9 @@ use std::env;
 
 use crate::backend::aio::{Event, Ring};
 use crate::backend::threads::Jobs;
-use percpu::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, is_planted, model, thread, with_preemptions};
+use offlock_sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{Arc, is_planted, model, thread, with_preemptions};
 
 /// Runs a model with at least three preemptions, for models that take less than a second with them.
 ///

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::calls::{CallQueue, response};
 use crate::drive::{Served, serve};
-use percpu::sync::{Arc, is_planted, model, thread};
+use offlock_sync::{Arc, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};
 

@@ -50,7 +50,7 @@ pub(super) fn models(copy: &Workspace, package: &Crate, checker: &'static str) -
     let cargo = copy.cargo(["test", "--offline", "--profile", "loom"]);
     let cargo = cargo.args(package.models(checker).unwrap_or_default());
     let cargo = cargo.args(packages(std::slice::from_ref(package)));
-    cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
+    cfg::model(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
 }
 
 /// The name of a stage, what runs it, and the options of its test programs.

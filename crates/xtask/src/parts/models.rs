@@ -106,7 +106,7 @@ fn build(ws: &Workspace, checker: Checker, crates: &[Crate]) -> Result<Vec<TestB
         let with_models: Vec<Crate> = crates.iter().filter(chosen).cloned().collect();
         if !with_models.is_empty() {
             let cargo = ws.cargo(["test", "--profile", "loom"]).args(packages(&with_models));
-            built.extend(binaries::build(cfg::everywhere(ws, name, cargo.args(options)))?);
+            built.extend(binaries::build(cfg::model(ws, name, cargo.args(options)))?);
         }
     }
     if built.is_empty() {

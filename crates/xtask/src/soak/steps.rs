@@ -50,7 +50,11 @@ impl Step {
             Action::Release(words) => self.prepare(ws.cargo(RELEASE), words, log).run(),
             Action::WithCfg(name, words) => {
                 let cargo = ws.cargo(["test", "--profile", "loom", "--locked"]);
-                self.prepare(cfg::everywhere(ws, name, cargo), words, log).run()
+                let cargo = match *name {
+                    "loom" | "shuttle" => cfg::model(ws, name, cargo),
+                    _ => cfg::everywhere(ws, name, cargo),
+                };
+                self.prepare(cargo, words, log).run()
             }
             Action::Mutants(words) => {
                 let words = format!("xtask mutants {words}");
