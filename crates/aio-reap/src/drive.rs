@@ -140,7 +140,6 @@ pub(crate) struct WokenFlag(AtomicBool);
 
 impl WokenFlag {
     /// Makes a flag that is set, because the first poll needs no wake-up.
-    #[expect(clippy::new_without_default, reason = "a default flag would be clear")]
     pub(crate) fn new() -> Self {
         Self(AtomicBool::new(true))
     }
