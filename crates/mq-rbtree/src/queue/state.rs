@@ -149,7 +149,7 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Receives the next message of the store and the open ring, whose first message has this priority. A
-    /// message alone does not go through the store.
+    /// message alone goes through the store only if that has messages.
     #[inline(always)]
     fn take_or_drain(
         &mut self,
@@ -157,19 +157,24 @@ impl<T, L: Levels> State<T, L> {
         priority: L::Priority,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
+        let second = ring.second(&self.cursor);
         let empty = self.core.is_empty();
-        if check!("receive: the stored messages were sent before", empty) {
-            let second = ring.second(&self.cursor);
-            if let Next::Hole = second {
-                return None; // the message before the hole stays in the ring
+        let empty = check!("receive: the stored messages were sent before", empty);
+        if empty && matches!(second, Next::Hole) {
+            return None; // the message before the hole stays in the ring
+        }
+        let alone = matches!(second, Next::Nothing);
+        if check!("receive: drain before the choice", alone) {
+            self.count_depth(self.core.occupied() + 1);
+            // SAFETY: the lock is held, and `next` has returned a message.
+            let value = unsafe { ring.take(&mut self.cursor) };
+            let message = Message { value, priority };
+            if empty {
+                return Some(message);
             }
-            let alone = matches!(second, Next::Nothing);
-            if check!("receive: drain before the choice", alone) {
-                self.count_depth(self.core.occupied() + 1);
-                // SAFETY: the lock is held, and `next` has returned a message.
-                let value = unsafe { ring.take(&mut self.cursor) };
-                return Some(Message { value, priority });
-            }
+            // A drain would look at the slots again.
+            self.core.push_stored(message);
+            return self.core.pop_with(preload);
         }
         if self.drain(ring, u64::MAX) { self.core.pop_with(preload) } else { None }
     }

@@ -9,7 +9,8 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-use aio_reap::model::{CallQueue, Served, response, serve};
+use crate::calls::{CallQueue, response};
+use crate::drive::{Served, serve};
 use offlock_sync::{Arc, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};

@@ -10,7 +10,8 @@ mod remote;
 
 use std::env;
 
-use aio_reap::model::{Event, Jobs, Ring};
+use crate::backend::aio::{Event, Ring};
+use crate::backend::threads::Jobs;
 use offlock_sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::{Arc, is_planted, model, thread, with_preemptions};
