@@ -5,7 +5,7 @@ use std::fmt;
 use offlock_sync::native::OnceLock;
 
 use crate::cpu::rseq_ids;
-use crate::fence::{self, Strategy};
+use crate::fence;
 use crate::rseq::section;
 use crate::words;
 
@@ -64,10 +64,8 @@ impl fmt::Display for Capabilities {
 pub fn capabilities() -> Capabilities {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(words::start);
-    let membarrier = match fence::strategy() {
-        Strategy::Membarrier => Ok(()),
-        _ => Err("missing, or refused by the kernel or a filter"),
-    };
+    let reason = "missing, or refused by the kernel or a filter";
+    let membarrier = fence::has_membarrier().then_some(()).ok_or(reason);
     Capabilities { rseq_ids: rseq_ids(), sections: section::state(), membarrier }
 }
 

@@ -239,7 +239,7 @@ fn start_rseq() -> Result<(), &'static str> {
 #[must_use]
 pub fn possible_cpus() -> usize {
     #[cfg(offlock_virtual_cpu)]
-    return offlock_sync::virtual_cpu::possible_cpus();
+    return offlock_sync::virtual_cpu::possible();
     #[cfg(not(offlock_virtual_cpu))]
     // Ordering: Relaxed; the number publishes nothing else.
     match POSSIBLE.load(Ordering::Relaxed) {

@@ -18,7 +18,7 @@
 //! orderings of the accesses themselves order the reads through the pointer.
 //!
 //! If the kernel refuses membarrier, both sides are `fence(SeqCst)`. The first call of `heavy` or
-//! [`strategy`] decides this for the process.
+//! [`capabilities`](crate::capabilities) decides this for the process.
 //!
 //! ```
 //! use offlock_percpu::fence;
@@ -36,13 +36,11 @@
 //! STOP.store(true, Relaxed);
 //! fence::heavy();
 //! assert!(ACTIVE.load(Relaxed));
-//! println!("by {}", fence::strategy());
 //! ```
 
-#[doc(hidden)] // like `RefBlock`, the only structure whose gate a user closes
-pub use offlock_sync::asymmetric::heavy_rseq;
+pub(crate) use offlock_sync::asymmetric::has_membarrier;
 #[doc(inline)]
-pub use offlock_sync::asymmetric::{Strategy, heavy, light, strategy};
+pub use offlock_sync::asymmetric::{heavy, heavy_rseq, light};
 
 #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 pub(crate) use offlock_sync::asymmetric::rseq_fence_works;

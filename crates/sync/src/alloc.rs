@@ -1,21 +1,15 @@
-//! Fallible allocation, until `Box::try_new` and `Arc::try_new` are stable.
+//! Fallible allocation, until `Box::try_new` is stable.
 //!
 //! ```
-//! use offlock_sync::alloc::{TryArc, try_box};
+//! use offlock_sync::alloc::try_box;
 //!
 //! let boxed = try_box(7).expect("out of memory");
 //! assert_eq!(*boxed, 7);
-//! let shared = TryArc::try_new(7)?;
-//! assert_eq!(*shared.clone(), 7);
-//! # Ok::<(), offlock_sync::AllocError>(())
 //! ```
-
-mod try_arc;
 
 use std::alloc::{Layout, alloc};
 use std::ptr::NonNull;
 
-pub use self::try_arc::TryArc;
 use crate::impl_error;
 
 /// An allocation failed. Maps to `ENOMEM`.

@@ -18,45 +18,17 @@
 //! orderings of the accesses themselves order the reads through the pointer.
 //!
 //! If the kernel refuses membarrier, both sides are `fence(SeqCst)`. The first call of `heavy` or
-//! [`strategy`] decides this for the process.
-
-use std::fmt;
+//! [`has_membarrier`] decides this for the process.
 
 #[cfg(not(offlock_model))]
 use crate::atomic::{Ordering, fence};
 
+pub use self::imp::has_membarrier;
 #[cfg(all(
     target_arch = "x86_64",
     not(any(offlock_model, offlock_portable, offlock_virtual_cpu))
 ))]
 pub use self::imp::rseq_fence_works;
-pub use self::imp::strategy;
-
-/// The implementation of [`light`] and [`heavy`] in this process. See [`strategy`].
-///
-/// ```
-/// # use offlock_sync::asymmetric::{Strategy, strategy};
-/// if strategy() == Strategy::Fences {
-///     eprintln!("every read pays for a full fence");
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Strategy {
-    /// `light` is a compiler fence. `heavy` is a `membarrier` system call.
-    Membarrier,
-    /// Both are sequentially consistent fences: membarrier is missing or refused.
-    Fences,
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Membarrier => "membarrier",
-            Self::Fences => "a fence on both sides",
-        })
-    }
-}
 
 /// Orders accesses on the frequent side, against a [`heavy`] fence on the rare side: see the
 /// [module](self). A load and a well-predicted branch are the only instructions.
@@ -105,7 +77,7 @@ mod imp {
     use std::io;
     use std::process;
 
-    use super::{Ordering, Strategy, fence};
+    use super::{Ordering, fence};
     use crate::native::atomic::{AtomicU8, compiler_fence};
 
     /// One of the constants below.
@@ -158,11 +130,12 @@ mod imp {
         state() == MEMBARRIER_RSEQ
     }
 
-    /// Returns how [`light`](super::light) and [`heavy`](super::heavy) work in this process.
+    /// Returns whether [`heavy`](super::heavy) is a membarrier in this process, and
+    /// [`light`](super::light) a compiler fence. Otherwise both are sequentially consistent fences.
     ///
     /// Decided once, by the first call of this function or of `heavy`.
-    pub fn strategy() -> Strategy {
-        if state() == FENCES { Strategy::Fences } else { Strategy::Membarrier }
+    pub fn has_membarrier() -> bool {
+        state() != FENCES
     }
 
     // Not in libc: `linux/membarrier.h`, Linux 5.10.
@@ -220,7 +193,6 @@ mod imp {
 /// The model checkers have no asymmetric fence: see [`virtual_fence`].
 #[cfg(offlock_model)]
 mod imp {
-    use super::Strategy;
     pub(super) use crate::virtual_fence::light;
     use crate::{step, virtual_cpu, virtual_fence};
 
@@ -237,8 +209,8 @@ mod imp {
         heavy();
     }
 
-    /// Returns how `light` and `heavy` work: as the model chose.
-    pub fn strategy() -> Strategy {
-        if virtual_fence::membarrier() { Strategy::Membarrier } else { Strategy::Fences }
+    /// Returns whether `heavy` is a membarrier: as the model chose.
+    pub fn has_membarrier() -> bool {
+        virtual_fence::membarrier()
     }
 }

@@ -20,7 +20,7 @@
 //! 3. A release takes no lock, does not wait and leaves `errno` alone. So a signal handler may make
 //!    a release even if it interrupts a release or a wait of the same parker.
 
-use crate::asymmetric::{Strategy, compiler_fence, heavy, light, strategy};
+use crate::asymmetric::{compiler_fence, has_membarrier, heavy, light};
 use crate::atomic::{AtomicU32, Ordering};
 use crate::{Futex, hint, step, thread};
 
@@ -52,7 +52,7 @@ impl SpinLimit {
 }
 
 /// Set in `waiters` where `light` is a full fence, so that a release takes the slow path, which has
-/// the fence. Elsewhere a compiler fence suffices, and the fast path need not ask for the strategy.
+/// the fence. Elsewhere a compiler fence suffices, and the fast path need not ask.
 const FENCED: u32 = 1 << 31;
 
 /// The waiters of one word. A release wakes one thread, and that thread wakes the next when it
@@ -70,10 +70,7 @@ impl Parker {
     #[allow(clippy::new_without_default, reason = "the facade's types have no such use")]
     pub fn new() -> Self {
         Self {
-            waiters: AtomicU32::new(match strategy() {
-                Strategy::Membarrier => 0,
-                _ => FENCED,
-            }),
+            waiters: AtomicU32::new(if has_membarrier() { 0 } else { FENCED }),
             sequence: Futex::new(),
         }
     }

@@ -3,8 +3,6 @@
 //! ```text
 //!            Atomic::swap                       retire, or drop
 //!   Owned -----------------> shared -> Unlinked -----------------> freed after a grace period
-//!     ^                                   |
-//!     +------------ reclaim --------------+     waits for the grace period itself
 //! ```
 //!
 //! The interface is safe because an [`Owned`] is unique: it can be in one [`Atomic`] only, and only
@@ -12,9 +10,8 @@
 //! [`owned`](super::owned).
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use offlock_sync::atomic::{AtomicPtr, Ordering};
 use offlock_sync::quarantine::Watched;
@@ -23,7 +20,6 @@ use offlock_sync::{order, step};
 use super::guard::{Guard, pin};
 use super::owned::{Node, Owned};
 use super::unlinked::Unlinked;
-use crate::error::impl_error;
 
 /// A pointer to a `T` that readers follow without a lock.
 ///
@@ -91,7 +87,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     #[inline]
     pub fn load<'g>(&'g self, guard: &'g Guard) -> &'g T {
         let _ = guard;
-        // Ordering: Acquire pairs with the Release of `swap` and `compare_exchange`; it carries
+        // Ordering: Acquire pairs with the Release of `swap` and `update`; it carries
         // the node.
         let node = self.node.load(Ordering::Acquire);
         // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
@@ -142,81 +138,36 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     /// ```
     pub fn update(&self, mut f: impl FnMut(&T) -> T) {
         let guard = pin();
-        let mut current = self.load(&guard);
-        let mut new = Owned::new(f(current));
+        // Ordering: Acquire pairs with the Release of `swap` and of the exchange below; it carries
+        // the node.
+        let mut found = self.node.load(Ordering::Acquire);
+        // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
+        // period before its end waits for the guard (invariant 2).
+        let mut new = Owned::new(f(&unsafe { &*found }.value));
         let old = loop {
-            match self.compare_exchange(current, new, &guard) {
-                Ok(old) => break old,
-                Err(error) => (current, new) = (error.current, error.new),
+            let publish = order!(Release, "update: the node is built");
+            // Ordering: Release on success pairs with the Acquire in `load`; it carries the new
+            // node. Acquire on failure pairs with the Release of the exchange that put the found
+            // node in. The guard keeps the address of `found` from a second use meanwhile.
+            let exchanged = self.node.compare_exchange(
+                found,
+                new.as_node_ptr().as_ptr(),
+                publish,
+                Ordering::Acquire,
+            );
+            match exchanged {
+                // SAFETY: `old` was in this `Atomic`, and only this exchange took it out.
+                Ok(old) => break unsafe { Unlinked::new(old) },
+                Err(other) => found = other,
             }
+            // SAFETY: as above.
+            let current = &unsafe { &*found }.value;
             step!("update: compute again from the value found", *new = f(current));
         };
+        let _ = new.into_node_ptr(); // the node is in the `Atomic`
         // First: the drops that `retire` may run may wait for a grace period.
         drop(guard);
         drop(old);
-    }
-
-    /// Replaces the value by `new` if the pointer still points to `current`. Returns the old value.
-    ///
-    /// `current` is compared by address, not by value. The address of a reference from
-    /// [`load`](Atomic::load) cannot belong to another object meanwhile, because the guard keeps
-    /// the object alive. Lock-free.
-    ///
-    /// # Errors
-    ///
-    /// [`CompareExchangeError`] has the current value, and returns `new`.
-    #[inline]
-    pub fn compare_exchange<'g>(
-        &'g self,
-        current: &T,
-        new: Owned<T>,
-        guard: &'g Guard,
-    ) -> Result<Unlinked<T>, CompareExchangeError<'g, T>> {
-        let _ = guard;
-        // Ordering: Acquire pairs with the Release of `swap` and of the exchange below; it carries
-        // the node, whose value the error borrows.
-        let mut found = self.node.load(Ordering::Acquire);
-        let new = new.into_node_ptr();
-        loop {
-            // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
-            // period before its end waits for the guard (invariant 2).
-            let node = unsafe { &*found };
-            let value = &node.value;
-            if !ptr::eq(value, current) {
-                // SAFETY: `new` is from `into_node_ptr` above and was not published.
-                let new = unsafe { Owned::from_node_ptr(new) };
-                return Err(CompareExchangeError { current: value, new });
-            }
-            let publish = order!(Release, "update: the node is built");
-            // Ordering: Release on success pairs with the Acquire in `load`; it carries the new
-            // node. The found node is acquired already, by the load above or by a failure: Acquire
-            // on failure pairs with the Release of the exchange that put the found node in.
-            let exchanged =
-                self.node.compare_exchange(found, new.as_ptr(), publish, Ordering::Acquire);
-            match exchanged {
-                // SAFETY: `old` was in this `Atomic`, and only this exchange took it out.
-                Ok(old) => return Ok(unsafe { Unlinked::new(old) }),
-                Err(other) => found = other,
-            }
-        }
-    }
-
-    /// Returns the value for a change in place. No reader can reach it during the borrow.
-    pub fn get_mut(&mut self) -> &mut T {
-        // Ordering: Relaxed; `&mut self` excludes other threads.
-        let node = self.node.load(Ordering::Relaxed);
-        // SAFETY: never null. `&mut self` borrows the `Atomic` exclusively, and no `&T` outlives a
-        // borrow of the `Atomic` (invariant 2).
-        let node = unsafe { &mut *node };
-        &mut node.value
-    }
-
-    /// Returns the value as an owned node. No reader can reach it, because `self` is not borrowed.
-    #[must_use]
-    pub fn into_inner(self) -> Owned<T> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again, and not dropped.
-        unsafe { this.take() }
     }
 
     /// Takes the node out of the pointer.
@@ -258,34 +209,4 @@ impl<T: Send + Sync + 'static> Drop for Atomic<T> {
         // SAFETY: the `Atomic` is not used after its drop.
         drop(unsafe { self.take() });
     }
-}
-
-/// The current value that [`Atomic::compare_exchange`] found, and the refused new value.
-///
-/// ```
-/// use offlock_percpu::rcu::{self, Atomic, Owned};
-///
-/// let shared = Atomic::new(1);
-/// let guard = rcu::pin();
-/// let first = shared.load(&guard);
-/// shared.store(Owned::new(2));
-/// let error = shared.compare_exchange(first, Owned::new(3), &guard).unwrap_err();
-/// assert_eq!((*error.current, *error.new), (2, 3));
-/// ```
-#[non_exhaustive]
-pub struct CompareExchangeError<'g, T> {
-    /// The current value.
-    pub current: &'g T,
-    /// The refused new value.
-    pub new: Owned<T>,
-}
-
-impl<T> fmt::Debug for CompareExchangeError<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompareExchangeError").finish_non_exhaustive()
-    }
-}
-
-impl_error! {
-    [T] CompareExchangeError<'_, T> { _ => EAGAIN, "the pointer points to another value"; }
 }

@@ -91,7 +91,7 @@ impl Bags {
     #[inline(never)]
     fn allocate(&self) {
         // Chosen before the first reader, so that `light` costs readers nothing.
-        let _ = fence::strategy();
+        let _ = fence::has_membarrier();
         let bags: Box<[CachePadded<Bag>]> =
             (0..cpu::possible_cpus()).map(|_| CachePadded::new(Bag::new())).collect();
         let new = Box::into_raw(bags);

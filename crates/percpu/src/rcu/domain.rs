@@ -66,7 +66,7 @@ pub(super) fn domain() -> &'static Domain {
 /// Chooses the fence strategy of the process, and returns the domain. For slow paths.
 pub(super) fn init_domain() -> &'static Domain {
     // Chosen before the first reader, because `light` is a full fence until then.
-    let _ = fence::strategy();
+    let _ = fence::has_membarrier();
     domain()
 }
 

@@ -25,7 +25,7 @@
 //! |---|---|---|
 //! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
-//! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |
+//! | [`synchronize`], [`barrier`] | until the readers have left | never |
 //!
 //! A process has one RCU domain. So a reader delays the drop of every object that is retired after
 //! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
@@ -73,7 +73,7 @@ mod spin_lock;
 mod stats;
 mod unlinked;
 
-pub use self::atomic::{Atomic, CompareExchangeError};
+pub use self::atomic::Atomic;
 pub use self::bag::RetireHead;
 pub use self::batch::Batch;
 pub use self::error::SynchronizeError;
@@ -85,7 +85,7 @@ pub use self::guard::{Guard, is_pinned, pin};
 pub use self::owned::Owned;
 pub use self::reclaim::{poll, retire_raw};
 pub use self::stats::{Stats, stats};
-pub use self::unlinked::{ReclaimError, Unlinked};
+pub use self::unlinked::Unlinked;
 
 #[cfg(test)]
 mod tests;

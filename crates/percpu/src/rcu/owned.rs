@@ -17,7 +17,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use offlock_sync::quarantine::{Watched, free};
 
@@ -111,62 +111,14 @@ impl<T> Owned<T> {
         Self { node }
     }
 
+    /// Returns the pointer that `into_node_ptr` will return.
+    pub(super) fn as_node_ptr(&self) -> NodePtr<T> {
+        self.node
+    }
+
     /// Gives up the node without freeing it.
     pub(super) fn into_node_ptr(self) -> NodePtr<T> {
         ManuallyDrop::new(self).node
-    }
-
-    /// Takes the value out and frees the node.
-    #[must_use]
-    pub fn into_inner(self) -> T {
-        let node = self.into_node_ptr();
-        // SAFETY: only this `Owned` had the node (invariant 1), and the value is initialised.
-        let value = &unsafe { node.as_ref() }.value;
-        // SAFETY: the value in the node is not used or dropped again; only its memory is freed.
-        let value = unsafe { ptr::read(value) };
-        let memory = node.as_ptr().cast::<std::mem::MaybeUninit<Watched<Node<T>>>>();
-        // SAFETY: the node was allocated as a box of the same layout, and is not used again. A
-        // `MaybeUninit` drops no field, and the head needs no drop.
-        drop(unsafe { Box::from_raw(memory) });
-        value
-    }
-}
-
-/// For data structures of the other crates of this workspace, which store the node in a word of
-/// their own instead of an [`Atomic`](super::Atomic) and uphold its invariants. Not covered by
-/// semantic versioning.
-#[doc(hidden)]
-impl<T> Owned<T> {
-    /// Returns the node as a pointer whose two lowest bits are clear.
-    #[inline]
-    #[must_use]
-    pub fn into_raw(self) -> NonNull<()> {
-        const { assert!(align_of::<Node<T>>() >= 4) };
-        self.into_node_ptr().cast()
-    }
-
-    /// Takes a node back from a pointer.
-    ///
-    /// # Safety
-    ///
-    /// - `node` is from [`into_raw`](Owned::into_raw) of the same `T`, and is converted back once.
-    /// - No other code can reach the node or has a reference into it.
-    #[inline]
-    pub unsafe fn from_raw(node: NonNull<()>) -> Self {
-        Self { node: node.cast() }
-    }
-
-    /// Returns the value of a node that other threads may reach too.
-    ///
-    /// # Safety
-    ///
-    /// `node` is from [`into_raw`](Owned::into_raw) of the same `T`, and is not freed or changed
-    /// during `'g`.
-    #[inline]
-    pub unsafe fn borrow_raw<'g>(node: NonNull<()>) -> &'g T {
-        // SAFETY: the caller promises a live and unchanged node of this `T` for `'g`.
-        let node: &'g Watched<Node<T>> = unsafe { node.cast().as_ref() };
-        &node.value
     }
 }
 

@@ -21,7 +21,7 @@
 //! | | a holder of a reference | calls [`get_more`](RefBlock::get_more) and [`put`](RefBlock::put) |
 //! | 3 | the owner | stores another value in the gate, calls [`heavy_rseq`](crate::fence::heavy_rseq) |
 //! | 4 | the owner, once | calls [`fold`](RefBlock::fold), which returns true if no reference is left |
-//! | | a holder of a reference | if `fold` returned false, the last `put` returns true, or a `put_if_last` does |
+//! | | a holder of a reference | if `fold` returned false, the last `put` returns true |
 //! | 5 | the owner | waits until every guard of step 2 is gone; then repeats step 1, or drops the block |
 //!
 //! # Invariants
@@ -206,21 +206,6 @@ impl RefBlock {
         unsafe { Self::put_atomic(this, i) }
     }
 
-    /// Puts a reference if it is the only one after the [`fold`](Self::fold). Returns whether it did.
-    ///
-    /// After true, no other thread uses the object that the reference kept alive, and the calling
-    /// thread sees what every holder did with the object. After false, the caller still owns its
-    /// reference to count `i`.
-    #[must_use = "the object must be cleaned up after the last put"]
-    pub fn put_if_last(&self, i: usize) -> bool {
-        // By invariant 2 the count is 1 only after the fold, and with no other holder.
-        // Ordering: Acquire pairs with the Release in `put_atomic`, and with that of `fold`, which
-        // passes on what it acquired; it carries what the other holders did with the object.
-        // Relaxed on failure: nothing is read after it.
-        let order = order!(Acquire, "put the last count: the other uses are done");
-        self.cold.counts[i].atomic.compare_exchange(1, 0, order, Ordering::Relaxed).is_ok()
-    }
-
     /// Closes count `i` and sums it up. Returns true if no reference is left, and false if a later
     /// [`put`](Self::put) will return true.
     ///
@@ -238,7 +223,7 @@ impl RefBlock {
         let delta = counted - BIAS;
         // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the
         // closing of the gate and this; it carries what that holder did with the object. Release
-        // pairs with the Acquire of the last put in `put_atomic` and `put_if_last`; it carries what
+        // pairs with the Acquire of the last put in `put_atomic`; it carries what
         // `close_and_sum` acquired from the holders.
         atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
     }
@@ -258,8 +243,8 @@ impl RefBlock {
     unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
         // SAFETY: the reference to put keeps the block alive until it is put.
         let cold: &Cold = unsafe { &(*this).cold };
-        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here and in
-        // `put_if_last`, and of `fold`; it carries what the holder of this reference did with the object.
+        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here,
+        // and of `fold`; it carries what the holder of this reference did with the object.
         let before =
             cold.counts[i].atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done"));
         before == 1

@@ -8,7 +8,6 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
-use offlock_percpu::fence::Strategy;
 use offlock_percpu::{
     AllocError, Capabilities, CpuId, LgLock, PerCpu, PerCpuCounter, PercpuRef, RefBlock, Reference,
 };
@@ -40,7 +39,6 @@ fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
 fn facts_are_plain_values_on_every_thread() {
     plain::<CpuId>();
     plain::<Capabilities>();
-    plain::<Strategy>();
     everywhere::<AllocError>();
 }
 

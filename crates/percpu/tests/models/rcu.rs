@@ -1,6 +1,6 @@
 //! Grace periods, guards and reclamation.
 
-use offlock_percpu::rcu::{self, Atomic, Owned, Unlinked};
+use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{Arc, Condvar, Mutex, thread};
@@ -140,6 +140,18 @@ fn read(shared: &Atomic<Payload>) {
     assert_eq!(late.read(), 1);
 }
 
+/// Pins, and reads the node late, if it is there.
+fn read_node(shared: &AtomicPtr<Watched<u64>>) {
+    let guard = rcu::pin();
+    // Ordering: Acquire pairs with nothing; the node is older than the thread.
+    let node = shared.load(Ordering::Acquire);
+    if !node.is_null() {
+        thread::yield_now();
+        assert_eq!(Late(node).read(), 1);
+    }
+    drop(guard);
+}
+
 fn spawn(
     shared: &Shared,
     f: impl FnOnce(&Atomic<Payload>) + Send + 'static,
@@ -178,8 +190,7 @@ fn retire_slow() -> Arc<AtomicU64> {
 
 /// Retires a value that no reader can find.
 fn retire<T: Send + Sync + 'static>(value: T) {
-    // SAFETY: no thread has seen the node, and this is the only `Owned` of it.
-    unsafe { Unlinked::<T>::from_raw(Owned::new(value).into_raw()) }.retire();
+    Atomic::new(Some(value)).store(Owned::new(None));
 }
 
 /// Takes a while, so that others come first, or in between, as often as not. A random schedule gives
@@ -255,16 +266,7 @@ fn a_cookie_needs_no_shared_write() {
         let shared = Arc::new(AtomicPtr::new(node));
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
-            move || {
-                let guard = rcu::pin();
-                // Ordering: Acquire pairs with nothing; the node is older than the thread.
-                let node = shared.load(Ordering::Acquire);
-                if !node.is_null() {
-                    thread::yield_now();
-                    assert_eq!(Late(node).read(), 1);
-                }
-                drop(guard);
-            }
+            move || read_node(&shared)
         });
         let other = thread::spawn(|| {
             let _ = rcu::start_grace_period().poll();
@@ -302,7 +304,7 @@ fn a_grace_period_of_another_thread_carries_the_reads() {
                 }
             }
         });
-        let guard = rcu::pin();
+        let guard = rcu::pin(); // not `read_node`, whose yield hides a weak `completed`
         // Ordering: Acquire pairs with nothing; the node is older than the thread.
         let found = shared.load(Ordering::Acquire);
         if !found.is_null() {
@@ -327,15 +329,21 @@ fn a_value_taken_out_is_seen_finished() {
     });
 }
 
-/// `synchronize` returns when the readers that were inside are gone, and gives the value back.
+/// `synchronize` returns when the readers that were inside are gone.
 #[test]
-fn a_reclaimed_value_is_ours_alone() {
+fn after_synchronize_the_writer_is_alone() {
     model(|| {
-        let shared = shared(1);
-        let reader = spawn(&shared, read);
-        let owned = shared.swap(Owned::new(Payload::new(1))).reclaim().unwrap();
-        assert_eq!(owned.read(), 1);
-        drop(owned);
+        let node = Box::into_raw(Box::new(Watched::new(1_u64)));
+        let shared = Arc::new(AtomicPtr::new(node));
+        let reader = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || read_node(&shared)
+        });
+        // Ordering: Relaxed; `synchronize` orders it.
+        shared.store(std::ptr::null_mut(), Ordering::Relaxed);
+        rcu::synchronize().unwrap();
+        // SAFETY: ours from `into_raw`, unlinked a grace period ago.
+        free(unsafe { Box::from_raw(node) });
         reader.join().unwrap();
     });
 }

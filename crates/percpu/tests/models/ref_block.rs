@@ -17,10 +17,6 @@ use super::{both_modes, with_sections};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("put a count: the use is done", "ref_block::inv21_one_of_two_puts_after_the_fold_is_the_last"),
     (
-        "put the last count: the other uses are done",
-        "ref_block::inv21_a_put_if_last_comes_after_every_look",
-    ),
-    (
         "kill a count: no section still counts",
         "ref_block::inv21_a_life_ends_once_and_after_every_look",
     ),
@@ -36,11 +32,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &[
-    "put a count: the use is done",
-    "put the last count: the other uses are done",
-    "fold: the holders of the word",
-];
+pub(super) const LOOM_ONLY: &[&str] =
+    &["put a count: the use is done", "fold: the holders of the word"];
 
 /// The count in use, so that its neighbour is beside it.
 const I: usize = RefBlock::COUNTS - 1;
@@ -188,30 +181,6 @@ fn inv21_one_of_two_puts_after_the_fold_is_the_last() {
         table.kill();
         table.leave(FIRST);
         other.join().unwrap();
-        table.assert_ended(1);
-    });
-}
-
-/// A holder puts only if it is the last one, beside the fold and another holder's put. The other
-/// reference is put in the word, before the fold, or in the atomic.
-#[test]
-fn inv21_a_put_if_last_comes_after_every_look() {
-    both_modes(|| {
-        let table = Table::new();
-        assert!(table.try_get(FIRST) && table.try_get(FIRST));
-        let other = spawn(&table, |table| {
-            set_current(CpuId::new(1));
-            table.leave(FIRST);
-        });
-        assert!(!table.block.put_if_last(I), "the gate is open");
-        table.kill();
-        if table.block.put_if_last(I) {
-            table.end();
-        } else {
-            table.leave(FIRST);
-        }
-        other.join().unwrap();
-        assert!(!table.block.put_if_last(I), "no reference is left");
         table.assert_ended(1);
     });
 }

@@ -7,7 +7,6 @@
 mod asymmetric;
 mod facade;
 mod mutants;
-mod try_arc;
 mod wait_set;
 mod word_lock;
 

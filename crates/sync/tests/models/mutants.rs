@@ -2,20 +2,13 @@
 
 use testkit::planted::Planted;
 
-use super::{asymmetric, facade, try_arc, wait_set, word_lock};
+use super::{asymmetric, facade, wait_set, word_lock};
 
 const PLANTED: Planted = Planted {
-    mutants: &[
-        asymmetric::MUTANTS,
-        facade::MUTANTS,
-        try_arc::MUTANTS,
-        wait_set::MUTANTS,
-        word_lock::MUTANTS,
-    ],
+    mutants: &[asymmetric::MUTANTS, facade::MUTANTS, wait_set::MUTANTS, word_lock::MUTANTS],
     loom_only: &[
         asymmetric::LOOM_ONLY,
         facade::LOOM_ONLY,
-        try_arc::LOOM_ONLY,
         wait_set::LOOM_ONLY,
         word_lock::LOOM_ONLY,
     ],
