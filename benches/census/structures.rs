@@ -129,7 +129,7 @@ pub(crate) fn leak<T>(value: T) -> &'static T {
 }
 
 fn counter(_threads: usize) -> Shared {
-    let counter = leak(PerCpuCounter::with_batch(256));
+    let counter = leak(PerCpuCounter::new());
     Box::new(move |_| Box::new(move || counter.add(1)))
 }
 

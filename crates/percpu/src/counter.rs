@@ -1,41 +1,20 @@
 //! A counter in which every CPU adds to its own word.
 //!
 //! ```text
-//!             add(delta)                                  approximate()
-//!                 | near                                       |
-//!                 v          batch reached: carry              v
-//!  cpu 0: word  -100 ------------------------------>  shared: 51_200
-//!  cpu 1: word  + 17                                       ^
-//!  cpu 2: word     0 <- fold: carry -----------------------'       sum() = shared + all words
+//!  cpu 0: word  51_300   <- add, by a thread on CPU 0
+//!  cpu 1: word     -17   <- add, by a thread on CPU 1
+//!  remote:           3   <- add, by a thread without a CPU id        sum() = remote + all words
 //! ```
 //!
-//! A word stays strictly between `-batch` and `batch`. An add that would leave that range carries
-//! the word over to the shared sum, and a delta outside that range goes there at once.
-//!
-//! # Exclusion
-//!
-//! ```text
-//!                    | sections in use                     | no sections
-//!  add, add          | the section: same CPU only          | fetch_add on the word
-//!  add, fold         | gate closed, heavy_rseq(), then the | a swap of the word with 0
-//!                    | only the fold changes the words     |
-//!  add without a CPU | shared sum only: never a word       | -
-//! ```
-//!
-//! The design is that of the Linux kernel's `lib/percpu_counter.c`, which takes a spin lock where
-//! this counter adds to the shared sum.
+//! Where sections run, only sections change the words, so two adds of one CPU exclude each other.
+//! Elsewhere an add is a `fetch_add` on the word. No code takes a value out of a word before the
+//! counter is dropped.
 //!
 //! # Invariants
 //!
-//! 1. The sum of `shared`, of all words and of the amounts that operations in flight carry is,
-//!    modulo 2^64, the sum of all adds that took effect.
-//! 2. A word is strictly between `-batch` and `batch`. Without sections, adds in flight may have
-//!    taken it further, and each of them carries it over.
-//! 3. `base` is null, `NO_MEMORY`, or the result of `Words::into_raw`. Once it is not null it never
+//! 1. The sum of `remote` and of all words is, modulo 2^64, the sum of all adds that took effect.
+//! 2. `base` is null, `NO_MEMORY`, or the result of `Words::into_raw`. Once it is not null it never
 //!    changes.
-//! 4. With sections in use, sections change the words; a fold changes them only while the gate is
-//!    not 0 and after a `heavy_rseq` that followed the closing. Without sections, atomics change
-//!    the words.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -43,37 +22,27 @@ use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
 use offlock_sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
-use offlock_sync::const_fn;
-use offlock_sync::{order, step};
+use offlock_sync::{const_fn, order};
 
-use crate::cpu::{self, CpuId};
+use crate::cpu;
 use crate::error::AllocError;
-use crate::fence;
 use crate::rseq::section;
 use crate::starting::is_starting;
 use crate::words::Words;
 
-/// The default batch: a CPU carries its word over before the word reaches it.
-///
-/// Measured by row P2 of `cargo bench --bench percpu`: two threads add 1.7 times as much as one
-/// with a batch of 256, 1.90 times with 1,024 and 1.93 times with 2,048, because a carry moves a
-/// cache line between CPUs.
-const BATCH: u32 = 2_048;
-
-/// The value of `base` if there was no memory for words, so that every add goes to the shared sum.
-/// It is an address in the first page, where no allocation lies.
+/// The value of `base` if there was no memory for words, so that every add goes to `remote`. It is
+/// an address in the first page, where no allocation lies.
 const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
 /// An [`add`](Self::add) never fails and never waits: a few plain instructions with rseq sections,
-/// and one `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except
-/// for one add per batch, which is lock-free. [`approximate`](Self::approximate) is one load;
-/// [`sum`](Self::sum) visits every CPU. The sum has 64 bits and wraps around, like `wrapping_add`.
+/// and one `lock`-prefixed instruction on a cache line of this CPU without. [`sum`](Self::sum) visits
+/// every CPU. It has 64 bits and wraps around, like `wrapping_add`.
 ///
 /// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
 /// memory; [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this
-/// counter goes to the shared sum, which is correct but slow.
+/// counter goes to one shared word, which is correct but slow.
 ///
 /// ```
 /// use offlock_percpu::PerCpuCounter;
@@ -85,55 +54,30 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 ///         s.spawn(|| (0..1_000).for_each(|_| REQUESTS.increment()));
 ///     }
 /// });
-/// assert_eq!(REQUESTS.sum(), 4_000); // exact: all adds happened before
-/// let error = 4_000 - REQUESTS.approximate();
-/// assert!(error <= 2_047 * offlock_percpu::possible_cpus() as i64);
+/// assert_eq!(REQUESTS.sum(), 4_000); // all adds happened before
 /// ```
-pub struct PerCpuCounter {
-    hot: CachePadded<Hot>,
-    /// The shared sum. Every carry writes it, so it is not on the cache line that every add reads.
-    shared: CachePadded<AtomicI64>,
-}
+pub struct PerCpuCounter(CachePadded<Shared>);
 
-/// The cache line that every add reads. Only the first add and folds write it.
-struct Hot {
-    /// The number of folds that keep sections out. Sections commit only while it is 0.
-    gate: AtomicU64,
-    /// The words (invariant 3).
+/// The cache line that every add reads. Only the first add writes it, and threads without a CPU id.
+struct Shared {
+    /// The words (invariant 2).
     base: AtomicPtr<AtomicU64>,
-    /// At least 1.
-    batch: i64,
+    /// The adds of threads that must not change a word, and all adds if there are no words.
+    remote: AtomicI64,
 }
 
 #[cfg(all(target_arch = "x86_64", not(offlock_model)))]
-const _: () = assert!(size_of::<PerCpuCounter>() == 256);
+const _: () = assert!(size_of::<PerCpuCounter>() == 128);
 
 impl PerCpuCounter {
     const_fn! {
-        /// Creates a counter of 0 with a batch of 2,048.
+        /// Creates a counter of 0.
         #[must_use]
         pub const fn new() -> Self {
-            Self::with_batch(BATCH)
-        }
-    }
-
-    const_fn! {
-        /// Creates a counter of 0. A CPU carries its word over before the word reaches `batch`.
-        ///
-        /// A larger batch means fewer writes to the shared sum and a larger error of
-        /// [`approximate`](Self::approximate). With a batch of 1 every add goes to the shared sum,
-        /// and `approximate` is exact. 0 means 1.
-        #[must_use]
-        pub const fn with_batch(batch: u32) -> Self {
-            let batch = if batch == 0 { 1 } else { batch as i64 };
-            Self {
-                hot: CachePadded::new(Hot {
-                    gate: AtomicU64::new(0),
-                    base: AtomicPtr::new(ptr::null_mut()),
-                    batch,
-                }),
-                shared: CachePadded::new(AtomicI64::new(0)),
-            }
+            Self(CachePadded::new(Shared {
+                base: AtomicPtr::new(ptr::null_mut()),
+                remote: AtomicI64::new(0),
+            }))
         }
     }
 
@@ -147,18 +91,17 @@ impl PerCpuCounter {
     #[inline]
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
-        // Without sections `add_within` refuses at once, which saves a test of `available`.
-        if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
-            self.add_slow(&words, delta);
+        // Without sections `count` refuses at once, which saves a test of `available`.
+        if section::count(&words, delta as u64).is_err() {
+            self.add_without_section(&words, delta);
         }
     }
 
     /// Returns the sum of all adds. Wait-free: one load per possible CPU.
     ///
-    /// The sum is exact if every operation happened before the call, as after a join. Otherwise a
-    /// concurrent add may or may not count, and an amount that it carries over just now (less than
-    /// the batch) may count twice or not at all. So sums beside adds are not monotone: the second of two
-    /// may be less than the first, which a consumer of a monotone counter takes for a reset.
+    /// Each add that happened before the call counts once. An add at the same time may or may not
+    /// count. So if no delta is negative, a later sum is not less than an earlier one of the same
+    /// thread.
     #[must_use]
     pub fn sum(&self) -> i64 {
         let words = self.words();
@@ -166,76 +109,39 @@ impl PerCpuCounter {
             // Ordering: Relaxed; the adds that must count happened before the call.
             word.load(Ordering::Relaxed) as i64
         });
-        // Ordering: Relaxed; the carries that must count happened before the call.
-        near.fold(self.shared.load(Ordering::Relaxed), i64::wrapping_add)
-    }
-
-    /// Returns the shared sum alone. Wait-free: one load.
-    ///
-    /// The error is at most `(batch - 1)` for each of the [`possible_cpus`](crate::possible_cpus), plus, for each add in flight, its delta and the amount
-    /// that it carries, which is less than the batch.
-    #[inline]
-    #[must_use]
-    pub fn approximate(&self) -> i64 {
-        // Ordering: Relaxed; the value publishes no other memory.
-        self.shared.load(Ordering::Relaxed)
-    }
-
-    /// Returns the batch: a CPU carries its word over before the word reaches it.
-    #[must_use]
-    pub fn batch(&self) -> u32 {
-        self.hot.batch as u32 // the constructor made it from a u32
+        // Ordering: Relaxed; the adds that must count happened before the call.
+        near.fold(self.0.remote.load(Ordering::Relaxed), i64::wrapping_add)
     }
 
     /// Allocates the words now instead of at the first add.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out. Every add then goes to the shared sum.
+    /// [`AllocError`] if memory is out. Every add then goes to one shared word.
     pub fn reserve(&self) -> Result<(), AllocError> {
         self.words_or_alloc().map(drop).ok_or_else(AllocError::new)
-    }
-
-    /// Carries the word of `cpu` over to the shared sum and returns its value. Returns 0 for a CPU
-    /// that does not exist. The sum stays the same.
-    ///
-    /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every
-    /// CPU go to the shared sum.
-    pub fn fold(&self, cpu: CpuId) -> i64 {
-        let Some(words) = self.words().filter(|_| cpu.index() < cpu::possible_cpus()) else {
-            return 0;
-        };
-        let close = section::available();
-        if close {
-            self.close();
-        }
-        let held = drain(words.slot(cpu));
-        self.carry(held, 0);
-        if close {
-            self.reopen();
-        }
-        held
     }
 
     /// Returns the words, or `None` if they are not allocated.
     #[inline(always)]
     fn words(&self) -> Option<ManuallyDrop<Words>> {
         // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the zeros.
-        let base = self.hot.base.load(Ordering::Acquire);
+        let base = self.0.base.load(Ordering::Acquire);
         if base.addr() <= NO_MEMORY {
             return None;
         }
         // SAFETY: the check above excludes null.
         let base = unsafe { NonNull::new_unchecked(base) };
-        // SAFETY: by invariant 3 `base` came from `into_raw`; this `Words` is never dropped.
+        // SAFETY: by invariant 2 `base` came from `into_raw`; this `Words` is never dropped.
         Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
     }
 
     /// Returns the words, allocated if necessary. Returns `None` for ever once memory was out.
     #[cold]
     fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
+        let base = &self.0.base;
         // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
-        if self.hot.base.load(Ordering::Relaxed).is_null() {
+        if base.load(Ordering::Relaxed).is_null() {
             // Decides whether there are sections before there are words, so that no add has to.
             let _ = section::available();
             let new = match Words::new() {
@@ -243,7 +149,6 @@ impl PerCpuCounter {
                 Err(_) => ptr::without_provenance_mut(NO_MEMORY),
             };
             let publish = order!(Release, "publish: the words are zero");
-            let base = &self.hot.base;
             // Ordering: Release on success pairs with the Acquire in `words`; it carries the zeros
             // of the words. Relaxed on failure: `words` loads it again.
             let set = base.compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed);
@@ -262,63 +167,25 @@ impl PerCpuCounter {
         let words = if is_starting() { None } else { self.words_or_alloc() };
         match words {
             Some(_) => self.add(delta),
-            None => self.carry(0, delta),
+            None => self.add_remote(delta),
         }
     }
 
-    /// Adds after `add_within` refused: there are no sections, the thread has no CPU id, the gate
-    /// is closed, or the word would leave its range.
+    /// Adds after `count` refused: there are no sections, or the thread has no CPU id.
     #[inline(never)]
-    fn add_slow(&self, words: &Words, delta: i64) {
-        let batch = self.hot.batch;
+    fn add_without_section(&self, words: &Words, delta: i64) {
         if section::available() {
-            // The thread may be on another CPU by now; any word may be carried over. A refused swap
-            // changes no word.
-            let swapped = section::swap(&self.hot.gate, words, 0);
-            self.carry(swapped.map_or(0, |(_, held)| held as i64), delta);
-        } else if -batch < delta && delta < batch {
-            let word = words.slot(cpu::recent_cpu());
-            // Ordering: Relaxed; the word publishes no other memory.
-            let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
-            let after = before.wrapping_add(delta);
-            if after <= -batch || batch <= after {
-                // The word may be back in range, if another thread carried or folded it since.
-                self.carry(drain(word), 0);
-            }
-        } else {
-            self.carry(0, delta);
+            return self.add_remote(delta);
         }
+        // Ordering: Relaxed; the word publishes no other memory.
+        words.slot(cpu::recent_cpu()).fetch_add(delta as u64, Ordering::Relaxed);
     }
 
-    /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     #[cold]
-    #[inline(never)]
-    fn carry(&self, held: i64, delta: i64) {
-        let mut sum = delta;
-        step!("carry: add the drained word", sum = sum.wrapping_add(held));
-        // Ordering: Relaxed; it publishes no other memory, and a later load by this thread cannot
-        // return an older sum.
-        self.shared.fetch_add(sum, Ordering::Relaxed);
+    fn add_remote(&self, delta: i64) {
+        // Ordering: Relaxed; it publishes no other memory.
+        self.0.remote.fetch_add(delta, Ordering::Relaxed);
     }
-
-    /// Closes the gate. When it returns, no section that began earlier can still commit.
-    fn close(&self) {
-        // Ordering: Relaxed; every section that commits after `heavy_rseq` sees the closed gate.
-        self.hot.gate.fetch_add(1, Ordering::Relaxed);
-        step!("close: no section still adds", fence::heavy_rseq());
-    }
-
-    fn reopen(&self) {
-        // Ordering: Release pairs with the load of the gate at the start of a section; it carries
-        // the drained words.
-        self.hot.gate.fetch_sub(1, order!(Release, "reopen: the words are drained"));
-    }
-}
-
-/// Sets a word to 0 and returns its value.
-fn drain(word: &AtomicU64) -> i64 {
-    // Ordering: Relaxed. With sections in use the gate orders it; without, it publishes nothing.
-    word.swap(0, Ordering::Relaxed) as i64
 }
 
 impl Drop for PerCpuCounter {
@@ -338,11 +205,69 @@ impl Default for PerCpuCounter {
 
 impl fmt::Debug for PerCpuCounter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PerCpuCounter")
-            .field("approximate", &self.approximate())
-            .finish_non_exhaustive()
+        f.debug_tuple("PerCpuCounter").field(&self.sum()).finish()
     }
 }
 
+/// The contents of the words, with sections or without, as this process runs.
 #[cfg(all(test, not(offlock_model)))]
-mod tests;
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::possible_cpus;
+
+    /// Generates small deltas, and deltas that wrap.
+    fn delta() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            4 => -3_i64..=3,
+            1 => any::<i64>(),
+            1 => prop_oneof![Just(i64::MIN), Just(i64::MAX), Just(i64::from(u32::MAX))],
+        ]
+    }
+
+    proptest! {
+        /// Adds to any words and any remote word give the wrapped sum.
+        #[test]
+        fn inv03_the_sum_is_exact_from_any_start(
+            remote in any::<i64>(),
+            words in vec(any::<i64>(), possible_cpus()),
+            deltas in vec(delta(), 0..60),
+        ) {
+            let counter = PerCpuCounter::new();
+            for (word, value) in counter.words_or_alloc().unwrap().iter().zip(&words) {
+                word.store(*value as u64, Ordering::Relaxed);
+            }
+            counter.0.remote.store(remote, Ordering::Relaxed);
+            let mut model = words.iter().copied().fold(remote, i64::wrapping_add);
+            prop_assert_eq!(counter.sum(), model);
+            for delta in deltas {
+                counter.add(delta);
+                model = model.wrapping_add(delta);
+                prop_assert_eq!(counter.sum(), model);
+            }
+            prop_assert_eq!(counter.0.remote.load(Ordering::Relaxed), remote, "this thread has an id");
+        }
+    }
+
+    /// If memory for the words was out once, the remote word holds everything.
+    #[test]
+    fn without_words_every_add_goes_to_the_remote_word() {
+        let counter = PerCpuCounter::new();
+        counter.0.base.store(ptr::without_provenance_mut(NO_MEMORY), Ordering::Relaxed);
+        assert_eq!(counter.reserve(), Err(AllocError::new()));
+        counter.add(3);
+        counter.increment();
+        assert_eq!((counter.sum(), counter.0.remote.load(Ordering::Relaxed)), (4, 4));
+    }
+
+    #[test]
+    fn a_new_counter_starts_from_zeroed_words() {
+        for _ in 0..100 {
+            let counter = PerCpuCounter::default();
+            counter.add(9);
+            assert_eq!(format!("{counter:?}"), "PerCpuCounter(9)");
+        }
+    }
+}

@@ -73,7 +73,6 @@ const FIRST_USES: &[(&str, fn())] = &[
     ("node_of", || _ = node_of(CpuId::new(0))),
     ("slots", || assert_eq!(*PerCpu::new(|_| 7).local(), 7)),
     ("sum", || _ = BYTES.sum()),
-    ("fold", || _ = BYTES.fold(CpuId::new(0))),
     ("many counters", || {
         // Enough counters for the pool to grow under its lock, and to take their words back.
         let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();

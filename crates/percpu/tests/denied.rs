@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use offlock_percpu::fence;
-use offlock_percpu::{LgLock, PerCpuCounter, PercpuRef, capabilities, current_cpu, rcu};
+use offlock_percpu::{LgLock, PerCpuCounter, PercpuRef, capabilities, rcu};
 
 use store_buffer::store_buffer;
 use testkit::pin::allowed_cpus;
@@ -108,7 +108,6 @@ fn everything_counts() {
                     assert_eq!(seen[0], seen[1], "freed under a reader");
                     drop(guard);
                     if thread == 0 && round % 20 == 0 {
-                        counter.fold(current_cpu());
                         config.store(rcu::Owned::new([round; 2]));
                         drop(lock.global().unwrap());
                     }

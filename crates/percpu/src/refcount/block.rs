@@ -148,7 +148,7 @@ impl RefBlock {
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
         match section::add(gate, open, &self.words.words(i), 1) {
             Ok(_) => true,
-            Err(Refused::Closed | Refused::OutOfRange) => false,
+            Err(Refused::Closed) => false,
             Err(Refused::NoCpu) => self.try_get_without_section(i, gate, open),
         }
     }

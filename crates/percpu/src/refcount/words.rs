@@ -35,7 +35,7 @@ pub(super) fn try_add(
 ) -> bool {
     match section::add(gate, open_value, words, delta as u64) {
         Ok(_) => true,
-        Err(Refused::Closed | Refused::OutOfRange) => false,
+        Err(Refused::Closed) => false,
         Err(Refused::NoCpu) => try_add_without_section(words, remote, delta),
     }
 }

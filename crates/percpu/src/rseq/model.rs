@@ -8,7 +8,6 @@
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{check, virtual_cpu};
 
-use crate::cpu::CpuId;
 use crate::rseq::operations::{Added, Operations, Refused};
 use crate::words::Words;
 
@@ -28,48 +27,30 @@ pub(super) fn operations() -> Option<VirtualCpus> {
 /// The operations on the virtual CPUs.
 pub(super) struct VirtualCpus;
 
-/// Runs `f` on this CPU's word under the mutex of the CPU, if the value of the gate is `open_value`.
-fn section<R>(
-    gate: &AtomicU64,
-    open_value: u64,
-    words: &Words,
-    f: impl FnOnce(CpuId, &AtomicU64) -> Result<R, Refused>,
-) -> Result<R, Refused> {
+/// Adds to this CPU's word under the mutex of the CPU, if `is_open` is true there.
+fn section(words: &Words, delta: u64, is_open: impl FnOnce() -> bool) -> Added {
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
-    // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
-    // gate again, and carries the changes made while the gate was closed. The store that closes the
-    // gate needs no partner here: `heavy_rseq` follows it.
-    if !check!("section: its gate is open", gate.load(Ordering::Acquire) == open_value) {
+    if !is_open() {
         return Err(Refused::Closed);
     }
-    f(cpu, words.slot(cpu))
+    let word = words.slot(cpu);
+    // Ordering: Release, as every store is on x86_64. It pairs with the Acquire loads of a fold.
+    word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
+    Ok(cpu)
 }
 
 impl Operations for VirtualCpus {
     fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
-        section(gate, open_value, words, |cpu, word| {
-            word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
-            Ok(cpu)
+        section(words, delta, || {
+            // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that
+            // opens the gate again, and carries the changes made while the gate was closed. The
+            // store that closes the gate needs no partner here: `heavy_rseq` follows it.
+            check!("section: its gate is open", gate.load(Ordering::Acquire) == open_value)
         })
     }
 
-    fn add_within(&self, gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added {
-        section(gate, 0, words, |cpu, word| {
-            let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
-            if sum <= -bound || sum >= bound {
-                return Err(Refused::OutOfRange);
-            }
-            word.store(sum as u64, Ordering::Release);
-            Ok(cpu)
-        })
-    }
-
-    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-        section(gate, 0, words, |cpu, word| {
-            let old = word.load(Ordering::Relaxed);
-            word.store(new, Ordering::Release);
-            Ok((cpu, old))
-        })
+    fn count(&self, words: &Words, delta: u64) -> Added {
+        section(words, delta, || true)
     }
 }

@@ -21,8 +21,6 @@ pub(crate) enum Refused {
     NoCpu,
     /// The value of the gate was not `open_value`.
     Closed,
-    /// The sum of an `add_within` would not be between its bounds.
-    OutOfRange,
 }
 
 /// The CPU whose word an add has changed.
@@ -33,6 +31,5 @@ pub(crate) type Added = Result<CpuId, Refused>;
 /// The functions of [`section`](super::section) with the same names describe the operations.
 pub(crate) trait Operations {
     fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added;
-    fn add_within(&self, gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added;
-    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused>;
+    fn count(&self, words: &Words, delta: u64) -> Added;
 }

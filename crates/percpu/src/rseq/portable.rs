@@ -2,8 +2,7 @@
 
 use offlock_sync::atomic::AtomicU64;
 
-use crate::cpu::CpuId;
-use crate::rseq::operations::{Added, Operations, Refused};
+use crate::rseq::operations::{Added, Operations};
 use crate::words::Words;
 
 pub(super) fn state() -> Result<(), &'static str> {
@@ -28,11 +27,7 @@ impl Operations for NoOperations {
         match *self {}
     }
 
-    fn add_within(&self, _: &AtomicU64, _: &Words, _: i64, _: i64) -> Added {
-        match *self {}
-    }
-
-    fn swap(&self, _: &AtomicU64, _: &Words, _: u64) -> Result<(CpuId, u64), Refused> {
+    fn count(&self, _: &Words, _: u64) -> Added {
         match *self {}
     }
 }

@@ -1,9 +1,9 @@
 //! Restartable sequences (rseq critical sections) that change the word of the calling thread's CPU by
 //! one plain store, without a lock prefix.
 //!
-//! Every section tests a gate first, and commits only if the gate is open. After a thread has closed
-//! the gate and called [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before can
-//! commit.
+//! A section with a gate tests it first, and commits only if the gate is open. After a thread has
+//! closed the gate and called [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before
+//! can commit.
 //!
 //! Preemption, migration, a signal and `heavy_rseq` restart a section. Another thread's access to the
 //! word does not, so this crate calls a section wait-free.
@@ -16,7 +16,6 @@
 
 pub(crate) use super::operations::Refused;
 use super::operations::{Added, Operations};
-use crate::cpu::CpuId;
 use crate::words::Words;
 use offlock_sync::atomic::AtomicU64;
 
@@ -52,16 +51,8 @@ pub(crate) fn add(gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) 
     imp::operations().ok_or(Refused::NoCpu)?.add(gate, open_value, words, delta)
 }
 
-/// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`. It
-/// commits only if the value of `gate` is 0.
+/// Adds `delta` (wrapping) to this CPU's word, which has no gate, and returns the CPU.
 #[inline(always)]
-pub(crate) fn add_within(gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added {
-    imp::operations().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
-}
-
-/// Stores `new` in this CPU's word and returns the CPU and the old value. It commits only if the
-/// value of `gate` is 0.
-#[inline(always)]
-pub(crate) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-    imp::operations().ok_or(Refused::NoCpu)?.swap(gate, words, new)
+pub(crate) fn count(words: &Words, delta: u64) -> Added {
+    imp::operations().ok_or(Refused::NoCpu)?.count(words, delta)
 }

@@ -87,32 +87,12 @@ fn check(
             && sum() == 8,
         "a gate with another value let an add pass",
     )?;
-    ensure(
-        ops.add_within(open, words, 100, 50) == Err(Refused::OutOfRange) && sum() == 8,
-        "an add beyond its bound was not refused",
-    )?;
-    ensure(ops.add_within(open, words, -3, 50).is_ok() && sum() == 5, "a bounded add went wrong")?;
+    ensure(ops.count(words, 3).is_ok() && sum() == 11, "an add without a gate went wrong")?;
     let confirmed = (0..TRIES).any(|_| {
         let cpu = ops.add(open, 0, words, 0).map(CpuId::get);
         cpu.is_ok_and(|cpu| i32::try_from(cpu) == Ok(getcpu()))
     });
-    ensure(confirmed, "sched_getcpu never returned the CPU id")?;
-
-    // The thread may migrate between two operations, so each starts with equal words on all CPUs.
-    let word = |cpu: CpuId| words.slot(cpu).load(Ordering::Relaxed);
-    words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-    let swapped = ops.swap(open, words, 7);
-    ensure(
-        swapped.is_ok_and(|(cpu, old)| old == 0 && word(cpu) == 7) && sum() == 7,
-        "a swap returned or stored a wrong value",
-    )?;
-    words.iter().for_each(|word| word.store(7, Ordering::Relaxed));
-    let swapped = ops.swap(open, words, 0);
-    ensure(
-        swapped.is_ok_and(|(cpu, old)| old == 7 && word(cpu) == 0),
-        "a swap returned or stored a wrong value",
-    )?;
-    ensure(ops.swap(closed, words, 1) == Err(Refused::Closed), "a closed gate let a swap pass")
+    ensure(confirmed, "sched_getcpu never returned the CPU id")
 }
 
 #[cfg(test)]

@@ -7,10 +7,9 @@
 //!      rseq_cs = descriptor                arms the section for this thread
 //!  start:
 //!      cpu = area.cpu_id                   not below `limit`: refused, no CPU
-//!      *gate != open_value?                 refused, closed
+//!      *gate != open_value?                 refused, closed: only in a section with a gate
 //!      word = base + cpu * STRIDE
-//!      ...                                 loads and arithmetic only; may be refused, out of range
-//!      *word = new                         <- commit, the last instruction
+//!      *word += delta                      <- commit, the last instruction
 //!  end:
 //!      rseq_cs = 0                         disarms it: every way out passes here
 //!
@@ -22,7 +21,7 @@
 //!
 //! | 77 | descriptor, in `__rseq_cs` | 22 | start | 44 | end |
 //! |---|---|---|---|---|---|
-//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66, 99 | refused: no CPU, closed, out of range |
+//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66 | refused: no CPU, closed |
 //!
 //! Traps:
 //!
@@ -56,8 +55,8 @@ const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
 static LIMIT: AtomicU32 = AtomicU32::new(0);
 static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
-/// Values of the operand `cpu` after a refused section. No CPU has so high a number.
-const REFUSED_NO_CPU: u32 = -1_i32 as u32;
+/// The value of the operand `cpu` after a section whose gate was closed; -1 without a CPU. No CPU has
+/// so high a number.
 const REFUSED_CLOSED: u32 = -2_i32 as u32;
 
 #[inline(always)]
@@ -106,12 +105,12 @@ pub(super) fn operations() -> Option<RseqOperations> {
     (limit != 0).then(|| RseqOperations { area: OFFSET.load(Ordering::Relaxed), limit })
 }
 
-/// One section. It commits only if the value of the gate is `$open`, a number or an operand. `$body` works on
-/// `{word}`, this CPU's word, and ends in its one store.
+/// One section. `$test` jumps to 66 if the section is refused. `$body` works on `{word}`, this CPU's
+/// word, and ends in its one store.
 ///
 /// Evaluates to the contents of the CPU's register at the end.
 macro_rules! section {
-    ($params:expr, $gate:expr => $open:literal, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
+    ($params:expr, $words:expr, [$($test:literal),*], [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
         let RseqOperations { area, limit } = $params;
         let mut cpu: u32;
         std::arch::asm!(
@@ -128,8 +127,7 @@ macro_rules! section {
             "mov {cpu:e}, dword ptr fs:[{area} + 4]",
             "cmp {cpu:e}, {limit:e}",
             "jae 55f",
-            concat!("cmp qword ptr [{gate}], ", $open),
-            "jne 66f",
+            $($test,)*
             "mov {word:e}, {cpu:e}",
             "shl {word}, 16",
             "add {word}, {base}",
@@ -147,13 +145,9 @@ macro_rules! section {
             "66:",
             "mov {cpu:e}, -2",
             "jmp 44b",
-            "99:",
-            "mov {cpu:e}, -3",
-            "jmp 44b",
             ".popsection",
             area = in(reg) area,
             limit = in(reg) limit,
-            gate = in(reg) std::ptr::from_ref::<AtomicU64>($gate),
             base = in(reg) $words.base(),
             cpu = out(reg) cpu,
             word = out(reg) _,
@@ -177,11 +171,7 @@ fn outcome(cpu: u32, params: RseqOperations) -> Added {
 #[cold]
 #[inline(never)]
 fn refusal(cpu: u32) -> Refused {
-    match cpu {
-        REFUSED_NO_CPU => Refused::NoCpu,
-        REFUSED_CLOSED => Refused::Closed,
-        _ => Refused::OutOfRange,
-    }
+    if cpu == REFUSED_CLOSED { Refused::Closed } else { Refused::NoCpu }
 }
 
 impl Operations for RseqOperations {
@@ -193,7 +183,9 @@ impl Operations for RseqOperations {
         // the word is accessed after that store, so both may be freed then. Plain accesses in
         // assembly are atomic here, because they are aligned and of 8 bytes.
         let cpu = unsafe {
-            section!(*self, gate => "{open}", words, ["add qword ptr [{word}], {delta}"],
+            section!(*self, words, ["cmp qword ptr [{gate}], {open}", "jne 66f"],
+                ["add qword ptr [{word}], {delta}"],
+                gate = in(reg) std::ptr::from_ref::<AtomicU64>(gate),
                 open = in(reg) open_value,
                 delta = in(reg) delta,)
         };
@@ -201,43 +193,12 @@ impl Operations for RseqOperations {
     }
 
     #[inline(always)]
-    fn add_within(&self, gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added {
-        // -bound < sum < bound is 0 <= sum + (bound - 1) <= 2 * (bound - 1), in one unsigned compare.
-        let (lift, span) = (bound - 1, 2 * (bound - 1));
-        // SAFETY: the area, the word and the gate are those of `add`. The other registers are
-        // scratch.
+    fn count(&self, words: &Words, delta: u64) -> Added {
+        // SAFETY: the area and the word are those of `add`. There is no gate.
         let cpu = unsafe {
-            section!(*self, gate => "0", words, [
-                    "mov {sum}, qword ptr [{word}]",
-                    "add {sum}, {delta}",
-                    "lea {lifted}, [{sum} + {lift}]",
-                    "cmp {lifted}, {span}",
-                    "ja 99f",
-                    "mov qword ptr [{word}], {sum}",
-                ],
-                delta = in(reg) delta,
-                lift = in(reg) lift,
-                span = in(reg) span,
-                sum = out(reg) _,
-                lifted = out(reg) _,)
+            section!(*self, words, [], ["add qword ptr [{word}], {delta}"], delta = in(reg) delta,)
         };
         outcome(cpu, *self)
-    }
-
-    #[inline(always)]
-    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-        let mut old: u64;
-        // SAFETY: the area, the word and the gate are those of `add`. `old` has a value on every
-        // way out: the operand initialises it for a refusal.
-        let cpu = unsafe {
-            section!(*self, gate => "0", words, [
-                    "mov {old}, qword ptr [{word}]",
-                    "mov qword ptr [{word}], {new}",
-                ],
-                new = in(reg) new,
-                old = inout(reg) 0_u64 => old,)
-        };
-        outcome(cpu, *self).map(|cpu| (cpu, old))
     }
 }
 

@@ -8,10 +8,9 @@ enum Faulty {
     AddsTwice,
     IgnoresGate,
     ComparesHalf,
-    IgnoresBound,
     ChangesWhenRefused,
     WrongCpu,
-    SwapsNothing,
+    CountsNothing,
 }
 use Faulty::*;
 
@@ -52,29 +51,11 @@ impl Operations for Faulty {
         Ok(self.reported_cpu())
     }
 
-    fn add_within(
-        &self,
-        gate: &AtomicU64,
-        words: &Words,
-        delta: i64,
-        bound: i64,
-    ) -> Result<CpuId, Refused> {
-        let slot = self.enter(gate, 0)?;
-        let sum = words.slot(slot).load(Ordering::Relaxed) as i64 + delta;
-        if sum.abs() >= bound && *self != IgnoresBound {
-            return Err(Refused::OutOfRange);
+    fn count(&self, words: &Words, delta: u64) -> Result<CpuId, Refused> {
+        if *self != CountsNothing {
+            words.slot(CpuId::new(0)).fetch_add(delta, Ordering::Relaxed);
         }
-        words.slot(slot).store(sum as u64, Ordering::Relaxed);
         Ok(self.reported_cpu())
-    }
-
-    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-        let slot = self.enter(gate, 0)?;
-        let old = words.slot(slot).load(Ordering::Relaxed);
-        if *self != SwapsNothing {
-            words.slot(slot).store(new, Ordering::Relaxed);
-        }
-        Ok((slot, old))
     }
 }
 
@@ -90,16 +71,9 @@ fn decided(ops: Result<Faulty, &'static str>) -> (Result<(), &'static str>, bool
 fn inv17_faulty_operations_are_never_enabled() {
     assert_eq!(decided(Ok(Correct)), (Ok(()), true));
     assert_eq!(decided(Err("no barrier")), (Err("no barrier"), false));
-    for faulty in [
-        NoId,
-        AddsTwice,
-        IgnoresGate,
-        ComparesHalf,
-        IgnoresBound,
-        ChangesWhenRefused,
-        WrongCpu,
-        SwapsNothing,
-    ] {
+    for faulty in
+        [NoId, AddsTwice, IgnoresGate, ComparesHalf, ChangesWhenRefused, WrongCpu, CountsNothing]
+    {
         let (decided, enabled) = decided(Ok(faulty));
         assert!(decided.is_err() && !enabled, "{faulty:?}: {decided:?}");
     }
@@ -113,10 +87,9 @@ fn inv17_correct_operations_pass_and_each_defect_is_found() {
         (AddsTwice, "sum of the adds"),
         (IgnoresGate, "closed gate"),
         (ComparesHalf, "another value"),
-        (IgnoresBound, "bound"),
         (ChangesWhenRefused, "refused add"),
         (WrongCpu, "sched_getcpu"),
-        (SwapsNothing, "swap"),
+        (CountsNothing, "without a gate"),
     ] {
         let error = self_test(&faulty).expect("a CPU id").expect_err("a defect");
         assert!(error.contains(word), "{faulty:?}: {error}");
