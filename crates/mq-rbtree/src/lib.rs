@@ -218,30 +218,26 @@
 
 mod core;
 mod error;
-mod event;
-mod futures;
 mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod handles;
-mod parker;
 mod queue;
 mod readiness;
 mod staging;
 mod stats;
-mod waiter;
+#[cfg(feature = "stream")]
+mod stream;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
 pub use self::error::{BatchError, BuildError, ReceiveError, SendError, SendRefused};
-pub use self::event::Interest;
-#[cfg(feature = "stream")]
-pub use self::futures::ReceiveStream;
-pub use self::futures::{ReceiveFuture, SendFuture};
 pub use self::guard::MessageGuard;
 pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
 pub use self::queue::{Builder, Queue, Received};
-pub use self::readiness::{Readiness, ReadinessError};
+pub use self::readiness::{Interest, Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
+#[cfg(feature = "stream")]
+pub use self::stream::ReceiveStream;
 pub use percpu::AllocError;
 
 /// Compiles and runs the example of the README.

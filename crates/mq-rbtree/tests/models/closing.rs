@@ -12,12 +12,6 @@ use super::payload::{
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("close: dismiss every waiter", "closing::close_wakes_two_waiting_receivers"),
-    ("close: dismiss every waiter", "closing::close_wakes_two_waiting_senders"),
-    (
-        "wakes: lock again for the remaining waiters",
-        "closing::close_wakes_more_waiters_than_one_section",
-    ),
     ("drop: the last handle", "closing::last_sender_closes"),
     ("last receiver: close before the drain", "closing::last_receiver_drains"),
 ];
@@ -99,9 +93,9 @@ fn close_races_a_waiting_task() {
     });
 }
 
-/// Six tasks wait, and a message may come: the close wakes all in several lock sections.
+/// Six tasks wait, and a message may come: the close wakes all.
 #[test]
-fn close_wakes_more_waiters_than_one_section() {
+fn close_wakes_every_waiter() {
     thoroughly(|| {
         let queue = with::<Bitmap>(1, 0);
         let counters = [(); 6].map(|()| WakeCounter::new());

@@ -10,12 +10,11 @@ use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("clear: arm after the read", "readiness::inv14_message_races_clear"),
-    ("clear: check after arming", "readiness::inv14_message_races_clear"),
+    ("unlock: signal the armed notifiers", "readiness::inv14_message_races_clear"),
     (
         "clear: come back for the stopped sender",
         "readiness::inv22_clear_comes_back_for_a_stopped_sender",
     ),
-    ("receive: serve the waiting senders", "readiness::inv14_room_races_clear"),
 ];
 
 type Ready = Readiness<Shared<Bitmap>>;

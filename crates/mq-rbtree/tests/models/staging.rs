@@ -11,7 +11,7 @@ use percpu::sync::{Arc, thread};
 #[cfg(offlock_shuttle)]
 use super::payload::block_on;
 use super::payload::{
-    Payload, Shared, check_waiters, finish, received, run, sent, soon, thoroughly, with,
+    Payload, Shared, finish, received, run, sent, soon, thoroughly, with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -232,7 +232,7 @@ fn inv22_a_waiting_receiver_gets_a_staged_message() {
             move || queue.receive().unwrap().0.seen()
         });
         queue.send(Payload::new(1), 0).unwrap();
-        check_waiters(&queue);
+        queue.validate();
         assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
     });
 }

@@ -241,6 +241,24 @@ impl<L: Keyed> Model<L> {
         self.wake_waiters();
     }
 
+    /// A receive that is dropped passes its wake-up on.
+    pub(crate) fn drop_receive(&mut self, id: u64) {
+        let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
+        if self.receivers.swap_remove(at).permit {
+            let listed = self.receivers.iter_mut().filter(|waiter| !waiter.permit);
+            listed.min_by_key(|waiter| waiter.ticket).into_iter().for_each(|next| next.permit = true);
+        }
+    }
+
+    /// A send that is dropped passes its wake-up on, also if that is of no use to the next one.
+    pub(crate) fn drop_send(&mut self, id: u64) {
+        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
+        if self.senders.swap_remove(at).permit {
+            let listed = self.senders.iter_mut().filter(|waiter| !waiter.permit);
+            listed.min_by_key(|waiter| waiter.ticket).into_iter().for_each(|next| next.permit = true);
+        }
+    }
+
     /// Wakes the waiters that can proceed.
     pub(crate) fn wake_waiters(&mut self) {
         if self.closed {
