@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aio_reap::Engine;
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep};
+use aio_reap_test::sim::{Script, SubmitStep};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
 use dashmap::DashMap;
 use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use mq_rbtree::Levels;
+use offlock_percpu::lglock::LgLock;
+use offlock_percpu::{PerCpuCounter, PercpuRef, rcu};
 use parking_lot::{Mutex, RwLock};
-use percpu::lglock::LgLock;
-use percpu::{PerCpuCounter, PercpuRef, rcu};
 use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
 
@@ -407,7 +407,7 @@ fn buf_quick_random(_threads: usize) -> Shared {
 fn aio_engine(_threads: usize) -> Shared {
     Box::new(|_| {
         let script = Script::new();
-        let engine = Engine::builder().build_scripted(&script).expect(ENGINE);
+        let engine = Engine::builder().build_sim(&script).expect(ENGINE);
         Box::new(move || {
             script.on_submit(SubmitStep::Inline);
             let request = engine.nop().submit().expect(ENGINE);

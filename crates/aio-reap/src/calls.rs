@@ -24,14 +24,13 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::{Arc, Mutex, check, step};
+use offlock_sync::{Arc, Mutex, check, step};
 use thiserror::Error;
 
 use crate::error::SubmitError;
 
 /// The calls `C` that senders have queued for an engine.
-#[expect(missing_debug_implementations, reason = "for model checkers only")]
-pub struct CallQueue<C> {
+pub(crate) struct CallQueue<C> {
     state: Mutex<Queue<C>>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -47,7 +46,7 @@ struct Queue<C> {
 
 impl<C> CallQueue<C> {
     /// Makes a queue of at most `capacity` calls, without a sender. `wake` wakes the engine.
-    pub fn new(capacity: usize, wake: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(capacity: usize, wake: impl Fn() + Send + Sync + 'static) -> Self {
         let calls = VecDeque::with_capacity(capacity);
         let state = Mutex::new(Queue { calls, capacity, senders: 0, closed: false });
         Self { state, wake: Box::new(wake) }
@@ -58,7 +57,11 @@ impl<C> CallQueue<C> {
     /// # Errors
     ///
     /// [`SubmitError`] returns the parts if the queue is full or closed.
-    pub fn send<T>(&self, parts: T, make: impl FnOnce(T) -> C) -> Result<(), SubmitError<T>> {
+    pub(crate) fn send<T>(
+        &self,
+        parts: T,
+        make: impl FnOnce(T) -> C,
+    ) -> Result<(), SubmitError<T>> {
         let mut queue = self.state.lock();
         if queue.closed {
             return Err(SubmitError::Closed(parts));
@@ -76,35 +79,35 @@ impl<C> CallQueue<C> {
     }
 
     /// Returns the number of queued calls, and the most that there may be.
-    pub fn len_and_capacity(&self) -> (usize, usize) {
+    pub(crate) fn len_and_capacity(&self) -> (usize, usize) {
         let queue = self.state.lock();
         (queue.calls.len(), queue.capacity)
     }
 
     /// Engine: returns whether the queue has calls.
-    pub fn has_calls(&self) -> bool {
+    pub(crate) fn has_calls(&self) -> bool {
         !self.state.lock().calls.is_empty()
     }
 
     /// Engine: moves the queued calls to the end of `calls`.
-    pub fn take(&self, calls: &mut VecDeque<C>) {
+    pub(crate) fn take(&self, calls: &mut VecDeque<C>) {
         calls.append(&mut self.state.lock().calls);
     }
 
     /// Engine: refuses later calls, and moves the queued ones to the end of `calls`.
-    pub fn close(&self, calls: &mut VecDeque<C>) {
+    pub(crate) fn close(&self, calls: &mut VecDeque<C>) {
         let mut queue = self.state.lock();
         queue.closed = true;
         step!("close: take what was sent", calls.append(&mut queue.calls));
     }
 
     /// Adds a handle that may send.
-    pub fn add_sender(&self) {
+    pub(crate) fn add_sender(&self) {
         self.state.lock().senders += 1;
     }
 
     /// Removes a handle. The last one wakes the engine.
-    pub fn drop_sender(&self) {
+    pub(crate) fn drop_sender(&self) {
         let mut queue = self.state.lock();
         queue.senders -= 1;
         let last = queue.senders == 0;
@@ -115,7 +118,7 @@ impl<C> CallQueue<C> {
     }
 
     /// Engine: returns whether a handle is left. If not, the next `take` takes the last call.
-    pub fn has_senders(&self) -> bool {
+    pub(crate) fn has_senders(&self) -> bool {
         self.state.lock().senders != 0
     }
 }
@@ -154,7 +157,7 @@ enum Slot<T> {
 }
 
 /// Makes a connected pair.
-pub fn response<T>() -> (Responder<T>, Response<T>) {
+pub(crate) fn response<T>() -> (Responder<T>, Response<T>) {
     let slot = Arc::new(Mutex::new(Slot::Waiting(None)));
     (Responder(Arc::clone(&slot)), Response(slot))
 }

@@ -9,7 +9,7 @@ use std::num::NonZeroI32;
 use crate::error::RequestError;
 use crate::file::File;
 use crate::op::{AtEof, Kind, Op, RawCompletion};
-use crate::payload::{DeferredDrop, Deliver, RawResult, TakenPayload};
+use crate::payload::{DeferredDrop, Deliver, End, RawResult};
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
 
@@ -127,16 +127,11 @@ impl CompletionState {
         if slot.target != CompletionTarget::Queue {
             return self.make_ready(index);
         }
-        let (taken, result) = (slot.payload.take_erased(), slot.result);
+        let deferred = slot.payload.end(slot.result, End::Deliver);
         self.slab.release(index);
         self.enqueued += 1;
-        if let Some(taken) = taken {
-            // SAFETY: the payload was taken above. `release` neither moves nor uses it, and the
-            // slab was not used since.
-            let deferred = unsafe { taken.deliver(result) };
-            if deferred.is_some() {
-                self.keep(deferred);
-            }
+        if deferred.is_some() {
+            self.keep(deferred);
         }
     }
 
@@ -262,16 +257,6 @@ impl CompletionState {
         self.finish(index, error);
     }
 
-    /// Frees a `Ready` or `Done` slot. Its payload stays valid until this state is used again.
-    #[inline]
-    pub(crate) fn collect(&mut self, index: Index) -> (Option<TakenPayload>, RawResult) {
-        let slot = self.slab.get(index);
-        debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let collected = (slot.payload.take_erased(), slot.result);
-        self.slab.release(index);
-        collected
-    }
-
     /// Drops the payload of a request that completed while the engine is dropped, and what its
     /// result owns.
     #[cold]
@@ -293,11 +278,9 @@ impl CompletionState {
     }
 
     fn abandon_ready(&mut self, index: Index) {
-        let (taken, result) = self.collect(index);
-        if let Some(taken) = taken {
-            // SAFETY: the payload was taken above, and the slab was not used since.
-            unsafe { taken.abandon(result) }
-        }
+        let slot = self.slab.get(index);
+        slot.payload.end(slot.result, End::Abandon);
+        self.slab.release(index);
     }
 
     /// Frees a `Ready` or `Done` slot whose payload type is known.

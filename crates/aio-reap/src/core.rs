@@ -8,16 +8,16 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use percpu::sync::{Arc, panicking, thread};
+use offlock_sync::{Arc, panicking, thread};
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
 use crate::completion_state::{Scope, Turn};
 use crate::drive::{self, BlockOnWaker, Driver, Served};
 use crate::error::{BackendKind, Fallback};
-use crate::payload::{Deliver, RawResult};
+use crate::payload::{Deliver, End, Payload, RawResult};
 use crate::slab::{CancelReason, CompletionTarget, Index, RequestId, SlotState};
-use crate::state::{Delivery, State};
+use crate::state::State;
 use crate::sys;
 use crate::wake_fd::WakeFd;
 
@@ -299,20 +299,34 @@ impl Core {
         }
         let _guard = self.dispatching();
         for delivered in 0..ready {
-            // The borrow ends with this statement.
-            let next = self.state.borrow_mut().deliver(scope);
-            match next {
-                None => return delivered, // a callback called `wait`, which delivered the rest
-                Some(Delivery::Payload(taken, result)) => {
-                    // SAFETY: the state was not used since the payload was taken, and it never
-                    // moves its slots.
-                    drop(unsafe { taken.deliver(result) });
-                }
-                Some(Delivery::Wake(waker)) => waker.wake(),
-                Some(Delivery::Silent) => {}
+            let mut state = self.state.borrow_mut();
+            let completions = &mut state.completions;
+            let Some(index) = completions.pop_ready(scope) else {
+                return delivered; // a callback called `wait`, which delivered the rest
+            };
+            completions.stats.completed += 1;
+            let slot = completions.slab.get(index);
+            if slot.target != CompletionTarget::Future {
+                Self::end(state, index, End::Deliver);
+                continue;
+            }
+            slot.state = SlotState::Done;
+            let waker = slot.waker.take();
+            drop(state);
+            // Without a waker the future was not polled yet, and will find its result.
+            if let Some(waker) = waker {
+                waker.wake();
             }
         }
         ready
+    }
+
+    /// Frees a completed slot, and then ends its request, which is user code.
+    #[inline]
+    fn end(state: RefMut<'_, State>, index: Index, end: End) {
+        let result = state.completions.slab.peek(index).result;
+        let payload = RefMut::map(state, |state| state.completions.slab.release(index));
+        drop(Payload::end_outside(payload, result, end));
     }
 
     pub(crate) fn turn(self: &Rc<Self>, scope: Scope) -> Turn {
@@ -384,23 +398,14 @@ impl Core {
         let mut state = self.state.borrow_mut();
         let completions = &mut state.completions;
         let slot = completions.slab.get(index);
-        let waker = slot.waker.take();
-        let taken = if slot.state == SlotState::Done {
-            let (taken, result) = completions.collect(index);
-            taken.map(|taken| (taken, result))
+        let _waker = slot.waker.take(); // its drop is user code: after the borrow
+        let _admit = AdmitOnDrop(self);
+        if slot.state == SlotState::Done {
+            Self::end(state, index, End::Abandon);
         } else {
             slot.target = CompletionTarget::Orphan;
-            None
-        };
-        drop(state);
-        let _admit = AdmitOnDrop(self);
-        // User code follows, and no borrow is held.
-        if let Some((taken, result)) = taken {
-            // SAFETY: the state was not used since the payload was taken, and it never moves its
-            // slots.
-            unsafe { taken.abandon(result) }
+            drop(state);
         }
-        drop(waker);
     }
 }
 

@@ -18,8 +18,8 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::task::{Poll, Wake, Waker};
 
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, check, order};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::{Arc, check, order};
 
 use crate::sys;
 
@@ -66,7 +66,7 @@ impl Driver {
 /// Performs one round of a driver after an edge. Returns whether another round must follow without
 /// an edge.
 #[must_use = "the engine may wait for another turn"]
-pub fn round(
+pub(crate) fn round(
     clear_edge: impl FnOnce(),
     turn: impl FnOnce(),
     readable: impl FnOnce() -> bool,
@@ -82,7 +82,7 @@ pub fn round(
 /// # Errors
 ///
 /// Returns the error of `wait`.
-pub fn block_on<T, E>(
+pub(crate) fn block_on<T, E>(
     woken: &WokenFlag,
     mut poll: impl FnMut() -> Poll<T>,
     mut wait: impl FnMut() -> Result<(), E>,
@@ -100,7 +100,7 @@ pub fn block_on<T, E>(
 
 /// The end of a turn of [`serve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Served {
+pub(crate) enum Served {
     /// Completions were delivered, so another turn may find more work.
     Progress,
     /// Requests are left.
@@ -114,7 +114,7 @@ pub enum Served {
 /// # Errors
 ///
 /// Returns the error of `sleep`.
-pub fn serve<E>(
+pub(crate) fn serve<E>(
     has_senders: impl Fn() -> bool,
     mut turn: impl FnMut() -> Served,
     mut sleep: impl FnMut() -> Result<(), E>,
@@ -136,17 +136,16 @@ pub fn serve<E>(
 
 /// Whether a future was woken since it was last polled.
 #[derive(Debug)]
-pub struct WokenFlag(AtomicBool);
+pub(crate) struct WokenFlag(AtomicBool);
 
 impl WokenFlag {
     /// Makes a flag that is set, because the first poll needs no wake-up.
-    #[expect(clippy::new_without_default, reason = "a default flag would be clear")]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicBool::new(true))
     }
 
     /// Resets the flag. Returns whether it was set.
-    pub fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `set`; it carries the writes of the waking
         // thread before the wake-up.
         self.0.swap(false, order!(Acquire, "take: the waking thread has written"))
@@ -154,7 +153,7 @@ impl WokenFlag {
 
     /// Sets the flag. Returns whether it was clear; the caller must then signal the kick.
     #[must_use = "the engine may be asleep"]
-    pub fn set(&self) -> bool {
+    pub(crate) fn set(&self) -> bool {
         // Ordering: Release pairs with the Acquire in `take`; it carries the writes of the waking
         // thread. The flag is set before the eventfd is signalled, so the thread that the eventfd
         // wakes sees the flag.
@@ -162,7 +161,7 @@ impl WokenFlag {
     }
 
     /// Returns whether the flag is set.
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         // Ordering: Relaxed; a hint that ends the sleep. `take` acquires before the future is
         // polled.
         self.0.load(Ordering::Relaxed)

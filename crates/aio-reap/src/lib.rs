@@ -181,6 +181,8 @@ mod file;
 mod files;
 #[cfg(doc)]
 pub mod guide;
+#[cfg(all(test, offlock_model))]
+mod models;
 mod op;
 mod operation;
 mod payload;
@@ -224,16 +226,6 @@ pub use request::Request;
 pub use request::Submission;
 pub use slab::RequestId;
 pub use stats::{EngineStats, Sizes};
-
-/// The parts that a model checker drives directly. They are outside semantic versioning.
-#[doc(hidden)]
-pub mod model {
-    pub use crate::backend::aio::{Event, Ring};
-    pub use crate::backend::threads::Jobs;
-    pub use crate::calls::{CallQueue, response};
-    pub use crate::drive::WokenFlag;
-    pub use crate::drive::{Served, block_on, round, serve};
-}
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -12,6 +12,7 @@
 //! 1. `vtable` is `Some` exactly while `bytes` holds a valid, owned value of its type.
 
 use std::any::Any;
+use std::cell::RefMut;
 use std::mem::{MaybeUninit, align_of, size_of};
 use std::num::NonZeroI32;
 use std::ptr;
@@ -74,41 +75,69 @@ struct Bytes {
     _room: MaybeUninit<[u8; PAYLOAD_BYTES]>,
 }
 
-/// The operations of the stored value's type.
+/// What happens to a value that is taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its front end gets the result; see [`Deliver::deliver`].
+    Deliver,
+    /// See [`Deliver::abandon`].
+    Abandon,
+}
+
+/// The operations of the stored value's type, which move the value out.
 struct VTable {
-    /// Moves the value out and delivers the result to it.
-    deliver: unsafe fn(*mut u8, RawResult) -> Option<DeferredDrop>,
-    /// Moves the value out and abandons it with its result.
-    abandon: unsafe fn(*mut u8, RawResult),
-    /// Moves the value out and drops it.
-    discard: unsafe fn(*mut u8),
+    /// Ends the value while the memory is borrowed.
+    end: unsafe fn(&mut Bytes, RawResult, End) -> Option<DeferredDrop>,
+    /// Ends the value after the borrow, which code of the user may then take.
+    end_outside: unsafe fn(RefMut<'_, Bytes>, RawResult, End) -> Option<DeferredDrop>,
+    discard: unsafe fn(&mut Bytes),
 }
 
 /// Makes the table of a type a constant.
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
-        deliver: |value, result| {
-            // SAFETY: the caller passes a pointer to a valid `Self` and does not use the value
-            // again.
-            let value = unsafe { value.cast::<Self>().read() };
-            value.deliver(result)
+        end: |bytes, result, end| {
+            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
+            unsafe { bytes.read::<Self>() }.end(result, end)
         },
-        abandon: |value, result| {
-            // SAFETY: the caller passes a pointer to a valid `Self` and does not use the value
-            // again.
-            let value = unsafe { value.cast::<Self>().read() };
-            value.abandon(result);
+        end_outside: |bytes, result, end| {
+            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
+            let value = unsafe { bytes.read::<Self>() };
+            drop(bytes);
+            value.end(result, end)
         },
-        discard: |value| {
-            // SAFETY: the caller passes a pointer to a valid value of the vtable's type and does
-            // not use the value again.
-            let value = unsafe { value.cast::<Self>().read() };
-            drop(value);
+        discard: |bytes| {
+            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
+            drop(unsafe { bytes.read::<Self>() });
         },
     };
+
+    #[inline(always)]
+    fn end(self, result: RawResult, end: End) -> Option<DeferredDrop> {
+        match end {
+            End::Deliver => self.deliver(result),
+            End::Abandon => {
+                self.abandon(result);
+                None
+            }
+        }
+    }
 }
 
 impl<T: Deliver> HasVTable for T {}
+
+impl Bytes {
+    /// Moves the value out.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are those of a valid `T`, which is not used again.
+    #[inline(always)]
+    unsafe fn read<T>(&self) -> T {
+        // SAFETY: by the contract of this function.
+        unsafe { ptr::from_ref(self).cast::<T>().read() }
+    }
+}
 
 impl Payload {
     pub(crate) const fn empty() -> Self {
@@ -143,74 +172,47 @@ impl Payload {
         self.vtable.take()?;
         // SAFETY: by invariant 1 the bytes hold an owned value, by the contract of this function it
         // is a `T`, and it is not used again because `vtable` is now `None`.
-        Some(unsafe { ptr::from_ref(&self.bytes).cast::<T>().read() })
+        Some(unsafe { self.bytes.read() })
     }
 
-    /// Gives up the value without moving it. Returns `None` if the payload is empty.
+    /// Takes the value and ends it. Has no effect on an empty payload.
     #[inline]
-    pub(crate) fn take_erased(&mut self) -> Option<TakenPayload> {
+    pub(crate) fn end(&mut self, result: RawResult, end: End) -> Option<DeferredDrop> {
         let vtable = self.vtable.take()?;
-        Some(TakenPayload { value: ptr::from_mut(&mut self.bytes).cast(), vtable })
+        // SAFETY: by invariant 1 the bytes hold an owned value of the vtable's type. It is not used
+        // again, because `vtable` is now `None`.
+        unsafe { (vtable.end)(&mut self.bytes, result, end) }
+    }
+
+    /// Takes the value, and ends it when the borrow is over: code of the user that runs then may use
+    /// the payload.
+    #[inline]
+    pub(crate) fn end_outside(
+        mut payload: RefMut<'_, Self>,
+        result: RawResult,
+        end: End,
+    ) -> Option<DeferredDrop> {
+        let vtable = payload.vtable.take()?;
+        let bytes = RefMut::map(payload, |payload| &mut payload.bytes);
+        // SAFETY: by invariant 1 the bytes hold an owned value of the vtable's type. It is not used
+        // again, because `vtable` is now `None`.
+        unsafe { (vtable.end_outside)(bytes, result, end) }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(taken) = self.take_erased() {
-            // SAFETY: `self` has not moved and was not used since the call above.
-            unsafe { taken.discard() }
+        if let Some(vtable) = self.vtable.take() {
+            // SAFETY: by invariant 1 the bytes hold an owned value of the vtable's type. It is not
+            // used again, because `vtable` is now `None`.
+            unsafe { (vtable.discard)(&mut self.bytes) }
         }
-    }
-}
-
-/// A value that was taken from a payload and is still in the payload's memory. It leaks if it is
-/// not used.
-#[must_use = "the value is leaked"]
-pub(crate) struct TakenPayload {
-    value: *mut u8,
-    vtable: &'static VTable,
-}
-
-impl TakenPayload {
-    /// Delivers the result to the front end; see [`Deliver::deliver`].
-    ///
-    /// # Safety
-    ///
-    /// The payload has neither moved nor been used since the value was taken. The value is moved
-    /// out first, so code that `deliver` runs may use the payload.
-    #[inline]
-    pub(crate) unsafe fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
-        // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
-        // the contract of this function it still is. `self` is consumed, so the value is used once.
-        unsafe { (self.vtable.deliver)(self.value, result) }
-    }
-
-    /// Drops the value of a request that completed with `result`; see [`Deliver::abandon`].
-    ///
-    /// # Safety
-    ///
-    /// Those of [`deliver`](Self::deliver).
-    pub(crate) unsafe fn abandon(self, result: RawResult) {
-        // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
-        // the contract of this function it still is. `self` is consumed, so the value is used once.
-        unsafe { (self.vtable.abandon)(self.value, result) }
-    }
-
-    /// Drops the value.
-    ///
-    /// # Safety
-    ///
-    /// Those of [`deliver`](Self::deliver).
-    pub(crate) unsafe fn discard(self) {
-        // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
-        // the contract of this function it still is. `self` is consumed, so the value is used once.
-        unsafe { (self.vtable.discard)(self.value) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     use super::*;
 
@@ -234,24 +236,21 @@ mod tests {
         let (drops, got) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let mut payload = Payload::empty();
         let probe = || Probe(Rc::clone(&drops), Rc::clone(&got));
+        let ok = RawResult { done: 9, error: None };
         payload.put(probe());
-        let taken = payload.take_erased().unwrap();
-        assert!(payload.is_empty());
-        // SAFETY: taken from `payload`, which was only read since.
-        assert!(unsafe { taken.deliver(RawResult { done: 9, error: None }) }.is_none());
-        assert_eq!((drops.get(), got.get()), (1, 9));
-        payload.put(probe());
-        let taken = payload.take_erased().unwrap();
-        // SAFETY: the caller passes a pointer to a valid value of the vtable's type and does not
-        // use the value again.
-        unsafe { taken.discard() };
-        assert_eq!(drops.get(), 2);
+        assert!(payload.end(ok, End::Deliver).is_none() && payload.is_empty());
+        assert_eq!((drops.get(), got.take()), (1, 9));
+        let cell = RefCell::new(payload);
+        cell.borrow_mut().put(probe());
+        assert!(Payload::end_outside(cell.borrow_mut(), ok, End::Abandon).is_none());
+        assert_eq!((drops.get(), got.get()), (2, 0));
+        let mut payload = cell.into_inner();
         payload.put(probe());
         // SAFETY: the value stored above is a `Probe`.
         drop(unsafe { payload.take::<Probe>() });
         assert_eq!(drops.get(), 3);
         // SAFETY: the payload is empty, so no value has the wrong type.
-        assert!(unsafe { payload.take::<Probe>() }.is_none() && payload.take_erased().is_none());
+        assert!(unsafe { payload.take::<Probe>() }.is_none());
         payload.put(probe());
         drop(payload);
         assert_eq!((drops.get(), Rc::strong_count(&drops)), (4, 1));

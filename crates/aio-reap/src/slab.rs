@@ -184,14 +184,11 @@ impl Slab {
 
     /// Frees a slot. Its user data does not match again for 2^32 uses of the slot.
     ///
-    /// A [`TakenPayload`](crate::payload::TakenPayload) of the slot stays valid until the slab is
-    /// used again.
+    /// Returns its payload, which the caller takes before the slab is used again, or has taken.
     #[inline]
-    pub(crate) fn release(&mut self, index: Index) {
+    pub(crate) fn release(&mut self, index: Index) -> &mut Payload {
         let slot = &mut self.slots[index as usize];
-        debug_assert!(
-            slot.state != SlotState::Free && slot.payload.is_empty() && slot.waker.is_none()
-        );
+        debug_assert!(slot.state != SlotState::Free && slot.waker.is_none());
         slot.state = SlotState::Free;
         if let Some(file) = slot.file.take() {
             drop(file);
@@ -199,6 +196,7 @@ impl Slab {
         slot.generation = slot.generation.wrapping_add(1);
         self.free[self.free_len] = index;
         self.free_len += 1;
+        &mut slot.payload
     }
 
     #[inline]

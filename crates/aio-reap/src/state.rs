@@ -27,10 +27,8 @@ use std::{io, mem};
 use crate::backend::{Backend, Device};
 use crate::completion_state::{CompletionState, NewRequest, Scope};
 use crate::op::{Kind, Stop, Sub};
-use crate::payload::{Deliver, RawResult, TakenPayload};
-use crate::slab::{
-    Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
-};
+use crate::payload::Deliver;
+use crate::slab::{Batch, CancelReason, Index, Slab, SlotState, finish_submission};
 
 /// The limits of an engine.
 pub(crate) struct Limits {
@@ -66,15 +64,6 @@ pub(crate) struct State {
     /// The last reap used up its budget. More completions may be visible, for which there is no
     /// wake-up.
     budget_used_up: bool,
-}
-
-/// A completion to deliver.
-pub(crate) enum Delivery {
-    /// The payload and the result of a freed slot. It must be used before the state.
-    Payload(TakenPayload, RawResult),
-    Wake(Waker),
-    /// No action: the future was not polled yet and will find its result.
-    Silent,
 }
 
 impl State {
@@ -352,20 +341,6 @@ impl State {
     /// Updates the number of promised slots. Called when the queue of waiting futures has changed.
     pub(crate) fn note_waiting(&mut self) {
         self.completions.slab.promised = self.waiting.len();
-    }
-
-    /// Removes the oldest completion of `scope` from its ready list and returns what to deliver.
-    pub(crate) fn deliver(&mut self, scope: Scope) -> Option<Delivery> {
-        let completions = &mut self.completions;
-        let index = completions.pop_ready(scope)?;
-        completions.stats.completed += 1;
-        let slot = completions.slab.get(index);
-        if slot.target == CompletionTarget::Future {
-            slot.state = SlotState::Done;
-            return Some(slot.waker.take().map_or(Delivery::Silent, Delivery::Wake));
-        }
-        let (taken, result) = completions.collect(index);
-        Some(taken.map_or(Delivery::Silent, |taken| Delivery::Payload(taken, result)))
     }
 
     /// Blocks until a completion is probably visible. May return early.

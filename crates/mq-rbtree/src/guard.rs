@@ -18,8 +18,8 @@ use std::pin::pin;
 use std::thread;
 use std::time::Instant;
 
-use percpu::AllocError;
-use percpu::panics::drop_payload;
+use offlock_sync::AllocError;
+use offlock_sync::panics::drop_payload;
 
 use crate::core::{Bitmap, Lent, Levels, Preload};
 use crate::error::ReceiveError;

@@ -7,8 +7,8 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use std::{fmt, iter};
 
-use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{Arc, check, step};
+use offlock_sync::atomic::{AtomicUsize, Ordering, fence};
+use offlock_sync::{Arc, check, step};
 
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
@@ -315,7 +315,7 @@ impl<T, L: Levels> IntoIterator for Receiver<T, L> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::sync::Arc;
     use std::thread;

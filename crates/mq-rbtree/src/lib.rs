@@ -238,7 +238,7 @@ pub use self::readiness::{Interest, Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
 #[cfg(feature = "stream")]
 pub use self::stream::ReceiveStream;
-pub use percpu::AllocError;
+pub use offlock_sync::AllocError;
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -15,7 +15,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use percpu::sync::step;
+use offlock_sync::step;
 
 use crate::error::gives_back;
 use crate::handles::QueueHandle;

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::{FusedStream, Stream};
 
-use percpu::sync::Waiter;
+use offlock_sync::Waiter;
 
 use crate::core::{Bitmap, Levels};
 use crate::handles::Receiver;

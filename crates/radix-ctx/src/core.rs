@@ -19,12 +19,12 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
-use percpu::PerCpu;
-use percpu::rcu::{GracePeriod, RetireHead};
-use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::native::OnceLock;
-use percpu::sync::quarantine::Watched;
-use percpu::sync::{WordGuard, WordLock, order};
+use offlock_percpu::PerCpu;
+use offlock_percpu::rcu::{GracePeriod, RetireHead};
+use offlock_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::native::OnceLock;
+use offlock_sync::quarantine::Watched;
+use offlock_sync::{WordGuard, WordLock, order};
 
 use crate::retire_list::RetireLists;
 use crate::slab::{self, Slab, SlabPtr, SlabTree};
@@ -202,7 +202,7 @@ impl<T: Send + Sync + 'static> Drop for Core<T> {
 }
 
 /// The capacity of a queue: what fits beside the lock's word on its two cache lines.
-pub(super) const QUEUE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 20 };
+pub(super) const QUEUE: usize = if cfg!(offlock_model) { 2 } else { 20 };
 
 /// The lowest vacant indexes.
 #[derive(Debug)]

@@ -14,9 +14,9 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::order;
-use percpu::{AllocError, RefBlock, rcu};
+use offlock_percpu::{AllocError, RefBlock, rcu};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::order;
 
 use crate::core::Core;
 use crate::error::{GetRefError, InsertError, InsertRefused};

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use percpu::rcu;
-use percpu::sync::{order, thread};
+use offlock_percpu::rcu;
+use offlock_sync::{order, thread};
 
 use crate::core::Core;
 use crate::error::{LookupError, WaitError};

@@ -3,9 +3,9 @@
 //! The link of a list is in the slot's state, so a list takes no memory. The links are read after a
 //! grace period only: invariant 1 of [`reclaim`](crate::reclaim).
 
-use percpu::rcu;
-use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::order;
+use offlock_percpu::rcu;
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::order;
 
 use crate::id::Id;
 use crate::slab::{NO_LINK, NotLive, SLAB_BITS, SlabPtr, SlabTree, Slot};
@@ -15,7 +15,7 @@ pub(super) const EMPTY: u64 = NO_LINK as u64;
 
 /// The number of lists of one CPU. Reclaim follows one link of each at a time, because each is a cache
 /// miss.
-pub(super) const LANES: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 8 };
+pub(super) const LANES: usize = if cfg!(offlock_model) { 1 } else { 8 };
 
 /// The number of dead slots that reclaim looks up at a time, and of slabs whose slots it makes vacant
 /// under one lock. A guess: some hundred nanoseconds.

@@ -8,8 +8,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::{ptr, thread};
 
-use percpu::panics::drop_payload;
-use percpu::sync::const_thread_local;
+use offlock_sync::const_thread_local;
+use offlock_sync::panics::drop_payload;
 
 /// The first panic of several calls, each of which must happen whatever the others do.
 #[derive(Default)]

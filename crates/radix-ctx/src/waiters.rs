@@ -28,9 +28,9 @@ use std::mem;
 use std::task::Waker;
 use std::time::Instant;
 
-use percpu::fence::{heavy, light};
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, check, step};
+use offlock_percpu::fence::{heavy, light};
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::{Condvar, Mutex, check, step};
 
 use crate::user_code::FirstPanic;
 
@@ -196,7 +196,7 @@ impl Waiters {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 

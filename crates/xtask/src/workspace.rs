@@ -156,6 +156,17 @@ impl Crate {
     pub(crate) fn has(&self, file: &str) -> bool {
         self.dir.join(file).exists()
     }
+
+    /// Returns the options of `cargo test` that select the models for a checker, or none without a
+    /// model: those in `src/models` are unit tests of the library, others are a target of their own.
+    pub(crate) fn models(&self, checker: &'static str) -> Option<&'static [&'static str]> {
+        match checker {
+            _ if self.has("src/models/mod.rs") => Some(&["--lib"]),
+            "loom" if self.has("tests/loom.rs") => Some(&["--test", "loom"]),
+            "shuttle" if self.has("tests/shuttle.rs") => Some(&["--test", "shuttle"]),
+            _ => None,
+        }
+    }
 }
 
 /// The first name in a manifest, which is the package's.

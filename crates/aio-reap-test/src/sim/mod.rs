@@ -52,12 +52,15 @@ use aio_reap::external::{External, RawCompletion, Request, Submitted};
 
 pub use self::closed_loop::{ClosedLoop, Figures, Workload};
 pub use self::model::{Costs, Faults, Model, Service};
+use self::notifier::Notifier;
+pub use self::script::{Cancel, Script, SubmitStep, Transfer};
 use self::world::{Ring, World};
-use crate::notifier::Notifier;
 
 mod closed_loop;
 mod model;
+mod notifier;
 mod random;
+mod script;
 mod world;
 
 /// A virtual clock and a simulated device. Clones share both.
@@ -67,7 +70,11 @@ pub struct Sim(Rc<RefCell<World>>);
 impl Sim {
     /// Makes a device without engines, at time 0.
     pub fn new(model: Model, seed: u64) -> Self {
-        Self(Rc::new(RefCell::new(World::new(model, seed))))
+        Self::of(World::new(model, seed))
+    }
+
+    fn of(world: World) -> Self {
+        Self(Rc::new(RefCell::new(world)))
     }
 
     /// Returns the time in nanoseconds since the start.
@@ -128,10 +135,16 @@ pub(crate) struct Simulated {
 }
 
 impl Simulated {
+    /// # Errors
+    ///
+    /// `EBUSY` while another engine uses a device in script mode, which does not name engines.
     pub(crate) fn new(sim: &Sim) -> io::Result<Self> {
         let notifier = Notifier::new()?;
-        let mut world = sim.0.borrow_mut();
+        let world = &mut *sim.0.borrow_mut();
         let rings = &mut world.rings;
+        if world.script.is_some() && rings.iter().any(Option::is_some) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
         let free = rings.iter().position(Option::is_none);
         let ring = free.unwrap_or_else(|| {
             rings.push(None);
@@ -168,46 +181,42 @@ unsafe impl External for Simulated {
         Ok(())
     }
 
-    /// Advances the clock, which would stand still if a peek cost nothing.
     fn relax(&mut self) {
-        self.sim.spend(1);
+        self.sim.0.borrow_mut().relax();
     }
 
     fn before_sleep(&mut self, timeout: Option<Duration>) {
+        _ = self.wait(timeout);
         let mut world = self.sim.0.borrow_mut();
-        let until = timeout.map(|timeout| world.clock.saturating_add(nanos(timeout)));
-        world.poll(Some(self.ring), until);
-        if let Some(ring) = &mut world.rings[self.ring] {
-            ring.rung = true;
-            ring.notifier.signal();
+        if world.script.is_none() {
+            world.ring(self.ring).signal();
         }
     }
 
     fn advance_time(&mut self, time: Duration) -> bool {
-        self.sim.spend(nanos(time));
-        true
+        let mut world = self.sim.0.borrow_mut();
+        let is_virtual = world.script.is_none();
+        if is_virtual {
+            world.spend(nanos(time));
+        }
+        is_virtual
     }
 
     fn acknowledge(&mut self) {
-        if let Some(ring) = &mut self.sim.0.borrow_mut().rings[self.ring] {
-            if std::mem::take(&mut ring.rung) {
-                ring.notifier.drain();
-            }
-        }
+        self.sim.0.borrow_mut().ring(self.ring).acknowledge();
     }
 
     fn cancel(&mut self, user_data: u64) -> bool {
-        self.sim.0.borrow_mut().cancel(self.ring, user_data);
-        true
+        self.sim.0.borrow_mut().cancel(self.ring, user_data)
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        let world = self.sim.0.borrow();
-        world.rings[self.ring].iter().map(|ring| ring.notifier.fd()).collect()
+        vec![self.sim.0.borrow_mut().ring(self.ring).fd()]
     }
 
     fn instant(&self) -> Instant {
-        self.sim.instant()
+        let scripted = self.sim.0.borrow().script.is_some();
+        if scripted { Instant::now() } else { self.sim.instant() }
     }
 }
 

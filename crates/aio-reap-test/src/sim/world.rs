@@ -10,16 +10,18 @@
 //! 2. The behaviour depends only on the model, the seed and the calls. `origin` only converts
 //!    times.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::mem;
+use std::os::fd::RawFd;
 use std::time::Instant;
 
 use aio_reap::external::{RawCompletion, Request, Stop, Submitted};
 
-use super::model::{Model, Service};
+use super::model::{Costs, Model, Service};
+use super::notifier::Notifier;
 use super::random::Random;
-use crate::notifier::Notifier;
-use crate::scripted::Transfer;
+use super::script::{Cancel, Directions, Transfer};
 
 /// The state of a simulation.
 #[derive(Debug)]
@@ -42,68 +44,63 @@ pub(super) struct World {
     pub(super) reaped: u64,
     pub(super) in_device: u64,
     pub(super) fingerprint: u64,
+    /// What the test determines, in script mode.
+    pub(super) script: Option<Directions>,
 }
 
 /// The requests of one engine in flight.
 #[derive(Debug)]
 pub(super) struct Ring {
-    in_flight: BinaryHeap<Reverse<InFlight>>,
-    /// Readable if the engine slept on it and a completion is visible.
-    pub(super) notifier: Notifier,
-    pub(super) rung: bool,
+    /// By the time of the completion ([`NEVER`] before a script tells it), then by number.
+    in_flight: BTreeMap<(u64, u64), InFlight>,
+    notifier: Notifier,
+    /// The notifier is readable.
+    rung: bool,
 }
 
-/// A request in flight, ordered by the time of its completion.
+/// The time of a completion that a script has not told.
+const NEVER: u64 = u64::MAX;
+
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
-    /// The time of the completion.
-    at: u64,
-    number: u64,
     /// The times at which the device took it and at which a server begins.
     since: u64,
     begins: u64,
     request: Request,
     end: Transfer,
+    /// The result, after a script has completed it: as in the kernel, it is performed before the reap.
+    result: Option<i32>,
 }
-
-impl InFlight {
-    fn key(&self) -> (u64, u64) {
-        (self.at, self.number)
-    }
-}
-
-impl Ord for InFlight {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl PartialOrd for InFlight {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for InFlight {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for InFlight {}
 
 impl Ring {
     pub(super) fn new(notifier: Notifier) -> Self {
-        Self { in_flight: BinaryHeap::new(), notifier, rung: false }
+        Self { in_flight: BTreeMap::new(), notifier, rung: false }
     }
 
     pub(super) fn len(&self) -> usize {
         self.in_flight.len()
     }
 
+    pub(super) fn fd(&self) -> RawFd {
+        self.notifier.fd()
+    }
+
+    /// Makes the descriptor readable.
+    pub(super) fn signal(&mut self) {
+        self.rung = true;
+        self.notifier.signal();
+    }
+
+    pub(super) fn acknowledge(&mut self) {
+        if mem::take(&mut self.rung) {
+            self.notifier.drain();
+        }
+    }
+
     /// Returns the time at which its next request completes or has completed.
     fn next(&self) -> Option<u64> {
-        self.in_flight.peek().map(|Reverse(first)| first.at)
+        self.in_flight.keys().next().map(|&(at, _)| at)
     }
 }
 
@@ -121,7 +118,15 @@ impl World {
             reaped: 0,
             in_device: 0,
             fingerprint: 0,
+            script: None,
         }
+    }
+
+    /// Makes a world in script mode, whose clock stands still.
+    pub(super) fn scripted() -> Self {
+        let costs = Costs { submission: 0, request: 0, peek: 0, completion: 0, poll: 0, wake: 0 };
+        let model = Model { costs, moves_data: true, ..Model::default() };
+        Self { script: Some(Directions::default()), ..Self::new(model, 0) }
     }
 
     /// Advances the clock by `nanos` nanoseconds of work of the calling thread.
@@ -140,7 +145,7 @@ impl World {
         self.fingerprint = Random::new(self.fingerprint ^ event).next();
     }
 
-    fn ring(&mut self, ring: usize) -> &mut Ring {
+    pub(super) fn ring(&mut self, ring: usize) -> &mut Ring {
         self.rings[ring].as_mut().expect("an engine keeps its ring while it lives")
     }
 
@@ -151,56 +156,96 @@ impl World {
     ) -> Submitted {
         let offered = requests.len();
         self.spend(self.model.costs.submission);
-        let (accepted, stop) = self.share(offered);
+        let (accepted, stop, inline) = match &mut self.script {
+            Some(script) => script.submission(offered),
+            None => self.share(offered),
+        };
+        let waiting = self.ring(ring).in_flight.range((NEVER, 0)..).count();
         for request in requests.take(accepted) {
             self.accept(ring, request);
+            if inline {
+                self.complete(waiting);
+            }
         }
         Submitted { accepted, stop: (accepted < offered).then_some(stop) }
     }
 
-    /// Returns how many requests of a batch the device takes, and why it takes no more.
-    fn share(&mut self, offered: usize) -> (usize, Stop) {
+    /// Returns how many requests of a batch the device takes, why it takes no more, and (for a script)
+    /// whether they complete at once.
+    fn share(&mut self, offered: usize) -> (usize, Stop, bool) {
         let faults = self.model.faults;
         let part = |random: &mut Random| random.below(offered as u64) as usize;
         if self.random.chance(faults.busy) {
-            (0, Stop::Busy)
+            (0, Stop::Busy, false)
         } else if self.random.chance(faults.partial) {
-            (part(&mut self.random), Stop::Busy)
+            (part(&mut self.random), Stop::Busy, false)
         } else if self.random.chance(faults.refused) {
-            (part(&mut self.random), Stop::Failed(libc::EIO))
+            (part(&mut self.random), Stop::Failed(libc::EIO), false)
         } else {
-            (offered, Stop::Busy)
+            (offered, Stop::Busy, false)
         }
     }
 
     fn accept(&mut self, ring: usize, request: Request) {
         let since = self.clock;
         self.spend(self.model.costs.request);
-        let time = self.service_time(&request);
-        let (begins, at) = if self.random.chance(self.model.inline) {
-            let begins = self.clock;
-            self.spend(time);
-            (begins, self.clock)
-        } else {
-            let clock = self.clock;
-            let mut server = self.servers.peek_mut().expect("at least one server");
-            let begins = server.0.max(clock);
-            let at = begins.saturating_add(time);
-            server.0 = at;
-            (begins, at)
-        };
+        let (begins, at) = self.schedule(&request);
         let end = self.end(&request);
-        let number = self.accepted;
+        let number = self.next_number();
+        self.log(at, request.user_data);
+        let in_flight = InFlight { since, begins, request, end, result: None };
+        self.ring(ring).in_flight.insert((at, number), in_flight);
+    }
+
+    fn next_number(&mut self) -> u64 {
         self.accepted += 1;
-        self.log(at, request.user_data());
-        self.ring(ring).in_flight.push(Reverse(InFlight {
-            at,
-            number,
-            since,
-            begins,
-            request,
-            end,
-        }));
+        self.accepted
+    }
+
+    /// Returns the times at which a server begins a request and at which the request completes.
+    fn schedule(&mut self, request: &Request) -> (u64, u64) {
+        if let Some(script) = &mut self.script {
+            script.log.push(request.offset);
+            return (NEVER, NEVER);
+        }
+        let time = self.service_time(request);
+        let clock = self.clock;
+        if self.random.chance(self.model.inline) {
+            self.spend(time);
+            return (clock, self.clock);
+        }
+        let mut server = self.servers.peek_mut().expect("at least one server");
+        let begins = server.0.max(clock);
+        server.0 = begins.saturating_add(time);
+        (begins, server.0)
+    }
+
+    /// Completes the `nth` oldest request that its script has not completed. Returns false if there is
+    /// none.
+    pub(super) fn complete(&mut self, nth: usize) -> bool {
+        let (now, number) = (self.clock, self.next_number());
+        let Some(script) = &mut self.script else { return false };
+        let Some(ring) = self.rings.iter_mut().flatten().next() else { return false };
+        let Some(&key) = ring.in_flight.range((NEVER, 0)..).nth(nth).map(|(key, _)| key) else {
+            return false;
+        };
+        let first = ring.next() == Some(NEVER);
+        let one = ring.in_flight.remove(&key).expect("it was found");
+        let end = script.transfers.pop_front().unwrap_or(Transfer::Full);
+        // SAFETY: the ring has the accepted requests of a living engine that have not completed.
+        let result = Some(unsafe { end.carry_out(&one.request) });
+        ring.in_flight.insert((now, number), InFlight { begins: now, result, ..one });
+        if first {
+            ring.signal();
+        }
+        true
+    }
+
+    /// Completes the oldest request of a script, unless a completion is visible.
+    fn complete_oldest(&mut self) {
+        if self.visible() == 0 {
+            self.complete(0);
+        }
     }
 
     fn service_time(&mut self, request: &Request) -> u64 {
@@ -212,7 +257,7 @@ impl World {
                 self.random.exponential(if self.slow { slow } else { fast })
             }
         };
-        let Some(len) = request.transfer_len() else { return base };
+        let Some(len) = request.transfer_len else { return base };
         let bytes = u128::from(len) * u128::from(self.model.picos_per_byte) / 1000;
         base.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
@@ -220,7 +265,7 @@ impl World {
     /// Chooses the end of a request.
     fn end(&mut self, request: &Request) -> Transfer {
         let faults = self.model.faults;
-        let len = request.transfer_len().unwrap_or(0);
+        let len = request.transfer_len.unwrap_or(0);
         if self.random.chance(faults.failed) {
             Transfer::Fail(libc::EIO)
         } else if self.random.chance(faults.again) {
@@ -241,24 +286,22 @@ impl World {
         self.spend(self.model.costs.peek);
         let now = self.clock;
         for _ in 0..budget {
-            let in_flight = &mut self.ring(ring).in_flight;
-            if in_flight.peek().is_none_or(|Reverse(first)| first.at > now) {
-                return;
-            }
-            let Some(Reverse(InFlight { since, request, end, .. })) = in_flight.pop() else {
-                return;
-            };
+            let first = self.ring(ring).in_flight.first_entry();
+            let Some(first) = first.filter(|first| first.key().0 <= now) else { return };
+            let InFlight { since, request, end, result, .. } = first.remove();
             self.reaped += 1;
             self.in_device = self.in_device.saturating_add(now - since);
             self.spend(self.model.costs.completion);
-            let result = if self.model.moves_data || request.manages_files() {
+            let result = if let Some(result) = result {
+                result
+            } else if self.model.moves_data || request.manages_files {
                 // SAFETY: the ring has the accepted requests of a living engine that have not
                 // completed.
                 unsafe { end.carry_out(&request) }
             } else {
                 pretend(end, &request)
             };
-            let user_data = request.user_data();
+            let user_data = request.user_data;
             self.log(u64::from(result as u32), user_data);
             each(RawCompletion { user_data, result });
         }
@@ -267,6 +310,11 @@ impl World {
     /// Polls for readiness, and sleeps until a completion is visible on this ring (`None`: on any)
     /// or the clock shows `until`. Returns false if neither can happen.
     pub(super) fn poll(&mut self, ring: Option<usize>, until: Option<u64>) -> bool {
+        if let Some(script) = &mut self.script {
+            script.waits += 1;
+            self.complete_oldest();
+            return true;
+        }
         self.spend(self.model.costs.poll);
         let next = match ring {
             Some(ring) => self.ring(ring).next(),
@@ -280,32 +328,57 @@ impl World {
         true
     }
 
-    /// Cancels a request that no server has begun. The server is idle during its time.
-    pub(super) fn cancel(&mut self, ring: usize, user_data: u64) {
-        let clock = self.clock;
+    /// Called between two peeks that found nothing. The clock would stand still if a peek cost nothing.
+    pub(super) fn relax(&mut self) {
+        let Some(script) = &mut self.script else { return self.spend(1) };
+        script.peeks += 1;
+        if script.peeks.is_multiple_of(16) {
+            self.complete_oldest();
+        }
+    }
+
+    /// Cancels a request that no server has begun. The server is idle during its time. Returns false if
+    /// the script refuses the attempt.
+    pub(super) fn cancel(&mut self, ring: usize, user_data: u64) -> bool {
+        let now = self.clock;
+        let waits = |one: &InFlight| one.request.user_data == user_data && one.begins > now;
+        let found = self.ring(ring).in_flight.iter().find(|(_, one)| waits(one));
+        let found = found.map(|(&key, &one)| (key, one));
+        if let Some(script) = &mut self.script {
+            script.cancels += 1;
+            let cancel = script.cancel;
+            if let (Cancel::Works, Some((key, _))) = (cancel, found) {
+                script.transfers.push_front(Transfer::Fail(libc::ECANCELED));
+                let waiting = self.ring(ring).in_flight.range((NEVER, 0)..key).count();
+                self.complete(waiting);
+            }
+            return cancel != Cancel::Refused;
+        }
+        let Some((key, found)) = found else { return true };
         let in_flight = &mut self.ring(ring).in_flight;
-        let waits = |&Reverse(one): &Reverse<InFlight>| {
-            one.request.user_data() == user_data && one.begins > clock
-        };
-        let Some(&Reverse(found)) = in_flight.iter().find(|&one| waits(one)) else { return };
-        in_flight.retain(|one| one.0.number != found.number);
+        in_flight.remove(&key);
         let end = Transfer::Fail(libc::ECANCELED);
-        in_flight.push(Reverse(InFlight { at: clock, begins: clock, end, ..found }));
-        self.log(clock, user_data);
+        in_flight.insert((now, key.1), InFlight { begins: now, end, ..found });
+        self.log(now, user_data);
+        true
     }
 
     pub(super) fn visible(&self) -> usize {
         let rings = self.rings.iter().flatten();
-        let all = rings.flat_map(|ring| &ring.in_flight);
-        all.filter(|Reverse(one)| one.at <= self.clock).count()
+        rings.map(|ring| ring.in_flight.range(..=(self.clock, u64::MAX)).count()).sum()
     }
 }
 
 /// Returns the result of a request without moving its bytes.
 fn pretend(end: Transfer, request: &Request) -> i32 {
     match end {
-        Transfer::Full => request.full(),
-        Transfer::Short(bytes) => request.full().min(i32::try_from(bytes).unwrap_or(i32::MAX)),
+        Transfer::Full => full(request),
+        Transfer::Short(bytes) => full(request).min(i32::try_from(bytes).unwrap_or(i32::MAX)),
         Transfer::Fail(errno) => -errno,
     }
+}
+
+/// Returns the number of bytes of a full transfer in one system call; 0 for other requests.
+fn full(request: &Request) -> i32 {
+    request.transfer_len.map_or(0, |len| i32::try_from(len).unwrap_or(i32::MAX))
 }

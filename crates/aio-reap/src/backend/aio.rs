@@ -7,9 +7,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use std::{io, mem, ptr, slice};
 
-use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::order;
+use offlock_sync::atomic::{AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::order;
 
 use super::Backend;
 use super::threads::Pool;
@@ -59,7 +59,7 @@ struct RingHeader {
     header_length: u32,
 }
 
-const _: () = assert!(cfg!(offlock_loom) || cfg!(offlock_shuttle) || size_of::<RingHeader>() == 32);
+const _: () = assert!(cfg!(offlock_model) || size_of::<RingHeader>() == 32);
 
 /// A kernel AIO context. The drop destroys it, which waits for requests in flight.
 struct Context(libc::c_ulong);
@@ -347,20 +347,19 @@ impl Backend for Aio {
 /// `struct io_event` of the kernel's ABI.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Event {
+pub(crate) struct Event {
     /// The request's `aio_data`.
-    pub data: u64,
+    pub(crate) data: u64,
     /// The address of the request's `struct iocb`.
-    pub obj: u64,
+    pub(crate) obj: u64,
     /// A number of bytes or a negated errno.
-    pub res: i64,
+    pub(crate) res: i64,
     /// A second result, which block I/O does not use.
-    pub res2: i64,
+    pub(crate) res2: i64,
 }
 
 /// The consumer's side of the ring.
-#[expect(missing_debug_implementations, reason = "for model checkers only")]
-pub struct Ring<'a> {
+pub(crate) struct Ring<'a> {
     head: &'a AtomicU32,
     tail: &'a AtomicU32,
     events: &'a [UnsafeCell<Event>],
@@ -374,7 +373,7 @@ impl<'a> Ring<'a> {
     /// 1. `events[i]` for i from head to tail (modulo the length) is not written until the head
     ///    passes it. The producer publishes it by a Release store of `tail`.
     /// 2. No other `Ring` over the same memory is in use.
-    pub unsafe fn new(
+    pub(crate) unsafe fn new(
         head: &'a AtomicU32,
         tail: &'a AtomicU32,
         events: &'a [UnsafeCell<Event>],
@@ -383,7 +382,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Passes copies of at most `budget` events to `each`, oldest first. Wait-free.
-    pub fn consume(&mut self, budget: usize, mut each: impl FnMut(Event)) {
+    pub(crate) fn consume(&mut self, budget: usize, mut each: impl FnMut(Event)) {
         let nr = self.events.len() as u32;
         if nr == 0 {
             return;
@@ -410,7 +409,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod ring_tests {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The hook for a device outside this crate, for tests: `aio-reap-test` has two.
+//! The hook for a device outside this crate, for tests: `aio-reap-test` has one.
 //!
 //! It is outside semantic versioning.
 
@@ -67,45 +67,37 @@ pub unsafe trait External {
 
 /// A request as an outside device sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Request(Sub);
+#[non_exhaustive]
+pub struct Request {
+    /// The number that its completion must have.
+    pub user_data: u64,
+    /// The offset in the file.
+    pub offset: u64,
+    /// The number of bytes of a transfer in one system call, or `None` for other requests.
+    pub transfer_len: Option<u64>,
+    /// The request opens, closes or names files: it is performed also where data does not move.
+    pub manages_files: bool,
+    /// The request closes a descriptor, which the engine then takes as closed, also after an error.
+    pub closes: bool,
+    op: Op,
+}
 
 impl Request {
-    /// Returns the number that its completion must have.
-    pub fn user_data(&self) -> u64 {
-        self.0.user_data
-    }
-
-    /// Returns the offset in the file.
-    pub fn offset(&self) -> u64 {
-        self.0.op.offset
-    }
-
-    /// Returns the number of bytes of a transfer, or `None` for other requests.
-    pub fn transfer_len(&self) -> Option<u64> {
-        self.0.op.transfers().then_some(self.0.op.len)
-    }
-
-    /// Returns the number of bytes of a full transfer in one system call; 0 for other requests.
-    pub fn full(&self) -> i32 {
-        self.transfer_len().map_or(0, |len| len.min(MAX_TRANSFER as u64) as i32)
+    fn new(Sub { user_data, op }: Sub) -> Self {
+        Self {
+            user_data,
+            offset: op.offset,
+            transfer_len: op.transfers().then_some(op.len.min(MAX_TRANSFER as u64)),
+            manages_files: op.kind.manages_files(),
+            closes: op.kind == Kind::Close,
+            op,
+        }
     }
 
     /// Returns how many of the `bytes` of a short transfer count as moved: on a direct file, those
     /// of whole blocks.
     pub fn whole(&self, bytes: u64) -> u64 {
-        self.0.op.block.whole(bytes)
-    }
-
-    /// Returns whether the request opens, closes or names files: it is performed also where data does
-    /// not move.
-    pub fn manages_files(&self) -> bool {
-        self.0.op.kind.manages_files()
-    }
-
-    /// Returns whether the request closes a descriptor, which the engine then takes as closed, also
-    /// after an error.
-    pub fn closes(&self) -> bool {
-        self.0.op.kind == Kind::Close
+        self.op.block.whole(bytes)
     }
 
     /// Performs the blocking system call, for a transfer of at most `most` bytes. Returns a count or
@@ -115,7 +107,7 @@ impl Request {
     ///
     /// The device has accepted the request, has not completed it, and was not dropped.
     pub unsafe fn perform(&self, most: usize) -> i32 {
-        let op = &self.0.op;
+        let op = &self.op;
         let mut vectors = Vec::new();
         let less = match op.memory.vector_count() {
             _ if !op.transfers() => *op,
@@ -157,7 +149,7 @@ impl Backend for Staging {
     }
 
     fn stage(&mut self, request: Sub) -> bool {
-        self.staged.push(Request(Sub { op: request.op.rest(0), ..request }));
+        self.staged.push(Request::new(Sub { op: request.op.rest(0), ..request }));
         true
     }
 
@@ -166,7 +158,7 @@ impl Backend for Staging {
     }
 
     fn submit(&mut self, batch: Batch<'_>) -> Submitted {
-        self.staged.extend(batch.map(Request));
+        self.staged.extend(batch.map(Request::new));
         self.device.submit(&mut self.staged.drain(..))
     }
 

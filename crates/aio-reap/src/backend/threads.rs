@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use percpu::sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
+use offlock_sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
 
 use super::Backend;
 use crate::op::{Op, RawCompletion, Stop, Sub, Submitted};
@@ -71,8 +71,7 @@ impl Backend for Threads {
 //    worker that makes `done` non-empty signals after its push, without a lock.
 
 /// The two queues between an engine and its threads. `J` is a job and `D` its completion.
-#[expect(missing_debug_implementations, reason = "for model checkers only")]
-pub struct Jobs<J, D> {
+pub(crate) struct Jobs<J, D> {
     todo: Mutex<Todo<J>>,
     more: Condvar,
     done: Mutex<VecDeque<D>>,
@@ -88,7 +87,7 @@ struct Todo<J> {
 
 impl<J, D> Jobs<J, D> {
     /// Makes queues that hold `capacity` jobs without further allocation.
-    pub fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         let jobs = VecDeque::with_capacity(capacity);
         Self {
             todo: Mutex::new(Todo { jobs, idle: 0, closed: false }),
@@ -98,7 +97,7 @@ impl<J, D> Jobs<J, D> {
     }
 
     /// Queues a job. Returns whether there are more queued jobs than idle workers.
-    pub fn push(&self, job: J) -> bool {
+    pub(crate) fn push(&self, job: J) -> bool {
         let mut todo = self.todo.lock();
         todo.jobs.push_back(job);
         let all_busy = todo.idle < todo.jobs.len();
@@ -109,7 +108,7 @@ impl<J, D> Jobs<J, D> {
 
     /// Takes the oldest job. Sleeps while there is none. Returns `None` after `close`, when no job
     /// is left.
-    pub fn take(&self) -> Option<J> {
+    pub(crate) fn take(&self) -> Option<J> {
         let mut todo = self.todo.lock();
         loop {
             if let Some(job) = todo.jobs.pop_front() {
@@ -127,7 +126,7 @@ impl<J, D> Jobs<J, D> {
     /// Adds a completion. Returns whether the caller must signal the notifier, because the queue
     /// was empty.
     #[must_use = "the engine may be asleep"]
-    pub fn finish(&self, done: D) -> bool {
+    pub(crate) fn finish(&self, done: D) -> bool {
         let mut queue = self.done.lock();
         queue.push_back(done);
         queue.len() == 1
@@ -136,7 +135,7 @@ impl<J, D> Jobs<J, D> {
     /// Takes up to `budget` completions. Returns whether some are left. The caller must then signal
     /// the notifier again, because no worker will.
     #[must_use = "the engine may go to sleep"]
-    pub fn drain(&self, budget: usize, mut each: impl FnMut(D)) -> bool {
+    pub(crate) fn drain(&self, budget: usize, mut each: impl FnMut(D)) -> bool {
         let mut queue = self.done.lock();
         let count = budget.min(queue.len());
         queue.drain(..count).for_each(&mut each);
@@ -144,14 +143,14 @@ impl<J, D> Jobs<J, D> {
     }
 
     /// Takes back the oldest job that is `wanted`, if no worker has taken it.
-    pub fn withdraw(&self, wanted: impl Fn(&J) -> bool) -> Option<J> {
+    pub(crate) fn withdraw(&self, wanted: impl Fn(&J) -> bool) -> Option<J> {
         let mut todo = self.todo.lock();
         let at = todo.jobs.iter().position(wanted)?;
         todo.jobs.remove(at)
     }
 
     /// Makes workers return from `take` when the queue is empty.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.todo.lock().closed = true;
         step!("close: wake every worker", self.more.notify_all());
     }
@@ -274,7 +273,7 @@ fn perform(op: &Op) -> i32 {
     unsafe { crate::op::perform(op) }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod pool_tests {
     use super::*;
 

@@ -1,9 +1,9 @@
 //! The limit of submissions adapts to the device.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use aio_reap::{CompletionQueue, Engine};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep};
+use aio_reap_test::sim::{Script, SubmitStep};
 
 /// Turns until `count` requests were submitted. `complete` requests complete after each submission.
 fn run(engine: &Engine, script: &Script, count: u64, complete: usize, step: Option<SubmitStep>) {
@@ -26,7 +26,7 @@ fn run(engine: &Engine, script: &Script, count: u64, complete: usize, step: Opti
 fn inv10_adaptive_batches_grow_in_the_background_and_shrink_when_complete_at_once() {
     let script = Script::new();
     let builder = Engine::builder().depth(256).capacity(4096).max_batch(200);
-    let engine = builder.adaptive_batch(true).build_scripted(&script).unwrap();
+    let engine = builder.adaptive_batch(true).build_sim(&script).unwrap();
     assert_eq!(engine.batch_limit(), 16);
     run(&engine, &script, 1000, 5, None);
     let batches = script.batches();
@@ -52,7 +52,7 @@ fn inv10_adaptive_batches_grow_in_the_background_and_shrink_when_complete_at_onc
 #[test]
 fn inv10_batches_are_fixed_unless_asked() {
     let script = Script::new();
-    let engine = Engine::builder().depth(64).capacity(1024).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(64).capacity(1024).build_sim(&script).unwrap();
     run(&engine, &script, 500, 64, None);
     assert_eq!((engine.batch_limit(), script.batches()[0]), (64, 64));
 }

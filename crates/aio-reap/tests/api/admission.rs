@@ -1,5 +1,5 @@
 //! Futures that wait for a slot get it in their order, and leave nothing behind when dropped.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aio_reap::{AlignedBuf, CompletionQueue, Engine, IoBuf, Operation, Submission, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::Script;
+use aio_reap_test::sim::Script;
 use common::on_every_backend;
 use direct::direct_file;
 
@@ -53,7 +53,7 @@ impl<'e> Task<'e> {
 /// An engine with two slots, both taken.
 fn full() -> (Engine, Script, Vec<Operation<()>>) {
     let script = Script::new();
-    let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(2).capacity(2).build_sim(&script).unwrap();
     let taken = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
     (engine, script, taken)
 }
@@ -141,7 +141,7 @@ fn waiting_futures_see_the_shutdown_and_errors() {
 #[test]
 fn a_queue_that_frees_a_slot_wakes_a_future() {
     let script = Script::new();
-    let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(2).capacity(2).build_sim(&script).unwrap();
     let queue = CompletionQueue::new();
     (0..2).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
     let mut tasks: Vec<_> = (0..2).map(|_| Task::new(&engine)).collect();
@@ -158,7 +158,7 @@ fn a_queue_that_frees_a_slot_wakes_a_future() {
 #[test]
 fn a_callback_that_frees_a_slot_wakes_a_future() {
     let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
     let called = Rc::new(Cell::new(false));
     let flag = Rc::clone(&called);
     engine.nop().callback(move |_, ()| flag.set(true)).unwrap();
@@ -226,7 +226,7 @@ unsafe impl IoBuf for Panicking {
 #[test]
 fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
     let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let write = engine.write(&file, Panicking(vec![1; 8]), 0).submit().unwrap();
     script.complete(1);

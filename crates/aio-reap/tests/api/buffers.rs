@@ -8,7 +8,7 @@
 //! ```
 //!
 //! (Forgotten operations leak on purpose.)
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use aio_reap::{
     SubmitError,
 };
 use aio_reap_test::Build;
-use aio_reap_test::scripted::Script;
+use aio_reap_test::sim::Script;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 const BLOCK: usize = 4096;
@@ -231,7 +231,7 @@ unsafe impl<F: FnMut() + 'static> IoBuf for Loud<F> {
 #[test]
 fn buffers_of_an_unowned_queue_may_use_the_engine_in_their_drop() {
     let script = Script::new();
-    let engine = Rc::new(Engine::builder().depth(4).build_scripted(&script).unwrap());
+    let engine = Rc::new(Engine::builder().depth(4).build_sim(&script).unwrap());
     let freed = Rc::new(Cell::new(0));
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let queue = CompletionQueue::new();

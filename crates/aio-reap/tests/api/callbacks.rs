@@ -1,6 +1,6 @@
 //! Callbacks that use the engine that runs them: they submit, wait, nest, panic, or make requests
 //! without end.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::count;
 use crate::readable;
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use aio_reap::{CompletionQueue, Engine, File};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep};
+use aio_reap_test::sim::{Script, SubmitStep};
 use count::count;
 use readable::readable;
 
 fn scripted(depth: usize) -> (Engine, Script) {
     let script = Script::new();
-    (Engine::builder().depth(depth).build_scripted(&script).unwrap(), script)
+    (Engine::builder().depth(depth).build_sim(&script).unwrap(), script)
 }
 
 /// Callbacks and wake-ups run in the order of the completions, not of the requests.
@@ -214,7 +214,7 @@ fn inv14_empty_requests_cannot_loop_for_ever() {
 #[test]
 fn requests_of_one_poll_of_block_on_are_a_batch() {
     let script = Script::new();
-    let engine = Engine::builder().depth(64).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(64).build_sim(&script).unwrap();
     let both = engine.block_on(async {
         let reads: Vec<_> = (0..20).map(|_| engine.nop().submit().unwrap()).collect();
         assert!(script.batches().is_empty());

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use aio_reap::{CompletionQueue, Engine};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::Script;
+use aio_reap_test::sim::Script;
 use common::on_every_backend;
 
 use crate::common;
@@ -47,7 +47,7 @@ fn inv21_an_id_cancels_its_request_and_no_later_one() {
 #[test]
 fn inv21_an_id_cancels_a_request_in_flight() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     let queue = CompletionQueue::new();
     let first = engine.nop().enqueue(&queue, 1).unwrap();
     engine.nop().enqueue(&queue, 2).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! The tests use a file in memory that is opened with `O_DIRECT`. It takes any length, so the
 //! device can end a transfer at any byte.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::end_of_file;
 
@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use aio_reap::{AlignedBuf, BufList, Engine, File};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, Transfer};
+use aio_reap_test::sim::{Script, Transfer};
 use end_of_file::{check, with_end};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -51,7 +51,7 @@ proptest! {
         pieces in vec(BLOCK..4 * BLOCK, 0..20),
     ) {
         let script = Script::new();
-        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let engine = Engine::builder().build_sim(&script).unwrap();
         let old: Vec<u8> = (0..before_end).map(|at| (at % 251) as u8 | 1).collect();
         let Some((raw, file)) = direct(&engine, &old) else {
             prop_assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
@@ -90,7 +90,7 @@ proptest! {
 fn inv12_less_than_a_block_is_written_again_up_to_a_limit() {
     for (tries, written) in [(10, true), (40, false)] {
         let script = Script::new();
-        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let engine = Engine::builder().build_sim(&script).unwrap();
         let Some((_raw, file)) = direct(&engine, &[]) else {
             assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
             return;
@@ -119,7 +119,7 @@ fn alignment_is_that_of_the_c_librarys_statx() {
     assert_eq!(offset_of!(libc::statx, stx_dio_mem_align), 38 * 4);
     assert_eq!(offset_of!(libc::statx, stx_dio_offset_align), 39 * 4);
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut options = OpenOptions::new();
     let opened = options.read(true).custom_flags(libc::O_DIRECT).open(temp.path());

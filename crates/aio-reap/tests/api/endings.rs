@@ -1,5 +1,5 @@
 //! Requests that are cancelled or time out, and waits that end before their requests.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -13,7 +13,7 @@ use aio_reap::{
     AlignedBuf, BackendKind, BufList, CompletionQueue, Engine, File, OpenOptions, Operation,
 };
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
+use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;
@@ -35,7 +35,7 @@ fn in_time(try_it: impl Fn() -> bool) {
 
 fn scripted(depth: usize) -> (Engine, Script) {
     let script = Script::new();
-    (Engine::builder().depth(depth).build_scripted(&script).unwrap(), script)
+    (Engine::builder().depth(depth).build_sim(&script).unwrap(), script)
 }
 
 fn errno(result: Result<usize, aio_reap::RequestError>) -> Option<i32> {
@@ -137,7 +137,7 @@ fn inv12_cancelled_requests_are_not_retried() {
 #[test]
 fn inv12_an_interrupted_open_is_cancelled() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     script.cancels(Cancel::TooLate);
     for cancels in [true, false] {
         let open = engine.open("/", OpenOptions::read_only()).submit().unwrap();
@@ -444,7 +444,7 @@ fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
     let count = 1 << 16;
     let script = Script::new();
     let builder = Engine::builder().depth(1).capacity(count);
-    let engine = builder.build_scripted(&script).unwrap();
+    let engine = builder.build_sim(&script).unwrap();
     let (plug, queue) = (engine.plug(), CompletionQueue::new());
     (0..count as u64).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
     let start = Instant::now();

@@ -1,6 +1,6 @@
 //! The engine's invariants on the scripted device: a state machine that checks a model after every
 //! step, and a test for each invariant.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::count;
 use crate::model;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{CompletionQueue, Engine, EngineBuilder, File};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
+use aio_reap_test::sim::{Script, SubmitStep, Transfer};
 use count::count;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn config(cases: u32) -> ProptestConfig {
 
 fn scripted(builder: EngineBuilder) -> (Engine, Script) {
     let script = Script::new();
-    (builder.build_scripted(&script).unwrap(), script)
+    (builder.build_sim(&script).unwrap(), script)
 }
 
 fn temp_file(engine: &Engine, bytes: &[u8]) -> (fs::File, File) {

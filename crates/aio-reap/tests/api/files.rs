@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
+use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use tempfile::TempPath;
 
@@ -183,7 +183,7 @@ fn inv19_a_panic_closes_opened_files_and_closes_no_descriptor_twice() {
         let mut number = 0;
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let script = Script::new();
-            let engine = Engine::builder().build_scripted(&script).unwrap();
+            let engine = Engine::builder().build_sim(&script).unwrap();
             let closing = at_a_high_number(&fs::File::open(&path).unwrap());
             number = closing.as_raw_fd();
             engine.close(closing).callback(|_, _| panic!("not run")).unwrap();
@@ -222,7 +222,7 @@ impl Wake for Panicking {
 fn inv19_a_panic_of_a_wake_up_closes_the_opened_file() {
     for dropped in [false, true] {
         let script = Script::new();
-        let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+        let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
         let path = temp_path();
         let open = engine.open(&path, READ).submit().unwrap();
         let mut waits = [pin!(engine.nop().submit_async()), pin!(engine.nop().submit_async())];
@@ -248,7 +248,7 @@ fn inv19_a_panic_of_a_wake_up_closes_the_opened_file() {
 #[test]
 fn inv19_a_cancelled_open_without_a_receiver_is_closed() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     let path = temp_path();
     for cancel in [Cancel::Works, Cancel::TooLate, Cancel::Refused] {
         script.cancels(cancel);
@@ -317,7 +317,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
     });
     // The kernel's errors, which are never followed by another attempt.
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     for error in [libc::EINTR, libc::EINPROGRESS, libc::EAGAIN, libc::EIO] {
         script.on_transfer(Transfer::Fail(error));
         let path = temp_path();
@@ -343,7 +343,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
 #[test]
 fn refused_requests_return_paths_and_descriptors() {
     let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
     let refused = engine.open("a\0b", READ).submit().unwrap_err();
     assert!(matches!(&refused, SubmitError::InvalidPath(_)), "{refused:?}");
     assert_eq!(
@@ -366,7 +366,7 @@ fn refused_requests_return_paths_and_descriptors() {
 #[test]
 fn inv13_paths_and_results_stay_until_the_completion() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     let path = temp_path();
     drop(engine.stat(&path).submit().unwrap());
     drop(engine.open(&path, READ).submit().unwrap());

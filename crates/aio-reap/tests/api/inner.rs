@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use aio_reap::{BackendKind, CompletionQueue, Engine, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::Script;
+use aio_reap_test::sim::Script;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ fn inner_wait(engine: &Engine, waker: &Rc<RefCell<Option<Waker>>>, done: impl Fn
 #[test]
 fn inv22_inner_turn_holds_every_other_delivery() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     let (outer, inner) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     let queue = CompletionQueue::new();
     engine.nop().callback(count(&outer)).unwrap();
@@ -79,7 +79,7 @@ fn inv22_inner_turn_holds_every_other_delivery() {
 #[test]
 fn inv22_turn_in_an_inner_callback_holds_every_other_delivery() {
     let script = Script::new();
-    let engine = Rc::new(Engine::builder().depth(3).capacity(3).build_scripted(&script).unwrap());
+    let engine = Rc::new(Engine::builder().depth(3).capacity(3).build_sim(&script).unwrap());
     let (inner, wakes) = (Rc::new(Cell::new(0)), Arc::new(Wakes::default()));
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
@@ -203,7 +203,7 @@ proptest! {
     ) {
         let script = Script::new();
         let builder = Engine::builder().depth(depth).capacity(512);
-        let engine = builder.build_scripted(&script).unwrap();
+        let engine = builder.build_sim(&script).unwrap();
         let delivered = Rc::new(RefCell::new(Vec::new()));
         let allowed = Rc::new(Cell::new(true)); // ordinary callbacks may run now
         let mut made = 0u64;

@@ -1,5 +1,5 @@
 //! Every reap mode, on the scripted device and on the real backends.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::count;
 use crate::readable;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
+use aio_reap_test::sim::{Script, SubmitStep, Transfer};
 use count::count;
 use readable::readable;
 
@@ -20,7 +20,7 @@ const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKin
 
 fn scripted(mode: ReapMode) -> (Engine, Script) {
     let script = Script::new();
-    (Engine::builder().depth(4).reap_mode(mode).build_scripted(&script).unwrap(), script)
+    (Engine::builder().depth(4).reap_mode(mode).build_sim(&script).unwrap(), script)
 }
 
 /// A submission reaps in every mode but `OnTurn`. In that mode the descriptor stays readable until

@@ -1,6 +1,6 @@
 //! User code that uses the engine at unusual moments. Each test was, or could become, a hang, a
 //! spinning loop or worse.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::readable;
 
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, StartError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep};
+use aio_reap_test::sim::{Script, SubmitStep};
 use readable::readable;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 fn scripted() -> (Rc<Engine>, Script) {
     let script = Script::new();
-    (Rc::new(Engine::builder().depth(8).build_scripted(&script).unwrap()), script)
+    (Rc::new(Engine::builder().depth(8).build_sim(&script).unwrap()), script)
 }
 
 /// Opens a file with `O_DIRECT` if the file system allows it, so that Linux AIO is used.
@@ -70,7 +70,7 @@ fn waker_that_outlives_block_on_does_not_notify_for_ever() {
 #[test]
 fn waking_races_with_the_engines_own_kick() {
     let script = Script::new();
-    let engine = Engine::builder().depth(8).max_batch(1).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(8).max_batch(1).build_sim(&script).unwrap();
     let (to_thread, from_engine) = std::sync::mpsc::channel::<Waker>();
     let waking = std::thread::spawn(move || from_engine.iter().for_each(Waker::wake));
     let start = Instant::now();
@@ -177,7 +177,7 @@ fn completions_beyond_the_budget_are_announced() {
 #[test]
 fn a_late_descriptor_shows_left_over_work() {
     let script = Script::new();
-    let engine = Engine::builder().depth(8).max_batch(1).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(8).max_batch(1).build_sim(&script).unwrap();
     let plug = engine.plug();
     let nops = [(); 3].map(|()| engine.nop().submit().unwrap());
     (0..3).for_each(|_| script.on_submit(SubmitStep::Inline));
@@ -193,15 +193,15 @@ fn a_late_descriptor_shows_left_over_work() {
 #[test]
 fn script_drives_one_engine_at_a_time() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
-    let second = Engine::builder().build_scripted(&script);
+    let engine = Engine::builder().build_sim(&script).unwrap();
+    let second = Engine::builder().build_sim(&script);
     assert!(matches!(&second, Err(StartError::Refused(_))));
     assert_eq!(second.err().unwrap().errno(), libc::EBUSY);
     let orphan = engine.nop().submit().unwrap();
     drop(engine);
     assert!(orphan.is_done());
     drop(orphan); // the last owner of the device
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     engine.nop().submit().unwrap().wait().0.unwrap();
 }
 
@@ -341,7 +341,7 @@ fn engine_dropped_by_a_panic_waits_for_the_device() {
     let called = Rc::new(Cell::new(0));
     let raw = tempfile::tempfile().unwrap();
     let unwound = catch_unwind(AssertUnwindSafe(|| {
-        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let engine = Engine::builder().build_sim(&script).unwrap();
         let file = engine.attach(raw.try_clone().unwrap()).unwrap();
         let count = Rc::clone(&called);
         engine.write(&file, vec![7; 64], 0).callback(move |_, _| count.set(1)).unwrap();

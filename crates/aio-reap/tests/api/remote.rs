@@ -1,5 +1,5 @@
 //! Calls of other threads run once, on the engine's thread.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::common;
 use crate::counted;
@@ -20,7 +20,7 @@ use aio_reap::{
     SharedFile, SubmitError,
 };
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, SubmitStep};
+use aio_reap_test::sim::{Script, SubmitStep};
 use common::on_every_backend;
 use counted::Counted;
 use readable::readable;
@@ -32,7 +32,7 @@ fn scripted(depth: usize, capacity: usize, remote_capacity: usize) -> (Engine, S
     let script = Script::new();
     let builder =
         Engine::builder().depth(depth).capacity(capacity).remote_capacity(remote_capacity);
-    (builder.build_scripted(&script).unwrap(), script)
+    (builder.build_sim(&script).unwrap(), script)
 }
 
 fn shared_file() -> SharedFile {

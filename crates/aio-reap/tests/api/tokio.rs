@@ -1,5 +1,5 @@
 //! The engine on tokio runtimes: driven beside other tasks, and used by tasks of other threads.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::common;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{Engine, Remote, SharedFile, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Cancel, Script, SubmitStep};
+use aio_reap_test::sim::{Cancel, Script, SubmitStep};
 use common::on_every_backend;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
@@ -116,7 +116,7 @@ fn a_driver_task_serves_other_tasks() {
 #[test]
 fn inv04_retries_and_deadlines_wake_the_driver() {
     let script = Script::new();
-    let engine = Engine::builder().depth(2).build_scripted(&script).unwrap();
+    let engine = Engine::builder().depth(2).build_sim(&script).unwrap();
     run(engine.run_until(async {
         (0..6).for_each(|_| script.on_submit(SubmitStep::Again));
         let nop = engine.nop().submit().unwrap();
@@ -145,7 +145,7 @@ fn inv04_retries_and_deadlines_wake_the_driver() {
 fn inv05_the_driver_continues_after_a_full_budget() {
     let script = Script::new();
     let builder = Engine::builder().depth(64).reap_budget(1);
-    let engine = Rc::new(builder.build_scripted(&script).unwrap());
+    let engine = Rc::new(builder.build_sim(&script).unwrap());
     let local = LocalSet::new();
     let turns = Rc::new(Cell::new(0));
     run(local.run_until(async {
@@ -285,7 +285,7 @@ fn requests_of_tasks_that_are_driven_are_batches() {
     }
     for spawned in [true, false] {
         let script = Script::new();
-        let engine = Rc::new(Engine::builder().depth(64).build_scripted(&script).unwrap());
+        let engine = Rc::new(Engine::builder().depth(64).build_sim(&script).unwrap());
         let device = tokio::task::LocalSet::new();
         let completing = script.clone();
         device.spawn_local(async move {
@@ -322,7 +322,7 @@ fn requests_of_tasks_that_are_driven_are_batches() {
 #[test]
 fn the_end_of_a_driver_submits_what_waits_for_it() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     run(engine.run_until(async { drop(engine.nop().submit().unwrap()) })).unwrap();
     assert_eq!(script.in_flight(), 1);
     engine.block_on(async { drop(engine.nop().submit().unwrap()) }).unwrap();

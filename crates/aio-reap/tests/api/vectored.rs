@@ -1,12 +1,12 @@
 //! Vectored requests: whole, short, and across the end of the file.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, Transfer};
+use aio_reap_test::sim::{Script, Transfer};
 use common::on_every_backend;
 use direct::direct_file;
 use end_of_file::{check, with_end};
@@ -40,7 +40,7 @@ proptest! {
         pieces in vec(1usize..40, 0..80),
     ) {
         let script = Script::new();
-        let engine = Engine::builder().depth(4).build_scripted(&script).unwrap();
+        let engine = Engine::builder().depth(4).build_sim(&script).unwrap();
         let raw = tempfile::tempfile().unwrap();
         let old: Vec<u8> = (0..before_end).map(|at| at as u8 | 1).collect();
         raw.write_all_at(&old, 0).unwrap();
@@ -153,7 +153,7 @@ fn exact_reads_fail_at_the_end_of_the_file() {
 #[test]
 fn write_errors_are_typed() {
     let script = Script::new();
-    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let engine = Engine::builder().build_sim(&script).unwrap();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let full = engine.attach(full).unwrap();
     let (written, buf) = engine.write(&full, vec![1; 10], 0).submit().unwrap().wait();

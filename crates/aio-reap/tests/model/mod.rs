@@ -16,7 +16,7 @@ use aio_reap::{
     AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, Turn,
 };
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
+use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
 
 use image::{Access, CELL, FILE_LEN, FRESH, Image, Kind};
 
@@ -39,7 +39,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         .capacity(depth + usize::from(capacity % 24))
         .max_batch(max_batch)
         .reap_budget(1 + usize::from(budget % 8))
-        .build_scripted(&script)
+        .build_sim(&script)
         .unwrap();
     let engine = Rc::new(engine);
     let world = World::new(&engine, script);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
-use percpu::sync::{WaitSet, WordLock};
+use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
 use super::park::Spin;

@@ -21,7 +21,7 @@ mod inspect;
 mod lock;
 mod park;
 mod state;
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;
 mod wait;
 
@@ -29,7 +29,7 @@ use std::fmt;
 use std::mem;
 use std::time::Instant;
 
-use percpu::sync::{WaitSet, WordGuard, WordLock, check, step};
+use offlock_sync::{WaitSet, WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
 

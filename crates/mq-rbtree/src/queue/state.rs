@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use percpu::AllocError;
-use percpu::sync::check;
+use offlock_sync::AllocError;
+use offlock_sync::check;
 
 use super::builder::Config;
 use crate::core::{Core, Levels, Message, Preload};

@@ -14,13 +14,13 @@
 //!
 //! While a waiter is listed the ring is shut, so each change is made under the lock, and the drop of the
 //! lock's guard wakes as many waiters as there are messages or places for them. The order of a change, a
-//! look and the list is that of the lock: see [`WaitSet::waiting`](percpu::sync::WaitSet::waiting).
+//! look and the list is that of the lock: see [`WaitSet::waiting`](offlock_sync::WaitSet::waiting).
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
-use percpu::sync::Waiter;
+use offlock_sync::Waiter;
 
 use super::park::{Wait, block_on};
 use super::{Access, Queue, Received};

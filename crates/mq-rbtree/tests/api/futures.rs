@@ -1,5 +1,5 @@
 //! Asynchronous sends and receives: which task is woken, the effect of a drop, and wakers.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -292,7 +292,8 @@ fn no_send_succeeds_while_a_queue_closes() {
     struct DropsFuture(Mutex<Option<Send>>);
     impl std::task::Wake for DropsFuture {
         fn wake(self: Arc<Self>) {
-            drop(self.0.lock().unwrap().take());
+            let future = self.0.lock().unwrap().take(); // the drop wakes the next one
+            drop(future);
         }
     }
 

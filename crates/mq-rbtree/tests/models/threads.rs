@@ -1,7 +1,7 @@
 //! Waits, of threads and of tasks: both are one future, which a thread polls by itself.
 
 use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{Payload, Shared, block_on, finish, received, run, sent, soon, thoroughly, with};
 

@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, Transfer};
+use aio_reap_test::sim::{Script, Transfer};
 
 use super::*;
 use crate::memory::ALIGN;
@@ -131,7 +131,7 @@ fn what_was_read_before_an_error_is_used() {
     {
         let (file, bytes, image) = make(3 * BLOCK, 1 << 20);
         let script = Script::new();
-        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let engine = Engine::builder().build_sim(&script).unwrap();
         let attached = engine.attach(file.try_clone().unwrap()).unwrap();
         script.on_transfer(Transfer::Short(read));
         script.on_transfer(Transfer::Fail(libc::EIO));

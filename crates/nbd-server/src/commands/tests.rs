@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::task::{Context, Waker};
 
 use aio_reap_test::Build;
-use aio_reap_test::scripted::Script;
+use aio_reap_test::sim::Script;
 use bufcache::{BlockDevice, Fault, FaultDevice, FileDevice, Operation};
 use nbd_protocol::CommandFlags;
 
@@ -374,7 +374,7 @@ fn the_ends_of_zeroes_are_written_while_all_buffers_are_dirty() {
 fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
     let script = Script::new();
     let mut lab = Lab::with(64 * BLOCK, 1 << 20, By::Engine);
-    lab.engine = Rc::new(Engine::builder().build_scripted(&script).unwrap());
+    lab.engine = Rc::new(Engine::builder().build_sim(&script).unwrap());
     let job = lab.job(write(false), request(0, 40 * BLOCK as u64));
     let mut future = Box::pin(job.run(Some(AlignedBuf::zeroed(40 * BLOCK, ALIGN)), || false));
     let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -434,7 +434,7 @@ fn a_cache_is_a_bounded_number_of_parts_and_ends_with_its_connection() {
     const PARTS: u64 = MOST_CACHED / CACHE_PART;
     let script = Script::new();
     let mut lab = Lab::without_model(1 << 43, 1 << 20, By::Engine);
-    lab.engine = Rc::new(Engine::builder().build_scripted(&script).unwrap());
+    lab.engine = Rc::new(Engine::builder().build_sim(&script).unwrap());
     for (len, closed_after, expected) in
         [((1 << 43) - 10, PARTS + 1, PARTS), ((1 << 43) - 10, 2, 2), (CACHE_PART + 1, 9, 2)]
     {

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, Transfer};
+use aio_reap_test::sim::{Script, Transfer};
 use bufcache::{Fault, FaultDevice, FileDevice, Operation};
 use clap::Parser;
 use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, MAX_PAYLOAD, NbdError, Request, wire::cmd};
@@ -113,7 +113,7 @@ impl Lab {
         let registry = Arc::new(Registry::new());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);
-        let engine = engine.build_scripted(&script).unwrap();
+        let engine = engine.build_sim(&script).unwrap();
         let shared = Shared {
             exports,
             connections: Arc::clone(&connections),

@@ -202,7 +202,8 @@ fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant
 /// Returns whether a file is for tests or model checkers that its own name, but no `cfg`, tells of.
 fn is_for_tests(file: &Path) -> bool {
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    name.ends_with("_tests") || name == "model" || name == "planted"
+    let is_model = file.parent().is_some_and(|folder| folder.ends_with("src/models"));
+    is_model || name.ends_with("_tests") || name == "model" || name == "planted"
 }
 
 /// Takes a mutant out, each kind as often as the others.

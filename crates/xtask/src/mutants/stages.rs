@@ -46,10 +46,11 @@ pub(super) fn copy(ws: &Workspace) -> Result<Workspace> {
 }
 
 /// The command that runs a crate's models under one checker.
-pub(super) fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
-    let cargo = copy.cargo(["test", "--offline", "--profile", "loom", "--test", checker]);
+pub(super) fn models(copy: &Workspace, package: &Crate, checker: &'static str) -> Cmd {
+    let cargo = copy.cargo(["test", "--offline", "--profile", "loom"]);
+    let cargo = cargo.args(package.models(checker).unwrap_or_default());
     let cargo = cargo.args(packages(std::slice::from_ref(package)));
-    cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
+    cfg::model(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
 }
 
 /// The name of a stage, what runs it, and the options of its test programs.
@@ -62,8 +63,9 @@ pub(super) fn stages(copy: &Workspace, package: &Crate, names: &[&str]) -> Vec<S
     let tests = copy.cargo(["test", "--offline", "--lib", "--tests"]).args(packages);
     let mut stages = vec![("tests", tests, [].as_slice())];
     for checker in ["loom", "shuttle"] {
-        if package.has(&format!("tests/{checker}.rs")) {
-            stages.push((checker, models(copy, package, checker), &["--skip", "mutants::"]));
+        if package.models(checker).is_some() {
+            let options = &["models::", "--skip", "mutants::"];
+            stages.push((checker, models(copy, package, checker), options));
         }
     }
     stages.retain(|(name, ..)| names.contains(name));

@@ -54,6 +54,12 @@ pub(crate) fn run(ws: &Workspace, selection: &Selection) -> Result<()> {
         any |= !built.is_empty();
         let cmd = |binary: &TestBinary| {
             let cmd = binary.cmd(ws).args(&selection.filter);
+            // The other unit tests of a library are no models.
+            let cmd = if binary.library && selection.filter.is_empty() {
+                cmd.arg("models::")
+            } else {
+                cmd
+            };
             match checker {
                 // Three preemptions take minutes: `soak`.
                 Checker::Loom => cmd.env("LOOM_MAX_PREEMPTIONS", "2"),
@@ -94,11 +100,17 @@ fn with_a_match(
 
 fn build(ws: &Workspace, checker: Checker, crates: &[Crate]) -> Result<Vec<TestBinary>> {
     let name = checker.name();
-    let with_models: Vec<Crate> =
-        crates.iter().filter(|package| package.has(&format!("tests/{name}.rs"))).cloned().collect();
-    if with_models.is_empty() {
+    let mut built = Vec::new();
+    for options in [&["--lib"][..], &["--test", name]] {
+        let chosen = |package: &&Crate| package.models(name) == Some(options);
+        let with_models: Vec<Crate> = crates.iter().filter(chosen).cloned().collect();
+        if !with_models.is_empty() {
+            let cargo = ws.cargo(["test", "--profile", "loom"]).args(packages(&with_models));
+            built.extend(binaries::build(cfg::model(ws, name, cargo.args(options)))?);
+        }
+    }
+    if built.is_empty() {
         return Err(Error::new(format!("no model for {name} was found")));
     }
-    let cargo = ws.cargo(["test", "--profile", "loom"]).args(packages(&with_models));
-    binaries::build(cfg::everywhere(ws, name, cargo.args(["--test", name])))
+    Ok(built)
 }

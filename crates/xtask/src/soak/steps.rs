@@ -50,7 +50,11 @@ impl Step {
             Action::Release(words) => self.prepare(ws.cargo(RELEASE), words, log).run(),
             Action::WithCfg(name, words) => {
                 let cargo = ws.cargo(["test", "--profile", "loom", "--locked"]);
-                self.prepare(cfg::everywhere(ws, name, cargo), words, log).run()
+                let cargo = match *name {
+                    "loom" | "shuttle" => cfg::model(ws, name, cargo),
+                    _ => cfg::everywhere(ws, name, cargo),
+                };
+                self.prepare(cargo, words, log).run()
             }
             Action::Mutants(words) => {
                 let words = format!("xtask mutants {words}");
@@ -178,18 +182,19 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
 
     let n = count(1_000_000);
     for package in crates {
-        let model = |cfg: &'static str| {
-            Action::WithCfg(cfg, format!("-p {} --test {cfg}", package.package))
+        let models = |cfg: &'static str| {
+            let target = package.models(cfg)?.join(" ");
+            Some(Action::WithCfg(cfg, format!("-p {} {target} models::", package.package)))
         };
-        if package.has("tests/loom.rs") {
+        if let Some(models) = models("loom") {
             let settings = [("LOOM_MAX_PREEMPTIONS", "3".to_string())];
             let name = format!("{}-loom", package.name);
-            step(&name, "3 preemptions".to_string(), &settings, model("loom"));
+            step(&name, "3 preemptions".to_string(), &settings, models);
         }
-        if package.has("tests/shuttle.rs") {
+        if let Some(models) = models("shuttle") {
             let settings = [("OFFLOCK_SHUTTLE_ITERATIONS", n.to_string())];
             let name = format!("{}-shuttle", package.name);
-            step(&name, format!("{n} schedules"), &settings, model("shuttle"));
+            step(&name, format!("{n} schedules"), &settings, models);
         }
     }
 

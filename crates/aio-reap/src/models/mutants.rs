@@ -19,7 +19,7 @@ const PLANTED: Planted = Planted {
     mutants: &[driver::MUTANTS, remote::MUTANTS, MUTANTS],
     loom_only: &[driver::LOOM_ONLY, LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/backend", "tests/models"],
+    dirs: &["src"],
 };
 
 #[test]

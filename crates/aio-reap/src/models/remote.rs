@@ -9,8 +9,9 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-use aio_reap::model::{CallQueue, Served, response, serve};
-use percpu::sync::{Arc, is_planted, model, thread};
+use crate::calls::{CallQueue, response};
+use crate::drive::{Served, serve};
+use offlock_sync::{Arc, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};
 

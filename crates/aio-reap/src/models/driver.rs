@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::task::Poll;
 
-use aio_reap::model::{CallQueue, WokenFlag, block_on, round};
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, thread};
+use crate::calls::CallQueue;
+use crate::drive::{WokenFlag, block_on, round};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::{Arc, thread};
 
 use super::{Notifier, thoroughly};
 
