@@ -116,10 +116,10 @@ impl<L: Keyed> Model<L> {
         Ok(())
     }
 
+    /// Takes a message. The unlock wakes the waiters, after all messages of a lock section.
     pub(crate) fn take(&mut self) -> Option<(L::Priority, u64)> {
         let (key, stored) = self.pop()?;
         self.received += 1;
-        self.wake_waiters();
         Some((key, stored))
     }
 
@@ -208,6 +208,7 @@ impl<L: Keyed> Model<L> {
         let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
         let mut waiter = self.receivers.swap_remove(at);
         let taken = self.take();
+        self.wake_waiters();
         if taken.is_none() {
             waiter.permit = self.ended();
             if !self.ended() {
