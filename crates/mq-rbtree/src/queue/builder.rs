@@ -164,10 +164,10 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Allocates all memory of the queue when it is made.
     ///
-    /// No send or receive allocates later, except the first wait of each thread, which proceeds without
-    /// memory as well. These allocate always: [`drain`](Queue::drain),
-    /// [`drain_filter`](Queue::drain_filter), [`Readiness::new`](crate::Readiness::new), and a batch whose
-    /// vector has no room. The system provides the pages of a [`Bitmap`]'s table when they are first used.
+    /// No send or receive allocates later, except the first wait of each thread. These allocate always:
+    /// [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter),
+    /// [`Readiness::new`](crate::Readiness::new), and a batch whose vector has no room. The system provides
+    /// the pages of a [`Bitmap`]'s table when they are first used.
     #[must_use]
     pub fn no_alloc(mut self) -> Self {
         self.no_alloc = true;

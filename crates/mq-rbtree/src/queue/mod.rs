@@ -234,15 +234,15 @@ impl<T, L: Levels> Queue<T, L> {
                 };
             }
         }
-        if wait != Wait::No {
-            return self.wait_to_send(message, wait);
-        }
         let mut message = Some(message);
-        match (self.look_to_send(&mut message, wait), message) {
-            (Look::Done(sent), _) => sent,
-            (_, Some(Message { value, .. })) => Err(SendError { value, reason: SendRefused::Full }),
-            (_, None) => unreachable!("a refused message"),
+        if let Look::Done(sent) = self.look_to_send(&mut message, wait) {
+            return sent;
         }
+        let Some(message) = message else { unreachable!("a refused message") };
+        if wait == Wait::No {
+            return Err(SendError { value: message.value, reason: SendRefused::Full });
+        }
+        self.wait_to_send(message, wait)
     }
 
     /// Receives the next message. Waits while there is none.
