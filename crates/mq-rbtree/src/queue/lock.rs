@@ -146,7 +146,7 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(always)]
     pub(super) fn with_queue<'q>(&'q self, guard: Guard<'q, T, L>) -> LockedState<'q, T, L> {
         let [receivers, senders] = [&self.receivers, &self.senders].map(|set| Wake { set, units: 0 });
-        LockedState { queue: self, guard, receivers: receivers, senders: senders }
+        LockedState { queue: self, guard, receivers, senders }
     }
 
     /// Returns whether no thread or task waits and no notifier is armed.
