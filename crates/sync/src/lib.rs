@@ -64,7 +64,7 @@ pub use self::park::{Parker, SpinLimit, spin};
 pub use self::planted::is_planted;
 pub use self::planted::is_planted as mutant;
 pub use self::spawn::spawn;
-pub use self::wait_set::{WaitSet, Waiter};
+pub use self::wait_set::{WaitSet, Waiter, Wakers};
 pub use self::word_lock::{WordGuard, WordLock};
 #[doc(hidden)]
 pub use libc;
