@@ -18,14 +18,9 @@ use super::table::{Contexts, Payload};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("fold: no section still counts", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("fold: no reference is left", "table_refs::inv13_the_last_put_meets_the_fold"),
-    ("wake: no thread waits", "table_refs::inv18_a_removal_waits_for_the_last_reference"),
+    ("remove: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
     (
-        "wait: no change since the condition was false",
-        "table_refs::inv18_a_removal_waits_for_the_last_reference",
-    ),
-    ("wake a task: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
-    (
-        "register: the count comes before the look at the condition",
+        "removed: the mark comes before the look at the context",
         "table_refs::inv18_a_removal_wakes_a_task",
     ),
     (
@@ -65,7 +60,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// stops a section for a whole grace period.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "fold: no section still counts",
-    "register: the count comes before the look at the condition",
+    "removed: the mark comes before the look at the context",
     "retire: the link carries what came before the removal",
     "retire all: the link carries what came before",
     "fold: the mark carries what came before the removal",
