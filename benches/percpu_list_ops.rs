@@ -76,7 +76,7 @@ fn walk(c: &mut Criterion) {
 
 fn on_one_cpu() -> Criterion {
     harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
-    eprintln!("percpu: {}", percpu::capabilities());
+    eprintln!("percpu: {}", offlock_percpu::capabilities());
     Criterion::default()
 }
 

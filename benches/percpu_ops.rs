@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex as StdMutex};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
+use offlock_percpu::{LgLock, PerCpuCounter, PercpuRef, rcu};
 use parking_lot::Mutex;
-use percpu::{LgLock, PerCpuCounter, PercpuRef, rcu};
 
 /// Why no lock here is refused.
 const FREE: &str = "no thread panics or locks twice";
@@ -37,7 +37,7 @@ macro_rules! row {
 /// Which CPU am I on?
 fn current_cpu(c: &mut Criterion) {
     let mut group = c.benchmark_group("current_cpu");
-    row!(group, "percpu", black_box(percpu::current_cpu()));
+    row!(group, "percpu", black_box(offlock_percpu::current_cpu()));
     // SAFETY: the call takes no argument and reads no memory of ours.
     row!(group, "sched_getcpu", black_box(unsafe { libc::sched_getcpu() }));
     SLOT.set(black_box(1)); // not a constant that the optimiser could carry to the read
@@ -95,7 +95,7 @@ fn pin(c: &mut Criterion) {
 
 fn on_one_cpu() -> Criterion {
     harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
-    eprintln!("percpu: {}", percpu::capabilities());
+    eprintln!("percpu: {}", offlock_percpu::capabilities());
     Criterion::default()
 }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use dashmap::DashMap;
+use offlock_percpu::rcu;
 use parking_lot::RwLock;
-use percpu::rcu;
 use radix_ctx::{CtxTable, Id};
 use rustc_hash::FxBuildHasher;
 use scc::HashIndex;
@@ -165,7 +165,7 @@ fn iterate(c: &mut Criterion) {
 
 fn on_one_cpu() -> Criterion {
     harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
-    eprintln!("percpu: {}", percpu::capabilities());
+    eprintln!("percpu: {}", offlock_percpu::capabilities());
     Criterion::default()
 }
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use percpu::{PerCpu, capabilities, current_cpu, topology};
+use offlock_percpu::{PerCpu, capabilities, current_cpu, topology};
 
 const THREADS: u64 = 4;
 const EVENTS: u64 = 1_000; // per thread

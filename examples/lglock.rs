@@ -7,7 +7,7 @@
 
 use std::thread;
 
-use percpu::{LgLock, LockError};
+use offlock_percpu::{LgLock, LockError};
 
 const FILES: u32 = 10_000; // per thread
 

@@ -5,7 +5,7 @@
 
 use std::thread;
 
-use percpu::PerCpuCounter;
+use offlock_percpu::PerCpuCounter;
 
 const THREADS: u64 = 4;
 const REQUESTS: u64 = 10_000; // per thread

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use percpu::PercpuRef;
+use offlock_percpu::PercpuRef;
 
 const THREADS: u64 = 4;
 const REQUESTS: u64 = 1_000; // per thread

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use mq_rbtree::{Queue, SendRefused};
+use offlock_percpu::PerCpuCounter;
 use parking_lot::RwLock;
-use percpu::PerCpuCounter;
 use percpu_list::{ArcEntry, LockError, PerCpuList, Refused};
 use radix_ctx::{CtxRef, CtxTable, Id};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use percpu::rcu::{self, Atomic, Owned};
+use offlock_percpu::rcu::{self, Atomic, Owned};
 
 const READERS: u64 = 4;
 const LOOKUPS: u64 = 1_000; // per reader

@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         name: "bufcache",
         source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
-        about: &percpu::capabilities(),
+        about: &offlock_percpu::capabilities(),
         quick_limit: Duration::from_millis(800),
         limit: Duration::from_secs(15),
         families: FAMILIES,

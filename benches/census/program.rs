@@ -55,13 +55,13 @@ fn mark(marker: libc::c_long) {
 
 #[cfg(offlock_virtual_cpu)]
 fn fix_virtual_cpus(count: usize) {
-    percpu::sync::virtual_cpu::fix(count);
+    offlock_sync::virtual_cpu::fix(count);
 }
 
 #[cfg(offlock_virtual_cpu)]
 fn set_virtual_cpu(thread: usize) {
     let cpu = u32::try_from(thread).expect("far fewer threads");
-    percpu::sync::virtual_cpu::set_current(percpu::CpuId::new(cpu));
+    offlock_sync::virtual_cpu::set_current(offlock_percpu::CpuId::new(cpu));
 }
 
 #[cfg(not(offlock_virtual_cpu))]

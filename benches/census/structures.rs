@@ -13,9 +13,9 @@ use crossbeam_utils::sync::ShardedLock;
 use dashmap::DashMap;
 use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use mq_rbtree::Levels;
+use offlock_percpu::lglock::LgLock;
+use offlock_percpu::{PerCpuCounter, PercpuRef, rcu};
 use parking_lot::{Mutex, RwLock};
-use percpu::lglock::LgLock;
-use percpu::{PerCpuCounter, PercpuRef, rcu};
 use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
 

@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         name: "mq_rbtree",
         source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
-        about: &percpu::capabilities(),
+        about: &offlock_percpu::capabilities(),
         quick_limit: Duration::from_millis(1_500),
         limit: Duration::from_secs(10),
         families: FAMILIES,

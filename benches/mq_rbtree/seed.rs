@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use harness::timed::{on_one_cpu, repeat};
 use harness::{Chapter, Claim, Plan, Plot, Report, Rounds, Series, Table, median, number};
 use mq_rbtree::RbTree;
-use percpu::sync::WordLock;
+use offlock_sync::WordLock;
 
 use crate::queue::{Priorities, Queue, Tree};
 

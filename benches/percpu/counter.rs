@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use harness::{Case, Group, Plan};
-use percpu::PerCpuCounter;
+use offlock_percpu::PerCpuCounter;
 
 use crate::report::Report;
 
@@ -14,7 +14,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     // Ordering, for every peer: Relaxed; a statistics counter, it publishes nothing.
     let shared = CachePadded::new(AtomicU64::new(0));
     let padded: Vec<CachePadded<AtomicU64>> = (0..2).map(|_| CachePadded::default()).collect();
-    let cpus = percpu::topology().capacity();
+    let cpus = offlock_percpu::topology().capacity();
     let by_cpu: Vec<CachePadded<AtomicU64>> = (0..cpus).map(|_| CachePadded::default()).collect();
 
     let mut group = Group::new("counter add");

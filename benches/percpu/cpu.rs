@@ -16,7 +16,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let ours = |threads| {
         Case::new("current_cpu", threads, |_| {
             |_| {
-                black_box(percpu::current_cpu());
+                black_box(offlock_percpu::current_cpu());
             }
         })
     };

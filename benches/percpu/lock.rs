@@ -8,8 +8,8 @@ use std::sync::Mutex as StdMutex;
 
 use crossbeam_utils::sync::ShardedLock;
 use harness::{Case, Group, Plan};
+use offlock_percpu::lglock::LgLock;
 use parking_lot::Mutex;
-use percpu::lglock::LgLock;
 
 use crate::report::Report;
 

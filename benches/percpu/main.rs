@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var_os(CHILD).is_none() {
         print!("{}", Header::take("percpu"));
     }
-    println!("# {}", percpu::capabilities());
+    println!("# {}", offlock_percpu::capabilities());
 
     let plan = Plan::new(&args);
     let only_without = args.only.is_some() && args.wants_family(WITHOUT_RSEQ);

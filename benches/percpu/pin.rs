@@ -7,8 +7,8 @@ use arc_swap::ArcSwap;
 use crossbeam_epoch as epoch;
 use haphazard::HazardPointer;
 use harness::{Case, Group, Plan};
+use offlock_percpu::rcu;
 use parking_lot::RwLock;
-use percpu::rcu;
 use seize::Guard as _;
 
 use crate::report::Report;

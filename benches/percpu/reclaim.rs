@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use arc_swap::ArcSwap;
 use crossbeam_epoch as epoch;
 use harness::{Case, Group, Plan};
-use percpu::{fence, rcu};
+use offlock_percpu::{fence, rcu};
 use seize::Guard as _;
 
 use crate::report::Report;

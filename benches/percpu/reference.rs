@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use harness::{Case, Group, Plan};
-use percpu::PercpuRef;
+use offlock_percpu::PercpuRef;
 
 use crate::report::Report;
 

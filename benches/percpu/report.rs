@@ -14,7 +14,7 @@ pub(crate) enum Mode {
 impl Mode {
     /// As `percpu` tells it.
     pub(crate) fn of_this_process() -> Self {
-        match percpu::capabilities().sections {
+        match offlock_percpu::capabilities().sections {
             Ok(()) => Self::Sections,
             Err(_) => Self::Fallback,
         }

@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         name: "percpu_list",
         source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
-        about: &percpu::capabilities(),
+        about: &offlock_percpu::capabilities(),
         // More groups than other benches have, within the same time.
         quick_limit: Duration::from_millis(1_500),
         limit: Duration::from_secs(10),

@@ -90,7 +90,7 @@ fn together(map: &Ctx<Value>) {
 }
 
 fn one_by_one(map: &Ctx<Value>) {
-    let ids: Vec<_> = map.0.iter(&percpu::rcu::pin()).map(|(id, _)| id).collect();
+    let ids: Vec<_> = map.0.iter(&offlock_percpu::rcu::pin()).map(|(id, _)| id).collect();
     for id in ids {
         map.0.remove(id).expect("it is there").wait().expect(FREE);
     }

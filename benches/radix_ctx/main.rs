@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         name: "radix_ctx",
         source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
-        about: &percpu::capabilities(),
+        about: &offlock_percpu::capabilities(),
         // More groups than other benches have, within the same time.
         quick_limit: Duration::from_secs(1),
         limit: Duration::from_secs(7),

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use harness::{Plan, Report};
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::CtxTable;
 use rustc_hash::FxBuildHasher;
 use scc::HashIndex;

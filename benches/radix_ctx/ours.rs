@@ -1,6 +1,6 @@
 //! What is measured: the table, with its values in its slots.
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id};
 
 use crate::map::{Change, Map, Pack, Walk};

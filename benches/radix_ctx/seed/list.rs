@@ -4,7 +4,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 
 use super::aio::Handle;
 

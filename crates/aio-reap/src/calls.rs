@@ -24,7 +24,7 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::{Arc, Mutex, check, step};
+use offlock_sync::{Arc, Mutex, check, step};
 use thiserror::Error;
 
 use crate::error::SubmitError;

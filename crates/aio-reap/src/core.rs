@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use percpu::sync::{Arc, panicking, thread};
+use offlock_sync::{Arc, panicking, thread};
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};

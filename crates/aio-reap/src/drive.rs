@@ -18,8 +18,8 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::task::{Poll, Wake, Waker};
 
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, check, order};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::{Arc, check, order};
 
 use crate::sys;
 

@@ -8,7 +8,7 @@ use std::task::Context;
 use std::time::Duration;
 use std::{fmt, io, mem};
 
-use percpu::sync::{Arc, panicking};
+use offlock_sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoVecs};

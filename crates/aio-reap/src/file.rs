@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use crate::op::{Alignment, Op};
 

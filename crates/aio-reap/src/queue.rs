@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use percpu::sync::cell::UnsafeCell;
+use offlock_sync::cell::UnsafeCell;
 
 use crate::buf::HeldBuf;
 use crate::error::RequestError;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use crate::calls::{CallQueue, Responder, Response, response};
 use crate::core::{Call, Core};

@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use crate::sys;
 

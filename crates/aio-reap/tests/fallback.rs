@@ -3,7 +3,7 @@
 //! A filter on one thread's system calls (seccomp) makes them fail with a chosen error. Only
 //! threads that this thread starts later inherit it. If a filter cannot be installed, the tests
 //! print that and pass, unless `OFFLOCK_REQUIRE_ALL` is set.
-#![cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
+#![cfg(all(target_arch = "x86_64", not(offlock_model)))]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

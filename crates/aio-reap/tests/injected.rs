@@ -3,7 +3,7 @@
 //!
 //! Each case runs [`child`] in its own process under strace. If there is no strace, or tracing is
 //! forbidden, the tests print that and are skipped.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::env;
 use std::fs;

@@ -2,7 +2,7 @@
 //! every front end.
 //!
 //! The program has only one test, because the allocator counts every thread.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

@@ -2,7 +2,7 @@
 //! slot, on every real backend.
 //!
 //! The program has only one test, because the allocator counts every thread.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod common;
 

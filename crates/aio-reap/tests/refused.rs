@@ -2,7 +2,7 @@
 //! written.
 //!
 //! The program has only one test, because the limit of the file size belongs to the process.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod common;
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `OFFLOCK_STRESS_SECONDS` (2) is the time for each backend.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "common/counted.rs"]
 mod counted;

@@ -1,7 +1,7 @@
 //! The models under shuttle: random schedules, sequentially consistent.
 //!
 //! ```sh
-//! RUSTFLAGS='--cfg offlock_shuttle' cargo test -p aio-reap --profile loom --test shuttle
+//! cargo xtask models aio-reap --checker shuttle
 //! ```
 #![cfg(offlock_shuttle)]
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `OFFLOCK_STRESS_SECONDS` (2) is the time of the stress test.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};

@@ -7,7 +7,7 @@
 //!
 //! `OFFLOCK_STRESS_SECONDS` (2) is the time for each backend and kind of file. `OFFLOCK_SOAK`
 //! multiplies it.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;

@@ -1,8 +1,8 @@
 //! An entry without a cache around it: the locks of a cache are fences for a checker, which hide
 //! what is missing elsewhere.
 
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::thread;
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::thread;
 
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;

@@ -3,7 +3,7 @@
 //!
 //! Nothing here allocates after `new`, and no call walks a list further than its budget.
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 use crate::frames::Frame;
 use crate::nodes::{List, Nodes, On};

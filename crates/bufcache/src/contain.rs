@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use percpu::panics::drop_payload;
+use offlock_sync::panics::drop_payload;
 
 /// A contained call has panicked.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Result<R, Panicked> {
 /// `job` is code of the cache that may drop a device or its last handle. A model does not catch the
 /// panic, because the checker reports an error by a panic.
 pub(crate) fn contain_job(job: impl FnOnce()) {
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
+    if cfg!(offlock_model) {
         job();
     } else {
         let _ = contain(job);

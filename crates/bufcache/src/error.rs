@@ -149,8 +149,8 @@ impl From<GetError> for io::Error {
     }
 }
 
-impl From<percpu::AllocError> for GetError {
-    fn from(_: percpu::AllocError) -> Self {
+impl From<offlock_percpu::AllocError> for GetError {
+    fn from(_: offlock_percpu::AllocError) -> Self {
         Self::NoMemory
     }
 }

@@ -14,9 +14,9 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use percpu::AllocError;
-use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Futex, thread_id};
+use offlock_percpu::AllocError;
+use offlock_sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::{Futex, thread_id};
 
 use crate::region::Region;
 
@@ -149,7 +149,7 @@ impl Header {
     ///
     /// A model has no timeout, so that a missing wake-up is a deadlock that the checker reports.
     pub(crate) fn sleep(&self, seen: u32, time: Duration) {
-        if cfg!(any(offlock_loom, offlock_shuttle)) {
+        if cfg!(offlock_model) {
             self.loaded.wait(seen);
         } else {
             self.loaded.wait_for(seen, time);
@@ -227,7 +227,7 @@ pub(crate) struct Frames {
     headers: Box<[Header]>,
     /// Stands for the bytes in a model, which reports racing accesses.
     #[cfg(offlock_loom)]
-    shadows: Box<[percpu::sync::cell::UnsafeCell<u64>]>,
+    shadows: Box<[offlock_sync::cell::UnsafeCell<u64>]>,
 }
 
 // SAFETY: the region is memory of the process, which any thread may use and unmap.
@@ -261,7 +261,7 @@ impl Frames {
             shift,
             headers: headers.into(),
             #[cfg(offlock_loom)]
-            shadows: (0..count).map(|_| percpu::sync::cell::UnsafeCell::new(0)).collect(),
+            shadows: (0..count).map(|_| offlock_sync::cell::UnsafeCell::new(0)).collect(),
         })
     }
 

@@ -7,8 +7,8 @@ mod task;
 use std::fmt;
 use std::ops::Deref;
 
-use percpu::sync::Arc;
-use percpu::sync::atomic::AtomicU64;
+use offlock_sync::Arc;
+use offlock_sync::atomic::AtomicU64;
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;

@@ -26,9 +26,9 @@ mod records;
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
-use percpu::AllocError;
-use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{check, fence, order, step};
+use offlock_percpu::AllocError;
+use offlock_sync::atomic::{Ordering, fence};
+use offlock_sync::{check, fence, order, step};
 
 pub(crate) use self::records::Slot;
 use self::records::{MINE, Record, claim, records};
@@ -48,7 +48,7 @@ impl Slot {
     #[inline(always)]
     fn set(&self, entry: &Entry) {
         let entry = ptr::from_ref(entry).cast_mut();
-        if cfg!(any(offlock_loom, offlock_shuttle)) {
+        if cfg!(offlock_model) {
             // The checkers do not model the single order of SeqCst accesses, but they model fences.
             // Ordering: Release, as in the SeqCst exchange below; the fence pairs with that in
             // `barrier`.
@@ -94,7 +94,7 @@ pub(crate) fn is_protected_by_others(at: &Entry, mine: &Slot) -> bool {
 
 /// Ends the protection of the entries at these addresses, by guards that the program forgot. The
 /// caller drops their table, so that entries of another table may get the same addresses.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))] // a model forgets no guard
+#[cfg(not(offlock_model))] // a model forgets no guard
 pub(crate) fn end_of(entries: &std::ops::Range<*const Entry>) {
     for slot in records().flat_map(|record| &record.slots) {
         // Ordering: Relaxed, all. No thread changes a slot that names an entry of a table without

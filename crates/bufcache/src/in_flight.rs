@@ -1,8 +1,8 @@
 //! The count of a device's operations in flight. A device that has ended is detached after the last
 //! one.
 
-use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use percpu::sync::{fence, order};
+use offlock_sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use offlock_sync::{fence, order};
 
 /// Set once the device has ended: no new operation begins.
 const ENDED: u64 = 1 << 63;

@@ -76,7 +76,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// For the models: not part of the interface.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[doc(hidden)]
 pub mod bare;
 mod builder;
@@ -116,7 +116,7 @@ pub use self::device::{
     BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
 pub use self::dirty::{AttachOptions, Wal, WriteError};
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(feature = "aio-reap", offlock_model))]
 #[doc(hidden)]
 pub use self::engine::lent;
 #[cfg(feature = "aio-reap")]

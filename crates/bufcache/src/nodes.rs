@@ -2,7 +2,7 @@
 //!
 //! Nothing here allocates after `new`.
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 use crate::frames::{Frame, NIL, Place};
 use crate::region::boxed;

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 /// The size of a huge page on most machines. On others it is an alignment that does no harm.
 const HUGE: usize = 2 << 20;
@@ -138,7 +138,7 @@ pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocErr
     Ok(values.into())
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::cell::Cell;
     use std::rc::Rc;

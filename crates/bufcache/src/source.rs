@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::{Deref, Range};
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;

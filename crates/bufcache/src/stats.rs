@@ -1,24 +1,24 @@
 //! The counters of a cache.
 
 use std::fmt;
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::Shared;
 use crate::policy::Eviction;
 
 /// A counter of the cache.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-pub(crate) use percpu::PerCpuCounter as Counter;
+#[cfg(not(offlock_model))]
+pub(crate) use offlock_percpu::PerCpuCounter as Counter;
 
 /// A counter of the cache. The models of `percpu` check its counters. Here they would only order
 /// the threads that count, because a section of a model holds a lock of the checker.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[derive(Debug, Default)]
 pub(crate) struct Counter(std::sync::atomic::AtomicI64);
 
 // Ordering: Relaxed in all methods; a statistic.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 impl Counter {
     pub(crate) fn add(&self, delta: i64) {
         self.0.fetch_add(delta, Relaxed);

@@ -16,16 +16,16 @@
 //! 2. A block that is not in its home bucket is at most `far` buckets behind it, see
 //!    [`Displaced`], and the home says OVERFLOW.
 
-use percpu::AllocError;
-use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{WordGuard, WordLock, load_own, step};
+use offlock_percpu::AllocError;
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::{WordGuard, WordLock, load_own, step};
 
 use crate::frames::Place;
 use crate::region::Array;
 use crate::word::{EVICT, Entry, Key, OVERFLOW, SAMPLED, STALE, TAKEN, Word};
 
 /// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.
-const WAYS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 4 };
+const WAYS: usize = if cfg!(offlock_model) { 2 } else { 4 };
 
 #[derive(Debug)]
 #[repr(align(64))]
@@ -89,7 +89,7 @@ impl Table {
     /// [`AllocError`] if there is no memory for it.
     pub(crate) fn new(buffers: usize) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
-        let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
+        let stripes = buckets.min(if cfg!(offlock_model) { 2 } else { 256 });
         let mut displaced = Vec::new();
         displaced.try_reserve_exact(buckets).map_err(|_| AllocError::new())?;
         displaced.extend((0..buckets).map(|_| Displaced(AtomicU64::new(0))));
@@ -171,7 +171,7 @@ impl Table {
     }
 
     /// Returns the addresses of the entries.
-    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    #[cfg(not(offlock_model))]
     pub(crate) fn addresses(&self) -> std::ops::Range<*const Entry> {
         let buckets = self.buckets.as_ptr_range();
         buckets.start.cast()..buckets.end.cast()

@@ -3,11 +3,11 @@
 //! A word belongs to the hazard record with its number, and so to the thread that owns the record.
 //! Records with numbers from `WORDS` on have no word; the caller counts their hits elsewhere.
 
-use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::load_own;
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::load_own;
 
 /// The number of words. A guess: more than the CPUs of most machines, for 8 KiB of each cache.
-const WORDS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+const WORDS: usize = if cfg!(offlock_model) { 2 } else { 64 };
 
 #[derive(Debug)]
 #[repr(align(128))]

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use percpu::sync::{Futex, Mutex, WordLock, check, step};
+use offlock_sync::{Futex, Mutex, WordLock, check, step};
 
 use crate::contain::{Panicked, contain};
 use crate::engine;
@@ -108,7 +108,7 @@ pub(crate) fn poll_ready<F: Future>(future: F) -> F::Output {
 }
 
 /// The most wake-ups inside each other on one stack. One more runs on a new thread.
-const MOST_NESTED: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { u32::MAX } else { 64 };
+const MOST_NESTED: u32 = if cfg!(offlock_model) { u32::MAX } else { 64 };
 
 thread_local! {
     static NESTED: Cell<u32> = const { Cell::new(0) };

@@ -30,8 +30,8 @@
 //! 5. Pins and `used` change by read-modify-writes in any state that allows it. The frame of a
 //!    taken word does not change.
 
-use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{check, order, step};
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::{check, order, step};
 
 use crate::frames::Frame;
 

@@ -1,5 +1,5 @@
 //! What is counted, by how many threads whatever.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::sync::Barrier;
 use std::thread;

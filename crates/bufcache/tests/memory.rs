@@ -1,5 +1,5 @@
 //! When memory is asked for: an allocator that counts.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
 //! A cache that finds no memory for one of its parts is refused, and nothing aborts.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! A panic of a device, verifier or callback, and of what these drop, ends no thread of the cache and leaves no
 //! block marked.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};

@@ -1,5 +1,5 @@
 //! Memory that is given back, in a process of its own: other tests take some meanwhile.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io;
 

@@ -3,7 +3,7 @@
 //! last whose guard had dropped before, and the devices have the last of each in the end.
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};

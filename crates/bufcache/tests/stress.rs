@@ -3,7 +3,7 @@
 //! before.
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

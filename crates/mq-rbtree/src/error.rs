@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 use crate::core::{MAX_MESSAGES, PRIORITIES};
 

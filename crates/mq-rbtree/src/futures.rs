@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::step;
+use offlock_sync::step;
 
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};

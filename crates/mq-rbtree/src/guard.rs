@@ -18,7 +18,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 use crate::core::{Bitmap, Lent, Levels, Preload};
 use crate::error::ReceiveError;

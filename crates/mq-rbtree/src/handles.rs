@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use std::{fmt, iter, thread};
 
-use percpu::panics::drop_payload;
-use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{Arc, check, step};
+use offlock_sync::atomic::{AtomicUsize, Ordering, fence};
+use offlock_sync::panics::drop_payload;
+use offlock_sync::{Arc, check, step};
 
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
@@ -345,7 +345,7 @@ impl<T, L: Levels> IntoIterator for Receiver<T, L> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::sync::Arc;
     use std::thread;

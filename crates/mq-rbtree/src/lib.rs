@@ -242,7 +242,7 @@ pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
 pub use self::queue::{Builder, Queue, Received};
 pub use self::readiness::{Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
-pub use percpu::AllocError;
+pub use offlock_sync::AllocError;
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

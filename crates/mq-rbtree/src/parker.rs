@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::task::Wake;
 use std::time::Instant;
 
-use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Futex, hint, step, thread};
+use offlock_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use offlock_sync::{Futex, hint, step, thread};
 
 /// The futex of one thread. A waking thread holds a reference of its own, because the sleeping
 /// thread may exit as soon as it sees the end of its wait.
@@ -14,7 +14,7 @@ pub(crate) struct Parker {
     woken: Futex,
 }
 
-percpu::sync::thread_local! {
+offlock_sync::thread_local! {
     static CURRENT: Arc<Parker> = Parker::new();
 }
 
@@ -79,7 +79,7 @@ impl Wait {
         match self {
             Self::No | Self::Forever => false,
             Self::Past => true,
-            Self::Until(end) => cfg!(any(offlock_loom, offlock_shuttle)) || Instant::now() >= end,
+            Self::Until(end) => cfg!(offlock_model) || Instant::now() >= end,
         }
     }
 
@@ -126,7 +126,7 @@ pub(crate) struct Spin {
 
 impl Spin {
     pub(crate) fn new(on: bool) -> Self {
-        let on = on && !cfg!(any(offlock_loom, offlock_shuttle));
+        let on = on && !cfg!(offlock_model);
         let spins = AtomicU32::new(if on { MAX_SPINS } else { 0 });
         Self { spins, waits: AtomicU32::new(0), in_time: AtomicU64::new(0) }
     }

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use percpu::sync::step;
+use offlock_sync::step;
 
 use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};

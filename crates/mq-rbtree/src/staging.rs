@@ -39,14 +39,14 @@
 
 use std::mem::MaybeUninit;
 
-use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{hint, order, step};
+use offlock_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{hint, order, step};
 
 /// The bit of `tail` that makes claims fail.
 const SHUT: u64 = 1 << 63;
 /// The most slots; a measured value: more did not help a sender and a receiver at full speed.
-const MAX_SLOTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 4 } else { 1024 };
+const MAX_SLOTS: usize = if cfg!(offlock_model) { 4 } else { 1024 };
 /// The most bytes of a ring.
 const MAX_BYTES: usize = 64 << 10;
 

@@ -35,9 +35,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::Waker;
 
-use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{order, step};
+use offlock_sync::atomic::{AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{order, step};
 
 use crate::core::Message;
 use crate::parker::Parker;
@@ -117,7 +117,7 @@ pub(crate) struct Inner<T, P> {
 pub(crate) struct CacheAligned<W>(pub(crate) W);
 
 /// The state and a small message share a cache line.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 const _: () = {
     let inner = std::mem::offset_of!(Waiter<u64, u32>, inner);
     assert!(inner + std::mem::offset_of!(Inner<u64, u32>, demand) <= 64);
@@ -376,7 +376,7 @@ impl<T, P> Inner<T, P> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::marker::PhantomData;
 

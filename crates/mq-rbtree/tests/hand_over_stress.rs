@@ -1,6 +1,6 @@
 //! Threads and tasks that meet at small queues again and again: each message is handed over once,
 //! also if waits are given up meanwhile.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::pin::pin;

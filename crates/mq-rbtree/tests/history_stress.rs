@@ -3,7 +3,7 @@
 //!
 //! Each operation lies between two tickets of one counter. The checker is that of Wing, Gong and
 //! Lowe.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "common/wait.rs"]
 mod wait;

@@ -1,7 +1,7 @@
 //! The kernel's queue and this crate's give the same values, errors and order.
 //!
 //! The test runs in an IPC namespace of its own, where it can make deep queues.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "common/asleep.rs"]
 mod asleep;

@@ -1,7 +1,7 @@
 //! Memory: when it is allocated, what happens if there is none, and that nothing is allocated,
 //! freed or dropped under the lock. The allocator refuses, counts, and checks whether a queue is
 //! locked.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

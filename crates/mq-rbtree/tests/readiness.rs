@@ -1,5 +1,5 @@
 //! The descriptors of a `Readiness` in a real epoll set.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::io;

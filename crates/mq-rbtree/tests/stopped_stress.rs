@@ -4,7 +4,7 @@
 //! A thread cannot be stopped alone by a signal, and its own process cannot trace it. So a forked
 //! child traces it. The child does nothing but system calls and accesses of one shared page. It
 //! holds the sender until some receives have ended: without their deadlines that would be never.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::hint::spin_loop;
 use std::io;

@@ -25,7 +25,7 @@ use std::num::NonZeroU32;
 use std::rc::Rc;
 
 use mq_rbtree::Core;
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 /// Longest transfer that counts as small: for longer ones the device's time per byte outweighs its
 /// time per request. A guess.

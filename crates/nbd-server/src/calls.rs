@@ -20,7 +20,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::sync::Mutex;
+use offlock_sync::Mutex;
 
 use crate::blocks::Image;
 

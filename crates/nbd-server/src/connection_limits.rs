@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use percpu::sync::Mutex;
+use offlock_sync::Mutex;
 use radix_ctx::Id;
 
 use crate::notifier::{eventfd, notify};

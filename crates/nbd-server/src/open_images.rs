@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::sync::Mutex;
+use offlock_sync::Mutex;
 use tracing::{info, warn};
 
 use crate::blocks::{BLOCK, Image};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use aio_reap::{AlignedBuf, File};
 use nbd_protocol::{ALLOCATION_ID, Command, Extent, HeaderStyle, NbdError, ReplyHeader, Request};
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 use radix_ctx::CtxRef;
 
 use crate::admission::{Class, Queue};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use aio_reap::EngineStats;
 use bufcache::CacheStats;
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::TableStats;
 
 use crate::registry::{RegistryReport, by_name};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use percpu::sync::{Mutex, thread_id};
+use offlock_sync::{Mutex, thread_id};
 use slab::Slab;
 
 /// The futures of one worker.

@@ -11,10 +11,10 @@
 
 use std::ptr;
 
-use percpu::CpuId;
-use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::load_own;
+use offlock_percpu::CpuId;
+use offlock_sync::atomic::{AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::load_own;
 
 /// The `index` of an anchor that is on no list.
 pub(crate) const UNLINKED: u32 = u32::MAX;
@@ -114,7 +114,7 @@ impl Anchor {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
 

@@ -30,16 +30,16 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::{self, NonNull};
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 use crate::anchor::Anchor;
 
 /// The number of cells in a segment: a page of them. The models use small segments, so that they
 /// see an array grow and shrink.
-pub(crate) const SEGMENT: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 512 };
+pub(crate) const SEGMENT: u32 = if cfg!(offlock_model) { 2 } else { 512 };
 /// The number of cells in the first segment of a short list, and the factor by which it grows. Both
 /// are guesses.
-const FIRST_LEN: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 8 };
+const FIRST_LEN: u32 = if cfg!(offlock_model) { 1 } else { 8 };
 const GROWTH: u32 = 4;
 
 /// Marks the end of the list of holes. It is larger than every index.
@@ -131,7 +131,7 @@ unsafe impl Send for Array {}
 
 impl Array {
     /// The number of bytes, from the start of an array, that insertions and removals write.
-    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    #[cfg(not(offlock_model))]
     pub(crate) const WRITTEN: usize = std::mem::offset_of!(Self, segments);
 
     /// Creates an empty array, which allocates nothing.
@@ -511,5 +511,5 @@ impl Array {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

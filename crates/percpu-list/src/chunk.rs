@@ -1,10 +1,10 @@
 //! The entries that a walk or a drain takes under one lock, and returns without it.
 
-use percpu::lglock::LockError;
+use offlock_percpu::lglock::LockError;
 
 /// The number of entries in a chunk. A guess: large enough to make the price of the lock small, and
 /// small enough to hold the lock for less than a microsecond. The models use few entries.
-pub(crate) const CHUNK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 32 };
+pub(crate) const CHUNK: usize = if cfg!(offlock_model) { 1 } else { 32 };
 
 /// A queue of at most [`CHUNK`] entries, which is filled again when it is empty.
 #[derive(Debug)]

@@ -24,10 +24,10 @@
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-use percpu::lglock::{GlobalGuard, LocalGuard, LockError};
-use percpu::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use percpu::sync::{check, order, step};
-use percpu::{AllocError, CpuId};
+use offlock_percpu::lglock::{GlobalGuard, LocalGuard, LockError};
+use offlock_percpu::{AllocError, CpuId};
+use offlock_sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use offlock_sync::{check, order, step};
 
 use crate::anchor::{Anchor, UNLINKED};
 use crate::array::{Array, Growth, Segment};
@@ -84,7 +84,7 @@ impl Core {
     #[inline(never)]
     fn make_shard(&self, slot: CpuId) -> Result<ShardRef<'_>, Refused> {
         let pointer = self.shards.get(slot.index()).ok_or(LockError::NoSuchCpu(slot))?;
-        let made = percpu::alloc::try_box(Shard::new(slot, self.counts_hits))
+        let made = offlock_sync::alloc::try_box(Shard::new(slot, self.counts_hits))
             .map_err(|_| AllocError::new())?;
         made.array_mut_ptr(); // counts as a write, so a model checks that the shard is published
         let made = Box::into_raw(made);

@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use percpu::CpuId;
-use percpu::lglock::LockError;
+use offlock_percpu::CpuId;
+use offlock_percpu::lglock::LockError;
 
 use crate::anchor::Anchor;
 use crate::chunk::CHUNK;

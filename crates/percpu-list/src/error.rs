@@ -4,8 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use percpu::AllocError;
-use percpu::lglock::LockError;
+use offlock_percpu::AllocError;
+use offlock_percpu::lglock::LockError;
 
 /// Why an entry was not added. The list is unchanged.
 ///

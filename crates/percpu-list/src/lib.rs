@@ -208,8 +208,8 @@ mod shard;
 mod slots;
 mod stats;
 
-pub use percpu::lglock::LockError;
-pub use percpu::{AllocError, CpuId};
+pub use offlock_percpu::lglock::LockError;
+pub use offlock_percpu::{AllocError, CpuId};
 
 pub use self::error::{InsertError, Refused, RemoveError};
 pub use self::owning::{

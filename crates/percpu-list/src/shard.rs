@@ -11,10 +11,10 @@
 //! 3. While `walkers` is not 0, no entry of `array` moves. `walkers` is incremented only under the
 //!    lock.
 
-use percpu::CpuId;
-use percpu::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{load_own, order};
+use offlock_percpu::CpuId;
+use offlock_sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{load_own, order};
 
 use crate::anchor::{Anchor, ShardPtr};
 use crate::array::Array;
@@ -55,7 +55,7 @@ struct RarelyWritten {
     pool_len: AtomicU8,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))] // the atomics of a model are larger
+#[cfg(not(offlock_model))] // the atomics of a model are larger
 const _: () = {
     // The crate documentation says how much memory a shard takes.
     assert!(size_of::<Shard>() == 256);

@@ -1,8 +1,7 @@
 //! The locks of a list, one for each slot. Every CPU has a slot.
 
-use percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError};
-use percpu::sync::cpu;
-use percpu::{CpuId, topology};
+use offlock_percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError};
+use offlock_percpu::{CpuId, current_cpu, topology};
 
 /// The locks of the slots.
 #[derive(Debug)]
@@ -22,7 +21,7 @@ impl Slots {
     /// Returns the slot of the CPU that the calling thread runs on.
     #[inline(always)]
     pub(crate) fn current(&self) -> CpuId {
-        cpu::current()
+        current_cpu()
     }
 
     /// Returns whether two CPUs are on one node.

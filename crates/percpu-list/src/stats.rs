@@ -91,7 +91,7 @@ impl fmt::Display for Stats {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
 

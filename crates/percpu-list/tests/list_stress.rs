@@ -2,7 +2,7 @@
 //! sections.
 //!
 //! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` seconds (3).
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "common/churn.rs"]
 mod churn;

@@ -1,6 +1,6 @@
 //! Memory: allocations that fail, memory that is freed, and when the list allocates. The allocator
 //! of this program refuses, counts, and checks whether its caller holds a slot.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use offlock_sync::native::OnceLock;
+
 use crate::cpu::rseq_ids;
 use crate::fence::{self, Strategy};
 use crate::rseq::section;
-use crate::sync::native::OnceLock;
 use crate::words;
 
 /// The mechanisms that the structures of this crate use in this process: each is `Ok` if it is in

@@ -42,15 +42,15 @@ use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::const_fn;
+use offlock_sync::{order, step};
 
-use crate::cpu::CpuId;
+use crate::cpu::{self, CpuId};
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::starting::is_starting;
-use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
-use crate::sync::const_fn;
-use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
 /// The default batch: a CPU carries its word over before the word reaches it.
@@ -105,7 +105,7 @@ struct Hot {
     batch: i64,
 }
 
-#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(target_arch = "x86_64", not(offlock_model)))]
 const _: () = assert!(size_of::<PerCpuCounter>() == 256);
 
 impl PerCpuCounter {
@@ -276,7 +276,7 @@ impl PerCpuCounter {
             let swapped = section::swap(&self.hot.gate, words, 0);
             self.carry(swapped.map_or(0, |(_, held)| held as i64), delta);
         } else if -batch < delta && delta < batch {
-            let word = words.slot(cpu::recent());
+            let word = words.slot(cpu::recent_cpu());
             // Ordering: Relaxed; the word publishes no other memory.
             let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
             let after = before.wrapping_add(delta);
@@ -343,5 +343,5 @@ impl fmt::Debug for PerCpuCounter {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

@@ -16,11 +16,11 @@
 
 #[doc(inline)]
 pub use offlock_sync::CpuId;
+use offlock_sync::native::OnceLock;
+#[cfg(any(test, not(offlock_virtual_cpu)))]
+use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
 use crate::starting::starting;
-use crate::sync::native::OnceLock;
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-use crate::sync::native::atomic::{AtomicU32, Ordering};
 use crate::topology::topology;
 
 /// Returns the CPU that the calling thread runs on.
@@ -40,7 +40,7 @@ use crate::topology::topology;
 #[must_use]
 pub fn current_cpu() -> CpuId {
     #[cfg(offlock_virtual_cpu)]
-    return crate::sync::virtual_cpu::current();
+    return offlock_sync::virtual_cpu::current();
     #[cfg(not(offlock_virtual_cpu))]
     real_cpu()
 }
@@ -60,7 +60,7 @@ mod fast {
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     use super::CpuId;
     use crate::rseq::Offset;
-    use crate::sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
+    use offlock_sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
 
     /// The capacity, or 0 if there is no area to read. Invariant 2.
     static LIMIT: AtomicU32 = AtomicU32::new(0);
@@ -99,8 +99,12 @@ mod fast {
     }
 }
 
+#[cfg(offlock_virtual_cpu)]
+pub(crate) use self::current_cpu as recent_cpu;
+pub(crate) use crate::topology::capacity as possible;
+
 /// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess.
-#[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
+#[cfg(not(offlock_virtual_cpu))]
 const REUSE_LIMIT: u32 = 32;
 
 /// Returns a CPU that the calling thread was on lately, for slots that any CPU may change by
@@ -108,7 +112,7 @@ const REUSE_LIMIT: u32 = 32;
 ///
 /// The same as [`current_cpu`] if rseq keeps the id. Otherwise `sched_getcpu` would cost as much as
 /// the atomic that follows, so one call serves [`REUSE_LIMIT`] answers.
-#[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
+#[cfg(not(offlock_virtual_cpu))]
 #[inline]
 pub(crate) fn recent_cpu() -> CpuId {
     use std::cell::Cell;

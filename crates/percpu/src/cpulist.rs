@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::sync::CpuId;
+use offlock_sync::CpuId;
 
 /// One past the largest CPU number that is accepted. A guess: eight times the largest number of
 /// CPUs of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of

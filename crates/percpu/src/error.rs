@@ -4,8 +4,7 @@ use std::alloc::{Layout, handle_alloc_error};
 
 #[doc(inline)]
 pub use offlock_sync::AllocError;
-
-pub(crate) use crate::sync::impl_error;
+pub(crate) use offlock_sync::impl_error;
 
 /// Ends like `Box::new` without memory: for a `new` whose `try_new` returned [`AllocError`].
 ///

@@ -44,8 +44,5 @@ pub use offlock_sync::asymmetric::heavy_rseq;
 #[doc(inline)]
 pub use offlock_sync::asymmetric::{Strategy, heavy, light, strategy};
 
-#[cfg(all(
-    target_arch = "x86_64",
-    not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
-))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 pub(crate) use offlock_sync::asymmetric::rseq_fence_works;

@@ -90,8 +90,6 @@ mod refcount;
 mod rseq;
 mod slots;
 mod starting;
-#[doc(hidden)]
-pub mod sync;
 mod topology;
 mod unwind;
 mod words;
@@ -107,9 +105,6 @@ pub use self::refcount::RefBlock;
 pub use self::refcount::{KillError, PercpuRef, Reference};
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, topology};
-
-#[doc(hidden)]
-pub use offlock_sync::{alloc, panics};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -12,7 +12,7 @@
 //!
 //! # Invariants
 //!
-//! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current` returns
+//! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current_cpu` returns
 //!    is below this number.
 //! 2. Two slots never share a 128-byte line: a pair of 64-byte lines that the prefetcher of x86_64
 //!    fetches together.
@@ -23,9 +23,8 @@ use std::ops::Index;
 
 use crossbeam_utils::CachePadded;
 
-use crate::cpu::CpuId;
+use crate::cpu::{self, CpuId};
 use crate::error::{AllocError, out_of_memory};
-use crate::sync::cpu;
 
 /// One value, alone on its cache lines.
 type Slot<T> = CachePadded<T>;
@@ -108,7 +107,7 @@ impl<T> PerCpu<T> {
     #[inline]
     #[must_use]
     pub fn local(&self) -> &T {
-        &self.slots[cpu::current().index()] // invariant 1
+        &self.slots[cpu::current_cpu().index()] // invariant 1
     }
 
     /// Returns the slot of `cpu`, or `None` if there is no such CPU. Wait-free.
@@ -171,5 +170,5 @@ impl<T: fmt::Debug> fmt::Debug for PerCpu<T> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

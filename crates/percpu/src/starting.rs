@@ -11,11 +11,11 @@
 //! its closure begins and after it ends. A mark set by the closure would come too late, so a count
 //! for the whole process covers the helper thread.
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 mod imp {
     use std::cell::Cell;
 
-    use crate::sync::native::atomic::{AtomicU32, Ordering};
+    use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
     std::thread_local! {
         // Nothing to drop, so it can be read at any point of a thread's exit.
@@ -68,7 +68,7 @@ mod imp {
 }
 
 /// A model has no allocator that counts, and its threads run on one OS thread.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 mod imp {
     pub(crate) fn starting<R>(f: impl FnOnce() -> R) -> R {
         f()
@@ -80,7 +80,7 @@ mod imp {
 }
 
 #[cfg(all(
-    not(any(offlock_loom, offlock_shuttle)),
+    not(offlock_model),
     any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))
 ))]
 pub(crate) use self::imp::starting_with_helper;

@@ -13,10 +13,11 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use offlock_sync::CpuId;
+use offlock_sync::native::OnceLock;
+
 use crate::cpulist::{CpuList, MAX_CPUS};
 use crate::starting::starting;
-use crate::sync::CpuId;
-use crate::sync::native::OnceLock;
 
 /// The number of a memory (NUMA) node, as the kernel counts nodes.
 ///
@@ -74,7 +75,7 @@ pub fn topology() -> &'static Topology {
     let read = || {
         #[cfg(offlock_virtual_cpu)]
         return Topology::read(Path::new("/nonexistent"), || {
-            crate::sync::virtual_cpu::possible() as u32
+            offlock_sync::virtual_cpu::possible() as u32
         });
         #[cfg(not(offlock_virtual_cpu))]
         Topology::read(Path::new("/sys/devices/system"), configured_cpus)
@@ -83,9 +84,8 @@ pub fn topology() -> &'static Topology {
 }
 
 /// Returns the number of slots of an array indexed by CPU: [`Topology::capacity`].
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
 #[inline]
-pub fn capacity() -> usize {
+pub(crate) fn capacity() -> usize {
     topology().capacity()
 }
 

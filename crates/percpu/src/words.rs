@@ -24,10 +24,10 @@
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use crate::cpu::CpuId;
+use offlock_sync::atomic::AtomicU64;
+
+use crate::cpu::{self, CpuId};
 use crate::error::AllocError;
-use crate::sync::atomic::AtomicU64;
-use crate::sync::cpu;
 
 pub(crate) use self::imp::STRIDE;
 
@@ -56,10 +56,7 @@ impl Words {
     }
 
     /// Returns a pointer to the word of CPU 0.
-    #[cfg(all(
-        target_arch = "x86_64",
-        not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
-    ))]
+    #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut AtomicU64 {
         self.base.as_ptr()
@@ -121,7 +118,7 @@ impl Drop for Words {
 }
 
 /// The number of words that a [`WordBlock`] has for every CPU.
-pub(crate) const BLOCK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+pub(crate) const BLOCK: usize = if cfg!(offlock_model) { 2 } else { 64 };
 
 /// [`BLOCK`] words for every CPU.
 #[derive(Debug)]
@@ -162,15 +159,16 @@ impl Drop for WordBlock {
     }
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 mod imp {
     use std::ptr::{self, NonNull};
 
+    use offlock_sync::atomic::{AtomicU64, Ordering};
+    use offlock_sync::std_lock::Mutex;
+
+    use crate::cpu;
     use crate::error::AllocError;
     use crate::starting::starting;
-    use crate::sync::atomic::{AtomicU64, Ordering};
-    use crate::sync::cpu;
-    use crate::sync::std_lock::Mutex;
 
     /// The size in bytes of the region of one CPU, with 8,192 words. A guess.
     pub(crate) const STRIDE: usize = 1 << 16;
@@ -291,13 +289,14 @@ mod imp {
 }
 
 /// The words of a model: an array of the checker's atomics.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 mod imp {
     use std::ptr::NonNull;
 
+    use offlock_sync::atomic::AtomicU64;
+
+    use crate::cpu;
     use crate::error::AllocError;
-    use crate::sync::atomic::AtomicU64;
-    use crate::sync::cpu;
 
     pub(crate) const STRIDE: usize = size_of::<AtomicU64>();
 
@@ -336,5 +335,5 @@ mod imp {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

@@ -3,7 +3,7 @@
 //! Each case runs in a process of its own. The counting begins at the first allocation of the
 //! process, or right before the first use that the case tests. A process that hangs has found a
 //! lock that its holder takes again.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "common/no_id.rs"]
 mod no_id;

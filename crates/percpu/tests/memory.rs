@@ -1,5 +1,5 @@
 //! Allocations: the steady state makes none, and a failed one is reported.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

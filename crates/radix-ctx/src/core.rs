@@ -19,12 +19,12 @@ use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
-use percpu::PerCpu;
-use percpu::rcu::{GracePeriod, RetireHead};
-use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::native::OnceLock;
-use percpu::sync::quarantine::Watched;
-use percpu::sync::{WaitSet, WordGuard, WordLock, const_thread_local, order};
+use offlock_percpu::PerCpu;
+use offlock_percpu::rcu::{GracePeriod, RetireHead};
+use offlock_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::native::OnceLock;
+use offlock_sync::quarantine::Watched;
+use offlock_sync::{WaitSet, WordGuard, WordLock, const_thread_local, order};
 
 use crate::id::Id;
 use crate::slab::{self, NO_LINK, NotLive, Slab, SlabPtr, SlabTree, Slot};
@@ -235,7 +235,7 @@ const EMPTY: u64 = NO_LINK as u64;
 
 /// The number of lists of one CPU. Reclaim follows one link of each at a time, because each is a cache
 /// miss.
-pub(super) const LANES: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 8 };
+pub(super) const LANES: usize = if cfg!(offlock_model) { 1 } else { 8 };
 
 /// One CPU's dead slots. A list is a word with its length and the index of its first slot.
 #[derive(Debug)]
@@ -319,7 +319,7 @@ impl RetireLists {
 }
 
 /// The capacity of a queue: what fits beside the lock's word on its two cache lines.
-pub(super) const QUEUE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 20 };
+pub(super) const QUEUE: usize = if cfg!(offlock_model) { 2 } else { 20 };
 
 /// The lowest vacant indexes.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::{fmt, io};
 
-use percpu::AllocError;
-use percpu::rcu::SynchronizeError;
-use percpu::sync::impl_error;
+use offlock_percpu::AllocError;
+use offlock_percpu::rcu::SynchronizeError;
+use offlock_sync::impl_error;
 
 /// The reason why an id names no live context. `EINVAL`.
 ///

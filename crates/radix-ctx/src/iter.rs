@@ -4,8 +4,8 @@ use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::{fmt, slice};
 
-use percpu::rcu::Pinned;
-use percpu::sync::order;
+use offlock_percpu::rcu::Pinned;
+use offlock_sync::order;
 
 use crate::core::Core;
 use crate::id::Id;

@@ -17,10 +17,10 @@ mod iter;
 mod reference;
 mod stats;
 mod table;
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;
 
-pub use percpu::{AllocError, rcu};
+pub use offlock_percpu::{AllocError, rcu};
 
 pub use self::error::{GetRefError, InsertError, InsertRefused, LookupError, WaitError};
 pub use self::id::Id;

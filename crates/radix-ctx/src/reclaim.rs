@@ -34,11 +34,11 @@
 use std::mem::{needs_drop, offset_of, take};
 use std::ptr::NonNull;
 
-use percpu::fence::{heavy, heavy_rseq};
-use percpu::rcu::{self, Batch, Guard, RetireHead};
-use percpu::sync::atomic::Ordering;
-use percpu::sync::quarantine::{self, Watched};
-use percpu::sync::{Wakers, WordGuard, check, order, step};
+use offlock_percpu::fence::{heavy, heavy_rseq};
+use offlock_percpu::rcu::{self, Batch, Guard, RetireHead};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::quarantine::{self, Watched};
+use offlock_sync::{Wakers, WordGuard, check, order, step};
 
 use crate::core::{Core, LANES, RetireLists, State};
 use crate::error::WaitError;
@@ -51,8 +51,7 @@ const BATCH: usize = 32;
 /// The minimum list length at which a removal advances reclaim. The length grows with the table, to
 /// a sixteenth of the live contexts per CPU, up to `LARGEST`. Both are guesses: to advance costs
 /// some microseconds of fences.
-pub(super) const SMALLEST: u32 =
-    if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 1024 / LANES as u32 };
+pub(super) const SMALLEST: u32 = if cfg!(offlock_model) { 2 } else { 1024 / LANES as u32 };
 const LARGEST: u64 = (1 << 16) / LANES as u64;
 
 impl<T: Send + Sync + 'static> Core<T> {

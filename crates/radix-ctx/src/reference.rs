@@ -11,9 +11,9 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::order;
-use percpu::{AllocError, RefBlock, rcu};
+use offlock_percpu::{AllocError, RefBlock, rcu};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::order;
 
 use crate::core::Core;
 use crate::error::{GetRefError, InsertError, InsertRefused};

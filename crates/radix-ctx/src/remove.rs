@@ -25,10 +25,10 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use percpu::fence::{heavy, light};
-use percpu::rcu;
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{Wakers, check, order, step, thread};
+use offlock_percpu::fence::{heavy, light};
+use offlock_percpu::rcu;
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{Wakers, check, order, step, thread};
 
 use crate::core::{Core, LANES, RetireLists};
 use crate::error::{LookupError, WaitError};

@@ -35,20 +35,20 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use percpu::alloc::try_alloc;
-use percpu::rcu::RetireHead;
-use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::quarantine::{self, Watched};
-use percpu::sync::{WaitSet, order};
-use percpu::{AllocError, RefBlock};
+use offlock_percpu::rcu::RetireHead;
+use offlock_percpu::{AllocError, RefBlock};
+use offlock_sync::alloc::try_alloc;
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::quarantine::{self, Watched};
+use offlock_sync::{WaitSet, order};
 
 use crate::error::LookupError;
 use crate::id::Id;
 use crate::tree::{Tree, floor_in, is_present};
 
 /// The number of bits of an index that select the slot; the others are the slab's key.
-pub(super) const SLAB_BITS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 6 };
+pub(super) const SLAB_BITS: u32 = if cfg!(offlock_model) { 1 } else { 6 };
 pub(super) const SLOTS: usize = 1 << SLAB_BITS;
 /// The value of `used` in a slab without a vacant slot.
 pub(super) const FULL: u64 = u64::MAX >> (64 - SLOTS);
@@ -227,7 +227,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
         let head = unsafe { RetireHead::new(free::<T>) };
         let refs = AtomicPtr::new(std::ptr::null_mut());
         // In place, because a slab may be larger than a stack; the models' slabs are small.
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         {
             let slab = at.as_ptr().cast::<Self>(); // a `Watched` is transparent
             for number in 0..SLOTS {
@@ -249,7 +249,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
             }
             write!(head: head, owner: owner, first: first, used: AtomicU64::new(0), refs: refs);
         }
-        #[cfg(any(offlock_loom, offlock_shuttle))]
+        #[cfg(offlock_model)]
         {
             let slots = std::array::from_fn(|number| Slot {
                 state: AtomicU64::new(NotLive::vacant(begin.generation(number)).bits()),
@@ -276,7 +276,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
     /// Prefetches what reclaim will access: the slot, and the slab's `used`.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: u32) {
-        #[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
+        #[cfg(all(target_arch = "x86_64", not(offlock_model)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             // SAFETY: every x86_64 has the instruction, which accesses no memory.
@@ -332,7 +332,8 @@ impl<T: Send + Sync + 'static> Slab<T> {
         let counts = RefBlock::try_new()?;
         (0..SLOTS).for_each(|number| counts.open(number));
         let refs = Refs { counts, removed: WaitSet::new() };
-        let refs = Box::into_raw(percpu::alloc::try_box(refs).map_err(|_| AllocError::new())?);
+        let refs =
+            Box::into_raw(offlock_sync::alloc::try_box(refs).map_err(|_| AllocError::new())?);
         // Ordering: Release pairs with the Acquire in `refs`; it carries the block.
         self.refs.store(refs, Ordering::Release);
         // SAFETY: the slab owns the block until it is dropped.
@@ -347,7 +348,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
 
     /// Returns the size of the counts that the slab has made.
     pub(super) fn refs_bytes(&self) -> usize {
-        let counts = SLOTS * size_of::<u64>() * percpu::topology().capacity();
+        let counts = SLOTS * size_of::<u64>() * offlock_percpu::topology().capacity();
         self.refs().map_or(0, |_| size_of::<Refs>() + counts)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use percpu::sync::atomic::Ordering;
+use offlock_sync::atomic::Ordering;
 
 use crate::core::{Core, RetireLists, State};
 use crate::id::MAX_GENERATION;

@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
-use percpu::rcu::{self, Pinned, RetireHead};
-use percpu::sync::quarantine::Watched;
+use offlock_percpu::rcu::{self, Pinned, RetireHead};
+use offlock_sync::quarantine::Watched;
 
 use crate::core::{Core, Quota};
 use crate::error::{InsertError, InsertRefused, LookupError};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 
 use crate::id::{Id, MAX_GENERATION};
 use crate::slab::NotLive;

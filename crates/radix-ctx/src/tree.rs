@@ -33,15 +33,15 @@
 
 use std::ptr;
 
-use percpu::AllocError;
-use percpu::alloc::try_alloc;
-use percpu::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use percpu::sync::native::atomic::AtomicUsize;
-use percpu::sync::order;
-use percpu::sync::quarantine::{Watched, free};
+use offlock_percpu::AllocError;
+use offlock_sync::alloc::try_alloc;
+use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::native::atomic::AtomicUsize;
+use offlock_sync::order;
+use offlock_sync::quarantine::{Watched, free};
 
 /// Bits of a key per level. A model has small nodes, so that few steps make a high tree.
-const BITS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 6 };
+const BITS: u32 = if cfg!(offlock_model) { 1 } else { 6 };
 /// Slots per node.
 const FANOUT: usize = 1 << BITS;
 const MASK: u64 = FANOUT as u64 - 1;
@@ -75,8 +75,8 @@ pub(super) fn is_present(word: Word) -> bool {
 /// A node. The slots are first and aligned, so that a lookup touches one cache line of it.
 #[derive(Debug)]
 #[repr(C)]
-#[cfg_attr(not(any(offlock_loom, offlock_shuttle)), repr(align(64)))]
-#[cfg_attr(any(offlock_loom, offlock_shuttle), repr(align(256)))]
+#[cfg_attr(not(offlock_model), repr(align(64)))]
+#[cfg_attr(offlock_model, repr(align(256)))]
 struct Node {
     slots: [AtomicPtr<()>; FANOUT],
     /// Invariant 2.
@@ -84,7 +84,7 @@ struct Node {
     shift: u32,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 const _: () = assert!(size_of::<Node>() == 576);
 
 /// The low bits of the root word if the root is a node. The level of the node is above them.
@@ -540,7 +540,7 @@ impl Drop for Tree {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::collections::BTreeMap;
 

@@ -18,10 +18,10 @@
 //!    running reclaim makes vacant.
 //! 2. A slot in the queue is vacant, and its bit in `used` is set.
 
-use percpu::rcu::Batch;
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{check, order};
-use percpu::{AllocError, PerCpu};
+use offlock_percpu::rcu::Batch;
+use offlock_percpu::{AllocError, PerCpu};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{check, order};
 
 use crate::core::{Core, QUEUE, RetireLists, State};
 use crate::error::InsertRefused;

@@ -2,7 +2,7 @@
 //! operations in some order, one after the other.
 //!
 //! Each operation lies between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;

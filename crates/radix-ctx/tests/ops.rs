@@ -1,5 +1,5 @@
 //! The operations of the fuzz target, on its corpus and on random bytes.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "ops/mod.rs"]
 mod driven;

@@ -1,5 +1,5 @@
 //! Tables without memory, and the memory that tables free. The allocator counts, and can refuse.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::panic::resume_unwind;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::{
     AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats,
 };
@@ -21,7 +21,7 @@ static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let _ = percpu::capabilities();
+    let _ = offlock_percpu::capabilities();
     rcu::barrier().unwrap();
     turn
 }

@@ -1,13 +1,13 @@
 //! A table and many threads on the real kernel, with rseq sections and without.
 //!
 //! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` (3).
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id};
 
 use testkit::child::rerun_without_rseq;
@@ -87,7 +87,7 @@ fn storm(threads: usize, f: impl Fn(usize, &mut Rng) + Sync) {
             });
         }
     });
-    println!("{} rounds; {}", rounds.load(Relaxed), percpu::capabilities());
+    println!("{} rounds; {}", rounds.load(Relaxed), offlock_percpu::capabilities());
     assert!(rounds.into_inner() > 1_000);
 }
 

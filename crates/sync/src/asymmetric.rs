@@ -22,12 +22,12 @@
 
 use std::fmt;
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 use crate::atomic::{Ordering, fence};
 
 #[cfg(all(
     target_arch = "x86_64",
-    not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
+    not(any(offlock_model, offlock_portable, offlock_virtual_cpu))
 ))]
 pub use self::imp::rseq_fence_works;
 pub use self::imp::strategy;
@@ -69,9 +69,9 @@ pub fn light() {
 /// be one.
 #[inline(always)]
 pub fn compiler_fence() {
-    #[cfg(any(offlock_loom, offlock_shuttle))]
+    #[cfg(offlock_model)]
     crate::virtual_fence::compiler_fence();
-    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    #[cfg(not(offlock_model))]
     crate::native::atomic::compiler_fence(Ordering::SeqCst);
 }
 
@@ -100,7 +100,7 @@ pub fn heavy_rseq() {
     imp::heavy_rseq();
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 mod imp {
     use std::io;
     use std::process;
@@ -218,7 +218,7 @@ mod imp {
 }
 
 /// The model checkers have no asymmetric fence: see [`virtual_fence`].
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 mod imp {
     use super::Strategy;
     pub(super) use crate::virtual_fence::light;

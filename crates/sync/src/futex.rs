@@ -5,7 +5,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::atomic::{AtomicU32, Ordering};
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 use super::label::check;
 use super::label::{order, step};
 
@@ -16,7 +16,7 @@ use super::label::{order, step};
 #[derive(Debug)]
 pub struct Futex {
     changes: AtomicU32,
-    #[cfg(any(offlock_loom, offlock_shuttle))]
+    #[cfg(offlock_model)]
     sleepers: (super::Mutex<()>, super::Condvar),
 }
 
@@ -26,7 +26,7 @@ impl Futex {
     pub fn new() -> Self {
         Self {
             changes: AtomicU32::new(0),
-            #[cfg(any(offlock_loom, offlock_shuttle))]
+            #[cfg(offlock_model)]
             sleepers: (super::Mutex::new(()), super::Condvar::new()),
         }
     }
@@ -93,7 +93,7 @@ impl Futex {
     }
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 impl Futex {
     fn sleep(&self, seen: u32) -> bool {
         let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
@@ -140,13 +140,13 @@ impl Futex {
 
 /// Returns whether a signal handler interrupted the sleep. Otherwise the caller checks its condition
 /// again: after a wake-up (0), a change (EAGAIN) and the timeout (ETIMEDOUT).
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 fn is_interrupted(woken: libc::c_long) -> bool {
     woken < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR)
 }
 
 /// Converts a duration. Saturates, as the kernel does with times that are too long for it.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 fn timespec(time: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
@@ -156,7 +156,7 @@ fn timespec(time: Duration) -> libc::timespec {
 
 /// The futex of a model. The kernel compares the counter and queues the sleeper under one lock, and
 /// so does this.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 impl Futex {
     fn sleep(&self, seen: u32) -> bool {
         let (lock, woken) = &self.sleepers;
@@ -190,5 +190,5 @@ impl Default for Futex {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

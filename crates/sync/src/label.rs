@@ -60,5 +60,5 @@ pub use crate::{
     offlock_check as check, offlock_fence as fence, offlock_order as order, offlock_step as step,
 };
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

@@ -27,8 +27,18 @@
 //!
 //! Not covered by semantic versioning.
 
-#[cfg(all(offlock_loom, offlock_shuttle))]
-compile_error!("`--cfg offlock_loom` and `--cfg offlock_shuttle` exclude each other");
+#[cfg(not(any(
+    not(any(offlock_loom, offlock_shuttle, offlock_model)),
+    all(offlock_model, offlock_virtual_cpu, offlock_loom, not(offlock_shuttle), feature = "loom"),
+    all(
+        offlock_model,
+        offlock_virtual_cpu,
+        offlock_shuttle,
+        not(offlock_loom),
+        feature = "shuttle"
+    ),
+)))]
+compile_error!("a model needs three cfgs and a feature: see `model` in crates/xtask/src/cfg.rs");
 
 pub use self::imp::*;
 
@@ -47,9 +57,9 @@ mod macros;
 mod park;
 mod planted;
 mod spawn;
-#[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
+#[cfg(any(offlock_model, offlock_virtual_cpu))]
 pub mod virtual_cpu;
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 pub mod virtual_fence;
 mod wait_set;
 mod word_lock;
@@ -95,7 +105,7 @@ pub fn load_own<A: OwnLoad>(atomic: &A) -> A::Value {
 /// Returns the nanoseconds of a coarse monotonic clock, which moves every few milliseconds and takes a
 /// fifth of the time of a fine one. It stands still in models.
 pub fn coarse_clock() -> u64 {
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
+    if cfg!(offlock_model) {
         return 0;
     }
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -142,7 +152,7 @@ pub fn panicking() -> bool {
     std::thread::panicking()
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 mod imp {
     pub use parking_lot::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, atomic};
@@ -168,7 +178,7 @@ mod imp {
 }
 
 /// Returns the id of the calling thread: unique in the process, and never 0.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 pub fn thread_id() -> u64 {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -249,22 +259,27 @@ mod imp {
 
     /// Runs `f` under `OFFLOCK_SHUTTLE_ITERATIONS` random schedules.
     ///
+    /// With `OFFLOCK_SHUTTLE_SWITCHES` a schedule changes the running thread at only so many random
+    /// steps (probabilistic concurrency testing, Burckhardt et al., ASPLOS 2010). It finds bugs
+    /// that need one thread to make many steps inside a short window of another.
+    ///
     /// # Panics
     ///
     /// Panics if a run panics or deadlocks.
     pub fn model(f: impl Fn() + Send + Sync + 'static) {
-        let asked = std::env::var("OFFLOCK_SHUTTLE_ITERATIONS").ok();
-        let iterations = asked.map_or(ITERATIONS, |n| n.parse().expect("a number of schedules"));
-        shuttle::check_random(
-            move || {
-                crate::quarantine::begin_run();
-                super::virtual_fence::begin_run();
-                f();
-            },
-            iterations,
-        );
+        let asked = |name| std::env::var(name).ok().map(|n| n.parse().expect("a number"));
+        let iterations = asked("OFFLOCK_SHUTTLE_ITERATIONS").unwrap_or(ITERATIONS);
+        let run = move || {
+            crate::quarantine::begin_run();
+            super::virtual_fence::begin_run();
+            f();
+        };
+        match asked("OFFLOCK_SHUTTLE_SWITCHES") {
+            Some(switches) => shuttle::check_pct(run, iterations, switches),
+            None => shuttle::check_random(run, iterations),
+        }
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

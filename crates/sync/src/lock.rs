@@ -109,13 +109,13 @@ impl Condvar {
     /// A model has no clock, so the timeout never ends the wait there.
     #[track_caller]
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) {
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         {
             let held = guard.held.take().expect(HELD);
             let woken = self.0.wait_timeout(held, timeout);
             guard.held = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
         }
-        #[cfg(any(offlock_loom, offlock_shuttle))]
+        #[cfg(offlock_model)]
         {
             let _ = timeout;
             self.wait(guard);

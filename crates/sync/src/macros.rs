@@ -5,7 +5,7 @@
 //! there and a short one in the re-exports.
 
 /// Declares a static that each run of a model creates anew: `global! { static NAME: T = value; }`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_global {
@@ -14,7 +14,7 @@ macro_rules! offlock_global {
     };
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_global {
@@ -29,7 +29,7 @@ macro_rules! offlock_global {
 
 /// Declares thread-local variables with constant values. Those of the model checkers, whose macro
 /// does not accept `const`, are new in each run and one per thread of the model.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_const_thread_local {
@@ -38,7 +38,7 @@ macro_rules! offlock_const_thread_local {
     )*};
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_const_thread_local {
@@ -50,14 +50,14 @@ macro_rules! offlock_const_thread_local {
 /// Declares a function that is `const` in a normal build.
 ///
 /// The atomics of a model checker have no `const` constructors, so its build drops the `const`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_const_fn {
     ($($function:tt)*) => { $($function)* };
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_const_fn {

@@ -132,7 +132,7 @@ impl Parker {
 
 /// Makes attempts up to `limit`. Returns `None` if all fail.
 pub fn spin<R>(limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
+    if cfg!(offlock_model) {
         return None;
     }
     let mut pauses = limit.first_pauses;

@@ -1,7 +1,7 @@
 //! The planted bug that a model run switches on.
 
 /// Returns whether `OFFLOCK_MUTANT` names this label: always false in a normal build.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 #[inline(always)]
 #[must_use]
 pub const fn is_planted(_label: &str) -> bool {
@@ -13,7 +13,7 @@ pub const fn is_planted(_label: &str) -> bool {
 /// The first call with that label writes a line to standard error, and so does the first call of a
 /// run with the label `control`. The test that expects the failure can then tell the planted bug from
 /// another cause.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[must_use]
 pub fn is_planted(label: &str) -> bool {
     use std::sync::{Once, OnceLock};
@@ -39,7 +39,7 @@ pub fn is_planted(label: &str) -> bool {
 /// the state that the bug left may never end.
 ///
 /// loom also ends its threads by panics after a run without a failure. These have no message.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -16,10 +16,10 @@
 
 pub use self::imp::{Watched, free};
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 pub(super) use self::imp::begin_run;
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 mod imp {
     use std::ops::{Deref, DerefMut};
 
@@ -64,7 +64,7 @@ mod imp {
     }
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 mod imp {
     use std::alloc::{Layout, dealloc};
     use std::cell::RefCell;

@@ -19,13 +19,13 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
-    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    #[cfg(not(offlock_model))]
     check_memory()?;
     thread::Builder::new().name(name).spawn(run)
 }
 
 /// Returns `ENOMEM` if the process may not map what the start of a thread takes.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 fn check_memory() -> io::Result<()> {
     /// The default stack of std, and room for what else a start maps; a guess.
     const LEN: usize = (2 << 20) + (256 << 10);

@@ -29,12 +29,12 @@ pub fn set_current(cpu: CpuId) {
     CURRENT.with(|current| current.set(cpu));
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 pub use current as recent;
 
 pub use self::imp::*;
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 mod imp {
     use std::sync::OnceLock;
 
@@ -57,7 +57,7 @@ mod imp {
     }
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 mod imp {
     use std::cell::Cell;
 

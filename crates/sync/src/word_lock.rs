@@ -84,7 +84,7 @@ impl<T> WordLock<T> {
         let acquire = order!(Acquire, "lock: the value");
         // Ordering: Acquire pairs with the Release in `WordGuard::drop`; it carries the value.
         // Relaxed on failure: the word found there says nothing about the value.
-        if cfg!(any(offlock_loom, offlock_shuttle)) {
+        if cfg!(offlock_model) {
             // Equivalent, because the word has two values. loom lets a swap that read HELD undo a
             // release.
             let free = self.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok();
@@ -173,5 +173,5 @@ impl<T: fmt::Debug> fmt::Debug for WordGuard<'_, T> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

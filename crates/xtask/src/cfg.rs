@@ -9,8 +9,6 @@ use crate::process::Cmd;
 use crate::workspace::Workspace;
 
 /// Adds `--cfg offlock_NAME` for every crate of the build, in that cfg's own target folder.
-///
-/// For the model checkers, which bring dependencies of their own.
 pub(crate) fn everywhere(ws: &Workspace, name: &str, cmd: Cmd) -> Cmd {
     let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
     if !flags.is_empty() {
@@ -19,6 +17,15 @@ pub(crate) fn everywhere(ws: &Workspace, name: &str, cmd: Cmd) -> Cmd {
     flags += &format!("--cfg offlock_{name}");
     cmd.env("RUSTFLAGS", flags)
         .base_env("CARGO_TARGET_DIR", Some(ws.target.join(format!("cfg-{name}")).into()))
+}
+
+/// Builds for a model checker, `loom` or `shuttle`: its own cfg, the cfg of every model build, and the
+/// virtual CPUs. The feature of `offlock-sync` makes the checker a dependency.
+pub(crate) fn model(ws: &Workspace, checker: &str, cmd: Cmd) -> Cmd {
+    let cfgs = format!("{checker} --cfg offlock_model --cfg offlock_virtual_cpu");
+    everywhere(ws, &cfgs, cmd)
+        .args([format!("--features=offlock-sync/{checker}")])
+        .base_env("CARGO_TARGET_DIR", Some(ws.target.join(format!("cfg-{checker}")).into()))
 }
 
 /// Adds `--cfg offlock_NAME` for the members of the workspace only, in the usual target folder.

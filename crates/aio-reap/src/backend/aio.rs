@@ -7,9 +7,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use std::{io, mem, ptr, slice};
 
-use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::order;
+use offlock_sync::atomic::{AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::order;
 
 use super::Backend;
 use super::threads::Pool;
@@ -59,7 +59,7 @@ struct RingHeader {
     header_length: u32,
 }
 
-const _: () = assert!(cfg!(offlock_loom) || cfg!(offlock_shuttle) || size_of::<RingHeader>() == 32);
+const _: () = assert!(cfg!(offlock_model) || size_of::<RingHeader>() == 32);
 
 /// A kernel AIO context. The drop destroys it, which waits for requests in flight.
 struct Context(libc::c_ulong);
@@ -410,7 +410,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod ring_tests {
     use super::*;
 

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use percpu::sync::hint;
+use offlock_sync::hint;
 
 use crate::completion_state::CompletionState;
 use crate::op::{RawCompletion, Sub, Submitted};

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use percpu::sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
+use offlock_sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
 
 use super::Backend;
 use crate::op::{Op, RawCompletion, Stop, Sub, Submitted};
@@ -274,7 +274,7 @@ fn perform(op: &Op) -> i32 {
     unsafe { crate::op::perform(op) }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod pool_tests {
     use super::*;
 

@@ -1,5 +1,5 @@
 //! The limit of submissions adapts to the device.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use aio_reap::{CompletionQueue, Engine};
 use aio_reap_test::Build;

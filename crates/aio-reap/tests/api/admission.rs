@@ -1,5 +1,5 @@
 //! Futures that wait for a slot get it in their order, and leave nothing behind when dropped.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

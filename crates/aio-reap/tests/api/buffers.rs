@@ -8,7 +8,7 @@
 //! ```
 //!
 //! (Forgotten operations leak on purpose.)
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,6 +1,6 @@
 //! Callbacks that use the engine that runs them: they submit, wait, nest, panic, or make requests
 //! without end.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::count;
 use crate::readable;

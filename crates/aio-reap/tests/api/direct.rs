@@ -2,7 +2,7 @@
 //!
 //! The tests use a file in memory that is opened with `O_DIRECT`. It takes any length, so the
 //! device can end a transfer at any byte.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::end_of_file;
 

@@ -1,5 +1,5 @@
 //! Requests that are cancelled or time out, and waits that end before their requests.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::ffi::CString;

@@ -1,6 +1,6 @@
 //! The engine's invariants on the scripted device: a state machine that checks a model after every
 //! step, and a test for each invariant.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::count;
 use crate::model;

@@ -1,7 +1,7 @@
 //! Tests of the engine that share one process.
 //!
 //! Tests that need their own allocator, process limit or fork are separate programs.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod adaptive;
 mod admission;

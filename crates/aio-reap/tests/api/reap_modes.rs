@@ -1,5 +1,5 @@
 //! Every reap mode, on the scripted device and on the real backends.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::count;
 use crate::readable;

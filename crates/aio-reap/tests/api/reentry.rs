@@ -1,6 +1,6 @@
 //! User code that uses the engine at unusual moments. Each test was, or could become, a hang, a
 //! spinning loop or worse.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::readable;
 

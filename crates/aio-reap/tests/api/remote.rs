@@ -1,5 +1,5 @@
 //! Calls of other threads run once, on the engine's thread.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::common;
 use crate::counted;

@@ -1,5 +1,5 @@
 //! The engine on tokio runtimes: driven beside other tasks, and used by tasks of other threads.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::common;
 

@@ -1,5 +1,5 @@
 //! Vectored requests: whole, short, and across the end of the file.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io;
 use std::os::unix::fs::FileExt;

@@ -10,8 +10,8 @@ use std::convert::Infallible;
 use std::task::Poll;
 
 use aio_reap::model::{CallQueue, WokenFlag, block_on, round};
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, thread};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::{Arc, thread};
 
 use super::{Notifier, thoroughly};
 

@@ -11,9 +11,9 @@ mod remote;
 use std::env;
 
 use aio_reap::model::{Event, Jobs, Ring};
-use percpu::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, is_planted, model, thread, with_preemptions};
+use offlock_sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{Arc, is_planted, model, thread, with_preemptions};
 
 /// Runs a model with at least three preemptions, for models that take less than a second with them.
 ///

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Wake, Waker};
 
 use aio_reap::model::{CallQueue, Served, response, serve};
-use percpu::sync::{Arc, is_planted, model, thread};
+use offlock_sync::{Arc, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};
 

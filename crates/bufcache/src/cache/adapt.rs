@@ -94,7 +94,7 @@ impl Shared {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use crate::{Cache, MemoryDevice};
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use super::Shared;
 use super::load::Load;

@@ -20,8 +20,8 @@
 use std::io::IoSlice;
 use std::time::Instant;
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, check, step};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{Arc, check, step};
 
 use super::Shared;
 use super::changes::DeviceWrite;
@@ -39,10 +39,10 @@ use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A guess: a MiB of blocks of 4,096 bytes.
-const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
+const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
 /// The most written blocks that become clean under one hold of each lock. A guess: a microsecond if
 /// no header is in a CPU cache. A model has two.
-const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 16 };
+const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
 
 /// The result of a write-back.
 #[derive(Clone, Copy, Debug, Default)]
@@ -399,7 +399,7 @@ impl Shared {
             (runs, given) = (runs + 1, given + run.len());
         }
         batch.wait().await;
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         if mode == Mode::Thread && runs > 1 {
             // If the page cache took the bytes, this thread has not slept, and would go on until
             // the end of its time slice of some milliseconds. Threads with less to do run first.

@@ -10,7 +10,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use super::Shared;
 use super::overwrite::Marked;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ptr::NonNull;
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use super::completion::{Batch, Completion};
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, coarse_clock};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{Arc, coarse_clock};
 
 use super::Shared;
 use super::back::Summary;

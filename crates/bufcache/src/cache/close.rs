@@ -12,8 +12,8 @@
 //! With a fence on both sides, at least one of the two sees the other. So a writer is refused, or
 //! its block is dirty before the sync begins.
 
-use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, check, step};
+use offlock_sync::atomic::{Ordering, fence};
+use offlock_sync::{Arc, check, step};
 
 use super::Shared;
 use crate::dirty::{Stage, WriteError};

@@ -22,9 +22,9 @@ use std::io;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, order, panicking, step, thread, thread_id};
+use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{Arc, order, panicking, step, thread, thread_id};
 
 use crate::contain::contain;
 use crate::dirty::errno_of;
@@ -33,7 +33,7 @@ use crate::source::Source;
 use crate::wait::{Mode, wake_all};
 
 /// The most operations of a batch.
-pub(super) const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
+pub(super) const RUNS: usize = if cfg!(offlock_model) { 2 } else { 256 };
 /// The result of an operation whose device has panicked.
 const PANICKED: i32 = -1;
 /// The flag of `State::left` that is set while the issuer counts as one more operation.

@@ -9,8 +9,8 @@
 
 use std::time::{Duration, Instant};
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, check, step, thread};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{Arc, check, step, thread};
 
 use super::Shared;
 use crate::cold::Cold;
@@ -28,10 +28,10 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE}
 const BATCH: usize = 8;
 /// The most buffers that one eviction visits under the lock: 64 took 2 us if half were dirty. A
 /// model has one or two.
-pub(super) const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 };
+pub(super) const LOOKS: u32 = if cfg!(offlock_model) { 2 } else { 24 };
 /// A short search ends after so many buffers in a row that are in use and were not used lately. A
 /// guess: a pass over so many takes less time than a wait.
-const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
+const IN_A_ROW: usize = if cfg!(offlock_model) { 1 } else { 1024 };
 /// The same for a cache of which less than a sixteenth is clean. The thread that waits then writes
 /// 64 buffers, and its next search finds them after 64 visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
@@ -165,9 +165,9 @@ impl Shared {
         self.counters.page_retries.add(1);
         // All buffers may be in loads of this thread's engine.
         step!("wait for a buffer: turn the engine", crate::engine::turn_engine());
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         thread::sleep(PAUSE);
-        #[cfg(any(offlock_loom, offlock_shuttle))]
+        #[cfg(offlock_model)]
         thread::yield_now();
         Ok(())
     }

@@ -21,8 +21,8 @@
 
 use std::time::Instant;
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, thread};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{Arc, thread};
 
 use super::Shared;
 use super::selection::Include;
@@ -101,9 +101,9 @@ impl Shared {
             }
             // Other threads write, or the engine of this thread does.
             turn_engine();
-            #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+            #[cfg(not(offlock_model))]
             thread::sleep(super::evict::PAUSE);
-            #[cfg(any(offlock_loom, offlock_shuttle))]
+            #[cfg(offlock_model)]
             thread::yield_now();
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use percpu::sync::{Mutex, step};
+use offlock_sync::{Mutex, step};
 
 use super::Shared;
 use super::timer::HAS_TIME;

@@ -22,7 +22,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::task::{Context, Poll};
 
-use percpu::sync::{Arc, check, panicking, step, thread_id};
+use offlock_sync::{Arc, check, panicking, step, thread_id};
 
 use super::Shared;
 use crate::contain::contain;
@@ -193,7 +193,7 @@ impl fmt::Debug for Load {
 
 /// The number of sets of waiting tasks. A guess: tasks that wait at the same time rarely need the
 /// same lock.
-const SETS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+const SETS: usize = if cfg!(offlock_model) { 2 } else { 64 };
 
 /// The tasks that wait for loads, writes, write-backs and pins, by frame.
 #[derive(Debug)]

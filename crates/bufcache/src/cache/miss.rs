@@ -9,8 +9,8 @@
 use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
-use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, check, hint, step, thread};
+use offlock_sync::atomic::{Ordering, fence};
+use offlock_sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got, Wait, Want};
@@ -211,7 +211,7 @@ impl Shared {
         }
         // The load may be on this thread's engine.
         turn_engine();
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         if *rounds > 64 {
             // It is a load, which takes as long as the device does.
             return thread::sleep(super::evict::PAUSE);

@@ -32,9 +32,9 @@ mod write;
 use std::fmt;
 use std::time::Duration;
 
-use percpu::AllocError;
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{WordLock, coarse_clock};
+use offlock_percpu::AllocError;
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::{WordLock, coarse_clock};
 
 pub(crate) use self::aside::Attempt;
 pub use self::bypass::Bypass;
@@ -122,7 +122,7 @@ impl Counters {
     /// allocates nothing.
     fn new() -> Self {
         let all = Self::default();
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         for counter in [
             &all.get,
             &all.create,
@@ -324,7 +324,7 @@ impl Shared {
     }
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 impl Drop for Shared {
     fn drop(&mut self) {
         hazard::end_of(&self.table.addresses());

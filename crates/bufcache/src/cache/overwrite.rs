@@ -8,7 +8,7 @@
 use std::io::IoSlice;
 use std::ops::Range;
 
-use percpu::sync::{Arc, check, step, thread};
+use offlock_sync::{Arc, check, step, thread};
 
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};

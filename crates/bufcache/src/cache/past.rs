@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use percpu::sync::Arc;
+use offlock_sync::Arc;
 
 use super::selection::Selection;
 use super::{Protected, Shared};

@@ -15,9 +15,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::std_lock::{Condvar, Mutex, MutexGuard};
-use percpu::sync::{Arc, spawn, step};
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::std_lock::{Condvar, Mutex, MutexGuard};
+use offlock_sync::{Arc, spawn, step};
 
 use super::cleaner::Limits;
 use super::load::Load;
@@ -29,14 +29,14 @@ use crate::source::Source;
 const ROUND: Duration = Duration::from_millis(200);
 /// The most threads that read one device at the same time. A guess: a disk can reorder that many
 /// reads.
-const PER_DEVICE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 4 };
+const PER_DEVICE: usize = if cfg!(offlock_model) { 1 } else { 4 };
 /// The most threads that make calls for the tasks of one device. A guess: a call may wait for a
 /// guard.
-const CALLS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
+const CALLS: usize = if cfg!(offlock_model) { 1 } else { 16 };
 /// A thread without a job ends if this many other threads wait already. A guess.
 const MOST_IDLE: usize = 2;
 /// A model has no rounds, because it has no time.
-const HAS_ROUNDS: bool = !cfg!(any(offlock_loom, offlock_shuttle));
+const HAS_ROUNDS: bool = !cfg!(offlock_model);
 
 /// A call of a task that may block.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use percpu::sync::{Arc, check, step};
+use offlock_sync::{Arc, check, step};
 
 use super::Shared;
 use super::changes::DeviceSync;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use std::task::Waker;
 
-use percpu::sync::{Arc, Condvar, Mutex, spawn, thread};
+use offlock_sync::{Arc, Condvar, Mutex, spawn, thread};
 
 use crate::wait::{Wakers, wake_all};
 
 /// False in a model, in which no time passes.
-pub(super) const HAS_TIME: bool = !cfg!(any(offlock_loom, offlock_shuttle));
+pub(super) const HAS_TIME: bool = !cfg!(offlock_model);
 /// The thread ends after this time without work. A guess.
 const IDLE: Duration = Duration::from_secs(1);
 

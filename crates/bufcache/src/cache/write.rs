@@ -23,7 +23,7 @@ use std::mem;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use percpu::sync::{Arc, check, hint, step, thread};
+use offlock_sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
@@ -482,7 +482,7 @@ impl Shared {
             return Ok(());
         }
         self.time_left(since)?;
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        #[cfg(not(offlock_model))]
         if *rounds > 32 {
             thread::sleep(PAUSE);
             return Ok(());

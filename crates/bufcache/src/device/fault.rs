@@ -4,7 +4,7 @@ use std::io;
 use std::ops::{Bound, Range, RangeBounds};
 use std::time::Duration;
 
-use percpu::sync::{Mutex, thread};
+use offlock_sync::{Mutex, thread};
 
 use super::BlockDevice;
 use super::power::{Change, Log, Operation, Recorded, SECTOR};
@@ -289,9 +289,9 @@ fn pause(time: Duration) {
     if time.is_zero() {
         return;
     }
-    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    #[cfg(not(offlock_model))]
     thread::sleep(time);
-    #[cfg(any(offlock_loom, offlock_shuttle))]
+    #[cfg(offlock_model)]
     thread::yield_now();
 }
 

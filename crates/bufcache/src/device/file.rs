@@ -349,7 +349,7 @@ fn direct_alignment(file: &File) -> usize {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
 

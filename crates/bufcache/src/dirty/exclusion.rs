@@ -11,9 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::std_lock::Mutex;
-use percpu::sync::{check, step};
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::std_lock::Mutex;
+use offlock_sync::{check, step};
 
 use crate::wait::{Bell, Mode, WaitSet, Waiting, wake_all};
 
@@ -224,7 +224,7 @@ impl Drop for Excluded<'_> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;

@@ -12,7 +12,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::Poll;
 
-use percpu::sync::{Mutex, check, step};
+use offlock_sync::{Mutex, check, step};
 
 use crate::wait::{Bell, Mode, Wakers, wake_all};
 

@@ -11,7 +11,7 @@
 use crate::frames::{Frame, Frames, NIL};
 
 /// Frames of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
-const PIECE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+const PIECE: usize = if cfg!(offlock_model) { 1 } else { 64 };
 
 /// A doubly linked list of frames.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl DirtyList {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
 

@@ -18,9 +18,9 @@ mod rules;
 
 use std::ops::Range;
 
-use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::std_lock::Mutex;
-use percpu::sync::{WordLock, order};
+use offlock_sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::std_lock::Mutex;
+use offlock_sync::{WordLock, order};
 
 pub use self::errors::WriteError;
 pub(crate) use self::errors::errno_of;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use percpu::sync::WordLock;
+use offlock_sync::WordLock;
 
 use crate::frames::{Frame, Frames};
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use percpu::sync::{Futex, thread_local};
+use offlock_sync::{Futex, thread_local};
 
 type Read = Box<dyn FnOnce()>;
 

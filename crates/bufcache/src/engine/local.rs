@@ -173,7 +173,7 @@ impl fmt::Debug for LentEngine {
 
 /// Turns this thread's engines until `done` returns true. `done` gets the context whose waker ends
 /// the sleep. Returns early if no engine has operations of a cache, or the kernel refuses to wait.
-#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
+#[cfg_attr(offlock_model, expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     while next_busy_inactive(0).is_some() {
         // A thread can sleep on one engine only, so it polls while inactive ones have operations.
@@ -202,7 +202,7 @@ pub(crate) fn turn_engine() -> bool {
 
 /// Waits until a write on this thread's engine for writes ends. Returns false at once if it has
 /// none.
-#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "a model has no engine"))]
+#[cfg_attr(offlock_model, expect(dead_code, reason = "a model has no engine"))]
 pub(crate) fn wait_for_writes() -> bool {
     let known = WRITE_ENGINE.try_with(|own| own.get().cloned().flatten()).ok().flatten();
     let Some(local) = known.filter(|local| local.in_flight.get() > 0) else { return false };

@@ -4,16 +4,16 @@
 mod local;
 
 /// For the models: not part of the interface.
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(feature = "aio-reap", offlock_model))]
 pub mod lent;
 
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(feature = "aio-reap", offlock_model))]
 pub(crate) use self::lent::{turn_engine, wait_by_engine};
 #[cfg(feature = "aio-reap")]
 pub use self::local::{LentEngine, lend_engine};
 #[cfg(feature = "aio-reap")]
 pub(crate) use self::local::{ThreadEngine, lent_engine, write_engine};
-#[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(feature = "aio-reap", not(offlock_model)))]
 pub(crate) use self::local::{turn_engine, wait_by_engine, wait_for_writes};
 #[cfg(not(feature = "aio-reap"))]
 pub(crate) use self::none::{turn_engine, wait_by_engine};
@@ -31,7 +31,7 @@ mod none {
 }
 
 /// Without the feature, and in a model, no thread has an engine for writes.
-#[cfg(any(not(feature = "aio-reap"), offlock_loom, offlock_shuttle))]
+#[cfg(any(not(feature = "aio-reap"), offlock_model))]
 pub(crate) fn wait_for_writes() -> bool {
     false
 }

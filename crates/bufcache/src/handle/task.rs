@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
-use percpu::sync::Arc;
-use percpu::sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::Arc;
+use offlock_sync::atomic::{AtomicU64, Ordering};
 
 use super::{Device, Seen};
 use crate::cache::{Fill, Overwrite};

@@ -7,9 +7,9 @@
 
 use super::records::{MINE, Record};
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 pub(super) fn release_at_end(new: &'static Record) {
-    use percpu::sync::native::OnceLock;
+    use offlock_sync::native::OnceLock;
 
     /// Releases the records that `MINE` leads to, unless an earlier call has done so.
     unsafe extern "C" fn end(_: *mut libc::c_void) {
@@ -31,11 +31,11 @@ pub(super) fn release_at_end(new: &'static Record) {
     }
 }
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 pub(super) fn release_at_end(new: &'static Record) {
     use std::cell::Cell;
 
-    use percpu::sync::thread_local;
+    use offlock_sync::thread_local;
 
     struct Exit(Cell<Option<&'static Record>>);
 
@@ -54,7 +54,7 @@ pub(super) fn release_at_end(new: &'static Record) {
     let _ = EXIT.try_with(|exit| exit.0.set(Some(new)));
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::thread;
 

@@ -11,14 +11,14 @@
 use std::cell::Cell;
 use std::ptr;
 
-use percpu::AllocError;
-use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use percpu::sync::{global, order, thread_id, thread_local};
+use offlock_percpu::AllocError;
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::{global, order, thread_id, thread_local};
 
 use crate::word::Entry;
 
 /// Slots of a record: one cache line. Few in a model, which explores the load of each.
-const SLOTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 8 };
+const SLOTS: usize = if cfg!(offlock_model) { 2 } else { 8 };
 
 /// The slots of one thread.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ pub(super) fn claim() -> Result<&'static Record, AllocError> {
         next: ptr::null_mut(),
         number: 0,
     };
-    let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
+    let new = Box::into_raw(offlock_sync::alloc::try_box(record).map_err(|_| AllocError::new())?);
     // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the
     // head. No model checks it, because a model does not see the accesses of a plain field.
     let mut head = HEAD.load(Ordering::Acquire);
@@ -141,7 +141,7 @@ pub(super) fn claim() -> Result<&'static Record, AllocError> {
     }
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 thread_local! {
     // The record that this thread claimed last. It needs no drop, so that destructors of the
     // thread's other variables can read it.
@@ -149,7 +149,7 @@ thread_local! {
 }
 
 // The checkers' macro does not accept `const`.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 thread_local! {
     pub(super) static MINE: Cell<Option<&'static Record>> = Cell::new(None);
 }

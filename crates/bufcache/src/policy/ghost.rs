@@ -5,7 +5,7 @@
 //! billion lookups another block has the same tag: then the block looked up skips probation, and
 //! nothing else happens.
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 use crate::region::boxed;
 use crate::word::Key;

@@ -25,7 +25,7 @@
 //!
 //! S3-FIFO is by Yang, Zhang, Qiu, Yue and Rashmi (SOSP 2023).
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 use super::ghost::Ghost;
 use super::{Buffers, Eviction, Looks, is_evictable_but_dirty, mark};

@@ -14,7 +14,7 @@ mod lists;
 mod samples;
 mod shadow;
 
-use percpu::sync::check;
+use offlock_sync::check;
 
 pub(crate) use self::lists::Policy;
 pub(crate) use self::samples::Samples;

@@ -13,17 +13,17 @@
 //!    the ring, or to the thread that has the ring's lock.
 //! 2. One thread at a time drains, because draining needs the lock of the shadows.
 
-use percpu::AllocError;
-use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{WordLock, load_own, order};
+use offlock_percpu::AllocError;
+use offlock_sync::atomic::{AtomicU32, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{WordLock, load_own, order};
 
 use crate::word::Key;
 
 /// The number of rings with an owner. A guess.
-const RINGS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+const RINGS: usize = if cfg!(offlock_model) { 1 } else { 64 };
 /// The number of rings that other threads share. A guess.
-const SHARED: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 8 };
+const SHARED: usize = if cfg!(offlock_model) { 0 } else { 8 };
 /// The most hits that one miss takes from the rings. They delay the miss by 4 us.
 const MOST: u32 = 32;
 
@@ -79,7 +79,7 @@ impl Samples {
         }
         let planned = (blocks as f64 / buffers as f64 * f64::from(u32::MAX)) as u32;
         // A model does not explore `used`, so all rings count as used there.
-        let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
+        let used = if cfg!(offlock_model) { count as u32 } else { 0 };
         let [share, used, next] = [0, used, 0].map(std::sync::atomic::AtomicU32::new);
         let locks = (0..shared).map(|_| WordLock::new(())).collect();
         Ok(Self { share, planned, used, next, rings: rings.into(), locks })
@@ -175,7 +175,7 @@ impl Samples {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
 

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use percpu::AllocError;
+use offlock_percpu::AllocError;
 
 use super::{Buffers, Eviction, Looks, Policy};
 use crate::frames::Frame;
@@ -333,7 +333,7 @@ impl Shadows {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
 

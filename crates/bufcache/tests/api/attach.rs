@@ -1,5 +1,5 @@
 //! One file, one device: its blocks are never in the cache twice.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::fs::{File, OpenOptions, hard_link};
 use std::io::{self, Write};

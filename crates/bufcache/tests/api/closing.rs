@@ -1,5 +1,5 @@
 //! The end of a device: how long writers are accepted, and the state after a close that fails.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::disk;
 

@@ -1,5 +1,5 @@
 //! Invariant 20: after a loss of power everything is there that was dirtied before a good sync.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::power;
 

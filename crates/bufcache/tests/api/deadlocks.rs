@@ -1,6 +1,6 @@
 //! A thread that would wait for itself gets an error, at the latest after as long as the cache
 //! waits.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::io;

@@ -1,5 +1,5 @@
 //! Write-back by the engine of a thread.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::fs::OpenOptions;
 

@@ -1,5 +1,5 @@
 //! What the fuzzer drives, on its corpus and on random bytes.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "../buf_ops/mod.rs"]
 mod driven;

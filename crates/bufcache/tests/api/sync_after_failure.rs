@@ -1,6 +1,6 @@
 //! A thread that waits for a sync that fails gets no success from the next one; the results of a
 //! reset.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io;
 use std::sync::Arc;

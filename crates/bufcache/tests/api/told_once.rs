@@ -1,6 +1,6 @@
 //! A device reports a loss to one caller only, as the kernel does for files. A concurrent caller that
 //! gets no error is affected, too.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! What the fuzzer drives through a cache that is written, on its corpus and on random bytes.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 #[path = "../buf_writes/mod.rs"]
 mod driven;

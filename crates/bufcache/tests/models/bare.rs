@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bufcache::bare::{Bare, BareGroup, BareOperation, BareWrites};
-use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use percpu::sync::thread;
+use offlock_sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use offlock_sync::thread;
 
 use super::world::thoroughly;
 

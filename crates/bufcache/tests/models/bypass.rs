@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
-use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use percpu::sync::{Mutex, model, thread};
+use offlock_sync::atomic::{AtomicU64, Ordering::Relaxed};
+use offlock_sync::{Mutex, model, thread};
 
 use super::disk::{Disk, fill, world};
 use super::task::{Alarm, begin};

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use bufcache::{BlockDevice, Cache, Device, Eviction, Load};
-use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use percpu::sync::{model, thread};
+use offlock_sync::atomic::{AtomicU64, Ordering::Relaxed};
+use offlock_sync::{model, thread};
 
 use super::world::{BLOCKS, SIZE, dawdle};
 

@@ -12,8 +12,8 @@ use bufcache::{
     AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError, lent,
 };
 #[cfg(offlock_shuttle)]
-use percpu::sync::model;
-use percpu::sync::{Mutex, thread};
+use offlock_sync::model;
+use offlock_sync::{Mutex, thread};
 
 use super::task::block_on;
 use super::world::{BLOCKS, LONG, SIZE, thoroughly};

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction, Wal};
-use percpu::sync::native::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use percpu::sync::{Mutex, thread};
+use offlock_sync::native::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use offlock_sync::{Mutex, thread};
 
 use super::world::{BLOCKS, LONG, SIZE, dawdle};
 

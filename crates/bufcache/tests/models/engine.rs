@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bufcache::{BlockDevice, Cache, Device, Eviction, Load, lent};
-use percpu::sync::{model, thread};
+use offlock_sync::{model, thread};
 
 use super::world::{BLOCKS, LONG, SIZE, look, thoroughly};
 

@@ -1,7 +1,7 @@
 //! Readers of a buffer against an evictor that needs it for another block.
 
 use bufcache::GetError;
-use percpu::sync::{model, thread};
+use offlock_sync::{model, thread};
 
 use super::world::{World, dawdle, look, neighbours, thoroughly};
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use bufcache::GetError;
-use percpu::sync::atomic::{
+use offlock_sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
 };
-use percpu::sync::{Futex, model, thread};
+use offlock_sync::{Futex, model, thread};
 
 use super::world::{World, dawdle, look, thoroughly};
 

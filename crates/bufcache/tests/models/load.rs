@@ -1,7 +1,7 @@
 //! One load, and the threads that wait for it.
 
 use bufcache::GetError;
-use percpu::sync::{model, thread};
+use offlock_sync::{model, thread};
 
 use super::world::{World, look, thoroughly};
 

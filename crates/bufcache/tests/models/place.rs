@@ -1,6 +1,6 @@
 //! Blocks whose home is full.
 
-use percpu::sync::{model, thread};
+use offlock_sync::{model, thread};
 
 use super::world::{World, neighbours};
 

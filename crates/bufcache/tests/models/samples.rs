@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bufcache::bare::BareSamples;
-use percpu::sync::thread;
+use offlock_sync::thread;
 
 use super::world::thoroughly;
 

@@ -1,8 +1,8 @@
 //! Syncs and durable writes against writers and write-back; writers against evictors and
 //! the log.
 
-use percpu::sync::native::atomic::Ordering::Relaxed;
-use percpu::sync::{model, thread};
+use offlock_sync::native::atomic::Ordering::Relaxed;
+use offlock_sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
 use super::world::thoroughly;

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Load, WriteError};
-use percpu::sync::{Futex, Mutex, model, thread};
+use offlock_sync::{Futex, Mutex, model, thread};
 
 use super::world::{BLOCKS, SIZE, World, dawdle, look, thoroughly};
 

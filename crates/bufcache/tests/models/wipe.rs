@@ -1,7 +1,7 @@
 //! Discards, against who reads, writes and writes back what is discarded.
 
-use percpu::sync::native::atomic::Ordering::Relaxed;
-use percpu::sync::{model, thread};
+use offlock_sync::native::atomic::Ordering::Relaxed;
+use offlock_sync::{model, thread};
 
 use super::disk::{fill, world};
 use super::task::block_on;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction};
-use percpu::sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
-use percpu::sync::{Futex, model, thread, with_preemptions};
+use offlock_sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
+use offlock_sync::{Futex, model, thread, with_preemptions};
 
 pub(super) const SIZE: usize = 512;
 pub(super) const BLOCKS: u64 = 64;

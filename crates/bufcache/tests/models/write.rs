@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bufcache::{Builder, Device, GetError, WriteGuard};
-use percpu::sync::atomic::Ordering::Relaxed;
-use percpu::sync::{model, thread};
+use offlock_sync::atomic::Ordering::Relaxed;
+use offlock_sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
 use super::world::{dawdle, thoroughly};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bufcache::{AttachOptions, Cache, Device, Fault, FaultDevice, MemoryDevice, Operation};
-use percpu::sync::{Arc, Mutex};
+use offlock_sync::{Arc, Mutex};
 
 /// Two sectors, so that a block can be torn.
 pub(crate) const SIZE: usize = 1024;

@@ -22,7 +22,7 @@
 
 use std::mem::MaybeUninit;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 use super::levels::{Fifo, NIL};
 use super::levels::{Levels, sealed};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 use crate::stats::LevelStats;
 

@@ -19,7 +19,7 @@ mod slab;
 use std::num::NonZeroU32;
 use std::ptr::NonNull;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 pub use self::bitmap::{Bitmap, PRIORITIES};
 pub use self::levels::Levels;

@@ -43,7 +43,7 @@ mod tree;
 
 use std::fmt;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 use self::node::NodePtr;
 use self::pool::{NodeHint, NodeList, NodePool, try_new_node};

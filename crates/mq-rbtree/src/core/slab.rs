@@ -21,14 +21,14 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use percpu::AllocError;
-use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::check;
+use offlock_sync::AllocError;
+use offlock_sync::atomic::{AtomicU32, Ordering};
+use offlock_sync::check;
 
 use super::levels::NIL;
 
 /// Slots in the first chunk; a guess. Models have few, so that they fill it.
-const FIRST_CHUNK: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+const FIRST_CHUNK: u32 = if cfg!(offlock_model) { 2 } else { 64 };
 /// The most chunks: their slots use all 32-bit indices, except the last 64.
 const MAX_CHUNKS: usize = 26;
 /// The most messages of one slab.

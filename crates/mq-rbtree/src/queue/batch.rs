@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use percpu::AllocError;
+use offlock_sync::AllocError;
 
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};

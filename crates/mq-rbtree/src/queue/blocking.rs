@@ -8,7 +8,7 @@
 use std::pin::pin;
 use std::ptr::NonNull;
 
-use percpu::sync::step;
+use offlock_sync::step;
 
 use super::{Access, LockedState, Queue, Received, State};
 use crate::core::{Levels, Message, Preload};

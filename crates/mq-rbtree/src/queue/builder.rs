@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
-use percpu::sync::WordLock;
+use offlock_sync::WordLock;
 
 use super::Queue;
 use super::config::{Config, Reserve};

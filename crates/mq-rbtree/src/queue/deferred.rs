@@ -5,8 +5,8 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use percpu::panics::drop_payload;
-use percpu::sync::step;
+use offlock_sync::panics::drop_payload;
+use offlock_sync::step;
 
 use crate::core::Levels;
 use crate::event::EventNotifier;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
+use offlock_sync::{Futex, WordGuard, check, hint, step, thread};
 
 use super::Queue;
 use super::state::State;
@@ -18,7 +18,7 @@ use crate::parker::Wait;
 ///
 /// Measured, four senders and four receivers on two CPUs: 86 to 90 ns for a message without a yield, 67
 /// to 74 with 10, 62 to 70 with 40, 62 to 64 with 1,000.
-const YIELDS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 32 };
+const YIELDS: u32 = if cfg!(offlock_model) { 0 } else { 32 };
 
 type Guard<'q, T, L> = WordGuard<'q, State<T, L>>;
 
@@ -150,7 +150,7 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 /// The looks at a hole without a yield or a sleep, also if the deadline is over: three microseconds.
-const SPINS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+const SPINS: u32 = if cfg!(offlock_model) { 1 } else { 64 };
 /// The yields after them, before a thread without a deadline sleeps.
 const YIELDS_TO_SENDER: u32 = 64;
 
@@ -164,7 +164,7 @@ fn without_deadline<R>() -> R {
 /// thread was stopped.
 #[cold]
 fn wait_for_sender(looks: u32, has_deadline: bool) {
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
+    if cfg!(offlock_model) {
         return thread::yield_now();
     }
     let Some(looks) = looks.checked_sub(SPINS) else { return hint::spin_loop() };

@@ -20,14 +20,14 @@ mod deferred;
 mod inspect;
 mod lock;
 mod state;
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;
 
 use std::fmt;
 use std::mem;
 use std::time::Instant;
 
-use percpu::sync::{WordGuard, WordLock, check, step};
+use offlock_sync::{WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
 

@@ -17,8 +17,8 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use percpu::AllocError;
-use percpu::sync::{WordGuard, check, step};
+use offlock_sync::AllocError;
+use offlock_sync::{WordGuard, check, step};
 
 use super::config::{Config, Section};
 use super::deferred::{Deferred, catch_comparison};

@@ -1,6 +1,6 @@
 //! Edge cases: permits that are never used, queues that close or fill at a bad moment, keys without
 //! an order.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};

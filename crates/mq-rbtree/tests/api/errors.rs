@@ -1,5 +1,5 @@
 //! Errors: each has its own text, maps to an errno of POSIX, and returns what was refused.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::collections::BTreeSet;
 use std::error::Error;

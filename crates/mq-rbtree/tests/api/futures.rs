@@ -1,5 +1,5 @@
 //! Asynchronous sends and receives: which task is woken, the effect of a drop, and wakers.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
 //! Handles: the last one of a side closes the queue; and which types are `Send` and `Sync`.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Limits: messages and reserves; and ageing, which serves low priorities in time.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::collections::BTreeMap;
 use std::future::Future;

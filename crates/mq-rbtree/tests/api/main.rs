@@ -1,7 +1,7 @@
 //! Tests of the queues that share one process.
 //!
 //! A test that needs its own allocator, resource limit or fork is in a test program of its own.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod edges;
 mod errors;

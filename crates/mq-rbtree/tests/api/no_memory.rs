@@ -1,5 +1,5 @@
 //! Without memory, operations return that as their error, or need none.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,5 +1,5 @@
 //! The fuzz target's operations, on its corpus and on random bytes.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::mq_ops;
 

@@ -1,5 +1,5 @@
 //! Comparisons of priorities that panic: the queue stays consistent, and no message is lost.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::panicking;
 

@@ -1,5 +1,5 @@
 //! A task has a permit for room and does not poll: its effect on the thread behind it.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::pin::Pin;

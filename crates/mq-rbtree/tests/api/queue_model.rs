@@ -1,5 +1,5 @@
 //! Queues with all kinds of limits against a model, on one thread: messages, levels, and wake-ups.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::mq_ops::queue_ops;
 

@@ -1,6 +1,6 @@
 //! Senders that are stopped between their claim of a slot and its publication, and the exact capacity
 //! of a queue whose sends take no lock.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::hint::spin_loop;

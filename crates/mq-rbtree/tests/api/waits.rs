@@ -1,5 +1,5 @@
 //! Waiting threads: their order of service, hand-overs, and the ends of waits.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::collections::VecDeque;
 use std::future::Future;

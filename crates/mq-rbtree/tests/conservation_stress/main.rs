@@ -1,6 +1,6 @@
 //! Threads that send and receive with all operations: each accepted message is received, drained or
 //! dropped exactly once, and the messages of one sender and priority come in order.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod ledger;
 mod parties;

@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{
     Payload, WakeCounter, block_on, finish, received, run, run_with_unseen, sent, thoroughly,

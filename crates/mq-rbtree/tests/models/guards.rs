@@ -1,7 +1,7 @@
 //! Messages in guards: put back or accepted, beside receivers, full senders and a close.
 
 use mq_rbtree::{Bitmap, MessageGuard, RbTree, ReceiveError, SendRefused};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{
     Payload, Shared, TestLevels, block_on, finish, received, run, sent, soon, thoroughly, with,

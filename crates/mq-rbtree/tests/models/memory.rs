@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use mq_rbtree::{Bitmap, Queue, QueueStats, RbTree};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{Payload, TestLevels, finish, thoroughly, with};
 

@@ -10,7 +10,7 @@ mod random {
     use std::task::Poll;
 
     use mq_rbtree::{Bitmap, RbTree, ReceiveError, SendError, SendRefused};
-    use percpu::sync::{Arc, thread};
+    use offlock_sync::{Arc, thread};
 
     use crate::models::payload::{
         Payload, Shared, TestLevels, WakeCounter, block_on, finish, run_with_unseen, soon, unseen,

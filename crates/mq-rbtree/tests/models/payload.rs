@@ -10,9 +10,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
-use percpu::sync::native::atomic::{AtomicUsize, Ordering};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{Arc, Futex, model, thread, with_preemptions};
+use offlock_sync::native::atomic::{AtomicUsize, Ordering};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::{Arc, Futex, model, thread, with_preemptions};
 
 // All threads of a model run on one system thread, so each counter counts one run. The counters are
 // not part of the checked memory.

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use mq_rbtree::{Bitmap, Interest, Queue, Readiness, ReceiveError};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, thoroughly, with};
 

@@ -1,6 +1,6 @@
 //! The staging ring alone: what takes three threads, and is too much for loom with a queue around it.
 
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::thoroughly;
 

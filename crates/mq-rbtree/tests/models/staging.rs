@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 #[cfg(offlock_shuttle)]
 use super::payload::block_on;

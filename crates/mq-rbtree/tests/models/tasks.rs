@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{
     Payload, Shared, WakeCounter, block_on, check_waiters, finish, received, run, run_with_unseen,

@@ -1,7 +1,7 @@
 //! Threads that wait for each other, with and without a deadline.
 
 use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
-use percpu::sync::{Arc, thread};
+use offlock_sync::{Arc, thread};
 
 use super::payload::{
     Payload, WakeCounter, check_waiters, finish, received, run, sent, soon, thoroughly, with,

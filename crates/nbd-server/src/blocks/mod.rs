@@ -44,7 +44,7 @@ use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
 };
-use percpu::sync::Mutex;
+use offlock_sync::Mutex;
 use tracing::error;
 
 use crate::admission::SMALL;

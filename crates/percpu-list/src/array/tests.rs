@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use percpu::CpuId;
+use offlock_percpu::CpuId;
 
 use super::*;
 use crate::anchor::UNLINKED;

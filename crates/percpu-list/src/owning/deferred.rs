@@ -5,7 +5,7 @@
 
 use std::ptr::{self, NonNull};
 
-use percpu::sync::atomic::Ordering;
+use offlock_sync::atomic::Ordering;
 
 use crate::core::{Core, LockedShard};
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use percpu::CpuId;
-use percpu::lglock::LockError;
+use offlock_percpu::CpuId;
+use offlock_percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
 use crate::core::ShardRef;

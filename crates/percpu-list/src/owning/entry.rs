@@ -4,9 +4,9 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use percpu::CpuId;
+use offlock_percpu::CpuId;
 #[cfg(doc)]
-use percpu::lglock::LockError;
+use offlock_percpu::lglock::LockError;
 
 use crate::error::RemoveError;
 

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use percpu::lglock::LockError;
-use percpu::sync::Arc;
-use percpu::{AllocError, CpuId};
+use offlock_percpu::lglock::LockError;
+use offlock_percpu::{AllocError, CpuId};
+use offlock_sync::Arc;
 
 use crate::core::{Core, ShardRef};
 use crate::error::{InsertError, Refused};

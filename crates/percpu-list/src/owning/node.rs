@@ -15,11 +15,11 @@ use std::ops::Deref;
 use std::process;
 use std::ptr::{self, NonNull};
 
-use percpu::CpuId;
-use percpu::alloc::try_box;
-use percpu::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{check, order};
+use offlock_percpu::CpuId;
+use offlock_sync::alloc::try_box;
+use offlock_sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::{check, order};
 
 use crate::anchor::Anchor;
 
@@ -35,7 +35,7 @@ pub(super) struct Node<T> {
 }
 
 // The crate documentation says how much memory a node takes. The atomics of a model are larger.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 const _: () = assert!(size_of::<Node<u64>>() == 32 + size_of::<u64>());
 
 impl<T> Node<T> {

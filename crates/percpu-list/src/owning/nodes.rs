@@ -7,8 +7,8 @@
 
 use std::marker::PhantomData;
 
-use percpu::CpuId;
-use percpu::lglock::LockError;
+use offlock_percpu::CpuId;
+use offlock_percpu::lglock::LockError;
 
 use crate::core::{Core, LockedShard};
 

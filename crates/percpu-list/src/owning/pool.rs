@@ -12,8 +12,8 @@
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{check, step};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{check, step};
 
 use crate::anchor::Anchor;
 use crate::core::LockedShard;
@@ -23,7 +23,7 @@ use super::node::NodePtr;
 
 /// The number of nodes that a shard keeps: a guess. The models keep one, to see the pool full and
 /// empty.
-const LIMIT: u8 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
+const LIMIT: u8 = if cfg!(offlock_model) { 1 } else { 16 };
 /// The size of the largest value that is moved in and out under a lock: a guess.
 const MAX_SIZE: usize = 128;
 

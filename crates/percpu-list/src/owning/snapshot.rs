@@ -3,7 +3,7 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use percpu::lglock::{GlobalGuard, LockError};
+use offlock_percpu::lglock::{GlobalGuard, LockError};
 
 use crate::array::Array;
 use crate::core::LockedShard;
@@ -133,7 +133,7 @@ impl<'s, T> Iterator for SnapshotIter<'s, T> {
 
     fn next(&mut self) -> Option<&'s T> {
         while self.left != 0 {
-            let slot = percpu::CpuId::new(self.slot);
+            let slot = offlock_percpu::CpuId::new(self.slot);
             let shard = self.snapshot.nodes.core().shard(slot);
             // SAFETY: the snapshot holds the locks of all slots as long as `'s`, and nothing
             // changes an array through it.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
 
-use percpu::lglock::LockError;
+use offlock_percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
 use crate::cursor::Cursor;

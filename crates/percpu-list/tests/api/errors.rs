@@ -1,5 +1,5 @@
 //! The texts and numbers of the errors, and which types are `Send`, `Sync` and covariant.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::error::Error;

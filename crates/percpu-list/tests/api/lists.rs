@@ -90,7 +90,7 @@ fn inv15_hits_are_counted_by_the_slot_that_an_entry_was_added_to() {
     let list = PerCpuList::new();
     let cpus = allowed_cpus();
     let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
-    let node = |cpu: usize| percpu::topology().node_of(CpuId::new(cpu as u32));
+    let node = |cpu: usize| offlock_percpu::topology().node_of(CpuId::new(cpu as u32));
     assert_eq!(list.stats(), Stats::default());
     assert_eq!(list.stats().cpu_hit_percent(), 100.0);
     for n in 0..10 {

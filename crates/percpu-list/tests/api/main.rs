@@ -1,7 +1,7 @@
 //! The tests that can share one process.
 //!
 //! A test that needs an allocator, a limit or a child process of its own is a separate program.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod errors;
 mod list_model;

@@ -1,5 +1,5 @@
 //! The function that the fuzzer drives, on the fuzzer's corpus and on random bytes.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 use crate::list_ops as driven;
 

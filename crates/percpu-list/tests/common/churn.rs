@@ -56,6 +56,6 @@ pub(crate) fn storm_on(
         }
     });
     let calls = calls.into_inner();
-    println!("{calls} calls; {}", percpu::capabilities());
+    println!("{calls} calls; {}", offlock_percpu::capabilities());
     calls
 }

@@ -1,6 +1,6 @@
 //! Entries that several threads add, remove, drain and drop at the same time.
 
-use percpu::sync::{Arc, model};
+use offlock_sync::{Arc, model};
 use percpu_list::{Entry, PerCpuList, Refused};
 
 use super::payload::{Drops, ONE, Payload, ZERO, spawn_on, thoroughly};

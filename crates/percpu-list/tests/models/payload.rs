@@ -1,11 +1,11 @@
 //! The values that the models put on lists. The checker sees every read of one, even
 //! after its drop, and the drops are counted.
 
-use percpu::CpuId;
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::virtual_cpu::set_current;
-use percpu::sync::{Arc, model, thread, with_preemptions};
+use offlock_percpu::CpuId;
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::virtual_cpu::set_current;
+use offlock_sync::{Arc, model, thread, with_preemptions};
 
 pub(super) const ZERO: CpuId = CpuId::new(0);
 pub(super) const ONE: CpuId = CpuId::new(1);

@@ -1,6 +1,6 @@
 //! Pooled nodes, while other threads have references to their earlier values.
 
-use percpu::sync::{Arc, model};
+use offlock_sync::{Arc, model};
 
 use super::owning::{List, with};
 use super::payload::{ONE, ZERO, spawn_on, yield_often};

@@ -1,7 +1,7 @@
 //! A snapshot shows one instant.
 
-use percpu::sync::virtual_cpu::set_current;
-use percpu::sync::{Arc, is_planted, model};
+use offlock_sync::virtual_cpu::set_current;
+use offlock_sync::{Arc, is_planted, model};
 
 use super::owning::{List, with};
 use super::payload::{ONE, ZERO, spawn_on, yield_often};

@@ -1,6 +1,6 @@
 //! Walks that release the lock between entries.
 
-use percpu::sync::{Arc, model};
+use offlock_sync::{Arc, model};
 
 use super::owning::{List, with};
 use super::payload::{ONE, ZERO, spawn_on};

@@ -40,7 +40,7 @@ fn fast_path_answers_exactly_if_the_backend_is_rseq() {
 
 /// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT`
 /// calls, and at once if rseq keeps the id.
-#[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
+#[cfg(not(offlock_virtual_cpu))]
 #[test]
 fn recent_cpu_is_renewed_within_its_limit() {
     use testkit::pin::{allowed_cpus, pin_to};

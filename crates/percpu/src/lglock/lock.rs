@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{SpinLimit, order, spin, thread_id};
 
-use crate::cpu::CpuId;
-use crate::sync::atomic::Ordering;
-use crate::sync::{SpinLimit, cpu, order, spin, thread_id};
+use crate::cpu::{self, CpuId};
 
 use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard};
@@ -87,7 +87,7 @@ impl<T> LgLock<T> {
     /// [`LockError::Deadlock`] where the call could wait for ever.
     #[inline]
     pub fn local(&self) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.slot(cpu::current())?, Mode::Wait)
+        self.lock(self.slot(cpu::current_cpu())?, Mode::Wait)
     }
 
     /// Locks the slot of the current CPU, if it is free. Never blocks.
@@ -97,7 +97,7 @@ impl<T> LgLock<T> {
     /// The errors of [`local`](Self::local), and [`LockError::WouldBlock`] where that waits.
     #[inline]
     pub fn try_local(&self) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.slot(cpu::current())?, Mode::Try)
+        self.lock(self.slot(cpu::current_cpu())?, Mode::Try)
     }
 
     /// Locks the slot of `cpu`. Blocks while another thread holds it.
@@ -230,7 +230,7 @@ fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
     let acquire = order!(Acquire, "lock a slot: the value");
     // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value. Relaxed
     // on failure: the value is not used then.
-    let taken = if cfg!(any(offlock_loom, offlock_shuttle)) {
+    let taken = if cfg!(offlock_model) {
         // Equivalent, because the word has two values. loom lets a swap that read HELD undo a
         // release.
         slot.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()

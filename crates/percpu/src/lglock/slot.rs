@@ -1,12 +1,12 @@
 //! The slot of one CPU, and the raw guard that unlocks it.
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::Parker;
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::order;
 
 use crate::cpu::CpuId;
-use crate::sync::Parker;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::cell::UnsafeCell;
-use crate::sync::order;
 
 /// The word of a held slot.
 ///
@@ -105,5 +105,5 @@ impl Drop for RawGuard<'_> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

@@ -16,13 +16,14 @@ use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
+use offlock_sync::atomic::{AtomicPtr, Ordering};
+use offlock_sync::quarantine::Watched;
+use offlock_sync::{order, step};
+
 use super::guard::{Guard, pin};
 use super::owned::{Node, Owned};
 use super::unlinked::Unlinked;
 use crate::error::impl_error;
-use crate::sync::atomic::{AtomicPtr, Ordering};
-use crate::sync::quarantine::Watched;
-use crate::sync::{order, step};
 
 /// A guard that protects loaded values: a [`Guard`]. Sealed.
 ///

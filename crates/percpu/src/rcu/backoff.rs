@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::sync::thread;
+use offlock_sync::thread;
 
 /// The state of one wait: spins and yields first, then sleeps for growing times.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub(super) struct Backoff {
 impl Backoff {
     /// Pauses the calling thread, longer with each call, for at most 1 ms.
     pub(super) fn wait(&mut self) {
-        if cfg!(any(offlock_loom, offlock_shuttle)) {
+        if cfg!(offlock_model) {
             return thread::yield_now(); // another thread of the model runs
         }
         if !self.spins.is_completed() {

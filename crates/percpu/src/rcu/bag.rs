@@ -7,11 +7,12 @@
 
 use std::ptr::{self, NonNull};
 
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::check;
+use offlock_sync::const_fn;
+
 use super::backoff::Backoff;
 use super::spin_lock::SpinLock;
-use crate::sync::cell::UnsafeCell;
-use crate::sync::check;
-use crate::sync::const_fn;
 
 /// The 16 bytes that an object contains so that it can be retired by
 /// [`retire_raw`](super::retire_raw).
@@ -47,7 +48,7 @@ pub struct RetireHead {
     pub(super) free: unsafe fn(NonNull<RetireHead>),
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 const _: () = assert!(size_of::<RetireHead>() == 16);
 
 // SAFETY: one thread at a time accesses `next`: the thread that retires the object, then the holder

@@ -3,23 +3,23 @@
 use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicPtr, Ordering};
+use offlock_sync::const_fn;
+use offlock_sync::native::atomic::{AtomicU64 as Statistic, Ordering::Relaxed};
 
 use super::bag::{Bag, Lists, Segment};
 use super::in_flight::InFlight;
-use crate::cpu::CpuId;
+use crate::cpu::{self, CpuId};
 use crate::fence;
-use crate::sync::atomic::{AtomicPtr, Ordering};
-use crate::sync::native::atomic::{AtomicU64 as Statistic, Ordering::Relaxed};
-use crate::sync::{const_fn, cpu};
 
 /// The number of objects at which a bag is closed.
 ///
 /// Measured in ns per replaced and dropped 144-byte node, with one thread and with two threads,
 /// each of which interrupts the other with its `heavy`: 64: 52 and 213, 128: 52 and 174, 512: 52
 /// and 95, 1,024: 52 and 80, 2,048: 53 and 66.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(not(offlock_model))]
 const BATCH: usize = 1024;
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 const BATCH: usize = 2;
 
 /// The number of bytes at which a bag is closed. A guess.
@@ -80,7 +80,7 @@ impl Bags {
             self.allocate();
         }
         let bags = self.all();
-        let own = cpu::current().index();
+        let own = cpu::current_cpu().index();
         let mut in_turn = bags[own..].iter().chain(&bags[..own]);
         let found = in_turn.find_map(|bag| Some((&**bag, bag.try_with(&mut f)?)));
         found.unwrap_or_else(|| (&bags[own], bags[own].with(f)))

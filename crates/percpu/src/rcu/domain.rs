@@ -43,15 +43,15 @@
 //! 2. No reader holds or can load a reference to an object whose target is `completed` or less.
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::const_fn;
+use offlock_sync::{global, order, step};
 
 use super::backoff::Backoff;
 use super::bags::Bags;
 use super::registry::Registry;
 use super::spin_lock::SpinLock;
 use crate::fence;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::const_fn;
-use crate::sync::{global, order, step};
 
 global! {
     static DOMAIN: Domain = Domain::new();

@@ -5,9 +5,10 @@ use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
+use offlock_sync::{check, const_thread_local};
+
 use super::domain::{domain, init_domain};
 use super::registry::{RELEASE_ON_UNPIN, Slot};
-use crate::sync::{check, const_thread_local};
 
 /// The slot of the calling thread.
 struct Local {
@@ -176,7 +177,7 @@ pub fn is_pinned() -> bool {
 }
 
 /// Runs what a thread runs at its end, for models.
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 pub fn end_thread() {
     EXIT.with(ThreadExit::run);
 }

@@ -11,11 +11,11 @@
 //!    objects it waits for stay in the bags.
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use offlock_sync::const_fn;
 
 use super::backoff::Backoff;
 use super::spin_lock::SpinLock;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::sync::const_fn;
 
 /// The number of batches that are being freed.
 #[derive(Debug)]

@@ -78,7 +78,7 @@ pub use self::bag::RetireHead;
 pub use self::batch::Batch;
 pub use self::error::SynchronizeError;
 pub use self::grace_period::{GracePeriod, barrier, start_grace_period, synchronize};
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[doc(hidden)]
 pub use self::guard::end_thread;
 pub use self::guard::{Guard, is_pinned, pin};

@@ -19,8 +19,9 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
+use offlock_sync::quarantine::{Watched, free};
+
 use super::bag::RetireHead;
-use crate::sync::quarantine::{Watched, free};
 
 /// A value behind the head that retires it.
 #[repr(C)]

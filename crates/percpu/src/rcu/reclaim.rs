@@ -28,11 +28,13 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use offlock_sync::panics::drop_payload;
+use offlock_sync::{const_thread_local, step};
+
 use super::bag::{Bag, RetireHead, Segment, next_of};
 use super::bags::{Bags, is_full};
 use super::domain::{Domain, GpGuard, domain};
-use crate::sync::panics::drop_payload;
-use crate::sync::{const_thread_local, cpu, step};
+use crate::cpu;
 
 /// Frees an object once no reader can hold a reference to it.
 ///
@@ -49,7 +51,7 @@ use crate::sync::{const_thread_local, cpu, step};
 #[inline]
 pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
     let domain = domain();
-    let own = domain.bags.bag(cpu::current());
+    let own = domain.bags.bag(cpu::current_cpu());
     let pushed = own.and_then(|bag| {
         let full = bag.try_with(|lists| {
             lists.filling.push(head, bytes);
@@ -191,7 +193,7 @@ fn free_list(first: *mut RetireHead) {
             unsafe { free(head) };
         }
     };
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
+    if cfg!(offlock_model) {
         run(); // a panic is a finding of the model checker
     } else {
         while let Err(payload) = catch_unwind(AssertUnwindSafe(&mut run)) {

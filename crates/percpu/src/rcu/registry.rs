@@ -21,12 +21,12 @@
 use std::ptr;
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::const_fn;
+use offlock_sync::{order, step, thread_id};
 
 use crate::fence;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use crate::sync::cell::UnsafeCell;
-use crate::sync::const_fn;
-use crate::sync::{order, step, thread_id};
 
 /// Added to the nesting of a slot that the last unpin must release.
 pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;

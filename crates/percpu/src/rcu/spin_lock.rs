@@ -1,8 +1,8 @@
 //! The spin lock of the bags and of the grace periods.
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::const_fn;
-use crate::sync::order;
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::const_fn;
+use offlock_sync::order;
 
 /// A spin lock without a guard. Most callers only call [`try_lock`](SpinLock::try_lock).
 #[derive(Debug)]

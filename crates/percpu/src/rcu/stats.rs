@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use offlock_sync::native::atomic::Ordering::Relaxed;
+
 use super::domain::domain;
-use crate::sync::native::atomic::Ordering::Relaxed;
 
 /// The numbers of retired and freed objects since the process started. Returned by [`stats`].
 ///

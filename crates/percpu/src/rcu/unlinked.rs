@@ -8,13 +8,14 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
+use offlock_sync::quarantine::Watched;
+
 use super::batch::Batch;
 use super::error::SynchronizeError;
 use super::grace_period::synchronize;
 use super::owned::{Node, NodePtr, Owned, head_of};
 use super::reclaim::retire_raw;
 use crate::error::impl_error;
-use crate::sync::quarantine::Watched;
 
 /// A value that new readers cannot find, but that earlier readers may still use.
 ///

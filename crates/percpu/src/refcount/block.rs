@@ -45,12 +45,12 @@ use std::array;
 use std::fmt;
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use offlock_sync::{check, order, step};
 
 use super::words::{self, BIAS, CLOSED, try_add, try_add_without_section};
 use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
-use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use crate::sync::{check, order, step};
 use crate::words::{BLOCK, WordBlock};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
@@ -82,7 +82,7 @@ struct Count {
     folded: AtomicU64,
 }
 
-#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(target_arch = "x86_64", not(offlock_model)))]
 const _: () = assert!(size_of::<RefBlock>() == 128 + BLOCK * 24);
 
 impl RefBlock {
@@ -272,6 +272,6 @@ impl fmt::Debug for RefBlock {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 #[path = "block_tests.rs"]
 mod tests;

@@ -1,8 +1,9 @@
 //! Blocks of counts with one thread or a few; the stress tests are in `tests/`.
 
+use offlock_sync::{Arc, thread};
+
 use super::*;
 use crate::fence::heavy_rseq;
-use crate::sync::{Arc, thread};
 
 const OPEN: u64 = 5 << 33;
 

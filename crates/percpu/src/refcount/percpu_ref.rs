@@ -6,15 +6,16 @@ use std::fmt;
 use std::mem;
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{order, step};
 
 use super::error::KillError;
 use super::words::{self, BIAS, try_add};
+use crate::cpu;
 use crate::error::out_of_memory;
 use crate::fence;
 use crate::rseq::section;
-use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use crate::sync::cell::UnsafeCell;
-use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
 type ReleaseFn = Box<dyn FnOnce() + Send>;
@@ -61,7 +62,7 @@ struct Cold {
     release: UnsafeCell<Option<ReleaseFn>>,
 }
 
-#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(target_arch = "x86_64", not(offlock_model)))]
 const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
 
 // SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time

@@ -5,9 +5,11 @@
 //! sections change the words, and a gate closes them. Elsewhere, and always in `remote`, the value of
 //! a word says whether the word is open.
 
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::{order, step};
+
+use crate::cpu;
 use crate::rseq::section::{self, Refused};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
 /// Added to the atomic of a count while its words are open. References and puts before a fold cannot
@@ -48,7 +50,7 @@ pub(super) fn try_add_without_section(words: &Words, remote: &AtomicU64, delta: 
     if section::available() {
         add_if_open(remote, delta)
     } else {
-        add_if_open(words.slot(cpu::recent()), delta)
+        add_if_open(words.slot(cpu::recent_cpu()), delta)
     }
 }
 

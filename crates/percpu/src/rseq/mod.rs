@@ -26,6 +26,6 @@ mod operations;
 pub(crate) mod section;
 #[cfg(all(
     any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))),
-    not(any(offlock_loom, offlock_shuttle))
+    not(offlock_model)
 ))]
 mod self_test;

@@ -5,10 +5,11 @@
 //! in turn. So a section that began before it has committed, and a section that begins later sees
 //! the stores that the calling thread of `heavy_rseq` made before.
 
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::{check, virtual_cpu};
+
 use crate::cpu::CpuId;
 use crate::rseq::operations::{Added, Operations, Refused};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{check, virtual_cpu};
 use crate::words::Words;
 
 pub(super) fn state() -> Result<(), &'static str> {

@@ -1,14 +1,15 @@
 //! The operations of sections, and why a section refuses one.
 
+use offlock_sync::atomic::AtomicU64;
+
 use crate::cpu::CpuId;
-use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
 
 /// The reason why a section did not commit. A refused section has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     all(
-        not(any(test, offlock_loom, offlock_shuttle)),
+        not(any(test, offlock_model)),
         any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
     ),
     expect(dead_code, reason = "without sections `NoCpu` is the only refusal")

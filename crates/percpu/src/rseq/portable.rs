@@ -1,8 +1,9 @@
 //! Builds without sections: there are no operations, and the compiler removes the code behind them.
 
+use offlock_sync::atomic::AtomicU64;
+
 use crate::cpu::CpuId;
 use crate::rseq::operations::{Added, Operations, Refused};
-use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
 
 pub(super) fn state() -> Result<(), &'static str> {

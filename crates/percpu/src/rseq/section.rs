@@ -17,20 +17,17 @@
 pub(crate) use super::operations::Refused;
 use super::operations::{Added, Operations};
 use crate::cpu::CpuId;
-use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
+use offlock_sync::atomic::AtomicU64;
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(offlock_model)]
 #[path = "model.rs"]
 mod imp;
-#[cfg(all(
-    target_arch = "x86_64",
-    not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
-))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 #[path = "x86_64.rs"]
 mod imp;
 #[cfg(all(
-    not(any(offlock_loom, offlock_shuttle)),
+    not(offlock_model),
     any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
 ))]
 #[path = "portable.rs"]

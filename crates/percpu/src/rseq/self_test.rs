@@ -9,10 +9,11 @@
 //! counter. Instead the process registers for the barrier that restarts sections; a kernel without
 //! that barrier refuses.
 
+use offlock_sync::atomic::{AtomicU64, Ordering};
+
 use super::operations::{Operations, Refused};
 use crate::cpu::{CpuId, getcpu};
 use crate::starting::starting_with_helper;
-use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::words::Words;
 
 /// The number of attempts to get one id from a section and from `sched_getcpu`. A guess: the thread

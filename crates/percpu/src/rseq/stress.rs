@@ -12,16 +12,17 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use offlock_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use testkit::pin::{allowed_cpus, pin_thread_to};
+use testkit::signals::{ThreadTimer, handle};
+use testkit::stress::{keep_running, stress_time};
+
 use super::{RseqOperations, operations, usable};
 use crate::cpu::getcpu;
 use crate::fence;
 use crate::rseq::operations::{Operations, Refused};
 use crate::rseq::section;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::words::Words;
-use testkit::pin::{allowed_cpus, pin_thread_to};
-use testkit::signals::{ThreadTimer, handle};
-use testkit::stress::{keep_running, stress_time};
 
 const THREADS: usize = 8;
 

@@ -37,16 +37,17 @@
 //! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed. It stays 0 if no
 //!    sections run.
 
+use offlock_sync::atomic::AtomicU64;
+use offlock_sync::native::OnceLock;
+use offlock_sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
+
+use crate::cpu;
 use crate::cpu::{CpuId, rseq_ids};
 use crate::fence;
 use crate::rseq::operations::{Added, Operations, Refused};
 use crate::rseq::self_test::decide;
 use crate::rseq::{Offset, find};
 use crate::starting::starting;
-use crate::sync::atomic::AtomicU64;
-use crate::sync::cpu;
-use crate::sync::native::OnceLock;
-use crate::sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
 use crate::words::{STRIDE, Words};
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");

@@ -90,7 +90,7 @@ mod marker {
 
     fn threads() {
         send::<PerCpu<Cell<u8>>>();
-        sync::<PerCpu<crate::sync::atomic::AtomicU64>>();
+        sync::<PerCpu<offlock_sync::atomic::AtomicU64>>();
     }
 
     fn covariant<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {

@@ -1,5 +1,6 @@
+use offlock_sync::atomic::Ordering;
+
 use crate::cpu::CpuId;
-use crate::sync::atomic::Ordering;
 use crate::words::{BLOCK, STRIDE, WordBlock, Words};
 
 #[test]

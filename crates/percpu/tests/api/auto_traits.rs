@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::MutexGuard;
 
 use offlock_percpu::fence::Strategy;
-use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
     AllocError, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter, PercpuRef,
     RefBlock, Reference, Topology,
 };
+use offlock_sync::{WordGuard, WordLock};
 
 /// `none::<T>` names one function only if `T` has none of the traits.
 trait NotSend<A> {

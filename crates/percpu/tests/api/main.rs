@@ -1,6 +1,6 @@
 //! Tests that share one process. RCU has a test program of its own, and so have tests that need an
 //! allocator, a seccomp filter or a signal handler.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 // The fuzz target shares `model`, and renames its dependency to `percpu`.
 extern crate offlock_percpu as percpu;

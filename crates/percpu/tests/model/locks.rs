@@ -1,7 +1,7 @@
 //! The lock on one thread: which guards are granted, and the errors of the others.
 
-use percpu::lglock::{GlobalGuard, LocalGuard};
-use percpu::{CpuId, LgLock, LockError};
+use offlock_percpu::lglock::{GlobalGuard, LocalGuard};
+use offlock_percpu::{CpuId, LgLock, LockError};
 
 /// The most guards held at a time.
 const MOST: usize = 8;

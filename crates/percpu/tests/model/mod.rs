@@ -3,7 +3,7 @@
 //! The property test and the fuzz target share it. It uses one thread, and searches for a sequence
 //! of operations on several types after which a count is wrong.
 
-use percpu::{CpuId, LgLock, PerCpuCounter, topology};
+use offlock_percpu::{CpuId, LgLock, PerCpuCounter, topology};
 
 use self::locks::Locks;
 use self::readers::Readers;

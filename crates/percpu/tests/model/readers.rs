@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use percpu::rcu::{self, Atomic, Guard, Owned};
+use offlock_percpu::rcu::{self, Atomic, Guard, Owned};
 
 /// The most guards held at a time.
 const MOST: usize = 8;

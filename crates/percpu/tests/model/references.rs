@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use percpu::{KillError, PercpuRef, Reference};
+use offlock_percpu::{KillError, PercpuRef, Reference};
 
 /// Counts the calls of the release closure of one object.
 #[derive(Clone, Default)]

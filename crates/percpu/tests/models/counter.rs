@@ -1,8 +1,8 @@
 //! The per-CPU counter: adds against carries and folds.
 
-use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
-use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, PerCpuCounter};
+use offlock_sync::virtual_cpu::{set_current, take_id};
+use offlock_sync::{Arc, thread};
 
 use super::{both_modes, with_sections};
 

@@ -7,9 +7,9 @@
 
 use offlock_percpu::CpuId;
 use offlock_percpu::lglock::{LgLock, LockError};
-use offlock_percpu::sync::atomic::{AtomicU64, Ordering};
-use offlock_percpu::sync::virtual_cpu::set_current;
-use offlock_percpu::sync::{Arc, thread};
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::virtual_cpu::set_current;
+use offlock_sync::{Arc, thread};
 
 use super::{Long, model};
 

@@ -14,12 +14,12 @@ mod refcount;
 use std::cell::Cell;
 use std::env;
 
-use offlock_percpu::sync::virtual_fence::with_membarrier;
-use offlock_percpu::sync::{self, virtual_cpu, with_preemptions};
+use offlock_sync::virtual_fence::with_membarrier;
+use offlock_sync::{virtual_cpu, with_preemptions};
 
 /// Runs a model with membarrier, as the crate runs in most programs.
 fn model(f: impl Fn() + Send + Sync + 'static) {
-    thoroughly(|| with_membarrier(|| sync::model(f)));
+    thoroughly(|| with_membarrier(|| offlock_sync::model(f)));
 }
 
 /// Runs a model with membarrier, with rseq sections and then without.

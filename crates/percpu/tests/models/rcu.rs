@@ -1,9 +1,9 @@
 //! Grace periods, guards and reclamation.
 
 use offlock_percpu::rcu::{self, Atomic, Owned, Unlinked};
-use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::{Arc, Condvar, Mutex, thread};
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::{Arc, Condvar, Mutex, thread};
 
 use super::Long;
 

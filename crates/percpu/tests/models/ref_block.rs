@@ -5,11 +5,11 @@
 //! early, or that is not ordered after every look, fails the model. An end that comes twice frees
 //! twice, and one that never comes is missing in the count of ends.
 
-use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
-use offlock_percpu::sync::{Arc, is_planted, step, thread};
 use offlock_percpu::{CpuId, RefBlock, fence};
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::virtual_cpu::{set_current, take_id};
+use offlock_sync::{Arc, is_planted, step, thread};
 
 use super::{both_modes, with_sections};
 

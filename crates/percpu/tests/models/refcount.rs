@@ -6,12 +6,12 @@
 
 use std::sync::atomic::Ordering;
 
-use offlock_percpu::sync::atomic::{AtomicPtr, AtomicUsize};
-use offlock_percpu::sync::cell::UnsafeCell;
-use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
-use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, KillError, PercpuRef};
+use offlock_sync::atomic::{AtomicPtr, AtomicUsize};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::virtual_cpu::{set_current, take_id};
+use offlock_sync::{Arc, thread};
 
 use super::{Long, both_modes, with_sections};
 

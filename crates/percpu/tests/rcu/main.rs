@@ -1,5 +1,5 @@
 //! Tests of RCU. They take turns, because a process has one domain.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod alone;
 mod domain;

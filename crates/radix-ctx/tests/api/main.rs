@@ -1,7 +1,7 @@
 //! Tests of tables that share one process.
 //!
 //! A test that needs an allocator or a limit of its own is a test program of its own.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+#![cfg(not(offlock_model))]
 
 mod reentry;
 mod table;

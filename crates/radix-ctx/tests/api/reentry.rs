@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use percpu::rcu::{self, Atomic, Owned};
+use offlock_percpu::rcu::{self, Atomic, Owned};
 use radix_ctx::{CtxTable, WaitError};
 
 thread_local! {

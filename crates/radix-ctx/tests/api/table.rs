@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, InsertRefused, LookupError};
 
 #[test]

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, LookupError, WaitError};
 
 /// The time of waits that must not end.

@@ -1,8 +1,8 @@
 //! The limits of a table: never exceeded, and no insert is refused that fits.
 
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::virtual_fence::with_membarrier;
-use percpu::sync::{Arc, model, thread};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::virtual_fence::with_membarrier;
+use offlock_sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, InsertRefused};
 
 use super::support::{spawn, thoroughly};

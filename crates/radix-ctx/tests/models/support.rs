@@ -1,6 +1,6 @@
 //! Helpers of the models.
 
-use percpu::sync::{Arc, model, thread, with_preemptions};
+use offlock_sync::{Arc, model, thread, with_preemptions};
 
 /// Runs a model with at least three preemptions, for models that take less than a second with them.
 pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {

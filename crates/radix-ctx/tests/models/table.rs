@@ -4,13 +4,13 @@
 //! or is not ordered after it. A second drop finds the memory in quarantine. A missing drop is missed by
 //! the count.
 
-use percpu::CpuId;
-use percpu::rcu;
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::virtual_cpu::set_current;
-use percpu::sync::virtual_fence::both_strategies;
-use percpu::sync::{Arc, model, thread};
+use offlock_percpu::CpuId;
+use offlock_percpu::rcu;
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::virtual_cpu::set_current;
+use offlock_sync::virtual_fence::both_strategies;
+use offlock_sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, Id, LookupError};
 
 use super::support::{TIMES, spawn, thoroughly, yield_often};

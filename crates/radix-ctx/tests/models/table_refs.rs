@@ -3,12 +3,12 @@
 use std::future::Future;
 use std::task::{Context, Wake, Waker};
 
-use percpu::CpuId;
-use percpu::rcu;
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
-use percpu::sync::virtual_fence::{both_strategies, with_membarrier};
-use percpu::sync::{Arc, model, thread};
+use offlock_percpu::CpuId;
+use offlock_percpu::rcu;
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_sync::virtual_fence::{both_strategies, with_membarrier};
+use offlock_sync::{Arc, model, thread};
 use radix_ctx::{CtxRef, GetRefError, Id, LookupError};
 
 use super::support::{spawn, thoroughly, yield_often};

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use percpu::rcu;
+use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, WaitError};
 
 const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;

@@ -112,5 +112,5 @@ impl<T> Drop for TryArc<T> {
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+#[cfg(all(test, not(offlock_model)))]
 mod tests;

@@ -302,7 +302,7 @@ fn is_left_out(attributes: &[Attribute]) -> bool {
 
 /// Returns whether the condition of a `cfg` names tests or a model checker outside `not(..)`.
 fn names_a_test(condition: TokenStream) -> bool {
-    let tests = ["test", "offlock_loom", "offlock_shuttle", "offlock_virtual_cpu"];
+    let tests = ["test", "offlock_loom", "offlock_shuttle", "offlock_model", "offlock_virtual_cpu"];
     let mut trees = condition.into_iter();
     while let Some(tree) = trees.next() {
         match tree {
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn tests_models_and_assertions_have_none() {
         let source = "#[cfg(test)] mod t { fn a() { b(); } }\n#[test] fn c() { d(); }\n\
-                      #[cfg(any(offlock_loom, offlock_shuttle))] fn e() { f(); }\n\
+                      #[cfg(offlock_model)] fn e() { f(); }\n\
                       fn g() { assert!(h < i); debug_assert_eq!(j(), k); }\n\
                       impl fmt::Debug for L { fn m() { n(); } }\n\
                       #[cfg(all(test, not(offlock_loom)))] mod q { fn r() { s(); } }\n\

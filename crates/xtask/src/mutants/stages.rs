@@ -49,7 +49,7 @@ pub(super) fn copy(ws: &Workspace) -> Result<Workspace> {
 pub(super) fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
     let cargo = copy.cargo(["test", "--offline", "--profile", "loom", "--test", checker]);
     let cargo = cargo.args(packages(std::slice::from_ref(package)));
-    cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
+    cfg::model(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
 }
 
 /// The name of a stage, what runs it, and the options of its test programs.

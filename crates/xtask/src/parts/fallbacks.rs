@@ -62,17 +62,16 @@ fn is_wanted(binary: &TestBinary, crates: &[Crate]) -> bool {
     }
 }
 
-/// Returns whether the crate is `percpu`, or its sources name more of `percpu` than the facade over
-/// std's and loom's primitives, in which there is no rseq.
+/// Returns whether the crate is `percpu`, or its sources name it. `offlock-sync` has no sections.
 fn touches_rseq(package: &Crate) -> bool {
-    package.name == "percpu" || names_more_than_the_facade(&package.dir.join("src"))
+    package.name == "percpu" || names_percpu(&package.dir.join("src"))
 }
 
-fn names_more_than_the_facade(sources: &Path) -> bool {
+fn names_percpu(sources: &Path) -> bool {
     rust_files(sources).iter().any(|file| {
         let text = fs::read_to_string(file).unwrap_or_default();
-        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        code.flat_map(|line| line.split("percpu::").skip(1)).any(|rest| !rest.starts_with("sync::"))
+        let mut code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        code.any(|line| line.contains("offlock_percpu::"))
     })
 }
 
@@ -82,16 +81,16 @@ mod tests {
     use crate::workspace::Scratch;
 
     #[test]
-    fn the_facade_alone_is_no_rseq() {
+    fn a_comment_touches_no_rseq() {
         let scratch = Scratch::new("rseq").unwrap();
         let touches = |text: &str| {
             fs::write(scratch.path.join("a.rs"), text).unwrap();
-            names_more_than_the_facade(&scratch.path)
+            names_percpu(&scratch.path)
         };
-        assert!(!touches("use percpu::sync::{Arc, Mutex};\n// as percpu::rcu does\nfn a() {}\n"));
-        assert!(touches("use percpu::sync::Arc;\nuse percpu::rcu;\n"));
-        assert!(touches("use percpu::{CpuId, sync};\n"));
-        assert!(touches("fn a() { percpu::sync::b(percpu::fence::c()) }\n"));
+        assert!(!touches(
+            "use offlock_sync::{Arc, Mutex};\n// as offlock_percpu::rcu does\nfn a() {}\n"
+        ));
+        assert!(touches("use offlock_sync::Arc;\nuse offlock_percpu::rcu;\n"));
     }
 
     #[test]

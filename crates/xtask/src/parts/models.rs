@@ -100,5 +100,5 @@ fn build(ws: &Workspace, checker: Checker, crates: &[Crate]) -> Result<Vec<TestB
         return Err(Error::new(format!("no model for {name} was found")));
     }
     let cargo = ws.cargo(["test", "--profile", "loom"]).args(packages(&with_models));
-    binaries::build(cfg::everywhere(ws, name, cargo.args(["--test", name])))
+    binaries::build(cfg::model(ws, name, cargo.args(["--test", name])))
 }

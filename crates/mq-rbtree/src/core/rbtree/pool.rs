@@ -24,10 +24,10 @@
 use std::alloc::Layout;
 use std::sync::Arc;
 
-use percpu::AllocError;
-use percpu::alloc::try_box;
-use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::check;
+use offlock_sync::AllocError;
+use offlock_sync::alloc::try_box;
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::check;
 
 use super::node::{Link, Node, NodePtr};
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::panic::resume_unwind;
 use std::thread;
 
-use percpu::sync::Mutex;
+use offlock_sync::Mutex;
 
 use super::*;
 

@@ -1,8 +1,8 @@
 //! The layout of a slot.
 
 use super::*;
+use crate::cpu;
 use crate::lglock::LgLock;
-use crate::sync::cpu;
 
 /// This holds for any size of the value. The parker, which an unlock reads, is on the cache
 /// line of the word.
