@@ -195,27 +195,25 @@
 //! - The lists are dense arrays, so a walk reads adjacent pointers. While a walk has released the
 //!   lock, no entry moves.
 
-mod anchor;
-mod array;
-mod chunk;
-mod core;
-mod cursor;
+mod cells;
+mod entry;
 mod error;
 #[cfg(doc)]
 pub mod guide;
-mod owning;
-mod shard;
-mod slots;
+mod list;
+mod snapshot;
 mod stats;
+mod walk;
 
 pub use percpu::lglock::LockError;
 pub use percpu::{AllocError, CpuId};
 
+pub use self::entry::{ArcEntry, Entry, Ref};
 pub use self::error::{InsertError, Refused, RemoveError};
-pub use self::owning::{
-    ArcEntry, Drain, Entry, Holder, Iter, PerCpuList, Ref, Snapshot, SnapshotIter,
-};
+pub use self::list::PerCpuList;
+pub use self::snapshot::{Snapshot, SnapshotIter};
 pub use self::stats::Stats;
+pub use self::walk::{Drain, Iter};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -108,6 +108,8 @@ pub use self::refcount::{KillError, PercpuRef, Reference};
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, topology};
 
+#[doc(hidden)] // for percpu-list
+pub use self::rseq::cells;
 #[doc(hidden)]
 pub use offlock_sync::{alloc, panics};
 

@@ -48,7 +48,7 @@ fn inv17_a_panic_in_a_walk_or_a_snapshot_unlocks() {
     }));
     usable(&list, dropped, 3);
     assert!(panics(|| {
-        let _found = list.iter().next().unwrap().unwrap();
+        let _found = list.iter().next().unwrap();
         resume_unwind(Box::new(()));
     }));
     usable(&list, dropped, 3);

@@ -22,6 +22,7 @@ pub(crate) use self::area::cpu_id;
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 pub(crate) use self::area::{Offset, find};
 
+pub mod cells;
 mod operations;
 pub(crate) mod section;
 #[cfg(all(

@@ -43,6 +43,16 @@ pub(crate) fn available() -> bool {
     imp::available()
 }
 
+/// Returns the offset of the rseq area and the number of possible CPUs, if sections run in this
+/// process.
+#[cfg(all(
+    target_arch = "x86_64",
+    not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
+))]
+pub(crate) fn area() -> Option<(isize, u32)> {
+    imp::operations().map(imp::RseqOperations::area)
+}
+
 /// Returns whether this process runs sections, and if not, why. The first call decides.
 pub(crate) fn state() -> Result<(), &'static str> {
     imp::state()

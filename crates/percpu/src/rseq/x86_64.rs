@@ -96,6 +96,13 @@ pub(super) struct RseqOperations {
     limit: u32,
 }
 
+impl RseqOperations {
+    /// Returns the offset of the area and the number of possible CPUs.
+    pub(super) fn area(self) -> (isize, u32) {
+        (self.area, self.limit)
+    }
+}
+
 /// Returns the operations if sections run in this process.
 #[inline(always)]
 pub(super) fn operations() -> Option<RseqOperations> {
