@@ -28,6 +28,7 @@ const PLANTED: Planted = Planted {
     loom_only: &[
         bare::LOOM_ONLY,
         completion::LOOM_ONLY,
+        engine::LOOM_ONLY,
         evict::LOOM_ONLY,
         samples::LOOM_ONLY,
         task::LOOM_ONLY,
