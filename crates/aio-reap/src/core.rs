@@ -570,7 +570,14 @@ impl Core {
         if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
             return state.wait(timeout);
         }
-        if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
+        if !self.prepare_sleep(state, timeout, scope) {
+            return Ok(());
+        }
+        let sleep = || self.wake_fd.wait(timeout);
+        match waker {
+            Some(waker) => waker.woken.asleep(sleep).unwrap_or(Ok(())),
+            None => sleep(),
+        }
     }
 
     /// Prepares a sleep on the descriptors. Returns false if there is work instead.

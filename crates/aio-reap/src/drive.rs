@@ -18,7 +18,7 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::task::{Poll, Wake, Waker};
 
-use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::atomic::{AtomicU32, Ordering};
 use offlock_sync::{Arc, check, order};
 
 use crate::sys;
@@ -65,6 +65,7 @@ impl Driver {
 
 /// Performs one round of a driver after an edge. Returns whether another round must follow without
 /// an edge.
+#[cfg(any(feature = "tokio", all(test, offlock_model)))]
 #[must_use = "the engine may wait for another turn"]
 pub(crate) fn round(
     clear_edge: impl FnOnce(),
@@ -134,37 +135,66 @@ pub(crate) fn serve<E>(
     }
 }
 
-/// Whether a future was woken since it was last polled.
+/// Whether a future was woken since it was last polled, and whether its thread sleeps.
+///
+/// ```text
+///            set: no kick                sleep
+///   WOKEN ◄──────────────── AWAKE ─────────────────► ASLEEP
+///     │  ▲                   ▲  ▲         wake up      │  │
+///     │  └─ set: kick ───────┼──┴──────────────────────┘  │
+///     └──────── take ────────┘ ◄───────── take ───────────┘
+/// ```
+///
+/// The thread looks at the flag before each sleep, so a wake-up while it is awake costs no system call.
 #[derive(Debug)]
-pub(crate) struct WokenFlag(AtomicBool);
+pub(crate) struct WokenFlag(AtomicU32);
+
+const AWAKE: u32 = 0;
+const WOKEN: u32 = 1;
+const ASLEEP: u32 = 2;
 
 impl WokenFlag {
     /// Makes a flag that is set, because the first poll needs no wake-up.
     pub(crate) fn new() -> Self {
-        Self(AtomicBool::new(true))
+        Self(AtomicU32::new(WOKEN))
     }
 
     /// Resets the flag. Returns whether it was set.
     pub(crate) fn take(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `set`; it carries the writes of the waking
         // thread before the wake-up.
-        self.0.swap(false, order!(Acquire, "take: the waking thread has written"))
+        self.0.swap(AWAKE, order!(Acquire, "take: the waking thread has written")) == WOKEN
     }
 
-    /// Sets the flag. Returns whether it was clear; the caller must then signal the kick.
+    /// Sets the flag. Returns whether the thread sleeps; the caller must then signal the kick.
     #[must_use = "the engine may be asleep"]
     pub(crate) fn set(&self) -> bool {
         // Ordering: Release pairs with the Acquire in `take`; it carries the writes of the waking
-        // thread. The flag is set before the eventfd is signalled, so the thread that the eventfd
-        // wakes sees the flag.
-        !self.0.swap(true, order!(Release, "set: the waking thread has written"))
+        // thread.
+        let before = self.0.swap(WOKEN, order!(Release, "set: the waking thread has written"));
+        !check!("set: the thread is awake", before != ASLEEP)
     }
 
     /// Returns whether the flag is set.
     pub(crate) fn is_set(&self) -> bool {
         // Ordering: Relaxed; a hint that ends the sleep. `take` acquires before the future is
         // polled.
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed) == WOKEN
+    }
+
+    /// Marks the thread as asleep while `sleep` runs, which ends when the kick is signalled. Does
+    /// nothing if the flag is set.
+    pub(crate) fn asleep<T>(&self, sleep: impl FnOnce() -> T) -> Option<T> {
+        // Ordering: Relaxed; it carries nothing. If the flag was set first, the exchange fails.
+        // Otherwise `set` finds the mark, and its kick ends the sleep.
+        let marked = self.0.compare_exchange(AWAKE, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
+        if !check!("asleep: the flag is not set", marked.is_ok()) {
+            return None;
+        }
+        let slept = sleep();
+        // Ordering: Relaxed; a set flag stays, and `take` acquires it.
+        _ = self.0.compare_exchange(ASLEEP, AWAKE, Ordering::Relaxed, Ordering::Relaxed);
+        Some(slept)
     }
 }
 

@@ -112,9 +112,9 @@ pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     check(ret).map(|_| (stat[MEMORY], stat[OFFSET]))
 }
 
-/// Waits until one of `fds` is readable. Returns `Ok(false)` if the time is over or a signal
-/// arrived; callers check again anyway.
-pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {
+/// Waits until one of `fds` is readable. Returns which ones are, the first as the lowest bit; none if
+/// the time is over or a signal arrived; callers check again anyway.
+pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<u32> {
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 4];
     assert!(fds.len() <= polled.len());
     for (slot, &fd) in polled.iter_mut().zip(fds) {
@@ -127,7 +127,10 @@ pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Res
     // a mask the thread's own stays.
     let ret = unsafe { libc::ppoll(polled.as_mut_ptr(), count, spec, std::ptr::null()) };
     match check(ret.into()) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-        done => done.map(|ready| ready > 0),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+        done => done.map(|_| {
+            let ready = polled.iter().enumerate().filter(|(_, polled)| polled.revents != 0);
+            ready.map(|(nth, _)| 1 << nth).sum()
+        }),
     }
 }

@@ -46,7 +46,7 @@ impl Engine {
             unsafe { AsyncFd::register_with_interest(self.as_fd(), Interest::READABLE) }?;
         let fd = [fd_events.get_ref().as_raw_fd()];
         // An error counts as readable, because an additional turn does no harm.
-        let readable = || sys::poll_readable(&fd, Some(Duration::ZERO)).unwrap_or(true);
+        let readable = || sys::poll_readable(&fd, Some(Duration::ZERO)).unwrap_or(1) != 0;
         loop {
             let event = poll_fn(|context| {
                 if driven.0.driver.take_request() {

@@ -176,10 +176,10 @@ impl WakeFd {
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let mut fds = [self.kick.as_raw_fd(), self.retry.as_raw_fd(), -1, -1];
         fds.iter_mut().skip(2).zip(&self.backend).for_each(|(place, &fd)| *place = fd);
-        let slept = sys::poll_readable(&fds, timeout);
-        if self.kick_is_shared.get() {
-            self.kicked.set(true); // the kick may have been the reason, so `clear` empties it
+        let ready = sys::poll_readable(&fds, timeout)?;
+        if ready & 1 != 0 {
+            self.kicked.set(true); // so that `clear` empties it
         }
-        slept.map(drop)
+        Ok(())
     }
 }

@@ -286,7 +286,10 @@ mod pool_tests {
             pool.shared.jobs.push(Job(Sub { user_data, op: Op::NOP }));
         }
         assert!(pool.cancel(1) && !pool.cancel(1) && !pool.cancel(7));
-        assert!(sys::poll_readable(&[pool.notifier()], Some(std::time::Duration::ZERO)).unwrap());
+        assert_eq!(
+            sys::poll_readable(&[pool.notifier()], Some(std::time::Duration::ZERO)).unwrap(),
+            1
+        );
         let mut seen = Vec::new();
         pool.reap(9, |done| seen.push((done.user_data, done.result)));
         assert_eq!(seen, [(1, -libc::ECANCELED)]);

@@ -20,6 +20,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("drive: the turn left nothing", "driver::inv06_work_left_by_a_turn_is_continued"),
     ("take: the waking thread has written", "driver::inv06_a_woken_future_sees_why"),
     ("set: the waking thread has written", "driver::inv06_a_woken_future_sees_why"),
+    ("set: the thread is awake", "driver::inv06_a_woken_future_sees_why"),
+    ("asleep: the flag is not set", "driver::inv06_a_woken_future_sees_why"),
 ];
 
 pub(super) const LOOM_ONLY: &[&str] =
@@ -157,8 +159,7 @@ fn inv06_a_woken_future_sees_why() {
                 kick.clear();
             }
             if !woken.is_set() {
-                kick.wait();
-                slept.set(true);
+                slept.set(woken.asleep(|| kick.wait()).is_some());
             }
             Ok::<(), Infallible>(())
         };
