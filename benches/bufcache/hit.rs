@@ -33,7 +33,7 @@ pub(crate) fn run_hot(plan: &Plan, report: &mut Report) {
     let (ours, hot) = Ours::sampled(1 << 12);
     let keys = [hot];
     let mut group = Group::new("hit, one hot page that is sampled");
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group.case(reads(&ours, &keys, threads));
     }
     let sampled = group.run(plan);
@@ -54,13 +54,13 @@ fn group(plan: &Plan, report: &mut Report, name: &str, n: usize, keys: &[u32]) -
     #[cfg(feature = "foyer")]
     let foyer = crate::peers::Foyer::filled(n, room);
     let mut group = Group::new(name);
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group.case(reads(&ours, keys, threads)).case(reads(&bare, keys, threads));
         group = group.case(reads(&quick, keys, threads)).case(reads(&moka, keys, threads));
         group = group.case(reads(&lru, keys, threads)).case(reads(&dash, keys, threads));
     }
     #[cfg(feature = "foyer")]
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group.case(reads(&foyer, keys, threads));
     }
     let rounds = group.run(plan);

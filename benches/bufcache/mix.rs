@@ -81,7 +81,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let (ours, quick) = (full::<Ours>(), full::<Quick>());
         let (moka, lru) = (full::<Moka>(), full::<Lru>());
         let mut group = Group::new("64k pages, 99.7 % hits");
-        for threads in [1, 2] {
+        for &threads in &plan.threads {
             group = group.case(mixed(&ours, &keys, threads)).case(mixed(&quick, &keys, threads));
             group = group.case(mixed(&moka, &keys, threads)).case(mixed(&lru, &keys, threads));
         }

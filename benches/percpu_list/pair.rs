@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness::{Case, Group, Plan, Report, Rounds};
+use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::{Owning, Shared};
@@ -31,7 +31,7 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
         .case(exchanges())
         .case(pair(&uncounted, UNCOUNTED, 1))
         .case(pair(&ours_live, &live(OURS), 1));
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(pair(&ours, OURS, threads))
             .case(pair(&list, LIST, threads))
@@ -54,10 +54,10 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
 
     report.record("L2.scale", rounds.tput_ratio(&two(OURS), &one(OURS)));
     let best = rounds.tput_ratio_to_best(&two(OURS), &[&two(LIST), &two(SLAB)]);
-    report.record("L2.best_mutex_2t", best.map(|times| 1.0 / times));
+    report.record("L2.best_mutex_2t", best.map(|ratio| ratio.map(|times| 1.0 / times)));
     for name in [OURS, LIST, SLAB, SHARDED_LIST, SHARDED_SLAB] {
         let scale = rounds.tput_ratio(&two(name), &one(name));
-        println!("  {name}, two threads over one: {:.3}", scale.unwrap_or(f64::NAN));
+        println!("  {name}, two threads over one: {:.3}", scale.map_or(f64::NAN, |scale| scale.median));
     }
 }
 
@@ -141,6 +141,6 @@ fn two(name: &str) -> String {
     format!("{name}/2")
 }
 
-fn ratio(rounds: &Rounds, ours: &str, peer: &str) -> Option<f64> {
+fn ratio(rounds: &Rounds, ours: &str, peer: &str) -> Option<Ratio> {
     rounds.time_ratio(&one(ours), &one(peer))
 }

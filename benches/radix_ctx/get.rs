@@ -110,7 +110,7 @@ fn group(plan: &Plan, name: &str, n: usize, with_list: bool) -> Rounds {
     let slots = Filled::<Slots<Value>>::new(n, &order);
     let list = with_list.then(|| Filled::<MutexList<Value>>::new(n, &order));
     let mut group = Group::new(name);
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group.case(ours.case(threads)).case(slots.case(threads)).case(papaya.case(threads));
         group = group.case(index.case(threads)).case(dashmap.case(threads));
         group = group.case(sharded.case(threads)).case(rw.case(threads)).case(mutex.case(threads));

@@ -13,6 +13,8 @@ pub struct Args {
     pub smoke: bool,
     /// Only the rows or groups whose name contains this (`--only NAME`).
     pub only: Option<String>,
+    /// The numbers of threads of the rows that scale (`--threads 1,2,4`); 1 and 2 are among them.
+    pub threads: Option<Vec<usize>>,
     /// The I/O engine to measure (`--backend NAME`), for benches that have one.
     pub backend: Option<String>,
     /// Where to append the chapters of the report (`--hand-on FILE`), beside printing them.
@@ -54,6 +56,7 @@ const COMMON: &str = "\
 Arguments of every bench:
   --quick      fewer and shorter windows
   --only NAME  only the rows whose name contains NAME
+  --threads N,N  numbers of threads of the rows that scale, beside 1 and 2
   --smoke      as little as shows that the bench runs; its figures say nothing
   --help       this text
 ";
@@ -111,6 +114,16 @@ impl Args {
                 "--smoke" => (parsed.quick, parsed.smoke) = (true, true),
                 "--help" | "-h" => parsed.help = true,
                 "--only" => parsed.only = Some(value()?),
+                "--threads" => {
+                    let list = value()?;
+                    let numbers = list.split(',').map(|n| n.parse().ok().filter(|n| *n > 0));
+                    let numbers: Option<Vec<usize>> = numbers.collect();
+                    let numbers = numbers.ok_or_else(|| ArgsError::Unknown(list.clone()))?;
+                    let mut all = [vec![1, 2], numbers].concat();
+                    all.sort_unstable();
+                    all.dedup();
+                    parsed.threads = Some(all);
+                }
                 "--hand-on" => parsed.hand_on = Some(value()?.into()),
                 _ if !documentation.contains(flag) => return Err(ArgsError::Unknown(arg)),
                 "--backend" => parsed.backend = Some(value()?),

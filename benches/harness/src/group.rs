@@ -48,6 +48,8 @@ pub struct Plan {
     /// No round begins later than this after the first, from the fourth on: on a busy machine most
     /// windows are tried again.
     pub limit: Duration,
+    /// The numbers of threads of the rows that scale: 1, 2, and what `--threads` adds.
+    pub threads: Vec<usize>,
 }
 
 impl Plan {
@@ -55,8 +57,9 @@ impl Plan {
     /// 85 % overlap. With `--smoke` three of 1 ms.
     pub fn new(args: &Args) -> Self {
         let ms = Duration::from_millis;
-        let usual =
-            Self { rounds: 101, window: ms(10), retries: 3, min_overlap: 0.85, limit: ms(60_000) };
+        let threads = args.threads.clone().unwrap_or_else(|| vec![1, 2]);
+        let (min_overlap, limit) = (0.85, ms(60_000));
+        let usual = Self { rounds: 101, window: ms(10), retries: 3, min_overlap, limit, threads };
         if args.smoke {
             // Nine, because some benches take a ninth of them.
             Self { rounds: 9, window: ms(1), retries: 0, limit: Duration::ZERO, ..usual }
@@ -302,6 +305,7 @@ mod tests {
             retries: 3,
             min_overlap: 0.85,
             limit: Duration::MAX,
+            threads: vec![1, 2],
         }
     }
 

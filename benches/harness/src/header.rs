@@ -6,6 +6,7 @@ use std::fs;
 use std::hint::black_box;
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -52,6 +53,12 @@ impl Header {
             locked_add: locked_add(),
         }
     }
+}
+
+/// The kind of host: `cheap` if a locked instruction is, or `dear`. Measured once in a process.
+pub(crate) fn host_kind() -> &'static str {
+    static PRICE: OnceLock<f64> = OnceLock::new();
+    if *PRICE.get_or_init(locked_add) < CHEAP { "cheap" } else { "dear" }
 }
 
 /// Returns the least time of an atomic addition in several short windows.

@@ -66,6 +66,6 @@ pub use self::process::Process;
 pub use self::random::Random;
 pub use self::report::Report;
 pub use self::rounds::Rounds;
-pub use self::stats::{median, percentile, ratios};
-pub use self::targets::{TargetError, Targets};
+pub use self::stats::{Ratio, median, percentile, ratios};
+pub use self::targets::{Measured, TargetError, Targets};
 pub use self::window::{Span, Window};

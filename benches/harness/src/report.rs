@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::chapter::Chapter;
 use crate::rounds::Rounds;
-use crate::targets::{TargetError, Targets};
+use crate::targets::{Measured, TargetError, Targets};
 
 /// What a bench with several families of rows has measured so far.
 #[derive(Debug)]
@@ -48,6 +48,7 @@ impl Report {
                 println!("  {ours} over {peer}: none");
                 continue;
             };
+            let ratio = ratio.median;
             println!("  {ours} over {peer}: {ratio:.3}");
             if ratio > 1.0 {
                 let group = rounds.group();
@@ -61,7 +62,7 @@ impl Report {
     /// # Panics
     ///
     /// Panics if `targets.toml` has no such target: a slip of this bench.
-    pub fn record(&mut self, id: &str, measured: Option<f64>) {
+    pub fn record(&mut self, id: &str, measured: impl Into<Measured>) {
         self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
     }
 

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::stats::{median, percentile, ratios};
+use crate::stats::{Ratio, median, percentile, ratios};
 
 /// The cases of one comparison and the throughput that each round measured for them.
 #[derive(Debug, Clone)]
@@ -112,8 +112,8 @@ impl Rounds {
     /// # Panics
     ///
     /// Panics if there is no such case.
-    pub fn tput_ratio(&self, ours: &str, other: &str) -> Option<f64> {
-        median(&self.tput_ratios(ours, other))
+    pub fn tput_ratio(&self, ours: &str, other: &str) -> Option<Ratio> {
+        Ratio::of(&self.tput_ratios(ours, other))
     }
 
     /// Like [`tput_ratio`](Self::tput_ratio) against the best of `others`, chosen anew in each
@@ -122,7 +122,7 @@ impl Rounds {
     /// # Panics
     ///
     /// Panics if there is no such case.
-    pub fn tput_ratio_to_best(&self, ours: &str, others: &[&str]) -> Option<f64> {
+    pub fn tput_ratio_to_best(&self, ours: &str, others: &[&str]) -> Option<Ratio> {
         let others: Vec<_> = others.iter().map(|name| &self.find(name).throughput).collect();
         let best: Vec<Option<f64>> = (0..self.done)
             .map(|round| {
@@ -130,7 +130,7 @@ impl Rounds {
                 all?.into_iter().reduce(f64::max)
             })
             .collect();
-        median(&ratios(&self.find(ours).throughput, &best))
+        Ratio::of(&ratios(&self.find(ours).throughput, &best))
     }
 
     /// Time per operation of `ours` over that of `other`, as a thread of each sees it: the median
@@ -139,10 +139,9 @@ impl Rounds {
     /// # Panics
     ///
     /// Panics if there is no such case.
-    pub fn time_ratio(&self, ours: &str, other: &str) -> Option<f64> {
+    pub fn time_ratio(&self, ours: &str, other: &str) -> Option<Ratio> {
         let threads = self.find(ours).threads as f64 / self.find(other).threads as f64;
-        let ratios = self.tput_ratios(other, ours);
-        median(&ratios.into_iter().map(|ratio| ratio * threads).collect::<Vec<_>>())
+        Ratio::of(&self.tput_ratios(other, ours)).map(|ratio| ratio.map(|ratio| ratio * threads))
     }
 
     /// A name that is not there is a slip of the bench's author: an answer of `None` would print it

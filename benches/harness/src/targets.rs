@@ -1,9 +1,12 @@
 //! The recorded targets, and the line that each of them ends in.
 //!
 //! ```text
-//! TARGET N1.nbdkit.tput measured 1.632 bound >=1.2 holds
+//! TARGET N1.nbdkit.tput measured 1.632 bound >=1.2 holds rounds 31 min 1.402 max 1.711 host dear
 //! TARGET N3.qemu_native.tput measured none bound >=1.0 short
 //! ```
+//!
+//! `min` and `max` are the ends of the ratios of the rounds; a figure without rounds has none of the three.
+//! `host` says whether locked instructions are cheap there: a row may hold on one kind of host only.
 //!
 //! What was not measured does not hold; but in a run of some rows (`--only`) it is named on a line of its own.
 
@@ -13,6 +16,8 @@ use std::str::FromStr;
 use toml::Table;
 
 use crate::args::Args;
+use crate::header::host_kind;
+use crate::stats::Ratio;
 
 /// The entries of one section of `targets.toml`, and what was measured for them.
 #[derive(Debug, Clone)]
@@ -29,6 +34,27 @@ struct Entry {
     text: String,
     bound: Bound,
     measured: Option<f64>,
+    /// What stands behind the verdict: the spread and the kind of host.
+    spread: String,
+}
+
+/// What was measured for a target: a figure, or the ratios of some rounds.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    figure: Option<f64>,
+    ratio: Option<Ratio>,
+}
+
+impl From<Option<f64>> for Measured {
+    fn from(figure: Option<f64>) -> Self {
+        Self { figure, ratio: None }
+    }
+}
+
+impl From<Option<Ratio>> for Measured {
+    fn from(ratio: Option<Ratio>) -> Self {
+        Self { figure: ratio.map(|ratio| ratio.median), ratio }
+    }
 }
 
 /// Why targets could not be read or recorded: each is a slip in the file or in the bench.
@@ -102,7 +128,8 @@ impl Targets {
         let entries = table.iter().map(|(id, value)| {
             let text = value.as_str().ok_or_else(|| TargetError::BadBound(id.clone()))?;
             let bound = text.parse().map_err(|()| TargetError::BadBound(id.clone()))?;
-            Ok(Entry { id: id.clone(), text: text.to_string(), bound, measured: None })
+            let (id, text) = (id.clone(), text.to_string());
+            Ok(Entry { id, text, bound, measured: None, spread: String::new() })
         });
         Ok(Self { entries: entries.collect::<Result<_, _>>()?, some: false })
     }
@@ -118,10 +145,14 @@ impl Targets {
     /// # Errors
     ///
     /// [`TargetError::UnknownId`] if the section has no such entry.
-    pub fn record(&mut self, id: &str, measured: Option<f64>) -> Result<(), TargetError> {
+    pub fn record(&mut self, id: &str, measured: impl Into<Measured>) -> Result<(), TargetError> {
+        let Measured { figure, ratio } = measured.into();
         let entry = self.entries.iter_mut().find(|entry| entry.id == id);
         let entry = entry.ok_or_else(|| TargetError::UnknownId(id.to_string()))?;
-        entry.measured = measured.filter(|value| value.is_finite());
+        entry.measured = figure.filter(|value| value.is_finite());
+        entry.spread = ratio.map_or(String::new(), |Ratio { least, greatest, rounds, .. }| {
+            format!(" rounds {rounds} min {least:.3} max {greatest:.3} host {}", host_kind())
+        });
         Ok(())
     }
 
@@ -134,10 +165,13 @@ impl Targets {
     /// [`TargetError::UnknownId`] if the section has no such entry.
     pub fn record_line(&mut self, line: &str) -> Result<bool, TargetError> {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ["TARGET", id, "measured", number, "bound", ..] = words[..] else {
+        let ["TARGET", id, "measured", number, "bound", _, _, ref spread @ ..] = words[..] else {
             return Ok(false);
         };
-        self.record(id, number.parse().ok())?; // `none` is not a number
+        self.record(id, number.parse::<f64>().ok())?; // `none` is not a number
+        let entry = self.entries.iter_mut().find(|entry| entry.id == id);
+        let spread = spread.iter().flat_map(|word| [" ", word]).collect();
+        entry.expect("it was recorded").spread = spread;
         Ok(true)
     }
 }
@@ -173,8 +207,8 @@ impl fmt::Display for Targets {
         }
         for entry in self.entries.iter().filter(|entry| !is_left_out(entry)) {
             let verdict = if entry.holds() { "holds" } else { "short" };
-            let (id, text) = (&entry.id, &entry.text);
-            writeln!(f, "TARGET {id} measured {} bound {text} {verdict}", entry.number())?;
+            let Entry { id, text, spread, .. } = entry;
+            writeln!(f, "TARGET {id} measured {} bound {text} {verdict}{spread}", entry.number())?;
         }
         Ok(())
     }
