@@ -6,7 +6,7 @@ use offlock_sync::native::OnceLock;
 
 use crate::cpu::rseq_ids;
 use crate::fence;
-use crate::rseq::section;
+use crate::rseq;
 use crate::words;
 
 /// The mechanisms that the structures of this crate use in this process: each is `Ok` if it is in
@@ -66,7 +66,7 @@ pub fn capabilities() -> Capabilities {
     STARTED.get_or_init(words::start);
     let reason = "missing, or refused by the kernel or a filter";
     let membarrier = fence::has_membarrier().then_some(()).ok_or(reason);
-    Capabilities { rseq_ids: rseq_ids(), sections: section::state(), membarrier }
+    Capabilities { rseq_ids: rseq_ids(), sections: rseq::state(), membarrier }
 }
 
 #[cfg(test)]

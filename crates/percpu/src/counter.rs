@@ -21,12 +21,12 @@ use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
+use offlock_sync::AllocError;
 use offlock_sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use offlock_sync::{const_fn, order};
 
 use crate::cpu;
-use crate::error::AllocError;
-use crate::rseq::section;
+use crate::rseq;
 use crate::starting::is_starting;
 use crate::words::Words;
 
@@ -92,7 +92,7 @@ impl PerCpuCounter {
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
         // Without sections `count` refuses at once, which saves a test of `available`.
-        if section::count(&words, delta as u64).is_err() {
+        if rseq::count(&words, delta as u64).is_err() {
             self.add_without_section(&words, delta);
         }
     }
@@ -143,7 +143,7 @@ impl PerCpuCounter {
         // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
         if base.load(Ordering::Relaxed).is_null() {
             // Decides whether there are sections before there are words, so that no add has to.
-            let _ = section::available();
+            let _ = rseq::available();
             let new = match Words::new() {
                 Ok(words) => words.into_raw().as_ptr(),
                 Err(_) => ptr::without_provenance_mut(NO_MEMORY),
@@ -174,7 +174,7 @@ impl PerCpuCounter {
     /// Adds after `count` refused: there are no sections, or the thread has no CPU id.
     #[inline(never)]
     fn add_without_section(&self, words: &Words, delta: i64) {
-        if section::available() {
+        if rseq::available() {
             return self.add_remote(delta);
         }
         // Ordering: Relaxed; the word publishes no other memory.

@@ -12,7 +12,6 @@
 //! # Invariants
 //!
 //! 1. A `CpuId` made here is below [`possible_cpus`], which is at least 1 and never changes.
-//! 2. `LIMIT` is 0 until `OFFSET` is written. It stays 0 if libc registered no rseq area.
 
 use std::fs;
 use std::path::Path;
@@ -20,16 +19,10 @@ use std::path::Path;
 #[doc(inline)]
 pub use offlock_sync::CpuId;
 use offlock_sync::native::OnceLock;
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-use offlock_sync::native::atomic::{AtomicU32, Ordering};
+#[cfg(offlock_virtual_cpu)]
+use offlock_sync::virtual_cpu as imp;
 
 use crate::starting::starting;
-
-/// One past the largest CPU number that is accepted. A guess: eight times the largest number of
-/// CPUs of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of
-/// allocation.
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-const MAX_CPUS: u32 = 65_536;
 
 /// Returns the CPU that the calling thread runs on.
 ///
@@ -46,188 +39,17 @@ const MAX_CPUS: u32 = 65_536;
 #[inline]
 #[must_use]
 pub fn current_cpu() -> CpuId {
-    #[cfg(offlock_virtual_cpu)]
-    return offlock_sync::virtual_cpu::current();
-    #[cfg(not(offlock_virtual_cpu))]
-    real_cpu()
+    imp::current()
 }
-
-#[cfg(not(offlock_virtual_cpu))]
-#[inline(always)]
-fn real_cpu() -> CpuId {
-    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-    if let Some(cpu) = fast::current() {
-        return cpu;
-    }
-    current_cpu_slow()
-}
-
-#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-mod fast {
-    #[cfg(any(test, not(offlock_virtual_cpu)))]
-    use super::CpuId;
-    use crate::rseq::Offset;
-    use offlock_sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
-
-    /// The capacity, or 0 if there is no area to read. Invariant 2.
-    static LIMIT: AtomicU32 = AtomicU32::new(0);
-    static OFFSET: AtomicIsize = AtomicIsize::new(0);
-
-    /// Lets `current` read the area from now on.
-    pub(super) fn publish(area: Offset, capacity: u32) {
-        // Ordering: Relaxed; the store of `LIMIT` publishes it.
-        OFFSET.store(area.to_raw(), Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire load in `current`; it carries `OFFSET`. No test
-        // checks the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
-        LIMIT.store(capacity, Ordering::Release);
-    }
-
-    /// Returns the id in the calling thread's rseq area, if there is one.
-    ///
-    /// One branch: a limit of 0 refuses every id, so the id is read even before `publish`.
-    #[cfg(any(test, not(offlock_virtual_cpu)))]
-    #[inline(always)]
-    pub(super) fn current() -> Option<CpuId> {
-        // Ordering: Acquire pairs with the Release in `publish`; it carries `OFFSET`.
-        let limit = LIMIT.load(Ordering::Acquire);
-        // Ordering: Relaxed; ordered by the load of `LIMIT`.
-        let raw = OFFSET.load(Ordering::Relaxed);
-        // SAFETY: `raw` is a value of `to_raw`, or still 0. In the second case `LIMIT` was read as
-        // 0 (invariant 2), so `below` discards the id.
-        let area = unsafe { Offset::from_raw(raw) };
-        below(crate::rseq::cpu_id(area), limit)
-    }
-
-    /// Returns `id` if it is below `limit`. The ids -1 and -2 (as `u32`) never are.
-    #[cfg(any(test, not(offlock_virtual_cpu)))]
-    #[inline(always)]
-    pub(super) fn below(id: u32, limit: u32) -> Option<CpuId> {
-        (id < limit).then_some(CpuId::new(id))
-    }
-}
-
-#[cfg(offlock_virtual_cpu)]
-pub(crate) use self::current_cpu as recent_cpu;
-
-/// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess.
-#[cfg(not(offlock_virtual_cpu))]
-const REUSE_LIMIT: u32 = 32;
 
 /// Returns a CPU that the calling thread was on lately, for slots that any CPU may change by
 /// atomics.
 ///
 /// The same as [`current_cpu`] if rseq keeps the id. Otherwise `sched_getcpu` would cost as much as
-/// the atomic that follows, so one call serves [`REUSE_LIMIT`] answers.
-#[cfg(not(offlock_virtual_cpu))]
+/// the atomic that follows, so one call serves several answers.
 #[inline]
 pub(crate) fn recent_cpu() -> CpuId {
-    use std::cell::Cell;
-
-    std::thread_local! {
-        // Nothing to drop, so it can be read at any point of a thread's exit.
-        static LAST: Cell<(CpuId, u32)> = const { Cell::new((CpuId::new(0), 0)) };
-    }
-    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-    if let Some(cpu) = fast::current() {
-        return cpu;
-    }
-    LAST.with(|last| {
-        let (cpu, left) = match last.get() {
-            (_, 0) => (current_cpu_slow(), REUSE_LIMIT),
-            known => known,
-        };
-        last.set((cpu, left - 1));
-        cpu
-    })
-}
-
-/// Handles the first call of the process, a thread without an rseq id, and a process without rseq.
-#[cfg(not(offlock_virtual_cpu))]
-#[cold]
-#[inline(never)]
-fn current_cpu_slow() -> CpuId {
-    let (source, _) = backend();
-    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-    if source == Source::Rseq {
-        // The first call of the process comes here although the area has an id.
-        if let Some(cpu) = fast::current() {
-            return cpu;
-        }
-    }
-    let getcpu = if source == Source::ThreadSlot { -1 } else { getcpu() };
-    without_rseq(getcpu, thread_slot, possible_cpus() as u32)
-}
-
-/// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of
-/// `sched_getcpu`.
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-fn without_rseq(getcpu: i32, thread_slot: impl FnOnce() -> u32, capacity: u32) -> CpuId {
-    let id = u32::try_from(getcpu).unwrap_or_else(|_| thread_slot());
-    // A CPU that `/sys` did not list shares the slot of another CPU: slower, never out of bounds.
-    CpuId::new(if id < capacity { id } else { id % capacity })
-}
-
-/// Returns the CPU as libc knows it, or a negative number.
-pub(crate) fn getcpu() -> i32 {
-    // SAFETY: takes no arguments and writes no memory of this program; it reports errors by -1.
-    unsafe { libc::sched_getcpu() }
-}
-
-/// Returns the slot number of the calling thread, which never changes. Threads get their numbers in
-/// turn, so that they spread evenly over the slots.
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-fn thread_slot() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    std::thread_local! {
-        // Ordering: Relaxed; only the values must differ, and they publish nothing.
-        static SLOT: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    // Nothing to drop, so it can be read at any point of a thread's exit.
-    SLOT.with(|slot| *slot)
-}
-
-/// The source of the ids that [`current_cpu`] returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// The calling thread's rseq area. A thread without one uses `sched_getcpu`.
-    Rseq,
-    /// `sched_getcpu`.
-    GetCpu,
-    /// Neither works: each thread keeps a slot number of its own, given out in turn.
-    ThreadSlot,
-}
-
-/// Returns whether this process reads rseq ids, and if not, why.
-pub(crate) fn rseq_ids() -> Result<(), &'static str> {
-    backend().1
-}
-
-/// Returns the source of CPU ids, and whether rseq is in use. The first call decides.
-fn backend() -> (Source, Result<(), &'static str>) {
-    static BACKEND: OnceLock<(Source, Result<(), &'static str>)> = OnceLock::new();
-    let detect = || {
-        let rseq = start_rseq();
-        let source = match rseq {
-            Ok(()) => Source::Rseq,
-            _ if getcpu() >= 0 => Source::GetCpu,
-            _ => Source::ThreadSlot,
-        };
-        (source, rseq)
-    };
-    *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
-}
-
-/// Publishes the rseq area to `fast::current`, if there is one.
-#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-fn start_rseq() -> Result<(), &'static str> {
-    let area = crate::rseq::find()?;
-    fast::publish(area, possible_cpus() as u32);
-    Ok(())
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(offlock_portable))))]
-fn start_rseq() -> Result<(), &'static str> {
-    Err("not in this build")
+    imp::recent()
 }
 
 /// Returns the number of slots of an array indexed by CPU: one more than the largest number of a CPU
@@ -238,69 +60,15 @@ fn start_rseq() -> Result<(), &'static str> {
 #[inline]
 #[must_use]
 pub fn possible_cpus() -> usize {
+    imp::possible()
+}
+
+/// Returns whether this process reads rseq ids, and if not, why.
+pub(crate) fn rseq_ids() -> Result<(), &'static str> {
     #[cfg(offlock_virtual_cpu)]
-    return offlock_sync::virtual_cpu::possible();
+    return Err("the CPUs are virtual");
     #[cfg(not(offlock_virtual_cpu))]
-    // Ordering: Relaxed; the number publishes nothing else.
-    match POSSIBLE.load(Ordering::Relaxed) {
-        0 => count_possible(),
-        known => known as usize,
-    }
-}
-
-/// The number of possible CPUs, or 0 before the first call of [`possible_cpus`].
-#[cfg(not(offlock_virtual_cpu))]
-static POSSIBLE: AtomicU32 = AtomicU32::new(0);
-
-#[cfg(not(offlock_virtual_cpu))]
-#[cold]
-#[inline(never)]
-fn count_possible() -> usize {
-    let text = starting(|| fs::read_to_string("/sys/devices/system/cpu/possible"));
-    let found = text.ok().and_then(|text| after_last(&text)).unwrap_or_else(configured_cpus);
-    // Ordering: Relaxed, both; the number publishes nothing else. The first thread decides, because
-    // two threads may guess differently.
-    match POSSIBLE.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => found as usize,
-        Err(first) => first as usize,
-    }
-}
-
-/// Returns one more than the largest number in the kernel's list format, such as `0-3,8,10-11`.
-/// Returns `None` if the text has another format, or a number that is not below [`MAX_CPUS`].
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-fn after_last(text: &str) -> Option<u32> {
-    let number = |digits: &str| {
-        // `u32::from_str` would accept a plus sign.
-        let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-        plain.then(|| digits.parse().ok()).flatten().filter(|&cpu: &u32| cpu < MAX_CPUS)
-    };
-    let mut numbers = text.trim().split([',', '-']).map(number);
-    numbers.try_fold(0, |last: u32, cpu| Some(last.max(cpu? + 1)))
-}
-
-/// Returns the number of slots for a machine without `/sys`: the count of libc, or more if the
-/// affinity mask of this thread has a higher CPU. At least 1 and at most [`MAX_CPUS`].
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-fn configured_cpus() -> u32 {
-    const WORDS: usize = MAX_CPUS as usize / 64;
-
-    // SAFETY: takes a number and returns one, -1 for an error.
-    let counted = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-
-    let mut mask = [0_u64; WORDS];
-    // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The
-    // size is an argument, so the smaller pointee type of the pointer does not matter.
-    let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
-    let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
-    u32::try_from(counted).unwrap_or(0).max(allowed).clamp(1, MAX_CPUS)
-}
-
-/// Returns one more than the number of the last CPU in an affinity mask, or 0 for an empty mask.
-#[cfg(any(test, not(offlock_virtual_cpu)))]
-fn cpus_up_to_last(mask: &[u64]) -> u32 {
-    let last = mask.iter().rposition(|&word| word != 0);
-    last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
+    imp::rseq_ids()
 }
 
 /// Returns the number of the memory (NUMA) node of `cpu`, as the kernel counts nodes.
@@ -331,116 +99,288 @@ fn nodes(dir: &Path, count: usize) -> Box<[u32]> {
     (0..count).map(|cpu| node(cpu).unwrap_or(0)).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+/// The CPUs of the machine.
+#[cfg(not(offlock_virtual_cpu))]
+mod imp {
+    use std::cell::Cell;
+
+    use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    use crate::rseq::area;
 
-    proptest! {
-        #[test]
-        fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
-            getcpu in prop_oneof![any::<i32>(), -2..200],
-            slot in any::<u32>(),
-            capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
-        ) {
-            let cpu = without_rseq(getcpu, || slot, capacity);
-            prop_assert!(cpu.get() < capacity);
-            if (0..capacity as i32).contains(&getcpu) {
-                prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
-            }
-            if getcpu < 0 {
-                prop_assert_eq!(cpu.get(), slot % capacity, "an error gives the thread's slot");
-            }
+    /// A build without the assembly reads no ids.
+    #[cfg(not(all(target_arch = "x86_64", not(offlock_portable))))]
+    mod area {
+        pub(super) fn current() -> Option<crate::CpuId> {
+            None
+        }
+
+        pub(super) fn start_ids(_: u32) -> Result<(), &'static str> {
+            Err("not in this build")
         }
     }
 
-    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-    proptest! {
-        #[test]
-        fn inv01_any_rseq_id_is_a_slot_below_capacity_or_none(
-            id in prop_oneof![Just(-1), Just(-2), 0..200, any::<i32>()],
-            capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
-        ) {
-            let want = (0..capacity as i32).contains(&id).then_some(id as u32);
-            prop_assert_eq!(fast::below(id as u32, capacity).map(CpuId::get), want);
+    /// One past the largest CPU number that is accepted. A guess: eight times the largest number of
+    /// CPUs of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of
+    /// allocation.
+    const MAX_CPUS: u32 = 65_536;
+
+    /// The number of answers that [`recent`] gives for one call of `sched_getcpu`. A guess.
+    const REUSE_LIMIT: u32 = 32;
+
+    /// The number of possible CPUs, or 0 before the first call of [`possible`].
+    static POSSIBLE: AtomicU32 = AtomicU32::new(0);
+
+    #[inline(always)]
+    pub(super) fn current() -> CpuId {
+        area::current().unwrap_or_else(current_slow)
+    }
+
+    #[inline]
+    pub(super) fn recent() -> CpuId {
+        std::thread_local! {
+            // Nothing to drop, so it can be read at any point of a thread's exit.
+            static LAST: Cell<(CpuId, u32)> = const { Cell::new((CpuId::new(0), 0)) };
+        }
+        if let Some(cpu) = area::current() {
+            return cpu;
+        }
+        LAST.with(|last| {
+            let (cpu, left) = match last.get() {
+                (_, 0) => (current_slow(), REUSE_LIMIT),
+                known => known,
+            };
+            last.set((cpu, left - 1));
+            cpu
+        })
+    }
+
+    pub(super) fn rseq_ids() -> Result<(), &'static str> {
+        backend().1
+    }
+
+    #[inline(always)]
+    pub(super) fn possible() -> usize {
+        // Ordering: Relaxed; the number publishes nothing else.
+        match POSSIBLE.load(Ordering::Relaxed) {
+            0 => count_possible(),
+            known => known as usize,
         }
     }
 
-    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-    #[test]
-    fn fast_path_answers_exactly_if_the_backend_is_rseq() {
-        assert_eq!(fast::current().is_some(), rseq_ids().is_ok(), "{:?}", backend());
+    /// Handles the first call of the process, a thread without an rseq id, and a process without
+    /// rseq.
+    #[cold]
+    #[inline(never)]
+    fn current_slow() -> CpuId {
+        let (source, _) = backend();
+        // The first call of the process comes here although the area has an id.
+        if let Some(cpu) = area::current() {
+            return cpu;
+        }
+        let getcpu = if source == Source::ThreadSlot { -1 } else { getcpu() };
+        without_rseq(getcpu, thread_slot, possible() as u32)
     }
 
-    /// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT`
-    /// calls, and at once if rseq keeps the id.
-    #[cfg(not(offlock_virtual_cpu))]
-    #[test]
-    fn recent_cpu_is_renewed_within_its_limit() {
-        use testkit::pin::{allowed_cpus, pin_to};
+    /// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of
+    /// `sched_getcpu`.
+    fn without_rseq(getcpu: i32, thread_slot: impl FnOnce() -> u32, capacity: u32) -> CpuId {
+        let id = u32::try_from(getcpu).unwrap_or_else(|_| thread_slot());
+        // A CPU that `/sys` did not list shares the slot of another CPU: slower, never out of bounds.
+        CpuId::new(if id < capacity { id } else { id % capacity })
+    }
 
-        let hop = || {
-            let mut hops = 0;
-            for cpu in allowed_cpus().into_iter().cycle().take(200) {
-                pin_to(&[cpu]);
-                let calls = if backend().0 == Source::Rseq { 1 } else { REUSE_LIMIT };
-                let seen: Vec<CpuId> = (0..calls).map(|_| recent_cpu()).collect();
-                assert!(seen.iter().all(|seen| seen.get() < possible_cpus() as u32));
-                if backend().0 != Source::ThreadSlot {
-                    assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{:?}", backend());
-                    hops += 1;
+    /// Returns the CPU as libc knows it, or a negative number.
+    fn getcpu() -> i32 {
+        // SAFETY: takes no arguments and writes no memory of this program; it reports errors by -1.
+        unsafe { libc::sched_getcpu() }
+    }
+
+    /// Returns the slot number of the calling thread, which never changes. Threads get their numbers in
+    /// turn, so that they spread evenly over the slots.
+    fn thread_slot() -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        std::thread_local! {
+            // Ordering: Relaxed; only the values must differ, and they publish nothing.
+            static SLOT: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
+        }
+        // Nothing to drop, so it can be read at any point of a thread's exit.
+        SLOT.with(|slot| *slot)
+    }
+
+    /// The source of the ids that [`current`] returns.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Source {
+        /// The calling thread's rseq area. A thread without one uses `sched_getcpu`.
+        Rseq,
+        /// `sched_getcpu`.
+        GetCpu,
+        /// Neither works: each thread keeps a slot number of its own, given out in turn.
+        ThreadSlot,
+    }
+
+    /// Returns the source of CPU ids, and whether rseq is in use. The first call decides.
+    fn backend() -> (Source, Result<(), &'static str>) {
+        static BACKEND: OnceLock<(Source, Result<(), &'static str>)> = OnceLock::new();
+        let detect = || {
+            let rseq = area::start_ids(possible() as u32);
+            let source = match rseq {
+                Ok(()) => Source::Rseq,
+                _ if getcpu() >= 0 => Source::GetCpu,
+                _ => Source::ThreadSlot,
+            };
+            (source, rseq)
+        };
+        *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_possible() -> usize {
+        let text = starting(|| fs::read_to_string("/sys/devices/system/cpu/possible"));
+        let found = text.ok().and_then(|text| after_last(&text)).unwrap_or_else(configured_cpus);
+        // Ordering: Relaxed, both; the number publishes nothing else. The first thread decides, because
+        // two threads may guess differently.
+        match POSSIBLE.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => found as usize,
+            Err(first) => first as usize,
+        }
+    }
+
+    /// Returns one more than the largest number in the kernel's list format, such as `0-3,8,10-11`.
+    /// Returns `None` if the text has another format, or a number that is not below [`MAX_CPUS`].
+    fn after_last(text: &str) -> Option<u32> {
+        let number = |digits: &str| {
+            // `u32::from_str` would accept a plus sign.
+            let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+            plain.then(|| digits.parse().ok()).flatten().filter(|&cpu: &u32| cpu < MAX_CPUS)
+        };
+        let mut numbers = text.trim().split([',', '-']).map(number);
+        numbers.try_fold(0, |last: u32, cpu| Some(last.max(cpu? + 1)))
+    }
+
+    /// Returns the number of slots for a machine without `/sys`: the count of libc, or more if the
+    /// affinity mask of this thread has a higher CPU. At least 1 and at most [`MAX_CPUS`].
+    fn configured_cpus() -> u32 {
+        const WORDS: usize = MAX_CPUS as usize / 64;
+
+        // SAFETY: takes a number and returns one, -1 for an error.
+        let counted = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+
+        let mut mask = [0_u64; WORDS];
+        // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The
+        // size is an argument, so the smaller pointee type of the pointer does not matter.
+        let rc =
+            unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
+        let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
+        u32::try_from(counted).unwrap_or(0).max(allowed).clamp(1, MAX_CPUS)
+    }
+
+    /// Returns one more than the number of the last CPU in an affinity mask, or 0 for an empty mask.
+    fn cpus_up_to_last(mask: &[u64]) -> u32 {
+        let last = mask.iter().rposition(|&word| word != 0);
+        last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use proptest::prelude::*;
+
+        use super::*;
+
+        proptest! {
+            #[test]
+            fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
+                getcpu in prop_oneof![any::<i32>(), -2..200],
+                slot in any::<u32>(),
+                capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+            ) {
+                let cpu = without_rseq(getcpu, || slot, capacity);
+                prop_assert!(cpu.get() < capacity);
+                if (0..capacity as i32).contains(&getcpu) {
+                    prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
+                }
+                if getcpu < 0 {
+                    prop_assert_eq!(cpu.get(), slot % capacity, "an error gives the thread's slot");
                 }
             }
-            hops
-        };
-        // A new thread, because it stays pinned.
-        let hops = std::thread::spawn(hop).join().unwrap();
-        println!("{hops} hops"); // 1 allowed CPU: all hops are to it
-    }
-
-    #[test]
-    fn thread_keeps_its_slot_and_the_next_thread_gets_another() {
-        let here = thread_slot();
-        let there = std::thread::spawn(|| (thread_slot(), thread_slot())).join().unwrap();
-        assert_eq!(here, thread_slot());
-        assert_eq!(there.0, there.1);
-        assert_ne!(here, there.0);
-    }
-
-    #[test]
-    fn inv01_every_number_in_the_list_of_possible_cpus_is_below_the_count() {
-        for (text, count) in [
-            ("0\n", Some(1)),
-            ("0-3\n", Some(4)),
-            ("0-1,8,10-11\n", Some(12)),
-            ("10-11,0-1", Some(12)),
-            ("65535", Some(MAX_CPUS)),
-        ] {
-            assert_eq!(after_last(text), count, "{text:?}");
         }
-        for text in ["", "\n", "pony\n", "1,", "-1", "1--2", "+1", "1 2", "0-65536", "0-4294967296"]
-        {
-            assert_eq!(after_last(text), None, "{text:?}");
-        }
-    }
 
-    #[test]
-    fn inv01_the_count_covers_what_the_kernel_allows() {
-        for (mask, want) in [
-            (&[0, 0][..], 0),
-            (&[1, 0], 1),
-            (&[0b1010, 0], 4),
-            (&[1, 1 << 5], 70),
-            (&[0, 1 << 63], 128),
-        ] {
-            assert_eq!(cpus_up_to_last(mask), want, "{mask:?}");
+        /// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT`
+        /// calls, and at once if rseq keeps the id.
+        #[test]
+        fn recent_cpu_is_renewed_within_its_limit() {
+            use testkit::pin::{allowed_cpus, pin_to};
+
+            let hop = || {
+                let mut hops = 0;
+                for cpu in allowed_cpus().into_iter().cycle().take(200) {
+                    pin_to(&[cpu]);
+                    let calls = if backend().0 == Source::Rseq { 1 } else { REUSE_LIMIT };
+                    let seen: Vec<CpuId> = (0..calls).map(|_| recent()).collect();
+                    assert!(seen.iter().all(|seen| seen.get() < possible() as u32));
+                    if backend().0 != Source::ThreadSlot {
+                        assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{:?}", backend());
+                        hops += 1;
+                    }
+                }
+                hops
+            };
+            // A new thread, because it stays pinned.
+            let hops = std::thread::spawn(hop).join().unwrap();
+            println!("{hops} hops"); // 1 allowed CPU: all hops are to it
         }
-        let allowed = testkit::pin::allowed_cpus();
-        assert!(allowed.iter().all(|&cpu| cpu < configured_cpus() as usize));
-        #[cfg(not(offlock_virtual_cpu))]
-        assert!(configured_cpus() as usize <= possible_cpus());
+
+        #[test]
+        fn thread_keeps_its_slot_and_the_next_thread_gets_another() {
+            let here = thread_slot();
+            let there = std::thread::spawn(|| (thread_slot(), thread_slot())).join().unwrap();
+            assert_eq!(here, thread_slot());
+            assert_eq!(there.0, there.1);
+            assert_ne!(here, there.0);
+        }
+
+        #[test]
+        fn inv01_every_number_in_the_list_of_possible_cpus_is_below_the_count() {
+            for (text, count) in [
+                ("0\n", Some(1)),
+                ("0-3\n", Some(4)),
+                ("0-1,8,10-11\n", Some(12)),
+                ("10-11,0-1", Some(12)),
+                ("65535", Some(MAX_CPUS)),
+            ] {
+                assert_eq!(after_last(text), count, "{text:?}");
+            }
+            for text in
+                ["", "\n", "pony\n", "1,", "-1", "1--2", "+1", "1 2", "0-65536", "0-4294967296"]
+            {
+                assert_eq!(after_last(text), None, "{text:?}");
+            }
+        }
+
+        #[test]
+        fn inv01_the_count_covers_what_the_kernel_allows() {
+            for (mask, want) in [
+                (&[0, 0][..], 0),
+                (&[1, 0], 1),
+                (&[0b1010, 0], 4),
+                (&[1, 1 << 5], 70),
+                (&[0, 1 << 63], 128),
+            ] {
+                assert_eq!(cpus_up_to_last(mask), want, "{mask:?}");
+            }
+            let allowed = testkit::pin::allowed_cpus();
+            assert!(allowed.iter().all(|&cpu| cpu < configured_cpus() as usize));
+            assert!(configured_cpus() as usize <= possible());
+        }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn a_node_is_read_for_each_cpu() {

@@ -41,6 +41,3 @@
 pub(crate) use offlock_sync::asymmetric::has_membarrier;
 #[doc(inline)]
 pub use offlock_sync::asymmetric::{heavy, heavy_rseq, light};
-
-#[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
-pub(crate) use offlock_sync::asymmetric::rseq_fence_works;

@@ -79,7 +79,6 @@
 mod capabilities;
 mod counter;
 mod cpu;
-mod error;
 pub mod fence;
 #[cfg(doc)]
 pub mod guide;
@@ -89,18 +88,18 @@ mod refcount;
 mod rseq;
 mod slots;
 mod starting;
-mod unwind;
 mod words;
 
 pub use self::capabilities::{Capabilities, capabilities};
 pub use self::counter::PerCpuCounter;
 pub use self::cpu::{CpuId, current_cpu, node_of, possible_cpus};
-pub use self::error::AllocError;
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{KillError, PercpuRef, Reference};
 pub use self::slots::PerCpu;
+#[doc(inline)]
+pub use offlock_sync::AllocError;
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

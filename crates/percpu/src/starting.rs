@@ -42,7 +42,7 @@ mod imp {
 
     /// Runs `f`, which starts a helper thread and waits for its end. Meanwhile [`is_starting`] is
     /// true on every thread.
-    #[cfg(any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))))]
+    #[allow(dead_code, reason = "only a build with sections tests them")]
     pub(crate) fn starting_with_helper<R>(f: impl FnOnce() -> R) -> R {
         struct HelperGuard;
         impl Drop for HelperGuard {
@@ -79,9 +79,7 @@ mod imp {
     }
 }
 
-#[cfg(all(
-    not(offlock_model),
-    any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))
-))]
+#[cfg(not(offlock_model))]
+#[allow(unused_imports, reason = "only a build with sections tests them")]
 pub(crate) use self::imp::starting_with_helper;
 pub(crate) use self::imp::{is_starting, starting};

@@ -7,7 +7,7 @@
 //! assert_eq!(*boxed, 7);
 //! ```
 
-use std::alloc::{Layout, alloc};
+use std::alloc::{Layout, alloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::impl_error;
@@ -72,4 +72,12 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
     unsafe { at.write(value) };
     // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
     Ok(unsafe { Box::from_raw(at) })
+}
+
+/// Ends like `Box::new` without memory, for a constructor that allocates by other means.
+///
+/// `count` values of `T` are the refused allocation, or part of it.
+#[cold]
+pub fn out_of_memory<T>(count: usize) -> ! {
+    handle_alloc_error(Layout::array::<T>(count).unwrap_or(Layout::new::<T>()))
 }

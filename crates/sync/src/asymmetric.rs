@@ -24,10 +24,7 @@
 use crate::atomic::{Ordering, fence};
 
 pub use self::imp::has_membarrier;
-#[cfg(all(
-    target_arch = "x86_64",
-    not(any(offlock_model, offlock_portable, offlock_virtual_cpu))
-))]
+#[cfg(not(offlock_model))]
 pub use self::imp::rseq_fence_works;
 
 /// Orders accesses on the frequent side, against a [`heavy`] fence on the rare side: see the
@@ -125,7 +122,6 @@ mod imp {
     }
 
     /// Returns whether [`heavy_rseq`](super::heavy_rseq) restarts sections.
-    #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
     pub fn rseq_fence_works() -> bool {
         state() == MEMBARRIER_RSEQ
     }

@@ -29,7 +29,6 @@ pub fn set_current(cpu: CpuId) {
     CURRENT.with(|current| current.set(cpu));
 }
 
-#[cfg(offlock_model)]
 pub use current as recent;
 
 pub use self::imp::*;

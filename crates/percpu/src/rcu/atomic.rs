@@ -6,20 +6,163 @@
 //! ```
 //!
 //! The interface is safe because an [`Owned`] is unique: it can be in one [`Atomic`] only, and only
-//! the thread that swaps it out gets the [`Unlinked`] that retires it. The invariants are those of
-//! [`owned`](super::owned).
+//! the thread that swaps it out gets the [`Unlinked`] that retires it. Each of the three points to a
+//! node, which has the two words that retiring needs. So retiring does not allocate and cannot fail:
+//!
+//! ```text
+//!   Owned, Atomic, Unlinked -> | next, free: 16 bytes | T |
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A node is owned by one `Owned` or by one `Unlinked`, or is in one `Atomic`.
+//! 2. A node that was in an `Atomic` is freed or changed only after a grace period, or by the code
+//!    that has the `Atomic` exclusively. No `&T` from `load` outlives the borrow of the guard or of
+//!    the `Atomic`.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use offlock_sync::atomic::{AtomicPtr, Ordering};
-use offlock_sync::quarantine::Watched;
+use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{order, step};
 
-use super::guard::{Guard, pin};
-use super::owned::{Node, Owned};
-use super::unlinked::Unlinked;
+use super::bags::RetireHead;
+use super::domain::{Guard, pin};
+use super::retire::retire_raw;
+
+/// A value behind the head that retires it.
+#[repr(C)]
+#[derive(Debug)]
+struct Node<T> {
+    head: RetireHead,
+    value: T,
+}
+
+type NodePtr<T> = NonNull<Watched<Node<T>>>;
+
+/// Frees the node around `head`.
+///
+/// # Safety
+///
+/// `head` is from [`head_of`] for the same `T`, and no other code uses the node from now on.
+unsafe fn free_node<T>(head: NonNull<RetireHead>) {
+    // SAFETY: `head_of` added the same offset, so the result is inside the allocation.
+    let node = unsafe { head.byte_sub(Watched::<Node<T>>::OFFSET) }.cast::<Watched<Node<T>>>();
+    // SAFETY: `Owned` allocated the node as a box, and the caller promises that no other code uses
+    // it.
+    free(unsafe { Box::from_raw(node.as_ptr()) });
+}
+
+/// Returns the head of a node, as a pointer that is valid for the whole node.
+fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
+    // SAFETY: the `Node` is inside the `Watched`, and the head is its first field (`repr(C)`).
+    unsafe { node.byte_add(Watched::<Node<T>>::OFFSET) }.cast()
+}
+
+/// A value that no reader can reach, ready to be put into an [`Atomic`](super::Atomic).
+///
+/// It is a `Box` with 16 more bytes, which are used when the value is retired.
+///
+/// ```
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
+///
+/// let mut new = Owned::new(vec![1, 2]);
+/// new.push(3);
+/// let shared: Atomic<Vec<u32>> = new.into();
+/// assert_eq!(shared.load(&rcu::pin()).len(), 3);
+/// ```
+pub struct Owned<T> {
+    node: NodePtr<T>,
+}
+
+// SAFETY: the `Owned` is the only way to the `T` (invariant 1), as a `Box<T>` is.
+unsafe impl<T: Send> Send for Owned<T> {}
+// SAFETY: a `&Owned<T>` gives access to a `&T` only, as a `&Box<T>` does.
+unsafe impl<T: Sync> Sync for Owned<T> {}
+// The same bounds as `Box<T>`: the head is not accessed before the value is retired.
+impl<T: UnwindSafe> UnwindSafe for Owned<T> {}
+impl<T: RefUnwindSafe> RefUnwindSafe for Owned<T> {}
+
+impl<T: fmt::Debug> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Owned").field(&**self).finish()
+    }
+}
+
+impl<T> Owned<T> {
+    /// Allocates a node with `value`. Aborts if there is no memory, like `Box::new`.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self::from_box(Box::new(Self::node(value)))
+    }
+
+    fn node(value: T) -> Watched<Node<T>> {
+        // SAFETY: only an `Unlinked<T>` retires the head of this node, once, through `head_of`.
+        let head = unsafe { RetireHead::new(free_node::<T>) };
+        Watched::new(Node { head, value })
+    }
+
+    fn from_box(node: Box<Watched<Node<T>>>) -> Self {
+        let node = Box::into_raw(node);
+        // SAFETY: a box is never null.
+        Self { node: unsafe { NonNull::new_unchecked(node) } }
+    }
+
+    /// Takes a node that an `Owned`, an `Atomic` or an `Unlinked` has given up.
+    ///
+    /// # Safety
+    ///
+    /// - `node` is from [`Owned::into_node_ptr`], and is converted back once.
+    /// - No reader can reach the node or has a reference into it.
+    unsafe fn from_node_ptr(node: NodePtr<T>) -> Self {
+        Self { node }
+    }
+
+    /// Returns the pointer that `into_node_ptr` will return.
+    fn as_node_ptr(&self) -> NodePtr<T> {
+        self.node
+    }
+
+    /// Gives up the node without freeing it.
+    fn into_node_ptr(self) -> NodePtr<T> {
+        ManuallyDrop::new(self).node
+    }
+}
+
+impl<T> Deref for Owned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: only this `Owned` has the node (invariant 1), and the value is initialised.
+        &unsafe { self.node.as_ref() }.value
+    }
+}
+
+impl<T> DerefMut for Owned<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: only this `Owned` has the node (invariant 1), and `&mut self` borrows it
+        // exclusively.
+        &mut unsafe { self.node.as_mut() }.value
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: only this `Owned` has the node (invariant 1), which was allocated as a box and is
+        // not used again.
+        free(unsafe { Box::from_raw(self.node.as_ptr()) });
+    }
+}
+
+impl<T> From<T> for Owned<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
 
 /// A pointer to a `T` that readers follow without a lock.
 ///
@@ -208,5 +351,82 @@ impl<T: Send + Sync + 'static> Drop for Atomic<T> {
     fn drop(&mut self) {
         // SAFETY: the `Atomic` is not used after its drop.
         drop(unsafe { self.take() });
+    }
+}
+
+/// A value that new readers cannot find, but that earlier readers may still use.
+///
+/// Dropping it retires the value, like [`retire`](Unlinked::retire).
+///
+/// ```
+/// use offlock_percpu::rcu::{Atomic, Owned, Unlinked};
+///
+/// let shared = Atomic::new("old");
+/// let old: Unlinked<&str> = shared.swap(Owned::new("new"));
+/// assert_eq!(*old, "old");
+/// old.retire();
+/// ```
+#[must_use = "dropping it retires the value; call `retire` to make that visible"]
+pub struct Unlinked<T: Send + Sync + 'static> {
+    node: NodePtr<T>,
+}
+
+// SAFETY: it gives `&T` to its owner and later the `T` to the thread that frees it; `T` is `Send`
+// and `Sync`.
+unsafe impl<T: Send + Sync + 'static> Send for Unlinked<T> {}
+// SAFETY: a `&Unlinked<T>` gives access to a `&T` only, and `T` is `Sync`.
+unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
+// The same bounds as `Arc<T>`: readers may have a `&T` too.
+impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Unlinked<T> {}
+impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Unlinked<T> {}
+
+impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for Unlinked<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Unlinked").field(&**self).finish()
+    }
+}
+
+impl<T: Send + Sync + 'static> Unlinked<T> {
+    /// Takes a node that was taken out of an `Atomic`.
+    ///
+    /// # Safety
+    ///
+    /// `node` was in an `Atomic`, and only the caller took it out.
+    #[inline]
+    unsafe fn new(node: *mut Watched<Node<T>>) -> Self {
+        // SAFETY: the pointer of an `Atomic` is never null.
+        Self { node: unsafe { NonNull::new_unchecked(node) } }
+    }
+
+    /// Drops the value once no reader can hold a reference to it.
+    ///
+    /// Never waits for readers. The first call in the process allocates the bags. A call that fills
+    /// a bag advances grace periods. It then runs the drops of objects retired before, on this thread
+    /// and after all its other work, so do not hold a lock that such a drop takes.
+    #[inline]
+    pub fn retire(self) {
+        drop(self);
+    }
+}
+
+impl<T: Send + Sync + 'static> Deref for Unlinked<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: only this `Unlinked` can retire the node (invariant 1), so the node is alive.
+        &unsafe { self.node.as_ref() }.value
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY:
+        // - The head is that of a `Node<T>`, made with `free_node::<T>`. This is the only
+        //   `Unlinked` of the node (invariant 1), so the node is retired once.
+        // - The exchange that made this `Unlinked` took the node out of its `Atomic`, so no reader
+        //   that begins now can find it.
+        // - `T` is `Send` and `'static`, so it may be dropped on any thread at any later time.
+        unsafe { retire_raw(head_of(self.node), size_of::<Watched<Node<T>>>()) };
     }
 }

@@ -39,19 +39,25 @@
 //!
 //! # Invariants
 //!
-//! 1. Only the holder of `gp_lock` bumps `gp` and stores `completed`. It runs `heavy` after each bump, before it releases the lock.
+//! 1. Only the holder of `gp_lock` bumps `gp` and stores `completed`. It runs `heavy` after each bump,
+//!    before it releases the lock.
 //! 2. No reader holds or can load a reference to an object whose target is `completed` or less.
 
-use crossbeam_utils::CachePadded;
-use offlock_sync::atomic::{AtomicU64, Ordering};
-use offlock_sync::const_fn;
-use offlock_sync::{global, order, step};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::{self, NonNull};
 
-use super::backoff::Backoff;
-use super::bags::Bags;
-use super::registry::Registry;
-use super::spin_lock::SpinLock;
+use crossbeam_utils::CachePadded;
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::{
+    check, const_fn, const_thread_local, global, impl_error, order, step, thread_id,
+};
+
 use crate::fence;
+
+use super::bags::{Backoff, Bags, SpinLock};
 
 global! {
     static DOMAIN: Domain = Domain::new();
@@ -242,5 +248,439 @@ impl GpGuard {
 impl Drop for GpGuard {
     fn drop(&mut self) {
         self.domain.gp_lock.unlock();
+    }
+}
+
+// The threads that read: a list with one slot per thread, which writers scan without a lock.
+//
+//  Registry -> | slot: entered_gp, nesting, owner | -> | slot ... | -> ...     128-byte aligned
+//                 ^
+//  thread-local --+        Guard: a pointer to the same slot
+//
+// A thread claims a slot at its first `pin` and releases it when it ends. A thread
+// that ends while a guard lives (in a thread-local variable) leaves the release to the last unpin.
+// A `pin` after the release claims a slot until its unpin. Both cases add `RELEASE_ON_UNPIN` to
+// the nesting, so the count never returns to 0, and the fast path does not test for them.
+//
+// Invariants, after those of the file:
+//
+// 3. Slots are added and never removed or freed: a `&Slot` is `'static`.
+// 4. Only the thread that owns the slot accesses `nesting`: from its successful exchange on
+//    `owner` until it stores 0 there.
+// 5. `entered_gp` is 0 only while the owner holds no reference. Only the owner writes it.
+
+/// Added to the nesting of a slot that the last unpin must release.
+pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;
+
+/// The state of one reading thread.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// The grace period that was current when this thread pinned; 0 while it is not pinned.
+    entered_gp: AtomicU64,
+    /// The number of live guards, plus [`RELEASE_ON_UNPIN`] if the last unpin releases the slot.
+    nesting: UnsafeCell<u64>,
+    /// The id of the thread that owns the slot, or 0.
+    owner: AtomicU64,
+    /// Not written after the slot is published.
+    next: *const CachePadded<Slot>,
+}
+
+impl Slot {
+    #[inline(always)]
+    pub(super) fn nesting(&self) -> u64 {
+        // SAFETY: the calling thread owns the slot: it reached it through its own thread-local
+        // variable or its own guard (invariant 4).
+        self.nesting.with(|nesting| unsafe { *nesting })
+    }
+
+    #[inline(always)]
+    pub(super) fn set_nesting(&self, value: u64) {
+        // SAFETY: the calling thread owns the slot: it reached it through its own thread-local
+        // variable or its own guard (invariant 4).
+        self.nesting.with_mut(|nesting| unsafe { *nesting = value });
+    }
+
+    /// Marks the owner as a reader since grace period `now`: every later grace period waits for it.
+    #[inline(always)]
+    pub(super) fn enter(&self, now: u64) {
+        // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
+        // this thread under its earlier guards, in case the writer never sees the 0 in between.
+        self.entered_gp.store(now, order!(Release, "pin: the reads of earlier guards are done"));
+        // Against the `heavy` of `GpGuard::bump`: either the writer sees `entered_gp`, or this thread
+        // sees the unlink.
+        step!("pin: before the reads", fence::light());
+    }
+
+    /// Marks the owner as not reading.
+    #[inline(always)]
+    pub(super) fn leave(&self) {
+        // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
+        // this thread under the guard.
+        self.entered_gp.store(0, order!(Release, "unpin: the reads are done"));
+    }
+
+    /// Releases the slot. The calling thread owns it and does not read.
+    pub(super) fn release(&self) {
+        self.set_nesting(0);
+        // Ordering: Release pairs with the Acquire in `Registry::claim`; it carries `nesting`, and,
+        // through the `entered_gp` that the next owner stores, the reads of this thread.
+        self.owner.store(0, order!(Release, "thread exit: the slot is reset"));
+    }
+}
+
+/// The list of slots.
+#[derive(Debug)]
+pub(super) struct Registry {
+    head: AtomicPtr<CachePadded<Slot>>,
+}
+
+// SAFETY: `entered_gp` and `owner` are atomics, `next` does not change after publication, and only
+// the owning thread accesses `nesting` (invariant 4).
+unsafe impl Send for Slot {}
+// SAFETY: through `&Slot`, threads share only atomics and the unchanging `next`; `nesting` is left
+// to the owning thread (invariant 4).
+unsafe impl Sync for Slot {}
+
+impl Registry {
+    const_fn! {
+        pub(super) const fn new() -> Self {
+            Self { head: AtomicPtr::new(ptr::null_mut()) }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &'static Slot> + use<> {
+        // Ordering: Acquire pairs with the Release in `claim`; it carries the slots.
+        let mut at: *const CachePadded<Slot> = self.head.load(Ordering::Acquire);
+        std::iter::from_fn(move || {
+            // SAFETY: null, or published by `claim` and never freed (invariant 3).
+            let slot: &Slot = unsafe { at.as_ref() }?;
+            at = slot.next;
+            Some(slot)
+        })
+    }
+
+    /// Returns the oldest grace period that a reader entered in, or `None` if there is no reader.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        let acquire = order!(Acquire, "scan: the readers have left");
+        // Ordering: Acquire pairs with the Release in `Slot::enter` and `Slot::leave`; it carries
+        // the reads of a thread that has left since.
+        self.iter().map(|slot| slot.entered_gp.load(acquire)).filter(|&entered| entered != 0).min()
+    }
+
+    /// Returns how many threads have been reading since before the grace period `now` began.
+    pub(super) fn stalled(&self, now: u64) -> usize {
+        // Ordering: Relaxed; a statistic.
+        let entered = self.iter().map(|slot| slot.entered_gp.load(Ordering::Relaxed));
+        entered.filter(|&entered| entered != 0 && entered < now).count()
+    }
+
+    /// Claims a slot for the calling thread: a released one, or a new one.
+    pub(super) fn claim(&self) -> &'static Slot {
+        let me = thread_id();
+        // Ordering: Acquire on success pairs with the Release in `Slot::release`; it carries
+        // `nesting`. Relaxed on failure and in the load before: no other field is accessed then.
+        let free = |slot: &&Slot| {
+            slot.owner.load(Ordering::Relaxed) == 0
+                && slot.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if let Some(slot) = self.iter().find(free) {
+            return slot;
+        }
+        let mut slot = Box::new(CachePadded::new(Slot {
+            entered_gp: AtomicU64::new(0),
+            nesting: UnsafeCell::new(0),
+            owner: AtomicU64::new(me),
+            next: ptr::null(),
+        }));
+        // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to
+        // it acquires it through the release sequence that the exchange below continues.
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            slot.next = head;
+            let new = Box::into_raw(slot);
+            // Ordering: Release pairs with the Acquire in `iter`; it carries the slot. The exchange
+            // is a read-modify-write, so it continues the release sequences of the exchanges before
+            // it. Relaxed on failure: the head found is not followed.
+            match self.head.compare_exchange(head, new, Ordering::Release, Ordering::Relaxed) {
+                // SAFETY: published by this exchange, and never freed (invariant 3).
+                Ok(_) => return unsafe { &*new },
+                Err(found) => {
+                    head = found;
+                    // SAFETY: `new` is from `into_raw` and was not published.
+                    slot = unsafe { Box::from_raw(new) };
+                }
+            }
+        }
+    }
+}
+
+// The guard of a reading thread, and the slot that a thread keeps between two guards.
+
+/// The slot of the calling thread.
+struct Local {
+    /// Null before the first pin, and after the thread released its slot.
+    slot: Cell<*const Slot>,
+}
+
+/// Releases the slot of a thread when the thread ends.
+struct ThreadExit {
+    slot: Cell<*const Slot>,
+}
+
+const_thread_local! {
+    // It has no destructor, so it can be read at any point of the thread's exit.
+    static LOCAL: Local = Local { slot: Cell::new(ptr::null()) };
+    static EXIT: ThreadExit = ThreadExit { slot: Cell::new(ptr::null()) };
+}
+
+impl ThreadExit {
+    fn run(&self) {
+        // SAFETY: null, or the slot of this thread, which is never freed.
+        let Some(slot) = (unsafe { self.slot.replace(ptr::null()).as_ref() }) else { return };
+        let nesting = slot.nesting();
+        if !check!("thread exit: no guard is left", nesting == 0) {
+            slot.set_nesting(nesting | RELEASE_ON_UNPIN);
+            return;
+        }
+        slot.leave();
+        clear_local_slot();
+        slot.release();
+    }
+}
+
+impl Drop for ThreadExit {
+    fn drop(&mut self) {
+        self.run();
+    }
+}
+
+fn clear_local_slot() {
+    // A model checker may have destroyed `LOCAL` before `EXIT`; no code reads `LOCAL` after that.
+    let _ = LOCAL.try_with(|local| local.slot.set(ptr::null()));
+}
+
+/// Protects the values that this thread loads from being freed. Returned by [`pin`].
+///
+/// The guard belongs to the thread that called [`pin`].
+///
+/// [`mem::forget`](std::mem::forget) of a guard is safe. It leaves the thread a reader for ever,
+/// also after the thread ends: no object that is retired from then on is freed
+/// ([`stats`](super::stats) shows a stalled reader).
+///
+/// ```
+/// use offlock_percpu::rcu;
+///
+/// let guard: rcu::Guard = rcu::pin();
+/// assert!(rcu::is_pinned());
+/// drop(guard);
+/// assert!(!rcu::is_pinned());
+/// ```
+///
+/// A guard cannot move to another thread:
+///
+/// ```compile_fail
+/// fn sends<T: Send>(_: T) {}
+/// sends(offlock_percpu::rcu::pin());
+/// ```
+#[must_use = "values loaded under a guard are valid only while the guard lives"]
+#[derive(Debug)]
+pub struct Guard {
+    slot: NonNull<Slot>,
+    /// Makes the guard `!Send` and `!Sync`: only the owning thread may access the slot's nesting.
+    _not_send: PhantomData<*mut ()>,
+}
+
+// Unwinding drops a guard like any other value.
+impl UnwindSafe for Guard {}
+impl RefUnwindSafe for Guard {}
+
+const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
+
+/// Pins the calling thread: a value that it loads stays alive as long as the returned guard.
+///
+/// Pins nest; an inner pin only counts. Wait-free, without an atomic read-modify-write, and without
+/// a fence where membarrier works. The first pin of a thread claims a slot of 128 bytes: it walks a
+/// list as long as the largest number of threads that ever read at the same time, and may allocate.
+/// A guard may live in a thread-local variable and drop while the thread ends. Must not be called
+/// from a signal handler.
+///
+/// ```
+/// use offlock_percpu::rcu;
+///
+/// let shared = rcu::Atomic::new(7);
+/// let guard = rcu::pin();
+/// assert_eq!(shared.load(&guard), &7);
+/// ```
+///
+/// # Aborts
+///
+/// Aborts if there is no memory for the slot. A thread that has pinned once needs no more memory.
+#[inline]
+pub fn pin() -> Guard {
+    let slot = LOCAL.with(|local| local.slot.get());
+    // SAFETY: null, or the slot of this thread, which is never freed.
+    let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_without_slot() };
+    let nesting = slot.nesting();
+    if nesting == 0 {
+        slot.enter(domain().current_gp());
+    }
+    slot.set_nesting(nesting + 1);
+    Guard { slot: NonNull::from(slot), _not_send: PhantomData }
+}
+
+/// Pins a thread without a slot: at its first pin, or in a destructor at its exit.
+#[cold]
+#[inline(never)]
+fn pin_without_slot() -> Guard {
+    let domain = init_domain();
+    let slot = domain.registry.claim();
+    let exiting = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
+    LOCAL.with(|local| local.slot.set(slot));
+    slot.enter(domain.current_gp());
+    slot.set_nesting(if exiting { RELEASE_ON_UNPIN + 1 } else { 1 });
+    Guard { slot: NonNull::from(slot), _not_send: PhantomData }
+}
+
+impl Drop for Guard {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: slots are never freed, and this thread owns its slot until its last unpin.
+        let slot = unsafe { self.slot.as_ref() };
+        let nesting = slot.nesting() - 1;
+        slot.set_nesting(nesting);
+        if nesting == 0 {
+            slot.leave();
+        } else if nesting == RELEASE_ON_UNPIN {
+            unpin_and_release(slot);
+        }
+    }
+}
+
+/// Drops the last guard of a thread that has ended: releases the slot too.
+#[cold]
+#[inline(never)]
+fn unpin_and_release(slot: &Slot) {
+    slot.leave();
+    clear_local_slot();
+    slot.release();
+}
+
+/// Returns whether the calling thread holds a [`Guard`]. Wait-free.
+///
+/// ```
+/// use offlock_percpu::rcu;
+///
+/// assert!(!rcu::is_pinned());
+/// let _guard = rcu::pin();
+/// assert!(rcu::is_pinned());
+/// ```
+#[inline]
+#[must_use]
+pub fn is_pinned() -> bool {
+    let slot = LOCAL.with(|local| local.slot.get());
+    // SAFETY: null, or the slot of this thread, which is never freed.
+    unsafe { slot.as_ref() }.is_some_and(|slot| slot.nesting() != 0)
+}
+
+/// Runs what a thread runs at its end, for models.
+#[cfg(offlock_model)]
+pub fn end_thread() {
+    EXIT.with(ThreadExit::run);
+}
+
+// The functions that wait for readers, and the cookies that poll for the end of a grace period.
+
+/// Waits until every current reader has left, which is until each [`Guard`](super::Guard) of now has
+/// been dropped.
+///
+/// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
+/// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters.
+/// Never allocates.
+///
+/// ```
+/// use offlock_percpu::rcu::{self, SynchronizeError};
+///
+/// let guard = rcu::pin();
+/// assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
+/// drop(guard);
+/// assert_eq!(rcu::synchronize(), Ok(()));
+/// ```
+///
+/// # Errors
+///
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard).
+pub fn synchronize() -> Result<(), SynchronizeError> {
+    if is_pinned() {
+        return Err(SynchronizeError::WouldDeadlock);
+    }
+    init_domain().wait();
+    Ok(())
+}
+
+/// A cookie that tells whether a grace period is over. Returned by [`start_grace_period`].
+///
+/// ```
+/// use offlock_percpu::rcu::{self, GracePeriod};
+///
+/// let period: GracePeriod = rcu::start_grace_period();
+/// while !period.poll() {
+///     std::thread::yield_now();
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "call `poll` to learn whether it is over"]
+pub struct GracePeriod {
+    target: u64,
+}
+
+/// Returns a cookie for the grace period of the objects that were unlinked before this call.
+///
+/// Once [`poll`](GracePeriod::poll) of the cookie returns true, no reader can reach those objects.
+/// Wait-free, without a shared write or a system call. The grace period advances only when a thread
+/// polls, retires objects or waits.
+///
+/// ```
+/// use offlock_percpu::rcu;
+///
+/// let guard = rcu::pin();
+/// let period = rcu::start_grace_period();
+/// assert!(!period.poll(), "this thread still reads");
+/// drop(guard);
+/// while !period.poll() { /* do something else */ }
+/// ```
+pub fn start_grace_period() -> GracePeriod {
+    GracePeriod { target: domain().target() }
+}
+
+impl GracePeriod {
+    /// Returns whether the grace period is over; advances it if it is not.
+    ///
+    /// Never blocks. Costs up to two [`heavy`](crate::fence::heavy) the first time, none while it
+    /// waits for a reader, and a load once it is over. Returns `false` while another thread
+    /// advances grace periods.
+    pub fn poll(self) -> bool {
+        domain().advance(self.target)
+    }
+}
+
+/// The reason why [`synchronize`](super::synchronize) or [`barrier`](super::barrier) did not wait.
+///
+/// ```
+/// use offlock_percpu::rcu::{self, SynchronizeError};
+///
+/// let _guard = rcu::pin();
+/// assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SynchronizeError {
+    /// The wait would never end, because the calling thread holds a [`Guard`](super::Guard), or
+    /// calls `barrier` from the drop of a retired object. Maps to `EDEADLK`.
+    WouldDeadlock,
+}
+
+impl_error! {
+    [] SynchronizeError {
+        Self::WouldDeadlock => EDEADLK, "the calling thread would wait for itself";
     }
 }

@@ -57,35 +57,18 @@
 //! for one grace period. One thing differs: a target is computed without a shared write.
 
 mod atomic;
-mod backoff;
-mod bag;
 mod bags;
-mod batch;
 mod domain;
-mod error;
-mod grace_period;
-mod guard;
-mod in_flight;
-mod owned;
-mod reclaim;
-mod registry;
-mod spin_lock;
-mod stats;
-mod unlinked;
+mod retire;
 
-pub use self::atomic::Atomic;
-pub use self::bag::RetireHead;
-pub use self::batch::Batch;
-pub use self::error::SynchronizeError;
-pub use self::grace_period::{GracePeriod, barrier, start_grace_period, synchronize};
+pub use self::atomic::{Atomic, Owned, Unlinked};
+pub use self::bags::RetireHead;
 #[cfg(offlock_model)]
 #[doc(hidden)]
-pub use self::guard::end_thread;
-pub use self::guard::{Guard, is_pinned, pin};
-pub use self::owned::Owned;
-pub use self::reclaim::{poll, retire_raw};
-pub use self::stats::{Stats, stats};
-pub use self::unlinked::Unlinked;
+pub use self::domain::end_thread;
+pub use self::domain::{GracePeriod, SynchronizeError, start_grace_period, synchronize};
+pub use self::domain::{Guard, is_pinned, pin};
+pub use self::retire::{Batch, Stats, barrier, poll, retire_raw, stats};
 
 #[cfg(test)]
 mod tests;

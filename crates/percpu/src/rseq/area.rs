@@ -1,4 +1,4 @@
-//! The restartable-sequences area that libc registers for every thread (x86_64).
+//! The area that libc registers for every thread, and the CPU id in it (x86_64).
 //!
 //! glibc 2.35 and later place a `struct rseq` at a fixed distance from the thread pointer, the same
 //! in every thread, and export that distance. The areas of two threads never overlap. The kernel
@@ -9,48 +9,31 @@
 //!                                      <------- __rseq_size bytes are in use; 0: none ------->
 //! ```
 //!
-//! This module only reads the area; the sections store to `rseq_cs`. No module registers an area: a
-//! thread can have one, and libc has registered it.
+//! This module stores to `rseq_cs` and to no other field. No module registers an area: a thread can
+//! have one, and libc has registered it.
+//!
+//! # Invariant
+//!
+//! `ID_LIMIT` is 0 until `AREA` is written. It stays 0 if libc registered no area.
 
-use std::arch::asm;
+use offlock_sync::CpuId;
+use offlock_sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
 
 /// End of the field `rseq_cs`, in bytes from the start of the area (ABI: `linux/rseq.h`).
 const RSEQ_CS_END: u32 = 16;
 
 /// The distance in bytes from the thread pointer to the calling thread's area.
-///
-/// Made by [`find`], which checks that the area contains `cpu_id` and `rseq_cs`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offset(isize);
-
-impl Offset {
-    /// Returns the offset as a number, for storage in an atomic.
-    pub(crate) fn to_raw(self) -> isize {
-        self.0
-    }
-
-    /// Makes an offset of a result of [`Offset::to_raw`].
-    ///
-    /// # Safety
-    ///
-    /// `raw` is a result of `to_raw` in this process. Or `raw` is 0, the offset is passed to
-    /// [`cpu_id`] only, and the answer is discarded. The thread control block begins at 0, with a
-    /// pointer to itself (x86_64 ABI), so these bytes can be read.
-    #[cfg(any(test, not(offlock_virtual_cpu)))]
-    #[inline(always)]
-    pub(crate) unsafe fn from_raw(raw: isize) -> Self {
-        Self(raw)
-    }
-}
-
+static AREA: AtomicIsize = AtomicIsize::new(0);
+/// The number of possible CPUs, or 0 if there is no area to read. The invariant.
+static ID_LIMIT: AtomicU32 = AtomicU32::new(0);
 /// Returns the offset of the area that libc registered, or the reason why there is none.
-pub(crate) fn find() -> Result<Offset, &'static str> {
+pub(super) fn find() -> Result<isize, &'static str> {
     let offset: *const isize;
     let size: *const u32;
     // SAFETY: reads two entries of the global offset table, which the loader filled before any code
     // of this crate ran. The symbols are weak: an entry is null if libc lacks the symbol.
     unsafe {
-        asm!(
+        std::arch::asm!(
             ".weak __rseq_offset",
             ".weak __rseq_size",
             "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
@@ -72,7 +55,7 @@ pub(crate) fn find() -> Result<Offset, &'static str> {
     match size {
         0 => Err("not registered by libc: switched off, or refused by the kernel"),
         1..RSEQ_CS_END => Err("the area that libc registered is too small"),
-        _ => Ok(Offset(offset)),
+        _ => Ok(offset),
     }
 }
 
@@ -80,24 +63,103 @@ pub(crate) fn find() -> Result<Offset, &'static str> {
 ///
 /// The id is above `i32::MAX` if the thread has none: -1 (never registered) or -2 (refused), as
 /// `u32`.
-#[cfg(any(test, not(offlock_virtual_cpu)))]
+///
+/// # Safety
+///
+/// `area` is a result of [`find`]. Or it is 0, and the answer is discarded.
 #[inline(always)]
-pub(crate) fn cpu_id(area: Offset) -> u32 {
+unsafe fn cpu_id(area: isize) -> u32 {
     let id: u32;
-    // SAFETY: either `find` made the offset and checked that the area contains `cpu_id`. libc keeps
-    // an area at this distance in the static TLS block of every thread, registered or not. Or the
-    // offset is 0, where the thread control block can be read: see `from_raw`. Not `pure`: the
-    // kernel may change the field between any two instructions.
+    // SAFETY: `find` checked that the area contains `cpu_id`. libc keeps an area at this distance in
+    // the static TLS block of every thread, registered or not. At 0 the thread control block begins,
+    // with a pointer to itself (x86_64 ABI), so these bytes can be read. Not `pure`: the kernel may
+    // change the field between any two instructions.
     unsafe {
-        asm!(
+        std::arch::asm!(
             "mov {id:e}, dword ptr fs:[{area} + 4]",
             id = lateout(reg) id,
-            area = in(reg) area.0,
+            area = in(reg) area,
             options(nostack, readonly, preserves_flags),
         );
     }
     id
 }
 
+/// Lets [`current`] read the area from now on, if libc registered one.
+///
+/// `possible` is the number of possible CPUs.
+pub(crate) fn start_ids(possible: u32) -> Result<(), &'static str> {
+    // Ordering: Relaxed; the store of `ID_LIMIT` publishes it.
+    AREA.store(find()?, Ordering::Relaxed);
+    // Ordering: Release pairs with the Acquire load in `current`; it carries `AREA`. No test checks
+    // the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
+    ID_LIMIT.store(possible, Ordering::Release);
+    Ok(())
+}
+
+/// Returns the result of [`find`], for a thread that knows that `start_ids` has succeeded.
+#[inline(always)]
+pub(super) fn offset() -> isize {
+    // Ordering: Relaxed; the caller has acquired it.
+    AREA.load(Ordering::Relaxed)
+}
+
+/// Returns the id in the calling thread's rseq area, if there is one.
+///
+/// One branch: a limit of 0 refuses every id, so the id is read even before `start_ids`.
+#[inline(always)]
+pub(crate) fn current() -> Option<CpuId> {
+    // Ordering: Acquire pairs with the Release in `start_ids`; it carries `AREA`.
+    let limit = ID_LIMIT.load(Ordering::Acquire);
+    // Ordering: Relaxed; ordered by the load of `ID_LIMIT`.
+    let area = AREA.load(Ordering::Relaxed);
+    // SAFETY: a result of `find`, or still 0. In the second case `ID_LIMIT` was read as 0 (the
+    // invariant), so `below` discards the id.
+    below(unsafe { cpu_id(area) }, limit)
+}
+
+/// Returns `id` if it is below `limit`. The ids -1 and -2 (as `u32`) never are.
+#[inline(always)]
+fn below(id: u32, limit: u32) -> Option<CpuId> {
+    (id < limit).then_some(CpuId::new(id))
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn inv01_any_rseq_id_is_a_slot_below_the_limit_or_none(
+            id in prop_oneof![Just(-1), Just(-2), 0..200, any::<i32>()],
+            limit in prop_oneof![1_u32..200, 1_u32..=65_536],
+        ) {
+            let want = (0..limit as i32).contains(&id).then_some(id as u32);
+            prop_assert_eq!(below(id as u32, limit).map(CpuId::get), want);
+        }
+    }
+
+    #[test]
+    fn ids_are_read_exactly_if_they_are_in_use() {
+        assert_eq!(
+            current().is_some(),
+            crate::cpu::rseq_ids().is_ok(),
+            "{:?}",
+            crate::cpu::rseq_ids()
+        );
+    }
+
+    /// The area is at the same distance from the thread pointer in every thread.
+    #[test]
+    fn area_is_near_the_thread_pointer_in_every_thread() {
+        let Ok(area) = find() else { return assert!(crate::cpu::rseq_ids().is_err()) };
+        assert_eq!(area % 4, 0);
+        // SAFETY: `area` is a result of `find`.
+        let id = move || unsafe { cpu_id(area) };
+        for id in [id(), std::thread::spawn(id).join().unwrap()] {
+            assert!((id as usize) < crate::possible_cpus(), "id {}", id as i32);
+        }
+    }
+}

@@ -8,7 +8,7 @@
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{check, virtual_cpu};
 
-use crate::rseq::operations::{Added, Operations, Refused};
+use super::operations::{Added, Operations, Refused};
 use crate::words::Words;
 
 pub(super) fn state() -> Result<(), &'static str> {

@@ -2,7 +2,7 @@
 
 use offlock_sync::atomic::AtomicU64;
 
-use crate::rseq::operations::{Added, Operations};
+use super::operations::{Added, Operations};
 use crate::words::Words;
 
 pub(super) fn state() -> Result<(), &'static str> {

@@ -17,11 +17,10 @@ use testkit::pin::{allowed_cpus, pin_thread_to};
 use testkit::signals::{ThreadTimer, handle};
 use testkit::stress::{keep_running, stress_time};
 
-use super::{RseqOperations, operations, usable};
-use crate::cpu::getcpu;
+use super::self_test::getcpu;
+use super::{RseqOperations, operations, state};
 use crate::fence;
 use crate::rseq::operations::{Operations, Refused};
-use crate::rseq::section;
 use crate::words::Words;
 
 const THREADS: usize = 8;
@@ -193,7 +192,7 @@ fn switched_off() -> bool {
 /// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot
 /// pass without a test.
 fn sections() -> Option<RseqOperations> {
-    if let Err(why) = section::state() {
+    if let Err(why) = state() {
         println!("sections are off: {why}: nothing to test");
         let wanted = env::var_os("OFFLOCK_REQUIRE_ALL").is_some() && !switched_off();
         assert!(!wanted, "OFFLOCK_REQUIRE_ALL is set and no sections run");
@@ -313,12 +312,4 @@ fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
     let control = changes_after_barrier(real, false);
     println!("without a section, {control} late commits");
     assert!(control > 0, "the control saw no late commit: the test proves nothing");
-}
-
-#[test]
-fn usable_parameters_are_in_use() {
-    let Ok(found) = usable() else { return assert!(section::state().is_err()) };
-    assert_eq!(section::state(), Ok(()));
-    let real = operations().expect("in use");
-    assert_eq!((found.area, found.limit), (real.area, real.limit));
 }

@@ -33,27 +33,28 @@
 //!
 //! # Invariants
 //!
-//! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed. It stays 0 if no
+//! 1. `LIMIT` is 0 until the offset of the area is known and the self-test has passed. It stays 0 if no
 //!    sections run.
 
+use offlock_sync::asymmetric::rseq_fence_works;
 use offlock_sync::atomic::AtomicU64;
 use offlock_sync::native::OnceLock;
-use offlock_sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
+use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
-use crate::cpu;
-use crate::cpu::{CpuId, rseq_ids};
-use crate::fence;
-use crate::rseq::operations::{Added, Operations, Refused};
-use crate::rseq::self_test::decide;
-use crate::rseq::{Offset, find};
+use self::self_test::decide;
+use super::area;
+use super::operations::{Added, Operations, Refused};
+use crate::cpu::{CpuId, possible_cpus, rseq_ids};
 use crate::starting::starting;
 use crate::words::{STRIDE, Words};
+
+#[path = "self_test.rs"]
+mod self_test;
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
 
 /// The number of possible CPUs, or 0 if no section may run. Invariant 1.
 static LIMIT: AtomicU32 = AtomicU32::new(0);
-static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
 /// The value of the operand `cpu` after a section whose gate was closed; -1 without a CPU. No CPU has
 /// so high a number.
@@ -61,20 +62,16 @@ const REFUSED_CLOSED: u32 = -2_i32 as u32;
 
 #[inline(always)]
 pub(super) fn available() -> bool {
-    // Ordering: Relaxed; `operations` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
+    // Ordering: Relaxed; `operations` loads `LIMIT` again, with Acquire, before it uses the offset.
     LIMIT.load(Ordering::Relaxed) != 0 || state().is_ok()
 }
 
 /// Returns whether sections run in this process, and if not, why. The first call decides.
 pub(super) fn state() -> Result<(), &'static str> {
     static STATE: OnceLock<Result<(), &'static str>> = OnceLock::new();
-    let enable = |params: RseqOperations| {
-        // Ordering: Relaxed; the store of `LIMIT` publishes it.
-        OFFSET.store(params.area, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire in `operations`; it carries `OFFSET`. No test checks
-        // the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
-        LIMIT.store(params.limit, Ordering::Release);
-    };
+    // Ordering: Release pairs with the Acquire in `operations`; it carries the offset. No test checks
+    // the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
+    let enable = |params: RseqOperations| LIMIT.store(params.limit, Ordering::Release);
     let decide = || decide(usable(), enable);
     *STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
 }
@@ -82,11 +79,10 @@ pub(super) fn state() -> Result<(), &'static str> {
 /// Returns the operations if the process has an rseq area and a barrier that restarts sections.
 fn usable() -> Result<RseqOperations, &'static str> {
     rseq_ids()?;
-    if !fence::rseq_fence_works() {
+    if !rseq_fence_works() {
         return Err("membarrier cannot restart them");
     }
-    let area: Offset = find()?;
-    Ok(RseqOperations { area: area.to_raw(), limit: cpu::possible_cpus() as u32 })
+    Ok(RseqOperations { area: area::find()?, limit: possible_cpus() as u32 })
 }
 
 /// The operations. Holds the offset of the rseq area and the number of possible CPUs.
@@ -99,10 +95,9 @@ pub(super) struct RseqOperations {
 /// Returns the operations if sections run in this process.
 #[inline(always)]
 pub(super) fn operations() -> Option<RseqOperations> {
-    // Ordering: Acquire pairs with the Release in `state`; it carries `OFFSET`.
+    // Ordering: Acquire pairs with the Release in `state`; it carries the offset.
     let limit = LIMIT.load(Ordering::Acquire);
-    // Ordering: Relaxed; ordered by the load of `LIMIT`.
-    (limit != 0).then(|| RseqOperations { area: OFFSET.load(Ordering::Relaxed), limit })
+    (limit != 0).then(|| RseqOperations { area: area::offset(), limit })
 }
 
 /// One section. `$test` jumps to 66 if the section is refused. `$body` works on `{word}`, this CPU's
@@ -205,3 +200,16 @@ impl Operations for RseqOperations {
 #[cfg(test)]
 #[path = "stress.rs"]
 mod stress;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usable_parameters_are_in_use() {
+        let Ok(found) = usable() else { return assert!(state().is_err()) };
+        assert_eq!(state(), Ok(()));
+        let real = operations().expect("in use");
+        assert_eq!((found.area, found.limit), (real.area, real.limit));
+    }
+}

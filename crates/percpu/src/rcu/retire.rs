@@ -6,9 +6,9 @@
 //!            one bag per CPU, under its lock; while the lock is taken, objects go to another bag
 //! ```
 //!
-//! The list of a bag is linked through the retired objects ([`bag`](super::bag)), so retiring does
-//! not allocate. The filling segment of a bag is full when it has `bags::BATCH` objects or
-//! `bags::BATCH_BYTES` bytes. The thread that fills the segment closes it. If no
+//! The list of a bag is linked through the retired objects (`bags.rs`), so retiring does
+//! not allocate. The filling segment of a bag is full when it has `BATCH` objects or
+//! `BATCH_BYTES` bytes. The thread that fills the segment closes it. If no
 //! other thread advances grace periods, it advances them by one bump and one `heavy`. Then it drops
 //! the objects that are due. It never waits, so bags grow while a reader is stalled.
 //!
@@ -25,16 +25,18 @@
 //! destructor of the user runs under either lock.
 
 use std::cell::Cell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use offlock_sync::native::atomic::Ordering::Relaxed;
 use offlock_sync::panics::drop_payload;
 use offlock_sync::{const_thread_local, step};
 
-use super::bag::{Bag, RetireHead, Segment, next_of};
-use super::bags::{Bags, is_full};
-use super::domain::{Domain, GpGuard, domain};
 use crate::cpu;
+
+use super::bags::{Bag, Bags, RetireHead, Segment, is_full, next_of};
+use super::domain::{Domain, GpGuard, SynchronizeError, domain, init_domain, is_pinned};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
@@ -203,6 +205,35 @@ fn free_list(first: *mut RetireHead) {
     set_freeing(false);
 }
 
+/// Waits until every object that any thread retired before is dropped.
+///
+/// Blocks like [`synchronize`], then runs drops on this thread, then waits for the drops that other
+/// threads have begun. It does not wait for objects retired during the call. Use it before code is
+/// unloaded, or in a test before drops are counted.
+///
+/// ```
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
+/// use std::sync::Arc;
+///
+/// let value = Arc::new(7);
+/// Atomic::new(Arc::clone(&value)).store(Owned::new(Arc::new(8))); // retires the clone
+/// rcu::barrier()?;
+/// assert_eq!(Arc::strong_count(&value), 1);
+/// # Ok::<(), rcu::SynchronizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs
+/// the drop of a retired object.
+pub fn barrier() -> Result<(), SynchronizeError> {
+    if is_pinned() || is_freeing() {
+        return Err(SynchronizeError::WouldDeadlock);
+    }
+    drain(init_domain());
+    Ok(())
+}
+
 /// Waits until every object that was retired before is freed, on any thread.
 ///
 /// The implementation of [`barrier`](super::barrier).
@@ -241,4 +272,136 @@ pub(super) fn is_freeing() -> bool {
 /// Records whether drops of retired objects run on this thread.
 fn set_freeing(freeing: bool) {
     let _ = FREEING.try_with(|flag| flag.set(freeing));
+}
+
+/// A list of objects that are retired together, under one lock.
+///
+/// Dropping the batch retires its objects.
+///
+/// For the other crates of the workspace; semantic versioning does not cover it.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Batch {
+    list: Segment,
+}
+
+// SAFETY: the objects in the list may go to any thread, as the caller of `push` promises.
+unsafe impl Send for Batch {}
+// SAFETY: a `&Batch` gives access to the number of objects only.
+unsafe impl Sync for Batch {}
+
+impl Batch {
+    /// Returns an empty batch. Does not allocate.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { list: Segment::EMPTY }
+    }
+
+    /// Adds an object. No object of the batch is freed before the batch is retired. Wait-free.
+    ///
+    /// # Safety
+    ///
+    /// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free`
+    ///   frees, and it is retired once.
+    /// - No reader that begins after the batch is retired can find the object.
+    /// - The object may be freed on any thread, at any time after the batch is retired.
+    pub unsafe fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
+        self.list.push(head, bytes);
+    }
+
+    /// Moves all objects of `other` into this batch. Wait-free.
+    pub fn append(&mut self, other: &mut Self) {
+        self.list.splice(&mut other.list);
+    }
+
+    /// Returns the number of objects.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.list.objects
+    }
+
+    /// Returns whether the batch has no objects.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Retires all objects of the batch: each is freed once no reader can hold a reference to it.
+    pub fn retire(self) {
+        drop(self);
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if !self.list.is_empty() {
+            retire_list(domain(), &mut self.list);
+        }
+    }
+}
+
+/// The numbers of retired and freed objects since the process started. Returned by [`stats`].
+///
+/// The fields are read one by one while other threads run, so they need not match each other
+/// exactly.
+///
+/// ```
+/// use offlock_percpu::rcu::{self, Stats};
+///
+/// let stats: Stats = rcu::stats();
+/// if stats.stalled_readers != 0 {
+///     println!("{} bytes wait for readers", stats.pending_bytes);
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Retired objects that no thread has begun to drop.
+    pub pending: u64,
+    /// The bytes of the pending objects.
+    pub pending_bytes: u64,
+    /// Objects dropped after their grace period.
+    pub reclaimed: u64,
+    /// Threads that have held a [`Guard`](super::Guard) since before the current grace period
+    /// began.
+    pub stalled_readers: usize,
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} objects ({} bytes) pending, {} reclaimed; {} stalled readers",
+            self.pending, self.pending_bytes, self.reclaimed, self.stalled_readers,
+        )
+    }
+}
+
+/// Returns the statistics of the process.
+///
+/// Waits for bag locks, which are held for a few instructions. Never allocates. It takes time in
+/// proportion to the number of CPUs and of threads.
+///
+/// ```
+/// let stats = offlock_percpu::rcu::stats();
+/// println!("{stats}");
+/// ```
+#[must_use]
+pub fn stats() -> Stats {
+    let domain = domain();
+    let bags = &domain.bags;
+    let (pending, pending_bytes) = bags.pending();
+    Stats {
+        pending,
+        pending_bytes,
+        // Ordering: Relaxed; a statistic.
+        reclaimed: bags.reclaimed.load(Relaxed),
+        stalled_readers: domain.registry.stalled(domain.current_gp()),
+    }
 }
