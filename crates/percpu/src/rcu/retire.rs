@@ -207,7 +207,7 @@ fn free_list(first: *mut RetireHead) {
 
 /// Waits until every object that any thread retired before is dropped.
 ///
-/// Blocks like [`synchronize`], then runs drops on this thread, then waits for the drops that other
+/// Blocks like [`synchronize`](super::synchronize), then runs drops on this thread, then waits for the drops that other
 /// threads have begun. It does not wait for objects retired during the call. Use it before code is
 /// unloaded, or in a test before drops are counted.
 ///
