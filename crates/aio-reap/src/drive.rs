@@ -65,6 +65,7 @@ impl Driver {
 
 /// Performs one round of a driver after an edge. Returns whether another round must follow without
 /// an edge.
+#[cfg(any(feature = "tokio", all(test, offlock_model)))]
 #[must_use = "the engine may wait for another turn"]
 pub(crate) fn round(
     clear_edge: impl FnOnce(),
