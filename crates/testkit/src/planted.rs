@@ -1,6 +1,7 @@
 //! Checks that each planted bug fails the model that it is listed with.
 //!
-//! A crate lists its planted bugs in a [`Planted`] and calls the three checks from its model tests.
+//! A crate lists its planted bugs in a [`Planted`], and [`planted_tests!`](crate::planted_tests) makes
+//! the three checks tests of its models.
 //! Each model runs in a process of its own, because under loom a deadlock may abort the process.
 //! For tests only.
 //!
@@ -104,6 +105,29 @@ impl Planted {
             assert!(planted.contains(mutant), "{mutant} is not planted");
         }
     }
+}
+
+/// Makes the three checks of a [`Planted`] tests. An attribute after it applies to the test that each
+/// planted bug is listed.
+#[macro_export]
+macro_rules! planted_tests {
+    ($planted:expr $(, #[$listed:meta])?) => {
+        #[test]
+        fn planted_mutants_are_caught() {
+            $planted.assert_caught();
+        }
+
+        #[test]
+        fn a_mutant_that_does_not_exist_changes_nothing() {
+            $planted.assert_control_passes();
+        }
+
+        $(#[$listed])?
+        #[test]
+        fn every_planted_mutant_has_a_model() {
+            $planted.assert_listed();
+        }
+    };
 }
 
 /// Adds the names of the planted bugs in the source files of a folder and of its subfolders.

@@ -22,17 +22,4 @@ const PLANTED: Planted = Planted {
     dirs: &["src"],
 };
 
-#[test]
-fn planted_mutants_are_caught() {
-    PLANTED.assert_caught();
-}
-
-#[test]
-fn a_mutant_that_does_not_exist_changes_nothing() {
-    PLANTED.assert_control_passes();
-}
-
-#[test]
-fn every_planted_mutant_has_a_model() {
-    PLANTED.assert_listed();
-}
+testkit::planted_tests!(PLANTED);

@@ -34,29 +34,8 @@ const PLANTED: Planted = Planted {
         write::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &[
-        "src",
-        "src/cache",
-        "src/dirty",
-        "src/handle",
-        "src/hazard",
-        "src/policy",
-        "tests/models",
-    ],
+    dirs: &["src", "tests/models"],
 };
 
-#[test]
-fn planted_mutants_are_caught() {
-    PLANTED.assert_caught();
-}
-
-#[test]
-fn a_mutant_that_does_not_exist_changes_nothing() {
-    PLANTED.assert_control_passes();
-}
-
-#[cfg(offlock_loom)] // some have none under shuttle
-#[test]
-fn every_planted_mutant_has_a_model() {
-    PLANTED.assert_listed();
-}
+// Some have no model under shuttle.
+testkit::planted_tests!(PLANTED, #[cfg(offlock_loom)]);
