@@ -57,7 +57,7 @@ impl Structure {
 /// By crate: ours, then what a program uses instead.
 pub(crate) const STRUCTURES: &[Structure] = &[
     // percpu
-    Structure::ours("counter", "PerCpuCounter::add, batch 256", Some("P9.counter"), counter),
+    Structure::ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
     Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
     Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
