@@ -48,6 +48,11 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(counts_hits: bool) -> Self {
         let slots = Slots::new();
+        if counts_hits {
+            // The first question about a node reads files and allocates, and a removal asks under
+            // the slot's lock.
+            slots.same_node(CpuId::new(0), CpuId::new(0));
+        }
         Self {
             shards: (0..slots.count()).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
             slots,
