@@ -1,14 +1,16 @@
-//! The parts of a CI run: their order, their minutes, and the summary.
+//! The parts of a CI run: their order, their minutes, and the summary; and the small parts themselves.
 
 use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
-use crate::parts::{adopt, benches, fallbacks, fuzz, lint, models, stress, tests};
-use crate::tools;
-use crate::workspace::Workspace;
+use crate::process::{self, Cmd, Error, Result, read, write};
+use crate::workspace::{Scratch, Workspace, choose, packages};
+use crate::{lint, suites, tools};
 
 /// One part.
+#[derive(Clone, Copy)]
 struct Part {
     name: &'static str,
     run: fn(&Workspace) -> Result<()>,
@@ -19,127 +21,195 @@ struct Part {
 const PARTS: [Part; 11] = [
     Part { name: "tools", run: tools::install },
     Part { name: "lint", run: lint::lint },
-    Part { name: "tests", run: tests::tests },
-    Part { name: "adopt", run: adopt::run },
-    Part { name: "fallbacks", run: fallbacks::run },
-    Part { name: "models", run: all_models },
-    Part { name: "stress", run: |ws| stress::all(ws, stress::SECONDS) },
-    Part { name: "fuzz", run: fuzz::all },
-    Part { name: "deny", run: lint::deny },
-    Part { name: "benches", run: benches::smoke },
-    Part { name: "demo", run: tests::demo },
+    Part { name: "tests", run: tests },
+    Part { name: "adopt", run: adopt },
+    Part { name: "fallbacks", run: suites::fallbacks },
+    Part { name: "models", run: |ws| suites::models(ws, &ws.libraries()?, None, &[]) },
+    Part { name: "stress", run: |ws| suites::stress(ws, &[], suites::SECONDS) },
+    Part { name: "fuzz", run: suites::fuzz_and_sanitizer },
+    Part { name: "deny", run: deny },
+    Part { name: "benches", run: benches_smoke },
+    Part { name: "demo", run: demo },
 ];
-
-fn all_models(ws: &Workspace) -> Result<()> {
-    let crates = ws.libraries()?;
-    let checkers = models::Checker::ALL.to_vec();
-    models::run(ws, &models::Selection { crates, checkers, filter: Vec::new() })
-}
 
 /// Prints the names of the parts.
 pub(crate) fn list() {
-    for part in &PARTS {
-        println!("{}", part.name);
-    }
+    PARTS.iter().for_each(|part| println!("{}", part.name));
 }
 
-/// Runs these parts in the order given, or all if none is named.
+/// For one part, of which each takes minutes: what hangs ends here. A busy machine needs longer.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Runs the parts with these names, or all if none is named.
 pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
-    let chosen = select(names)?;
+    let mut chosen = PARTS.to_vec();
+    choose(&mut chosen, names, "part", |part, name| part.name == name)?;
     let began = Instant::now();
-    let mut report = Report::default();
-    let mut outcome = Ok(());
+    let mut summary = format!("\n{:<12} minutes\n", "part");
     for part in &chosen {
         println!("\n=== {}", part.name);
         let part_began = Instant::now();
-        outcome = (part.run)(ws);
-        if let Err(error) = &outcome {
+        process::end_all_at(part_began + PATIENCE);
+        if let Err(error) = (part.run)(ws) {
             eprintln!("error: {error}");
-            report.failure = Some((part.name, error.status()));
-            break;
+            let (total, status) = (minutes(began.elapsed()), error.status());
+            println!(
+                "{summary}FAILED in part '{}' after {total} minutes (exit status {status})",
+                part.name
+            );
+            return Err(Error::with_status("", status)); // the summary ends with the failure
         }
-        report.minutes.push((part.name, part_began.elapsed()));
+        let _ = writeln!(summary, "{:<12} {:>7}", part.name, minutes(part_began.elapsed()));
     }
-    print!("{}", report.text(began.elapsed()));
-    // The summary ends with the failure.
-    outcome.map_err(|error| Error::with_status("", error.status()))
-}
-
-fn select(names: &[String]) -> Result<Vec<&'static Part>> {
-    if names.is_empty() {
-        return Ok(PARTS.iter().collect());
-    }
-    let find = |name: &String| {
-        PARTS
-            .iter()
-            .find(|part| part.name == name)
-            .ok_or_else(|| Error::with_status(format!("no part is called {name}; see --list"), 2))
-    };
-    names.iter().map(find).collect()
-}
-
-/// What the end of a run says.
-#[derive(Default)]
-struct Report {
-    /// The parts that passed.
-    minutes: Vec<(&'static str, Duration)>,
-    /// The part that failed, and its exit status.
-    failure: Option<(&'static str, i32)>,
-}
-
-impl Report {
-    fn text(&self, total: Duration) -> String {
-        let mut text = format!("\n{:<12} minutes\n", "part");
-        for (name, time) in &self.minutes {
-            let _ = writeln!(text, "{name:<12} {:>7}", minutes(*time));
-        }
-        let total = minutes(total);
-        let _ = match self.failure {
-            None => {
-                writeln!(text, "OK: all {} parts passed in {total} minutes", self.minutes.len())
-            }
-            Some((part, status)) => writeln!(
-                text,
-                "FAILED in part '{part}' after {total} minutes (exit status {status})"
-            ),
-        };
-        text
-    }
+    let total = minutes(began.elapsed());
+    println!("{summary}OK: all {} parts passed in {total} minutes", chosen.len());
+    Ok(())
 }
 
 fn minutes(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
+fn tests(ws: &Workspace) -> Result<()> {
+    ws.cargo("test --workspace --no-run").run()?;
+    // Tests that write to the disk and wait for it would wait for the files of the build as well.
+    ws.cmd("sync").run()?;
+    promised(ws, "cargo test --workspace")?.run()
+}
+
+/// The demo verifies every byte itself, and ends with 0 only if all were right.
+fn demo(ws: &Workspace) -> Result<()> {
+    promised(ws, "cargo run --release --bin offlock-nbd")?.run()
+}
+
+/// Returns the command, if README.md has it as a line of its own, word for word.
+fn promised(ws: &Workspace, line: &str) -> Result<Cmd> {
+    if !read(ws.root.join("README.md"))?.lines().any(|there| there == line) {
+        return Err(Error::new(format!("README.md has no line: {line}")));
+    }
+    let (program, words) = line.split_once(' ').unwrap_or((line, ""));
+    Ok(ws.cmd(program).words(words))
+}
+
+/// What a user does: a crate of their own, the libraries added by path, and the README's examples. And
+/// whether the libraries can be published.
+fn adopt(ws: &Workspace) -> Result<()> {
+    let crates = ws.libraries()?;
+    let scratch = Scratch::new("adopt")?;
+    let (dir, manifest) = (&scratch.path, scratch.path.join("Cargo.toml"));
+    ws.cargo("init --quiet --vcs none --lib --name adopter").arg(dir).run()?;
+    for package in &crates {
+        let add = ws.cargo("add --quiet --offline --manifest-path").arg(&manifest);
+        add.arg("--path").arg(&package.dir).run()?;
+    }
+    // The same versions, which are here.
+    fs::copy(ws.root.join("Cargo.lock"), dir.join("Cargo.lock"))
+        .map_err(|error| Error::io(dir.display(), error))?;
+    let source = format!("#![doc = include_str!(\"{}/README.md\")]\n", ws.root.display());
+    write(dir.join("src/lib.rs"), source)?;
+    ws.cargo("test --quiet --offline --doc --manifest-path").arg(&manifest).run()?;
+
+    let readme = read(ws.root.join("README.md"))?;
+    for package in crates.iter().filter(|package| package.name != "sync") {
+        let name = &package.name;
+        if !says_how_to_add(&readme, name) {
+            return Err(Error::new(format!("README.md does not say how to add crates/{name}")));
+        }
+        if let Some(line) =
+            read(package.dir.join("README.md"))?.lines().find(|line| has_relative_link(line))
+        {
+            return Err(Error::new(format!(
+                "crates/{name}/README.md: crates.io shows the page alone, and this link breaks: {line}"
+            )));
+        }
+    }
+
+    // Packs what would be published. A warning is a failure.
+    let path = ws.target.join("package.log");
+    let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
+    let cargo = ws.cargo("package --offline --no-verify --allow-dirty").args(packages(&crates));
+    let outcome = cargo.log(Arc::new(log)).run();
+    let said = read(path)?;
+    print!("{said}");
+    outcome?;
+    match said.lines().find(|line| line.starts_with("warning")) {
+        Some(line) => Err(Error::new(format!("what would be published has a warning: {line}"))),
+        None => Ok(()),
+    }
+}
+
+fn says_how_to_add(readme: &str, name: &str) -> bool {
+    let command = format!("cargo add --path ../offlock/crates/{name}");
+    let is_end = |rest: &str| rest.is_empty() || rest.starts_with(' ');
+    readme.lines().any(|line| line.strip_prefix(&command).is_some_and(is_end))
+}
+
+/// Returns whether a Markdown line links to something that is neither on the web nor on this page.
+fn has_relative_link(line: &str) -> bool {
+    let mut targets = line.split("](").skip(1);
+    targets.any(|target| !target.starts_with("https://") && !target.starts_with('#'))
+}
+
+/// Licences, bans and sources of the dependencies; advisories need a database from the network.
+pub(crate) fn deny(ws: &Workspace) -> Result<()> {
+    tools::fetch(ws)?;
+    ws.cargo("deny --offline check licenses bans sources").run()?;
+    // deny.toml is found in the parent folder.
+    ws.cargo("deny --offline --manifest-path fuzz/Cargo.toml check licenses bans sources").run()
+}
+
+/// Every bench as short as it goes: their figures decide nothing on a shared machine, but each must build,
+/// run and end.
+///
+/// In the profile of the stress tests, which is built fast. `--workspace` each time: the features of fewer
+/// packages would compile everything anew. The server's is left out: it needs one more build of the server.
+pub(crate) fn benches_smoke(ws: &Workspace) -> Result<()> {
+    const BENCH: &str = "bench --profile stress --workspace";
+    ws.cargo(BENCH).arg("--no-run").run()?;
+    let smoke = |name: &str, options: &str| {
+        // Under 90 seconds where nothing else runs, most of it the build of the census.
+        let bench = ws.cargo(BENCH).words(&format!("--bench {name} -- --smoke {options}"));
+        bench.limit(Duration::from_secs(300)).run()
+    };
+    for name in ["percpu", "radix_ctx", "percpu_list", "mq_rbtree", "bufcache", "aio_reap"] {
+        smoke(name, "")?;
+    }
+    // One seed is enough to make a page; the benches above have measured all of them.
+    let report = ws.target.join("report");
+    smoke("seeds", &format!("--only mq_rbtree --report {}", report.display()))?;
+    let page = report.join("README.md");
+    if fs::metadata(&page).map_or(0, |page| page.len()) == 0 {
+        return Err(Error::new(format!("{} was not written", page.display())));
+    }
+    for only in ["counter", "radix", "list", "buf", "served"] {
+        smoke("census", &format!("--only {only}"))?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod unit_tests {
     use super::*;
 
-    fn names(parts: &[&Part]) -> Vec<&'static str> {
-        parts.iter().map(|part| part.name).collect()
+    #[test]
+    fn a_command_of_the_readme_must_be_a_whole_line() {
+        let ws = Workspace::open().unwrap();
+        assert!(promised(&ws, "cargo test --workspace").is_ok());
+        assert!(promised(&ws, "cargo test").is_err());
+        assert!(
+            run(&ws, &["lynt".to_string()])
+                .unwrap_err()
+                .to_string()
+                .contains("no part is called lynt")
+        );
     }
 
     #[test]
-    fn parts_are_selected_by_name_in_the_order_given() {
-        assert_eq!(select(&[]).unwrap().len(), PARTS.len());
-        let chosen = select(&["demo".to_string(), "lint".to_string()]).unwrap();
-        assert_eq!(names(&chosen), ["demo", "lint"]);
-        let Err(error) = select(&["lint".to_string(), "lynt".to_string()]) else { panic!() };
-        assert_eq!(error.to_string(), "no part is called lynt; see --list");
-        assert_eq!(error.status(), 2);
-    }
-
-    #[test]
-    fn the_summary_has_the_minutes_and_the_verdict() {
-        let mut report = Report::default();
-        report.minutes.push(("tools", Duration::from_secs(3)));
-        report.minutes.push(("lint", Duration::from_secs(150)));
-        let total = Duration::from_secs(200);
-        let table = "\npart         minutes\ntools            0.1\nlint             2.5\n";
-        let ok = format!("{table}OK: all 2 parts passed in 3.3 minutes\n");
-        assert_eq!(report.text(total), ok);
-        report.failure = Some(("tests", 101));
-        let failed = "FAILED in part 'tests' after 3.3 minutes (exit status 101)\n";
-        assert_eq!(report.text(total), format!("{table}{failed}"));
+    fn links_to_the_web_and_on_the_page_are_right_and_a_crate_is_added_by_its_own_name() {
+        assert!(!has_relative_link("see [a](https://a.example) and [b](#b), [c]"));
+        assert!(has_relative_link("see [a](https://a.example) and [b](../b)"));
+        let readme = "cargo add --path ../offlock/crates/percpu-list # a package\n";
+        assert!(says_how_to_add(readme, "percpu-list"));
+        assert!(!says_how_to_add(readme, "percpu"));
     }
 }

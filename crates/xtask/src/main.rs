@@ -1,18 +1,14 @@
 //! The commands that build, check and measure this workspace: `cargo xtask --help`.
 
-mod binaries;
-mod cfg;
 mod ci;
-mod error;
-mod examples;
 mod layers;
+mod lint;
 mod litmus;
 mod mutants;
-mod parts;
 mod process;
-mod readme;
-mod size;
 mod soak;
+mod source;
+mod suites;
 mod tools;
 mod workspace;
 
@@ -20,9 +16,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use self::error::Result;
-use self::parts::models::{self, Checker};
-use self::parts::{benches, fallbacks, fuzz, lint, stress};
+use self::process::{Error, Result};
+use self::suites::Checker;
 use self::workspace::Workspace;
 
 /// The commands that build, check and measure this workspace.
@@ -37,7 +32,7 @@ struct Arguments {
 enum Command {
     /// Everything a change must pass, or some parts of it
     Ci {
-        /// The parts, in this order; all if none is named
+        /// The parts; all if none is named
         parts: Vec<String>,
         /// Print the names of the parts
         #[arg(long)]
@@ -54,11 +49,11 @@ enum Command {
         #[arg(last = true)]
         tests: Vec<String>,
     },
-    /// The planted mutants, each of which a model must catch; or mutants at random
+    /// The labelled steps, each of which a model must catch; or other mutants
     Mutants {
         /// The libraries, such as `percpu`
         crates: Vec<String>,
-        /// Plants this number of mutants at random in each library, and prints the share caught
+        /// Instead, this number of mutants at random in each library, by cargo-mutants
         #[arg(long, value_name = "NUMBER")]
         random: Option<usize>,
         /// Instead, the patches in `tests/mutants` of the crates
@@ -84,7 +79,7 @@ enum Command {
         /// The libraries, such as `percpu`
         crates: Vec<String>,
         /// For each test
-        #[arg(long, default_value_t = stress::SECONDS)]
+        #[arg(long, default_value_t = suites::SECONDS)]
         seconds: u32,
     },
     /// The fuzz targets, as many at a time as there are CPUs
@@ -93,7 +88,7 @@ enum Command {
         targets: Vec<String>,
         /// For each target
         // Not 0, which libFuzzer takes as no limit.
-        #[arg(long, default_value_t = fuzz::SECONDS, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, default_value_t = suites::FUZZ_SECONDS, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
         /// Print the names of the targets
         #[arg(long)]
@@ -159,53 +154,46 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    process::handle_signals().map_err(|error| error::Error::io("signals", error))?;
-    let ws = Workspace::open()?;
+    process::handle_signals().map_err(|error| Error::io("signals", error))?;
+    let ws = &Workspace::open()?;
     match command {
         Command::Ci { list: true, .. } => {
             ci::list();
             Ok(())
         }
-        Command::Ci { parts, list: false } => ci::run(&ws, &parts),
+        Command::Ci { parts, list: false } => ci::run(ws, &parts),
         Command::Models { crates, checker, tests } => {
-            let checkers = checker.map_or(Checker::ALL.to_vec(), |checker| vec![checker]);
-            let selection =
-                models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
-            models::run(&ws, &selection)
+            suites::models(ws, &ws.select(&crates)?, checker, &tests)
         }
-        Command::Mutants { crates, patches: true, .. } => mutants::patches::run(&ws, &crates),
+        Command::Mutants { crates, patches: true, .. } => mutants::patches(ws, &crates),
         Command::Mutants { crates, random: Some(count), seed, .. } => {
-            let seed = seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-            mutants::run(&ws, &ws.select(&crates)?, mutants::Choice::Random(count), seed)
+            mutants::random(ws, &ws.select(&crates)?, count, seed)
         }
         Command::Mutants { crates, unlabelled: true, .. } => {
-            mutants::run(&ws, &ws.select(&crates)?, mutants::Choice::Unlabelled, 0)
+            mutants::unlabelled(ws, &ws.select(&crates)?)
         }
         Command::Mutants { crates, .. } => {
-            let selection = models::Selection {
-                crates: ws.select(&crates)?,
-                checkers: Checker::ALL.to_vec(),
-                filter: vec!["mutants::".to_string()],
-            };
-            models::run(&ws, &selection)
+            suites::models(ws, &ws.select(&crates)?, None, &["mutants::".to_string()])
         }
-        Command::Litmus { tests, bless } => litmus::run(&ws, &tests, bless),
-        Command::Stress { crates, seconds } if crates.is_empty() => stress::all(&ws, seconds),
-        Command::Stress { crates, seconds } => stress::some(&ws, &ws.select(&crates)?, seconds),
+        Command::Litmus { tests, bless } => litmus::run(ws, &tests, bless),
+        Command::Stress { crates, seconds } => {
+            let crates = if crates.is_empty() { Vec::new() } else { ws.select(&crates)? };
+            suites::stress(ws, &crates, seconds)
+        }
         Command::Fuzz { list: true, .. } => {
-            fuzz::list(&ws)?.iter().for_each(|target| println!("{target}"));
+            suites::fuzz_targets(ws).iter().for_each(|target| println!("{target}"));
             Ok(())
         }
-        Command::Fuzz { targets, seconds, list: false } => fuzz::targets(&ws, &targets, seconds),
-        Command::Asan => fuzz::sanitized(&ws),
-        Command::Fallbacks => fallbacks::run(&ws),
-        Command::Soak { steps, list, scale } => soak::run(&ws, &steps, scale, list),
-        Command::Lint => lint::lint(&ws),
-        Command::Deny => lint::deny(&ws),
-        Command::Benches { smoke: true } => benches::smoke(&ws),
-        Command::Benches { smoke: false } => benches::full(&ws),
-        Command::Layers { crates, check } => layers::run(&ws, &crates, check),
-        Command::Size => size::run(&ws),
-        Command::Examples { crates, check } => examples::run(&ws, &crates, check),
+        Command::Fuzz { targets, seconds, list: false } => suites::fuzz(ws, &targets, seconds),
+        Command::Asan => suites::sanitizer(ws),
+        Command::Fallbacks => suites::fallbacks(ws),
+        Command::Soak { steps, list, scale } => soak::run(ws, &steps, scale, list),
+        Command::Lint => lint::lint(ws),
+        Command::Deny => ci::deny(ws),
+        Command::Benches { smoke: true } => ci::benches_smoke(ws),
+        Command::Benches { smoke: false } => ws.cargo("bench").run(),
+        Command::Layers { crates, check } => layers::run(ws, &crates, check),
+        Command::Size => lint::sizes(ws),
+        Command::Examples { crates, check } => lint::examples(ws, &crates, check),
     }
 }

@@ -1,12 +1,13 @@
-//! The workspace: its folders, its crates, and the commands that run in it.
+//! The workspace: its folders, its crates, the commands that run in it, and the test programs that it
+//! builds.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::process::Cmd;
+use crate::process::{Cmd, Error, Result, read, write};
 
 /// Where commands run, and with which settings.
 #[derive(Clone)]
@@ -15,7 +16,6 @@ pub(crate) struct Workspace {
     /// One target folder, and below it one for each cfg or toolchain that brings other
     /// dependencies, so that no build invalidates the files of another.
     pub(crate) target: PathBuf,
-    env: Vec<(String, Option<OsString>)>,
 }
 
 impl Workspace {
@@ -31,33 +31,67 @@ impl Workspace {
             .map_or_else(|| root.join("target"), |folder| start.join(folder));
         fs::create_dir_all(&target).map_err(|error| Error::io(target.display(), error))?;
         let target = target.canonicalize().map_err(|error| Error::io(target.display(), error))?;
-        let env = settings(&target);
-        Ok(Workspace { root, target, env })
-    }
-
-    /// A copy of this workspace in another folder, with a target folder of its own.
-    pub(crate) fn moved(&self, root: PathBuf, target: PathBuf) -> Workspace {
-        let env = settings(&target);
-        Workspace { root, target, env }
+        Ok(Workspace { root, target })
     }
 
     /// A command that runs in the root folder.
-    pub(crate) fn cmd(&self, program: impl Into<OsString>) -> Cmd {
+    pub(crate) fn cmd(&self, program: impl AsRef<OsStr>) -> Cmd {
         let mut cmd = Cmd::new(program).dir(&self.root);
-        for (name, value) in &self.env {
-            cmd = cmd.base_env(name, value.clone());
+        for (name, _) in env::vars_os() {
+            let name = name.to_string_lossy();
+            // What `cargo run` says about this package is wrong for the packages that are built here.
+            if name == "CARGO"
+                || name.starts_with("CARGO_PKG_")
+                || name.starts_with("CARGO_MANIFEST_")
+            {
+                cmd = cmd.base_env(&name, None);
+            }
         }
-        cmd
+        cmd.base_env("CARGO_TARGET_DIR", Some(self.target.clone().into()))
+            // Incremental files cost time to write, and a CI run never reads them.
+            .base_env("CARGO_INCREMENTAL", Some("0".into()))
+            // A missing client, privilege or kernel interface is a failure, not an ignored test.
+            .base_env("OFFLOCK_REQUIRE_ALL", Some("1".into()))
+            .base_env("PATH", Some(path_with_cargo()))
     }
 
     /// `cargo` with these words.
-    pub(crate) fn cargo<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Cmd {
-        self.cmd("cargo").args(words)
+    pub(crate) fn cargo(&self, words: &str) -> Cmd {
+        self.cmd("cargo").words(words)
     }
 
-    /// `cargo +nightly` with these words.
-    pub(crate) fn nightly<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Cmd {
-        self.cmd("cargo").arg("+nightly").args(words)
+    /// `cargo` with these words, and `--cfg offlock_NAME` for every crate of the build, in that cfg's own
+    /// target folder.
+    ///
+    /// A build for `loom` or `shuttle` also has the cfg of every model build and the virtual CPUs. The
+    /// feature of `offlock-sync` makes the checker a dependency.
+    pub(crate) fn cargo_with_cfg(&self, name: &str, words: &str) -> Cmd {
+        let flags = env::var("RUSTFLAGS").unwrap_or_default();
+        let mut flags = format!("{flags} --cfg offlock_{name}");
+        let mut cargo = self.cargo(words);
+        if ["loom", "shuttle"].contains(&name) {
+            flags += " --cfg offlock_model --cfg offlock_virtual_cpu";
+            cargo = cargo.arg(format!("--features=offlock-sync/{name}"));
+        }
+        cargo
+            .env("RUSTFLAGS", flags.trim())
+            .base_env("CARGO_TARGET_DIR", Some(self.target.join(format!("cfg-{name}")).into()))
+    }
+
+    /// `cargo` with these words, and `--cfg offlock_NAME` for the members of the workspace only, in the usual
+    /// target folder.
+    ///
+    /// The dependencies are those of the usual build. Cargo includes the wrapper's path in the file
+    /// names of the members, so theirs lie beside those without the cfg.
+    pub(crate) fn cargo_with_members_cfg(&self, name: &str, words: &str) -> Result<Cmd> {
+        let wrapper = self.target.join(format!("rustc-{name}"));
+        write(
+            &wrapper,
+            format!("#!/bin/sh\nrustc=$1\nshift\nexec \"$rustc\" --cfg offlock_{name} \"$@\"\n"),
+        )?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))
+            .map_err(|error| Error::io(wrapper.display(), error))?;
+        Ok(self.cargo(words).env("RUSTC_WORKSPACE_WRAPPER", wrapper))
     }
 
     /// Every package below `crates`, sorted by folder.
@@ -72,59 +106,44 @@ impl Workspace {
 
     /// The libraries: the packages below `crates` that are published.
     pub(crate) fn libraries(&self) -> Result<Vec<Crate>> {
-        let mut crates = self.crates()?;
-        crates.retain(|package| package.published);
-        if crates.is_empty() { Err(Error::new("no library was found")) } else { Ok(crates) }
+        self.select(&[])
     }
 
     /// The libraries with these names, or all if no name is given.
     pub(crate) fn select(&self, names: &[String]) -> Result<Vec<Crate>> {
-        let mut crates = self.libraries()?;
-        for name in names {
-            if !crates.iter().any(|package| package.is_called(name)) {
-                return Err(Error::with_status(format!("no library is called {name}"), 2));
-            }
-        }
-        crates
-            .retain(|package| names.is_empty() || names.iter().any(|name| package.is_called(name)));
+        let mut crates = self.crates()?;
+        crates.retain(|package| package.published);
+        choose(&mut crates, names, "library", Crate::is_called)?;
         Ok(crates)
     }
 }
 
-/// The settings of every command.
-fn settings(target: &Path) -> Vec<(String, Option<OsString>)> {
-    let mut settings: Vec<(String, Option<OsString>)> = env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        // What `cargo run` says about this package is wrong for the packages that are built here.
-        .filter(|name| {
-            name == "CARGO" || ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|p| name.starts_with(p))
-        })
-        .map(|name| (name, None))
-        .collect();
-    let mut set = |name: &str, value: OsString| settings.push((name.to_string(), Some(value)));
-    set("CARGO_TARGET_DIR", target.into());
-    // Incremental files cost time to write, and a CI run never reads them.
-    set("CARGO_INCREMENTAL", "0".into());
-    // A missing client, privilege or kernel interface is a failure, not an ignored test.
-    set("OFFLOCK_REQUIRE_ALL", "1".into());
-    if let Some(path) = path_with_cargo() {
-        set("PATH", path);
+/// Keeps the items with one of these names, or all if no name is given. A name without an item is an error.
+pub(crate) fn choose<T>(
+    items: &mut Vec<T>,
+    names: &[String],
+    kind: &str,
+    is_called: impl Fn(&T, &str) -> bool,
+) -> Result<()> {
+    if let Some(name) = names.iter().find(|name| !items.iter().any(|item| is_called(item, name))) {
+        return Err(Error::with_status(format!("no {kind} is called {name}"), 2));
     }
-    settings
+    items.retain(|item| names.is_empty() || names.iter().any(|name| is_called(item, name)));
+    if items.is_empty() { Err(Error::new(format!("no {kind} was found"))) } else { Ok(()) }
 }
 
 /// `PATH` with the folder that `cargo install` installs to at its end.
-fn path_with_cargo() -> Option<OsString> {
+fn path_with_cargo() -> OsString {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))?;
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
     let path = env::var_os("PATH").unwrap_or_default();
-    env::join_paths(env::split_paths(&path).chain([home.join("bin")])).ok()
+    let all = env::split_paths(&path).chain(home.map(|home| home.join("bin")));
+    env::join_paths(all).unwrap_or(path.clone())
 }
 
 /// Returns whether a program of this name is in the path.
 pub(crate) fn is_command(name: &str) -> bool {
-    let path = path_with_cargo().unwrap_or_default();
-    env::split_paths(&path).any(|folder| folder.join(name).is_file())
+    env::split_paths(&path_with_cargo()).any(|folder| folder.join(name).is_file())
 }
 
 /// A package below `crates`.
@@ -140,11 +159,13 @@ pub(crate) struct Crate {
 
 impl Crate {
     fn read(dir: &Path) -> Option<Crate> {
-        let manifest = fs::read_to_string(dir.join("Cargo.toml")).ok()?;
+        let manifest = read(dir.join("Cargo.toml")).ok()?;
+        // The first name in a manifest is the package's.
+        let package = manifest.lines().find_map(|line| line.strip_prefix("name = "))?;
         Some(Crate {
             dir: dir.to_path_buf(),
             name: dir.file_name()?.to_string_lossy().into_owned(),
-            package: package_name(&manifest)?,
+            package: package.trim().trim_matches('"').to_string(),
             published: !manifest.lines().any(|line| line.trim() == "publish = false"),
         })
     }
@@ -169,18 +190,70 @@ impl Crate {
     }
 }
 
-/// The first name in a manifest, which is the package's.
-fn package_name(manifest: &str) -> Option<String> {
-    let name = manifest.lines().find_map(|line| line.strip_prefix("name = "))?;
-    Some(name.trim().trim_matches('"').to_string())
-}
-
 /// `-p NAME` for each crate.
 ///
 /// One cargo command for all crates: what they share is compiled once, and no build ends on one CPU
 /// while the next one waits.
 pub(crate) fn packages(crates: &[Crate]) -> Vec<&str> {
     crates.iter().flat_map(|package| ["-p", package.package.as_str()]).collect()
+}
+
+/// A test program.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TestBinary {
+    /// The folder of its package.
+    pub(crate) package: PathBuf,
+    /// Whether it has the unit tests of a library.
+    pub(crate) library: bool,
+    /// The target's name: the library's, or that of the file below `tests`.
+    pub(crate) name: String,
+    pub(crate) executable: PathBuf,
+}
+
+impl TestBinary {
+    /// Builds what `cargo`, a `cargo test`, would run.
+    ///
+    /// `cargo test` runs everything it has built, and another selection may be another build: with
+    /// fewer packages, dependencies can have other features. So one build serves several runs here.
+    pub(crate) fn build(cargo: Cmd) -> Result<Vec<TestBinary>> {
+        let json = cargo.words("--no-run --message-format=json-render-diagnostics").output()?;
+        let mut binaries: Vec<TestBinary> = json.lines().filter_map(TestBinary::parse).collect();
+        if binaries.is_empty() {
+            return Err(Error::new("the build has no test program"));
+        }
+        binaries.sort();
+        Ok(binaries)
+    }
+
+    /// The command that runs the tests, in the package's folder, as cargo does it.
+    pub(crate) fn cmd(&self, ws: &Workspace) -> Cmd {
+        ws.cmd(&self.executable)
+            .dir(&self.package)
+            .base_env("CARGO_MANIFEST_DIR", Some(self.package.clone().into()))
+    }
+
+    /// Reads one line of cargo's JSON. Returns `None` if it is not about a test program.
+    ///
+    /// The values wanted here are paths and names, which cargo writes without escapes unless a folder's
+    /// name has a quote or a backslash.
+    fn parse(line: &str) -> Option<TestBinary> {
+        if !line.starts_with("{\"reason\":\"compiler-artifact\"")
+            || !line.contains("\"test\":true},\"features\"")
+        {
+            return None;
+        }
+        let value = |json: &str, key: &str| {
+            let (_, rest) = json.split_once(&format!("\"{key}\":\""))?;
+            rest.split_once('"').map(|(value, _)| value.to_string())
+        };
+        let target = line.split_once("\"target\":{")?.1;
+        Some(TestBinary {
+            package: Path::new(&value(line, "manifest_path")?).parent()?.to_path_buf(),
+            library: target.starts_with("\"kind\":[\"lib\"]"),
+            name: value(target, "name")?,
+            executable: value(line, "executable")?.into(),
+        })
+    }
 }
 
 /// A folder for temporary files, outside the workspace, which is removed when this is dropped.
@@ -204,20 +277,25 @@ impl Drop for Scratch {
     }
 }
 
-/// Every `.rs` file below a folder, sorted.
-pub(crate) fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> =
-        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+/// Every file below a folder whose name has this extension, sorted.
+pub(crate) fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
-    let mut files = Vec::new();
+    let mut found = Vec::new();
     for path in paths {
         if path.is_dir() {
-            files.extend(rust_files(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|end| end == extension) {
+            found.push(path);
         }
     }
-    files
+    found
+}
+
+/// The name of a file without its extension.
+pub(crate) fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -235,14 +313,19 @@ mod tests {
         assert!(!libraries.iter().any(|package| package.name == "xtask"));
         assert_eq!(ws.select(&["offlock-percpu".into()]).unwrap().len(), 1);
         assert_eq!(ws.select(&["bufcache".into(), "percpu".into()]).unwrap().len(), 2);
-        assert_eq!(ws.select(&[]).unwrap().len(), libraries.len());
         assert!(ws.select(&["xtask".into()]).is_err());
     }
 
     #[test]
-    fn the_package_is_the_first_name_of_its_manifest() {
-        let manifest = "[package]\nname = \"a\"\n\n[[bin]]\nname = \"b\"\n";
-        assert_eq!(package_name(manifest).as_deref(), Some("a"));
-        assert_eq!(package_name("[workspace]\n"), None);
+    fn test_programs_are_read_and_other_lines_are_not() {
+        let line = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/crates/a#0.1.0","manifest_path":"/w/crates/a/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"stress","src_path":"/w/crates/a/tests/stress.rs","edition":"2024","doc":false,"doctest":false,"test":true},"profile":{"test":true},"features":[],"filenames":["/t/deps/stress-1"],"executable":"/t/deps/stress-1","fresh":true}"#;
+        let binary = TestBinary::parse(line).unwrap();
+        assert_eq!(binary.package, PathBuf::from("/w/crates/a"));
+        assert_eq!((binary.library, &*binary.name), (false, "stress"));
+        assert_eq!(binary.executable, PathBuf::from("/t/deps/stress-1"));
+        assert!(TestBinary::parse(&line.replace("[\"test\"]", "[\"lib\"]")).unwrap().library);
+        let library = line.replace("\"/t/deps/stress-1\",\"fresh\"", "null,\"fresh\"");
+        assert_eq!(TestBinary::parse(&library), None);
+        assert_eq!(TestBinary::parse(r#"{"reason":"build-finished","success":true}"#), None);
     }
 }

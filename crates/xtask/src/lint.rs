@@ -1,0 +1,190 @@
+//! Format, clippy, documentation, layers, examples in the documentation, sizes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use syn::{ImplItem, Item, Visibility};
+
+use crate::layers;
+use crate::process::{Error, Result, read};
+use crate::source::{self, attributes, is_hidden, is_test};
+use crate::workspace::{Crate, Workspace, files, packages};
+
+/// The crates whose modules do not form layers yet.
+const NOT_LAYERED: [&str; 2] = ["bufcache", "nbd-server"];
+
+/// The libraries of which some public types have no example yet.
+const WITHOUT_EXAMPLES: [&str; 2] = ["bufcache", "sync"];
+
+/// Format first: it takes a second and fails most often.
+///
+/// clippy checks what `cargo check` would, and rustdoc uses the metadata that clippy has written.
+pub(crate) fn lint(ws: &Workspace) -> Result<()> {
+    ws.cargo("fmt --all --check").run()?;
+    ws.cargo("fmt --manifest-path fuzz/Cargo.toml --check").run()?;
+    ws.cargo("clippy --locked --workspace --all-targets -- -D warnings").run()?;
+    ws.cargo("clippy --locked --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings")
+        // Nothing is linked here, and libFuzzer is not compiled if a path to it is given.
+        .env("CUSTOM_LIBFUZZER_PATH", "none/none.a")
+        .run()?;
+    let doc = ws.cargo("doc --locked --workspace --no-deps");
+    doc.env("RUSTDOCFLAGS", "-D warnings").run()?;
+    let names = |crates: Vec<Crate>, except: &[&str]| -> Vec<String> {
+        let names = crates.into_iter().map(|package| package.name);
+        names.filter(|name| !except.contains(&name.as_str())).collect()
+    };
+    report_examples(ws, &names(ws.libraries()?, &WITHOUT_EXAMPLES), true)?;
+    layers::run(ws, &names(ws.crates()?, &NOT_LAYERED), true)?;
+    sizes(ws)
+}
+
+/// Renders the documentation of the libraries with these names, or of all, and prints the share of their
+/// public types that have an example, and the types without one, which are an error with `check`.
+pub(crate) fn examples(ws: &Workspace, names: &[String], check: bool) -> Result<()> {
+    let crates = ws.select(names)?;
+    ws.cargo("doc --locked --no-deps --all-features").args(packages(&crates)).run()?;
+    report_examples(ws, names, check)
+}
+
+fn report_examples(ws: &Workspace, names: &[String], check: bool) -> Result<()> {
+    let mut without = 0;
+    for package in &ws.select(names)? {
+        let folder = ws.target.join("doc").join(package.package.replace('-', "_"));
+        let all = read(folder.join("all.html"))?;
+        let pages = types(&all);
+        let mut missing = Vec::new();
+        for page in &pages {
+            if !has_example(&read(folder.join(page))?) {
+                missing.push(page.trim_end_matches(".html").replace('/', "::"));
+            }
+        }
+        let having = pages.len() - missing.len();
+        println!("{}: {having} of {} public types have an example", package.package, pages.len());
+        missing.iter().for_each(|name| println!("  without: {name}"));
+        without += missing.len();
+    }
+    if check && without > 0 {
+        return Err(Error::new(format!("{without} public types have no example")));
+    }
+    Ok(())
+}
+
+/// Returns the pages of types that a crate's list of items links to.
+fn types(all: &str) -> BTreeSet<&str> {
+    let links = all.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let is_type = |link: &&str| {
+        let name = link.rsplit('/').next().unwrap_or(link);
+        let kinds = ["struct.", "enum.", "trait.", "union."];
+        link.ends_with(".html") && kinds.iter().any(|kind| name.starts_with(kind))
+    };
+    links.filter(is_type).collect()
+}
+
+/// Returns whether the description of the item itself, above its methods, has a code block.
+fn has_example(page: &str) -> bool {
+    let description = page.split("top-doc").nth(1).and_then(|rest| rest.split("</details>").next());
+    description.is_some_and(|text| text.contains("rust-example-rendered"))
+}
+
+/// Crate, lines in `src`, files in `src`, lines in `tests`, public functions: version 0.2.
+const BEFORE: [(&str, [usize; 4]); 11] = [
+    ("aio-reap", [12237, 67, 8851, 205]),
+    ("aio-reap-test", [1394, 8, 0, 30]),
+    ("bufcache", [16893, 74, 13434, 115]),
+    ("mq-rbtree", [10768, 54, 11665, 90]),
+    ("nbd-protocol", [3023, 13, 2395, 40]),
+    ("nbd-server", [16458, 71, 10978, 0]),
+    ("percpu", [12908, 98, 7145, 135]),
+    ("percpu-list", [6191, 30, 4778, 78]),
+    ("radix-ctx", [10053, 51, 5985, 123]),
+    ("testkit", [2077, 19, 90, 50]),
+    ("xtask", [6581, 45, 111, 0]),
+];
+
+/// Prints lines, files and public functions of all packages below `crates`, beside those of the last version.
+/// The models in `src/models` count as tests.
+pub(crate) fn sizes(ws: &Workspace) -> Result<()> {
+    println!("{:<14} {:>15} {:>9} {:>15} {:>11}", "crate", "src", "files", "tests", "public fns");
+    let mut sum = [[0; 2]; 4];
+    for package in ws.crates()? {
+        let (src, tests) = (package.dir.join("src"), package.dir.join("tests"));
+        let lines = |folder: &Path| -> Result<usize> {
+            files(folder, "rs").iter().map(|file| Ok(read(file)?.lines().count())).sum()
+        };
+        let models = src.join("models");
+        let now = [
+            lines(&src)? - lines(&models)?,
+            files(&src, "rs").len() - files(&models, "rs").len(),
+            lines(&tests)? + lines(&models)?,
+            public_functions(&package)?,
+        ];
+        let before = BEFORE.iter().find(|(name, _)| *name == package.name);
+        let before = before.map_or([0; 4], |(_, counts)| *counts);
+        for at in 0..4 {
+            sum[at] = [sum[at][0] + before[at], sum[at][1] + now[at]];
+        }
+        println!("{}", row(&package.name, before, now));
+    }
+    println!("{}", row("all", sum.map(|pair| pair[0]), sum.map(|pair| pair[1])));
+    Ok(())
+}
+
+fn row(name: &str, before: [usize; 4], now: [usize; 4]) -> String {
+    let pair = |at: usize| format!("{} -> {}", before[at], now[at]);
+    format!("{name:<14} {:>15} {:>9} {:>15} {:>11}", pair(0), pair(1), pair(2), pair(3))
+}
+
+/// Returns the number of functions and methods that a user can call, without those whose documentation is
+/// hidden, and without the methods of traits.
+///
+/// `unreachable_pub` is an error in CI, so that `pub fn` in the sources is what a user can call.
+fn public_functions(package: &Crate) -> Result<usize> {
+    let root = package.dir.join("src/lib.rs");
+    let modules = if root.exists() { source::modules(&root, is_test)? } else { Vec::new() };
+    let is_public = |visibility: &Visibility| matches!(visibility, Visibility::Public(_));
+    let count = |item: &Item| match item {
+        Item::Fn(item) => usize::from(is_public(&item.vis)),
+        Item::Impl(item) => {
+            let methods = item.items.iter().filter(|item| match item {
+                ImplItem::Fn(item) => {
+                    is_public(&item.vis) && !is_hidden(&item.attrs) && !is_test(&item.attrs)
+                }
+                _ => false,
+            });
+            methods.count()
+        }
+        _ => 0,
+    };
+    let shown = modules.iter().filter(|module| !module.hidden).flat_map(|module| &module.items);
+    let shown = shown.filter(|item| !is_hidden(attributes(item)) && !is_test(attributes(item)));
+    Ok(shown.map(count).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::write;
+    use crate::workspace::Scratch;
+
+    #[test]
+    fn an_example_of_a_method_is_not_one_of_the_type() {
+        let all = r#"<a href="struct.A.html">A</a><a href="m/enum.B.html">B</a><a href="fn.f.html">f</a>"#;
+        assert_eq!(types(all).into_iter().collect::<Vec<_>>(), ["m/enum.B.html", "struct.A.html"]);
+        let example = r#"<pre class="rust rust-example-rendered">"#;
+        assert!(has_example(&format!("<details class=\"top-doc\"><p>x</p>{example}</details>")));
+        assert!(!has_example(&format!("<details class=\"top-doc\"></details><h2></h2>{example}")));
+    }
+
+    #[test]
+    fn public_functions_are_counted_unless_they_are_hidden_or_for_tests() {
+        let scratch = Scratch::new("public").unwrap();
+        let source = "pub fn a() {}\npub(crate) fn b() {}\n#[doc(hidden)]\npub mod h;\n#[doc(hidden)]\npub fn c() {}\n\
+                      pub struct S;\nimpl S {\n pub const unsafe fn d() {}\n fn e() {}\n #[doc(hidden)]\n pub fn f() {}\n}\n\
+                      #[cfg(test)]\nmod tests { pub fn g() {} }\nmod i { pub async fn j() {} }\n";
+        write(scratch.path.join("src/lib.rs"), source).unwrap();
+        write(scratch.path.join("src/h.rs"), "pub fn k() {}\n").unwrap();
+        let dir = scratch.path.clone();
+        let package = Crate { dir, name: "x".into(), package: "x".into(), published: true };
+        assert_eq!(public_functions(&package).unwrap(), 3); // a, d and j
+    }
+}

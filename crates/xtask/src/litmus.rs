@@ -1,0 +1,438 @@
+//! The litmus tests: small programs in `litmus`, each of which has the accesses and fences of one
+//! protocol. herd7 checks every execution that the memory model in `litmus/offlock.cat` allows.
+//!
+//! ```text
+//!  NAME.litmus ── as written ─────────────► never      the bad outcome is in no execution
+//!       ├──────── an ordering weakened ───► reachable, or a race
+//!       └──────── a fence removed ────────► reachable, or a race
+//!  NAME.expected: the verdict of each, beside it
+//! ```
+//!
+//! A test quotes the source lines that it models. A quote that is no longer in the source is an
+//! error, so a test cannot silently model code that has changed.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::process::{self, Cmd, Error, Result, read, write};
+use crate::workspace::{Scratch, Workspace, choose, is_command, stem};
+
+/// Checks the tests with these names, or all if no name is given. With `bless`, writes the files
+/// of the expected verdicts instead of comparing them.
+pub(crate) fn run(ws: &Workspace, names: &[String], bless: bool) -> Result<()> {
+    let mut tests = files(&ws.root.join("litmus"))?;
+    tests.extend(files(&ws.root.join("litmus/model"))?);
+    choose(&mut tests, names, "litmus test", |test, name| stem(test) == name)?;
+    install(ws)?;
+    let total = AtomicUsize::new(0);
+    process::each(&tests, |test| {
+        let variants = check(ws, test, bless)?;
+        println!("{:<32} {variants} weakened variants", stem(test));
+        total.fetch_add(variants, Ordering::Relaxed); // Ordering: Relaxed; it publishes nothing
+        Ok(())
+    })?;
+    let (tests, total) = (tests.len(), total.into_inner());
+    println!("{tests} litmus tests as expected, and {total} weakened variants reachable");
+    Ok(())
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(|error| Error::io(folder.display(), error))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "litmus"));
+    files.sort();
+    Ok(files)
+}
+
+/// Checks one test. Returns the number of its weakened variants.
+///
+/// A program as written must not reach the bad outcome, and a weakened one must.
+fn check(ws: &Workspace, path: &Path, bless: bool) -> Result<usize> {
+    let failed = |why: String| Error::new(format!("{}: {why}", path.display()));
+    let text = read(path)?;
+    let of_the_model = path.parent().is_some_and(|folder| folder.ends_with("model"));
+    quotes(&ws.root, &text, !of_the_model).map_err(failed)?;
+    let mut programs = variants(&text).map_err(failed)?;
+    if of_the_model {
+        programs.truncate(1);
+    }
+    let verdicts = verdicts(ws, &stem(path), &programs)?;
+    let mut lines = String::new();
+    for (program, verdict) in programs.iter().zip(&verdicts) {
+        if !of_the_model && program.strong != (*verdict == "never") {
+            return Err(failed(format!("{}: the bad outcome is {verdict}", program.what)));
+        }
+        lines += &format!("{verdict:<10} {}\n", program.what);
+    }
+    let beside = path.with_extension("expected");
+    if bless {
+        write(&beside, lines)?;
+    } else {
+        let expected = read(&beside)?;
+        let only_in = |some: &str, other: &str| -> String {
+            let lines = some.lines().filter(|line| !other.lines().any(|there| there == *line));
+            lines.map(|line| format!("\n    {line}")).collect()
+        };
+        if expected != lines {
+            let (missing, new) = (only_in(&expected, &lines), only_in(&lines, &expected));
+            return Err(failed(format!("\n  expected:{missing}\n  found:{new}")));
+        }
+    }
+    Ok(programs.iter().filter(|program| !program.strong).count())
+}
+
+/// Checks that each source line that a test quotes is in its file. With `wanted`, a test without a quote is
+/// an error.
+///
+/// A line `(* source: FOLDER *)` names a folder of the workspace. A comment `// FILE: CODE` behind a
+/// statement quotes code of a file below that folder. White space does not count.
+fn quotes(root: &Path, test: &str, wanted: bool) -> std::result::Result<(), String> {
+    let dense = |text: &str| text.split_whitespace().collect::<String>();
+    let folder =
+        |line: &str| Some(root.join(line.strip_prefix("(* source: ")?.strip_suffix(" *)")?));
+    let folder = test.lines().find_map(folder);
+    let mut count = 0;
+    for (line, at) in test.lines().zip(1..) {
+        let Some((_, comment)) = line.split_once("// ") else { continue };
+        let (Some((file, code)), Some(folder)) = (comment.split_once(": "), &folder) else {
+            return Err(format!(
+                "line {at}: the comment is not `// FILE: CODE`, or the source is missing"
+            ));
+        };
+        let source = read(folder.join(file)).map_err(|error| format!("line {at}: {error}"))?;
+        if !dense(&source).contains(&dense(code)) {
+            return Err(format!("line {at}: {file} has no code `{code}`"));
+        }
+        count += 1;
+    }
+    if wanted && count == 0 { Err("the test quotes no source line".to_string()) } else { Ok(()) }
+}
+
+/// One program for herd7.
+struct Program {
+    /// Names what differs from the test as written.
+    what: String,
+    /// Whether the bad outcome must be in no execution. Of a weakened program it, or a data race, must be
+    /// in one.
+    strong: bool,
+    text: String,
+}
+
+/// Returns the programs of a test: as written, with full fences, and with one ordering or fence weakened.
+///
+/// A line ``(* variant NAME: `OLD` -> `NEW`; `OLD` -> `NEW` *)`` in the test makes a weakened program by
+/// replacing pieces of text, each of which must be there once.
+fn variants(test: &str) -> std::result::Result<Vec<Program>, String> {
+    let program = |what: String, strong, text: String| Program { what, strong, text };
+    let mut programs = vec![program("as written".to_string(), true, test.to_string())];
+    let lines: Vec<&str> = test.lines().collect();
+    let code = |line: &str| line.split("//").next().unwrap_or_default().to_string();
+    let start = lines.iter().position(|line| line.starts_with("P0(")).unwrap_or(0);
+    let threads =
+        lines.iter().enumerate().skip(start).take_while(|(_, line)| !line.starts_with("exists"));
+    let threads: Vec<(usize, String)> =
+        threads.map(|(number, line)| (number, code(line))).collect();
+    // Sections run only where membarrier works, so a test with sections has no such program.
+    let has = |call: &str| threads.iter().any(|(_, line)| line.contains(call));
+    if (has("light();") || has("heavy();")) && !has("heavy_rseq();") {
+        let is_fence = |line: &str| {
+            ["light();", "heavy();"].iter().any(|call| line.trim_start().starts_with(call))
+        };
+        let full = "atomic_thread_fence(memory_order_seq_cst);";
+        let text: Vec<&str> =
+            lines.iter().map(|line| if is_fence(line) { full } else { line }).collect();
+        programs.push(program(
+            "light and heavy as full fences".to_string(),
+            true,
+            text.join("\n") + "\n",
+        ));
+    }
+    for (number, line) in &threads {
+        for (what, weaker) in weakened(line) {
+            let mut changed = lines.clone();
+            changed[*number] = &weaker;
+            // `P1`, of the last line that begins a thread.
+            let is_start = |line: &&&str| line.starts_with('P') && line.contains('(');
+            let thread = lines[..*number]
+                .iter()
+                .rev()
+                .find(is_start)
+                .and_then(|line| line.split('(').next());
+            let what = format!("{}: {what}", thread.unwrap_or_default());
+            let before = programs.iter().filter(|program| program.what.starts_with(&what)).count();
+            let what = if before == 0 { what } else { format!("{what} ({})", before + 1) };
+            programs.push(program(what, false, changed.join("\n") + "\n"));
+        }
+    }
+    for line in &lines {
+        let Some(rest) = line.strip_prefix("(* variant ") else { continue };
+        programs.push(named(test, line, rest).ok_or_else(|| format!("bad variant: {line}"))?);
+    }
+    Ok(programs)
+}
+
+fn named(test: &str, line: &str, rest: &str) -> Option<Program> {
+    let (name, changes) = rest.strip_suffix(" *)")?.split_once(": ")?;
+    let mut text = test.replacen(line, "", 1);
+    let mut new_texts = Vec::new();
+    for (number, change) in changes.split("; `").enumerate() {
+        let (old, new) = change.trim_start_matches('`').strip_suffix('`')?.split_once("` -> `")?;
+        if old.is_empty() || text.matches(old).count() != 1 {
+            return None;
+        }
+        // First a mark for each, so that two pieces can change places.
+        text = text.replacen(old, &format!("\0{number}"), 1);
+        new_texts.push(new);
+    }
+    for (number, new) in new_texts.iter().enumerate() {
+        text = text.replacen(&format!("\0{number}"), new, 1);
+    }
+    Some(Program { what: format!("variant {name}"), strong: false, text })
+}
+
+/// Returns each line that is weaker than `line` in one ordering or fence, and what was weakened.
+fn weakened(line: &str) -> Vec<(String, String)> {
+    const CALLS: [(&str, &str); 6] = [
+        ("light();", ""),
+        ("heavy();", ""),
+        ("heavy();", "light();"),
+        ("heavy_rseq();", ""),
+        ("heavy_rseq();", "heavy();"),
+        ("section();", ""),
+    ];
+    let mut found = Vec::new();
+    let indent = &line[..line.len() - line.trim_start().len()];
+    let mut call = |call: &str, instead: &str| {
+        if line.trim() == call {
+            let call = call.trim_end_matches(';');
+            let what = match instead {
+                "" => format!("{call} removed"),
+                _ => format!("{call} -> {}", instead.trim_end_matches(';')),
+            };
+            found.push((what, format!("{indent}{instead}")));
+        }
+    };
+    CALLS.iter().for_each(|(name, instead)| call(name, instead));
+    for order in ["acquire", "release", "acq_rel", "seq_cst"] {
+        call(&format!("atomic_thread_fence(memory_order_{order});"), "");
+    }
+    // `load(gate)` of a line with `atomic_load_explicit(gate, ...)`.
+    let operation = line.split_once("atomic_").and_then(|(_, call)| call.split_once('('));
+    let operation = operation.map_or(String::new(), |(name, arguments)| {
+        let name = name.trim_end_matches("_explicit").trim_end_matches("_strong");
+        let place = arguments.split_once(',').map(|(place, _)| format!("({place})"));
+        format!("{name}{}", place.unwrap_or_default()) // a fence has none
+    });
+    for (at, _) in line.match_indices("memory_order_") {
+        let start = at + "memory_order_".len();
+        let order: &str = line[start..].split([')', ',']).next().unwrap_or_default();
+        // The second ordering of a compare-exchange is that of a failure.
+        let failure = if line[..at].contains("memory_order_") { " on failure" } else { "" };
+        let weaker: &[&str] = match order {
+            "acquire" | "release" => &["relaxed"],
+            "acq_rel" => &["acquire", "release"],
+            "seq_cst" if line.contains("atomic_load") => &["acquire"],
+            "seq_cst" if line.contains("atomic_store") => &["release"],
+            "seq_cst" => &["acq_rel"],
+            _ => &[],
+        };
+        for weaker in weaker {
+            let text = format!("{}{weaker}{}", &line[..start], &line[start + order.len()..]);
+            found.push((format!("{operation}: {order}{failure} -> {weaker}"), text));
+        }
+    }
+    found
+}
+
+/// Returns herd7's verdict of each program of a test.
+fn verdicts(ws: &Workspace, name: &str, programs: &[Program]) -> Result<Vec<&'static str>> {
+    let folder = Scratch::new(&format!("litmus-{name}"))?;
+    let log = folder.path.join("log");
+    let file = File::create(&log).map_err(|error| Error::io(log.display(), error))?;
+    let herd = match unpacked(ws) {
+        Some(cmd) if !is_command("herd7") => cmd,
+        _ => ws.cmd("herd7"),
+    };
+    let model = ws.root.join("litmus");
+    let mut cmd = herd.dir(&folder.path).limit(Duration::from_secs(120)).log(Arc::new(file));
+    for (option, file) in [("-bell", "bell"), ("-macros", "def"), ("-model", "cat")] {
+        cmd = cmd.arg(option).arg(model.join(format!("offlock.{file}")));
+    }
+    // Leaves out executions that the axiom `coherence` of the model refuses: ten times faster.
+    cmd = cmd.words("-optace true");
+    for (number, program) in programs.iter().enumerate() {
+        let (_, body) = program.text.split_once('\n').unwrap_or_default();
+        write(folder.path.join(format!("{number}.litmus")), format!("C program-{number}\n{body}"))?;
+        cmd = cmd.arg(format!("{number}.litmus"));
+    }
+    let output = cmd.output()?;
+    let verdict = |(number, program): (usize, &Program)| {
+        verdict(&output, number).ok_or_else(|| {
+            let said = read(&log).unwrap_or_default();
+            Error::new(format!("{name}: {}: herd7 gave no verdict\n{said}", program.what))
+        })
+    };
+    programs.iter().enumerate().map(verdict).collect()
+}
+
+/// Reads the part of herd7's output that is about one program: the bad outcome is in no execution, in one, or
+/// two plain accesses race.
+fn verdict(output: &str, number: usize) -> Option<&'static str> {
+    let (_, rest) = output.split_once(&format!("Test program-{number} "))?;
+    let part = rest.split("\nTest ").next()?;
+    let observed = part.lines().find_map(|line| line.strip_prefix("Observation "))?;
+    if part.lines().any(|line| line == "Flag data-race") {
+        return Some("race");
+    }
+    match observed.split(' ').nth(1)? {
+        "Never" => Some("never"),
+        "Sometimes" | "Always" => Some("reachable"),
+        _ => None,
+    }
+}
+
+/// Unpacks herd7 unless it is there. Takes some seconds and 60 MB of downloads.
+///
+/// Debian has it in the package `herdtools7` of unstable alone. That package and the C library that it needs
+/// are unpacked into a folder of their own, and `herd7` is started by that library's loader. Nothing of the
+/// system changes.
+fn install(ws: &Workspace) -> Result<()> {
+    if is_command("herd7") || unpacked(ws).is_some() {
+        return Ok(());
+    }
+    let scratch = Scratch::new("apt")?;
+    let path = scratch.path.display();
+    for lists in ["lists/partial", "cache/archives/partial"] {
+        write(scratch.path.join(lists).join("none"), "")?;
+    }
+    // The mirror that apt is configured for.
+    let targets = ["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"];
+    let listed = ws.cmd("apt-get").args(targets).output().unwrap_or_default();
+    let mirror = listed.lines().find_map(|line| line.strip_prefix("Debian "));
+    let mirror = mirror.unwrap_or("http://deb.debian.org/debian/");
+    write(
+        scratch.path.join("unstable.sources"),
+        format!(
+            "Types: deb\nURIs: {mirror}\nSuites: unstable\nComponents: main\n\
+             Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+        ),
+    )?;
+    write(
+        scratch.path.join("apt.conf"),
+        format!(
+            "Dir::State::lists \"{path}/lists\";\nDir::Cache \"{path}/cache\";\n\
+             Dir::Etc::sourcelist \"{path}/unstable.sources\";\nDir::Etc::sourceparts \"-\";\n\
+             Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
+             APT::Sandbox::User \"\";\n"
+        ),
+    )?;
+    for words in ["update -qq", "download -qq herdtools7 libc6 libgmp10"] {
+        let apt = ws.cmd("apt-get").words(words).env("APT_CONFIG", scratch.path.join("apt.conf"));
+        apt.dir(&scratch.path).run()?;
+    }
+    // The folder gets its name when it is complete.
+    let (root, partial) = (ws.target.join("tools/herd"), ws.target.join("tools/herd.partial"));
+    let _ = fs::remove_dir_all(&partial);
+    write(partial.join("none"), "")?;
+    for package in crate::workspace::files(&scratch.path, "deb") {
+        ws.cmd("dpkg-deb").arg("--extract").arg(package).arg(&partial).run()?;
+    }
+    let _ = fs::remove_dir_all(&root);
+    fs::rename(&partial, &root).map_err(|error| Error::io(root.display(), error))?;
+    unpacked(ws).map(drop).ok_or_else(|| Error::new("herd7 was not found where it was unpacked"))
+}
+
+/// The command that starts the unpacked herd7.
+fn unpacked(ws: &Workspace) -> Option<Cmd> {
+    let usr = ws.target.join("tools/herd/usr");
+    let entries =
+        |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    // `ld-linux-x86-64.so.2`, or that of another architecture.
+    let is_loader = |path: &PathBuf| stem(path).starts_with("ld-linux");
+    let loader = entries(&usr.join("lib")).find_map(|folder| entries(&folder).find(is_loader))?;
+    let program = usr.join("bin/herd7");
+    let started = ws.cmd(&loader).arg("--library-path").arg(loader.parent()?).arg(&program);
+    program.is_file().then(|| started.arg("-set-libdir").arg(usr.join("share/herdtools7/herd")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where herd7 is not installed, as in CI, a quote goes stale unseen otherwise.
+    #[test]
+    fn every_quote_is_in_the_sources() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let tests = files(&root.join("litmus")).unwrap();
+        assert!(!tests.is_empty());
+        let stale = tests.iter().filter_map(|test| {
+            let text = read(test).unwrap();
+            quotes(&root, &text, true).err().map(|why| format!("{}: {why}", stem(test)))
+        });
+        assert_eq!(stale.collect::<Vec<_>>(), Vec::<String>::new());
+        let check = |quote: &str| {
+            let test = format!("C x\n(* source: crates/xtask/src *)\n  f(); // {quote}\n");
+            quotes(&root, &test, true)
+        };
+        assert_eq!(check("process.rs: pub(crate) fn status( &self )\t-> i32"), Ok(()));
+        assert!(
+            check("process.rs: pub(crate) fn status(&self) -> i64").unwrap_err().contains("line 3")
+        );
+        assert!(check("no file").is_err() && quotes(&root, "C x\n", true).is_err());
+    }
+
+    #[test]
+    fn the_verdict_is_that_of_the_program() {
+        let output = "Test program-1 Allowed\nStates 1\nNo\nObservation program-1 Never 0 3\n\n\
+            Test program-10 Allowed\nOk\nFlag data-race\nObservation program-10 Never 0 4\n\n\
+            Test program-2 Allowed\nOk\nObservation program-2 Sometimes 1 2\n\
+            Test program-3 Allowed\nOk\nObservation program-3 Always 1 0\n\
+            Test program-4 Allowed\n";
+        let verdicts = [1, 10, 2, 3, 4, 5].map(|number| verdict(output, number));
+        let expected =
+            [Some("never"), Some("race"), Some("reachable"), Some("reachable"), None, None];
+        assert_eq!(verdicts, expected);
+    }
+
+    #[test]
+    fn each_ordering_and_fence_is_weakened_alone() {
+        let test = "C x\n(* light(); memory_order_release *)\n\
+            (* variant late: `before();` -> `after();` *)\n{}\n\n\
+            P0(int *x)\n{\n  before();\n  light(); // a.rs: memory_order_acquire\n\
+            \x20 int a = atomic_load_explicit(x, memory_order_acquire);\n\
+            \x20 int b = atomic_load_explicit(x, memory_order_acquire);\n}\n\n\
+            P1(int *x)\n{\n  heavy();\n\
+            \x20 int c = atomic_compare_exchange_strong_explicit(x, e, 1, memory_order_acq_rel, memory_order_acquire);\n\
+            \x20 int d = atomic_exchange_explicit(x, 1, memory_order_seq_cst);\n}\n\n\
+            exists (0:a=1)\n";
+        let programs = variants(test).unwrap();
+        let all: Vec<&str> = programs.iter().map(|program| program.what.as_str()).collect();
+        let expected = [
+            "as written",
+            "light and heavy as full fences",
+            "P0: light() removed",
+            "P0: load(x): acquire -> relaxed",
+            "P0: load(x): acquire -> relaxed (2)",
+            "P1: heavy() removed",
+            "P1: heavy() -> light()",
+            "P1: compare_exchange(x): acq_rel -> acquire",
+            "P1: compare_exchange(x): acq_rel -> release",
+            "P1: compare_exchange(x): acquire on failure -> relaxed",
+            "P1: exchange(x): seq_cst -> acq_rel",
+            "variant late",
+        ];
+        assert_eq!(all, expected);
+        assert!(programs.iter().skip(2).all(|program| !program.strong));
+        assert!(
+            programs[11].text.contains("  after();") && !programs[11].text.contains("before();")
+        );
+        for (old, new) in [("`before();`", "`none();`"), ("` -> `", "` => `")] {
+            assert!(variants(&test.replace(old, new)).is_err());
+        }
+        let turned = "(* variant turned: `a();` -> `b();`; `b();` -> `a();` *)\nP0()\n{\n  a();\n  b();\n}\n";
+        assert_eq!(variants(turned).unwrap()[1].text, "\nP0()\n{\n  b();\n  a();\n}\n");
+    }
+}

@@ -1,0 +1,355 @@
+//! The suites beside `cargo test`: models, stress tests, fall-backs, fuzz targets, AddressSanitizer.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use crate::process::{self, Cmd, Error, Result, logged, read};
+use crate::workspace::{Crate, Scratch, TestBinary, Workspace, choose, files, packages, stem};
+
+/// A model checker.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Checker {
+    /// Every interleaving up to a number of preemptions, weak memory included.
+    Loom,
+    /// Random schedules, sequentially consistent.
+    Shuttle,
+}
+
+impl Checker {
+    /// The cfg, without `offlock_`, and the test target.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Checker::Loom => "loom",
+            Checker::Shuttle => "shuttle",
+        }
+    }
+}
+
+/// The command that builds and runs the models of a crate under one checker. Two preemptions; three
+/// take minutes: `soak`.
+pub(crate) fn models_command(ws: &Workspace, package: &Crate, checker: &'static str) -> Cmd {
+    ws.cargo_with_cfg(checker, "test --profile loom")
+        .args(["-p", &package.package])
+        .args(package.models(checker).unwrap_or_default())
+        .env("LOOM_MAX_PREEMPTIONS", "2")
+}
+
+/// Builds the models of these crates for one checker.
+fn build_models(
+    ws: &Workspace,
+    crates: &[Crate],
+    checker: &'static str,
+) -> Result<Vec<TestBinary>> {
+    let mut built = Vec::new();
+    for options in [&["--lib"][..], &["--test", checker]] {
+        let is_chosen = |package: &&Crate| package.models(checker) == Some(options);
+        let chosen: Vec<Crate> = crates.iter().filter(is_chosen).cloned().collect();
+        if !chosen.is_empty() {
+            let cargo = ws.cargo_with_cfg(checker, "test --profile loom").args(packages(&chosen));
+            built.extend(TestBinary::build(cargo.args(options))?);
+        }
+    }
+    if built.is_empty() {
+        return Err(Error::new(format!("no model for {checker} was found")));
+    }
+    Ok(built)
+}
+
+/// Runs the models of one checker after those of the other, or of one only. `filter` has arguments of the
+/// test programs: a part of a model's name.
+///
+/// The programs of one checker run several at a time, so that no CPU waits for the longest model of
+/// a crate. A filter that selects no model is an error: a misspelt name must not pass.
+pub(crate) fn models(
+    ws: &Workspace,
+    crates: &[Crate],
+    only: Option<Checker>,
+    filter: &[String],
+) -> Result<()> {
+    let mut any = false;
+    for checker in [Checker::Loom, Checker::Shuttle] {
+        if only.is_some_and(|only| only != checker) {
+            continue;
+        }
+        let mut built = build_models(ws, crates, checker.name())?;
+        if !filter.is_empty() {
+            let is_match = |binary: &TestBinary| {
+                let listed = binary.cmd(ws).arg("--list").args(filter).output();
+                listed.is_ok_and(|listed| listed.lines().any(|line| line.ends_with(": test")))
+            };
+            built.retain(is_match);
+        }
+        any |= !built.is_empty();
+        let cmd = |binary: &TestBinary| {
+            // The other unit tests of a library are no models.
+            let all = if binary.library && filter.is_empty() { "models::" } else { "" };
+            binary.cmd(ws).words(all).args(filter).env("LOOM_MAX_PREEMPTIONS", "2")
+        };
+        if let [alone] = &built[..] {
+            cmd(alone).run()?;
+            continue;
+        }
+        let logs = Scratch::new("models")?;
+        process::each(&built, |binary| logged(&logs.path, cmd(binary)))?;
+    }
+    if any { Ok(()) } else { Err(Error::new(format!("no model matches {}", filter.join(" ")))) }
+}
+
+/// For all stress tests of one program together: a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// The default of each stress test. A busy machine needs longer, which a test sees for itself; the
+/// soak runs for longer.
+pub(crate) const SECONDS: u32 = 1;
+/// What a second run of the same tests leaves out: a stall of ten seconds. Shorter ones remain.
+const SECOND_RUN: &str = "--skip a_reader_stalled_for_ten_seconds";
+/// Switches rseq off in glibc.
+pub(crate) const WITHOUT_RSEQ: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+
+/// The stress tests of some libraries: `stress_...`, ignored by default, serial and optimised. If no
+/// library is given, those of all libraries and of the server.
+///
+/// The profile is release's without what makes that slow to build. All libraries are built with the
+/// features of the whole workspace, as the benches are: with fewer packages, dependencies may have other
+/// features, and would be compiled anew.
+pub(crate) fn stress(ws: &Workspace, crates: &[Crate], seconds: u32) -> Result<()> {
+    let all = crates.is_empty();
+    let crates = if all { &ws.libraries()?[..] } else { crates };
+    let mut options: Vec<String> = Vec::new();
+    for option in crates.iter().flat_map(|package| stress_targets(&package.dir)) {
+        if !options.contains(&option) {
+            options.push(option);
+        }
+    }
+    let selected = if all { vec!["--workspace"] } else { packages(crates) };
+    let cargo = ws.cargo("test --profile stress").args(selected).words(&options.join(" "));
+    let built = TestBinary::build(cargo)?;
+    for package in crates {
+        run_stress(ws, package, &built, seconds, None, "")?;
+        if package.name == "percpu" {
+            run_stress(ws, package, &built, seconds, Some(WITHOUT_RSEQ), SECOND_RUN)?;
+        }
+    }
+    let server = ws.crates()?.into_iter().find(|package| package.name == "nbd-server");
+    if let Some(server) = server.filter(|_| all) {
+        // They kill the server and look at the disk. They are built as for the tests: the server is not what
+        // they measure, and the soak has it optimised.
+        let options = stress_targets(&server.dir).join(" ");
+        let built = TestBinary::build(ws.cargo("test --workspace").words(&options))?;
+        run_stress(ws, &server, &built, seconds, None, "")?;
+    }
+    Ok(())
+}
+
+/// Runs the stress tests of one crate.
+fn run_stress(
+    ws: &Workspace,
+    package: &Crate,
+    built: &[TestBinary],
+    seconds: u32,
+    setting: Option<(&str, &str)>,
+    options: &str,
+) -> Result<()> {
+    // Targets of other crates may be called the same.
+    let wanted = stress_targets(&package.dir);
+    let option = |binary: &TestBinary| match binary.library {
+        true => "--lib".to_string(),
+        false => format!("--test {}", binary.name),
+    };
+    let own = built.iter().filter(|binary| binary.package == package.dir);
+    for binary in own.filter(|binary| wanted.contains(&option(binary))) {
+        let mut cmd = binary.cmd(ws).env("OFFLOCK_STRESS_SECONDS", seconds.to_string());
+        if let Some((name, value)) = setting {
+            cmd = cmd.env(name, value);
+        }
+        let cmd = cmd.words("--ignored --test-threads=1 stress_").words(options);
+        cmd.limit(PATIENCE * seconds.max(1)).run()?; // longer runs than CI's have the more time
+    }
+    Ok(())
+}
+
+/// The options of cargo for each target in a package's folder whose sources have a `fn stress_...`.
+fn stress_targets(package: &Path) -> Vec<String> {
+    let has_stress_test = |path: &Path| {
+        let sources = if path.is_dir() { files(path, "rs") } else { vec![path.to_path_buf()] };
+        sources.iter().any(|file| {
+            let text = read(file).unwrap_or_default();
+            text.lines().any(|line| line.trim_start().starts_with("fn stress_"))
+        })
+    };
+    let mut found = Vec::new();
+    if has_stress_test(&package.join("src")) {
+        found.push("--lib".to_string());
+    }
+    let entries = fs::read_dir(package.join("tests")).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()) {
+        // tests/x.rs stands alone; tests/x/main.rs brings its folder.
+        let is_target =
+            path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
+        if is_target && has_stress_test(&path) {
+            found.push(format!("--test {}", stem(&path)));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Tests beside the libraries that run no code of `percpu`: checks of files, the wire protocol, and the
+/// demo's client. What is not named here is run.
+const ELSEWHERE_WITHOUT_RSEQ: [&str; 3] = ["fuzz_corpora", "invariants", "demo"];
+
+/// The same tests on what a machine has that lacks rseq or membarrier: without libc's rseq area; then
+/// without the rseq code; then the two base crates without membarrier.
+///
+/// Doctests and the tests of crates that touch no rseq are left out: the same machine code has passed
+/// in the part `tests`.
+pub(crate) fn fallbacks(ws: &Workspace) -> Result<()> {
+    let crates = ws.crates()?;
+    ws.cargo("build --workspace --examples").run()?; // the tests of examples run these
+    for binary in TestBinary::build(ws.cargo("test --workspace --tests"))? {
+        if is_wanted(&binary, &crates) {
+            // The server's run on one of its backends: between these nothing differs that depends on rseq.
+            let cmd = binary.cmd(ws).env(WITHOUT_RSEQ.0, WITHOUT_RSEQ.1);
+            cmd.env("OFFLOCK_BACKEND", "threads").run()?;
+        }
+    }
+    let with_rseq: Vec<Crate> = ws.libraries()?.into_iter().filter(touches_rseq).collect();
+    ws.cargo_with_members_cfg("portable", "test --tests")?.args(packages(&with_rseq)).run()?;
+
+    let bases = ws.select(&["percpu".to_string(), "sync".to_string()])?;
+    let cargo = ws.cargo_with_members_cfg("no_membarrier", "test --tests")?;
+    let built = TestBinary::build(cargo.args(packages(&bases)))?;
+    built.iter().try_for_each(|binary| binary.cmd(ws).run())?;
+    // As they are built for the tests: the soak has them optimised.
+    bases.iter().try_for_each(|base| run_stress(ws, base, &built, SECONDS, None, SECOND_RUN))
+}
+
+fn is_wanted(binary: &TestBinary, crates: &[Crate]) -> bool {
+    match crates.iter().find(|package| package.dir == binary.package) {
+        Some(package) if package.name != "nbd-server" => package.published && touches_rseq(package),
+        _ => !ELSEWHERE_WITHOUT_RSEQ.contains(&binary.name.as_str()),
+    }
+}
+
+/// Returns whether the crate is `percpu`, or its sources name it. `offlock-sync` has no sections.
+fn touches_rseq(package: &Crate) -> bool {
+    package.name == "percpu"
+        || files(&package.dir.join("src"), "rs").iter().any(|file| {
+            let text = read(file).unwrap_or_default();
+            let mut code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            code.any(|line| line.contains("offlock_percpu::"))
+        })
+}
+
+/// The default for each fuzz target.
+pub(crate) const FUZZ_SECONDS: u32 = 8;
+
+pub(crate) fn fuzz_and_sanitizer(ws: &Workspace) -> Result<()> {
+    fuzz(ws, &[], FUZZ_SECONDS)?;
+    sanitizer(ws)
+}
+
+/// The names of the fuzz targets: one file each, as `tests/fuzz_corpora.rs` of the examples checks.
+pub(crate) fn fuzz_targets(ws: &Workspace) -> Vec<String> {
+    files(&ws.root.join("fuzz/fuzz_targets"), "rs").iter().map(|file| stem(file)).collect()
+}
+
+/// Runs these fuzz targets, or all if none is named, as many at a time as there are CPUs: a target runs
+/// on one.
+pub(crate) fn fuzz(ws: &Workspace, names: &[String], seconds: u32) -> Result<()> {
+    let mut targets = fuzz_targets(ws);
+    choose(&mut targets, names, "fuzz target", |target, name| target == name)?;
+    let build = cargo_fuzz(ws).arg("build");
+    let scratch = Scratch::new("fuzz")?;
+    if let [only] = &targets[..] {
+        build.arg(only).run()?;
+        return fuzz_command(ws, only, seconds.into(), &scratch)?.run();
+    }
+    build.run()?;
+    process::each(&targets, |target| {
+        logged(&scratch.path, fuzz_command(ws, target, seconds.into(), &scratch)?)
+    })
+}
+
+/// The command that runs one target. What it finds goes below `scratch`: libFuzzer writes new inputs to the
+/// first folder, and the committed corpus is only read.
+pub(crate) fn fuzz_command(
+    ws: &Workspace,
+    target: &str,
+    seconds: u64,
+    scratch: &Scratch,
+) -> Result<Cmd> {
+    let found = scratch.path.join(format!("found-by-{target}"));
+    let corpus = ws.root.join("fuzz/corpus").join(target);
+    for folder in [&found, &corpus] {
+        fs::create_dir_all(folder).map_err(|error| Error::io(folder.display(), error))?;
+    }
+    let limits = format!("-- -max_total_time={seconds} -print_final_stats=1");
+    Ok(cargo_fuzz(ws).args(["run", target]).arg(found).arg(corpus).words(&limits))
+}
+
+fn cargo_fuzz(ws: &Workspace) -> Cmd {
+    ws.cargo("+nightly fuzz").base_env("CARGO_TARGET_DIR", Some(ws.target.join("fuzz").into()))
+}
+
+/// The options of cargo, and those of the test programs. The tests that are skipped leak by design: the
+/// payload of a panic in the drop of a payload.
+const SANITIZED: [(&str, &str); 5] = [
+    (
+        "-p percpu-list --test api --test list_stress --test walk_stress",
+        "--include-ignored --test-threads=1 --skip without_rseq lists:: list_model:: stress_",
+    ),
+    ("-p mq-rbtree --test api", "--skip payloads panics:: reentry:: orders:: promises::"),
+    ("-p mq-rbtree --test streams", ""),
+    ("-p radix-ctx --test api", "table::"),
+    ("-p radix-ctx --test table_memory", ""),
+];
+
+/// Tests of memory that threads and panics pass around, which no fuzz target has.
+pub(crate) fn sanitizer(ws: &Workspace) -> Result<()> {
+    let version = ws.cmd("rustc").words("+nightly -vV").output()?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.ok_or_else(|| Error::new("rustc +nightly -vV names no host"))?;
+    for (tests, options) in SANITIZED {
+        ws.cargo(&format!("+nightly test --target {host} {tests} -- {options}"))
+            .env("RUSTFLAGS", "-Zsanitizer=address")
+            .env("OFFLOCK_STRESS_SECONDS", SECONDS.to_string())
+            .base_env("CARGO_TARGET_DIR", Some(ws.target.join("asan").into()))
+            .run()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stress_tests_are_found_in_files_folders_and_the_library() {
+        let scratch = Scratch::new("stress-targets").unwrap();
+        let write = |path: &str, text: &str| process::write(scratch.path.join(path), text).unwrap();
+        write("tests/alone.rs", "#[test]\nfn stress_a() {}\n");
+        write("tests/without.rs", "fn a() {} // fn stress_b\n");
+        write("tests/folder/main.rs", "mod inner;\n");
+        write("tests/folder/inner.rs", "    fn stress_c() {}\n");
+        write("tests/common/mod.rs", "fn stress_helper() {}\n");
+        write("src/deep/er.rs", "mod tests {\n    fn stress_d() {}\n}\n");
+        assert_eq!(stress_targets(&scratch.path), ["--lib", "--test alone", "--test folder"]);
+    }
+
+    #[test]
+    fn some_tests_are_wanted_without_rseq_and_others_are_not() {
+        let ws = Workspace::open().unwrap();
+        let crates = ws.crates().unwrap();
+        let wanted = |package: &str, name: &str| {
+            let package = ws.root.join(package);
+            let (library, name) = (false, name.to_string());
+            is_wanted(&TestBinary { package, library, name, executable: "x".into() }, &crates)
+        };
+        assert!(wanted("crates/percpu", "cpu") && wanted("crates/radix-ctx", "table"));
+        assert!(wanted("crates/nbd-server", "clients") && !wanted("crates/nbd-server", "demo"));
+        assert!(!wanted("crates/xtask", "xtask") && !wanted("examples", "invariants"));
+    }
+}
