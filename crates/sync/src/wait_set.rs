@@ -21,8 +21,10 @@
 //! 2. While an entry is linked, its waiter is pinned and not dropped: the drop unlinks it first.
 //! 3. No code of the user runs under the lock: wakers are cloned before it is taken, and woken and
 //!    dropped after it was released.
-//! 4. A waiter that [`WaitSet::wake_one`] took from the list looks at its condition afterwards, or
-//!    wakes the next waiter in its place. So a wait that is cancelled takes no wake-up with it.
+//! 4. A waiter that was woken looks at its condition afterwards, or wakes the next waiter in its place. So a
+//!    wait that is cancelled takes no wake-up with it.
+//! 5. `List::woken` counts the waiters that were woken and have not begun to look since. So who adds a unit
+//!    counts one for each waiter that will see it, and wakes others for the rest.
 
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -65,6 +67,8 @@ struct List {
     first: Link,
     last: Link,
     next_number: u64,
+    /// Invariant 5.
+    woken: usize,
 }
 
 type Link = Option<NonNull<UnsafeCell<Entry>>>;
@@ -101,31 +105,55 @@ struct Entry {
     next: Link,
     /// Of a linked waiter.
     waker: Option<Waker>,
-    /// Ascending in the list. A waiter that waits again gets another number.
+    /// Ascending in the list. A waiter that was woken in vain keeps its number, and so its place.
     number: u64,
+    /// The units that must be there for this waiter, beside one for each waiter that was woken.
+    needs: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
     Linked,
-    /// Taken from the list by `wake_one`, and not polled since.
+    /// Taken from the list by a wake-up, and counted in `List::woken`.
     Woken,
+    /// Looks after a wake-up, and has not been listed or left since.
+    Looking,
 }
 
 impl WaitSet {
     /// Creates a list without waiters. Does not allocate.
     #[must_use]
     pub fn new() -> Self {
-        let list = List { first: None, last: None, next_number: 0 };
+        let list = List { first: None, last: None, next_number: 0, woken: 0 };
         Self { listed: AtomicUsize::new(0), list: WordLock::new(list) }
     }
 
     /// Creates a waiter, which waits from its first [`poll`](Waiter::poll) on. Does not allocate.
     pub fn waiter(&self) -> Waiter<'_> {
+        self.waiter_needing(1)
+    }
+
+    /// Creates a waiter that [`wake_for`](Self::wake_for) wakes only if there are `needs` units for it.
+    pub fn waiter_needing(&self, needs: usize) -> Waiter<'_> {
         let entry =
-            Entry { state: State::Idle, previous: None, next: None, waker: None, number: 0 };
+            Entry { state: State::Idle, previous: None, next: None, waker: None, number: 0, needs };
         Waiter { set: self, entry: UnsafeCell::new(entry), _pinned: PhantomPinned }
+    }
+
+    /// Returns the number of waiters that are listed.
+    ///
+    /// A thread that changes the condition under a lock, under which the waiters look at it, need not call
+    /// a wake-up if this is 0 under that lock: a waiter that lists itself later sees the change.
+    #[inline(always)]
+    pub fn waiting(&self) -> usize {
+        // Ordering: Relaxed; the caller's lock orders it, or the value is only told.
+        self.listed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of waits that have begun so far.
+    pub fn begun(&self) -> u64 {
+        self.list.lock().next_number
     }
 
     /// Wakes the waiter that has waited for longest. The caller has changed what it waits for.
@@ -135,23 +163,37 @@ impl WaitSet {
         if self.is_empty() {
             return;
         }
-        let waker = self.take_first(u64::MAX, State::Woken);
+        let waker = self.take_next(u64::MAX, usize::MAX);
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// Wakes every waiter that waits at the time of the call. The caller has changed what they wait
-    /// for.
+    /// Wakes every waiter that waits at the time of the call: see [`wake_for`](Self::wake_for).
+    pub fn wake_all(&self) {
+        self.wake_for(usize::MAX);
+    }
+
+    /// Wakes waiters in their order, as far as `units` suffice: one for each waiter that was woken and has not
+    /// begun to look since, and those that the next waiter needs. `usize::MAX` wakes all. The caller has changed
+    /// what they wait for.
     ///
     /// A fence and a load if there is no waiter. If a waker panics, the others are woken, and the panic
     /// goes on to the caller; if another one panics meanwhile, the process aborts.
-    pub fn wake_all(&self) {
+    pub fn wake_for(&self, units: usize) {
         /// Wakes the rest if a waker panics.
-        struct Rest<'a>(&'a WaitSet, u64);
+        struct Rest<'a> {
+            set: &'a WaitSet,
+            end: u64,
+            units: usize,
+            /// The most wake-ups: a waker may poll, and list its waiter again.
+            left: usize,
+        }
         impl Rest<'_> {
-            fn wake(&self) {
-                while let Some(waker) = self.0.take_first(self.1, State::Idle) {
+            fn wake(&mut self) {
+                while self.left > 0 {
+                    let Some(waker) = self.set.take_next(self.end, self.units) else { break };
+                    self.left -= 1;
                     waker.wake();
                 }
             }
@@ -165,7 +207,7 @@ impl WaitSet {
             return;
         }
         let end = self.list.lock().next_number;
-        let rest = Rest(self, end);
+        let mut rest = Rest { set: self, end, units, left: units };
         rest.wake();
         std::mem::forget(rest);
     }
@@ -179,23 +221,54 @@ impl WaitSet {
         self.listed.load(Ordering::Relaxed) == 0
     }
 
-    /// Unlinks the first waiter, if its number is below `end`, and returns its waker.
-    fn take_first(&self, end: u64, state: State) -> Option<Waker> {
+    /// Unlinks the first waiter that `units` suffice for, if its number is below `end`, and returns its waker.
+    fn take_next(&self, end: u64, units: usize) -> Option<Waker> {
         let mut list = self.list.lock();
-        let first = list.first?;
-        // SAFETY: linked.
-        let number = unsafe { list.with(first, |entry| entry.number) };
-        if number < end { self.unlink(&mut list, first, state) } else { None }
+        let left = units.saturating_sub(if units == usize::MAX { 0 } else { list.woken });
+        let mut next = list.first;
+        while let Some(at) = next {
+            // SAFETY: linked.
+            let (number, needs, after) =
+                unsafe { list.with(at, |entry| (entry.number, entry.needs, entry.next)) };
+            if left == 0 || number >= end {
+                break;
+            }
+            if needs <= left {
+                list.woken += 1;
+                return self.unlink(&mut list, at, State::Woken);
+            }
+            next = after;
+        }
+        None
     }
 
-    /// Links an entry of a pinned waiter at the end.
+    /// Links an entry of a pinned waiter behind those with a lower number: at the end, unless it was woken in
+    /// vain.
     fn link(&self, list: &mut List, at: NonNull<UnsafeCell<Entry>>, waker: Waker) {
-        let (previous, number) = (list.last, list.next_number);
+        // SAFETY: the caller borrows the waiter.
+        let (state, own) = unsafe { list.with(at, |entry| (entry.state, entry.number)) };
+        list.woken -= usize::from(state == State::Woken);
+        let mut number = own;
+        if state == State::Idle {
+            number = list.next_number;
+            list.next_number += 1;
+        }
+        let (mut previous, mut next) = (list.last, None);
+        while let Some(before) = previous {
+            // SAFETY: linked.
+            let (other, earlier) =
+                unsafe { list.with(before, |entry| (entry.number, entry.previous)) };
+            if other < number {
+                break;
+            }
+            (previous, next) = (earlier, previous);
+        }
         // SAFETY: the caller borrows the waiter.
         unsafe {
             list.with(at, |entry| {
-                let state = State::Linked;
-                *entry = Entry { state, previous, next: None, waker: Some(waker), number };
+                entry.state = State::Linked;
+                (entry.previous, entry.next) = (previous, next);
+                (entry.waker, entry.number) = (Some(waker), number);
             });
         }
         match previous {
@@ -203,8 +276,11 @@ impl WaitSet {
             Some(previous) => unsafe { list.with(previous, |entry| entry.next = Some(at)) },
             None => list.first = Some(at),
         }
-        list.last = Some(at);
-        list.next_number += 1;
+        match next {
+            // SAFETY: as its other neighbour, `next` was linked when it was read under this lock.
+            Some(next) => unsafe { list.with(next, |entry| entry.previous = Some(at)) },
+            None => list.last = Some(at),
+        }
         self.count(1);
     }
 
@@ -252,9 +328,7 @@ impl Default for WaitSet {
 
 impl fmt::Debug for WaitSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Ordering: Relaxed; the value is only printed.
-        let listed = self.listed.load(Ordering::Relaxed);
-        f.debug_struct("WaitSet").field("waiting", &listed).finish_non_exhaustive()
+        f.debug_struct("WaitSet").field("waiting", &self.waiting()).finish_non_exhaustive()
     }
 }
 
@@ -278,25 +352,40 @@ impl Waiter<'_> {
     /// Returns what `ready` returns, once that is a value. Until then the waker of the context is woken
     /// when `ready` may have a value.
     ///
-    /// `ready` is called twice at most, with no lock held. A waiter that was not woken keeps its place.
+    /// `ready` is called twice at most, with no lock held. A waiter that waits again keeps its place.
     pub fn poll<R>(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         mut ready: impl FnMut() -> Option<R>,
     ) -> Poll<R> {
         let this = &*self.as_ref();
+        this.begin_to_look();
         let mut value = ready();
         if value.is_none() {
             this.list(context.waker());
             value = ready();
         }
-        match value {
-            Some(value) => {
-                this.leave();
-                Poll::Ready(value)
-            }
-            None => Poll::Pending,
+        let Some(value) = value else { return Poll::Pending };
+        if this.leave() == State::Woken {
+            // Since it began to look: what it was woken for may be there still.
+            step!("poll: pass a late wake-up on", this.set.wake_one());
         }
+        Poll::Ready(value)
+    }
+
+    /// Counts the waiter as woken no more.
+    fn begin_to_look(&self) {
+        let mut list = self.set.list.lock();
+        let begin = |entry: &mut Entry| {
+            let woken = entry.state == State::Woken;
+            if woken {
+                entry.state = State::Looking;
+            }
+            woken
+        };
+        // SAFETY: the waiter is borrowed.
+        let woken = unsafe { list.with(self.address(), begin) };
+        list.woken -= usize::from(woken);
     }
 
     fn address(&self) -> NonNull<UnsafeCell<Entry>> {
@@ -325,18 +414,19 @@ impl Waiter<'_> {
         fence!(SeqCst, "wait: before the second look");
     }
 
-    /// Unlinks the waiter if it is linked. Returns whether `wake_one` has woken it since it was listed.
-    fn leave(&self) -> bool {
+    /// Unlinks the waiter if it is linked. Returns the state that it had.
+    fn leave(&self) -> State {
         let mut list = self.set.list.lock();
         let leave = |entry: &mut Entry| std::mem::replace(&mut entry.state, State::Idle);
         // SAFETY: the waiter is borrowed.
         let state = unsafe { list.with(self.address(), leave) };
+        list.woken -= usize::from(state == State::Woken);
         let linked = state == State::Linked;
         let waker =
             linked.then(|| self.set.unlink(&mut list, self.address(), State::Idle)).flatten();
         drop(list);
         drop(waker); // after the lock (invariant 3)
-        state == State::Woken
+        state
     }
 }
 
@@ -344,7 +434,7 @@ impl Drop for Waiter<'_> {
     /// Ends the wait, and wakes the next waiter if this one was woken and has not looked since.
     fn drop(&mut self) {
         let this = &*self;
-        if this.leave() {
+        if matches!(this.leave(), State::Woken | State::Looking) {
             step!("cancel: pass the wake-up on", this.set.wake_one());
         }
     }
@@ -391,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn waiters_are_woken_in_order_and_a_repeated_poll_keeps_the_place() {
+    fn waiters_are_woken_in_order_and_one_that_was_woken_in_vain_keeps_its_place() {
         let set = WaitSet::new();
         let wakers = [(); 3].map(|()| Arc::<Counting>::default());
         let (mut a, mut b, mut c) = (pin!(set.waiter()), pin!(set.waiter()), pin!(set.waiter()));
@@ -402,13 +492,43 @@ mod tests {
         let counts = || wakers.each_ref().map(|waker| waker.get());
         set.wake_one();
         assert_eq!(counts(), [1, 0, 0]);
-        assert!(wait(a.as_mut(), &wakers[0]).is_pending()); // the last one now
         set.wake_one();
         assert_eq!(counts(), [1, 1, 0]);
+        assert!(wait(b.as_mut(), &wakers[1]).is_pending());
+        assert!(wait(a.as_mut(), &wakers[0]).is_pending()); // the first one again
+        set.wake_one();
+        assert_eq!(counts(), [2, 1, 0]);
         set.wake_all();
-        assert_eq!(counts(), [2, 1, 1]);
+        assert_eq!((counts(), set.waiting()), ([2, 2, 1], 0));
         set.wake_all();
-        assert_eq!(counts(), [2, 1, 1], "each was polled since, or waits no more");
+        assert_eq!(counts(), [2, 2, 1], "none is listed");
+    }
+
+    /// Each waiter that was woken has a unit, until it looks. A waiter that needs more units than there are
+    /// does not keep those behind it waiting.
+    #[test]
+    fn units_are_counted_for_those_that_were_woken() {
+        let set = WaitSet::new();
+        let wakers = [(); 4].map(|()| Arc::<Counting>::default());
+        let needs = [2, 1, 1, 1];
+        let mut waiters = needs.map(|needs| Box::pin(set.waiter_needing(needs)));
+        for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+            assert!(wait(waiter.as_mut(), waker).is_pending());
+        }
+        let counts = || wakers.each_ref().map(|waker| waker.get());
+        set.wake_for(0);
+        set.wake_for(1);
+        set.wake_for(1);
+        assert_eq!(counts(), [0, 1, 0, 0]);
+        set.wake_for(2);
+        assert_eq!(counts(), [0, 1, 1, 0], "one unit is left, and the first waiter needs two");
+        set.wake_for(4);
+        assert_eq!(counts(), [1, 1, 1, 1]);
+        for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+            assert!(wait(waiter.as_mut(), waker).is_pending());
+        }
+        set.wake_for(2);
+        assert_eq!(counts(), [2, 2, 1, 1], "the units were given back, and a waiter takes one");
     }
 
     #[test]

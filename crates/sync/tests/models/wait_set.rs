@@ -3,11 +3,12 @@
 //! A thread waits like a task: its waker sets a flag and notifies. Where a wake-up is lost, the model
 //! deadlocks. With membarrier, because the other strategy has a fence in each unlock.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use offlock_sync::atomic::{AtomicU64, Ordering};
-use offlock_sync::{Arc, Condvar, Mutex, WaitSet, thread};
+use offlock_sync::{Arc, Condvar, Mutex, WaitSet, Waiter, thread};
 
 use super::{Long, model};
 
@@ -16,6 +17,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("wait: before the second look", "wait_set::inv26_a_change_beside_the_wait_is_seen"),
     ("wake: before the look at the waiters", "wait_set::inv26_a_change_beside_the_wait_is_seen"),
     ("cancel: pass the wake-up on", "wait_set::inv27_a_cancelled_wait_passes_its_wake_up_on"),
+    ("poll: pass a late wake-up on", "wait_set::inv26_a_unit_beside_a_look_wakes_another"),
 ];
 
 /// Of these, what only loom can see.
@@ -51,6 +53,13 @@ impl Permits {
         // Ordering: Relaxed, as above.
         self.left.fetch_add(1, Ordering::Relaxed);
         self.set.wake_one();
+    }
+
+    /// Wakes as many waiters as there are permits.
+    fn give_one_more(&self) {
+        // Ordering: Relaxed, as above.
+        let left = self.left.fetch_add(1, Ordering::Relaxed) + 1;
+        self.set.wake_for(left as usize);
     }
 
     /// Waits for a permit.
@@ -144,6 +153,47 @@ fn inv26_wake_all_wakes_each() {
             waiter.join().unwrap();
         }
     });
+}
+
+/// Tells whether it was woken. No checked memory.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// Two wait. One looks, because it was woken or because it likes to, while a permit comes: the other one is
+/// woken for it.
+#[test]
+fn inv26_a_unit_beside_a_look_wakes_another() {
+    for is_woken in [true, false] {
+        model(move || {
+            let permits = Permits::new(0);
+            let woken = [(); 2].map(|()| std::sync::Arc::<Woken>::default());
+            let (mut first, mut second) = (pin!(permits.set.waiter()), pin!(permits.set.waiter()));
+            let poll = |waiter: Pin<&mut Waiter<'_>>, nth: usize| {
+                let waker = Waker::from(std::sync::Arc::clone(&woken[nth]));
+                waiter.poll(&mut Context::from_waker(&waker), || permits.take())
+            };
+            assert!(poll(first.as_mut(), 0).is_pending() && poll(second.as_mut(), 1).is_pending());
+            permits.left.fetch_add(1, Ordering::Relaxed);
+            if is_woken {
+                permits.set.wake_for(1);
+            }
+            let giver = spawn(&permits, move |permits| {
+                if !is_woken {
+                    permits.set.wake_for(1); // after the look, perhaps
+                }
+                permits.give_one_more();
+            });
+            assert!(poll(first.as_mut(), 0).is_ready());
+            giver.join().unwrap();
+            assert!(woken[1].0.load(SeqCst), "a permit is left");
+        });
+    }
 }
 
 /// A wait that is cancelled after it was woken leaves the permit to the other waiter.
