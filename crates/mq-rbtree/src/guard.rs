@@ -7,25 +7,23 @@
 //! ```
 //!
 //! The message stays in its slot of the store and counts for the limits, so it can always be put
-//! back. A thread or task that waits for one gets a permit, as every task does: a message that was
-//! handed over would have left its slot.
+//! back.
 
 use std::fmt;
 use std::future::poll_fn;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::thread;
 use std::time::Instant;
 
 use offlock_sync::AllocError;
+use offlock_sync::panics::drop_payload;
 
 use crate::core::{Bitmap, Lent, Levels, Preload};
 use crate::error::ReceiveError;
-use crate::futures::ReceiveFuture;
-use crate::parker::Parker;
-use crate::parker::Wait;
-use crate::queue::{Access, LockedState, Queue, Received, Section};
+use crate::queue::{Access, Look, Queue, Received, Wait};
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).
 ///
@@ -75,13 +73,6 @@ unsafe impl<T: Send + Sync, L: Levels> Sync for MessageGuard<'_, T, L> where L::
 {}
 
 impl<'q, T, L: Levels> MessageGuard<'q, T, L> {
-    /// Returns a section with the memory for the level of the message.
-    fn section(&mut self) -> Section<'q, T, L> {
-        let mut section = self.queue.section();
-        mem::swap(&mut section.preload, &mut self.preload);
-        section
-    }
-
     /// Returns the priority of the message.
     pub fn priority(&self) -> L::Priority {
         self.lent.priority
@@ -93,18 +84,16 @@ impl<'q, T, L: Levels> MessageGuard<'q, T, L> {
     ///
     /// Resumes the panic of a waker of a task that waits for the room. The message is dropped then.
     pub fn accept(mut self) -> Received<T, L> {
-        let (queue, mut section) = (self.queue, self.section());
-        let value = {
-            let mut state = queue.lock_undrained();
-            // The messages of the ring were in the queue beside this one: the drain counts their peak.
-            // Those behind a hole are counted later, so that an accept waits for no sender.
-            state.drain(u64::MAX);
-            self.accepted = true;
-            // SAFETY: `lend` of this queue has returned the message, and by `accepted` this is the
-            // last use of it.
-            unsafe { state.take_lent(&self.lent, &mut section) }
-        };
-        queue.run_deferred(&mut section.deferred);
+        let mut preload = mem::replace(&mut self.preload, Preload::new());
+        let mut state = self.queue.lock_undrained();
+        // The messages of the ring were in the queue beside this one: the drain counts their peak.
+        // Those behind a hole are counted later, so that an accept waits for no sender.
+        state.drain(u64::MAX);
+        self.accepted = true;
+        // SAFETY: `lend` of this queue has returned the message, and by `accepted` this is the
+        // last use of it.
+        let value = unsafe { state.core.take_lent(&self.lent, &mut preload) };
+        drop(state); // a panic of a waker drops the message
         (value, self.lent.priority)
     }
 }
@@ -114,16 +103,24 @@ impl<T, L: Levels> Drop for MessageGuard<'_, T, L> {
         if self.accepted {
             return;
         }
-        let (queue, mut section) = (self.queue, self.section());
-        let _panicked; // a message whose comparison panicked is dropped after the unlock
-        {
-            let mut state = queue.lock_undrained();
-            // SAFETY: `lend` of this queue has returned the message and the memory, and the guard
-            // ends.
-            _panicked = unsafe { state.put_back(&self.lent, &mut section) };
+        let mut preload = mem::replace(&mut self.preload, Preload::new());
+        let mut state = self.queue.lock_undrained();
+        let put_back = || {
+            // SAFETY: `lend` of this queue has returned the message and the memory, and the guard ends.
+            unsafe { state.core.put_back(&self.lent, &mut preload) };
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(put_back)) {
+            // A comparison panicked, and nothing has changed: the message gives up its place.
+            // SAFETY: the message is lent still, and the guard ends.
+            let value = unsafe { state.core.take_lent(&self.lent, &mut preload) };
+            drop(state);
+            drop(value);
+            if thread::panicking() {
+                drop_payload(panic);
+            } else {
+                resume_unwind(panic);
+            }
         }
-        queue.run_and_keep_panic(&mut section.deferred);
-        // The drop of `section` resumes a panic, unless this thread panics already.
     }
 }
 
@@ -189,10 +186,15 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     fn receive_guard_by(&self, wait: Wait) -> Guarded<'_, T, L> {
-        match self.lend_until(if wait == Wait::No { wait } else { Wait::Past }) {
-            Some(found) => found,
-            None if wait == Wait::No => Err(ReceiveError::Empty),
-            None => self.wait_to_lend(wait),
+        let first = if wait == Wait::No { wait } else { Wait::Past };
+        match self.look_to_lend(Access::Receive, first) {
+            Look::Done(found) => found,
+            _ if wait == Wait::No => Err(ReceiveError::Empty),
+            _ => {
+                let look = || self.look_to_lend(Access::Wait, wait);
+                let found = self.wait_by(self.receivers.waiter(), wait, false, look);
+                found.unwrap_or(Err(ReceiveError::Timeout))
+            }
         }
     }
 
@@ -220,79 +222,30 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// As for [`receive_guard`](Self::receive_guard).
     pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        if let Some(found) = self.lend_until(Wait::Past) {
+        if let Look::Done(found) = self.look_to_lend(Access::Receive, Wait::Past) {
             return found;
         }
-        let mut receive = pin!(self.receive_async());
-        poll_fn(|cx| self.poll_lend(receive.as_mut(), cx)).await
-    }
-
-    fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
-        let parker = Parker::current();
-        let waker = Waker::from(parker.clone());
-        let mut polled = Poll::Pending;
-        {
-            let mut receive = pin!(self.receive_async());
-            let mut cx = Context::from_waker(&waker);
-            let is_ready = || {
-                polled = self.poll_lend(receive.as_mut(), &mut cx);
-                polled.is_ready()
-            };
-            parker.park(wait, is_ready);
-        }
-        if let Poll::Ready(found) = polled {
-            return found;
-        }
-        self.lend_until(Wait::Past).unwrap_or_else(|| {
-            self.count_timeout();
-            Err(ReceiveError::Timeout)
+        let mut waiter = pin!(self.receivers.waiter());
+        poll_fn(|cx| {
+            self.poll_wait(waiter.as_mut(), cx, || self.look_to_lend(Access::Wait, Wait::Past))
         })
+        .await
     }
 
-    fn poll_lend(
-        &self,
-        receive: Pin<&mut ReceiveFuture<'_, T, L>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Guarded<'_, T, L>> {
-        receive.poll_with(cx, self.section_to_lend().preload, |state, section| {
-            self.lend(state, section)
-        })
-    }
-
-    /// Lends the next message. Returns `None` if there is none yet, or if a sender is waited for at the
-    /// deadline.
-    fn lend_until(&self, wait: Wait) -> Option<Guarded<'_, T, L>> {
-        let mut section = self.section_to_lend();
-        let found = {
-            let mut state = self.lock_until(Access::Receive, wait)?;
-            self.lend(&mut state, &mut section)
-        };
-        self.run_deferred(&mut section.deferred);
-        found
-    }
-
-    fn lend(
-        &self,
-        state: &mut LockedState<'_, T, L>,
-        section: &mut Section<'_, T, L>,
-    ) -> Option<Guarded<'_, T, L>> {
-        match state.lend(section) {
+    fn look_to_lend(&self, access: Access, wait: Wait) -> Look<Guarded<'_, T, L>> {
+        let mut preload = Preload::new();
+        self.hint.preload_level(&mut preload);
+        let Some(mut state) = self.lock_until(access, wait) else { return Look::Hole };
+        let (lent, ended) = (state.core.lend(&mut preload), state.has_ended());
+        let found = match lent {
             Ok(Some(lent)) => {
-                let preload = mem::replace(&mut section.preload, Preload::new());
-                Some(Ok(MessageGuard { queue: self, lent, preload, accepted: false }))
+                Look::Done(Ok(MessageGuard { queue: self, lent, preload, accepted: false }))
             }
-            Ok(None) => state.has_ended().then_some(Err(ReceiveError::Closed)),
-            Err(AllocError { .. }) => {
-                // The message that this thread or task was woken for is for another one.
-                state.serve_waiters(section);
-                Some(Err(ReceiveError::NoMemory))
-            }
-        }
-    }
-
-    fn section_to_lend(&self) -> Section<'_, T, L> {
-        let mut section = self.section();
-        self.hint.preload_level(&mut section.preload);
-        section
+            Ok(None) if ended => Look::Done(Err(ReceiveError::Closed)),
+            Ok(None) => Look::Nothing,
+            Err(AllocError { .. }) => Look::Done(Err(ReceiveError::NoMemory)),
+        };
+        drop(state); // a panic of a waker drops the guard
+        found
     }
 }

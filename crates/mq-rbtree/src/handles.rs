@@ -4,12 +4,10 @@
 
 use std::iter::FusedIterator;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
-use std::{fmt, iter, thread};
+use std::{fmt, iter};
 
 use offlock_sync::atomic::{AtomicUsize, Ordering, fence};
-use offlock_sync::panics::drop_payload;
 use offlock_sync::{Arc, check, step};
 
 use crate::core::{Bitmap, Levels};
@@ -153,19 +151,9 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
             step!("last receiver: close before the drain", self.close());
-            // One by one: this neither holds the lock for long nor needs memory for all messages. A
-            // panic in the drop of one waits until all are dropped.
-            let mut panic = None;
-            while let Ok(message) = self.receive_deadline(Instant::now() + FOR_A_SENDER) {
-                if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
-                    panic.replace(caught).into_iter().for_each(drop_payload);
-                }
-            }
-            match panic {
-                Some(panic) if thread::panicking() => drop_payload(panic),
-                Some(panic) => resume_unwind(panic),
-                None => {}
-            }
+            // One by one: this neither holds the lock for long nor needs memory for all messages. If the
+            // drop of one panics, the drop of the queue drops the others.
+            while self.receive_deadline(Instant::now() + FOR_A_SENDER).is_ok() {}
         }
     }
 }
@@ -194,24 +182,6 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
 pub trait QueueHandle: sealed::HasQueue {}
 
 impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
-
-/// The reference of a future to its queue.
-pub(crate) enum QueueRef<'q, T, L: Levels> {
-    Borrowed(&'q Queue<T, L>),
-    #[cfg(feature = "stream")]
-    Owned(Receiver<T, L>),
-}
-
-impl<T, L: Levels> QueueRef<'_, T, L> {
-    #[inline(always)]
-    pub(crate) fn get(&self) -> &Queue<T, L> {
-        match self {
-            Self::Borrowed(queue) => queue,
-            #[cfg(feature = "stream")]
-            Self::Owned(receiver) => receiver,
-        }
-    }
-}
 
 pub(crate) mod sealed {
     use super::{Levels, Queue};

@@ -79,9 +79,8 @@
 //! Waiters are served in the order of their arrival. The priority
 //! of the message that a sender waits with does not matter.
 //!
-//! An operation that need not wait may overtake a task that was woken and has not polled yet, and
-//! with it the waiters behind that task. A thread that waits for a [`MessageGuard`] counts as a task. It does not overtake a waiting thread that is first: the
-//! operation that makes it possible also completes the wait of that thread.
+//! A waiter is woken, and then looks at the queue itself. An operation that need not wait may come before
+//! it and take the message or the room. Then the waiter waits again, in its former place.
 //!
 //! # Progress
 //!
@@ -94,7 +93,7 @@
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
 //! receives that come to its slot, and all operations if the queue is full or a thread begins to
 //! wait: also [`try_send`](Queue::try_send), [`try_receive`](Queue::try_receive) and
-//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; tasks, and threads that receive guards, poll again at once;
+//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; tasks poll again at once;
 //! and [`close`](Queue::close) and the drop of a future do not wait. The drop of the last receiver
 //! waits for such a sender for at most 50 ms.
 //!
@@ -110,7 +109,7 @@
 //! | a wait | constant; then, if there are several CPUs, the thread spins for up to some microseconds, as that has helped lately, and yields some times | one to sleep, one of the waking thread |
 //! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
 //! | batches | up to 64 messages at a time | as for a send or receive |
-//! | [`close`](Queue::close) | four waiters at a time | one for each sleeping thread |
+//! | [`close`](Queue::close) | constant | one for each sleeping thread |
 //! | [`len`](Queue::len), [`stats`](Queue::stats) | constant in the depth | none |
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
@@ -166,15 +165,12 @@
 //!   the guard's message keeps its place. If a comparison panics in the drop, the message is dropped.
 //! - *A panic of user code under the lock* (a comparison, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
-//!   one whose comparison panicked in its own send. That one is dropped before the panic resumes, so
-//!   its destructor does not run in the unwind; a batch keeps it at its front. If a comparison on
-//!   behalf of a waiter panics, the waiter repeats it and gets the panic; the thread that served it
-//!   does not.
+//!   one whose comparison panicked in its own send, or in that of its batch.
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
 //! - *A panic of a waker* resumes in the thread that called it, after all other
 //!   waiters were woken. If that thread was in a receive, the received message is dropped; so is that of
-//!   [`MessageGuard::accept`], and so are those of a drain. A batch has put its messages into its vector.
-//!   A send that was refused returns its message, and the panic is dropped.
+//!   [`MessageGuard::accept`], and so are those of a drain, and that of a send that was refused. A batch has put
+//!   its messages into its vector. If two wakers panic in one call, the process aborts.
 //! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a
 //!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. These end the process, as a
 //!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter).
@@ -200,48 +196,42 @@
 //!
 //! The idea is that of "ipc/mqueue: add rbtree node caching support" (Linux, 2012): a tree of
 //! priorities, each with a list of messages; the node freed last is kept, and if none is kept, one
-//! is allocated before the lock. The order of waiters and the direct hand-over are those of that
-//! queue as well. This crate differs:
+//! is allocated before the lock. This crate differs:
 //!
 //! - It keeps a bounded number of nodes, and not only one, so that a burst over many priorities
 //!   allocates nothing once the nodes exist. For small numbers as priorities there is a bitmap in
 //!   place of the tree.
 //! - Messages are stored in a slab and linked by 32-bit indices. Neither messages nor links are
 //!   allocated one by one.
-//! - A task gets a permit and not the message: a dropped future could only put a message back
-//!   behind younger ones.
-//! - The parker or waker of a waiter is taken before its wait is ended, which is the last access to
-//!   the waiter's memory.
+//! - A waiter is woken and takes its message itself. The kernel hands it the message: a dropped future could
+//!   only put that back behind younger ones, and a sender would have to touch the memory of a thread that
+//!   may be gone.
 
 // Shows on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod core;
 mod error;
-mod event;
-mod futures;
 mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod handles;
-mod parker;
 mod queue;
 mod readiness;
 mod staging;
 mod stats;
-mod waiter;
+#[cfg(feature = "stream")]
+mod stream;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
 pub use self::error::{BatchError, BuildError, ReceiveError, SendError, SendRefused};
-pub use self::event::Interest;
-#[cfg(feature = "stream")]
-pub use self::futures::ReceiveStream;
-pub use self::futures::{ReceiveFuture, SendFuture};
 pub use self::guard::MessageGuard;
 pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
 pub use self::queue::{Builder, Queue, Received};
-pub use self::readiness::{Readiness, ReadinessError};
+pub use self::readiness::{Interest, Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
+#[cfg(feature = "stream")]
+pub use self::stream::ReceiveStream;
 pub use offlock_sync::AllocError;
 
 /// Compiles and runs the example of the README.

@@ -51,8 +51,7 @@ pub struct LevelStats {
 pub struct QueueStats {
     /// Messages in the queue.
     pub depth: usize,
-    /// The most messages that were in the queue and in guards at one time. Messages handed to a waiting
-    /// thread were not in the queue. A message that is sent behind an unfinished send is counted when that
+    /// The most messages that were in the queue and in guards at one time. A message that is sent behind an unfinished send is counted when that
     /// send has finished, without the guards that were accepted before.
     pub peak: usize,
     /// Messages accepted.
@@ -61,10 +60,6 @@ pub struct QueueStats {
     pub received: u64,
     /// Messages in a [`MessageGuard`](crate::MessageGuard): neither in the queue nor received.
     pub guarded: usize,
-    /// Messages passed directly to a waiting thread.
-    pub handed_over: u64,
-    /// Messages taken directly from a waiting thread.
-    pub taken_over: u64,
     /// Sends that had to wait.
     pub send_waits: u64,
     /// Receives that had to wait.
@@ -85,10 +80,8 @@ pub struct QueueStats {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) peak: usize,
-    pub(crate) handed_over: u64,
-    pub(crate) taken_over: u64,
-    pub(crate) send_waits: u64,
-    pub(crate) receive_waits: u64,
+    /// Receives whose wait ended before they were listed.
+    pub(crate) spun_receives: u64,
     pub(crate) timeouts: u64,
 }
 
@@ -102,11 +95,10 @@ impl fmt::Display for LevelStats {
 
 impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depth, peak, sent, received, guarded, handed_over, taken_over, .. } = self;
+        let Self { depth, peak, sent, received, guarded, .. } = self;
         let Self { send_waits, receive_waits, spun, timeouts, waiting, .. } = self;
         writeln!(f, "depth      {depth} messages; at most {peak}")?;
         writeln!(f, "messages   {sent} sent, {received} received, {guarded} in guards")?;
-        writeln!(f, "direct     {handed_over} to waiting threads, {taken_over} from them")?;
         write!(
             f,
             "waits      {send_waits} to send, {receive_waits} to receive; {spun} without sleep, "

@@ -81,8 +81,6 @@ pub trait Levels: Sized + sealed::Sealed {
     fn preload(_hint: &Self::Hint, _preload: &mut Self::Preload) {}
 
     /// Stores preloaded memory for a level, as far as there is room for it.
-    ///
-    /// A sender that begins to wait calls it: another thread will push its message.
     #[doc(hidden)]
     fn keep_preload(&mut self, _preload: &mut Self::Preload) {}
 

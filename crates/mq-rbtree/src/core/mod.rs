@@ -213,12 +213,6 @@ impl<T, L: Levels> Core<T, L> {
         self.pop_with(&mut Preload::new()).map(|message| (message.value, message.priority))
     }
 
-    /// Stores preloaded memory for a message that another thread will push later.
-    pub(crate) fn keep_preload(&mut self, preload: &mut Preload<T, L>) {
-        self.slab.keep_preload(&mut preload.chunk);
-        self.levels.keep_preload(&mut preload.levels);
-    }
-
     /// Returns the level of a priority, for [`push_to_level`](Self::push_to_level).
     ///
     /// Nothing else may be called in between: a new level is empty, which invariant 1 forbids. If a

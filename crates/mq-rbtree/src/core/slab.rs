@@ -372,15 +372,6 @@ impl<T> Slab<T> {
         true
     }
 
-    /// Adds a preloaded chunk, if it is the one that is missing.
-    pub(crate) fn keep_preload(&mut self, preload: &mut Option<Chunk<T>>) {
-        if !self.has_all_chunks() {
-            if let Some(chunk) = preload.take_if(|chunk| chunk.number == self.count) {
-                self.add_chunk(chunk);
-            }
-        }
-    }
-
     fn add_chunk(&mut self, chunk: Chunk<T>) {
         self.capacity += chunk.len;
         let chunk = ManuallyDrop::new(chunk);

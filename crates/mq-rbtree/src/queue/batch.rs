@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 
 use offlock_sync::AllocError;
 
-use super::{Access, Queue, Received};
-use crate::core::{Levels, Message};
+use super::{Access, Queue, Received, Wait};
+use crate::core::{Levels, Message, Preload};
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
-use crate::parker::Wait;
 
 /// The most messages of one lock section; a guess: a few microseconds.
 const SECTION: usize = 64;
@@ -91,26 +90,22 @@ impl<T, L: Levels> Queue<T, L> {
         if count == 0 {
             return Ok(0);
         }
-        let (mut sent, mut refused) = (0, None);
-        let mut section = self.section();
-        if let Some(mut state) = self.lock_to_send(&mut section.preload, wait) {
-            for _ in 0..count {
-                // The preload was allocated for the first message only.
-                if sent > 0 && (self.hint.needs_memory() || !section.deferred.has_room()) {
-                    break;
-                }
-                let Some((value, priority)) = batch.pop_front() else { break };
-                let message = Message { value, priority };
-                if let Err((back, reason)) = state.send(message, &mut section) {
-                    // If its comparison panicked, the panic resumes below.
-                    batch.push_front((back.value, back.priority));
-                    refused = Some(reason);
-                    break;
-                }
-                sent += 1;
+        let (mut sent, mut message, mut preload) = (0, None, Preload::new());
+        let mut refused = None;
+        let Some(mut state) = self.lock_to_send(&mut preload, wait) else { return Ok(0) };
+        // The preload was allocated for the first message only.
+        while sent < count && (sent == 0 || !self.hint.needs_memory()) {
+            message = batch.pop_front().map(|(value, priority)| Message { value, priority });
+            if let Err(reason) = state.send(&mut message, &self.config, &mut preload) {
+                refused = Some(reason);
+                break;
             }
+            sent += 1;
         }
-        self.run_deferred(&mut section.deferred);
+        drop(state);
+        if let Some(Message { value, priority }) = message {
+            batch.push_front((value, priority));
+        }
         match refused {
             // A second attempt would double the time of a caller that polls a full queue.
             Some(SendRefused::Full) if sent == 0 && wait == Wait::No => Err(SendRefused::Full),
@@ -189,20 +184,15 @@ impl<T, L: Levels> Queue<T, L> {
             if room == 0 {
                 return reserved.map_err(|_| AllocError::new());
             }
-            let mut section = self.section();
+            let mut preload = Preload::new();
             let Some(mut state) = self.lock_until(Access::Receive, wait) else { break };
             for _ in 0..room {
-                if !section.deferred.has_room() {
-                    break;
-                }
-                let Some(Ok(received)) = state.receive(&mut section) else {
+                let Some(Ok(received)) = state.receive(&mut preload) else {
                     empty = true;
                     break;
                 };
                 out.push(received);
             }
-            drop(state);
-            self.run_deferred(&mut section.deferred);
         }
         Ok(())
     }

@@ -4,14 +4,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
-use offlock_sync::WordLock;
+use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
-use super::config::{Config, Reserve};
+use super::park::Spin;
 use super::state::State;
-use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
-use crate::error::BuildError;
-use crate::parker::Spin;
+use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, Message, RbTree};
+use crate::error::{BuildError, SendError, SendRefused};
 use crate::staging::{Cursor, Ring};
 
 /// The nodes kept for reuse by default, 64 KiB or so.
@@ -165,10 +164,10 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Allocates all memory of the queue when it is made.
     ///
-    /// No send or receive allocates later, except the first wait of each thread, which proceeds without
-    /// memory as well. These allocate always: [`drain`](Queue::drain),
-    /// [`drain_filter`](Queue::drain_filter), [`Readiness::new`](crate::Readiness::new), and a batch whose
-    /// vector has no room. The system provides the pages of a [`Bitmap`]'s table when they are first used.
+    /// No send or receive allocates later, except the first wait of each thread. These allocate always:
+    /// [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter),
+    /// [`Readiness::new`](crate::Readiness::new), and a batch whose vector has no room. The system provides
+    /// the pages of a [`Bitmap`]'s table when they are first used.
     #[must_use]
     pub fn no_alloc(mut self) -> Self {
         self.no_alloc = true;
@@ -219,6 +218,8 @@ impl<T, L: Levels> Builder<T, L> {
         Ok(Queue {
             hint: core.hint(),
             state: WordLock::new(State::new(core, Cursor::new(ring.is_some()))),
+            receivers: WaitSet::new(),
+            senders: WaitSet::new(),
             ring,
             config,
             spin: Spin::new(spin && several),
@@ -244,5 +245,59 @@ impl<T, L: Levels> fmt::Debug for Builder<T, L> {
             .field("max_messages", &self.config.max_messages)
             .field("reserves", &self.config.reserves)
             .finish_non_exhaustive()
+    }
+}
+
+/// Places that messages below a priority leave free.
+#[derive(Clone, Copy, Debug)]
+struct Reserve<P> {
+    from: P,
+    messages: usize,
+}
+
+/// The limits of a queue, fixed when it is made.
+pub(crate) struct Config<L: Levels> {
+    pub(crate) max_messages: usize,
+    reserves: Vec<Reserve<L::Priority>>,
+}
+
+impl<L: Levels> Config<L> {
+    /// Checks a message. Refuses one that can never be sent.
+    #[inline(always)]
+    pub(crate) fn admit<T>(
+        &self,
+        value: T,
+        priority: L::Priority,
+    ) -> Result<Message<T, L::Priority>, SendError<T>> {
+        match L::check(priority) {
+            Ok(()) => Ok(Message { value, priority }),
+            Err(priority) => {
+                Err(SendError { value, reason: SendRefused::BadPriority { priority } })
+            }
+        }
+    }
+
+    /// Returns the length of the queue at which messages of this priority are refused. Compares
+    /// priorities, which may panic: callers hold no lock, or have changed nothing yet.
+    #[inline(always)]
+    pub(crate) fn len_limit(&self, priority: L::Priority) -> usize {
+        if self.reserves.is_empty() {
+            self.max_messages
+        } else {
+            self.limit_below_reserves(priority)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn limit_below_reserves(&self, priority: L::Priority) -> usize {
+        let kept = |reserve: &&Reserve<L::Priority>| L::is_above(reserve.from, priority);
+        let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
+        self.max_messages.saturating_sub(kept)
+    }
+
+    /// Returns the number of free places that a message of this priority needs.
+    pub(crate) fn places_for(&self, priority: L::Priority) -> usize {
+        self.max_messages - self.len_limit(priority) + 1
     }
 }

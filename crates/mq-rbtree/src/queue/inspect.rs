@@ -1,9 +1,7 @@
 //! Inspection of a queue, and removal of messages out of order.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::{Queue, Received};
-use crate::core::Levels;
+use crate::core::{Levels, Preload};
 use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
@@ -55,7 +53,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// ```
     pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         let mut out = Vec::new();
-        let mut section = self.section();
+        let mut preload = Preload::new();
         let mut state = loop {
             // The space for all messages is allocated before the lock.
             let state = self.lock();
@@ -66,21 +64,10 @@ impl<T, L: Levels> Queue<T, L> {
             drop(state);
             out.reserve(len + len / 8);
         };
-        let all = &mut *state;
-        let extract = || {
-            all.core.extract(&mut section.preload, take, |message| {
-                out.push((message.value, message.priority));
-            });
-        };
-        // The waiting senders are served even if `take` panics. The panic resumes in
-        // `run_deferred`: it is the first one, so a panic of a waker is dropped.
-        let extracted = catch_unwind(AssertUnwindSafe(extract));
-        state.serve_waiters(&mut section);
-        if let Err(panic) = extracted {
-            section.deferred.set_panic(panic);
-        }
-        drop(state);
-        self.run_deferred(&mut section.deferred);
+        state.core.extract(&mut preload, take, |message| {
+            out.push((message.value, message.priority));
+        });
+        drop(state); // a panic of a waker drops the messages
         out
     }
 
@@ -103,13 +90,11 @@ impl<T, L: Levels> Queue<T, L> {
             sent: state.cursor.accepted(),
             received: state.cursor.accepted() - state.core.occupied() as u64,
             guarded: state.core.lent(),
-            handed_over: counters.handed_over,
-            taken_over: counters.taken_over,
-            send_waits: counters.send_waits,
-            receive_waits: counters.receive_waits,
+            send_waits: self.senders.begun(),
+            receive_waits: self.receivers.begun() + counters.spun_receives,
             spun: self.spin.in_time() + self.room_spin.in_time(),
             timeouts: counters.timeouts,
-            waiting: (state.senders.len(), state.receivers.len()),
+            waiting: (self.senders.waiting(), self.receivers.waiting()),
             levels: state.core.level_stats(),
             slab_fallback: state.core.slab_fallback(),
         }
@@ -139,18 +124,8 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn validate(&self) {
         let state = self.lock();
         state.core.validate();
-        state.receivers.validate();
-        state.senders.validate();
-        let (len, occupied) = (state.core.len(), state.core.occupied());
+        let occupied = state.core.occupied();
         assert!(occupied <= self.config.max_messages, "more messages than there may be");
         assert!(state.cursor.accepted() >= occupied as u64, "more messages than were sent");
-        let idle = state.receivers.is_empty() || len <= state.receive_permits;
-        assert!(idle, "a receiver waits beside a message");
-        assert!(
-            state.first_admissible_sender(&self.config).is_none(),
-            "a sender waits beside room"
-        );
-        assert!(!state.closed || state.senders.is_empty(), "a send waits on a closed queue");
-        assert!(!state.has_ended() || state.receivers.is_empty(), "a wait on a closed queue");
     }
 }

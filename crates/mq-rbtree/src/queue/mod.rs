@@ -11,39 +11,37 @@
 //! Under the lock nothing is allocated or freed, no message is dropped, and no waker runs.
 //! There is one exception: if another thread took the memory between the hint and the lock,
 //! memory is allocated under the lock, which is counted.
+//!
+//! What a panic of user code must not drop under the lock, a message or memory, is declared before the
+//! guard of the lock, so that an unwind drops it after the unlock.
 
 mod batch;
-mod blocking;
 mod builder;
-mod config;
-mod deferred;
 mod inspect;
 mod lock;
+mod park;
 mod state;
 #[cfg(all(test, not(offlock_model)))]
 mod tests;
+mod wait;
 
 use std::fmt;
 use std::mem;
 use std::time::Instant;
 
-use offlock_sync::{WordGuard, WordLock, check, step};
+use offlock_sync::{WaitSet, WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
 
-use self::config::Config;
-pub(crate) use self::config::Section;
-pub(crate) use self::deferred::Deferred;
-use self::deferred::{catch_comparison, drop_and_unwind};
-use self::state::Refused;
-pub(crate) use self::state::State;
-pub(crate) use self::state::{Access, LockedState};
+use self::builder::Config;
+pub(crate) use self::lock::Access;
+use self::park::Spin;
+pub(crate) use self::park::Wait;
+use self::state::State;
+pub(crate) use self::wait::Look;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
-use crate::parker::Spin;
-use crate::parker::Wait;
 use crate::staging::Ring;
-use crate::waiter::Demand;
 
 /// A bounded priority queue for any number of threads and tasks.
 ///
@@ -75,6 +73,10 @@ pub struct Queue<T, L: Levels = Bitmap> {
     /// Takes the sends that need no lock, unless priorities are compared or limits need the lock.
     ring: Option<Ring<T, L::Priority>>,
     state: WordLock<State<T, L>>,
+    /// The threads and tasks that wait for a message.
+    pub(crate) receivers: WaitSet,
+    /// The threads and tasks that wait for room; each needs the places that are not reserved for others.
+    senders: WaitSet,
     pub(crate) hint: Hint<L>,
     pub(crate) config: Config<L>,
     spin: Spin,
@@ -163,19 +165,16 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(message);
         }
         let mut guard = self.state.lock();
-        let look = || guard.level_at_once(&self.config, priority);
-        let found = catch_comparison::<L, _>(look);
-        let Ok(Some(level)) = found else {
+        let state = &mut *guard;
+        let room = self.may_open(state) && state.core.occupied() < self.config.len_limit(priority);
+        let level = if room { state.core.get_or_insert_level_no_alloc(priority) } else { None };
+        let Some(level) = level else {
             drop(guard);
-            return match found {
-                Err(panic) => drop_and_unwind(message, panic),
-                Ok(_) => Err(message),
-            };
+            return Err(message);
         };
-        // SAFETY: `level_at_once` has the level from `get_or_insert_level_no_alloc`, and nothing was
-        // called since.
-        unsafe { guard.core.push_to_level_no_alloc(level, message) };
-        guard.count_sent();
+        // SAFETY: `get_or_insert_level_no_alloc` has just returned the level.
+        unsafe { state.core.push_to_level_no_alloc(level, message) };
+        state.count_sent();
         Ok(())
     }
 
@@ -235,55 +234,15 @@ impl<T, L: Levels> Queue<T, L> {
                 };
             }
         }
-        let mut section = self.section();
-        let put = match self.lock_to_send(&mut section.preload, wait) {
-            Some(mut state) => state.send(message, &mut section),
-            None => {
-                self.count_timeout();
-                return Err(SendError { value: message.value, reason: SendRefused::Timeout });
-            }
-        };
-        match put {
-            Err((message, SendRefused::Full)) if wait != Wait::No => {
-                self.wait_to_send(message, wait)
-            }
-            put => self.finish_send(put, &mut section.deferred),
+        let mut message = Some(message);
+        if let Look::Done(sent) = self.look_to_send(&mut message, wait) {
+            return sent;
         }
-    }
-
-    /// Runs the deferred actions after the unlock, and returns the result of a send.
-    ///
-    /// A refused message goes back to its sender, also if the waker of another task panics: that
-    /// panic is dropped. If the message's own comparison has panicked, that panic resumes.
-    pub(crate) fn finish_send(
-        &self,
-        put: Result<(), Refused<T, L::Priority>>,
-        deferred: &mut Deferred,
-    ) -> Result<(), SendError<T>> {
-        let Err((message, reason)) = put else {
-            self.run_deferred(deferred);
-            return Ok(());
-        };
-        // The only panic before the actions is that of the comparison.
-        let comparison = deferred.take_panic();
-        self.run_and_keep_panic(deferred);
-        deferred.drop_panic();
-        match comparison {
-            None => Err(SendError { value: message.value, reason }),
-            Some(panic) => drop_and_unwind(message, panic),
+        let Some(message) = message else { unreachable!("a refused message") };
+        if wait == Wait::No {
+            return Err(SendError { value: message.value, reason: SendRefused::Full });
         }
-    }
-
-    /// Returns a message, with the room that it needs. The lock is not held.
-    pub(crate) fn with_demand(
-        &self,
-        message: Message<T, L::Priority>,
-    ) -> (Message<T, L::Priority>, Demand<L::Priority>) {
-        let demand = || self.config.demand(message.priority);
-        match catch_comparison::<L, _>(demand) {
-            Ok(demand) => (message, demand),
-            Err(panic) => drop_and_unwind(message, panic),
-        }
+        self.wait_to_send(message, wait)
     }
 
     /// Receives the next message. Waits while there is none.
@@ -325,11 +284,28 @@ impl<T, L: Levels> Queue<T, L> {
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut guard = self.lock_yielding(wait);
-        let (ring, config) = (self.ring.as_ref(), &self.config);
-        if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
+        if let Some(message) = self.fast_receive(&mut guard, &mut preload) {
             return Ok((message.value, message.priority));
         }
         self.receive_locked(guard, *wait)
+    }
+
+    /// Receives the next message. Returns `None` if there is none, if the queue is not quiet, or if a sender
+    /// must publish its message first.
+    #[inline(always)]
+    fn fast_receive(
+        &self,
+        state: &mut State<T, L>,
+        preload: &mut Preload<T, L>,
+    ) -> Option<Message<T, L::Priority>> {
+        match &self.ring {
+            // Whoever waits or arms a notifier shuts the ring, and looks at the queue then.
+            Some(ring) if !state.cursor.is_shut() => {
+                state.receive_staged(ring, &self.config, preload)
+            }
+            None if self.is_quiet(state) => state.core.pop_with(preload),
+            _ => None,
+        }
     }
 
     /// Receives a message if the queue is not idle: a thread waits, a notifier is armed, or
@@ -340,25 +316,22 @@ impl<T, L: Levels> Queue<T, L> {
         guard: WordGuard<'q, State<T, L>>,
         wait: Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
-        let mut section = self.section();
-        let guard = match self.receive_at_hole(guard, &mut section.preload) {
+        let mut preload = Preload::new();
+        let guard = match self.receive_at_hole(guard, &mut preload) {
             Ok(message) => return Ok((message.value, message.priority)),
             Err(guard) => guard,
         };
-        let (received, position) = {
-            let mut state = self.with_ring(guard);
-            if !check!("receive: wait for the sender at a hole", state.drain(u64::MAX)) {
-                drop(state);
-                let Some(locked) = self.lock_until(Access::Receive, wait) else {
-                    self.count_timeout();
-                    return Err(ReceiveError::Timeout);
-                };
-                state = locked;
-            }
-            (state.receive(&mut section), state.cursor.next_staged())
-        };
-        // Wakes a sender whose message found no memory, before this thread waits.
-        self.run_deferred(&mut section.deferred);
+        let mut state = self.with_queue(guard);
+        if !check!("receive: wait for the sender at a hole", state.drain(u64::MAX)) {
+            drop(state);
+            let Some(locked) = self.lock_until(Access::Receive, wait) else {
+                self.count_timeout();
+                return Err(ReceiveError::Timeout);
+            };
+            state = locked;
+        }
+        let (received, position) = (state.receive(&mut preload), state.cursor.next_staged());
+        drop(state); // a panic of a waker drops the message
         match received {
             Some(received) => received,
             None if wait == Wait::No => Err(ReceiveError::Empty),
@@ -366,13 +339,13 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Receives a message for a task, unless the queue is empty or not idle. Never waits for a
+    /// Receives a message for a task, unless the queue is empty or not quiet. Never waits for a
     /// sender.
     #[inline(always)]
     pub(crate) fn poll_receive(&self) -> Option<Received<T, L>> {
         let mut preload = Preload::new();
         let mut guard = self.state.lock();
-        let message = guard.fast_receive(self.ring.as_ref(), &self.config, &mut preload)?;
+        let message = self.fast_receive(&mut guard, &mut preload)?;
         Some((message.value, message.priority))
     }
 
@@ -396,68 +369,9 @@ impl<T, L: Levels> Queue<T, L> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(&self) -> bool {
-        let mut was_open = false;
-        let mut section = self.section();
-        loop {
-            {
-                let mut state = self.lock_undrained();
-                step!("close: shut the ring", state.shut());
-                was_open |= !mem::replace(&mut state.closed, true);
-                step!(
-                    "close: dismiss every waiter",
-                    while section.deferred.has_room() && state.dismiss_one(&mut section.deferred) {
-                    }
-                );
-                if !section.deferred.has_room() {
-                    section.deferred.request_section();
-                }
-                state.signal_notifiers(&mut section);
-            }
-            if !section.deferred.run() {
-                return was_open;
-            }
-        }
-    }
-
-    /// Returns what a lock section has beside the state.
-    #[inline(always)]
-    pub(crate) fn section(&self) -> Section<'_, T, L> {
-        Section { config: &self.config, deferred: Deferred::new(), preload: Preload::new() }
-    }
-
-    /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
-    /// all.
-    ///
-    /// A panic of an action resumes from here. If the destructor of `deferred` resumed it, the
-    /// result of the caller would be in its place already and would leak: a message, if the caller
-    /// was a receive.
-    #[inline(always)]
-    pub(crate) fn run_deferred(&self, deferred: &mut Deferred) {
-        self.run_and_keep_panic(deferred);
-        deferred.resume_panic();
-    }
-
-    /// Does the same, but keeps the first panic of an action in `deferred`.
-    #[inline(always)]
-    pub(crate) fn run_and_keep_panic(&self, deferred: &mut Deferred) {
-        if deferred.run() {
-            self.serve_waiters(deferred);
-        }
-    }
-
-    /// Serves the waiters that an earlier lock section had no room for.
-    #[cold]
-    fn serve_waiters(&self, deferred: &mut Deferred) {
-        let mut section = self.section();
-        mem::swap(&mut section.deferred, deferred);
-        loop {
-            // While others wait, the ring is shut and drained.
-            self.lock_undrained().serve_waiters(&mut section);
-            if !section.deferred.run() {
-                break;
-            }
-        }
-        mem::swap(&mut section.deferred, deferred);
+        let mut state = self.lock_undrained();
+        step!("close: shut the ring", state.shut());
+        !mem::replace(&mut state.closed, true)
     }
 }
 

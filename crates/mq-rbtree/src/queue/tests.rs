@@ -5,10 +5,9 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::Queue;
+use super::park::Spin;
+use super::{Queue, Wait};
 use crate::ReceiveError;
-use crate::parker::Spin;
-use crate::parker::Wait;
 
 #[test]
 fn sends_of_tasks_learn_of_the_room_of_the_ring() {

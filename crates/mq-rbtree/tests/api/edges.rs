@@ -24,26 +24,6 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_millis(200)
 }
 
-/// A task has a permit for room and does not poll: a receiver takes the message of a thread behind
-/// it.
-#[test]
-fn inv07_a_receiver_does_not_wait_beside_a_waiting_sender() {
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    let mut cx = Context::from_waker(Waker::noop());
-    queue.send(1, 0).unwrap();
-    let mut idle = pin!(queue.send_async(2, 0));
-    assert!(idle.as_mut().poll(&mut cx).is_pending());
-    thread::scope(|scope| {
-        let sender = scope.spawn(|| queue.send(3, 0));
-        wait_until(|| waiting(&queue).0 == 2);
-        assert_eq!(queue.try_receive(), Ok((1, 0)));
-        assert_eq!(queue.receive_deadline(soon()), Ok((3, 0)));
-        assert!(sender.join().unwrap().is_ok());
-    });
-    assert!(idle.as_mut().poll(&mut cx).is_ready());
-    queue.validate();
-}
-
 /// A task has a permit for a message and does not poll: the thread behind it gets the message at
 /// its deadline.
 #[test]
@@ -161,21 +141,6 @@ fn a_panicking_comparison_of_a_sender_loses_no_message() {
     assert_eq!(queue.try_receive(), Ok((2, Weight(2.0))));
     assert_eq!(queue.try_receive(), Ok((1, Weight(1.0))));
     queue.validate();
-}
-
-/// The memory that a sender preloaded before its wait serves the receiver that pushes its message.
-#[test]
-fn inv04_a_blocked_senders_page_is_allocated_before_the_lock() {
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    queue.send(1, 0).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| queue.send(2, 1000).unwrap());
-        wait_until(|| waiting(&queue).0 == 1);
-        assert_eq!(queue.try_receive(), Ok((1, 0)));
-        assert_eq!(queue.receive(), Ok((2, 1000)));
-    });
-    let stats = queue.stats();
-    assert_eq!((stats.taken_over, stats.levels.fallback), (1, 0), "{stats}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use mq_rbtree::{Queue, ReceiveError, SendFuture, SendRefused};
+use mq_rbtree::{Queue, ReceiveError, SendError, SendRefused};
 
 use testkit::{WakeCount, block_on, wait_until};
 
@@ -58,11 +58,7 @@ fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
         assert_eq!(flag.count() - before, usize::from(stage == 0));
         drop(first);
         queue.validate();
-        assert_eq!(
-            flag.count() - before,
-            usize::from(stage < 2),
-            "the permit is passed on, if of use"
-        );
+        assert_eq!(flag.count() - before, 1, "the wake-up is passed on");
         if stage == 2 {
             assert!(poll(&mut second, &flag).is_pending());
             queue.send(7, 1).unwrap();
@@ -101,7 +97,7 @@ fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
         drop(first);
         queue.validate();
         assert_eq!(Arc::strong_count(&message), 1, "its message went with it");
-        assert_eq!(flag.count() - before, usize::from(stage < 2));
+        assert_eq!(flag.count() - before, 1);
         if stage == 2 {
             assert!(poll(&mut second, &flag).is_pending());
             assert_eq!(*queue.receive().unwrap().0, 3);
@@ -243,7 +239,6 @@ fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
         assert_eq!(blocked.join().unwrap(), Ok((5, 5)));
     });
     queue.validate();
-    assert_eq!(queue.stats().handed_over, 1);
 
     // A dropped permit to send lets the blocked thread's message in.
     let queue: Queue<u32> = Queue::new(1).unwrap();
@@ -260,31 +255,6 @@ fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
     });
     assert_eq!(queue.receive(), Ok((3, 3)));
     queue.validate();
-}
-
-/// A task with a permit for room hands its message directly to a waiting thread. The room is not
-/// needed, so the next sender proceeds.
-#[test]
-fn inv07_unused_room_of_a_permit_goes_to_the_next_sender() {
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    let (first, second) = (WakeCount::new(), WakeCount::new());
-    queue.send(1, 1).unwrap();
-    let mut task = Box::pin(queue.send_async(2, 2));
-    assert!(poll(&mut task, &first).is_pending());
-    let mut behind = Box::pin(queue.send_async(3, 3));
-    assert!(poll(&mut behind, &second).is_pending());
-    assert_eq!(queue.receive(), Ok((1, 1)));
-    assert_eq!((first.count(), second.count()), (1, 0));
-    thread::scope(|scope| {
-        let blocked = scope.spawn(|| queue.receive());
-        wait_until(|| queue.stats().waiting == (1, 1));
-        assert!(poll(&mut task, &first).is_ready());
-        assert_eq!(blocked.join().unwrap(), Ok((2, 2)));
-    });
-    assert_eq!((queue.stats().handed_over, second.count()), (1, 1));
-    queue.validate();
-    assert!(poll(&mut behind, &second).is_ready());
-    assert_eq!(queue.receive(), Ok((3, 3)));
 }
 
 /// A task is polled without a wake-up and takes the message of another's permit. The senders served
@@ -318,17 +288,19 @@ fn inv14_a_barging_task_gets_no_permit() {
 /// A close wakes a few waiters in each lock section. In between, no remaining sender is let in.
 #[test]
 fn no_send_succeeds_while_a_queue_closes() {
-    struct DropsFuture(Mutex<Option<Pin<Box<SendFuture<'static, u32>>>>>);
+    type Send = Pin<Box<dyn Future<Output = Result<(), SendError<u32>>> + std::marker::Send>>;
+    struct DropsFuture(Mutex<Option<Send>>);
     impl std::task::Wake for DropsFuture {
         fn wake(self: Arc<Self>) {
-            drop(self.0.lock().unwrap().take());
+            let future = self.0.lock().unwrap().take(); // the drop wakes the next one
+            drop(future);
         }
     }
 
     let queue: &'static Queue<u32> = Box::leak(Box::new(Queue::new(1).unwrap()));
     queue.send(1, 1).unwrap();
     let flag = WakeCount::new();
-    let mut permitted = Box::pin(queue.send_async(2, 2));
+    let mut permitted: Send = Box::pin(queue.send_async(2, 2));
     assert!(poll(&mut permitted, &flag).is_pending());
     let drops_future = Arc::new(DropsFuture(Mutex::new(None)));
     let waker = Waker::from(Arc::clone(&drops_future));

@@ -17,7 +17,6 @@ mod orders;
 #[path = "../common/panicking.rs"]
 mod panicking;
 mod panics;
-mod promises;
 mod queue_model;
 mod queues;
 mod reentry;

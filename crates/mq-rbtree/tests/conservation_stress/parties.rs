@@ -8,9 +8,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{
-    ReceiveError, ReceiveFuture, Received, Receiver, SendError, SendFuture, SendRefused, Sender,
-};
+use mq_rbtree::{ReceiveError, Received, Receiver, SendError, SendRefused, Sender};
 
 use crate::ledger::Ledger;
 use crate::wait::Wait;
@@ -32,9 +30,9 @@ pub(crate) struct Party<'a, L> {
 const FUTURES: usize = 3;
 
 /// A waiting receive.
-type Waiting<'q, L> = Pin<Box<ReceiveFuture<'q, Canary, L>>>;
+type Waiting<'q, L> = Pin<Box<dyn Future<Output = Result<Received<Canary, L>, ReceiveError>> + 'q>>;
 /// A waiting send, and the number of its message.
-type Numbered<'q, L> = (Pin<Box<SendFuture<'q, Canary, L>>>, u64);
+type Numbered<'q> = (Pin<Box<dyn Future<Output = Result<(), SendError<Canary>>> + 'q>>, u64);
 
 impl<L: Keyed> Party<'_, L> {
     fn message(&mut self, sender: usize) -> (Canary, L::Priority, u64) {
@@ -204,7 +202,7 @@ impl<L: Keyed> Party<'_, L> {
     ) {
         let waker = unparker();
         let mut cx = Context::from_waker(&waker);
-        let mut sends: [Option<Numbered<'_, L>>; FUTURES] = Default::default();
+        let mut sends: [Option<Numbered<'_>>; FUTURES] = Default::default();
         let mut receives: [Option<Waiting<'_, L>>; FUTURES] = Default::default();
         let mut open = true;
         while open && !no_more_sends.load(Relaxed) && !no_more_receives.load(Relaxed) {

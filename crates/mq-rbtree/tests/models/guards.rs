@@ -7,13 +7,6 @@ use super::payload::{
     Payload, Shared, TestLevels, block_on, finish, received, run, sent, soon, thoroughly, with,
 };
 
-/// Each mutant with the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("guard dropped: wake a receiver", "guards::inv25_a_message_put_back_wakes_a_thread"),
-    ("guard accepted: serve the waiters", "guards::inv25_an_accepted_message_makes_room"),
-    ("guard accepted: serve the waiters", "guards::inv25_the_last_guard_ends_a_closed_queue"),
-];
-
 fn receiver<L: TestLevels>(queue: &Shared<L>) -> thread::JoinHandle<u64> {
     let queue = Arc::clone(queue);
     thread::spawn(move || received(queue.receive(), ReceiveError::Closed))

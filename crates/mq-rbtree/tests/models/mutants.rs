@@ -2,19 +2,17 @@
 
 use testkit::planted::Planted;
 
-use super::{closing, guards, memory, readiness, staging, tasks, threads};
+use super::{closing, memory, readiness, staging, threads};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         closing::MUTANTS,
-        guards::MUTANTS,
         memory::MUTANTS,
         readiness::MUTANTS,
         staging::MUTANTS,
-        tasks::MUTANTS,
         threads::MUTANTS,
     ],
-    loom_only: &[staging::LOOM_ONLY, threads::LOOM_ONLY],
+    loom_only: &[staging::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],
 };

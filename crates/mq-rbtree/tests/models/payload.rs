@@ -9,7 +9,7 @@ use std::sync::Arc as Plain;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
+use mq_rbtree::{Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
 use offlock_sync::native::atomic::{AtomicUsize, Ordering};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{Arc, Futex, model, thread, with_preemptions};
@@ -108,17 +108,6 @@ pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
 /// Returns a deadline that may be over at any moment.
 pub(super) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(3600)
-}
-
-/// Checks, while other threads use the queue, that none waits for a message or room that is there.
-/// No task has a permit.
-pub(super) fn check_waiters<L: TestLevels>(queue: &Queue<Payload, L>) {
-    queue.validate();
-    let stats = queue.stats();
-    let (to_send, to_receive) = stats.waiting;
-    assert!(to_send == 0 || to_receive == 0, "both wait");
-    assert!(to_send == 0 || stats.depth == queue.max_messages(), "a wait to send beside room");
-    assert!(to_receive == 0 || stats.depth == 0, "a wait to receive beside a message");
 }
 
 /// Receives the remaining messages when no other thread uses the queue, and returns their number.

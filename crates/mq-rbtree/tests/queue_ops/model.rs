@@ -116,10 +116,10 @@ impl<L: Keyed> Model<L> {
         Ok(())
     }
 
+    /// Takes a message. The unlock wakes the waiters, after all messages of a lock section.
     pub(crate) fn take(&mut self) -> Option<(L::Priority, u64)> {
         let (key, stored) = self.pop()?;
         self.received += 1;
-        self.wake_waiters();
         Some((key, stored))
     }
 
@@ -208,6 +208,7 @@ impl<L: Keyed> Model<L> {
         let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
         let mut waiter = self.receivers.swap_remove(at);
         let taken = self.take();
+        self.wake_waiters();
         if taken.is_none() {
             waiter.permit = self.ended();
             if !self.ended() {
@@ -239,6 +240,30 @@ impl<L: Keyed> Model<L> {
         let waiter = self.senders.swap_remove(at);
         assert_eq!(self.accepts(waiter.key), Ok(()));
         self.wake_waiters();
+    }
+
+    /// A receive that is dropped passes its wake-up on.
+    pub(crate) fn drop_receive(&mut self, id: u64) {
+        let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
+        if self.receivers.swap_remove(at).permit {
+            let listed = self.receivers.iter_mut().filter(|waiter| !waiter.permit);
+            listed
+                .min_by_key(|waiter| waiter.ticket)
+                .into_iter()
+                .for_each(|next| next.permit = true);
+        }
+    }
+
+    /// A send that is dropped passes its wake-up on, also if that is of no use to the next one.
+    pub(crate) fn drop_send(&mut self, id: u64) {
+        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
+        if self.senders.swap_remove(at).permit {
+            let listed = self.senders.iter_mut().filter(|waiter| !waiter.permit);
+            listed
+                .min_by_key(|waiter| waiter.ticket)
+                .into_iter()
+                .for_each(|next| next.permit = true);
+        }
     }
 
     /// Wakes the waiters that can proceed.

@@ -1,16 +1,16 @@
-//! A thread's place to sleep until another thread wakes it.
+//! Threads that wait: how long, by which spins, and asleep.
 
 use std::sync::Arc;
-use std::task::Wake;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
 use offlock_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use offlock_sync::{Futex, hint, step, thread};
+use offlock_sync::{Futex, hint, thread};
 
-/// The futex of one thread. A waking thread holds a reference of its own, because the sleeping
-/// thread may exit as soon as it sees the end of its wait.
-#[derive(Debug)]
-pub(crate) struct Parker {
+/// The waker of a thread that polls a future: a futex. A waking thread has a reference of its own, because
+/// the sleeping thread may exit as soon as its future is ready.
+struct Parker {
+    /// Counts the wake-ups.
     woken: Futex,
 }
 
@@ -22,40 +22,37 @@ impl Parker {
     fn new() -> Arc<Self> {
         Arc::new(Self { woken: Futex::new() })
     }
+}
 
-    /// Returns the parker of the calling thread. Allocates once for each thread.
-    pub(crate) fn current() -> Arc<Self> {
-        // During thread exit the thread-local variable may be gone already: then a new parker serves.
-        CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Self::new())
-    }
-
-    /// Sleeps until `is_done` returns true, or until the deadline.
-    pub(crate) fn park(&self, wait: Wait, mut is_done: impl FnMut() -> bool) {
-        loop {
-            let seen = self.woken.load();
-            step!(
-                "park: check again before the sleep",
-                if is_done() {
-                    return;
-                }
-            );
-            if wait.is_over() {
-                return;
-            }
-            sleep(&self.woken, seen, wait);
-        }
-    }
-
-    /// Wakes the thread to check `is_done` again.
-    pub(crate) fn unpark(&self) {
+impl Wake for Parker {
+    fn wake(self: Arc<Self>) {
         self.woken.advance();
         self.woken.wake_one();
     }
 }
 
-impl Wake for Parker {
-    fn wake(self: Arc<Self>) {
-        self.unpark();
+/// Polls on the calling thread until `poll` is ready, and sleeps in between. Returns `None` at the deadline.
+///
+/// Allocates once for each thread.
+pub(super) fn block_on<R>(
+    wait: Wait,
+    spin: Option<&Spin>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
+) -> Option<R> {
+    // During thread exit the thread-local variable may be gone already: then a new parker serves.
+    let parker = CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Parker::new());
+    let waker = Waker::from(parker.clone());
+    loop {
+        let seen = parker.woken.load(); // before the poll: a later wake-up keeps the thread from its sleep
+        if let Poll::Ready(ready) = poll(&mut Context::from_waker(&waker)) {
+            return Some(ready);
+        }
+        if wait.is_over() {
+            return None;
+        }
+        if !spin.is_some_and(|spin| spin.until(wait, 1, |_| parker.woken.load() != seen)) {
+            sleep(&parker.woken, seen, wait);
+        }
     }
 }
 
@@ -90,7 +87,7 @@ impl Wait {
 }
 
 /// Sleeps as [`Futex::wait`] does, at most until the deadline.
-pub(crate) fn sleep(futex: &Futex, seen: u32, wait: Wait) {
+fn sleep(futex: &Futex, seen: u32, wait: Wait) {
     match wait {
         Wait::Until(end) => futex.wait_for(seen, end.saturating_duration_since(Instant::now())),
         _ => futex.wait(seen),

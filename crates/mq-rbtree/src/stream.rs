@@ -6,9 +6,10 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::{FusedStream, Stream};
 
-use super::ReceiveFuture;
+use offlock_sync::Waiter;
+
 use crate::core::{Bitmap, Levels};
-use crate::handles::{QueueRef, Receiver};
+use crate::handles::Receiver;
 use crate::queue::{Queue, Received};
 
 /// The messages of a queue as a `Stream`.
@@ -39,14 +40,18 @@ use crate::queue::{Queue, Received};
 /// ```
 #[must_use = "streams do nothing unless polled"]
 pub struct ReceiveStream<'q, T, L: Levels = Bitmap> {
-    /// Between two messages it has not begun, and it is completed once the stream has ended.
-    future: ReceiveFuture<'q, T, L>,
+    /// Waits only between a poll that was pending and the next message.
+    waiter: Waiter<'q>,
+    queue: &'q Queue<T, L>,
+    ended: bool,
+    /// Declared last: it is dropped after what borrows its queue.
+    _owner: Option<Receiver<T, L>>,
 }
 
 impl<T, L: Levels> Queue<T, L> {
     /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
-        ReceiveStream { future: self.receive_async() }
+        ReceiveStream { waiter: self.receivers.waiter(), queue: self, ended: false, _owner: None }
     }
 }
 
@@ -55,7 +60,10 @@ impl<T, L: Levels> Receiver<T, L> {
     ///
     /// So the stream borrows nothing. It counts as a handle until it is dropped.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
-        ReceiveStream { future: ReceiveFuture::new(QueueRef::Owned(self)) }
+        // SAFETY: the receiver keeps the queue alive and in its place. It is in the stream, and is dropped
+        // after the waiter; no other reference leaves the stream.
+        let queue: &'static Queue<T, L> = unsafe { &*std::ptr::from_ref(&*self) };
+        ReceiveStream { _owner: Some(self), ..queue.stream() }
     }
 }
 
@@ -63,28 +71,27 @@ impl<T, L: Levels> Stream for ReceiveStream<'_, T, L> {
     type Item = Received<T, L>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Received<T, L>>> {
-        // SAFETY: the future is not moved out of the stream.
+        // SAFETY: the waiter is not moved out of the stream.
         let this = unsafe { self.get_unchecked_mut() };
-        if this.future.completed {
+        if this.ended {
             return Poll::Ready(None);
         }
-        // SAFETY: the future is a field of a pinned stream.
-        let future = unsafe { Pin::new_unchecked(&mut this.future) };
-        let received = ready!(future.poll(cx)).ok();
-        this.future.completed = received.is_none(); // the next receive waits behind the current waiters
+        // SAFETY: the waiter is a field of a pinned stream.
+        let waiter = unsafe { Pin::new_unchecked(&mut this.waiter) };
+        let received = ready!(this.queue.poll_to_receive(waiter, cx)).ok();
+        this.ended = received.is_none();
         Poll::Ready(received)
     }
 }
 
 impl<T, L: Levels> FusedStream for ReceiveStream<'_, T, L> {
     fn is_terminated(&self) -> bool {
-        self.future.completed
+        self.ended
     }
 }
 
 impl<T, L: Levels> fmt::Debug for ReceiveStream<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ended = self.future.completed;
-        f.debug_struct("ReceiveStream").field("ended", &ended).finish_non_exhaustive()
+        f.debug_struct("ReceiveStream").field("ended", &self.ended).finish_non_exhaustive()
     }
 }
