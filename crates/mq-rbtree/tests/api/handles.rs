@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use mq_rbtree::{
     Bitmap, Builder, Core, Queue, RbTree, Readiness, ReceiveError, Receiver, SendRefused, Sender,
@@ -128,6 +129,45 @@ fn handles_of_many_threads_close_once() {
         });
     }
     assert_eq!(Arc::strong_count(&message), 1);
+}
+
+fn drops_the_last_receiver(publish_during_the_drop: bool) {
+    let message = Arc::new(());
+    let (sender, receiver) = Queue::builder(8).channel().unwrap();
+    (0..8).for_each(|_| sender.try_send(Arc::clone(&message), 0).unwrap());
+    receiver.drain();
+    sender.try_send(Arc::clone(&message), 5).unwrap();
+    let mut publish = sender.claim(Arc::clone(&message), 5);
+    sender.try_send(Arc::clone(&message), 9).unwrap();
+    thread::scope(|scope| {
+        if publish_during_the_drop {
+            let publish = publish.take().unwrap();
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(5));
+                publish();
+            });
+        }
+        let begin = Instant::now();
+        drop(receiver);
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    });
+    if publish_during_the_drop {
+        assert_eq!(Arc::strong_count(&message), 1, "the drop has dropped all messages");
+    }
+    publish.into_iter().for_each(|publish| publish());
+    drop(sender);
+    assert_eq!(Arc::strong_count(&message), 1);
+}
+
+#[test]
+fn the_drop_of_the_last_receiver_waits_for_a_sender_that_was_preempted() {
+    drops_the_last_receiver(true);
+}
+
+/// The messages behind such a sender are left to the drop of the queue.
+#[test]
+fn inv22_the_drop_of_the_last_receiver_ends_beside_a_stopped_sender() {
+    drops_the_last_receiver(false);
 }
 
 /// The types are `Send` and `Sync` exactly if the messages allow it.
