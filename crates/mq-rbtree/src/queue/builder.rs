@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
+use super::lock::State;
 use super::park::Spin;
-use super::state::State;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, Message, RbTree};
 use crate::error::{BuildError, SendError, SendRefused};
 use crate::staging::{Cursor, Ring};

@@ -20,7 +20,6 @@ mod builder;
 mod inspect;
 mod lock;
 mod park;
-mod state;
 #[cfg(all(test, not(offlock_model)))]
 mod tests;
 mod wait;
@@ -35,9 +34,9 @@ pub use self::builder::Builder;
 
 use self::builder::Config;
 pub(crate) use self::lock::Access;
+use self::lock::State;
 use self::park::Spin;
 pub(crate) use self::park::Wait;
-use self::state::State;
 pub(crate) use self::wait::Look;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
