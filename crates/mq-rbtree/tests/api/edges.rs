@@ -1,5 +1,4 @@
-//! Edge cases: permits that are never used, queues that close or fill at a bad moment, keys without
-//! an order.
+//! Edge cases: wake-ups that are never used, keys without an order, messages alone in the ring.
 #![cfg(not(offlock_model))]
 
 use std::cmp::Ordering;
@@ -7,12 +6,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused};
+use mq_rbtree::{Levels, Queue, RbTree, ReceiveError, SendRefused};
 
 use testkit::wait_until;
 
@@ -79,34 +77,6 @@ fn retry_until_in_time(attempt: impl Fn() -> bool) {
     assert!((0..20).any(|_| attempt()), "it is never in time");
 }
 
-/// A waker that receives during a close, whose first lock section wakes four tasks.
-struct ReceivesOnWake(Arc<Queue<u32>>);
-
-impl Wake for ReceivesOnWake {
-    fn wake(self: Arc<Self>) {
-        let _ = self.0.try_receive();
-    }
-}
-
-#[test]
-fn a_send_that_waits_when_the_queue_closes_is_refused() {
-    let queue: Arc<Queue<u32>> = Arc::new(Queue::new(1).unwrap());
-    queue.send(1, 0).unwrap();
-    let waker = Waker::from(Arc::new(ReceivesOnWake(Arc::clone(&queue))));
-    let mut cx = Context::from_waker(&waker);
-    let mut tasks: Vec<_> = (0..4).map(|n| Box::pin(queue.send_async(10 + n, 0))).collect();
-    for task in &mut tasks {
-        assert!(task.as_mut().poll(&mut cx).is_pending());
-    }
-    thread::scope(|scope| {
-        let sender = scope.spawn(|| queue.send(5, 0).map_err(|error| error.reason));
-        wait_until(|| waiting(&queue).0 == 5);
-        assert!(queue.close());
-        assert_eq!(sender.join().unwrap(), Err(SendRefused::Closed));
-    });
-    assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
-}
-
 /// A key whose comparison panics for NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Weight(f64);
@@ -141,16 +111,6 @@ fn a_panicking_comparison_of_a_sender_loses_no_message() {
     assert_eq!(queue.try_receive(), Ok((2, Weight(2.0))));
     assert_eq!(queue.try_receive(), Ok((1, Weight(1.0))));
     queue.validate();
-}
-
-#[test]
-fn a_refused_readiness_gives_the_receiver_back() {
-    let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
-    let _first = Readiness::new(&receiver, Interest::Readable).unwrap();
-    sender.send(1, 0).unwrap();
-    let refused = Readiness::new(receiver.clone(), Interest::Readable).unwrap_err();
-    assert_eq!(refused.reason.raw_os_error(), Some(libc::EBUSY));
-    assert_eq!(refused.queue.try_receive(), Ok((1, 0)));
 }
 
 #[test]

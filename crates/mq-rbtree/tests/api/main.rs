@@ -18,7 +18,6 @@ mod orders;
 mod panicking;
 mod panics;
 mod queue_model;
-mod queues;
 mod reentry;
 mod stalled;
 mod tree;
