@@ -97,6 +97,8 @@ pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{KillError, PercpuRef, Reference};
+#[doc(hidden)] // for percpu-list
+pub use self::rseq::cells;
 pub use self::slots::PerCpu;
 #[doc(inline)]
 pub use offlock_sync::AllocError;

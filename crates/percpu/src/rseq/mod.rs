@@ -42,6 +42,7 @@ mod imp;
 #[path = "portable.rs"]
 mod imp;
 
+pub mod cells;
 mod operations;
 
 pub(crate) use self::operations::Refused;

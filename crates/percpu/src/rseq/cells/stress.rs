@@ -1,0 +1,263 @@
+//! The sections on this kernel, alone and interrupted by signals, migrations and barriers, beside the
+//! same instructions without a section: on an rseq area that the kernel does not know.
+
+use std::collections::HashSet;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::rng;
+use testkit::signals::{ThreadTimer, handle};
+use testkit::stress::stress_time;
+
+use super::{Block, Refused, Sections, TestList, self_test};
+use crate::fence::heavy_rseq;
+
+/// Returns sections that run as plain code, on the CPU where the thread was when it first asked.
+fn unprotected(real: Sections) -> Sections {
+    #[repr(C, align(32))]
+    struct Fake([u32; 8]);
+    thread_local! {
+        static FAKE: Fake = {
+            // SAFETY: takes no arguments and writes no memory of this program.
+            let cpu = unsafe { libc::sched_getcpu() } as u32;
+            Fake([cpu, cpu, 0, 0, 0, 0, 0, 0])
+        };
+    }
+    let thread_pointer: usize;
+    // SAFETY: the first word of the thread control block points to itself (x86_64 ABI).
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) thread_pointer, options(nostack, readonly))
+    };
+    let at = FAKE.with(|fake| ptr::from_ref(fake).addr());
+    Sections { area: at.wrapping_sub(thread_pointer) as isize, ..real }
+}
+
+impl TestList {
+    /// Calls `refill` for the blocks, of which that of this CPU is refilled.
+    fn refill(&self, sections: Sections) {
+        for block in self.blocks() {
+            // SAFETY: the block and its shard are alive.
+            let _ = unsafe { sections.refill(block) };
+        }
+    }
+}
+
+/// Returns the sections and the number of CPUs; `None` where none run.
+fn sections() -> Option<(Sections, u32)> {
+    let found = Sections::find();
+    if found.is_none() {
+        println!("sections are off: nothing to test");
+    }
+    Some((found?, crate::possible_cpus() as u32))
+}
+
+#[test]
+fn inv17_the_self_test_passes() {
+    let Some((sections, cpus)) = sections() else { return };
+    (0..1_000).for_each(|_| assert!(self_test(sections, cpus)));
+}
+
+/// On one CPU a block fills up, is empty again, and another CPU frees its cells.
+#[test]
+fn a_block_is_filled_and_refilled() {
+    let Some((sections, cpus)) = sections() else { return };
+    let list = TestList::new(cpus);
+    let allowed = allowed_cpus();
+    pin_to(&allowed[..1]);
+    for round in 0..3 {
+        let mut entries: Vec<_> =
+            (0..64).map(|n| list.insert(sections, [n, round, n]).unwrap()).collect();
+        let places: HashSet<u32> = entries.iter().map(|entry| entry.1).collect();
+        assert_eq!(places.len(), 64);
+        assert_eq!(list.insert(sections, [0; 3]).err(), Some(Refused::NoRoom));
+        pin_to(&allowed[allowed.len() - 1..]);
+        let half = entries.split_off(32);
+        for (n, entry) in half.into_iter().enumerate() {
+            assert_eq!(list.remove(sections, entry), Ok([n as u64 + 32, round, n as u64 + 32]));
+        }
+        pin_to(&allowed[..1]);
+        if allowed.len() > 1 {
+            assert_eq!(list.insert(sections, [0; 3]).err(), Some(Refused::NoRoom), "not seen");
+        }
+        list.refill(sections);
+        for (n, entry) in entries.into_iter().enumerate() {
+            assert_eq!(list.remove(sections, entry), Ok([n as u64, round, n as u64]));
+        }
+    }
+    let misses: u64 = list.blocks().map(|block| block.misses.load(Ordering::Relaxed)).sum();
+    assert_eq!(misses, if allowed.len() > 1 { 96 } else { 0 });
+}
+
+extern "C" fn nothing(_: libc::c_int) {}
+
+/// An entry on its way between threads.
+struct Entry((*const Block, u32), u64);
+
+// SAFETY: the block lives as long as the list, which outlives the threads.
+unsafe impl Send for Entry {}
+
+#[test]
+#[ignore = "stress: seconds of signals, migrations and barriers"]
+fn stress_inv12_no_cell_is_lost_or_given_twice() {
+    let Some((sections, cpus)) = sections() else { return };
+    let (list, exchange) = (TestList::new(cpus), Mutex::new(Vec::<Entry>::new()));
+    let (stop, next, allowed) = (AtomicBool::new(false), AtomicU64::new(0), allowed_cpus());
+    let removed = AtomicU64::new(0);
+    handle(nothing);
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (list, exchange, stop, next, removed, allowed) =
+                (&list, &exchange, &stop, &next, &removed, &allowed);
+            scope.spawn(move || {
+                let _signals = ThreadTimer::start(Duration::from_micros(50));
+                let (mut rng, mut own) = (rng::seeded(worker), Vec::new());
+                while !stop.load(Ordering::Relaxed) {
+                    match rng.usize(..1000) {
+                        0 => pin_to(&[allowed[rng.usize(..allowed.len())]]),
+                        1..100 => exchange.lock().unwrap().extend(own.pop()),
+                        100..200 => own.extend(exchange.lock().unwrap().pop()),
+                        200..600 => {
+                            let id = next.fetch_add(1, Ordering::Relaxed);
+                            match list.insert(sections, [id, !id, id]) {
+                                Ok(at) => own.push(Entry(at, id)),
+                                Err(refused) => {
+                                    assert_eq!(refused, Refused::NoRoom);
+                                    next.fetch_sub(1, Ordering::Relaxed);
+                                    list.refill(sections);
+                                }
+                            }
+                        }
+                        _ => {
+                            let Some(Entry(at, id)) = own.pop() else { continue };
+                            assert_eq!(list.remove(sections, at), Ok([id, !id, id]));
+                            removed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+                exchange.lock().unwrap().extend(own);
+            });
+        }
+        let until = Instant::now() + stress_time(2);
+        while Instant::now() < until {
+            heavy_rseq();
+            thread::sleep(Duration::from_micros(20));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let left = exchange.into_inner().unwrap();
+    let adds: u64 = list.blocks().map(|block| block.adds.load(Ordering::Relaxed)).sum();
+    let removed = removed.into_inner();
+    println!("{adds} additions, {removed} removals");
+    assert_eq!(adds, removed + left.len() as u64);
+    let places: HashSet<_> = left.iter().map(|entry| entry.0).collect();
+    assert_eq!(places.len(), left.len());
+    for Entry(at, id) in left {
+        assert_eq!(list.remove(sections, at).map(|value| value[1]), Ok(!id));
+    }
+    let bits =
+        |block: &Block| block.home.load(Ordering::Relaxed) ^ block.remote.load(Ordering::Relaxed);
+    assert!(list.blocks().all(|block| bits(block) == 0) && removed > 1_000);
+}
+
+/// Adds and removes on eight threads, with the sections that `on_thread` returns there. Returns the
+/// additions, and how many of them the blocks have not counted.
+fn additions(sections: Sections, cpus: u32, on_thread: fn(Sections) -> Sections) -> (u64, u64) {
+    let (list, stop, made) = (TestList::new(cpus), AtomicBool::new(false), AtomicU64::new(0));
+    let allowed = allowed_cpus();
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            let (list, stop, made, allowed) = (&list, &stop, &made, &allowed);
+            scope.spawn(move || {
+                let mut rng = rng::seeded(worker);
+                while !stop.load(Ordering::Relaxed) {
+                    if rng.usize(..1000) == 0 {
+                        pin_to(&[allowed[rng.usize(..allowed.len())]]);
+                    }
+                    let sections = on_thread(sections);
+                    match list.insert(sections, [worker; 3]) {
+                        Ok(at) => {
+                            made.fetch_add(1, Ordering::Relaxed);
+                            let _ = list.remove(sections, at);
+                        }
+                        Err(_) => list.refill(sections),
+                    }
+                }
+            });
+        }
+        thread::sleep(stress_time(2) / 2);
+        stop.store(true, Ordering::Relaxed);
+    });
+    let counted: u64 = list.blocks().map(|block| block.adds.load(Ordering::Relaxed)).sum();
+    (made.load(Ordering::Relaxed), made.into_inner().abs_diff(counted))
+}
+
+#[test]
+#[ignore = "stress: seconds of migrations"]
+fn stress_inv12_additions_are_lost_without_a_section() {
+    let Some((sections, cpus)) = sections() else { return };
+    let (made, lost) = additions(sections, cpus, |sections| sections);
+    assert_eq!(lost, 0, "of {made}");
+    let lost = (0..20).map(|_| additions(sections, cpus, unprotected).1).find(|lost| *lost > 0);
+    println!("{made} additions; without a section {lost:?} were lost");
+    assert!(lost.is_some(), "the disturbance is too weak to prove anything");
+}
+
+/// Closes both gates again and again while threads add and remove.
+#[test]
+#[ignore = "stress: seconds of closing the gates"]
+fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
+    let Some((sections, cpus)) = sections() else { return };
+    let (list, stop, refused) = (TestList::new(cpus), AtomicBool::new(false), AtomicU64::new(0));
+    let state = || -> Vec<[u64; 3]> {
+        let words = |block: &Block| {
+            [&block.home, &block.remote, &block.adds].map(|word| word.load(Ordering::Relaxed))
+        };
+        list.blocks().map(words).collect()
+    };
+    let mut closed = 0;
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (list, stop, refused) = (&list, &stop, &refused);
+            scope.spawn(move || {
+                let mut own = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    match list.insert(sections, [worker; 3]) {
+                        Ok(at) => own.push(at),
+                        Err(Refused::Closed) => _ = refused.fetch_add(1, Ordering::Relaxed),
+                        Err(_) => list.refill(sections),
+                    }
+                    if own.len() > 3 {
+                        let at = own.swap_remove(0);
+                        if list.remove(sections, at).is_err() {
+                            own.push(at);
+                        }
+                    }
+                }
+            });
+        }
+        let until = Instant::now() + stress_time(2);
+        while Instant::now() < until {
+            for gate in [&list.head.gate, &list.head.add_gate] {
+                gate.store(1, Ordering::Relaxed);
+            }
+            heavy_rseq();
+            let before = state();
+            (0..2_000).for_each(|_| std::hint::spin_loop());
+            thread::yield_now(); // threads that were preempted inside a section run now
+            assert_eq!(state(), before, "a section committed after the barrier");
+            for gate in [&list.head.gate, &list.head.add_gate] {
+                gate.store(0, Ordering::Relaxed);
+            }
+            closed += 1;
+            thread::sleep(Duration::from_micros(50));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let refused = refused.into_inner();
+    println!("closed {closed} times, {refused} additions refused");
+    assert!(closed > 10 && refused > 0);
+}

@@ -1,0 +1,526 @@
+//! The sections in x86_64 assembly. The frame, its labels and its traps are those of
+//! `rseq::x86_64`; each section ends in its one store.
+//!
+//! The removals on the CPU of the block and on other CPUs are two sections, because a jump over the
+//! commit of the other would leave instructions behind a commit: an abort there would commit twice.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::OnceLock;
+
+use offlock_sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use super::{Block, Cell, FREE, Head, Refused, SHARD};
+use crate::cpu::possible_cpus;
+use crate::rseq::{area, state};
+
+const _: () = assert!(SHARD == 1 << 7, "the sections shift by 7");
+
+/// The sections of this process: the offset of the rseq area, and the number of possible CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Sections {
+    area: isize,
+    limit: u32,
+}
+
+/// One section. `$body` ends in its one store. Evaluates to 0, or to the number of a refusal.
+macro_rules! section {
+    ($sections:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
+        let code: u64;
+        std::arch::asm!(
+            ".pushsection __rseq_cs, \"aw\"",
+            ".balign 32",
+            "77:",
+            ".long 0, 0", // version, flags
+            ".quad 22f, 44f - 22f, 88f",
+            ".popsection",
+            "33:",
+            "lea {t}, [rip + 77b]",
+            "mov qword ptr fs:[{area} + 8], {t}",
+            "22:",
+            "mov {t:e}, dword ptr fs:[{area} + 4]",
+            $($body,)+
+            "44:",
+            "mov qword ptr fs:[{area} + 8], 0",
+            ".pushsection __rseq_failure, \"ax\"",
+            ".byte 0x0f, 0xb9, 0x3d", // disassembles as ud1 with the signature as its operand
+            ".long 0x53053053",
+            "88:",
+            "jmp 33b",
+            "55:",
+            "mov {code:e}, 1",
+            "jmp 44b",
+            "66:",
+            "mov {code:e}, 2",
+            "jmp 44b",
+            "99:",
+            "mov {code:e}, 3",
+            "jmp 44b",
+            ".popsection",
+            area = in(reg) $sections.area,
+            t = out(reg) _,
+            code = inout(reg) 0_u64 => code,
+            $($operands)*
+            options(nostack),
+        );
+        code
+    }};
+}
+
+#[inline(always)]
+fn outcome(code: u64) -> Result<(), Refused> {
+    match code {
+        0 => Ok(()),
+        1 => Err(Refused::OtherCpu),
+        2 => Err(Refused::Closed),
+        _ => Err(Refused::NoRoom),
+    }
+}
+
+/// How a cell is copied: words of 16 and of 8 bytes.
+struct Copy<T>(T);
+
+impl<T> Copy<T> {
+    const STRIDE: usize = size_of::<Cell<T>>();
+    const IN_16: usize = Self::STRIDE / 16;
+    const IN_8: usize = Self::STRIDE % 16 / 8;
+    /// A value without a drop is not copied out.
+    const OUT_16: usize = if std::mem::needs_drop::<T>() { Self::IN_16 } else { 0 };
+    const OUT_8: usize = if std::mem::needs_drop::<T>() { Self::IN_8 } else { 0 };
+}
+
+impl Sections {
+    /// Returns the sections, if they run in this process and pass their test.
+    pub fn find() -> Option<Self> {
+        static TESTED: OnceLock<bool> = OnceLock::new();
+        state().ok()?;
+        let (area, limit) = (area::offset(), possible_cpus() as u32);
+        let found = Self { area, limit };
+        TESTED.get_or_init(|| self_test(found, limit)).then_some(found)
+    }
+
+    /// Copies the value at `source` into a free cell of this CPU's current block of the kind `KIND`,
+    /// and returns the block and the cell. Refused if the list is closed or the block seems full.
+    ///
+    /// # Safety
+    ///
+    /// `head.shards` are the shards of all possible CPUs, and a current block is null or a block of
+    /// its CPU with cells of `T`. They live during the call. If the result is not an error, the
+    /// value has moved.
+    #[inline(always)]
+    pub unsafe fn insert<T, const KIND: usize>(
+        self,
+        head: *const Head,
+        source: *const Cell<T>,
+    ) -> Result<(*const Block, u32), Refused> {
+        let (block, index): (*const Block, u64);
+        // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset and size were
+        // checked. It reads `head` and the shard of a CPU below `limit`, and writes a free cell of
+        // the current block and its first two words, all alive by the contract of this function.
+        // Only sections of this CPU write these, so the 16-byte store needs to be atomic only
+        // towards an abort.
+        let code = unsafe {
+            section!(self, [
+                    "cmp {t:e}, {limit:e}",
+                    "jae 55f",
+                    "cmp qword ptr [{head} + 8], 0",
+                    "jne 66f",
+                    "shl {t}, 7",
+                    "add {t}, qword ptr [{head} + 16]",
+                    "mov {blk}, qword ptr [{t} + {kind}]",
+                    "test {blk}, {blk}",
+                    "jz 99f",
+                    "mov {h}, qword ptr [{blk}]",
+                    "mov {d}, qword ptr [{blk} + 16]",
+                    "xor {d}, {h}",
+                    "cmp {d}, -1",
+                    "je 99f",
+                    "not {d}",
+                    "tzcnt {i}, {d}",
+                    "imul {d}, {i}, {stride}",
+                    "lea {d}, [{blk} + {d} + 384]",
+                    "mov {s}, {src}",
+                    ".rept {n16}",
+                    "movups {x}, xmmword ptr [{s}]",
+                    "movups xmmword ptr [{d}], {x}",
+                    "add {s}, 16",
+                    "add {d}, 16",
+                    ".endr",
+                    ".rept {n8}",
+                    "mov {s}, qword ptr [{s}]",
+                    "mov qword ptr [{d}], {s}",
+                    ".endr",
+                    "btc {h}, {i}",
+                    "mov {t}, qword ptr [{blk} + 8]",
+                    "inc {t}",
+                    "movq {x}, {h}",
+                    "movq {y}, {t}",
+                    "punpcklqdq {x}, {y}",
+                    "movdqa xmmword ptr [{blk}], {x}",
+                ],
+                limit = in(reg) self.limit,
+                head = in(reg) head,
+                src = in(reg) source,
+                blk = out(reg) block,
+                i = out(reg) index,
+                h = out(reg) _,
+                d = out(reg) _,
+                s = out(reg) _,
+                x = out(xmm_reg) _,
+                y = out(xmm_reg) _,
+                kind = const KIND * size_of::<usize>(),
+                stride = const Copy::<T>::STRIDE,
+                n16 = const Copy::<T>::IN_16,
+                n8 = const Copy::<T>::IN_8,)
+        };
+        outcome(code).map(|()| (block, index as u32))
+    }
+
+    /// Learns which cells of a block were freed through `remote`, counts them as misses, and makes
+    /// the block the current one. Refused on another CPU than that of the block.
+    ///
+    /// # Safety
+    ///
+    /// The block and its shard live during the call, and no other block of this CPU has other types
+    /// of cells in that shard.
+    pub unsafe fn refill(self, block: *const Block) -> Result<(), Refused> {
+        // SAFETY: the area is that of `insert`. The section reads and writes the header of the block,
+        // and writes the first word of its shard, which are alive.
+        let code = unsafe {
+            section!(self, [
+                    "cmp {t:e}, dword ptr [{blk} + 56]",
+                    "jne 55f",
+                    "mov {r}, qword ptr [{blk} + 320]", // before `held`, which a removal stores first
+                    "mov {h}, qword ptr [{blk}]",
+                    "xor {r}, {h}",
+                    "or {r}, qword ptr [{blk} + 328]",
+                    "mov {n}, qword ptr [{blk} + 40]",
+                    "not {n}",
+                    "or {r}, {n}", // the taken cells
+                    "mov {n}, {r}",
+                    "not {n}",
+                    "mov {k}, qword ptr [{blk} + 16]",
+                    "xor {k}, {h}",
+                    "and {n}, {k}", // those that are free since the last refill
+                    "mov {c}, qword ptr [{blk} + 24]",
+                    "24:",
+                    "test {n}, {n}",
+                    "jz 25f",
+                    "tzcnt {k}, {n}",
+                    "btr {n}, {k}",
+                    "inc {c}",
+                    // Only FREE is replaced: another state has the pins of a walk with a stale word.
+                    "cmp dword ptr [{blk} + {k}*4 + 64], {free}",
+                    "jne 24b",
+                    "mov dword ptr [{blk} + {k}*4 + 64], 0",
+                    "jmp 24b",
+                    "25:",
+                    "xor {r}, {h}",
+                    "mov {t}, qword ptr [{blk} + 48]",
+                    "mov qword ptr [{t}], {blk}", // a hint: an abort may leave it
+                    "movq {x}, {r}",
+                    "movq {y}, {c}",
+                    "punpcklqdq {x}, {y}",
+                    "movdqa xmmword ptr [{blk} + 16], {x}",
+                ],
+                blk = in(reg) block,
+                r = out(reg) _,
+                h = out(reg) _,
+                n = out(reg) _,
+                k = out(reg) _,
+                c = out(reg) _,
+                x = out(xmm_reg) _,
+                y = out(xmm_reg) _,
+                free = const FREE as i32,)
+        };
+        outcome(code)
+    }
+
+    /// Frees an occupied cell on the CPU of its block. Copies the value out, if it needs a drop.
+    /// Refused on another CPU, during a snapshot, and if a walk has marked the entry.
+    ///
+    /// # Safety
+    ///
+    /// The cell is in a block of the list of `head` with cells of `T`, which lives during the call,
+    /// and the caller has its entry. If the result is not an error, the entry has ended, and the
+    /// value has moved to `target`.
+    #[inline(always)]
+    pub unsafe fn remove<T>(
+        self,
+        head: *const Head,
+        block: *const Block,
+        index: u32,
+        target: *mut Cell<T>,
+    ) -> Result<(), Refused> {
+        // SAFETY: by the contract of this function the block has the cell.
+        let source = unsafe { Block::cell::<T>(block, index) };
+        // SAFETY: the area is that of `insert`. The section reads `head`, the block and the cell, and
+        // writes the target, the first word of the shard and `home`, which are alive. Only sections
+        // of the CPU of the block write `home`.
+        let code = unsafe {
+            section!(self, [
+                    "cmp {t:e}, dword ptr [{blk} + 56]",
+                    "jne 55f",
+                    "cmp qword ptr [{head}], 0",
+                    "jne 66f",
+                    "test qword ptr [{blk} + 32], {mask}",
+                    "jnz 66f",
+                    ".if {n16} + {n8}",
+                    "mov {t}, {src}",
+                    "mov {d}, {dst}",
+                    ".rept {n16}",
+                    "movups {x}, xmmword ptr [{t}]",
+                    "movups xmmword ptr [{d}], {x}",
+                    "add {t}, 16",
+                    "add {d}, 16",
+                    ".endr",
+                    ".rept {n8}",
+                    "mov {t}, qword ptr [{t}]",
+                    "mov qword ptr [{d}], {t}",
+                    ".endr",
+                    ".endif",
+                    "mov {t}, qword ptr [{blk} + 48]",
+                    "mov qword ptr [{t}], {blk}", // a hint: an abort may leave it
+                    "xor qword ptr [{blk}], {mask}",
+                ],
+                head = in(reg) head,
+                blk = in(reg) block,
+                mask = in(reg) 1_u64 << index,
+                src = in(reg) source,
+                dst = in(reg) target,
+                d = out(reg) _,
+                x = out(xmm_reg) _,
+                n16 = const Copy::<T>::OUT_16,
+                n8 = const Copy::<T>::OUT_8,)
+        };
+        outcome(code)
+    }
+
+    /// Frees an occupied cell on any CPU, by one locked instruction. Otherwise like
+    /// [`remove`](Self::remove).
+    ///
+    /// # Safety
+    ///
+    /// That of [`remove`](Self::remove).
+    #[inline(always)]
+    pub unsafe fn remove_remote<T>(
+        self,
+        head: *const Head,
+        block: *const Block,
+        index: u32,
+        target: *mut Cell<T>,
+    ) -> Result<(), Refused> {
+        // SAFETY: by the contract of this function the block has the cell.
+        let source = unsafe { Block::cell::<T>(block, index) };
+        // SAFETY: the area is that of `insert`. The section reads `head`, the block and the cell, and
+        // writes the target and, by an atomic operation, `remote`, which are alive.
+        let code = unsafe {
+            section!(self, [
+                    "cmp {t:e}, {limit:e}",
+                    "jae 55f",
+                    "cmp qword ptr [{head}], 0",
+                    "jne 66f",
+                    "test qword ptr [{blk} + 336], {mask}",
+                    "jnz 66f",
+                    ".if {n16} + {n8}",
+                    "mov {t}, {src}",
+                    "mov {d}, {dst}",
+                    ".rept {n16}",
+                    "movups {x}, xmmword ptr [{t}]",
+                    "movups xmmword ptr [{d}], {x}",
+                    "add {t}, 16",
+                    "add {d}, 16",
+                    ".endr",
+                    ".rept {n8}",
+                    "mov {t}, qword ptr [{t}]",
+                    "mov qword ptr [{d}], {t}",
+                    ".endr",
+                    ".endif",
+                    "lock xor qword ptr [{blk} + 320], {mask}",
+                ],
+                limit = in(reg) self.limit,
+                head = in(reg) head,
+                blk = in(reg) block,
+                mask = in(reg) 1_u64 << index,
+                src = in(reg) source,
+                dst = in(reg) target,
+                d = out(reg) _,
+                x = out(xmm_reg) _,
+                n16 = const Copy::<T>::OUT_16,
+                n8 = const Copy::<T>::OUT_8,)
+        };
+        outcome(code)
+    }
+}
+
+// The start-up test of the sections: percpu-list runs none if an emulator gets them wrong. Like
+// `rseq::self_test`, it checks sections that are not interrupted.
+
+/// The value of the test: three words, of which one is not in a pair, and a drop.
+struct Value([u64; 3]);
+
+impl Drop for Value {
+    fn drop(&mut self) {}
+}
+
+/// A block with its cells.
+#[repr(C)]
+struct Whole {
+    block: Block,
+    cells: [Cell<Value>; 64],
+}
+
+/// A shard whose current block is its only one.
+#[repr(C, align(128))]
+struct Shard {
+    current: AtomicPtr<Block>,
+}
+
+const _: () = assert!(size_of::<Shard>() == SHARD);
+
+/// A list with one block for each CPU.
+struct TestList {
+    head: Head,
+    shards: Box<[Shard]>,
+}
+
+// SAFETY: the blocks change by sections and atomic operations only, and are freed by the drop.
+unsafe impl Send for TestList {}
+// SAFETY: as above.
+unsafe impl Sync for TestList {}
+
+impl TestList {
+    fn new(cpus: u32) -> Self {
+        let shards: Box<[Shard]> =
+            (0..cpus).map(|_| Shard { current: AtomicPtr::default() }).collect();
+        for (cpu, shard) in shards.iter().enumerate() {
+            let word = || AtomicU64::new(0);
+            let block = Block {
+                home: word(),
+                adds: word(),
+                seen: word(),
+                misses: word(),
+                special: word(),
+                mask: u64::MAX,
+                current: ptr::from_ref(&shard.current),
+                cpu: cpu as u32,
+                slot: cpu as u32,
+                states: [const { AtomicU32::new(0) }; 64],
+                remote: word(),
+                held: word(),
+                special_remote: word(),
+                next: AtomicPtr::default(),
+                list: ptr::null(),
+                deferred: word(),
+                link: AtomicPtr::default(),
+                serial: 0,
+            };
+            let cells = [const { Cell(MaybeUninit::uninit()) }; 64];
+            let whole = Box::into_raw(Box::new(Whole { block, cells }));
+            shard.current.store(whole.cast(), Ordering::Relaxed);
+        }
+        let first = ptr::from_ref(&shards[0]).cast();
+        let gate = || AtomicU64::new(0);
+        let head = Head { gate: gate(), add_gate: gate(), shards: first, stride: SHARD };
+        Self { head, shards }
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        // SAFETY: the blocks live until the drop of the list.
+        self.shards.iter().map(|shard| unsafe { &*shard.current.load(Ordering::Relaxed) })
+    }
+
+    fn insert(&self, sections: Sections, value: [u64; 3]) -> Result<(*const Block, u32), Refused> {
+        let cell = Cell(MaybeUninit::new(Value(value)));
+        // SAFETY: there is a shard for each CPU, whose current block has cells of `Value`.
+        unsafe { sections.insert::<_, 0>(&raw const self.head, &raw const cell) }
+    }
+
+    /// Removes by a section on any CPU.
+    fn remove(
+        &self,
+        sections: Sections,
+        (block, index): (*const Block, u32),
+    ) -> Result<[u64; 3], Refused> {
+        let mut out = Cell(MaybeUninit::<Value>::uninit());
+        // SAFETY: the caller has the entry of the cell, in a block of this list.
+        let mut done = unsafe { sections.remove(&raw const self.head, block, index, &raw mut out) };
+        if done == Err(Refused::OtherCpu) {
+            // SAFETY: as above.
+            done =
+                unsafe { sections.remove_remote(&raw const self.head, block, index, &raw mut out) };
+        }
+        // SAFETY: the section has moved the value, whose drop is empty.
+        done.map(|()| unsafe { out.0.assume_init_ref() }.0)
+    }
+}
+
+impl Drop for TestList {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            // SAFETY: the pointer is that of a box of `Whole`, and the cells need no drop.
+            drop(unsafe { Box::from_raw(shard.current.load(Ordering::Relaxed).cast::<Whole>()) });
+        }
+    }
+}
+
+/// Returns whether the sections do what they should.
+fn self_test(sections: Sections, cpus: u32) -> bool {
+    let list = TestList::new(cpus);
+    let total = |word: fn(&Block) -> &AtomicU64| -> u64 {
+        list.blocks().map(|block| word(block).load(Ordering::Relaxed)).sum()
+    };
+    let live = || -> u32 {
+        let bits = |block: &Block| {
+            let word = block.home.load(Ordering::Relaxed) ^ block.remote.load(Ordering::Relaxed);
+            word.count_ones()
+        };
+        list.blocks().map(bits).sum()
+    };
+    let value = [0x0123_4567_89ab_cdef, u64::MAX, 7];
+    let (Ok(first), Ok(second)) = (list.insert(sections, value), list.insert(sections, [1; 3]))
+    else {
+        return false;
+    };
+    let mut right = live() == 2 && total(|block| &block.adds) == 2 && first != second;
+    for (gate, closed) in [(&list.head.add_gate, true), (&list.head.gate, false)] {
+        gate.store(1, Ordering::Relaxed);
+        let refused = list.insert(sections, value).err() == Some(Refused::Closed);
+        right &= refused == closed || { live() == 3 && !closed };
+        right &= closed || list.remove(sections, first) == Err(Refused::Closed);
+        gate.store(0, Ordering::Relaxed);
+    }
+    // SAFETY: the blocks of the list are alive.
+    let block = unsafe { &*first.0 };
+    for word in [&block.special, &block.special_remote] {
+        word.store(1 << first.1, Ordering::Relaxed);
+    }
+    right &= list.remove(sections, first) == Err(Refused::Closed);
+    for word in [&block.special, &block.special_remote] {
+        word.store(0, Ordering::Relaxed);
+    }
+    right &=
+        list.remove(sections, first) == Ok(value) && list.remove(sections, second) == Ok([1; 3]);
+
+    // A removal by `remote` is a miss that a refill finds, and its state becomes 0.
+    let Ok((at, index)) = list.insert(sections, value) else { return false };
+    // SAFETY: the blocks of the list are alive.
+    let block = unsafe { &*at };
+    block.states[index as usize].store(FREE, Ordering::Relaxed);
+    block.remote.fetch_xor(1 << index, Ordering::Relaxed);
+    let before = block.misses.load(Ordering::Relaxed);
+    // SAFETY: the block and its shard are alive.
+    match unsafe { sections.refill(block) } {
+        Ok(()) => {
+            right &= block.misses.load(Ordering::Relaxed) > before
+                && block.states[index as usize].load(Ordering::Relaxed) == 0;
+        }
+        // The thread has migrated, which a busy machine may do; the stress test covers the rest.
+        Err(refused) => right &= refused == Refused::OtherCpu,
+    }
+    right
+}
+
+#[cfg(test)]
+#[path = "stress.rs"]
+mod stress;
