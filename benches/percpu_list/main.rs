@@ -1,4 +1,4 @@
-//! percpu-list against what a program uses instead: L1 to L6 and L8, family by family, in one run.
+//! percpu-list against what a program uses instead: L1 to L6, L8 and L9, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench percpu_list                    every family: a minute and a half
@@ -29,13 +29,15 @@ use std::time::Duration;
 use harness::{Bench, Family};
 
 const FAMILIES: &[Family] = &[
-    Family { name: "L1 L2 L8 pair", run: pair::run_pair },
-    Family { name: "L1 live", run: pair::run_live },
+    Family { name: "L1 L2 pair", run: pair::run_pair },
+    Family { name: "L1 L8 live", run: pair::run_live },
     Family { name: "L3 replay", run: replay::run },
     Family { name: "L4 cross", run: cross::run },
     Family { name: "L5 owning", run: pair::run_owning },
     Family { name: "L6 walk", run: walk::run },
     Family { name: "L6 lock_all", run: walk::run_lock_all },
+    Family { name: "L9 beside", run: pair::run_beside },
+    Family { name: "L9 bytes", run: pair::run_bytes },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

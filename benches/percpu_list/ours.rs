@@ -1,7 +1,5 @@
 //! The list of `percpu-list`.
 
-use std::sync::Arc;
-
 use percpu_list::{ArcEntry, Entry, PerCpuList};
 
 use crate::registry::{Registry, Walk};
@@ -12,17 +10,10 @@ const FREE: &str = "there is memory, and no thread walks";
 /// The list that owns what is on it: an object is a number here, and made anew by each addition.
 pub(crate) struct Owning(pub(crate) PerCpuList<u64>);
 
-impl Owning {
-    /// One that counts no hits.
-    pub(crate) fn uncounted() -> Self {
-        Self(PerCpuList::new_uncounted())
-    }
-}
-
 impl Registry for Owning {
     const NAME: &'static str = "PerCpuList";
     type Object = u64;
-    type Ticket<'a> = Entry<&'a PerCpuList<u64>>;
+    type Ticket<'a> = Entry<'a, u64>;
 
     fn new() -> Self {
         Self(PerCpuList::new())
@@ -49,8 +40,8 @@ impl Walk for Owning {
     }
 }
 
-/// The same by entries that own an `Arc` of the list: a task that is spawned can keep them.
-pub(crate) struct Shared(Arc<PerCpuList<u64>>);
+/// The same by entries that do not borrow the list: a task that is spawned can keep them.
+pub(crate) struct Shared(PerCpuList<u64>);
 
 impl Registry for Shared {
     const NAME: &'static str = "PerCpuList, insert_arc";
@@ -58,7 +49,7 @@ impl Registry for Shared {
     type Ticket<'a> = ArcEntry<u64>;
 
     fn new() -> Self {
-        Self(Arc::new(PerCpuList::new()))
+        Self(PerCpuList::new())
     }
 
     fn object(&self, number: u64) -> u64 {

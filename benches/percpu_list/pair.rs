@@ -8,10 +8,9 @@ use harness::{Case, Group, Plan, Report, Rounds};
 use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::{Owning, Shared};
 use crate::peers::{Bag, Dash, Queue, ShardedSlab};
-use crate::registry::{Entries, LIVE, Registry, live, oldest, pair};
+use crate::registry::{Entries, LIVE, Registry, oldest, pair};
 
 const OURS: &str = Owning::NAME;
-const UNCOUNTED: &str = "PerCpuList, no hits counted";
 const LIST: &str = MutexList::NAME;
 const SLAB: &str = MutexSlab::NAME;
 const SHARDED_LIST: &str = ShardedList::NAME;
@@ -20,17 +19,12 @@ const DASHMAP: &str = Dash::NAME;
 /// All that can remove a given object, and two that cannot.
 const PEERS: [&str; 6] = [LIST, SLAB, SHARDED_LIST, SHARDED_SLAB, Bag::NAME, Queue::NAME];
 
-/// Into empty registries, but for one row.
+/// Into empty registries.
 pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
-    let (ours, uncounted) = (Owning::new(), Owning::uncounted());
+    let ours = Owning::new();
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
     let (sharded_slab, bag, queue) = (ShardedSlab::new(), Bag::new(), Queue::new());
-    let ours_live = Owning::new();
-    let _live = Entries::new(&ours_live, 1000, LIVE);
-    let mut group = Group::new("add and remove an object")
-        .case(exchanges())
-        .case(pair(&uncounted, UNCOUNTED, 1))
-        .case(pair(&ours_live, &live(OURS), 1));
+    let mut group = Group::new("add and remove an object").case(exchanges());
     for threads in [1, 2] {
         group = group
             .case(pair(&ours, OURS, threads))
@@ -49,8 +43,6 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
     report.record("L1.slab", ratio(&rounds, OURS, SLAB));
     report.record("L1.tokio_like", ratio(&rounds, OURS, SHARDED_LIST));
     report.record("L1.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
-    report.record("L8.stats_on", ratio(&rounds, OURS, UNCOUNTED));
-    report.record("L8.live100k", ratio(&rounds, &live(OURS), OURS));
 
     report.record("L2.scale", rounds.tput_ratio(&two(OURS), &one(OURS)));
     let best = rounds.tput_ratio_to_best(&two(OURS), &[&two(LIST), &two(SLAB)]);
@@ -102,7 +94,47 @@ pub(crate) fn run_live(plan: &Plan, report: &mut Report) {
             .case(pair(&sharded_list, SHARDED_LIST, threads))
             .case(pair(&sharded_slab, SHARDED_SLAB, threads));
     }
-    show(report, &group.run(plan));
+    let rounds = group.run(plan);
+    show(report, &rounds);
+    report.record("L8.live100k.slab", ratio(&rounds, OURS, SLAB));
+}
+
+/// A pair while another CPU walks the same list all the time, and while it walks another list.
+pub(crate) fn run_beside(plan: &Plan, report: &mut Report) {
+    const BESIDE: &str = "PerCpuList, walked meanwhile";
+    let (alone, walked, stop) = (Owning::new(), Owning::new(), AtomicBool::new(false));
+    let _alone = Entries::new(&alone, 1000, 1000);
+    let _walked = Entries::new(&walked, 1000, 1000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if let Some(cpu) = harness::allowed_cpus().ok().and_then(|cpus| cpus.last().copied()) {
+                let _ = harness::pin(cpu);
+            }
+            // Ordering: Relaxed; the end of the scope waits for the thread.
+            while !stop.load(Ordering::Relaxed) {
+                black_box(walked.0.iter().map(|value| *value).sum::<u64>());
+            }
+        });
+        let group = Group::new("add and remove an object while a CPU walks");
+        let rounds = group.case(pair(&alone, OURS, 1)).case(pair(&walked, BESIDE, 1)).run(plan);
+        stop.store(true, Ordering::Relaxed);
+        report.show(&rounds);
+        report.record("L9.pair_beside_walk.alone", ratio(&rounds, BESIDE, OURS));
+    });
+}
+
+/// The memory of a list of 100,000 numbers.
+pub(crate) fn run_bytes(_: &Plan, report: &mut Report) {
+    // SAFETY: takes no arguments and only reads the state of the allocator.
+    let used = || unsafe { libc::mallinfo2() }.uordblks;
+    let list = Owning::new();
+    let before = used();
+    let mut entries = Vec::with_capacity(LIVE);
+    let vector = used() - before;
+    entries.extend((0..LIVE as u64).map(|n| list.add(&n)));
+    let each = (used() - before - vector) as f64 / LIVE as f64;
+    println!("  a number on the list takes {each:.1} bytes");
+    report.record("L9.bytes_per_entry@8", Some(each));
 }
 
 fn show(report: &mut Report, rounds: &Rounds) {
@@ -129,6 +161,7 @@ pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     for threads in [1, 2] {
         report.against(&rounds, OURS, threads, &[DASHMAP, SHARDED_SLAB]);
     }
+    report.record("L5.arc_vs_borrowed", ratio(&rounds, Shared::NAME, OURS));
     report.record("L5.dashmap", ratio(&rounds, OURS, DASHMAP));
     report.record("L5.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
 }

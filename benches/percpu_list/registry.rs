@@ -40,11 +40,6 @@ pub(crate) trait Walk: Registry {
 /// How many entries `live` rows have beside those that come and go.
 pub(crate) const LIVE: usize = 100_000;
 
-/// The name of such a row.
-pub(crate) fn live(name: &str) -> String {
-    format!("{name}, 100 k live")
-}
-
 /// Objects that are in a registry, until this is dropped.
 pub(crate) struct Entries<'a, R: Registry> {
     registry: &'a R,

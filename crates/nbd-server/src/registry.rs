@@ -6,15 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use percpu_list::{Entry, InsertError, LockError, PerCpuList, Stats};
+use percpu_list::{ArcEntry, InsertError, LockError, PerCpuList, Stats};
 use radix_ctx::Id;
 
 use crate::export::ExportTable;
 
 /// An entry in the list of sessions. Dropping it removes it.
-pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
+pub(crate) type Listed = ArcEntry<Client>;
 
 /// A connection in the list of sessions.
 #[derive(Debug)]
@@ -39,12 +39,12 @@ impl Client {
 /// All sessions of the server.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    sessions: Arc<PerCpuList<Client>>,
+    sessions: PerCpuList<Client>,
 }
 
 impl Registry {
     pub(crate) fn new() -> Self {
-        Self { sessions: Arc::new(PerCpuList::new()) }
+        Self { sessions: PerCpuList::new() }
     }
 
     /// Adds a connection to the list, in the slot of the worker's CPU. Fails once the server stops.
@@ -68,9 +68,8 @@ impl Registry {
     /// seen once.
     pub(crate) fn report(&self, exports: &ExportTable) -> RegistryReport {
         let fixed = exports.names().map(|name| (name.to_owned(), 0));
-        // An error of the iteration leaves sessions out of these counts.
         let open =
-            self.sessions.iter().filter_map(|client| Some((client.ok()?.export.get()?.clone(), 1)));
+            self.sessions.iter().filter_map(|client| Some((client.export.get()?.clone(), 1)));
         RegistryReport { exports: by_name(fixed.chain(open)), sessions: self.sessions.stats() }
     }
 
@@ -78,7 +77,7 @@ impl Registry {
     #[cfg(test)]
     pub(crate) fn by_worker(&self, workers: usize) -> Vec<usize> {
         let mut counts = vec![0; workers];
-        self.sessions.iter().for_each(|client| counts[client.unwrap().worker] += 1);
+        self.sessions.iter().for_each(|client| counts[client.worker] += 1);
         counts
     }
 

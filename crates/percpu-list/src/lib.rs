@@ -5,11 +5,11 @@
 //! use percpu_list::{PerCpuList, Refused};
 //!
 //! let sessions = PerCpuList::new();
-//! let alice = sessions.insert("alice")?; // on this CPU's list, under this CPU's lock
+//! let alice = sessions.insert("alice")?; // on this CPU's list, without a lock
 //! let bob = sessions.insert("bob")?;
 //!
 //! for session in &sessions {
-//!     println!("{}", *session?); // no lock is held here, and `session` keeps the value alive
+//!     println!("{}", *session); // no lock is held here, and `session` keeps the value alive
 //! }
 //! drop(alice); // removes it, on whichever CPU the thread runs now
 //!
@@ -29,13 +29,14 @@
 //! | to | call |
 //! |---|---|
 //! | create a list | [`new`](PerCpuList::new) |
-//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere, and changes the count of the list's `Arc`, on a cache line that all CPUs share |
+//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere and may outlive the list, at the same cost |
 //! | remove | drop the [`Entry`], or call [`Entry::remove`]; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk |
 //! | keep a value alive | [`Entry::share`] returns a [`Ref`] |
 //! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) |
 //! | see the whole list at one instant | [`lock_all`](PerCpuList::lock_all) returns a [`Snapshot`] |
 //! | remove every entry | [`close`](PerCpuList::close), then [`drain`](PerCpuList::drain), which returns a [`Drain`] |
 //! | count | [`len`](PerCpuList::len), [`stats`](PerCpuList::stats) |
+//! | give memory back after a burst | [`trim`](PerCpuList::trim) |
 //!
 //! # Choosing
 //!
@@ -44,18 +45,13 @@
 //!
 //! # An entry in a spawned thread or task
 //!
-//! An [`Entry`] borrows its list. If the list lives as long as the program, `insert` is enough, and no
-//! count is shared:
+//! An [`Entry`] borrows its list. That of [`insert_arc`](PerCpuList::insert_arc) does not:
 //!
 //! ```
-//! use std::sync::LazyLock;
+//! use percpu_list::{ArcEntry, PerCpuList};
 //!
-//! use percpu_list::{Entry, PerCpuList};
-//!
-//! static SESSIONS: LazyLock<PerCpuList<String>> = LazyLock::new(PerCpuList::new);
-//!
-//! let list: &'static PerCpuList<String> = &SESSIONS;
-//! let entry: Entry<&'static PerCpuList<String>> = list.insert("alice".into())?;
+//! let list = PerCpuList::new();
+//! let entry: ArcEntry<String> = list.insert_arc("alice".into())?;
 //! std::thread::spawn(move || drop(entry)).join().unwrap(); // removes it
 //! assert!(list.is_empty());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -83,7 +79,7 @@
 //! impl Topics {
 //!     fn subscribe(&self, topic: &str, client: u32) -> Result<ArcEntry<u32>, Refused> {
 //!         if let Some(list) = self.lists.read().unwrap().get(topic) {
-//!             return Ok(list.insert_arc(client)?); // not exclusive, but the `RwLock` and the `Arc` have counts
+//!             return Ok(list.insert_arc(client)?);
 //!         }
 //!         let mut lists = self.lists.write().unwrap();
 //!         Ok(lists.entry(topic.into()).or_default().insert_arc(client)?)
@@ -109,22 +105,28 @@
 //! # Ok::<(), Refused>(())
 //! ```
 //!
-//! # Locks and waits
+//! # Waits
 //!
-//! Each CPU has a slot with a lock. "Slot in use" means that another thread adds, removes or walks
-//! there.
+//! An entry is a cell of a block of its CPU. An addition or a removal is one restartable sequence
+//! (rseq), without a lock or a locked instruction if the CPU is that of the block. The list has
+//! locks for what is rare.
 //!
-//! | call | locks | waits |
-//! |---|---|---|
-//! | add | the slot of this CPU | while the slot is in use |
-//! | remove | the slot that the entry was added to | while the slot is in use |
-//! | `iter`, `drain` | one slot at a time, once for every 32 entries | while that slot is in use |
-//! | `lock_all` | all slots, in ascending order | while any slot is in use; until the snapshot is dropped, all calls of other threads wait |
-//! | `len`, `is_empty`, `stats`, `is_closed`, clone and drop of a [`Ref`] | nothing; they are wait-free | never |
+//! | call | waits |
+//! |---|---|
+//! | add | for a snapshot of another thread; if the CPU has no free cell, for a growth of the same slot |
+//! | remove | for a snapshot of another thread; if a walk has seen the entry, for such a removal or a growth on this CPU |
+//! | `iter`, `drain` | once for every 16 blocks for the same step of another walk; `drain` also as a removal does |
+//! | `lock_all`, `close`, `trim` | for a snapshot, and for the changes that have begun; one system call restarts the sequences of all threads |
+//! | `len`, `is_empty`, `stats`, `is_closed`, clone and drop of a [`Ref`] | never; they are wait-free |
 //!
-//! A thread that waits makes a few attempts and then sleeps. Memory is allocated before a lock is
-//! acquired, and freed after it is released. Values are dropped with no lock held. The only code of
-//! the caller that runs under a lock is the code that runs while a snapshot exists.
+//! If rseq or the `membarrier` command that restarts sequences is missing, additions lock the slot of the
+//! CPU and removals are atomic operations under it: slower, with the same results.
+//!
+//! A walk marks the entries that it sees. The removal of such an entry takes about three times as long.
+//!
+//! Memory is allocated before a lock is acquired, and freed after it is released. Values are dropped with
+//! no lock held. The only code of the caller that runs while others wait is the code that runs while a
+//! snapshot exists.
 //!
 //! A walk sees every entry that is on the list during the whole walk exactly once. It sees an entry
 //! that is added or removed during the walk once or not at all. An entry that a walk returns may
@@ -134,13 +136,14 @@
 //!
 //! | | bytes |
 //! |---|---|
-//! | a list, for each slot | 136 |
-//! | a list, for each slot that it has used, beside that | 256, and an array with 8 for each entry, in segments of at most 4 KiB |
-//! | an entry of a [`PerCpuList`] | an allocation of 32 beside the value; an [`Entry`] is a pointer and a pointer to the list |
-//! | a [`PerCpuList`], for each slot that it has used | up to 16 such allocations, pooled for the next values |
+//! | a list, for each slot | 128 |
+//! | a block of 64 cells | 384 beside the values, which are rounded up to words of 8; the first block of a slot has 8 cells |
+//! | a value of more than 256 bytes, or aligned to more than 64 | 8 in its cell, and an allocation of its own |
+//! | an [`Entry`], a [`Ref`] | 16, 8 |
 //!
-//! An array frees its unused segments, except one. Slots are for possible CPUs. If a CPU goes
-//! offline, its slot stays, and the entries there remain visible and removable.
+//! Values do not move, so a block stays while one of its cells is used, until a [`trim`](PerCpuList::trim).
+//! Entries of `insert` and of `insert_arc` have blocks of their own. Slots are for possible CPUs. If a
+//! CPU goes offline, its slot stays, and the entries there remain visible and removable.
 //!
 //! # Errors
 //!
@@ -152,18 +155,17 @@
 //! |---|---|---|
 //! | `ESHUTDOWN` | [`Refused::Closed`] | add |
 //! | `ENOMEM` | [`Refused::Alloc`], [`AllocError`] | add |
-//! | `EDEADLK` | [`LockError::Deadlock`]: this thread has a snapshot of the list | all calls that lock |
+//! | `EDEADLK` | [`LockError::Deadlock`]: this thread has a snapshot of the list | add, remove, `drain`, `lock_all`, `close`, `trim` |
 //!
 //! # Special cases
 //!
 //! - *A forgotten [`Entry`]* (`mem::forget`): its value stays on the list until the list is dropped
 //!   or drained.
-//! - *A forgotten snapshot*: all slots stay locked, and calls of other threads wait for ever. A
-//!   forgotten walk keeps its position: from then on removals in that slot leave holes, which later
-//!   adds fill.
-//! - *Drop of the list*: it drops the values of forgotten entries; there are no others, because an
-//!   entry borrows or holds the list.
-//! - *A panic while a snapshot exists*: the slots are unlocked, and nothing is poisoned. A panic in
+//! - *A forgotten snapshot*: calls of other threads that wait for it wait for ever. A forgotten walk or
+//!   [`Ref`] keeps its values and their blocks.
+//! - *Drop of the list*: it drops the values of forgotten entries that borrowed the list. Other entries and
+//!   references keep their values and the memory of the list until the last of them ends.
+//! - *A panic while a snapshot exists*: additions and removals go on, and nothing is poisoned. A panic in
 //!   the drop of a value propagates to the caller whose call dropped it; other values that the call
 //!   drops are still dropped.
 //! - *Drop of an [`Entry`] while its thread has a snapshot*: the entry is removed at the end of the
@@ -189,33 +191,35 @@
 //! that need the whole. The idea of a walk that releases the lock is that of dlock-list (posted for
 //! Linux from 2016 to 2023). This crate changes the following:
 //!
-//! - There are both kinds of walk: one that makes other threads wait only shortly, and one that
-//!   shows an instant. A removal unlinks at once, under the lock of the entry's slot. So if one
-//!   entry was removed before another, no snapshot shows the first and misses the second.
-//! - The lists are dense arrays, so a walk reads adjacent pointers. While a walk has released the
-//!   lock, no entry moves.
+//! - There are both kinds of walk: one that makes no other thread wait, and one that shows an
+//!   instant. If one entry was removed before another, no snapshot shows the first and misses the
+//!   second.
+//! - An addition or a removal takes no lock: it is one restartable sequence. A removal on another CPU than
+//!   that of the entry is the same with one locked instruction.
+//! - Entries are cells of blocks, and the bit of a cell in two words says whether it is occupied. So a
+//!   walk reads adjacent memory, and no entry moves.
 
-mod anchor;
-mod array;
-mod chunk;
-mod core;
-mod cursor;
+mod cells;
+mod entry;
 mod error;
 #[cfg(doc)]
 pub mod guide;
-mod owning;
-mod shard;
-mod slots;
+mod list;
+#[cfg(offlock_model)]
+mod model;
+mod snapshot;
 mod stats;
+mod walk;
 
 pub use offlock_percpu::lglock::LockError;
 pub use offlock_percpu::{AllocError, CpuId};
 
+pub use self::entry::{ArcEntry, Entry, Ref};
 pub use self::error::{InsertError, Refused, RemoveError};
-pub use self::owning::{
-    ArcEntry, Drain, Entry, Holder, Iter, PerCpuList, Ref, Snapshot, SnapshotIter,
-};
+pub use self::list::PerCpuList;
+pub use self::snapshot::{Snapshot, SnapshotIter};
 pub use self::stats::Stats;
+pub use self::walk::{Drain, Iter};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

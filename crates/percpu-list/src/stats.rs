@@ -16,8 +16,8 @@ use std::ops::AddAssign;
 /// let list = percpu_list::PerCpuList::new();
 /// drop(list.insert(7)?);
 /// println!("{}", list.stats());
-/// // adds     removals  cpu hits  node hits  contended
-/// // 1               1   100.0 %    100.0 %          0
+/// // adds     removals  cpu hits  node hits
+/// // 1               1  100.00 %   100.00 %
 /// # assert_eq!(list.stats().removals, 1);
 /// # Ok::<(), percpu_list::InsertError<i32>>(())
 /// ```
@@ -32,9 +32,6 @@ pub struct Stats {
     pub cpu_hits: u64,
     /// Removals by a thread on a CPU of the same node as the entry's slot.
     pub node_hits: u64,
-    /// Adds, removals and walks that found a slot locked, and waited. Each slot counts at most 2^32
-    /// - 1.
-    pub contended: u64,
 }
 
 impl Stats {
@@ -68,25 +65,19 @@ impl AddAssign for Stats {
         self.removals += other.removals;
         self.cpu_hits += other.cpu_hits;
         self.node_hits += other.node_hits;
-        self.contended += other.contended;
     }
 }
 
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:>12}  {:>12}  {:>9}  {:>9}  {:>9}",
-            "adds", "removals", "cpu hits", "node hits", "contended"
-        )?;
+        writeln!(f, "{:>12}  {:>12}  {:>9}  {:>9}", "adds", "removals", "cpu hits", "node hits")?;
         write!(
             f,
-            "{:>12}  {:>12}  {:>7.2} %  {:>7.2} %  {:>9}",
+            "{:>12}  {:>12}  {:>7.2} %  {:>7.2} %",
             self.adds,
             self.removals,
             self.cpu_hit_percent(),
-            self.node_hit_percent(),
-            self.contended
+            self.node_hit_percent()
         )
     }
 }
@@ -95,8 +86,7 @@ impl fmt::Display for Stats {
 mod tests {
     use super::*;
 
-    const SOME: Stats =
-        Stats { adds: 1_200, removals: 800, cpu_hits: 790, node_hits: 799, contended: 3 };
+    const SOME: Stats = Stats { adds: 1_200, removals: 800, cpu_hits: 790, node_hits: 799 };
 
     #[test]
     fn without_removals_the_hits_are_100_percent() {
@@ -120,14 +110,8 @@ mod tests {
     #[test]
     fn every_number_is_summed() {
         let mut sum = SOME;
-        sum += Stats { adds: 1, removals: 10, cpu_hits: 100, node_hits: 1_000, contended: 10_000 };
-        let expected = Stats {
-            adds: 1_201,
-            removals: 810,
-            cpu_hits: 890,
-            node_hits: 1_799,
-            contended: 10_003,
-        };
+        sum += Stats { adds: 1, removals: 10, cpu_hits: 100, node_hits: 1_000 };
+        let expected = Stats { adds: 1_201, removals: 810, cpu_hits: 890, node_hits: 1_799 };
         assert_eq!(sum, expected);
         sum += Stats::default();
         assert_eq!(sum, expected);
@@ -136,12 +120,12 @@ mod tests {
     #[test]
     fn the_table_has_two_lines_of_one_width() {
         let expected = "\
-\x20       adds      removals   cpu hits  node hits  contended
-\x20       1200           800    98.75 %    99.88 %          3";
+\x20       adds      removals   cpu hits  node hits
+\x20       1200           800    98.75 %    99.88 %";
         assert_eq!(SOME.to_string(), expected);
         let widest = Stats { removals: 999_999_999_999, adds: 999_999_999_999, ..SOME };
         let text = widest.to_string();
         let widths: Vec<_> = text.lines().map(str::len).collect();
-        assert_eq!(widths, [59, 59]);
+        assert_eq!(widths, [48, 48]);
     }
 }

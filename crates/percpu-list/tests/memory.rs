@@ -1,58 +1,68 @@
 //! Memory: allocations that fail, memory that is freed, and when the list allocates. The allocator
-//! of this program refuses, counts, and checks whether its caller holds a slot.
+//! of this program refuses, counts, and checks whether its caller holds a lock of the list.
 #![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use percpu_list::{AllocError, Entry, LockError, PerCpuList, Ref, Refused};
+use percpu_list::{AllocError, Entry, PerCpuList, Refused};
 use testkit::alloc::{ThreadAllocator, end_refusals, refuse_after, thread_bytes};
-use testkit::pin::{allowed_cpus, current_cpu, on, pin_to};
+use testkit::pin::{allowed_cpus, current_cpu, pin_to};
 
 thread_local! {
-    /// The list whose slots must be free during an allocation.
-    static PROBE: Cell<Option<&'static Probe>> = const { Cell::new(None) };
+    /// The list whose locks must be free during an allocation.
+    static PROBE: Cell<Option<&'static PerCpuList<Value>>> = const { Cell::new(None) };
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
 type Value = Box<usize>;
 
-/// A list, and references to values that are off it, one for each slot. The removal of one locks its
-/// slot, and shows whether this thread holds it.
-struct Probe {
-    list: PerCpuList<Value>,
-    slots: Vec<Ref<Value>>,
-}
-
+/// Locks everything that the list has. If this thread holds a lock, that never ends, and the watchdog
+/// ends the program.
 fn look() {
-    let Some(probe) = PROBE.take() else { return };
-    for found in &probe.slots {
-        if probe.list.remove(found) == Err(LockError::Deadlock) {
-            HELD.set(HELD.get() + 1);
-        }
+    let Some(list) = PROBE.take() else { return };
+    match list.lock_all() {
+        Ok(snapshot) => drop(snapshot),
+        Err(_) => HELD.set(HELD.get() + 1),
     }
-    PROBE.set(Some(probe));
+    drop(list.iter().next());
+    PROBE.set(Some(list));
 }
 
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(|_| look());
 
-/// Runs `f`, and returns how often the allocator was called with a lock of the list held.
+/// Runs `f`, and returns how often the allocator was called while this thread had a snapshot.
 fn watched(f: impl FnOnce(&PerCpuList<Value>)) -> u32 {
-    let list = PerCpuList::new();
-    let off = |cpu| on(cpu, || list.insert(Box::new(0)).unwrap().into_ref().unwrap());
-    let slots = allowed_cpus().into_iter().map(off).collect();
-    let probe = Box::into_raw(Box::new(Probe { list, slots }));
+    let done = Arc::new(AtomicBool::new(false));
+    let watchdog = thread::spawn({
+        let done = Arc::clone(&done);
+        move || {
+            let end = Instant::now() + Duration::from_secs(60);
+            while !done.load(Relaxed) {
+                if Instant::now() > end {
+                    eprintln!("the allocator was called with a lock held");
+                    std::process::abort();
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+    });
+    let list = Box::into_raw(Box::new(PerCpuList::new()));
     HELD.set(0);
-    // SAFETY: the probe is freed below, after the last use.
-    let shared: &'static Probe = unsafe { &*probe };
+    // SAFETY: the list is freed below, after the last use.
+    let shared: &'static PerCpuList<Value> = unsafe { &*list };
     PROBE.set(Some(shared));
-    f(&shared.list);
+    f(shared);
     PROBE.set(None);
+    done.store(true, Relaxed);
+    watchdog.join().unwrap();
     // SAFETY: the pointer is from `into_raw` above.
-    drop(unsafe { Box::from_raw(probe) });
+    drop(unsafe { Box::from_raw(list) });
     HELD.get()
 }
 
@@ -76,9 +86,8 @@ fn enough<R>(result: R) -> R {
     result
 }
 
-/// The lengths at which an array grows: first cells, larger first segments, segments and
-/// directories.
-const FULL: [usize; 8] = [0, 8, 32, 128, 512, 1024, 1536, 3584];
+/// The lengths at which a slot needs a block: one of 8 cells, then some of 64.
+const FULL: [usize; 4] = [0, 8, 72, 328];
 
 /// Checks the probe: it finds an allocation under a snapshot.
 #[test]
@@ -122,25 +131,50 @@ fn inv01_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
     }
 }
 
-/// An array grows and shrinks, in all the ways that change it.
+/// A value of more than 256 bytes is allocated before its block.
+#[test]
+fn inv01_a_refused_large_value_is_given_back() {
+    let list = PerCpuList::new();
+    let mut value = Some([7_u64; 64]);
+    let mut entry = None;
+    let insert = || match enough(list.insert(value.take().unwrap())) {
+        Ok(inserted) => {
+            entry = Some(inserted);
+            false
+        }
+        Err(error) => {
+            assert_eq!((error.value, error.reason), ([7; 64], AllocError::new().into()));
+            value = Some(error.value);
+            true
+        }
+    };
+    fails_cleanly(insert, || list.validate());
+    assert_eq!((entry.as_deref(), list.len()), (Some(&[7; 64]), 1));
+}
+
+/// Slots grow and are trimmed.
 #[test]
 fn inv01_nothing_is_allocated_or_freed_under_a_lock() {
     pin_to(&[current_cpu()]);
     let held = watched(|list| {
-        let fill =
-            || -> Vec<Entry<_>> { (0..5000).map(|n| list.insert(Box::new(n)).unwrap()).collect() };
+        let fill = || -> Vec<Entry<'_, _>> {
+            (0..5000).map(|n| list.insert(Box::new(n)).unwrap()).collect()
+        };
         drop(fill()); // each entry alone
         let entries = fill();
         let mut walk = list.iter();
-        drop(walk.next().unwrap().unwrap());
-        drop(entries); // leaves holes
+        drop(walk.next().unwrap());
+        drop(entries); // some are pinned
         drop(walk);
+        list.trim().unwrap();
         let entries = fill();
         assert_eq!(list.drain().count(), 5000);
         drop(entries);
+        list.trim().unwrap();
         for cpu in allowed_cpus() {
             let entries = fill();
-            on(cpu, || drop(entries)); // by another CPU, which is counted
+            pin_to(&[cpu]);
+            drop(entries); // by another CPU, which is counted
         }
     });
     assert_eq!(held, 0, "the allocator was called with a lock held");
@@ -199,25 +233,35 @@ fn inv13_no_byte_is_left_of_a_list() {
     }
 }
 
-/// Slots do not keep the values of removed entries, and they keep a bounded number of nodes.
+/// Blocks do not keep the values of removed entries, and a trim frees those without entries.
 #[test]
-fn spare_nodes_have_no_values() {
+fn inv01_a_trim_gives_memory_back() {
     pin_to(&[current_cpu()]);
     let list = PerCpuList::new();
     let value = Rc::new(());
-    let come_and_go = || {
-        let entries = [(); 20].map(|()| list.insert(Rc::clone(&value)).unwrap());
-        drop(entries);
-        assert_eq!(Rc::strong_count(&value), 1);
-    };
-    let before = thread_bytes();
-    come_and_go();
-    let used = thread_bytes();
-    // A node is 32 bytes beside its value, and the pool keeps 16.
-    assert!(used - before >= 16 * (32 + size_of::<Rc<()>>()) as i64);
+    let fill =
+        |many| -> Vec<_> { (0..many).map(|_| list.insert(Rc::clone(&value)).unwrap()).collect() };
+    drop(fill(1));
+    let few = thread_bytes(); // one block
+    let entries = fill(5_000);
+    let allocated = thread_bytes() - few - (entries.capacity() * size_of_val(&entries[0])) as i64;
+    assert!((5_000 * 13..5_000 * 16).contains(&allocated), "{allocated} bytes");
+    drop(entries);
+    assert_eq!(Rc::strong_count(&value), 1);
+    list.trim().unwrap();
+    assert_eq!(thread_bytes(), few);
+    let mut entries = fill(5_000);
+    let full = thread_bytes();
+    entries.truncate(2_500);
+    let found = list.iter().nth(2_000);
+    entries.truncate(1_000);
+    list.trim().unwrap();
+    assert!(full - thread_bytes() > 3_500 * 14 - 2 * 1_024);
+    drop((found, entries));
+    list.trim().unwrap();
+    assert!(thread_bytes() <= few);
     for _ in 0..100 {
-        come_and_go();
-        assert_eq!(thread_bytes(), used);
+        drop(fill(20));
     }
     list.validate();
 }

@@ -122,7 +122,7 @@ fn walks_beside_changes(slow: bool) {
         if me < 2 {
             let own: Vec<_> = (0..OWN).map(|_| list.insert(new()).unwrap()).collect();
             let numbers: Vec<u64> = own.iter().map(|entry| entry.read()).collect();
-            let found = list.iter().map(|found| found.unwrap());
+            let found = list.iter();
             let mut held = None; // until the next step
             let values = found.map(|found| {
                 let value = found.read();
@@ -150,7 +150,7 @@ fn walks_beside_changes(slow: bool) {
     list.validate();
     println!("{walks:?} walks; {next:?} values\n{}", list.stats());
     assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
-    walk(list.iter().map(|found| found.unwrap().read()), &[], false, &mut rng);
+    walk(list.iter().map(|found| found.read()), &[], false, &mut rng);
     drop(stay);
     assert_eq!((list.len(), census.alive()), (0, 0));
     assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);

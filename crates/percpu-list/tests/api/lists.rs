@@ -1,5 +1,6 @@
-//! The list on one thread: indexes in dense arrays, nested locks, lifetimes.
+//! The list on one thread: walks, nested locks, lifetimes, values of every size.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -23,24 +24,47 @@ fn stay() -> usize {
     cpu
 }
 
-/// The array is [A, B, C, D] and a walk has read A and B. A removal of A must not move D to its
-/// index.
+/// Entries are removed before the place of a walk and after it, and their blocks are freed. Every
+/// entry that stays is seen once.
 #[test]
-fn inv11_a_removal_behind_a_walk_moves_nothing_there() {
+fn inv11_a_walk_goes_on_after_removals_and_a_trim() {
     stay();
     let list = PerCpuList::new();
-    // The entries are more than a walk takes under one lock, so it must lock the slot again.
-    let names: String = ('A'..='Z').chain('a'..='z').collect();
-    for removed in [0, 5, 31] {
-        let mut entries: Vec<_> =
-            names.chars().map(|name| Some(list.insert(name).unwrap())).collect();
+    for paused in [1, 8, 1_024, 2_000] {
+        let mut entries: Vec<_> = (0..5_000).map(|n| Some(list.insert(n).unwrap())).collect();
         let mut walk = list.iter();
-        let mut seen: String = walk.by_ref().take(32).map(|found| *found.unwrap()).collect();
-        entries[removed] = None;
+        let mut seen: HashSet<usize> = walk.by_ref().take(paused).map(|found| *found).collect();
+        assert_eq!(seen.len(), paused);
+        // Whole blocks, of which the walk has seen some, and every third entry of the others.
+        for (n, entry) in entries.iter_mut().enumerate() {
+            if n % 1_000 < 500 || n % 3 == 0 {
+                *entry = None;
+            }
+        }
         list.validate();
-        seen.extend(walk.map(|found| *found.unwrap()));
-        assert_eq!(seen, names, "each once, in the order of the additions");
+        list.trim().unwrap();
+        for found in walk {
+            assert!(seen.insert(*found), "{} twice", *found);
+        }
+        let stayed: Vec<usize> = entries.iter().flatten().map(|entry| **entry).collect();
+        assert!(stayed.iter().all(|n| seen.contains(n)));
+        assert_eq!(list.iter().map(|found| *found).collect::<HashSet<_>>().len(), stayed.len());
+        list.validate();
     }
+}
+
+/// Entries that are added during a walk do not keep it from ending.
+#[test]
+fn inv11_a_walk_ends_although_it_adds() {
+    let list = PerCpuList::new();
+    let mut added: Vec<_> = (0..100).map(|n| list.insert(n).unwrap()).collect();
+    let mut steps = 0;
+    for found in &list {
+        added.extend((0..3).map(|_| list.insert(*found).unwrap()));
+        steps += 1;
+        assert!(steps < 10_000, "the walk does not end");
+    }
+    assert!(steps >= 100);
 }
 
 /// The walk's last entry and its next one are removed.
@@ -48,23 +72,22 @@ fn inv11_a_removal_behind_a_walk_moves_nothing_there() {
 fn inv12_the_current_and_the_next_are_removed_during_a_walk() {
     stay();
     let list = PerCpuList::new();
-    for many in [3, 33, 65, 100] {
-        let mut entries: Vec<Option<Entry<_>>> =
+    for many in [3, 33, 65, 100, 3_000] {
+        let mut entries: Vec<Option<Entry<'_, _>>> =
             (0..many).map(|n| Some(list.insert(Box::new(n)).unwrap())).collect();
-        let mut seen = Vec::new();
+        let mut seen = HashSet::new();
         for found in list.iter() {
-            let found = found.unwrap();
             entries[**found] = None;
             if let Some(next) = entries.get_mut(**found + 1) {
                 *next = None;
             }
-            list.validate();
-            seen.push(**found); // the reference keeps it alive
+            if seen.len() % 100 == 0 {
+                list.validate();
+            }
+            assert!(seen.insert(**found)); // the reference keeps it alive
         }
-        // A walk takes a chunk of entries under one lock, so a removed entry of the chunk is still
-        // returned.
-        assert!(seen.windows(2).all(|two| two[0] < two[1]) && seen.len() >= many.div_ceil(2));
-        assert!(list.is_empty());
+        // A walk pins the entries of some blocks, so a removed entry of them is still returned.
+        assert!(seen.len() >= many / 2 && list.is_empty());
     }
 }
 
@@ -128,7 +151,9 @@ fn inv09_a_lock_inside_a_snapshot_is_an_error_and_never_hangs() {
     let InsertError { value, reason } = list.insert(2).unwrap_err();
     assert_eq!((value, reason), (2, Refused::Lock(LockError::Deadlock)));
     assert_eq!(list.lock_all().map(drop), Err(LockError::Deadlock));
-    assert_eq!(list.iter().next().unwrap().map(drop), Err(LockError::Deadlock));
+    assert_eq!(list.iter().map(|found| *found).collect::<Vec<_>>(), [1]); // it changes nothing
+    assert_eq!((list.close(), list.is_closed()), (Err(LockError::Deadlock), false));
+    assert_eq!(list.trim(), Err(LockError::Deadlock));
     assert_eq!(list.drain().next().unwrap().map(drop), Err(LockError::Deadlock));
     assert_eq!(list.remove(&found), Err(LockError::Deadlock));
     let error = entry.remove().unwrap_err();
@@ -143,23 +168,21 @@ fn inv09_a_lock_inside_a_snapshot_is_an_error_and_never_hangs() {
     list.validate();
 }
 
-/// A walk that cannot lock returns its entries, then one error, and then ends, so a caller that
-/// skips errors does not loop for ever. So does a drain.
+/// A drain that may not remove returns one error, and then ends, so a caller that skips errors does
+/// not loop for ever. A walk goes on.
 #[test]
-fn inv11_a_walk_ends_after_a_lock_error() {
-    stay();
+fn inv09_a_drain_ends_after_a_lock_error() {
     let list = PerCpuList::new();
     let _entries: Vec<_> = (0..100).map(|n| list.insert(n).unwrap()).collect();
-    let mut walk = list.iter();
-    let seen: Vec<i32> = walk.by_ref().take(32).map(|found| *found.unwrap()).collect();
-    assert_eq!(seen, (0..32).collect::<Vec<_>>());
+    let mut drain = list.drain();
+    assert_eq!(drain.by_ref().take(30).filter(Result::is_ok).count(), 30);
     let snapshot = list.lock_all().unwrap();
-    assert_eq!(walk.next().unwrap().map(drop), Err(LockError::Deadlock));
-    assert!(walk.next().is_none());
-    assert_eq!((list.iter().count(), list.drain().count(), snapshot.len()), (1, 1, 100));
+    assert_eq!(drain.next().unwrap().map(drop), Err(LockError::Deadlock));
+    assert!(drain.next().is_none());
+    assert_eq!((list.iter().count(), list.drain().count(), snapshot.len()), (70, 1, 70));
     drop(snapshot);
-    assert!(walk.next().is_none());
-    assert_eq!((list.iter().count(), list.drain().count()), (100, 100));
+    assert!(drain.next().is_none());
+    assert_eq!((list.iter().count(), list.drain().count()), (70, 70));
     list.validate();
 }
 
@@ -222,14 +245,14 @@ fn inv09_a_value_is_dropped_after_the_unlock() {
 fn inv13_a_reference_outlives_its_list() {
     let list = PerCpuList::new();
     std::mem::forget(list.insert(Box::new(1)).unwrap());
-    let found = list.iter().next().unwrap().unwrap();
+    let found = list.iter().next().unwrap();
     drop(list);
     assert!(**found == 1 && !found.is_linked());
 
     let list = Arc::new(PerCpuList::new());
     let entry = list.insert_arc(Box::new(2)).unwrap();
     drop(list);
-    assert!(entry.is_linked()); // the entry keeps the list alive
+    assert!(entry.is_linked() && **entry == 2); // the entry keeps its block
     let found = entry.into_ref().unwrap();
     assert_eq!(**found, 2);
 }
@@ -255,7 +278,83 @@ fn inv16_entries_on_a_slot_without_threads() {
     let (here, there) = (cpus[0], cpus[cpus.len() - 1]);
     let entry = on(there, || list.insert(7).unwrap());
     pin_to(&[here]);
-    assert_eq!(list.iter().map(|found| *found.unwrap()).collect::<Vec<_>>(), [7]);
+    assert_eq!(list.iter().map(|found| *found).collect::<Vec<_>>(), [7]);
     assert_eq!(list.lock_all().unwrap().iter().copied().collect::<Vec<_>>(), [7]);
     assert_eq!((entry.slot().index(), entry.remove().unwrap(), list.len()), (there, true, 0));
+}
+
+/// Entries and references outlive their list, on several threads, and end in any order.
+#[test]
+fn inv13_entries_and_references_outlive_their_list() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    for round in 0..20 {
+        let list = PerCpuList::new();
+        let before = drops.load(Relaxed);
+        let new = || Counted(Arc::clone(&drops));
+        let mut kept: Vec<_> = (0..200).map(|_| list.insert_arc(new()).unwrap()).collect();
+        let mut found: Vec<_> = list.iter().step_by(3).collect();
+        found.extend(kept.iter().step_by(7).map(Entry::share));
+        let borrowed: Vec<_> = (0..200).map(|_| list.insert(new()).unwrap()).collect();
+        found.extend(borrowed.iter().step_by(2).map(Entry::share));
+        borrowed.into_iter().for_each(std::mem::forget);
+        let there = kept.split_off(100);
+        thread::scope(|scope| {
+            scope.spawn(|| drop(there));
+            scope.spawn(|| drop(found));
+            if round % 2 == 0 {
+                thread::yield_now();
+            }
+            drop(list);
+            assert!(kept.iter().all(Entry::is_linked));
+            drop(kept);
+        });
+        assert_eq!(drops.load(Relaxed) - before, 400);
+    }
+}
+
+/// Adds, walks and removes values of a type, with drops that are counted.
+fn values<T: Send + Sync>(new: impl Fn(u8) -> T, read: impl Fn(&T) -> u8) {
+    let list = PerCpuList::new();
+    let mut entries: Vec<_> = (0..200).map(|n| list.insert(new(n)).unwrap()).collect();
+    let kept: Vec<_> = (200..=255).map(|n| list.insert_arc(new(n)).unwrap()).collect();
+    let mut seen = vec![0; 256];
+    list.iter().for_each(|found| seen[usize::from(read(&found))] += 1);
+    list.lock_all().unwrap().for_each(|value| seen[usize::from(read(value))] += 1);
+    assert!(seen.iter().all(|times| *times == 2));
+    assert!(entries.iter().enumerate().all(|(n, entry)| read(entry) == n as u8));
+    let found = entries.pop().unwrap().into_ref().unwrap();
+    entries.drain(..100).for_each(|entry| assert!(entry.remove().unwrap()));
+    let again = list.insert(new(7)).unwrap();
+    assert_eq!((read(&again), read(&found), list.len()), (7, 199, 156));
+    drop((again, entries));
+    list.validate();
+    drop(list);
+    assert!(kept.iter().enumerate().all(|(n, entry)| read(entry) == 200 + n as u8));
+}
+
+#[repr(align(4096))]
+struct Aligned(u8);
+
+#[test]
+fn inv01_values_of_every_size_and_alignment() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    values(|n| n, |n| *n);
+    values(|n| [n; 3], |n| n[2]);
+    values(|n| [u64::from(n); 3], |n| n[2] as u8);
+    values(|n| [n; 256], |n| n[255]);
+    values(|n| [n; 257], |n| n[256]);
+    values(|n| [n; 5_000], |n| n[4_999]);
+    values(Aligned, |n| {
+        assert_eq!(std::ptr::from_ref(n).addr() % 4096, 0);
+        n.0
+    });
+    values(|n| (Counted(Arc::clone(&drops)), n), |n| n.1);
+    values(|n| (Counted(Arc::clone(&drops)), [n; 300]), |n| n.1[299]);
+    assert_eq!((drops.load(Relaxed), Arc::strong_count(&drops)), (2 * 257, 1));
+
+    let list = PerCpuList::new(); // of nothing
+    let units: Vec<_> = (0..100).map(|_| list.insert(()).unwrap()).collect();
+    assert_eq!((list.iter().count(), list.lock_all().unwrap().iter().count()), (100, 100));
+    drop(units);
+    assert!(list.is_empty());
 }

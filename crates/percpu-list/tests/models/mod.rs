@@ -1,12 +1,15 @@
 //! Models of the list. loom runs them in every interleaving, and shuttle in random ones. There
-//! are two CPUs, a segment has two cells, and a walk takes one entry under a lock.
+//! are two CPUs, a block has two cells, and a walk takes one block at a time.
 //!
-//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is
-//! code in a model behind `is_planted("...")`. [`mutants`] checks that a model catches each.
+//! The sections of a model are those of `src/model.rs`. The models of [`fallback`] have none.
+//!
+//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`).
+//! [`mutants`] checks that a model catches each.
 
+mod cells;
+mod ends;
+mod fallback;
+mod lists;
 mod mutants;
-mod owning;
 mod payload;
-mod pool;
 mod snapshot;
-mod walk;

@@ -2,11 +2,11 @@
 
 use testkit::planted::Planted;
 
-use super::{owning, pool, snapshot, walk};
+use super::{cells, ends, fallback, lists, snapshot};
 
 const PLANTED: Planted = Planted {
-    mutants: &[owning::MUTANTS, snapshot::MUTANTS, pool::MUTANTS, walk::MUTANTS],
-    loom_only: &[owning::LOOM_ONLY],
+    mutants: &[cells::MUTANTS, ends::MUTANTS, fallback::MUTANTS, lists::MUTANTS, snapshot::MUTANTS],
+    loom_only: &[cells::LOOM_ONLY, ends::LOOM_ONLY, fallback::LOOM_ONLY, lists::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],
 };
