@@ -150,23 +150,6 @@ impl<T> LgLock<T> {
         self.lock(self.slot(cpu)?, Mode::Wait)
     }
 
-    /// Locks like [`local_on`](Self::local_on), and also returns whether the slot was held.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`local_on`](Self::local_on).
-    #[doc(hidden)] // for the other crates of the workspace
-    #[inline(always)]
-    pub fn local_on_counted(&self, cpu: CpuId) -> Result<(LocalGuard<'_, T>, bool), LockError> {
-        let (slot, me) = (self.slot(cpu)?, thread_id());
-        let contended = !try_acquire(slot, me);
-        if contended {
-            self.acquire_slow(slot, me, Mode::Wait)?;
-        }
-        // SAFETY: `try_acquire` or `acquire_slow` acquired the word, and this is its only guard.
-        Ok((unsafe { self.guard(slot) }, contended))
-    }
-
     /// Locks the slot of `cpu`, if it is free. Never blocks.
     ///
     /// # Errors
