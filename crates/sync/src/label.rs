@@ -11,7 +11,7 @@
 //!
 //! A label describes the protocol step, for example `"publish: the entry is built"`. The list of
 //! planted bugs of a crate pairs each label with a model that fails when the step is weakened. In a
-//! normal build [`is_planted`](super::is_planted) is the constant `false`.
+//! normal build [`is_planted`] is the constant `false`.
 
 /// A fence that a model run can skip: `fence!(SeqCst, "label")`.
 #[doc(hidden)]
@@ -60,5 +60,110 @@ pub use crate::{
     offlock_check as check, offlock_fence as fence, offlock_order as order, offlock_step as step,
 };
 
+/// Returns whether `OFFLOCK_MUTANT` names this label: always false in a normal build.
+#[cfg(not(offlock_model))]
+#[inline(always)]
+#[must_use]
+pub const fn is_planted(_label: &str) -> bool {
+    false
+}
+
+/// Returns whether `OFFLOCK_MUTANT` names this label.
+///
+/// The first call with that label writes a line to standard error, and so does the first call of a
+/// run with the label `control`. The test that expects the failure can then tell the planted bug from
+/// another cause.
+#[cfg(offlock_model)]
+#[must_use]
+pub fn is_planted(label: &str) -> bool {
+    use std::sync::{Once, OnceLock};
+
+    static PLANTED: OnceLock<Option<String>> = OnceLock::new();
+    static SAID: Once = Once::new();
+
+    let planted = PLANTED.get_or_init(|| std::env::var("OFFLOCK_MUTANT").ok());
+    let hit = planted.as_deref() == Some(label);
+    if hit || planted.as_deref() == Some("control") {
+        // Not `eprintln`: the test harness would capture it, and an abort would lose it.
+        SAID.call_once(|| {
+            use std::io::Write;
+            let said = writeln!(std::io::stderr(), "planted mutant reached: {label}");
+            said.expect("standard error is open");
+            abort_on_panic();
+        });
+    }
+    hit
+}
+
+/// Installs a panic hook that aborts on the first panic with a message, because unwinding through
+/// the state that the bug left may never end.
+///
+/// loom also ends its threads by panics after a run without a failure. These have no message.
+#[cfg(offlock_model)]
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        let payload = info.payload();
+        if payload.is::<&str>() || payload.is::<String>() {
+            std::process::abort();
+        }
+    }));
+}
+
 #[cfg(all(test, not(offlock_model)))]
-mod tests;
+mod tests {
+    use crate::atomic::{AtomicU32, Ordering, fence as plain_fence};
+    use crate::{check, fence, order, step};
+
+    /// The macros expand to constants, so they neither call a function nor read the environment.
+    #[test]
+    fn an_ordering_and_a_condition_are_constants() {
+        const ORDER: Ordering = order!(Release, "publish: the entry is built");
+        const HOLDS: bool = check!("evict: no pins", 1 > 2);
+        assert_eq!((ORDER, HOLDS), (Ordering::Release, false));
+        assert_eq!(order!(AcqRel, "put: the last use"), Ordering::AcqRel);
+    }
+
+    /// The `fence` macro has the name of the function, and can be imported beside it.
+    #[test]
+    fn a_fence_is_a_fence() {
+        plain_fence(Ordering::SeqCst);
+        fence!(SeqCst, "evict: before the scan");
+        let unit: () = fence!(Acquire, "put: after the last");
+        assert_eq!(unit, ());
+    }
+
+    #[test]
+    fn a_step_runs_once() {
+        let count = AtomicU32::new(0);
+        step!("count: add", count.fetch_add(1, Ordering::Relaxed));
+        let mut sum = 1;
+        step!("count: add to the sum", sum += count.load(order!(Relaxed, "count: read")));
+        assert_eq!((count.into_inner(), sum), (1, 2));
+    }
+
+    #[test]
+    fn a_step_may_leave_the_function() {
+        fn returns_early() -> u32 {
+            step!("give up", return 1);
+            2
+        }
+        assert_eq!(returns_early(), 1);
+    }
+
+    #[test]
+    fn a_condition_is_evaluated_once_and_keeps_its_value() {
+        let mut evaluated = 0;
+        let mut holds = |value| {
+            evaluated += 1;
+            value
+        };
+        assert!(check!("table: a free slot", holds(true)));
+        assert!(!check!("table: two free slots", holds(true) && 1 > 2));
+        if check!("table: no slot is left", holds(false)) {
+            panic!("a normal build does not read the condition as true");
+        }
+        assert_eq!(evaluated, 3);
+    }
+}

@@ -18,7 +18,7 @@
 //! | `cpu::current()` | the current CPU | the CPU that the test sets | as loom |
 //! | `fence::light`, `fence::heavy` | compiler fence, `membarrier` | `virtual_fence` | full fences |
 //! | `fence!`, `order!`, `step!`, `check!` | plain | weakened by `OFFLOCK_MUTANT` | as loom |
-//! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | as loom |
+//! | `is_planted()` | `false` | reads `OFFLOCK_MUTANT` | as loom |
 //!
 //! The locks have the interface of `parking_lot` in all three builds: `lock()` returns the guard,
 //! there is no poisoning, and `Condvar::wait` borrows the guard. Only the default build has `const`
@@ -44,36 +44,29 @@ pub use self::imp::*;
 
 pub mod alloc;
 pub mod asymmetric;
-#[cfg(not(offlock_loom))]
-pub mod cell;
-pub mod panics;
 pub mod quarantine;
 
-mod cpu_id;
+mod cpu;
 mod futex;
 mod label;
 mod lock;
 mod macros;
 mod park;
-mod planted;
-mod spawn;
-#[cfg(any(offlock_model, offlock_virtual_cpu))]
-pub mod virtual_cpu;
-#[cfg(offlock_model)]
-pub mod virtual_fence;
 mod wait_set;
 mod word_lock;
 
 pub use self::alloc::AllocError;
-pub use self::cpu_id::CpuId;
+#[cfg(offlock_model)]
+pub use self::asymmetric::virtual_fence;
+pub use self::cpu::CpuId;
+#[cfg(any(offlock_model, offlock_virtual_cpu))]
+pub use self::cpu::virtual_cpu;
 pub use self::futex::Futex;
+#[doc(hidden)]
+pub use self::label::is_planted;
 pub use self::label::{check, fence, order, step};
 pub use self::macros::{const_fn, const_thread_local, global, impl_error};
 pub use self::park::{Parker, SpinLimit, spin};
-#[doc(hidden)]
-pub use self::planted::is_planted;
-pub use self::planted::is_planted as mutant;
-pub use self::spawn::spawn;
 pub use self::wait_set::{WaitSet, Waiter};
 pub use self::word_lock::{WordGuard, WordLock};
 #[doc(hidden)]
@@ -281,5 +274,141 @@ mod imp {
     }
 }
 
+/// `UnsafeCell` with the closure interface of loom's cell, at no cost.
+#[cfg(not(offlock_loom))]
+pub mod cell {
+    /// A [`std::cell::UnsafeCell`] that passes the pointer to its value to a closure.
+    ///
+    /// Under `--cfg offlock_loom` this name is loom's cell, which fails the model if two accesses race.
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// Creates a cell that contains `value`.
+        #[inline(always)]
+        pub const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Takes the value out.
+        #[inline(always)]
+        pub fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
+    }
+
+    impl<T: ?Sized> UnsafeCell<T> {
+        /// Calls `f` with a pointer for reads. `f` must not write through the pointer, nor keep it.
+        #[inline(always)]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Calls `f` with a pointer for reads and writes. `f` must not keep the pointer.
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+/// The payload of a panic that goes no further.
+pub mod panics {
+    use std::any::Any;
+    use std::mem;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Drops the payload of a caught panic, and never panics.
+    ///
+    /// The drop of the payload is code of the user and may panic too. The payload of that panic is
+    /// leaked, because its drop may panic again.
+    pub fn drop_payload(payload: Box<dyn Any + Send>) {
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            mem::forget(another);
+        }
+    }
+}
+
+/// Starts a thread of the given name.
+///
+/// Allocates. Blocks for the system calls that make a thread.
+///
+/// # Errors
+///
+/// The error of the system if it makes no thread, and `ENOMEM` if the process may not map the stack
+/// of a thread and 256 KiB beside it. std returns an error for a missing stack only: a new thread
+/// that cannot map its signal stack, or allocate its thread-local variables, aborts the process.
+/// The check is not exact: other threads may map memory between the check and the start.
+pub fn spawn<T, F>(name: String, run: F) -> std::io::Result<thread::JoinHandle<T>>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    #[cfg(not(offlock_model))]
+    check_memory()?;
+    thread::Builder::new().name(name).spawn(run)
+}
+
+/// Returns `ENOMEM` if the process may not map what the start of a thread takes.
+#[cfg(not(offlock_model))]
+fn check_memory() -> std::io::Result<()> {
+    /// The default stack of std, and room for what else a start maps; a guess.
+    const LEN: usize = (2 << 20) + (256 << 10);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a mapping that the kernel places replaces none.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), LEN, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the mapping was made above, and no reference leads into it.
+    unsafe { libc::munmap(at, LEN) };
+    Ok(())
+}
+
 #[cfg(all(test, not(offlock_model)))]
-mod tests;
+mod tests {
+    use super::quarantine::{Watched, free};
+    use super::*;
+
+    #[test]
+    fn locks_are_const_and_wait_borrows_the_guard() {
+        static STATE: Mutex<u32> = Mutex::new(0);
+        static CHANGED: Condvar = Condvar::new();
+
+        let mut state = STATE.lock();
+        assert!(STATE.try_lock().is_none());
+        let other = thread::spawn(|| {
+            *STATE.lock() = 1;
+            CHANGED.notify_one();
+        });
+        while *state == 0 {
+            CHANGED.wait(&mut state);
+        }
+        *state += 1;
+        drop(state);
+        other.join().unwrap();
+        assert_eq!(*STATE.try_lock().unwrap(), 2);
+    }
+
+    #[test]
+    fn a_cell_gives_its_content_to_both_closures() {
+        let cell = cell::UnsafeCell::new(7);
+        // SAFETY: only this thread has the cell, and the pointer is not kept.
+        cell.with_mut(|value| unsafe { *value += 1 });
+        // SAFETY: only this thread has the cell, and the pointer is not kept.
+        assert_eq!(cell.with(|value| unsafe { *value }), 8);
+        assert_eq!(cell.into_inner(), 8);
+    }
+
+    #[test]
+    fn free_drops_the_value_at_once() {
+        let value = Arc::new(());
+        let mut node = Box::new(Watched::new(Some(Arc::clone(&value))));
+        assert!(node.is_some());
+        assert_eq!(Arc::strong_count(&value), 2);
+        free(std::mem::replace(&mut node, Box::new(Watched::new(None))));
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+}

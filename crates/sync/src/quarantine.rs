@@ -71,7 +71,7 @@ mod imp {
     use std::ops::{Deref, DerefMut};
     use std::ptr;
 
-    use super::super::planted::is_planted;
+    use crate::is_planted;
 
     const ALIVE: u64 = 0x0a11_fe00_0ff1_0c4d;
     const DEAD: u64 = 0xdead_dead_dead_dead;
