@@ -8,6 +8,7 @@
 //! ```
 
 use std::alloc::{Layout, alloc, handle_alloc_error};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use crate::impl_error;
@@ -64,14 +65,13 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
         return Ok(Box::new(value)); // does not allocate
     }
     // SAFETY: the size is not 0, for which the function returned above.
-    let at = unsafe { alloc(layout) }.cast::<T>();
+    let at = unsafe { alloc(layout) }.cast::<MaybeUninit<T>>();
     if at.is_null() {
         return Err(value);
     }
-    // SAFETY: new memory with the layout of a `T`.
-    unsafe { at.write(value) };
-    // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
-    Ok(unsafe { Box::from_raw(at) })
+    // SAFETY: new memory of the global allocator with the layout of a `T`, which may be uninitialised.
+    let boxed = unsafe { Box::from_raw(at) };
+    Ok(Box::write(boxed, value))
 }
 
 /// Ends like `Box::new` without memory, for a constructor that allocates by other means.

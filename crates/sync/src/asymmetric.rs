@@ -23,16 +23,9 @@
 #[cfg(not(offlock_model))]
 use crate::atomic::{Ordering, fence};
 
-pub use self::imp::has_membarrier;
 #[cfg(not(offlock_model))]
 pub use self::imp::rseq_fence_works;
-
-/// Orders accesses on the frequent side, against a [`heavy`] fence on the rare side: see the
-/// [module](self). A load and a well-predicted branch are the only instructions.
-#[inline(always)]
-pub fn light() {
-    imp::light();
-}
+pub use self::imp::{has_membarrier, heavy, heavy_rseq, light};
 
 /// The compiler fence that [`light`] is if `heavy` is a membarrier: for a path where it is known to
 /// be one.
@@ -42,31 +35,6 @@ pub fn compiler_fence() {
     crate::virtual_fence::compiler_fence();
     #[cfg(not(offlock_model))]
     crate::native::atomic::compiler_fence(Ordering::SeqCst);
-}
-
-/// Orders accesses on the rare side, against the [`light`] fences of every thread: see the
-/// [module](self).
-///
-/// Wait-free in user space: a system call. The kernel interrupts each other CPU that runs a thread of
-/// this process, which takes some microseconds, and tens of them in a virtual machine.
-///
-/// # Aborts
-///
-/// Aborts the process if membarrier works at the first call and fails at a later one, because
-/// readers have skipped their fences by then.
-#[inline]
-pub fn heavy() {
-    imp::heavy();
-}
-
-/// Runs [`heavy`] and ends or restarts every restartable section of this crate.
-///
-/// A section that tested its gate before this call has committed, and the calling thread sees its
-/// store. Or it starts again, and sees the gate as the calling thread left it. For a thread that
-/// closes the gate of a `RefBlock`. Everything else is as for `heavy`.
-#[inline]
-pub fn heavy_rseq() {
-    imp::heavy_rseq();
 }
 
 #[cfg(not(offlock_model))]
@@ -84,8 +52,10 @@ mod imp {
     const MEMBARRIER: u8 = 2;
     const MEMBARRIER_RSEQ: u8 = 3;
 
+    /// Orders accesses on the frequent side, against a [`heavy`] fence on the rare side: see the
+    /// [module](super). A load and a well-predicted branch are the only instructions.
     #[inline(always)]
-    pub(super) fn light() {
+    pub fn light() {
         // Ordering: Relaxed; it publishes nothing. A thread that still reads UNDECIDED runs the
         // fence, which is correct with either `heavy`.
         if STATE.load(Ordering::Relaxed) >= MEMBARRIER {
@@ -102,8 +72,18 @@ mod imp {
     #[inline]
     fn cold_path() {}
 
+    /// Orders accesses on the rare side, against the [`light`] fences of every thread: see the
+    /// [module](super).
+    ///
+    /// Wait-free in user space: a system call. The kernel interrupts each other CPU that runs a thread of
+    /// this process, which takes some microseconds, and tens of them in a virtual machine.
+    ///
+    /// # Aborts
+    ///
+    /// Aborts the process if membarrier works at the first call and fails at a later one, because
+    /// readers have skipped their fences by then.
     #[inline]
-    pub(super) fn heavy() {
+    pub fn heavy() {
         match state() {
             // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads
             // after the later of two fences see the stores before the earlier.
@@ -112,22 +92,28 @@ mod imp {
         }
     }
 
+    /// Runs [`heavy`] and ends or restarts every restartable section of this crate.
+    ///
+    /// A section that tested its gate before this call has committed, and the calling thread sees its
+    /// store. Or it starts again, and sees the gate as the calling thread left it. For a thread that
+    /// closes the gate of a `RefBlock`. Everything else is as for `heavy`.
+    ///
     /// Sections run only if this command works: see `usable` in `rseq/x86_64.rs` of percpu.
     #[inline]
-    pub(super) fn heavy_rseq() {
+    pub fn heavy_rseq() {
         match state() {
             MEMBARRIER_RSEQ => membarrier_or_abort(PRIVATE_EXPEDITED_RSEQ),
             _ => heavy(),
         }
     }
 
-    /// Returns whether [`heavy_rseq`](super::heavy_rseq) restarts sections.
+    /// Returns whether [`heavy_rseq`] restarts sections.
     pub fn rseq_fence_works() -> bool {
         state() == MEMBARRIER_RSEQ
     }
 
-    /// Returns whether [`heavy`](super::heavy) is a membarrier in this process, and
-    /// [`light`](super::light) a compiler fence. Otherwise both are sequentially consistent fences.
+    /// Returns whether [`heavy`] is a membarrier in this process, and [`light`] a compiler fence.
+    /// Otherwise both are sequentially consistent fences.
     ///
     /// Decided once, by the first call of this function or of `heavy`.
     pub fn has_membarrier() -> bool {
@@ -190,15 +176,16 @@ mod imp {
 #[cfg(offlock_model)]
 mod imp {
     use super::virtual_fence;
-    pub(super) use super::virtual_fence::light;
+    pub use super::virtual_fence::light;
     use crate::{step, virtual_cpu};
 
-    pub(super) fn heavy() {
+    /// As in a normal build.
+    pub fn heavy() {
         step!("heavy: a full fence", virtual_fence::heavy());
     }
 
     /// `heavy`, after which every section that began before the call has committed.
-    pub(super) fn heavy_rseq() {
+    pub fn heavy_rseq() {
         heavy();
         for cpu in 0..virtual_cpu::possible() {
             drop(virtual_cpu::alone_on(crate::CpuId::new(cpu as u32)));
@@ -262,7 +249,8 @@ pub mod virtual_fence {
     }
 
     pub(crate) use self::imp::begin_run;
-    pub(crate) use self::imp::{compiler_fence, heavy, light};
+    pub use self::imp::light;
+    pub(crate) use self::imp::{compiler_fence, heavy};
 
     #[cfg(offlock_shuttle)]
     mod imp {
@@ -272,7 +260,7 @@ pub mod virtual_fence {
 
         pub(crate) fn compiler_fence() {}
 
-        pub(crate) fn light() {
+        pub fn light() {
             fence(Ordering::SeqCst);
         }
 
@@ -336,7 +324,7 @@ pub mod virtual_fence {
             mine
         }
 
-        pub(crate) fn light() {
+        pub fn light() {
             if membarrier() {
                 token();
             } else {

@@ -2,7 +2,9 @@
 //!
 //! A build for a model checker uses the checker's locks instead of the system call.
 
-use std::time::{Duration, SystemTime};
+#[cfg(not(offlock_model))]
+use std::ptr;
+use std::time::Duration;
 
 use super::atomic::{AtomicU32, Ordering};
 #[cfg(offlock_model)]
@@ -54,29 +56,16 @@ impl Futex {
     /// The call may also return without a wake-up and without a change, so the caller must check
     /// its condition again. The counter wraps: a thread that is preempted before this call for
     /// exactly 2^32 changes misses them.
-    ///
-    /// Returns true if a signal handler interrupted the sleep. After a handler with `SA_RESTART` the
-    /// kernel continues the sleep. In a model it is false.
-    pub fn wait(&self, seen: u32) -> bool {
-        self.sleep(seen)
+    pub fn wait(&self, seen: u32) {
+        self.sleep(seen, None);
     }
 
     /// Sleeps like [`wait`](Self::wait), but at most for `time` on the monotonic clock. A time that
     /// is too long for the kernel sets no limit.
     ///
-    /// Any signal handler interrupts it. A model has no clock. The call returns at once there, as
-    /// after the shortest time.
-    pub fn wait_for(&self, seen: u32, time: Duration) -> bool {
-        self.sleep_for(seen, time)
-    }
-
-    /// Sleeps like [`wait`](Self::wait), but at most until the system clock reaches `end`. If the
-    /// clock is set, the end of the wait moves with it.
-    ///
-    /// Any signal handler interrupts it. A model has no clock. The call returns at once there, as if
-    /// `end` were past.
-    pub fn wait_until(&self, seen: u32, end: SystemTime) -> bool {
-        self.sleep_until(seen, end)
+    /// A model has no clock. The call returns at once there, as after the shortest time.
+    pub fn wait_for(&self, seen: u32, time: Duration) {
+        self.sleep(seen, Some(time));
     }
 
     /// Wakes one sleeping thread, if there is one.
@@ -95,31 +84,18 @@ impl Futex {
 
 #[cfg(not(offlock_model))]
 impl Futex {
-    fn sleep(&self, seen: u32) -> bool {
+    fn sleep(&self, seen: u32, time: Option<Duration>) {
         let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        let forever = std::ptr::null::<libc::timespec>();
-        // SAFETY: the kernel reads the counter, which `self` keeps alive. The timeout is null.
-        let woken =
-            unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, forever) };
-        is_interrupted(woken)
-    }
-
-    fn sleep_for(&self, seen: u32, time: Duration) -> bool {
-        let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        let time = timespec(time);
-        let (word, time) = (self.changes.as_ptr(), &raw const time);
-        // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `time`.
-        is_interrupted(unsafe { libc::syscall(libc::SYS_futex, word, op, seen, time) })
-    }
-
-    fn sleep_until(&self, seen: u32, end: SystemTime) -> bool {
-        let op = libc::FUTEX_WAIT_BITSET | libc::FUTEX_CLOCK_REALTIME | libc::FUTEX_PRIVATE_FLAG;
-        // A time before 1970 is past, like the start of 1970, which takes its place.
-        let end = timespec(end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
-        let (word, unused) = (self.changes.as_ptr(), std::ptr::null::<u32>());
-        let (end, any) = (&raw const end, libc::FUTEX_BITSET_MATCH_ANY);
-        // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `end`.
-        is_interrupted(unsafe { libc::syscall(libc::SYS_futex, word, op, seen, end, unused, any) })
+        let time = time.map(|time| libc::timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), // the kernel saturates too
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let (word, time) =
+            (self.changes.as_ptr(), time.as_ref().map_or(ptr::null(), ptr::from_ref));
+        // After a wake-up, a change (EAGAIN), the timeout and a signal the caller checks its
+        // condition again.
+        // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `time` or none.
+        unsafe { libc::syscall(libc::SYS_futex, word, op, seen, time) };
     }
 
     fn wake(&self, all: bool) {
@@ -138,27 +114,14 @@ impl Futex {
     }
 }
 
-/// Returns whether a signal handler interrupted the sleep. Otherwise the caller checks its condition
-/// again: after a wake-up (0), a change (EAGAIN) and the timeout (ETIMEDOUT).
-#[cfg(not(offlock_model))]
-fn is_interrupted(woken: libc::c_long) -> bool {
-    woken < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR)
-}
-
-/// Converts a duration. Saturates, as the kernel does with times that are too long for it.
-#[cfg(not(offlock_model))]
-fn timespec(time: Duration) -> libc::timespec {
-    libc::timespec {
-        tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: time.subsec_nanos().into(),
-    }
-}
-
 /// The futex of a model. The kernel compares the counter and queues the sleeper under one lock, and
 /// so does this.
 #[cfg(offlock_model)]
 impl Futex {
-    fn sleep(&self, seen: u32) -> bool {
+    fn sleep(&self, seen: u32, time: Option<Duration>) {
+        if time.is_some() {
+            return;
+        }
         let (lock, woken) = &self.sleepers;
         let mut held = lock.lock();
         // Ordering: Relaxed; if the waker took the lock first, the lock carries its change. If it
@@ -166,15 +129,6 @@ impl Futex {
         if check!("futex: no change", self.changes.load(Ordering::Relaxed) == seen) {
             woken.wait(&mut held);
         }
-        false
-    }
-
-    fn sleep_for(&self, _seen: u32, _time: Duration) -> bool {
-        false
-    }
-
-    fn sleep_until(&self, _seen: u32, _end: SystemTime) -> bool {
-        false
     }
 
     fn wake(&self, all: bool) {
@@ -199,53 +153,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_for_what_is_past_returns_at_once() {
-        let futex = Futex::new();
-        let seen = futex.load();
-        futex.advance();
-        futex.wait(seen);
-        assert_eq!(futex.load(), seen.wrapping_add(1));
-    }
-
-    #[test]
-    fn a_timed_wait_ends_in_time_but_not_before() {
+    fn a_time_that_is_over_or_a_change_ends_a_wait_at_once_and_no_time_ends_early() {
         const SHORT: Duration = Duration::from_millis(20);
         let futex = Futex::new();
         let seen = futex.load();
-
         let (start, mut rounds) = (Instant::now(), 0);
         while start.elapsed() < SHORT {
             futex.wait_for(seen, SHORT.saturating_sub(start.elapsed()));
             rounds += 1;
         }
-        let end = SystemTime::now() + SHORT;
-        while SystemTime::now() < end {
-            futex.wait_until(seen, end);
-            rounds += 1;
-        }
-        assert!(rounds < 20, "it slept: {rounds} rounds");
-    }
-
-    #[test]
-    fn a_time_that_is_over_or_a_change_ends_a_timed_wait_at_once() {
-        let futex = Futex::new();
-        let (seen, long) = (futex.load(), Duration::MAX);
+        assert!(rounds < 10, "it slept: {rounds} rounds");
         futex.wait_for(seen, Duration::ZERO);
-        futex.wait_until(seen, SystemTime::now() - Duration::from_secs(1));
-        futex.wait_until(seen, SystemTime::UNIX_EPOCH - Duration::from_secs(1));
         futex.advance();
-        futex.wait_for(seen, long);
-        futex.wait_until(seen, SystemTime::now() + Duration::from_secs(1 << 40));
+        futex.wait(seen);
+        futex.wait_for(seen, Duration::MAX);
+        assert_eq!(futex.load(), seen.wrapping_add(1));
     }
 
     #[test]
     fn a_wait_without_a_near_end_sleeps_until_it_is_woken() {
-        let far = SystemTime::UNIX_EPOCH + Duration::from_secs(i64::MAX as u64);
-        for by_the_clock in [false, true] {
-            let wait = |futex: &Futex, seen| match by_the_clock {
-                false => futex.wait_for(seen, Duration::MAX),
-                true => futex.wait_until(seen, far),
-            };
+        for wait in [Futex::wait, |futex: &Futex, seen| futex.wait_for(seen, Duration::MAX)] {
             let futex = Futex::new();
             let seen = futex.load();
             thread::scope(|scope| {
