@@ -22,7 +22,6 @@ const MAX_DEPTH: usize = 32_768;
 /// let engine = Engine::builder()
 ///     .depth(32) // in flight
 ///     .capacity(256) // in flight or waiting; one more is refused
-///     .max_batch(16) // in one system call
 ///     .build()?;
 /// engine.nop().submit()?.wait().0?;
 /// assert_eq!(engine.stats().completed, 1);
@@ -35,10 +34,6 @@ pub struct EngineBuilder {
     backend: Option<BackendKind>,
     depth: usize,
     capacity: Option<usize>,
-    remote_capacity: Option<usize>,
-    max_batch: Option<usize>,
-    adaptive: bool,
-    reap_budget: Option<usize>,
     threads: usize,
     reap_mode: ReapMode,
 }
@@ -65,10 +60,6 @@ impl Default for EngineBuilder {
             backend: None,
             depth: 128,
             capacity: None,
-            remote_capacity: None,
-            max_batch: None,
-            adaptive: false,
-            reap_budget: None,
             threads: 4,
             reap_mode: ReapMode::default(),
         }
@@ -90,44 +81,11 @@ impl EngineBuilder {
     }
 
     /// Sets the maximum number of requests in the engine, in flight or waiting: at least `depth`;
-    /// four times `depth` by default. One more is refused with
+    /// four times `depth` by default. As many calls of other threads may wait for a turn
+    /// ([`Remote`](crate::Remote)). One more is refused with
     /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn capacity(mut self, capacity: usize) -> Self {
         self.capacity = Some(capacity);
-        self
-    }
-
-    /// Sets the maximum number of calls of other threads that wait for a turn
-    /// ([`Remote`](crate::Remote)); `capacity` by default. One more is refused with
-    /// [`SubmitError::Full`](crate::SubmitError::Full).
-    pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
-        self.remote_capacity = Some(remote_capacity);
-        self
-    }
-
-    /// Sets the maximum number of requests in one submission; `depth` by default.
-    pub fn max_batch(mut self, max_batch: usize) -> Self {
-        self.max_batch = Some(max_batch);
-        self
-    }
-
-    /// Makes the limit of submissions adapt to the device, from 16 (or
-    /// [`max_batch`](Self::max_batch), if that is less) to `max_batch`.
-    ///
-    /// It doubles after a submission that was full, left requests behind, and was less than half
-    /// complete at the next reap: such a device works in the background, and larger batches save
-    /// system calls. It halves if nothing was in flight at that reap, because the first request of
-    /// the batch then waited for the last one, and if the kernel had no room. Off by default: the
-    /// limit is `max_batch`.
-    pub fn adaptive_batch(mut self, adaptive: bool) -> Self {
-        self.adaptive = adaptive;
-        self
-    }
-
-    /// Sets the maximum number of completions in one reap, so that one call cannot deliver for
-    /// ever; `depth` by default.
-    pub fn reap_budget(mut self, reap_budget: usize) -> Self {
-        self.reap_budget = Some(reap_budget);
         self
     }
 
@@ -207,14 +165,7 @@ impl EngineBuilder {
         let depth = within("depth", self.depth, MAX_DEPTH)?;
         let capacity = self.capacity.unwrap_or(depth * 4);
         within("threads", self.threads, 1024)?;
-        Ok(Limits {
-            depth,
-            capacity: between("capacity", capacity, depth, 1 << 24)?,
-            remote: within("remote_capacity", self.remote_capacity.unwrap_or(capacity), 1 << 24)?,
-            max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
-            adaptive: self.adaptive,
-            reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,
-        })
+        Ok(Limits { depth, capacity: between("capacity", capacity, depth, 1 << 24)? })
     }
 
     fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Device> {

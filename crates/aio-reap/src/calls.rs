@@ -170,12 +170,12 @@ pub(crate) fn response<T>() -> (Responder<T>, Response<T>) {
 ///
 /// # fn main() -> std::io::Result<()> {
 /// let engine = Engine::new()?;
-/// let depth = |engine: &Engine, responder: Responder<usize>| {
-///     let refused = responder.send(engine.batch_limit());
+/// let waiting = |engine: &Engine, responder: Responder<usize>| {
+///     let refused = responder.send(engine.turn().pending);
 ///     assert_eq!(refused, Ok(())); // the response was not dropped
 /// };
-/// let response = engine.remote().ask(depth)?; // usually of another thread
-/// assert_eq!(engine.block_on(response)??, 128);
+/// let response = engine.remote().ask(waiting)?; // usually of another thread
+/// assert_eq!(engine.block_on(response)??, 0);
 /// # Ok(())
 /// # }
 /// ```

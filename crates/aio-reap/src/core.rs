@@ -167,8 +167,8 @@ impl Core {
         state.has_remote = true;
         let new = || {
             let kick = Arc::clone(self.wake_fd.shared_kick());
-            let queue = Arc::new(CallQueue::new(state.limits.remote, move || sys::signal(&kick)));
-            RemoteCalls { queue, taken: VecDeque::with_capacity(state.limits.remote) }
+            let queue = Arc::new(CallQueue::new(state.limits.capacity, move || sys::signal(&kick)));
+            RemoteCalls { queue, taken: VecDeque::new() }
         };
         let mut calls = self.calls.borrow_mut();
         let calls = calls.get_or_insert_with(new);
@@ -628,8 +628,7 @@ const PEEKS: u32 = 16;
 /// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode) and
 /// [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
 ///
-/// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap, at most
-/// [`reap_budget`](crate::EngineBuilder::reap_budget) completions at a time.
+/// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap.
 ///
 /// ```
 /// use aio_reap::{Engine, ReapMode};

@@ -247,7 +247,7 @@ impl Engine {
         Plug::new(&self.core)
     }
 
-    /// Submits one batch of pending requests, reaps within the budget, and delivers.
+    /// Submits one batch of pending requests, reaps, and delivers.
     ///
     /// Never blocks. Call it when the [descriptor](AsFd) is readable, or in a loop of the program.
     /// Inside a callback it runs no other callback: it puts completions into queues at once, but
@@ -293,12 +293,6 @@ impl Engine {
     /// [`Operation::cancel`](crate::Operation::cancel). Returns the number of attempts.
     pub fn cancel_all(&self) -> usize {
         self.core.cancel_all()
-    }
-
-    /// Returns the current limit of requests in one submission; see
-    /// [`EngineBuilder::adaptive_batch`](crate::EngineBuilder::adaptive_batch).
-    pub fn batch_limit(&self) -> usize {
-        self.core.state.borrow().batch.get()
     }
 
     /// Runs the queued calls of other threads, then refuses later requests and calls, and delivers

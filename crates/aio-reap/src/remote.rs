@@ -73,9 +73,8 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// [`SubmitError`] returns the call: `Full` if
-    /// [`remote_capacity`](crate::EngineBuilder::remote_capacity) calls wait for a turn, `Closed` after
-    /// the shutdown of the engine.
+    /// [`SubmitError`] returns the call: `Full` if [`capacity`](crate::EngineBuilder::capacity) calls
+    /// wait for a turn, `Closed` after the shutdown of the engine.
     pub fn call<F>(&self, call: F) -> Result<(), SubmitError<F>>
     where
         F: FnOnce(&Engine) + Send + 'static,

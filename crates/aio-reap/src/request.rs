@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::buf::HeldBuf;
 use crate::completion_state::{NewRequest, Scope};
@@ -31,12 +31,11 @@ use crate::slab::{CompletionTarget, Index, RequestId, Slab};
 ///
 /// ```
 /// use aio_reap::Engine;
-/// use std::time::Duration;
 ///
 /// # fn main() -> std::io::Result<()> {
 /// let engine = Engine::new()?;
 /// let file = engine.attach(tempfile::tempfile()?)?;
-/// let request = engine.read(&file, vec![7; 16], 0).zero_fill().cancel_after(Duration::from_secs(9));
+/// let request = engine.read(&file, vec![7; 16], 0).zero_fill();
 /// let (read, buf) = request.submit()?.wait(); // only now it has an effect
 /// assert_eq!((read?, buf), (16, vec![0; 16])); // the file is empty
 /// # Ok(())
@@ -95,13 +94,6 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     /// in time.
     pub fn cancel_at(mut self, at: Instant) -> Self {
         self.cancel_at = Some(at);
-        self
-    }
-
-    /// Cancels the request `time` from now, like [`cancel_at`](Self::cancel_at). Has no effect if
-    /// the clock cannot represent that time.
-    pub fn cancel_after(mut self, time: Duration) -> Self {
-        self.cancel_at = self.core.instant().checked_add(time);
         self
     }
 

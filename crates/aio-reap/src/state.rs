@@ -34,16 +34,9 @@ use crate::slab::{Batch, CancelReason, Index, Slab, SlotState, finish_submission
 pub(crate) struct Limits {
     /// The maximum number of requests in flight.
     pub(crate) depth: usize,
-    /// The maximum number of requests in the engine.
+    /// The maximum number of requests in the engine, and of calls of other threads that wait for a
+    /// turn.
     pub(crate) capacity: usize,
-    /// The maximum number of requests in one submission, and whether that limit adapts to the
-    /// device.
-    pub(crate) max_batch: usize,
-    pub(crate) adaptive: bool,
-    /// The maximum number of completions in one reap.
-    pub(crate) reap_budget: usize,
-    /// The maximum number of calls of other threads that wait for a turn.
-    pub(crate) remote: usize,
 }
 
 /// The requests, the backend and the limits of an engine.
@@ -52,7 +45,6 @@ pub(crate) struct State {
     pub(crate) backend: Device,
     pub(crate) limits: Limits,
     pub(crate) closed: bool,
-    pub(crate) batch: BatchLimit,
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
     pub(crate) waiting: WaitQueue,
@@ -61,27 +53,21 @@ pub(crate) struct State {
     /// The number of requests at the head of the pending list that are staged, and its limit.
     staged: usize,
     stage_limit: usize,
-    /// The last reap used up its budget. More completions may be visible, for which there is no
-    /// wake-up.
-    budget_used_up: bool,
 }
 
 impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
         let completions = CompletionState::new(limits.capacity, limits.depth);
-        let batch = BatchLimit::new(limits.max_batch, limits.adaptive);
         Self {
             completions,
             backend,
             limits,
             closed: false,
-            batch,
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             has_remote: false,
             staged: 0,
             stage_limit: 0,
-            budget_used_up: false,
         }
     }
 
@@ -127,7 +113,7 @@ impl State {
     /// Returns the number of requests that the next submission may take.
     #[inline]
     fn room(&self) -> usize {
-        (self.limits.depth - self.completions.in_flight).min(self.batch.get())
+        self.limits.depth - self.completions.in_flight
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -163,8 +149,7 @@ impl State {
     /// wake-up, apart from the calls of other threads.
     pub(crate) fn has_work_for(&self, scope: Scope) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
-        self.budget_used_up
-            || self.ready(scope) > 0
+        self.ready(scope) > 0
             || (scope == Scope::All && self.holds_reports())
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
     }
@@ -190,7 +175,7 @@ impl State {
     /// a slot.
     pub(crate) fn can_only_wait(&self) -> bool {
         let completions = &self.completions;
-        let quiet = !self.budget_used_up && !completions.blocked && self.backend.backlog() == 0;
+        let quiet = !completions.blocked && self.backend.backlog() == 0;
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
             && completions.pending.len() == 0
@@ -201,18 +186,12 @@ impl State {
     /// Returns whether every reaped completion was delivered, inner turns hold nothing, and no future
     /// waits for a slot.
     fn has_delivered_all(&self) -> bool {
-        !self.budget_used_up
-            && !self.holds_reports()
-            && self.ready(Scope::All) == 0
-            && self.completions.slab.promised == 0
+        !self.holds_reports() && self.ready(Scope::All) == 0 && self.completions.slab.promised == 0
     }
 
     /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
     /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
-        if self.staged > self.room() {
-            self.unstage(); // the adaptive limit has shrunk
-        }
         let sleep = sleep && !self.has_remote;
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
         loop {
@@ -225,9 +204,7 @@ impl State {
                 completions.blocked = false;
                 return;
             }
-            // Otherwise the rest could be submitted as well.
-            let last = offered == pending.len() || offered < self.batch.get();
-            let submitted = if sleep && last {
+            let submitted = if sleep {
                 let (submitted, slept) = self.backend.submit_and_wait(batch);
                 completions.stats.waits += u64::from(slept);
                 submitted
@@ -242,7 +219,6 @@ impl State {
             );
             completions.in_flight += submitted.accepted;
             completions.stats.submitted(submitted.accepted, completions.in_flight);
-            self.batch.submitted(submitted.accepted, completions.pending.len());
             match submitted.stop {
                 None => {
                     completions.blocked = false;
@@ -250,7 +226,6 @@ impl State {
                 }
                 Some(Stop::Busy) => {
                     completions.stats.busy += 1;
-                    self.batch.busy();
                     completions.blocked = true;
                     return;
                 }
@@ -267,23 +242,18 @@ impl State {
         }
     }
 
-    /// Reaps as many completions as the budget allows. Returns whether one of them made progress,
-    /// that is, was not EAGAIN.
+    /// Reaps the completions that are visible: at most as many as requests are in flight, because a
+    /// reap submits nothing. Returns whether one of them made progress, that is, was not EAGAIN.
     pub(crate) fn reap(&mut self) -> bool {
-        self.budget_used_up = false;
         if self.completions.in_flight == 0 && !self.backend.has_cancellations() {
             return false;
         }
-        let budget = self.limits.reap_budget;
         let completions = &mut self.completions;
         let blocked = mem::take(&mut completions.blocked); // a completion makes room in the kernel
-        let found = self.backend.reap_into(budget, completions);
+        let found = self.backend.reap_into(completions);
         completions.blocked |= blocked && found == 0;
         completions.stats.reaped(found);
-        self.batch.reaped(found, completions.in_flight);
-        let progress = found > mem::take(&mut completions.eagain_reaped);
-        self.budget_used_up = found >= budget && completions.in_flight > 0;
-        progress
+        found > mem::take(&mut completions.eagain_reaped)
     }
 
     /// Returns the number of completions that were put into queues since the last call.
@@ -383,7 +353,7 @@ impl Drop for State {
             // Reap before the wait: the wake-up of a visible completion may have been cleared.
             self.backend.acknowledge();
             let completions = &mut self.completions;
-            self.backend.reap(usize::MAX, |completion| {
+            self.backend.reap(|completion| {
                 completions.in_flight = completions.in_flight.saturating_sub(1);
                 completions.abandon(completion);
             });
@@ -463,78 +433,6 @@ impl WaitQueue {
     }
 }
 
-// The limit of requests per submission: a fixed number, or a number that adapts to the device.
-//
-// For a device that works in the background large batches save system calls. On a device that
-// completes inside the submission the first request of a batch waits for the last one, so small
-// batches are better. The limit doubles or halves after a submission:
-//
-// | the submission | the limit |
-// |---|---|
-// | was full, left requests behind, and less than half of it was complete at the next reap | doubles |
-// | was full, and nothing was in flight after the next reap | halves |
-// | found the kernel without room | halves |
-
-/// The first value and the lower bound of an adaptive limit; a guess from NOP round trips (80 ns a
-/// request in batches of 8, 61 to 74 in batches of 32).
-const LEAST: usize = 16;
-
-/// The limit of requests in one submission.
-pub(crate) struct BatchLimit {
-    now: usize,
-    least: usize,
-    most: usize,
-    /// The size of the last submission, and whether the limit cut it. Reset by the next reap.
-    last: usize,
-    cut: bool,
-}
-
-impl BatchLimit {
-    pub(crate) fn new(most: usize, adaptive: bool) -> Self {
-        let least = if adaptive { most.min(LEAST) } else { most };
-        Self { now: least, least, most, last: 0, cut: false }
-    }
-
-    #[inline]
-    pub(crate) fn get(&self) -> usize {
-        self.now
-    }
-
-    /// Returns whether the limit can change.
-    #[inline]
-    fn adapts(&self) -> bool {
-        self.least < self.most
-    }
-
-    /// Records a submission that took `accepted` requests and left `left` pending.
-    #[inline]
-    pub(crate) fn submitted(&mut self, accepted: usize, left: usize) {
-        if self.adapts() {
-            (self.last, self.cut) = (accepted, accepted == self.now && left > 0);
-        }
-    }
-
-    /// Records that the kernel had no room.
-    pub(crate) fn busy(&mut self) {
-        self.now = (self.now / 2).max(self.least);
-        self.last = 0;
-    }
-
-    /// Records the number of completions that a reap found and of requests that it left in flight.
-    /// Only the first reap after a submission counts.
-    #[inline]
-    pub(crate) fn reaped(&mut self, found: usize, in_flight: usize) {
-        let last = std::mem::take(&mut self.last);
-        if last < self.now {
-            // The queue or the ring was the limit.
-        } else if in_flight == 0 {
-            self.now = (self.now / 2).max(self.least);
-        } else if self.cut && found < last / 2 {
-            self.now = (self.now * 2).min(self.most);
-        }
-    }
-}
-
 // The times at which requests are cancelled.
 //
 // An entry becomes stale when its request completes. A stale entry is dropped when its time comes, or
@@ -599,52 +497,6 @@ impl Entry {
     /// Returns whether the request still runs.
     fn is_current(&self, slab: &Slab) -> bool {
         slab.peek(self.index).generation == self.generation
-    }
-}
-
-#[cfg(test)]
-mod adaptive_tests {
-    use super::*;
-
-    #[test]
-    fn limit_grows_while_filled_and_shrinks_when_complete_at_once_or_busy() {
-        let mut limit = BatchLimit::new(100, true);
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            seen.push(limit.get());
-            limit.submitted(limit.get(), 1);
-            limit.reaped(3, 9);
-        }
-        assert_eq!(seen, [16, 32, 64, 100]);
-        // The limit stays if the batch was not full, left nothing behind, or was half complete.
-        limit.busy();
-        for (accepted, left, found, in_flight) in
-            [(50, 0, 0, 60), (10, 0, 10, 0), (50, 1, 25, 25), (0, 1, 80, 0), (40, 5, 80, 3)]
-        {
-            limit.submitted(accepted, left);
-            limit.reaped(found, in_flight);
-            limit.reaped(found, 0); // only the first reap counts
-            assert_eq!(limit.get(), 50);
-        }
-        for expected in [25, 16, 16] {
-            limit.submitted(limit.get(), 1);
-            limit.reaped(limit.get(), 0);
-            assert_eq!(limit.get(), expected);
-        }
-        limit.busy();
-        assert_eq!(limit.get(), 16);
-    }
-
-    #[test]
-    fn fixed_limit_stays() {
-        for (mut limit, value) in
-            [(BatchLimit::new(100, false), 100), (BatchLimit::new(7, true), 7)]
-        {
-            limit.submitted(value, 9);
-            limit.reaped(value, 0);
-            limit.busy();
-            assert_eq!(limit.get(), value);
-        }
     }
 }
 

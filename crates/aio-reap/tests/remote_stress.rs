@@ -27,9 +27,7 @@ const THREADS: u64 = 4;
 const BLOCK: usize = 512;
 /// The blocks of each thread. The last one is written by requests without a waiter.
 const BLOCKS: u64 = 8;
-/// The calls that may wait for a turn. The threads send more at a time.
-const REMOTE_CAPACITY: usize = 20;
-/// The slots: one for each request that the threads may have at a time, so that none is refused.
+/// The slots, and the calls that may wait for a turn: one for each request that the threads may have at a time, so that none is refused.
 const CAPACITY: usize = 64;
 /// The least number of requests of each thread, also on a busy machine.
 const ENOUGH: u64 = 100;
@@ -135,8 +133,7 @@ impl Client {
 #[ignore = "takes seconds per backend"]
 fn stress_inv06_threads_share_an_engine() {
     for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
-        let builder =
-            Engine::builder().depth(8).capacity(CAPACITY).remote_capacity(REMOTE_CAPACITY);
+        let builder = Engine::builder().depth(8).capacity(CAPACITY);
         let engine = match builder.backend(kind).build() {
             Ok(engine) => engine,
             Err(error) => {
@@ -183,7 +180,7 @@ fn stress_inv06_threads_share_an_engine() {
         assert!(engine.validate().is_idle());
         assert_eq!(freed.load(Ordering::Relaxed), made, "buffers");
         assert_eq!(called.load(Ordering::Relaxed), callbacks, "callbacks");
-        assert_eq!(format!("{:?}", engine.remote()), "Remote { calls: 0, capacity: 20 }");
+        assert_eq!(format!("{:?}", engine.remote()), "Remote { calls: 0, capacity: 64 }");
         let stats = engine.stats();
         assert_eq!((stats.stray, stats.completed), (0, stats.accepted));
         println!("{kind}: {made} requests, {full} found no place, {stats}");

@@ -147,9 +147,8 @@ fn stress_mixed_io_on_every_backend() {
     let soak = std::env::var("OFFLOCK_SOAK").ok();
     let times = soak.map_or(1, |times| times.parse::<u32>().expect("a number"));
     for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
-        for (flags, max_batch, budget) in [(libc::O_DIRECT, 32, 32), (0, 32, 32), (0, 5, 3)] {
-            let builder = Engine::builder().depth(DEPTH).max_batch(max_batch).reap_budget(budget);
-            let engine = match builder.backend(kind).build() {
+        for flags in [libc::O_DIRECT, 0] {
+            let engine = match Engine::builder().depth(DEPTH).backend(kind).build() {
                 Ok(engine) => Rc::new(engine),
                 Err(error) => {
                     assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");

@@ -170,8 +170,8 @@ unsafe impl External for Simulated {
         self.sim.0.borrow_mut().submit(self.ring, requests)
     }
 
-    fn reap(&mut self, budget: usize, each: &mut dyn FnMut(RawCompletion)) {
-        self.sim.0.borrow_mut().reap(self.ring, budget, each);
+    fn reap(&mut self, each: &mut dyn FnMut(RawCompletion)) {
+        self.sim.0.borrow_mut().reap(self.ring, each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

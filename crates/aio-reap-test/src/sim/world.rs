@@ -281,11 +281,11 @@ impl World {
         }
     }
 
-    /// Takes at most `budget` completions that are visible at the start of the reap.
-    pub(super) fn reap(&mut self, ring: usize, budget: usize, each: &mut dyn FnMut(RawCompletion)) {
+    /// Takes the completions that are visible at the start of the reap.
+    pub(super) fn reap(&mut self, ring: usize, each: &mut dyn FnMut(RawCompletion)) {
         self.spend(self.model.costs.peek);
         let now = self.clock;
-        for _ in 0..budget {
+        loop {
             let first = self.ring(ring).in_flight.first_entry();
             let Some(first) = first.filter(|first| first.key().0 <= now) else { return };
             let InFlight { since, request, end, result, .. } = first.remove();

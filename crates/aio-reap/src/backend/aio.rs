@@ -275,7 +275,7 @@ impl Backend for Aio {
         submitted
     }
 
-    fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
         let mut found = 0;
         let mut push = |event: Event| {
             found += 1;
@@ -285,15 +285,14 @@ impl Backend for Aio {
             self.take_events(0, Some(Duration::ZERO)).unwrap_or_default();
         }
         let taken = &self.events[self.given..self.taken];
-        let taken = &taken[..taken.len().min(budget)];
         taken.iter().copied().for_each(&mut push);
         self.given += taken.len();
-        let budget = budget - taken.len();
-        if let (Some(ring), 1..) = (&mut self.ring, self.in_context) {
-            ring.consume(budget, push);
+        let left = self.in_context - taken.len();
+        if let (Some(ring), 1..) = (&mut self.ring, left) {
+            ring.consume(left, push);
         }
         self.in_context -= found;
-        self.pool.reap(budget.saturating_sub(found), each);
+        self.pool.reap(each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -381,8 +380,8 @@ impl<'a> Ring<'a> {
         Self { head, tail, events }
     }
 
-    /// Passes copies of at most `budget` events to `each`, oldest first. Wait-free.
-    pub(crate) fn consume(&mut self, budget: usize, mut each: impl FnMut(Event)) {
+    /// Passes copies of at most `most` events to `each`, oldest first. Wait-free.
+    pub(crate) fn consume(&mut self, most: usize, mut each: impl FnMut(Event)) {
         let nr = self.events.len() as u32;
         if nr == 0 {
             return;
@@ -393,7 +392,7 @@ impl<'a> Ring<'a> {
         // `smp_wmb` before it); it carries the events below the tail.
         let tail = self.tail.load(order!(Acquire, "consume: the events are written")) % nr;
         let mut taken = 0;
-        while head != tail && taken < budget {
+        while head != tail && taken < most {
             // SAFETY: by condition 1 of `new` the producer wrote this event before it stored the
             // tail that was loaded here, and does not write it until the head passes it.
             let event = self.events[head as usize].with(|event| unsafe { *event });
@@ -413,19 +412,19 @@ impl<'a> Ring<'a> {
 mod ring_tests {
     use super::*;
 
-    fn consume(head: u32, tail: u32, nr: u64, budget: usize) -> (Vec<u64>, u32) {
+    fn consume(head: u32, tail: u32, nr: u64, most: usize) -> (Vec<u64>, u32) {
         let (head, tail) = (AtomicU32::new(head), AtomicU32::new(tail));
         let events: Vec<_> =
             (0..nr).map(|data| UnsafeCell::new(Event { data, ..Event::default() })).collect();
         let mut seen = Vec::new();
         // SAFETY: this is the only `Ring`, and no code writes the events.
         let mut ring = unsafe { Ring::new(&head, &tail, &events) };
-        ring.consume(budget, |event| seen.push(event.data));
+        ring.consume(most, |event| seen.push(event.data));
         (seen, head.load(Ordering::Relaxed))
     }
 
     #[test]
-    fn inv08_ring_wraps_stops_at_the_budget_and_clamps_a_hostile_head() {
+    fn inv08_ring_wraps_stops_in_time_and_clamps_a_hostile_head() {
         assert_eq!(consume(2, 1, 4, 10), (vec![2, 3, 0], 1));
         assert_eq!(consume(2, 1, 4, 2), (vec![2, 3], 0));
         assert_eq!(consume(3, 3, 4, 10), (vec![], 3));

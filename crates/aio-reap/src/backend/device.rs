@@ -59,13 +59,13 @@ impl Backend for Device {
         select!(self, backend => backend.submit_and_wait(batch))
     }
 
-    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
-        select!(self, backend => backend.reap(budget, each))
+    fn reap(&mut self, each: impl FnMut(RawCompletion)) {
+        select!(self, backend => backend.reap(each))
     }
 
     #[inline]
-    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState) -> usize {
-        select!(self, backend => backend.reap_into(budget, completions))
+    fn reap_into(&mut self, completions: &mut CompletionState) -> usize {
+        select!(self, backend => backend.reap_into(completions))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

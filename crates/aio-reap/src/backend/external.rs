@@ -27,8 +27,8 @@ pub unsafe trait External {
     /// Starts requests, first to last.
     fn submit(&mut self, requests: &mut dyn ExactSizeIterator<Item = Request>) -> Submitted;
 
-    /// Passes at most `budget` completions that are visible now to `each`, which does not panic.
-    fn reap(&mut self, budget: usize, each: &mut dyn FnMut(RawCompletion));
+    /// Passes the completions that are visible now to `each`, which does not panic.
+    fn reap(&mut self, each: &mut dyn FnMut(RawCompletion));
 
     /// Sleeps until a completion is probably visible, or `timeout` is over. It may return early.
     ///
@@ -162,8 +162,8 @@ impl Backend for Staging {
         self.device.submit(&mut self.staged.drain(..))
     }
 
-    fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
-        self.device.reap(budget, &mut each);
+    fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
+        self.device.reap(&mut each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

@@ -54,13 +54,13 @@ pub(crate) trait Backend {
         (self.submit(batch), false)
     }
 
-    /// Passes at most `budget` completions that are visible now to `each`, which does not panic.
-    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
+    /// Passes the completions that are visible now to `each`, which does not panic.
+    fn reap(&mut self, each: impl FnMut(RawCompletion));
 
     /// Reaps into `completions`. Returns the number of completions.
-    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState) -> usize {
+    fn reap_into(&mut self, completions: &mut CompletionState) -> usize {
         let mut found = 0;
-        self.reap(budget, |completion| {
+        self.reap(|completion| {
             found += 1;
             completions.complete(completion);
         });

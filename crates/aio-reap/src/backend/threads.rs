@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use offlock_sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
+use offlock_sync::{Arc, Condvar, Mutex, spawn, step, thread};
 
 use super::Backend;
 use crate::op::{Op, RawCompletion, Stop, Sub, Submitted};
@@ -36,8 +36,8 @@ impl Backend for Threads {
         Submitted { accepted: offered, stop: None }
     }
 
-    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
-        self.pool.reap(budget, each);
+    fn reap(&mut self, each: impl FnMut(RawCompletion)) {
+        self.pool.reap(each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -132,14 +132,9 @@ impl<J, D> Jobs<J, D> {
         queue.len() == 1
     }
 
-    /// Takes up to `budget` completions. Returns whether some are left. The caller must then signal
-    /// the notifier again, because no worker will.
-    #[must_use = "the engine may go to sleep"]
-    pub(crate) fn drain(&self, budget: usize, mut each: impl FnMut(D)) -> bool {
-        let mut queue = self.done.lock();
-        let count = budget.min(queue.len());
-        queue.drain(..count).for_each(&mut each);
-        !check!("drain: nothing is left", queue.is_empty())
+    /// Takes the completions.
+    pub(crate) fn drain(&self, each: impl FnMut(D)) {
+        self.done.lock().drain(..).for_each(each);
     }
 
     /// Takes back the oldest job that is `wanted`, if no worker has taken it.
@@ -221,18 +216,15 @@ impl Pool {
         withdrawn
     }
 
-    pub(crate) fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
-        if self.held == 0 || budget == 0 {
+    pub(crate) fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
+        if self.held == 0 {
             return;
         }
         let held = &mut self.held;
-        let left = self.shared.jobs.drain(budget, |done| {
+        self.shared.jobs.drain(|done| {
             *held -= 1;
             each(done);
         });
-        if left {
-            sys::signal(&self.shared.notifier);
-        }
     }
 
     /// Returns whether no request is in the pool.
@@ -288,11 +280,11 @@ mod pool_tests {
         assert!(pool.cancel(1) && !pool.cancel(1) && !pool.cancel(7));
         assert!(sys::poll_readable(&[pool.notifier()], Some(std::time::Duration::ZERO)).unwrap());
         let mut seen = Vec::new();
-        pool.reap(9, |done| seen.push((done.user_data, done.result)));
+        pool.reap(|done| seen.push((done.user_data, done.result)));
         assert_eq!(seen, [(1, -libc::ECANCELED)]);
         pool.start_worker().unwrap();
         while pool.held > 0 {
-            pool.reap(9, |done| seen.push((done.user_data, done.result)));
+            pool.reap(|done| seen.push((done.user_data, done.result)));
         }
         assert_eq!(seen[1..], [(0, 0), (2, 0)]);
     }

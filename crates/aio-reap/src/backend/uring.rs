@@ -153,22 +153,20 @@ impl Uring {
 
     /// Passes visible completions to `each`, a closure that is inlined here.
     #[inline(always)]
-    fn reap_each(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) -> usize {
-        let mut room = budget;
+    fn reap_each(&mut self, mut each: impl FnMut(RawCompletion)) -> usize {
+        let mut found = 0;
         if self.ring.completion().is_empty() && self.queue.taskrun() {
             self.run_task_work();
         }
-        let mut queue = self.ring.completion();
-        while room > 0 {
-            let Some(entry) = queue.next() else { break };
+        for entry in self.ring.completion() {
             if entry.user_data() == CANCELLATION {
                 self.cancels -= 1; // the completion of its request shows the result
                 continue;
             }
-            room -= 1;
+            found += 1;
             each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
         }
-        budget - room
+        found
     }
 
     fn submit_then(&mut self, batch: Batch<'_>, wanted: u32) -> Submitted {
@@ -281,13 +279,13 @@ impl Backend for Uring {
         (self.submit_then(batch, 1), true)
     }
 
-    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
-        self.reap_each(budget, each);
+    fn reap(&mut self, each: impl FnMut(RawCompletion)) {
+        self.reap_each(each);
     }
 
     /// Replaces the default, so that the processing of a completion is inlined into the loop.
-    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState) -> usize {
-        self.reap_each(budget, |completion| completions.complete(completion))
+    fn reap_into(&mut self, completions: &mut CompletionState) -> usize {
+        self.reap_each(|completion| completions.complete(completion))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

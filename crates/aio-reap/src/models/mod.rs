@@ -58,7 +58,7 @@ fn produce<const NR: usize>(shared: &Shared<NR>, mut tail: u32, count: u64) {
 }
 
 /// `count` events go through a ring of `NR` that starts at `at`, in order and whole.
-fn events_arrive<const NR: usize>(at: u32, count: u64, budget: usize) {
+fn events_arrive<const NR: usize>(at: u32, count: u64, most: usize) {
     thoroughly(move || {
         let shared = Arc::new(Shared::<NR> {
             head: AtomicU32::new(at),
@@ -74,18 +74,18 @@ fn events_arrive<const NR: usize>(at: u32, count: u64, budget: usize) {
         let mut next = 0;
         while next < count {
             let before = next;
-            ring.consume(budget, |event| {
+            ring.consume(most, |event| {
                 assert_eq!((event.data, event.obj), (next, !next), "torn, lost or repeated");
                 assert_eq!(event.res, next as i64 * 3);
                 next += 1;
             });
-            assert!(next - before <= budget as u64);
+            assert!(next - before <= most as u64);
             if next == before {
                 thread::yield_now();
             }
         }
         kernel.join().unwrap();
-        ring.consume(budget, |_| panic!("more than was produced"));
+        ring.consume(most, |_| panic!("more than was produced"));
     });
 }
 
@@ -132,7 +132,7 @@ impl Notifier {
 
 /// Sends `pushed` jobs through `workers` threads: none is lost or repeated, the engine never sleeps
 /// while a completion is visible, and every worker ends after the close.
-fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool) {
+fn jobs_complete(workers: u32, pushed: u32, reap_on_submit: bool) {
     thoroughly(move || {
         let shared = Arc::new((Jobs::new(4), Notifier::default()));
         let threads: Vec<_> = (0..workers)
@@ -151,10 +151,7 @@ fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool)
         let (jobs, notifier) = &*shared;
         let mut seen = vec![0; pushed as usize];
         let mut reap = || {
-            let left = jobs.drain(budget, |job: u32| seen[job as usize] += 1);
-            if left {
-                notifier.notify();
-            }
+            jobs.drain(|job: u32| seen[job as usize] += 1);
             seen.iter().sum::<u32>()
         };
         let mut reaped = 0;
@@ -183,20 +180,19 @@ fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool)
 /// Fails if a wake-up is lost on either side.
 #[test]
 fn pool_loses_no_job_and_no_wake_up() {
-    jobs_complete(1, 2, 4, true);
+    jobs_complete(1, 2, true);
 }
 
-/// Fails if the completions that the budget leaves are not notified, or if the notifier is cleared
-/// too late.
+/// Fails if the notifier is cleared too late.
 #[test]
-fn pool_announces_what_a_budget_leaves() {
-    jobs_complete(1, 2, 1, false);
+fn pool_announces_what_a_reap_has_missed() {
+    jobs_complete(1, 2, false);
 }
 
 /// Fails if a worker sleeps after the close.
 #[test]
 fn pool_closes_with_every_worker() {
-    jobs_complete(2, 1, 4, false);
+    jobs_complete(2, 1, false);
 }
 
 /// Each job is withdrawn or performed, once. Fails if `withdraw` takes another job than it found.
@@ -218,7 +214,7 @@ fn pool_withdraws_a_job_or_performs_it() {
         worker.join().unwrap();
         let mut seen: Vec<u32> = withdrawn.into_iter().collect();
         assert!(seen.iter().all(|&job| job == 0), "withdrew another");
-        _ = jobs.drain(9, |job| seen.push(job));
+        jobs.drain(|job| seen.push(job));
         seen.sort_unstable();
         assert_eq!(seen, [0, 1], "lost or repeated");
     });
@@ -243,7 +239,7 @@ fn pool_performs_what_is_queued_when_it_closes() {
         jobs.close();
         assert_eq!(worker.join().unwrap(), 1, "without a drain only the first one signals");
         let mut seen = Vec::new();
-        let left = jobs.drain(9, |job: u32| seen.push(job));
-        assert_eq!((left, seen), (false, vec![0, 1]));
+        jobs.drain(|job: u32| seen.push(job));
+        assert_eq!(seen, [0, 1]);
     });
 }

@@ -5,8 +5,7 @@ use testkit::planted::Planted;
 use super::{driver, remote};
 
 const MUTANTS: &[(&str, &str)] = &[
-    ("notifier-cleared-after-the-reap", "pool_announces_what_a_budget_leaves"),
-    ("drain: nothing is left", "pool_announces_what_a_budget_leaves"),
+    ("notifier-cleared-after-the-reap", "pool_announces_what_a_reap_has_missed"),
     ("close: wake every worker", "pool_closes_with_every_worker"),
     ("push: wake a worker", "pool_loses_no_job_and_no_wake_up"),
     ("consume: the events are read", "inv08_ring_hands_over_whole_events_and_wraps"),

@@ -303,8 +303,8 @@ fn a_request_ends_at_its_time_wherever_it_is() {
         script.on_submit(SubmitStep::Again);
     }
     let start = Instant::now();
-    let stuck = engine.nop().cancel_after(SHORT).submit().unwrap();
-    let never = engine.nop().cancel_after(Duration::MAX).submit().unwrap();
+    let stuck = engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap();
+    let never = engine.nop().submit().unwrap();
     assert_eq!(errno(stuck.wait().0), Some(libc::ETIMEDOUT));
     assert!(start.elapsed() >= SHORT);
     assert!(!never.is_done());
@@ -357,7 +357,7 @@ fn inv09_deadlines_notify() {
         let Some((file, _writer)) = slow_file(engine) else { return };
         for foreign in [false, true] {
             let start = Instant::now();
-            let read = engine.read(&file, vec![0; 4], 0).cancel_after(SHORT).submit().unwrap();
+            let read = engine.read(&file, vec![0; 4], 0).cancel_at(start + SHORT).submit().unwrap();
             while foreign && !read.is_done() {
                 assert!(readable(engine, PATIENCE), "no notification");
                 engine.turn();
@@ -373,8 +373,10 @@ fn inv09_deadlines_notify() {
         // One deadline is late and the other one early, in both orders.
         for times in [[SHORT, LONG], [LONG, SHORT]] {
             let _fd = engine.as_fd();
-            let reads = times
-                .map(|time| engine.read(&file, vec![0; 4], 0).cancel_after(time).submit().unwrap());
+            let reads = times.map(|time| {
+                let read = engine.read(&file, vec![0; 4], 0).cancel_at(Instant::now() + time);
+                read.submit().unwrap()
+            });
             assert!(readable(engine, PATIENCE));
             while reads.iter().all(|read| !read.is_done()) {
                 engine.turn();
@@ -410,11 +412,12 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
         assert!(quiet, "{what} keeps the descriptor readable");
     };
 
-    let nop = engine.nop().cancel_after(SHORT).submit().unwrap();
+    let nop = engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap();
     told("a request's deadline", &|| nop.is_done());
     assert_eq!(errno(nop.wait().0), Some(libc::ETIMEDOUT));
 
-    let late = |engine: &Engine| drop(engine.nop().cancel_after(SHORT).submit().unwrap());
+    let late =
+        |engine: &Engine| drop(engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap());
     remote.call(late).unwrap();
     told("a deadline that a call sets", &|| {
         engine.validate().is_idle() && engine.stats().accepted > 1

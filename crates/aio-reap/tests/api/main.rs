@@ -3,7 +3,6 @@
 //! Tests that need their own allocator, process limit or fork are separate programs.
 #![cfg(not(offlock_model))]
 
-mod adaptive;
 mod admission;
 mod backends;
 mod buffers;

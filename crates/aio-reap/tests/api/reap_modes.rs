@@ -62,7 +62,7 @@ fn on_turn_delivers_what_the_kernel_refused() {
 /// complete by then.
 #[test]
 fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
-    let built = Engine::builder().backend(BackendKind::Uring).depth(4).max_batch(2).build();
+    let built = Engine::builder().backend(BackendKind::Uring).depth(4).build();
     let Ok(engine) = built else { return };
     let (reader, mut writer) = io::pipe().unwrap();
     let pipe = engine.attach(reader).unwrap();
@@ -87,36 +87,6 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     assert!(engine.validate().is_idle() && engine.stats().waits >= 1);
     drop(ask);
     bytes.join().unwrap();
-}
-
-/// The first request completes only by the second one, which is in the next batch.
-#[test]
-fn waiting_submits_every_batch_before_it_sleeps() {
-    let built = Engine::builder().backend(BackendKind::Uring).depth(4).max_batch(1).build();
-    let Ok(engine) = built else { return };
-    let (reader, writer) = io::pipe().unwrap();
-    let mut rescuer = writer.try_clone().unwrap();
-    let (from, to) = (engine.attach(reader).unwrap(), engine.attach(writer).unwrap());
-    let queue = CompletionQueue::new();
-    let _plug = engine.plug();
-    engine.read(&from, vec![0], 0).enqueue(&queue, 0).unwrap();
-    engine.write(&to, vec![7], 0).enqueue(&queue, 1).unwrap();
-    let (done, ended) = mpsc::channel::<()>();
-    let rescue = std::thread::spawn(move || {
-        if ended.recv_timeout(Duration::from_secs(20)) == Err(mpsc::RecvTimeoutError::Timeout) {
-            rescuer.write_all(&[9]).unwrap(); // ends the read, and fails the test
-        }
-    });
-    let mut read = None;
-    while read.is_none() {
-        engine.wait(None).unwrap();
-        while let Some(completion) = queue.pop() {
-            read = read.or((completion.token == 0).then_some(completion.buf));
-        }
-    }
-    drop(done);
-    rescue.join().unwrap();
-    assert_eq!(read, Some(vec![7]));
 }
 
 /// `Poll` never sleeps while the kernel has a request.

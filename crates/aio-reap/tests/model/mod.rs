@@ -30,15 +30,12 @@ const FREED: u8 = 0xdd;
 /// Panics if the engine breaks an invariant.
 pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
-    let [depth, capacity, batch, budget] = input.array();
+    let [depth, capacity, _, _] = input.array();
     let depth = 1 + usize::from(depth % 8);
-    let max_batch = 1 + usize::from(batch) % depth;
     let script = Script::new();
     let engine = Engine::builder()
         .depth(depth)
         .capacity(depth + usize::from(capacity % 24))
-        .max_batch(max_batch)
-        .reap_budget(1 + usize::from(budget % 8))
         .build_sim(&script)
         .unwrap();
     let engine = Rc::new(engine);
@@ -76,7 +73,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         world.check(&engine);
         assert_eq!(engine.stats().accepted, world.accepted.get());
     }
-    assert!(world.script.batches().iter().all(|&size| size <= max_batch), "batch too large");
+    assert!(world.script.batches().iter().all(|&size| size <= depth), "batch too large");
     drop(plugs);
     let explicit = world.fuel.get().is_multiple_of(2);
     if explicit {
