@@ -155,10 +155,14 @@ impl Uring {
     #[inline(always)]
     fn reap_each(&mut self, mut each: impl FnMut(RawCompletion)) -> usize {
         let mut found = 0;
-        if self.ring.completion().is_empty() && self.queue.taskrun() {
-            self.run_task_work();
+        let mut queue = self.ring.completion();
+        if queue.is_empty() && self.queue.taskrun() {
+            // Makes the kernel post deferred completions, without waiting. After an error it posted
+            // none, which is the same as before.
+            let _ = self.registered.enter(0, 0, ENTER_GETEVENTS);
+            queue.sync();
         }
-        for entry in self.ring.completion() {
+        for entry in queue {
             if entry.user_data() == CANCELLATION {
                 self.cancels -= 1; // the completion of its request shows the result
                 continue;
@@ -200,12 +204,6 @@ impl Uring {
         let cancels = count.min(self.cancels_queued);
         self.cancels_queued -= cancels;
         self.backlog -= (count - cancels).min(self.backlog);
-    }
-
-    /// Makes the kernel post deferred completions, without waiting.
-    fn run_task_work(&mut self) {
-        // After an error no completion was posted, which is the same as before.
-        let _ = self.registered.enter(0, 0, ENTER_GETEVENTS);
     }
 }
 
