@@ -167,6 +167,11 @@ impl<T: Send + Sync + 'static> Builder<T> {
     /// Makes a table with these limits.
     #[must_use]
     pub fn build(self) -> CtxTable<T> {
+        if cfg!(not(offlock_model)) {
+            // The first use of percpu reads /sys, allocates and may start a thread. Later it would do so
+            // under the table's lock, for the first counted reference.
+            let _ = offlock_percpu::capabilities();
+        }
         // SAFETY: `run_callback` is for the callbacks of cores, and this head becomes one.
         let callback = unsafe { RetireHead::new(run_callback::<T>) };
         let core = Core::new(self.max_index, Quota::new(self.contexts), callback, SMALLEST);
