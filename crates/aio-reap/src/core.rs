@@ -91,16 +91,22 @@ impl Core {
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
     /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
     /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
+    #[inline]
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            if scope == Scope::All && self.driver.is_driven() {
-                let waker = self.driver.request_turn();
-                let _guard = self.dispatching();
-                return waker.into_iter().for_each(Waker::wake);
-            }
-            let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
-            self.round(self.reap_mode.get().after_submit(), scope, false);
+            self.flush(scope);
         }
+    }
+
+    #[inline(never)]
+    fn flush(&self, scope: Scope) {
+        if scope == Scope::All && self.driver.is_driven() {
+            let waker = self.driver.request_turn();
+            let _guard = self.dispatching();
+            return waker.into_iter().for_each(Waker::wake);
+        }
+        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
+        self.round(self.reap_mode.get().after_submit(), scope, false);
     }
 
     /// Cancels the requests whose time has come. The next round delivers them.

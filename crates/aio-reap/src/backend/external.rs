@@ -148,6 +148,7 @@ impl Backend for Staging {
         true
     }
 
+    #[inline(never)]
     fn stage(&mut self, request: Sub) -> bool {
         self.staged.push(Request::new(Sub { op: request.op.rest(0), ..request }));
         true

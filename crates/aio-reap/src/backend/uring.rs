@@ -259,7 +259,7 @@ impl Backend for Uring {
         self.backlog + self.cancels_queued == 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn stage(&mut self, Sub { user_data, op }: Sub) -> bool {
         push(&mut self.queue, user_data, &op, 0).is_ok()
     }
