@@ -260,6 +260,7 @@ pub mod virtual_fence {
 
         pub(crate) fn compiler_fence() {}
 
+        /// As in a normal build.
         pub fn light() {
             fence(Ordering::SeqCst);
         }
@@ -324,6 +325,7 @@ pub mod virtual_fence {
             mine
         }
 
+        /// As in a normal build.
         pub fn light() {
             if membarrier() {
                 token();
