@@ -74,11 +74,6 @@ impl<T> WordLock<T> {
         unsafe { &mut *value }
     }
 
-    /// Takes the value out.
-    pub fn into_inner(self) -> T {
-        self.value.into_inner()
-    }
-
     #[inline(always)]
     fn try_acquire(&self) -> bool {
         let acquire = order!(Acquire, "lock: the value");
@@ -197,7 +192,7 @@ mod tests {
         drop(guard);
         assert_eq!(lock.try_lock().map(|guard| *guard), Some(2));
         *lock.get_mut() += 1;
-        assert_eq!(lock.into_inner(), 3);
+        assert_eq!(*lock.lock(), 3);
     }
 
     #[test]
@@ -240,6 +235,6 @@ mod tests {
                 scope.spawn(|| (0..ROUNDS).for_each(|_| *lock.lock() += 1));
             }
         });
-        assert_eq!(lock.into_inner(), THREADS * ROUNDS);
+        assert_eq!(*lock.lock(), THREADS * ROUNDS);
     }
 }
