@@ -48,7 +48,8 @@ pub enum GetError {
     /// Another thread wrote the block, or read the block that this call was to write, for as long
     /// as the cache waits.
     Busy,
-    /// This thread uses the block, so it would wait for itself.
+    /// This thread uses the block, or has an operation in its [engine](crate::lend_engine) while the
+    /// block is in an engine, too: it would wait for itself.
     WouldDeadlock,
     /// A sync of the device failed, and the device was not [reset](crate::Device::reset) since.
     /// Nothing is written to it, and blocks that it may have lost are not read from it.
@@ -117,7 +118,7 @@ impl fmt::Display for GetError {
             }
             Self::Busy => f.write_str("the block was in use for as long as the cache waits"),
             Self::WouldDeadlock => {
-                f.write_str("this thread uses the block, so it would wait for itself")
+                f.write_str("this thread uses the block or its engine, so it would wait for itself")
             }
             Self::Poisoned { errno } => {
                 write!(f, "a sync of the device failed: {}", io::Error::from_raw_os_error(*errno))

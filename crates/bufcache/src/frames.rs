@@ -34,6 +34,9 @@ pub(crate) const NIL: u32 = u32::MAX;
 /// bits.
 pub(crate) const MOST_FRAMES: usize = (1 << 29) - 1;
 
+/// The loader of a frame that an engine of a thread fills. No thread has this number.
+const IN_ENGINE: u64 = u64::MAX;
+
 /// The state of a frame beside the word of its entry. Hits never access it.
 #[derive(Debug)]
 pub(crate) struct Header {
@@ -54,8 +57,8 @@ pub(crate) struct Header {
     tries: AtomicU32,
     /// The time at which the buffer became dirty, in milliseconds since the cache was made.
     since: AtomicU64,
-    /// The thread that [claimed](crate::Device::claim) the load, or 0.
-    claimer: AtomicU64,
+    /// The thread that [claimed](crate::Device::claim) the load, or [`IN_ENGINE`], or 0.
+    loader: AtomicU64,
 }
 
 /// The links of a list of frames, accessed under the lock of the list.
@@ -113,20 +116,39 @@ impl Header {
         // to readers.
         self.place.store(place, Ordering::Relaxed);
         self.lsn.store(0, Ordering::Relaxed);
-        self.claimer.store(0, Ordering::Relaxed);
+        self.loader.store(0, Ordering::Relaxed);
     }
 
     /// Notes that this thread has claimed the load. If it then waits for the block, it waits for
     /// itself.
     pub(crate) fn set_claimed(&self) {
         // Ordering: Relaxed; only this thread compares the number with its own.
-        self.claimer.store(thread_id(), Ordering::Relaxed);
+        self.loader.store(thread_id(), Ordering::Relaxed);
     }
 
     /// Returns whether this thread claimed the load. It may have passed the load to another thread.
     pub(crate) fn is_claimed_by_me(&self) -> bool {
         // Ordering: Relaxed; the thread finds its own store, and any other value is not its number.
-        self.claimer.load(Ordering::Relaxed) == thread_id()
+        self.loader.load(Ordering::Relaxed) == thread_id()
+    }
+
+    /// Notes that the load is in an engine of the calling thread.
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn set_in_engine(&self) {
+        // Ordering: Relaxed; the fence in `refuses_wait` orders it.
+        self.loader.store(IN_ENGINE, Ordering::Relaxed);
+    }
+
+    /// Notes that the load is in no engine.
+    pub(crate) fn set_not_in_engine(&self) {
+        // Ordering: Relaxed; a thread that reads the earlier value is refused a wait, which it may be.
+        self.loader.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the load is in an engine of a thread.
+    pub(crate) fn is_in_engine(&self) -> bool {
+        // Ordering: Relaxed; the fence in `refuses_wait` orders it.
+        self.loader.load(Ordering::Relaxed) == IN_ENGINE
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -254,7 +276,7 @@ impl Frames {
             first_lsn: AtomicU64::new(u64::MAX),
             tries: AtomicU32::new(0),
             since: AtomicU64::new(0),
-            claimer: AtomicU64::new(0),
+            loader: AtomicU64::new(0),
         }));
         Ok(Self {
             region,

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use offlock_sync::Arc;
-use offlock_sync::atomic::AtomicU64;
+use offlock_sync::atomic::{AtomicU64, AtomicUsize};
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;
@@ -102,6 +102,7 @@ impl Cache {
             device,
             identity,
             in_flight,
+            in_engines: AtomicUsize::new(0),
             bell: Bell::new(),
             id,
             shift,
@@ -200,11 +201,19 @@ struct Alive(Arc<Source>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        let flushed = self.0.cache.flush_orphan(&self.0);
-        self.0.cache.detach_source(&self.0);
-        if let Err(error) = flushed {
-            self.0.writes.options.tell_loss(error);
+        let end = |source: &Arc<Source>| {
+            let flushed = source.cache.flush_orphan(source);
+            source.cache.detach_source(source);
+            if let Err(error) = flushed {
+                source.writes.options.tell_loss(error);
+            }
+        };
+        if self.0.may_wait() {
+            return end(&self.0);
         }
+        // A sync or write-back may be in an engine of this thread, which the flush would wait for.
+        let source = Arc::clone(&self.0);
+        self.0.cache.call_blocking(source.id, move || end(&source));
     }
 }
 

@@ -116,9 +116,6 @@ pub use self::device::{
     BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
 pub use self::dirty::{AttachOptions, Wal, WriteError};
-#[cfg(all(feature = "aio-reap", offlock_model))]
-#[doc(hidden)]
-pub use self::engine::lent;
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};

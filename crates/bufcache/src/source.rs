@@ -4,10 +4,12 @@ use std::io;
 use std::ops::{Deref, Range};
 
 use offlock_sync::Arc;
+use offlock_sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;
 use crate::dirty::{Writes, errno_of};
+use crate::engine::refuses_wait;
 use crate::error::{Failure, GetError};
 use crate::ids::Identity;
 use crate::in_flight::InFlight;
@@ -22,6 +24,8 @@ pub(crate) struct Source {
     /// The identity that the device reported when it was attached.
     pub(crate) identity: Option<Identity>,
     pub(crate) in_flight: InFlight,
+    /// The number of changes of the device (writes, discards, syncs) in engines of threads.
+    pub(crate) in_engines: AtomicUsize,
     /// Wakes the threads that wait for its operations.
     pub(crate) bell: std::sync::Arc<Bell>,
     pub(crate) id: u16,
@@ -116,6 +120,14 @@ impl Source {
             Some(errno) => Err(GetError::Poisoned { errno }),
             None => Ok(()),
         }
+    }
+
+    /// Returns whether the calling thread may block for changes of the device. False if one is in an
+    /// engine and may wait for this thread; see [`engine`](crate::engine).
+    pub(crate) fn may_wait(&self) -> bool {
+        // Ordering: Relaxed; the fence in `refuses_wait` orders it.
+        let refused = refuses_wait(|| self.in_engines.load(Ordering::Relaxed) > 0);
+        !refused
     }
 
     /// Returns the offset of the block on the device in bytes.

@@ -28,7 +28,6 @@ use std::thread;
 use offlock_sync::{Futex, Mutex, WordLock, check, step};
 
 use crate::contain::{Panicked, contain};
-use crate::engine;
 
 /// How an operation waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +55,7 @@ impl Bell {
         Arc::new(Self(Futex::new()))
     }
 
-    /// Waits in that mode until `poll` is ready; `waiting` is registered while it is not. A thread turns its engine meanwhile, because the
-    /// engine may have the operation that the thread waits for.
+    /// Waits in that mode until `poll` is ready.
     pub(crate) async fn until<T>(
         self: &Arc<Self>,
         mode: Mode,
@@ -77,14 +75,6 @@ impl Bell {
     ) -> T {
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
-        let mut by_engine = None;
-        engine::wait_by_engine(|context| match poll(context) {
-            Poll::Ready(result) => by_engine.replace(result).is_none(),
-            Poll::Pending => false,
-        });
-        if let Some(result) = by_engine {
-            return result;
-        }
         loop {
             let seen = self.0.load();
             if let Poll::Ready(result) = poll(&mut context) {

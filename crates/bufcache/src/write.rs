@@ -1,6 +1,7 @@
 //! The methods of a device that write blocks, and that make writes durable.
 
 use std::fmt;
+use std::future::Future;
 use std::ops::Range;
 
 use crate::cache::{Fill, Overwrite};
@@ -77,7 +78,7 @@ impl Device {
     /// The first error; its block stays dirty. Each handle gets an error of another call or of the
     /// cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
-        let result = poll_ready(self.shared.flush(&self.source, Mode::Thread));
+        let result = self.block_on(self.shared.flush(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -90,7 +91,7 @@ impl Device {
     /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
     /// from then on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
-        let result = poll_ready(self.shared.sync(&self.source, Mode::Thread));
+        let result = self.block_on(self.shared.sync(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -139,7 +140,7 @@ impl Device {
     ///
     /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        let result = poll_ready(self.shared.write_through(&self.source, blocks, Mode::Thread));
+        let result = self.block_on(self.shared.write_through(&self.source, blocks, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -153,7 +154,7 @@ impl Device {
     /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        poll_ready(self.shared.overwrite(&self.source, blocks, Overwrite::Discard, Mode::Thread))
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard, Mode::Thread))
     }
 
     /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
@@ -197,6 +198,7 @@ impl Device {
     /// [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] for a writer's guard: the device stays
     /// poisoned, and another call goes on.
     pub fn reset(&self) -> Result<Lost, WriteError> {
+        self.check_wait()?;
         self.shared.reset(&self.source).map(Lost)
     }
 
@@ -213,8 +215,23 @@ impl Device {
     /// thread or this one has a write guard. The device is then open as before, and the error has
     /// the handle. [`WriteError::Closed`] if the device was closed through another handle.
     pub fn close(self) -> Result<(), CloseError> {
-        let closed = self.shared.close(&self.source, || self.sync());
+        let closed = self.check_wait();
+        let closed = closed.and_then(|()| self.shared.close(&self.source, || self.sync()));
         closed.map_err(|error| CloseError { error, device: self })
+    }
+
+    /// Makes a change of the device, and blocks until it ends.
+    pub(crate) fn block_on(
+        &self,
+        change: impl Future<Output = Result<(), WriteError>>,
+    ) -> Result<(), WriteError> {
+        self.check_wait()?;
+        poll_ready(change)
+    }
+
+    /// Returns an error if the calling thread must not block for changes of the device.
+    fn check_wait(&self) -> Result<(), WriteError> {
+        if self.source.may_wait() { Ok(()) } else { Err(WriteError::WouldDeadlock { block: None }) }
     }
 
     pub(crate) fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {

@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use offlock_sync::Arc;
 
 use super::completion::{Batch, Completion};
+#[cfg(feature = "aio-reap")]
+use crate::engine::InEngine;
 
 /// A write of adjacent blocks: an offset on the device, and bytes that do not change before it
 /// ends.
@@ -43,6 +45,12 @@ impl DeviceWrite {
         let completion = unsafe { batch.begin(number, alone) };
         let parts = NonNull::slice_from_raw_parts(NonNull::from(parts).cast(), parts.len());
         Self { completion, offset, parts, durable }
+    }
+
+    /// Counts the write as one in an engine of this thread until the returned value drops.
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn enter_engine(&self) -> InEngine {
+        self.completion.enter_engine()
     }
 
     /// Returns the offset on the device in bytes.
@@ -138,6 +146,12 @@ impl DeviceRange {
         Self { completion: unsafe { batch.begin(0, true) }, offset, len, discards }
     }
 
+    /// As [`DeviceWrite::enter_engine`].
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn enter_engine(&self) -> InEngine {
+        self.completion.enter_engine()
+    }
+
     /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -198,6 +212,12 @@ impl DeviceSync {
     pub(super) unsafe fn new(batch: &Batch<'_>) -> Self {
         // SAFETY: the caller's promise.
         Self { completion: unsafe { batch.begin(0, true) } }
+    }
+
+    /// As [`DeviceWrite::enter_engine`].
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn enter_engine(&self) -> InEngine {
+        self.completion.enter_engine()
     }
 
     /// Returns whether a thread blocks until the sync ends; see [`DeviceWrite::is_blocking`].

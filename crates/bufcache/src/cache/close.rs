@@ -17,6 +17,7 @@ use offlock_sync::{Arc, check, step};
 
 use super::Shared;
 use crate::dirty::{Stage, WriteError};
+use crate::engine::refuses_wait;
 use crate::hazard;
 use crate::source::Source;
 use crate::wait::{Mode, poll_ready};
@@ -65,7 +66,7 @@ impl Shared {
                 }
                 let block = source.block(key);
                 if hazard::protected_by_me(entry) > 0 {
-                    return Err(WriteError::WouldDeadlock { block });
+                    return Err(WriteError::WouldDeadlock { block: Some(block) });
                 }
                 self.wait_for_mark(word.frame(), key, &mut since)
                     .map_err(|error| WriteError::of_wait(error, block))?;
@@ -75,13 +76,12 @@ impl Shared {
     }
 
     /// Lets the file of a closed device be attached again: at once if its operations end within the
-    /// cache's patience, and otherwise when the last of them ends.
+    /// cache's patience, and otherwise, or if one may be in an engine of this thread, when the last of
+    /// them ends.
     pub(crate) fn detach_source(&self, source: &Source) {
         let (mut rounds, mut since) = (0, None);
         while source.in_flight.any() {
-            // The operation may be on the engine of this thread.
-            crate::engine::turn_engine();
-            if self.pause(&mut rounds, &mut since).is_err() {
+            if refuses_wait(|| true) || self.pause(&mut rounds, &mut since).is_err() {
                 break;
             }
         }

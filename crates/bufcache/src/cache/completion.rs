@@ -28,7 +28,8 @@ use offlock_sync::{Arc, order, panicking, step, thread, thread_id};
 
 use crate::contain::contain;
 use crate::dirty::errno_of;
-use crate::engine::wait_for_writes;
+#[cfg(feature = "aio-reap")]
+use crate::engine::InEngine;
 use crate::source::Source;
 use crate::wait::{Mode, wake_all};
 
@@ -96,22 +97,18 @@ impl<'s> Batch<'s> {
         }
     }
 
-    /// Waits on the calling thread: by its engine for writes while that has operations, and then by
-    /// the bell of the device.
+    /// Waits on the calling thread.
     fn block(&self) {
         let left = &self.state.left;
         // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results,
         // and what the device did with the bytes.
-        while left.load(order!(Acquire, "block: the results are stored before")) != ISSUER {
-            if !wait_for_writes() {
-                return self.source.bell.sleep_until(|context| self.poll(context));
-            }
+        if left.load(order!(Acquire, "block: the results are stored before")) != ISSUER {
+            self.source.bell.sleep_until(|context| self.poll(context));
         }
     }
 
     /// Returns ready once all operations have ended. Otherwise stores the waker of `context`, in
-    /// place of that of an earlier call: a thread that waits by its engine may later sleep by the
-    /// bell.
+    /// place of that of an earlier call.
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         let left = &self.state.left;
         // Ordering: Relaxed, here and in the exchange: the waker that is replaced is the issuer's
@@ -198,6 +195,13 @@ impl Completion {
     /// thread that begins the operation.
     pub(super) fn is_waited_for(&self) -> bool {
         self.issuer != 0
+    }
+
+    /// Counts the operation as one in an engine of this thread until the returned value drops, which
+    /// is before the operation ends.
+    #[cfg(feature = "aio-reap")]
+    pub(super) fn enter_engine(&self) -> InEngine {
+        InEngine::new(self.source().map(Arc::clone))
     }
 
     pub(super) fn source(&self) -> Option<&Arc<Source>> {

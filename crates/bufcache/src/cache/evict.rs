@@ -163,8 +163,6 @@ impl Shared {
             return Ok(());
         }
         self.counters.page_retries.add(1);
-        // All buffers may be in loads of this thread's engine.
-        step!("wait for a buffer: turn the engine", crate::engine::turn_engine());
         #[cfg(not(offlock_model))]
         thread::sleep(PAUSE);
         #[cfg(offlock_model)]
@@ -403,7 +401,10 @@ impl Shared {
                     if word.has(IO) && self.frames.header(word.frame()).is_claimed_by_me() =>
                 {
                     self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-                    crate::engine::turn_engine();
+                }
+                Some(word) if word.has(IO) => {
+                    self.check_wait_for_load(word.frame())?;
+                    self.wait_a_moment(&mut rounds);
                 }
                 _ => self.wait_a_moment(&mut rounds),
             }

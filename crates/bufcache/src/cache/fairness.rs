@@ -26,7 +26,6 @@ use offlock_sync::{Arc, thread};
 
 use super::Shared;
 use super::selection::Include;
-use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::source::Source;
 use crate::word::Key;
@@ -99,8 +98,6 @@ impl Shared {
             if is_over {
                 return Err(GetError::NoFreeBuffers);
             }
-            // Other threads write, or the engine of this thread does.
-            turn_engine();
             #[cfg(not(offlock_model))]
             thread::sleep(super::evict::PAUSE);
             #[cfg(offlock_model)]

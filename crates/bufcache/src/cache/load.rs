@@ -26,6 +26,8 @@ use offlock_sync::{Arc, check, panicking, step, thread_id};
 
 use super::Shared;
 use crate::contain::contain;
+#[cfg(feature = "aio-reap")]
+use crate::engine::InEngine;
 use crate::error::Failure;
 use crate::frames::Frame;
 use crate::frames::Place;
@@ -81,6 +83,7 @@ impl Load {
         if self.is_blocking() {
             return self.read_here(1);
         }
+        self.source.cache.frames.header(self.frame).set_not_in_engine();
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
         match cache.pool.queue_load(self) {
             Ok(false) => {}
@@ -134,6 +137,21 @@ impl Load {
             Ok(result) => self.end(result, own),
             Err(_) => step!("load: tell of the panic", self.give_up(Failure::Panicked)),
         }
+    }
+
+    /// Notes that an engine of this thread reads the block, until the load ends or is deferred. The
+    /// operation counts until the returned value drops.
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn enter_engine(&self) -> InEngine {
+        self.source.cache.frames.header(self.frame).set_in_engine();
+        InEngine::new(None)
+    }
+
+    /// For the models: as a device does that reads by an engine of this thread.
+    #[cfg(offlock_model)]
+    #[doc(hidden)]
+    pub fn enter_engine_of_model(&self) -> impl Drop + use<> {
+        self.enter_engine()
     }
 
     pub(super) fn frame(&self) -> Frame {

@@ -15,7 +15,7 @@ use offlock_sync::{Arc, check, hint, step, thread};
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got, Wait, Want};
 use super::{Protected, Shared};
-use crate::engine::{turn_engine, wait_by_engine};
+use crate::engine::refuses_wait;
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::frames::Place;
@@ -95,7 +95,6 @@ impl Shared {
         key: Key,
         want: Want,
     ) -> Result<Got, GetError> {
-        let mut rounds = 0;
         loop {
             match self.enter(source, key, want)? {
                 Entered::Cached(buffer) => return Ok(Got::Shared(buffer)),
@@ -104,9 +103,12 @@ impl Shared {
                     let entry = self.table.entry(place);
                     return self.wait_for_load(source, key, entry, want.wait).map(Got::Shared);
                 }
-                // The discard may be on this thread's engine.
-                Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
-                Entered::Excluded => source.writes.excluded.wait(key.sector()),
+                Entered::Excluded => {
+                    if !source.may_wait() {
+                        return Err(GetError::WouldDeadlock);
+                    }
+                    source.writes.excluded.wait(key.sector());
+                }
             }
         }
     }
@@ -209,8 +211,6 @@ impl Shared {
         if *rounds < 16 {
             return hint::spin_loop();
         }
-        // The load may be on this thread's engine.
-        turn_engine();
         #[cfg(not(offlock_model))]
         if *rounds > 64 {
             // It is a load, which takes as long as the device does.
@@ -323,32 +323,33 @@ impl Shared {
         slot.map(|slot| Protected { slot, frame })
     }
 
+    /// Returns an error if this thread must not block for the load of a frame, because it is in an
+    /// engine and may wait for this thread; see [`engine`](crate::engine).
+    pub(super) fn check_wait_for_load(&self, frame: Frame) -> Result<(), GetError> {
+        let refused = refuses_wait(|| self.frames.header(frame).is_in_engine());
+        let may_wait = check!("wait: the load is in no engine", !refused);
+        if may_wait { Ok(()) } else { Err(GetError::WouldDeadlock) }
+    }
+
     /// Sleeps until an entry is neither loaded nor written.
     fn sleep_for_load(&self, entry: &Entry, wait: Wait) -> Result<(), GetError> {
         let header = self.frames.header(entry.word().frame());
         let mut since = None;
         if header.is_claimed_by_me() {
-            // This thread or its engine may have the load. Then no other thread ends it.
+            // This thread may have the load. Then no other thread ends it.
             let mut rounds = 16;
             while entry.word().has(IO) {
                 self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-                turn_engine();
             }
         }
-        // Another thread may wait for an operation of this one's engine.
-        let mut waiting = self.waiters.wait(entry.word().frame());
-        step!(
-            "wait: turn the engine of this thread",
-            wait_by_engine(|context| {
-                Self::poll_marks(entry, IO, &mut waiting, context).is_ready()
-            })
-        );
-        drop(waiting);
         loop {
             let seen = header.loaded.load();
             let word = entry.word();
             if !word.has(IO | WRITE) {
                 return Ok(());
+            }
+            if word.has(IO) {
+                self.check_wait_for_load(word.frame())?;
             }
             if word.has(WRITE) && wait == Wait::Load {
                 return Err(GetError::WouldBlock);

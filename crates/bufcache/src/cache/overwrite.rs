@@ -276,7 +276,7 @@ impl Shared {
 /// Why a block can be neither dropped nor marked.
 pub(super) enum Obstacle {
     Marked(Key, Frame),
-    /// It is being read or evicted: a wait for that may turn the thread's engine.
+    /// It is being read or evicted.
     Loading(Key),
     Error(Key, GetError),
 }

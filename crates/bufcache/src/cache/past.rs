@@ -11,7 +11,7 @@ use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::{Mode, poll_ready};
+use crate::wait::Mode;
 use crate::word::{DIRTY, Key};
 
 impl Shared {
@@ -78,14 +78,14 @@ impl Shared {
     }
 
     /// Writes the dirty blocks of a range.
-    pub(crate) fn flush_range(
+    pub(crate) async fn flush_range(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
-        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
+        let summary = self.write_back(source, &selection, Mode::Thread).await;
         self.check_sync(source)?;
         summary.error.map_or(Ok(()), Err)
     }

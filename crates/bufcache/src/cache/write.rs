@@ -28,7 +28,6 @@ use offlock_sync::{Arc, check, hint, step, thread};
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
 use super::{Protected, Shared};
-use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
@@ -110,7 +109,12 @@ impl Shared {
         loop {
             match self.lock_once(source, key, want, &mut since)? {
                 Ok(buffer) => return Ok(buffer),
-                Err(Obstacle::Marked(frame)) => self.wait_for_mark(frame, key, &mut since)?,
+                Err(Obstacle::Marked(frame)) => {
+                    if !source.may_wait() {
+                        return Err(GetError::WouldDeadlock);
+                    }
+                    self.wait_for_mark(frame, key, &mut since)?;
+                }
                 Err(_) => self.pause(&mut rounds, &mut since)?,
             }
         }
@@ -332,10 +336,6 @@ impl Shared {
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
         let left = self.time_left(since)?;
-        if turn_engine() {
-            // The write may be on this thread's engine.
-            return self.pause(&mut 32, since);
-        }
         let header = self.frames.header(frame);
         let seen = header.loaded.load();
         let Some(entry) = self.table.find(key) else { return Ok(()) };

@@ -5,23 +5,21 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::rc::Rc;
 
-use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestError, SharedFile};
+use aio_reap::{
+    AllocateMode, BufList, Engine, IoBuf, IoBufMut, ReapMode, Reply, Request, RequestError,
+    SharedFile,
+};
 
 use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
-use crate::engine::{ThreadEngine, lent_engine, write_engine};
+use crate::engine::{InEngine, lent_engine};
 
 /// A file or block device, as [`FileDevice`]. Readahead, and the operations that tasks begin, use
 /// the [`Engine`](aio_reap::Engine) that the thread has [lent](crate::lend_engine): they block no
 /// thread, and many are in flight at once.
 ///
-/// Without a lent engine, threads of the cache make these operations by system calls. A thread that
-/// waits for a block reads it by a system call. A thread that waits for a write-back to a file with
-/// `O_DIRECT` submits many blocks at once to an engine that it keeps for this purpose; its other
-/// writes, and its syncs, are system calls.
-///
-/// An operation on a thread's engine ends when that thread waits for a block or turns the engine,
-/// as every request of an engine does. So the thread should turn it soon.
+/// Without a lent engine, threads of the cache make these operations by system calls. A call that
+/// blocks makes its operations by system calls, too.
 #[derive(Debug)]
 pub struct EngineDevice {
     /// An engine refers to the file only during an operation, so no idle thread keeps a descriptor
@@ -50,13 +48,15 @@ impl EngineDevice {
 
 impl EngineDevice {
     fn begin_range(&self, range: DeviceRange, mode: AllocateMode) {
-        let Some(local) = lent_engine().filter(|_| !range.is_blocking()) else {
-            return range.defer();
-        };
-        let file = local.engine.attach_shared(&self.file);
-        let request = local.engine.allocate(&file, mode, range.offset(), range.len());
-        let begun =
-            begin(&local, request, range, |range, result| end_range(range, device_result(result)));
+        let engine = lent_engine().filter(|_| !range.is_blocking());
+        let Some(engine) = engine else { return range.defer() };
+        let file = engine.attach_shared(&self.file);
+        let request = engine.allocate(&file, mode, range.offset(), range.len());
+        let counted = range.enter_engine();
+        let begun = begin(&engine, counted, request, range, |range, result| match result {
+            Some(result) => range.finish(result),
+            None => range.defer(),
+        });
         begun.err().into_iter().for_each(DeviceRange::defer);
     }
 }
@@ -83,41 +83,49 @@ unsafe impl IoBufMut for LoadBuf {
     }
 }
 
-/// Submits a request. Its completion calls `end` with `operation` and the result. If the engine
-/// refuses the request, returns the operation.
+/// Calls `submit`, which submits a request of the engine, so that no completion is delivered
+/// meanwhile: no callback of the program runs inside a call of the cache.
+fn submit<T>(engine: &Engine, submit: impl FnOnce() -> T) -> T {
+    struct Restore<'e>(&'e Engine, ReapMode);
+    impl Drop for Restore<'_> {
+        fn drop(&mut self) {
+            self.0.set_reap_mode(self.1);
+        }
+    }
+    let _restore = Restore(engine, engine.reap_mode());
+    engine.set_reap_mode(ReapMode::OnTurn);
+    submit()
+}
+
+/// Submits a request. Its completion calls `end` with `operation` and the result of the device, or
+/// `None` if the engine has ended, which is no error of the device. If the engine refuses the request,
+/// returns the operation.
 fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
-    local: &ThreadEngine,
+    engine: &Engine,
+    counted: InEngine,
     request: Request<'_, B, R>,
     operation: T,
-    end: impl FnOnce(T, Result<R, RequestError>) + 'static,
+    end: impl FnOnce(T, Option<io::Result<()>>) + 'static,
 ) -> Result<(), T> {
     // Shared with the callback, because the engine drops the callback of a refused request.
     let slot = Rc::new(Cell::new(Some(operation)));
-    let in_flight = local.begin_operation();
-    let begun = request.inner_callback({
+    let done = {
         let slot = Rc::clone(&slot);
-        move |result, _| {
-            in_flight.set(in_flight.get() - 1);
-            if let Some(operation) = slot.take() {
-                end(operation, result);
-            }
+        move |result: Result<R, RequestError>, _| {
+            drop(counted); // before the operation ends, because it keeps the device
+            let Some(operation) = slot.take() else { return };
+            end(
+                operation,
+                match result {
+                    Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
+                    result => Some(result.map(drop).map_err(io::Error::from)),
+                },
+            );
         }
-    });
-    match begun {
+    };
+    match submit(engine, || request.callback(done)) {
         Ok(_) => Ok(()),
-        Err(_) => {
-            local.in_flight.set(local.in_flight.get() - 1);
-            slot.take().map_or(Ok(()), Err)
-        }
-    }
-}
-
-/// Returns the result of the device. `None` if the engine has ended, which is no error of the
-/// device.
-fn device_result<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
-    match result {
-        Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
-        result => Some(result.map(drop).map_err(io::Error::from)),
+        Err(_) => slot.take().map_or(Ok(()), Err),
     }
 }
 
@@ -125,20 +133,6 @@ fn end_write(write: DeviceWrite, result: Option<io::Result<()>>) {
     match result {
         Some(result) => write.finish(result),
         None => write.defer(),
-    }
-}
-
-fn end_range(range: DeviceRange, result: Option<io::Result<()>>) {
-    match result {
-        Some(result) => range.finish(result),
-        None => range.defer(),
-    }
-}
-
-fn end_sync(sync: DeviceSync, result: Option<io::Result<()>>) {
-    match result {
-        Some(result) => sync.finish(result),
-        None => sync.defer(),
     }
 }
 
@@ -183,24 +177,20 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_read(&self, load: Load) {
-        // A thread that blocks reads by a system call: an engine would add a submission and a wait.
-        let Some(local) = lent_engine().filter(|_| !load.is_blocking()) else {
-            return load.defer();
-        };
-        let file = local.engine.attach_shared(&self.file);
-        let offset = load.offset();
-        let in_flight = local.begin_operation();
-        let request = local.engine.read(&file, LoadBuf(load), offset);
-        let begun = request.inner_callback(move |result, LoadBuf(load)| {
-            in_flight.set(in_flight.get() - 1);
+        let engine = lent_engine().filter(|_| !load.is_blocking());
+        let Some(engine) = engine else { return load.defer() };
+        let file = engine.attach_shared(&self.file);
+        let (offset, counted) = (load.offset(), load.enter_engine());
+        let request = engine.read(&file, LoadBuf(load), offset);
+        let done = move |result: Result<usize, RequestError>, LoadBuf(load)| {
+            drop(counted);
             match result {
                 // The engine has ended, which is no error of the device.
                 Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => load.defer(),
                 result => load.finish(result.map_err(Into::into)),
             }
-        });
-        if let Err(refused) = begun.map(drop) {
-            local.in_flight.set(local.in_flight.get() - 1);
+        };
+        if let Err(refused) = submit(&engine, || request.callback(done)) {
             refused.into_request().into_buf().0.defer();
         }
     }
@@ -222,34 +212,26 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_write(&self, write: DeviceWrite) {
-        // A thread that blocks makes a durable, single or buffered write by a system call. A
-        // buffered write only copies, and if the file system cannot begin it without a wait, as
-        // ext4 cannot, a ring passes each write to a kernel thread.
-        let is_call = || write.is_durable() || write.is_alone() || self.alignment() == 1;
-        let local = match write.is_blocking() {
-            true if is_call() => None,
-            true => write_engine(),
-            false => lent_engine(),
-        };
-        let Some(local) = local else { return write.defer() };
-        let file = local.engine.attach_shared(&self.file);
+        let engine = lent_engine().filter(|_| !write.is_blocking());
+        let Some(engine) = engine else { return write.defer() };
+        let file = engine.attach_shared(&self.file);
         let parts = write.parts().iter();
         let parts = parts.map(|part| WriteBuf { at: part.as_ptr(), len: part.len() }).collect();
         let Ok(list) = BufList::new(parts) else { return write.defer() };
-        let request = local.engine.write_vectored(&file, list, write.offset());
+        let request = engine.write_vectored(&file, list, write.offset());
         // A weak reference, because the callback lies in the engine, which ends with its last
         // owner.
-        let sync_by = Rc::downgrade(&local);
+        let sync_by = Rc::downgrade(&engine);
         // Only a durable write keeps the file: the others close it before they report their end.
         let file = write.is_durable().then_some(file);
-        let begun = begin(&local, request, write, move |write, result| {
-            let result = device_result(result);
+        let counted = write.enter_engine();
+        let begun = begin(&engine, counted, request, write, move |write, result| {
             let file = file.filter(|_| matches!(result, Some(Ok(()))));
             let Some(file) = file else { return end_write(write, result) };
-            let Some(local) = sync_by.upgrade() else { return write.defer() };
-            let sync = local.engine.fdatasync(&file);
-            let end = |write, result| end_write(write, device_result(result));
-            begin(&local, sync, write, end).err().into_iter().for_each(DeviceWrite::defer);
+            let Some(engine) = sync_by.upgrade() else { return write.defer() };
+            let (sync, counted) = (engine.fdatasync(&file), write.enter_engine());
+            let begun = begin(&engine, counted, sync, write, end_write);
+            begun.err().into_iter().for_each(DeviceWrite::defer);
         });
         begun.err().into_iter().for_each(DeviceWrite::defer);
     }
@@ -263,13 +245,14 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_sync(&self, sync: DeviceSync) {
-        let Some(local) = lent_engine().filter(|_| !sync.is_blocking()) else {
-            return sync.defer();
-        };
-        let file = local.engine.attach_shared(&self.file);
-        let request = local.engine.fdatasync(&file);
-        let begun =
-            begin(&local, request, sync, |sync, result| end_sync(sync, device_result(result)));
+        let engine = lent_engine().filter(|_| !sync.is_blocking());
+        let Some(engine) = engine else { return sync.defer() };
+        let file = engine.attach_shared(&self.file);
+        let (request, counted) = (engine.fdatasync(&file), sync.enter_engine());
+        let begun = begin(&engine, counted, request, sync, |sync, result| match result {
+            Some(result) => sync.finish(result),
+            None => sync.defer(),
+        });
         begun.err().into_iter().for_each(DeviceSync::defer);
     }
 

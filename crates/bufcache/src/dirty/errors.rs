@@ -57,10 +57,11 @@ pub enum WriteError {
         /// The block.
         block: u64,
     },
-    /// This thread has a guard of the block, so it would wait for itself.
+    /// This thread has a guard of the block, or an operation in its [engine](crate::lend_engine) while
+    /// a change of the device is in an engine, too: it would wait for itself.
     WouldDeadlock {
-        /// The block.
-        block: u64,
+        /// The block of the guard.
+        block: Option<u64>,
     },
     /// A sync or a durable write of the device failed, now or since the last
     /// [`reset`](crate::Device::reset). Writes since the last good sync may be lost.
@@ -86,7 +87,7 @@ impl WriteError {
     pub(crate) fn of_wait(error: GetError, block: u64) -> Self {
         match error {
             GetError::Busy => Self::Busy { block },
-            GetError::WouldDeadlock => Self::WouldDeadlock { block },
+            GetError::WouldDeadlock => Self::WouldDeadlock { block: Some(block) },
             other => other.into(),
         }
     }
@@ -125,8 +126,11 @@ impl fmt::Display for WriteError {
             Self::Busy { block } => {
                 write!(f, "block {block} was in use for as long as the cache waits")
             }
-            Self::WouldDeadlock { block } => {
+            Self::WouldDeadlock { block: Some(block) } => {
                 write!(f, "this thread uses block {block}, so it would wait for itself")
+            }
+            Self::WouldDeadlock { block: None } => {
+                f.write_str("an operation in this thread's engine would wait for the thread")
             }
             Self::Poisoned { errno } => {
                 write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))

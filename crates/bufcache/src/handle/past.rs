@@ -7,7 +7,7 @@ use crate::cache::{Bypass, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
-use crate::wait::{Mode, poll_ready};
+use crate::wait::Mode;
 
 impl Device {
     /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a
@@ -42,7 +42,7 @@ impl Device {
     ///
     /// The first error; its block stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.shared.flush_range(&self.source, blocks)
+        self.block_on(self.shared.flush_range(&self.source, blocks))
     }
 
     /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
@@ -65,12 +65,8 @@ impl Device {
         let fits = |&end: &u64| end == len || (end < len && end.is_multiple_of(size));
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
-        poll_ready(self.shared.overwrite(
-            &self.source,
-            blocks,
-            Overwrite::Write(bytes),
-            Mode::Thread,
-        ))
+        let how = Overwrite::Write(bytes);
+        self.block_on(self.shared.overwrite(&self.source, blocks, how, Mode::Thread))
     }
 
     /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
@@ -109,6 +105,6 @@ impl Device {
     /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
     pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        poll_ready(self.shared.overwrite(&self.source, blocks, Overwrite::Zero, Mode::Thread))
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Zero, Mode::Thread))
     }
 }

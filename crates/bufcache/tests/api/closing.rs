@@ -144,7 +144,7 @@ fn inv19_a_close_waits_for_guards_to_write() {
         let mut guard = if create { other.create(5) } else { other.get_mut(1) }.unwrap();
         let error = device.clone().close().unwrap_err();
         let block = if create { 5 } else { 1 };
-        assert_eq!(error.error, WriteError::WouldDeadlock { block });
+        assert_eq!(error.error, WriteError::WouldDeadlock { block: Some(block) });
         let again = device.clone();
         let closed = thread::spawn(move || again.close()).join().unwrap();
         assert_eq!(closed.unwrap_err().error, WriteError::Busy { block });

@@ -1,11 +1,11 @@
-//! Write-back by the engine of a thread.
+//! Write-back of a device that uses engines, by threads that block.
 #![cfg(not(offlock_model))]
 
 use std::fs::OpenOptions;
 
 use bufcache::Cache;
 
-/// Scattered blocks of a file: buffered, by calls; direct, by the engine: lent, and the thread's own.
+/// Scattered blocks of a file, buffered and direct, by system calls, also beside a lent engine.
 #[test]
 fn many_scattered_blocks_are_written() {
     for flags in [0, libc::O_DIRECT] {
@@ -35,6 +35,7 @@ fn check(flags: i32) {
             device.create(block).unwrap().fill(round);
         }
         device.sync().unwrap();
+        assert_eq!(engine.stats().accepted, 0, "a thread that blocks submits nothing");
         for block in blocks {
             let mut there = [0; 100];
             file.as_file().read_exact_at(&mut there, block * 4096).unwrap();
@@ -44,9 +45,10 @@ fn check(flags: i32) {
     assert_eq!(cache.stats().dirty, 0);
     assert_eq!(file.as_file().metadata().unwrap().len(), len);
 
-    // Neither engine of this thread keeps the file of a device open: it could not be unmounted.
+    // The engine does not keep the file of a device open: it could not be unmounted.
     let _lent = bufcache::lend_engine(&engine);
     device.readahead(4..6);
+    engine.drain().unwrap();
     assert_eq!(device.get(4).unwrap()[0], 0);
     drop(device);
     let path = file.path().canonicalize().unwrap();

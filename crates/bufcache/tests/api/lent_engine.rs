@@ -2,14 +2,20 @@
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::future::Future;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aio_reap::{Engine, ReapMode};
-use bufcache::{Cache, Device, EngineDevice, GetError, LentEngine, lend_engine};
+use bufcache::{
+    AttachOptions, Cache, Device, EngineDevice, GetError, LentEngine, WriteError, lend_engine,
+};
 
 const SIZE: usize = 4096;
 
@@ -29,9 +35,14 @@ struct World {
     file: aio_reap::File,
 }
 
+const PATIENCE: Duration = Duration::from_millis(300);
+
+fn cache() -> Cache {
+    Cache::builder(64 * SIZE).patience(PATIENCE).build().unwrap()
+}
+
 fn world() -> World {
-    let cache = Cache::builder(64 * SIZE).patience(Duration::from_millis(300)).build().unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+    let disk = cache().attach(EngineDevice::new(file()).unwrap()).unwrap();
     let engine = Rc::new(Engine::new().unwrap());
     let file = engine.attach(file()).unwrap();
     World { disk, _lent: lend_engine(&engine), engine, file }
@@ -86,18 +97,6 @@ fn inv23_no_callback_runs_while_the_device_has_the_blocks() {
 }
 
 #[test]
-fn inv23_a_callback_that_panics_while_a_get_waits_leaves_no_pin() {
-    let world = world();
-    let plug = world.engine.plug();
-    world.request(|| panic!("a callback of the user's"));
-    world.disk.readahead(3..4);
-    assert_eq!(world.disk.get(3).map(|guard| guard[0]), Ok(3)); // by an inner turn, which holds the callback
-    assert!(panics(|| drop(plug)) || panics(|| world.engine.drain().unwrap()));
-    world.engine.drain().unwrap();
-    assert_eq!(world.disk.get_mut(3).map(|guard| guard[0]), Ok(3));
-}
-
-#[test]
 fn inv23_a_callback_that_panics_while_a_read_begins_leaves_no_pin() {
     let world = world();
     world.engine.set_reap_mode(ReapMode::OnTurn);
@@ -111,34 +110,51 @@ fn inv23_a_callback_that_panics_while_a_read_begins_leaves_no_pin() {
 }
 
 #[test]
-fn inv23_a_callback_that_panics_while_a_discard_waits_leaves_no_mark() {
+fn inv23_a_call_that_is_refused_leaves_no_mark_and_no_pin() {
     let world = world();
     world.disk.create(1).unwrap().fill(9);
     let plug = world.engine.plug();
-    world.request(|| panic!("a callback of the user's"));
     world.disk.readahead(2..3);
-    assert_eq!(world.disk.discard(1..3), Ok(()));
-    assert!(panics(|| drop(plug)) || panics(|| world.engine.drain().unwrap()));
-    world.engine.drain().unwrap();
-    assert_eq!(world.disk.get_mut(1).map(drop), Ok(()));
-}
-
-#[test]
-fn inv23_a_callback_may_use_a_block_that_a_discard_will_drop() {
-    let world = world();
-    world.disk.create(1).unwrap().fill(9);
-    let plug = world.engine.plug();
-    let told = Rc::new(RefCell::new(None));
-    world.request({
-        let (told, disk) = (Rc::clone(&told), world.disk.clone());
-        move || *told.borrow_mut() = Some(disk.get_mut(1).map(|guard| guard[0]))
-    });
-    world.disk.readahead(2..3);
-    assert_eq!(world.disk.discard(1..3), Ok(()));
-    assert_eq!(*told.borrow(), None, "it ran inside `discard`");
+    let refused = WriteError::WouldDeadlock { block: Some(2) };
+    assert_eq!(world.disk.discard(1..3), Err(refused));
+    assert_eq!(world.disk.get(2).map(drop), Err(GetError::WouldDeadlock));
     drop(plug);
     world.engine.drain().unwrap();
-    assert_eq!(*told.borrow(), Some(Ok(0)));
+    assert_eq!(world.disk.get_mut(1).map(|guard| guard[0]), Ok(9));
+    assert_eq!(world.disk.get_mut(2).map(|guard| guard[0]), Ok(2));
+}
+
+/// The flush that the drop makes would wait for a write in the engine of this thread.
+#[test]
+fn inv19_the_last_handle_drops_beside_a_write_in_its_engine() {
+    let (cache, file) = (cache(), file());
+    let lost = Arc::new(Mutex::new(None));
+    let options = AttachOptions::new().on_loss({
+        let lost = Arc::clone(&lost);
+        move |error| *lost.lock().unwrap() = Some(error)
+    });
+    let disk = EngineDevice::new(file.try_clone().unwrap()).unwrap();
+    let disk = cache.attach_with(disk, options).unwrap();
+    let engine = Rc::new(Engine::new().unwrap());
+    let _lent = lend_engine(&engine);
+    disk.create(1).unwrap().fill(9);
+    let plug = engine.plug();
+    let mut sync = Box::pin(disk.sync_async());
+    assert!(sync.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(sync);
+    let begun = Instant::now();
+    drop(disk);
+    assert!(begun.elapsed() < PATIENCE, "this thread does not wait");
+    drop(plug);
+    engine.drain().unwrap();
+    let is_detached = || {
+        engine.drain().unwrap(); // the sync behind the write
+        cache.attach(EngineDevice::new(file.try_clone().unwrap()).unwrap()).is_ok()
+    };
+    testkit::wait_until(is_detached);
+    let mut there = [0];
+    file.read_exact_at(&mut there, SIZE as u64).unwrap();
+    assert_eq!((there, *lost.lock().unwrap()), ([9], None));
 }
 
 #[test]
@@ -159,12 +175,12 @@ fn inv23_no_callback_runs_inside_a_call_of_the_cache() {
     assert_eq!(*told.borrow(), Some(Ok(())));
 }
 
-/// The engine's operations end by waits of its thread also when it is lent no more, or another is, or it is again.
+/// Also when the engine is lent no more, or another is, or it is again.
 #[test]
-fn inv02_a_wait_turns_the_engines_that_were_lent_before() {
+fn inv02_operations_count_in_an_engine_that_was_lent_before() {
     for again in 0..4 {
         let World { disk, _lent: lent, engine, file: _ } = world();
-        let _plug = engine.plug(); // only a wait submits
+        let plug = engine.plug();
         disk.readahead(3..4);
         let other = Rc::new(Engine::new().unwrap());
         let _lent = match again {
@@ -185,7 +201,10 @@ fn inv02_a_wait_turns_the_engines_that_were_lent_before() {
                 Some(lend_engine(&other))
             }
         };
-        assert_eq!(disk.get(3).map(|guard| guard[0]), Ok(3), "{again}");
+        assert_eq!(disk.get(3).map(drop), Err(GetError::WouldDeadlock), "{again}");
         assert_eq!(disk.get(5).map(|guard| guard[0]), Ok(5), "{again}");
+        drop(plug);
+        engine.drain().unwrap();
+        assert_eq!(disk.get(3).map(|guard| guard[0]), Ok(3), "{again}");
     }
 }

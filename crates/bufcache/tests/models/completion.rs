@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[cfg(offlock_shuttle)]
 use std::task::{Context, Poll, Waker};
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError, lent,
-};
+use bufcache::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
 #[cfg(offlock_shuttle)]
 use offlock_sync::model;
 use offlock_sync::{Mutex, thread};
@@ -91,20 +89,6 @@ fn inv17_a_write_that_another_thread_fails() {
         assert_eq!(disk.flush(), Err(WriteError::Io { errno: libc::EIO, block: 1 }));
         assert!(disk.is_newer(1..2));
         assert_eq!(disk.invalidate(1), Ok(true)); // so that the end of the device writes nothing
-        join(&device);
-    });
-}
-
-/// The write takes the waker of the engine first, and that of the bell then.
-#[test]
-fn inv17_a_write_of_a_thread_whose_engine_refuses_to_wait() {
-    thoroughly(|| {
-        let (device, disk) = world();
-        disk.create(1).unwrap().fill(1);
-        let engine = lent::lend_failing();
-        assert_eq!(disk.flush(), Err(WriteError::Io { errno: libc::EIO, block: 1 }));
-        drop(engine);
-        assert_eq!(disk.invalidate(1), Ok(true));
         join(&device);
     });
 }
