@@ -30,8 +30,6 @@ pub(crate) struct CompletionState {
     pub(crate) in_flight: usize,
     pub(crate) pending: Fifo,
     pub(crate) ready: Fifo,
-    /// The ready inner requests.
-    pub(crate) ready_inner: Fifo,
     /// The EAGAIN completions of this reap.
     pub(crate) eagain_reaped: usize,
     /// The completions put into queues that no turn has reported yet.
@@ -58,7 +56,6 @@ impl CompletionState {
             in_flight: 0,
             pending: Fifo::new(capacity),
             ready: Fifo::new(capacity),
-            ready_inner: Fifo::new(capacity),
             eagain_reaped: 0,
             enqueued: 0,
             deferred_drops: Vec::new(),
@@ -224,24 +221,12 @@ impl CompletionState {
         self.make_ready(index);
     }
 
-    /// Puts a completed request on its ready list.
+    /// Puts a completed request on the ready list.
     #[inline]
     fn make_ready(&mut self, index: Index) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Ready;
-        match slot.target {
-            CompletionTarget::Inner => self.ready_inner.push(index),
-            _ => self.ready.push(index),
-        }
-    }
-
-    /// Takes the oldest ready request of `scope`, inner ones first.
-    #[inline]
-    pub(crate) fn pop_ready(&mut self, scope: Scope) -> Option<Index> {
-        match (self.ready_inner.pop(), scope) {
-            (None, Scope::All) => self.ready.pop(),
-            (inner, _) => inner,
-        }
+        self.ready.push(index);
     }
 
     /// Ends a request that the kernel refused.
@@ -272,7 +257,7 @@ impl CompletionState {
     /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
     /// their results own.
     pub(crate) fn abandon_all_ready(&mut self) {
-        while let Some(index) = self.pop_ready(Scope::All) {
+        while let Some(index) = self.ready.pop() {
             self.abandon_ready(index);
         }
     }
@@ -298,15 +283,6 @@ impl CompletionState {
         self.slab.release(index);
         (payload, result)
     }
-}
-
-/// The completions that a turn delivers. It reaps all in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
-    Nothing,
-    /// Those of inner requests; see [`inner`](crate::engine).
-    Inner,
-    All,
 }
 
 /// The report of a call that turned the engine.

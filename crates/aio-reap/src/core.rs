@@ -12,7 +12,7 @@ use offlock_sync::{Arc, panicking, thread};
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
-use crate::completion_state::{Scope, Turn};
+use crate::completion_state::Turn;
 use crate::drive::{self, BlockOnWaker, Driver, Served};
 use crate::error::{BackendKind, Fallback};
 use crate::payload::{Deliver, End, Payload, RawResult};
@@ -37,8 +37,6 @@ pub(crate) struct Core {
     pub(crate) driver: Driver,
     /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
-    /// The number of inner turns and waits among the callers of the current function.
-    inner_turns: Cell<usize>,
 }
 
 impl Core {
@@ -58,7 +56,6 @@ impl Core {
             plugs: Cell::new(0),
             driver: Driver::default(),
             dispatching: Cell::new(false),
-            inner_turns: Cell::new(0),
         }
     }
 
@@ -84,7 +81,7 @@ impl Core {
         if panicking() {
             self.wake_fd.kick();
         } else {
-            self.flush_unless_held(Scope::All);
+            self.flush_unless_held();
         }
     }
 
@@ -92,21 +89,34 @@ impl Core {
     /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
     /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
     #[inline]
-    pub(crate) fn flush_unless_held(&self, scope: Scope) {
+    pub(crate) fn flush_unless_held(&self) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            self.flush(scope);
+            self.flush(true);
+        }
+    }
+
+    /// Submits like [`flush_unless_held`](Self::flush_unless_held), but neither reaps nor delivers.
+    pub(crate) fn submit_unless_held(&self) {
+        if self.plugs.get() == 0 && !self.dispatching.get() {
+            self.flush(false);
         }
     }
 
     #[inline(never)]
-    fn flush(&self, scope: Scope) {
-        if scope == Scope::All && self.driver.is_driven() {
+    fn flush(&self, delivers: bool) {
+        if self.driver.is_driven() {
             let waker = self.driver.request_turn();
             let _guard = self.dispatching();
             return waker.into_iter().for_each(Waker::wake);
         }
-        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
-        self.round(self.reap_mode.get().after_submit(), scope, false);
+        if delivers {
+            self.round(self.reap_mode.get().after_submit(), true, false);
+        } else {
+            let _rearm = Rearm(self);
+            let state = &mut *self.state.borrow_mut();
+            state.submit(false);
+            state.update_stage_limit();
+        }
     }
 
     /// Cancels the requests whose time has come. The next round delivers them.
@@ -145,16 +155,10 @@ impl Core {
         self.wake_waiting(|_| usize::MAX);
     }
 
-    /// Returns whether another turn that delivers the completions of `scope` makes progress without a
-    /// wake-up. `state` is borrowed from this core.
-    fn has_work_for(&self, state: &State, scope: Scope) -> bool {
-        state.has_work_for(scope) || (scope == Scope::All && self.has_calls())
-    }
-
-    /// Returns whether an ordinary turn makes progress without a wake-up. `state` is borrowed from this
+    /// Returns whether another turn makes progress without a wake-up. `state` is borrowed from this
     /// core.
     pub(crate) fn has_work(&self, state: &State) -> bool {
-        self.has_work_for(state, Scope::All)
+        state.has_work() || self.has_calls()
     }
 
     fn has_calls(&self) -> bool {
@@ -236,18 +240,12 @@ impl Core {
         }
     }
 
-    /// Performs one submission, one reap (with `reap`) and the delivery of `scope`. Returns the number
-    /// of completions delivered.
+    /// Performs one submission, one reap (with `reap`) and one delivery (with `delivers`). Returns the
+    /// number of completions delivered.
     ///
     /// It does not loop, because it would never return on a device that completes inside submit.
     /// With `sleep` the submission may wait for a completion.
-    fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
-        // Whether this is an inner turn, or a turn that a callback in one makes.
-        let holds = match scope {
-            Scope::Nothing => self.inner_turns.get() > 0,
-            Scope::Inner => true,
-            Scope::All => false,
-        };
+    fn round(&self, reap: bool, delivers: bool, sleep: bool) -> usize {
         let enqueued = {
             let mut state = self.state.borrow_mut();
             state.submit(sleep);
@@ -255,8 +253,7 @@ impl Core {
                 self.wake_fd.progress();
             }
             state.update_stage_limit();
-            // The next turn that is not an inner one reports the completions in queues.
-            let enqueued = if holds { 0 } else { state.take_enqueued() };
+            let enqueued = state.take_enqueued();
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
                 self.wake_fd.wake_at(state.deadlines.earliest());
@@ -264,16 +261,9 @@ impl Core {
             }
             enqueued
         };
-        if holds {
-            let delivered = self.dispatch(scope);
-            if self.state.borrow().needs_retry() {
-                self.wake_fd.retry_later();
-            }
-            return delivered;
-        }
         let _rearm = Rearm(self); // also if a callback panics
         self.drop_deferred();
-        let delivered = enqueued + self.dispatch(scope);
+        let delivered = enqueued + if delivers { self.dispatch() } else { 0 };
         if self.state.borrow().completions.slab.promised > 0 {
             self.admit();
         }
@@ -294,12 +284,12 @@ impl Core {
         Dispatching { core: self, outermost: !self.dispatching.replace(true) }
     }
 
-    /// Delivers the completions of `scope` that are ready now. User code runs here, and no borrow is held.
+    /// Delivers the completions that are ready now. User code runs here, and no borrow is held.
     ///
     /// Completions that become ready during the call are left. Otherwise it would never return if
     /// each callback made another request that needs no kernel.
-    fn dispatch(&self, scope: Scope) -> usize {
-        let ready = self.state.borrow().ready(scope);
+    fn dispatch(&self) -> usize {
+        let ready = self.state.borrow().ready();
         if ready == 0 {
             return 0;
         }
@@ -307,7 +297,7 @@ impl Core {
         for delivered in 0..ready {
             let mut state = self.state.borrow_mut();
             let completions = &mut state.completions;
-            let Some(index) = completions.pop_ready(scope) else {
+            let Some(index) = completions.ready.pop() else {
                 return delivered; // a callback called `wait`, which delivered the rest
             };
             completions.stats.completed += 1;
@@ -335,28 +325,24 @@ impl Core {
         drop(Payload::end_outside(payload, result, end));
     }
 
-    pub(crate) fn turn(self: &Rc<Self>, scope: Scope) -> Turn {
-        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
-        self.turn_with(scope, false)
-    }
-
-    /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_with(self: &Rc<Self>, scope: Scope, sleep: bool) -> Turn {
+    /// Turns the engine; without `delivers`, inside a callback, it only submits and reaps. With `sleep`
+    /// the submission may wait for a completion.
+    pub(crate) fn turn(self: &Rc<Self>, delivers: bool, sleep: bool) -> Turn {
         self.wake_fd.clear();
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
         let timed = state.deadlines.earliest().is_some();
         let has_remote = state.has_remote;
         drop(state);
-        if has_remote && scope == Scope::All {
+        if has_remote && delivers {
             self.run_calls(false);
-        } else if has_remote && scope == Scope::Nothing && self.has_calls() {
+        } else if has_remote && self.has_calls() {
             self.wake_fd.kick(); // their wake-up may have been cleared above
         }
-        if timed && scope != Scope::Nothing {
+        if timed && delivers {
             self.expire();
         }
-        let delivered = self.round(true, scope, sleep);
+        let delivered = self.round(true, delivers, sleep);
         let state = self.state.borrow();
         let pending = state.held();
         Turn { delivered, pending, in_flight: state.in_flight() }
@@ -455,30 +441,6 @@ impl Drop for RearmOnPanic<'_> {
     }
 }
 
-/// Counts an inner turn or wait. Its drop kicks if a turn that delivers all has work, and not always,
-/// because the kick would end the sleep of the next inner turn.
-struct InnerTurn<'c>(&'c Core);
-
-impl<'c> InnerTurn<'c> {
-    fn new(core: &'c Core) -> Self {
-        core.inner_turns.set(core.inner_turns.get() + 1);
-        Self(core)
-    }
-}
-
-impl Drop for InnerTurn<'_> {
-    fn drop(&mut self) {
-        self.0.inner_turns.set(self.0.inner_turns.get() - 1);
-        let state = self.0.state.borrow(); // user code never runs under a borrow
-        let free = state.completions.slab.free_len();
-        if state.completions.slab.promised > 0 && free > 0 {
-            self.0.wake_fd.kick(); // a future waits for a slot that an inner request has freed
-        }
-        drop(state);
-        drop(Rearm(self.0));
-    }
-}
-
 /// Ends a dispatch, also if a callback panics.
 struct Dispatching<'c> {
     core: &'c Core,
@@ -501,26 +463,11 @@ impl Core {
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
-        self.wait_for(Scope::All, timeout, waker)
-    }
-
-    /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
-    pub(crate) fn wait_inner(self: &Rc<Self>, waker: &BlockOnWaker) -> io::Result<Turn> {
-        let _inner = InnerTurn::new(self);
-        self.wait_for(Scope::Inner, None, Some(waker))
-    }
-
-    fn wait_for(
-        self: &Rc<Self>,
-        scope: Scope,
-        timeout: Option<Duration>,
-        waker: Option<&BlockOnWaker>,
-    ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // The submission may sleep if only a completion can end the wait.
         let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().polls();
         loop {
-            let turn = self.turn_with(scope, sleep);
+            let turn = self.turn(true, sleep);
             // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
             // the sleep.
             if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
@@ -530,7 +477,7 @@ impl Core {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(turn);
             }
-            self.sleep(left, waker, scope)?;
+            self.sleep(left, waker)?;
         }
     }
 
@@ -541,26 +488,21 @@ impl Core {
 
     /// Turns the engine until no remote is left and no request is left.
     pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
-        let turn = || match self.turn(Scope::All) {
+        let turn = || match self.turn(true, false) {
             turn if turn.delivered > 0 => Served::Progress,
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None, Scope::All))
+        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.
-    fn sleep(
-        &self,
-        timeout: Option<Duration>,
-        waker: Option<&BlockOnWaker>,
-        scope: Scope,
-    ) -> io::Result<()> {
+    fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
         let now = || self.instant();
         let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
         if self.reap_mode.get().polls() {
             let start = now();
-            if self.spin(Spin::new(timeout, now), waker, scope) {
+            if self.spin(Spin::new(timeout, now), waker) {
                 return Ok(());
             }
             let spent = now().saturating_duration_since(start);
@@ -570,23 +512,18 @@ impl Core {
             }
         }
         let mut state = self.state.borrow_mut();
-        if self.has_work_for(&state, scope) {
+        if self.has_work(&state) {
             return Ok(());
         }
         if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
             return state.wait(timeout);
         }
-        if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
+        if self.prepare_sleep(state, timeout) { self.wake_fd.wait(timeout) } else { Ok(()) }
     }
 
     /// Prepares a sleep on the descriptors. Returns false if there is work instead.
-    fn prepare_sleep(
-        &self,
-        mut state: RefMut<'_, State>,
-        timeout: Option<Duration>,
-        scope: Scope,
-    ) -> bool {
-        if self.has_work_for(&state, scope) {
+    fn prepare_sleep(&self, mut state: RefMut<'_, State>, timeout: Option<Duration>) -> bool {
+        if self.has_work(&state) {
             return false;
         }
         if state.in_kernel() > 0 {
@@ -602,9 +539,9 @@ impl Core {
     }
 
     /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
-    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
+    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>) -> bool {
         let mut state = self.state.borrow_mut();
-        while !self.has_work_for(&state, scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
+        while !self.has_work(&state) && !waker.is_some_and(BlockOnWaker::is_woken) {
             if state.in_kernel() == 0 {
                 if state.needs_retry() {
                     // The last peek found EAGAIN. Clear its notification, because it would end the

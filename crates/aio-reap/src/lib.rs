@@ -40,7 +40,7 @@
 //! | runs futures and no other runtime | [`Engine::block_on`] and [`Operation`]s |
 //! | runs on tokio | `Engine::run_until` or `Engine::drive` on a `LocalSet` (feature `tokio`) |
 //! | has many threads | an engine on each; or one thread that [serves](Engine::serve) [`Remote`]s |
-//! | is a library that blocks on the engine of its caller | [`Request::inner_callback`] and [`Engine::block_on_inner`] |
+//! | is a library that uses the engine of its caller | [`Request::callback_on_turn`], which runs no callback of the caller |
 //! | must not allocate per request | a [`CompletionQueue`] or [`Operation`]s, and buffers that it reuses |
 //! | asks for more than the engine takes | [`Request::submit_async`], which waits for a slot, or [`SubmitError::Full`] and a turn |
 //!
@@ -83,7 +83,7 @@
 //! transfer and a retried request go to the end of the queue. Requests complete in any order, even
 //! if they use the same bytes: submit a dependent request after the first has completed. `fsync`
 //! covers the writes that completed before it was submitted. Callbacks and wake-ups run in the
-//! order in which completions were reaped, those of inner requests first. Calls of a [`Remote`] run in the
+//! order in which completions were reaped. Calls of a [`Remote`] run in the
 //! order in which their thread made them.
 //!
 //! **Buffers** belong to the engine from submission to completion, even if the waiting future is

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::buf::HeldBuf;
-use crate::completion_state::{NewRequest, Scope};
+use crate::completion_state::NewRequest;
 use crate::core::{AdmitOnDrop, Core};
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
@@ -149,7 +149,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let core = self.core;
         let id = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
         let operation = Operation::new(core, id.index());
-        core.flush_unless_held(Scope::All);
+        core.flush_unless_held();
         Ok(operation)
     }
 
@@ -168,20 +168,56 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
-        self.callback_to(CompletionTarget::Callback, Scope::All, done)
+        let core = self.core;
+        let id = self.queue_callback(done)?;
+        core.flush_unless_held();
+        Ok(id)
     }
 
-    pub(crate) fn callback_to(
+    /// Submits the request like [`callback`](Self::callback), but never reaps or delivers: `done`, and
+    /// every other callback and wake-up, waits for the next call that reaps. For a library that uses the
+    /// engine of its caller, who does not expect callbacks inside a call of the library.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`callback`](Self::callback).
+    ///
+    /// ```
+    /// use std::cell::Cell;
+    /// use std::rc::Rc;
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let ran = Rc::new(Cell::new(0));
+    /// let count = |ran: &Rc<Cell<u32>>| {
+    ///     let ran = Rc::clone(ran);
+    ///     move |_, ()| ran.set(ran.get() + 1)
+    /// };
+    /// engine.nop().callback_on_turn(count(&ran))?;
+    /// engine.nop().callback_on_turn(count(&ran))?;
+    /// assert_eq!(ran.get(), 0);
+    /// engine.drain()?;
+    /// assert_eq!(ran.get(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn callback_on_turn(
         self,
-        target: CompletionTarget,
-        scope: Scope,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let callback = |buf| Callback::<B, _, T>::new(buf, done);
-        let id = self.queue(target, Slab::alloc, callback)?;
-        core.flush_unless_held(scope);
+        let id = self.queue_callback(done)?;
+        core.submit_unless_held();
         Ok(id)
+    }
+
+    fn queue_callback(
+        self,
+        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
+    ) -> Submitted<'e, B, T, RequestId> {
+        let callback = |buf| Callback::<B, _, T>::new(buf, done);
+        self.queue(CompletionTarget::Callback, Slab::alloc, callback)
     }
 
     /// Submits the request. Its completion will appear in `queue` with `token`. The id is for
@@ -201,7 +237,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
             queue: queue.clone(),
             token,
         })?;
-        core.flush_unless_held(Scope::All);
+        core.flush_unless_held();
         Ok(id)
     }
 

@@ -38,8 +38,6 @@ pub(crate) enum CompletionTarget {
     Queue,
     /// A callback. The delivery runs user code.
     Callback,
-    /// The callback of an inner request, which an inner turn delivers too.
-    Inner,
     /// An [`Operation`](crate::Operation), which will collect it.
     Future,
     /// None: the operation was dropped. The buffer is freed at completion.

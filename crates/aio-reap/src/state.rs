@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use crate::backend::{Backend, Device};
-use crate::completion_state::{CompletionState, NewRequest, Scope};
+use crate::completion_state::{CompletionState, NewRequest};
 use crate::op::{Kind, Stop, Sub};
 use crate::payload::Deliver;
 use crate::slab::{Batch, CancelReason, Index, Slab, SlotState, finish_submission};
@@ -135,34 +135,24 @@ impl State {
         (self.completions.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
     }
 
-    /// Returns the number of completions of `scope` to deliver.
-    pub(crate) fn ready(&self, scope: Scope) -> usize {
-        let CompletionState { ready, ready_inner, .. } = &self.completions;
-        match scope {
-            Scope::Nothing => 0,
-            Scope::Inner => ready_inner.len(),
-            Scope::All => ready_inner.len() + ready.len(),
-        }
+    /// Returns the number of completions to deliver.
+    pub(crate) fn ready(&self) -> usize {
+        self.completions.ready.len()
     }
 
-    /// Returns whether another turn that delivers the completions of `scope` makes progress without a
-    /// wake-up, apart from the calls of other threads.
-    pub(crate) fn has_work_for(&self, scope: Scope) -> bool {
+    /// Returns whether another turn makes progress without a wake-up, apart from the calls of other
+    /// threads.
+    pub(crate) fn has_work(&self) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
-        self.ready(scope) > 0
-            || (scope == Scope::All && self.holds_reports())
+        self.ready() > 0
+            || self.completions.enqueued > 0
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
-    }
-
-    /// Returns whether a turn that is not an inner one reports something without a request.
-    fn holds_reports(&self) -> bool {
-        self.completions.enqueued > 0
     }
 
     /// Returns the number of requests that are not in the kernel and that another turn would
     /// advance.
     pub(crate) fn held(&self) -> usize {
-        self.pending() + self.ready(Scope::All)
+        self.pending() + self.ready()
     }
 
     /// Tries to end the request with this user data early. Returns false if there was no attempt.
@@ -179,14 +169,13 @@ impl State {
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
             && completions.pending.len() == 0
-            && self.ready(Scope::All) == 0
+            && self.ready() == 0
             && completions.slab.promised == 0
     }
 
-    /// Returns whether every reaped completion was delivered, inner turns hold nothing, and no future
-    /// waits for a slot.
+    /// Returns whether every reaped completion was delivered, and no future waits for a slot.
     fn has_delivered_all(&self) -> bool {
-        !self.holds_reports() && self.ready(Scope::All) == 0 && self.completions.slab.promised == 0
+        self.completions.enqueued == 0 && self.ready() == 0 && self.completions.slab.promised == 0
     }
 
     /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
@@ -331,10 +320,10 @@ impl State {
         assert_eq!(completions.in_flight + self.staged, count(SlotState::InFlight), "in flight");
         let pending = count(SlotState::Pending) + self.staged;
         assert_eq!(completions.pending.len(), pending, "pending list");
-        assert_eq!(self.ready(Scope::All), count(SlotState::Ready), "ready lists");
+        assert_eq!(self.ready(), count(SlotState::Ready), "ready lists");
         assert_eq!(completions.slab.free_len(), count(SlotState::Free), "free list");
         assert!(completions.in_flight <= self.limits.depth, "in flight above depth");
-        let queues = completions.pending.len() + self.ready(Scope::All) + completions.enqueued;
+        let queues = completions.pending.len() + self.ready() + completions.enqueued;
         let held = (queues + completions.in_flight) as u64;
         assert_eq!(
             completions.stats.accepted,

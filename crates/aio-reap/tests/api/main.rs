@@ -22,9 +22,9 @@ mod end_of_file;
 mod endings;
 mod engine_model;
 mod files;
-mod inner;
 #[path = "../model/mod.rs"]
 mod model;
+mod on_turn;
 #[path = "../common/readable.rs"]
 mod readable;
 mod reap_modes;

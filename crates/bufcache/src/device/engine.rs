@@ -5,10 +5,7 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::rc::Rc;
 
-use aio_reap::{
-    AllocateMode, BufList, Engine, IoBuf, IoBufMut, ReapMode, Reply, Request, RequestError,
-    SharedFile,
-};
+use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestError, SharedFile};
 
 use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
@@ -53,7 +50,7 @@ impl EngineDevice {
         let file = engine.attach_shared(&self.file);
         let request = engine.allocate(&file, mode, range.offset(), range.len());
         let counted = range.enter_engine();
-        let begun = begin(&engine, counted, request, range, |range, result| match result {
+        let begun = begin(counted, request, range, |range, result| match result {
             Some(result) => range.finish(result),
             None => range.defer(),
         });
@@ -83,25 +80,10 @@ unsafe impl IoBufMut for LoadBuf {
     }
 }
 
-/// Calls `submit`, which submits a request of the engine, so that no completion is delivered
-/// meanwhile: no callback of the program runs inside a call of the cache.
-fn submit<T>(engine: &Engine, submit: impl FnOnce() -> T) -> T {
-    struct Restore<'e>(&'e Engine, ReapMode);
-    impl Drop for Restore<'_> {
-        fn drop(&mut self) {
-            self.0.set_reap_mode(self.1);
-        }
-    }
-    let _restore = Restore(engine, engine.reap_mode());
-    engine.set_reap_mode(ReapMode::OnTurn);
-    submit()
-}
-
 /// Submits a request. Its completion calls `end` with `operation` and the result of the device, or
 /// `None` if the engine has ended, which is no error of the device. If the engine refuses the request,
 /// returns the operation.
 fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
-    engine: &Engine,
     counted: InEngine,
     request: Request<'_, B, R>,
     operation: T,
@@ -123,7 +105,7 @@ fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
             );
         }
     };
-    match submit(engine, || request.callback(done)) {
+    match request.callback_on_turn(done) {
         Ok(_) => Ok(()),
         Err(_) => slot.take().map_or(Ok(()), Err),
     }
@@ -190,7 +172,7 @@ impl BlockDevice for EngineDevice {
                 result => load.finish(result.map_err(Into::into)),
             }
         };
-        if let Err(refused) = submit(&engine, || request.callback(done)) {
+        if let Err(refused) = request.callback_on_turn(done) {
             refused.into_request().into_buf().0.defer();
         }
     }
@@ -225,12 +207,12 @@ impl BlockDevice for EngineDevice {
         // Only a durable write keeps the file: the others close it before they report their end.
         let file = write.is_durable().then_some(file);
         let counted = write.enter_engine();
-        let begun = begin(&engine, counted, request, write, move |write, result| {
+        let begun = begin(counted, request, write, move |write, result| {
             let file = file.filter(|_| matches!(result, Some(Ok(()))));
             let Some(file) = file else { return end_write(write, result) };
             let Some(engine) = sync_by.upgrade() else { return write.defer() };
             let (sync, counted) = (engine.fdatasync(&file), write.enter_engine());
-            let begun = begin(&engine, counted, sync, write, end_write);
+            let begun = begin(counted, sync, write, end_write);
             begun.err().into_iter().for_each(DeviceWrite::defer);
         });
         begun.err().into_iter().for_each(DeviceWrite::defer);
@@ -249,7 +231,7 @@ impl BlockDevice for EngineDevice {
         let Some(engine) = engine else { return sync.defer() };
         let file = engine.attach_shared(&self.file);
         let (request, counted) = (engine.fdatasync(&file), sync.enter_engine());
-        let begun = begin(&engine, counted, request, sync, |sync, result| match result {
+        let begun = begin(counted, request, sync, |sync, result| match result {
             Some(result) => sync.finish(result),
             None => sync.defer(),
         });

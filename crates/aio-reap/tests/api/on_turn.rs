@@ -1,0 +1,97 @@
+//! Callbacks that wait for a turn: a library submits on the engine of its caller.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use aio_reap::Engine;
+use aio_reap_test::Build;
+use aio_reap_test::sim::{Script, SubmitStep};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::common::on_every_backend;
+use crate::count::count;
+use crate::readable::readable;
+
+/// A callback that panics leaves the next one ready, and the kernel refuses the new request.
+#[test]
+fn inv22_a_submission_on_turn_delivers_neither_what_is_ready_nor_what_is_refused() {
+    let script = Script::new();
+    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (before, new) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    engine.nop().callback(|_, ()| panic!("a callback of the program")).unwrap();
+    engine.nop().callback(count(&before)).unwrap();
+    script.complete(2);
+    assert!(catch_unwind(AssertUnwindSafe(|| engine.turn())).is_err());
+    script.on_submit(SubmitStep::Refuse(0, libc::EINVAL));
+    let seen = Rc::clone(&new);
+    let refused = move |result: Result<usize, aio_reap::RequestError>, ()| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        seen.set(1);
+    };
+    engine.nop().callback_on_turn(refused).unwrap();
+    assert_eq!((before.get(), new.get()), (0, 0));
+    assert!(readable(&engine, Duration::ZERO), "no event loop would turn the engine");
+    assert_eq!(engine.turn().delivered, 2);
+    assert_eq!((before.get(), new.get()), (1, 1));
+    engine.turn();
+    assert!(!readable(&engine, Duration::ZERO));
+}
+
+/// The device may complete a request inside the submission.
+#[test]
+fn inv22_what_completes_at_once_waits_for_the_turn() {
+    on_every_backend(|engine| {
+        let ran = Rc::new(Cell::new(0));
+        for nth in 1..=8 {
+            engine.nop().callback_on_turn(count(&ran)).unwrap();
+            assert_eq!(ran.get(), 0, "{nth}");
+        }
+        engine.drain().unwrap();
+        assert_eq!(ran.get(), 8);
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    /// Whatever is mixed, each request is delivered once, in the order of the reap, and never inside a
+    /// submission on turn.
+    #[test]
+    fn inv22_any_mix_of_submissions_delivers_each_request_once_in_order(
+        depth in 1usize..6,
+        steps in vec((0u8..4, 1usize..4), 1..80),
+    ) {
+        let script = Script::new();
+        let engine = Engine::builder().depth(depth).capacity(512).build_sim(&script).unwrap();
+        let delivered = Rc::new(RefCell::new(Vec::new()));
+        let mut made = 0u64;
+        for (step, count) in steps {
+            match step {
+                0 | 1 => for _ in 0..count {
+                    let (to, number) = (Rc::clone(&delivered), made);
+                    let done = move |result: Result<usize, _>, ()| {
+                        assert!(result.is_ok());
+                        to.borrow_mut().push(number);
+                    };
+                    let before = delivered.borrow().len();
+                    if step == 0 {
+                        engine.nop().callback(done).unwrap();
+                    } else {
+                        engine.nop().callback_on_turn(done).unwrap();
+                        prop_assert_eq!(delivered.borrow().len(), before);
+                    }
+                    made += 1;
+                },
+                2 => _ = script.complete(count),
+                _ => _ = engine.turn(),
+            }
+            engine.validate();
+        }
+        engine.drain().unwrap();
+        let delivered = delivered.borrow();
+        prop_assert!(delivered.iter().copied().eq(0..made), "{delivered:?}");
+    }
+}
