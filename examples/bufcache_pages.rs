@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, FaultDevice, MemoryDevice, Wal};
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, MemoryDevice, Wal};
+use bufcache_test::FaultDevice;
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;

@@ -112,9 +112,7 @@ pub use self::builder::Builder;
 pub use self::cache::{Bypass, DeviceRange, DeviceSync, DeviceWrite, Load};
 #[cfg(feature = "aio-reap")]
 pub use self::device::EngineDevice;
-pub use self::device::{
-    BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
-};
+pub use self::device::{BlockDevice, FileDevice, MemoryDevice};
 pub use self::dirty::{AttachOptions, Wal, WriteError};
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{LentEngine, lend_engine};

@@ -8,10 +8,8 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, Load, MemoryDevice,
-    Operation,
-};
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load, MemoryDevice};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::wait::wait_for;
 
 const SIZE: usize = 512;

@@ -11,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, CacheStats, Device, Eviction, Fault, FaultDevice, GetError,
-    MemoryDevice, Operation, WriteError,
+    AttachOptions, BlockDevice, Cache, CacheStats, Device, Eviction, GetError, MemoryDevice,
+    WriteError,
 };
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use testkit::rng::{self, Rng};
 use testkit::stress::stress_time;

@@ -2,19 +2,15 @@
 
 #[cfg(feature = "aio-reap")]
 mod engine;
-mod fault;
 mod file;
 mod memory;
-mod power;
 
 use std::io::{self, IoSlice};
 
 #[cfg(feature = "aio-reap")]
 pub use self::engine::EngineDevice;
-pub use self::fault::{Fault, FaultDevice};
 pub use self::file::FileDevice;
 pub use self::memory::MemoryDevice;
-pub use self::power::{Operation, Outcome, Recorded};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 
 /// A device with blocks, which many threads use at once.

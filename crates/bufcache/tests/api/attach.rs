@@ -5,10 +5,8 @@ use std::fs::{File, OpenOptions, hard_link};
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice,
-    Operation,
-};
+use bufcache::{AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, FileDevice};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 fn cache() -> Cache {
     Cache::builder(1 << 20).block_size(4096).build().unwrap()

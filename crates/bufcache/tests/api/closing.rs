@@ -9,10 +9,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation,
-    WriteError,
-};
+use bufcache::{AttachOptions, BlockDevice, Cache, GetError, MemoryDevice, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use disk::{SIZE, fill, new, on_disk, patient};
 use testkit::wait::wait_for;

@@ -5,7 +5,7 @@ use crate::power;
 
 use std::thread;
 
-use bufcache::Operation;
+use bufcache_test::Operation;
 use proptest::prelude::*;
 
 use power::World;

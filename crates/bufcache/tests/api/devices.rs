@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice,
-    GetError, MemoryDevice, Operation, Outcome,
+    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, FileDevice, GetError, MemoryDevice,
 };
+use bufcache_test::{Fault, FaultDevice, Operation, Outcome};
 
 const SIZE: usize = 4096;
 

@@ -11,10 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
-use bufcache::{
-    BlockDevice, Cache, EngineDevice, Fault, FaultDevice, GetError, Load, MemoryDevice, Operation,
-    lend_engine,
-};
+use bufcache::{BlockDevice, Cache, EngineDevice, GetError, Load, MemoryDevice, lend_engine};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use testkit::{WakeCount, block_on, in_time};
 

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, Fault, FaultDevice, MemoryDevice, Operation, Wal, WriteError};
+use bufcache::{AttachOptions, MemoryDevice, Wal, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use testkit::block_on;
 

@@ -7,10 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation,
-    WriteError,
-};
+use bufcache::{AttachOptions, BlockDevice, Cache, GetError, MemoryDevice, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use disk::{SIZE, fill, new, on_disk, with};
 

@@ -3,10 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{
-    AttachOptions, Cache, Device, Eviction, Fault, FaultDevice, GetError, MemoryDevice, Operation,
-    Pin,
-};
+use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, MemoryDevice, Pin};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 const SIZE: usize = 512;
 const POLICIES: [Eviction; 3] = [Eviction::Adaptive, Eviction::A2, Eviction::Clock];

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Fault, FaultDevice, MemoryDevice, Operation};
+use bufcache::{BlockDevice, Cache, MemoryDevice};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use testkit::wait::wait_for;
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, EngineDevice, Fault, FaultDevice, FileDevice,
-    GetError, MemoryDevice, Operation, WriteError,
+    AttachOptions, BlockDevice, Cache, Device, EngineDevice, FileDevice, GetError, MemoryDevice,
+    WriteError,
 };
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 const SIZE: usize = 4096;
 

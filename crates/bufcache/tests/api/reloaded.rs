@@ -4,7 +4,8 @@
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Device, Fault, Operation, WriteError};
+use bufcache::{BlockDevice, Cache, Device, WriteError};
+use bufcache_test::{Fault, Operation};
 
 use crate::disk::{Disk, SIZE, fill, on_disk};
 use testkit::block_on::block_on;

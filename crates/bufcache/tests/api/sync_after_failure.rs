@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
+use bufcache::{BlockDevice, Cache, MemoryDevice, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::block_on;
 
 #[test]

@@ -8,10 +8,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{
-    Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, OwnedWriteGuard,
-    WriteError,
-};
+use bufcache::{Cache, Device, GetError, MemoryDevice, OwnedWriteGuard, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::WakeCount;
 use testkit::block_on;
 use testkit::wait::wait_for;

@@ -6,7 +6,8 @@ mod driven;
 
 use std::sync::Arc;
 
-use bufcache::{Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
+use bufcache::{Cache, MemoryDevice, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use driven::{Lie, REVERTS};
 use proptest::prelude::*;
 

@@ -8,10 +8,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Eviction, Fault, FaultDevice, GetError, MemoryDevice,
-    Operation, Outcome, WriteError,
-};
+use bufcache::{AttachOptions, BlockDevice, Cache, Eviction, GetError, MemoryDevice, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation, Outcome};
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
 use testkit::block_on;

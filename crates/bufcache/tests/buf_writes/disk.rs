@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Fault, FaultDevice, MemoryDevice, Operation};
+use bufcache::{BlockDevice, MemoryDevice};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 /// Two sectors, so that a block can be torn.
 pub(super) const SIZE: usize = 1024;

@@ -16,9 +16,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
 use std::time::Duration;
 
-use bufcache::{
-    AttachOptions, Cache, Device, Eviction, GetError, Operation, Pin, ReadGuard, WriteError,
-};
+use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard, WriteError};
+use bufcache_test::Operation;
 
 pub(crate) use disk::Lie;
 use disk::{BLOCKS, Disk, How, PARTS, PATIENCE, SECTOR, SIZE, is_whole, stamp, values};

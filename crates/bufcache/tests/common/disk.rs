@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, FaultDevice, MemoryDevice};
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, MemoryDevice};
+use bufcache_test::FaultDevice;
 
 pub(crate) const SIZE: usize = 512;
 

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use bufcache::{AttachOptions, Cache, Device, Fault, FaultDevice, MemoryDevice, Operation};
+use bufcache::{AttachOptions, Cache, Device, MemoryDevice};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use offlock_sync::{Arc, Mutex};
 
 /// Two sectors, so that a block can be torn.

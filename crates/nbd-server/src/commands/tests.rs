@@ -7,7 +7,8 @@ use std::task::{Context, Waker};
 
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
-use bufcache::{BlockDevice, Fault, FaultDevice, FileDevice, Operation};
+use bufcache::{BlockDevice, FileDevice};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use nbd_protocol::CommandFlags;
 
 use super::read::MAX_COPIED;

@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, Transfer};
-use bufcache::{Fault, FaultDevice, FileDevice, Operation};
+use bufcache::FileDevice;
+use bufcache_test::{Fault, FaultDevice, Operation};
 use clap::Parser;
 use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, MAX_PAYLOAD, NbdError, Request, wire::cmd};
 use radix_ctx::CtxTable;

@@ -1,6 +1,6 @@
 //! Reads that the cache answers, and what makes them go to the device again.
 
-use bufcache::{Fault, Operation};
+use bufcache_test::{Fault, Operation};
 
 use super::waiting::reply;
 use super::*;

@@ -4,10 +4,10 @@ use std::io;
 use std::ops::{Bound, Range, RangeBounds};
 use std::time::Duration;
 
+use bufcache::BlockDevice;
 use offlock_sync::{Mutex, thread};
 
-use super::BlockDevice;
-use super::power::{Change, Log, Operation, Recorded, SECTOR};
+use crate::power::{Change, Log, Operation, Recorded, SECTOR};
 
 /// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,8 @@ struct Faults {
 /// device begins reads without blocking.
 ///
 /// ```
-/// use bufcache::{Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation};
+/// use bufcache::{Cache, GetError, MemoryDevice};
+/// use bufcache_test::{Fault, FaultDevice, Operation};
 /// use std::sync::Arc;
 ///
 /// let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8192])));

@@ -50,20 +50,20 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// [`BlockDevice::read`](crate::BlockDevice::read).
+    /// [`BlockDevice::read`](bufcache::BlockDevice::read).
     Read,
-    /// [`BlockDevice::write`](crate::BlockDevice::write) and
-    /// [`BlockDevice::write_durable`](crate::BlockDevice::write_durable).
+    /// [`BlockDevice::write`](bufcache::BlockDevice::write) and
+    /// [`BlockDevice::write_durable`](bufcache::BlockDevice::write_durable).
     Write,
-    /// [`BlockDevice::zero`](crate::BlockDevice::zero).
+    /// [`BlockDevice::zero`](bufcache::BlockDevice::zero).
     Zero,
-    /// [`BlockDevice::discard`](crate::BlockDevice::discard).
+    /// [`BlockDevice::discard`](bufcache::BlockDevice::discard).
     Discard,
-    /// [`BlockDevice::sync`](crate::BlockDevice::sync).
+    /// [`BlockDevice::sync`](bufcache::BlockDevice::sync).
     Sync,
 }
 
-/// A change of a device, or a sync. From [`FaultDevice::recorded`](super::FaultDevice::recorded).
+/// A change of a device, or a sync. From [`FaultDevice::recorded`](crate::FaultDevice::recorded).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recorded {

@@ -1,0 +1,8 @@
+//! A device for tests of [`bufcache`] and of programs on top of it: [`FaultDevice`] fails the operations
+//! that a test chooses, and returns the contents that a loss of power would leave.
+
+mod fault;
+mod power;
+
+pub use self::fault::{Fault, FaultDevice};
+pub use self::power::{Operation, Outcome, Recorded};
