@@ -7,8 +7,8 @@ use offlock_sync::thread;
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard;
-use crate::in_flight::InFlight;
 use crate::policy::{Samples, mark};
+use crate::source::InFlight;
 use crate::wait::{Mode, poll_ready};
 use crate::word::{BACK, Entry, Key, STALE, WRITE, Word};
 

@@ -2,7 +2,7 @@
 //!
 //! The region is reserved at once, and the system backs a frame with memory at its first use. This
 //! module has the bytes and a header for each frame; the lists of free frames are in
-//! [`Cold`](crate::cold::Cold), under its lock.
+//! [`Cold`](crate::cache::evict::Cold), under its lock.
 //!
 //! # Invariants
 //!
@@ -11,14 +11,14 @@
 //!    pin. The exception is a word with `WRITE` whose entry no other slot names: its writer owns
 //!    the bytes.
 
-use std::ptr::NonNull;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use offlock_percpu::AllocError;
 use offlock_sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use offlock_sync::{Futex, thread_id};
-
-use crate::region::Region;
 
 /// Names a frame by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -376,5 +376,307 @@ impl Frames {
         // SAFETY: the caller owns the frame. It consists of whole pages, because it is aligned to
         // its size, and lies in the mapping of the region.
         let _ = unsafe { libc::madvise(bytes.as_ptr().cast(), bytes.len(), libc::MADV_DONTNEED) };
+    }
+}
+
+// Memory mapped from the system, in huge pages where possible.
+//
+// Beyond a few megabytes the TLB does not cover a cache in pages of 4 KiB, and each hit would wait
+// for a page walk.
+
+/// The size of a huge page on most machines. On others it is an alignment that does no harm.
+const HUGE: usize = 2 << 20;
+
+/// A reserved anonymous mapping. It reads as zeros, and the system backs it with memory at first
+/// use.
+#[derive(Debug)]
+pub(crate) struct Region {
+    start: NonNull<u8>,
+    mapped: NonNull<libc::c_void>,
+    len: usize,
+}
+
+impl Region {
+    /// Maps `len` bytes, aligned to `align`, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if the system refuses the mapping or the length overflows.
+    pub(crate) fn new(len: usize, align: usize) -> Result<Self, AllocError> {
+        let align = if len >= HUGE { align.max(HUGE) } else { align };
+        let len = len.checked_add(align).ok_or_else(AllocError::new)?;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses overlaps no other.
+        let at = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(AllocError::new());
+        }
+        let mapped = NonNull::new(at).ok_or_else(AllocError::new)?;
+        let skip = at.cast::<u8>().align_offset(align);
+        // SAFETY: `len` includes `align` bytes more than asked for, and `skip` is less than
+        // `align`.
+        let start = unsafe { mapped.cast::<u8>().add(skip) };
+        let region = Self { start, mapped, len };
+        if align >= HUGE {
+            region.set_huge(true);
+        }
+        Ok(region)
+    }
+
+    #[inline(always)]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Advises the system to use huge pages, or not to. The system may ignore the advice.
+    pub(crate) fn set_huge(&self, huge: bool) {
+        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        // SAFETY: the range is the mapping made in `new`, and the advice does not change its
+        // contents.
+        let _ = unsafe { libc::madvise(self.mapped.as_ptr(), self.len, advice) };
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range is the mapping made in `new`. References into it borrow the owner of
+        // this region, which is being dropped.
+        unsafe { libc::munmap(self.mapped.as_ptr(), self.len) };
+    }
+}
+
+/// A fixed array of values in a region.
+#[derive(Debug)]
+pub(crate) struct Array<T> {
+    region: Region,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+// SAFETY: the array owns its values and its region, as a boxed slice owns its memory.
+unsafe impl<T: Send> Send for Array<T> {}
+// SAFETY: a shared array gives out shared references to its values only.
+unsafe impl<T: Sync> Sync for Array<T> {}
+
+impl<T> Array<T> {
+    /// Makes an array of `len` values, each from one call of `make`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for the region.
+    pub(crate) fn new(len: usize, mut make: impl FnMut() -> T) -> Result<Self, AllocError> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(AllocError::new)?;
+        let region = Region::new(bytes, align_of::<T>())?;
+        let mut array = Self { region, len: 0, of: PhantomData };
+        while array.len < len {
+            // SAFETY: `array.len` is less than `len`, for which the region has room.
+            let at = unsafe { array.start().add(array.len) };
+            // SAFETY: `at` is in the region, aligned for `T`, and only this function uses it yet.
+            unsafe { at.write(make()) };
+            array.len += 1;
+        }
+        Ok(array)
+    }
+
+    #[inline(always)]
+    fn start(&self) -> NonNull<T> {
+        self.region.start().cast()
+    }
+}
+
+impl<T> Deref for Array<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        let all = NonNull::slice_from_raw_parts(self.start(), self.len);
+        // SAFETY: `new` wrote `len` values at the start of the region.
+        unsafe { all.as_ref() }
+    }
+}
+
+impl<T> Drop for Array<T> {
+    fn drop(&mut self) {
+        let all = NonNull::slice_from_raw_parts(self.start(), self.len);
+        // SAFETY: `new` wrote `len` values, to which no reference is left. The region is unmapped
+        // after this.
+        unsafe { all.drop_in_place() };
+    }
+}
+
+/// Returns `len` copies of a value on the heap, or an error if there is no memory.
+pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| AllocError::new())?;
+    values.resize(len, value);
+    Ok(values.into())
+}
+
+// Lists of frames: each frame has a node, which is on at most one list.
+//
+// Nothing here allocates after `new`.
+
+/// The list that a node is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    /// No list: the frame is free, or a thread owns it.
+    None,
+    /// A list of the policy, which defines the numbers.
+    Policy(u8),
+    /// The list of invalidated buffers, which are freed when no slot and no pin holds them.
+    Dead,
+}
+
+/// The links of one frame.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    prev: u32,
+    next: u32,
+    pub(crate) on: On,
+    /// The list of the policy from which the buffer would have been evicted if it were not dirty.
+    pub(crate) due: Option<u8>,
+}
+
+/// A doubly linked list through the nodes, the newest first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    first: u32,
+    last: u32,
+    pub(crate) len: usize,
+}
+
+/// The nodes of all frames.
+#[derive(Debug)]
+pub(crate) struct Nodes(Box<[Node]>);
+
+impl List {
+    pub(crate) const fn new() -> Self {
+        Self { first: NIL, last: NIL, len: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first == NIL
+    }
+}
+
+impl Nodes {
+    pub(crate) fn new(frames: usize) -> Result<Self, AllocError> {
+        let (prev, next, on) = (NIL, NIL, On::None);
+        let node = Node { prev, next, on, due: None };
+        Ok(Self(boxed(node, frames)?))
+    }
+
+    pub(crate) fn of(&mut self, frame: Frame) -> &mut Node {
+        &mut self.0[frame.0 as usize]
+    }
+
+    /// Returns the last frame of a list, the oldest.
+    pub(crate) fn last(&self, list: &List) -> Option<Frame> {
+        (list.last != NIL).then_some(Frame(list.last))
+    }
+
+    /// Returns the frame that is newer than another one on a list of the policy.
+    pub(crate) fn before(&self, frame: Frame) -> Option<Frame> {
+        let node = &self.0[frame.0 as usize];
+        (matches!(node.on, On::Policy(_)) && node.prev != NIL).then_some(Frame(node.prev))
+    }
+
+    /// Inserts a frame that is on no list at the front.
+    pub(crate) fn push(&mut self, list: &mut List, frame: Frame, on: On) {
+        let number = frame.0;
+        let node = &mut self.0[number as usize];
+        debug_assert!(node.on == On::None);
+        (node.prev, node.next, node.on) = (NIL, list.first, on);
+        match list.first {
+            NIL => list.last = number,
+            first => self.0[first as usize].prev = number,
+        }
+        list.first = number;
+        list.len += 1;
+    }
+
+    /// Inserts a frame that is on no list at the back.
+    pub(crate) fn push_last(&mut self, list: &mut List, frame: Frame, on: On) {
+        let number = frame.0;
+        let node = &mut self.0[number as usize];
+        debug_assert!(node.on == On::None);
+        (node.prev, node.next, node.on) = (list.last, NIL, on);
+        match list.last {
+            NIL => list.first = number,
+            last => self.0[last as usize].next = number,
+        }
+        list.last = number;
+        list.len += 1;
+    }
+
+    /// Removes a frame from the list that it is on.
+    pub(crate) fn remove(&mut self, list: &mut List, frame: Frame) {
+        let node = &mut self.0[frame.0 as usize];
+        debug_assert!(node.on != On::None);
+        node.on = On::None;
+        let (prev, next) = (node.prev, node.next);
+        match prev {
+            NIL => list.first = next,
+            prev => self.0[prev as usize].next = next,
+        }
+        match next {
+            NIL => list.last = prev,
+            next => self.0[next as usize].prev = prev,
+        }
+        list.len -= 1;
+    }
+}
+
+/// A buffer to evict: its frame and its entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) frame: Frame,
+    pub(crate) place: Place,
+}
+
+impl Victim {
+    pub(crate) const NONE: Self = Self { frame: Frame(0), place: 0 };
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod region_tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn an_array_has_its_values_and_drops_each_once() {
+        let dropped = Rc::new(Cell::new(0));
+        struct Counts(Rc<Cell<u32>>, usize);
+        impl Drop for Counts {
+            fn drop(&mut self) {
+                self.0.set(self.0.get() + 1);
+            }
+        }
+        let mut next = 0;
+        let make = || {
+            next += 1;
+            Counts(Rc::clone(&dropped), next)
+        };
+        let array = Array::new(1000, make).unwrap();
+        assert!(array.iter().enumerate().all(|(at, value)| value.1 == at + 1));
+        assert_eq!(dropped.get(), 0);
+        drop(array);
+        assert_eq!(dropped.get(), 1000);
+    }
+
+    #[test]
+    fn a_region_is_aligned_zero_and_refused_where_it_cannot_be() {
+        for (len, align) in [(4096, 512), (100_000, 65_536), (3 * HUGE, 4096)] {
+            let region = Region::new(len, align).unwrap();
+            assert_eq!(region.start().addr().get() % align, 0);
+            let bytes = NonNull::slice_from_raw_parts(region.start(), len);
+            // SAFETY: the region has `len` bytes, and no other reference to them exists.
+            assert!(unsafe { bytes.as_ref() }.iter().all(|&byte| byte == 0));
+        }
+        assert!(Region::new(usize::MAX - 10, 4096).is_err());
+        assert!(Region::new(1 << 60, 4096).is_err());
     }
 }

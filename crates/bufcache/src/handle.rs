@@ -1,24 +1,26 @@
 //! The handles of users: the cache and its devices.
 
-mod aside;
-mod past;
 mod task;
 
 use std::fmt;
-use std::ops::Deref;
+use std::future::Future;
+use std::ops::{Deref, Range};
+use std::time::Duration;
 
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, AtomicUsize};
 
-use crate::cache::Shared;
+use crate::cache::{self, Bypass, Entered, Fill, Got, Limits, Load, Overwrite, Shared, Wait, Want};
 use crate::device::BlockDevice;
-use crate::dirty::{AttachOptions, Writes};
+use crate::dirty::{AttachOptions, WriteError, Writes};
 use crate::error::{BuildError, GetError};
-use crate::in_flight::InFlight;
-use crate::source::Source;
+use crate::frames::MOST_FRAMES;
+use crate::guard::{Pin, ReadGuard, WriteGuard};
+use crate::policy::{Eviction, Policy, sampled_blocks};
+use crate::source::{InFlight, Source};
 use crate::stats::CacheStats;
-use crate::wait::Bell;
-use crate::word::SECTOR_BITS;
+use crate::wait::{Bell, Mode, poll_ready};
+use crate::word::{IO, Key, SECTOR_BITS};
 
 /// The longest device, in bytes.
 const MAX_LEN: u64 = 1 << (SECTOR_BITS + 9);
@@ -264,3 +266,649 @@ impl fmt::Debug for Device {
             .finish_non_exhaustive()
     }
 }
+
+// The builder of a cache.
+
+/// The options of a [`Cache`] to build.
+#[derive(Clone, Debug)]
+#[must_use = "a builder makes no cache before `build`"]
+pub struct Builder {
+    capacity: usize,
+    block_size: usize,
+    eviction: Eviction,
+    patience: Duration,
+    limits: Limits,
+}
+
+impl Cache {
+    /// Creates a cache of `capacity` bytes, in blocks of 4,096 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::build`].
+    pub fn new(capacity: usize) -> Result<Self, BuildError> {
+        Self::builder(capacity).build()
+    }
+
+    /// Returns a builder of a cache of `capacity` bytes, to choose the block size, eviction and limits.
+    pub fn builder(capacity: usize) -> Builder {
+        Builder::new(capacity)
+    }
+}
+
+impl Builder {
+    fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            block_size: 4096,
+            eviction: Eviction::default(),
+            patience: Duration::from_secs(1),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Sets the size of the blocks in bytes: a power of two from 512 to 65,536, 4,096 by default. A
+    /// program with blocks of two sizes has two caches.
+    pub fn block_size(mut self, block_size: usize) -> Self {
+        self.block_size = block_size;
+        self
+    }
+
+    /// Sets how buffers are chosen for eviction.
+    pub fn eviction(mut self, eviction: Eviction) -> Self {
+        self.eviction = eviction;
+        self
+    }
+
+    /// Sets how long a miss waits if all buffers are in use, and other calls for guards of other
+    /// threads: one second by default.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Sets how long a block stays dirty before the cleaner writes it: five seconds by default. The
+    /// cleaner checks five times per second.
+    pub fn write_back_after(mut self, age: Duration) -> Self {
+        self.limits.age = age;
+        self
+    }
+
+    /// Sets the limits of the dirty share of the capacity, in percent: 10 and 75 by default. Above
+    /// `begin`, the cleaner writes without delay. Above `most`, a thread that dirties another block
+    /// writes some blocks first.
+    pub fn dirty_limits(mut self, begin: u32, most: u32) -> Self {
+        let of_256 = |percent: u32| percent.min(100) * 256 / 100;
+        (self.limits.begin, self.limits.most) = (of_256(begin), of_256(most));
+        self
+    }
+
+    /// Builds the cache. Reserves its memory, which the system provides at first use, and allocates
+    /// its table, about 5 % of the capacity with blocks of 4,096 bytes.
+    ///
+    /// The capacity is rounded down to whole blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::BlockSize`] and [`BuildError::Capacity`] for a size out of range, and
+    /// [`BuildError::NoMemory`].
+    pub fn build(self) -> Result<Cache, BuildError> {
+        let size = self.block_size;
+        if !size.is_power_of_two() || !(512..=65_536).contains(&size) {
+            return Err(BuildError::BlockSize(size));
+        }
+        let count = self.capacity / size;
+        if count == 0 || count > MOST_FRAMES {
+            return Err(BuildError::Capacity(self.capacity));
+        }
+        let (rule, sampled) = match self.eviction {
+            Eviction::Adaptive => (Eviction::A2, sampled_blocks(count)),
+            fixed => (fixed, 0),
+        };
+        let policy = Policy::new(rule, count).map_err(|_| BuildError::NoMemory)?;
+        let waits = (self.patience, self.limits);
+        let shared = cache::make((count, size.ilog2()), (policy, sampled), waits)
+            .map_err(|_| BuildError::NoMemory)?;
+        Ok(Cache::from_shared(shared))
+    }
+}
+
+// Methods for users that read and write a device by means other than the cache.
+
+impl Device {
+    /// Begins a load of a block that is not cached, for the caller to fill and to
+    /// [finish](Load::finish), for example when one read of the device brings many blocks. Gets of
+    /// the block wait for the load. Does not wait.
+    ///
+    /// Returns `None` if the block is cached or being read, if no buffer is free, or if other
+    /// devices are attached and this one has its share of the cache in loads that have not ended. A
+    /// cache with [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a
+    /// block while hardly a buffer is free (one in 64 may be) and fewer than one request in eight
+    /// hits, because most blocks would be evicted before they are used. It grants the second claim, if not
+    /// much else was claimed in between. It stops refusing where that costs the whole cache more than
+    /// about one hit in 55 requests, or one in 24 if it has 128 buffers only; a device with few of
+    /// the requests may lose half of its hits for a time. A refused claim counts neither as a get nor
+    /// as a miss.
+    ///
+    /// The bytes of the load are those that the buffer had before: any, also of another device. The
+    /// caller fills all that it [finishes](Load::finish) with.
+    ///
+    /// A thread that holds the load and gets the block waits for itself. If it is the thread that
+    /// called this method, the get ends with [`GetError::WouldDeadlock`] after as long as the cache
+    /// waits for a buffer. In another thread the wait is not detected.
+    ///
+    /// Read the device after this call, not before. A write to the device in between is then either
+    /// read, or followed by an [`invalidate`](Self::invalidate) that finds the load.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`].
+    pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
+        let key = self.checked_key(block)?;
+        self.shared.claim(&self.source, key)
+    }
+}
+
+// Calls that do not wait, and calls for programs that also use the device themselves.
+
+impl Device {
+    /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a
+    /// buffer, for guards of the block, or for dirty blocks to be written.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
+    pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
+        let key = self.checked_key(block)?;
+        let buffer = self.shared.try_create(&self.source, key)?;
+        self.source.writes.forget_load(&self.source.sectors(key));
+        let mut guard = WriteGuard::new(self, buffer);
+        guard.fill(0);
+        Ok(guard)
+    }
+
+    /// Returns whether the device may lack a write of these blocks: one is dirty, or a [failed
+    /// sync](WriteError::Poisoned) may have lost it. If not, a read of the device itself that
+    /// begins after this call sees every write whose guard had dropped before it.
+    ///
+    /// Does not wait. Looks each block up in the table, unless the cache has no dirty block. Ignores
+    /// blocks beyond the end of the device.
+    pub fn is_newer(&self, blocks: Range<u64>) -> bool {
+        self.shared.is_newer(&self.source, blocks)
+    }
+
+    /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
+    /// earlier errors. Ignores blocks beyond the end of the device.
+    ///
+    /// # Errors
+    ///
+    /// The first error; its block stays dirty.
+    pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.block_on(self.shared.flush_range(&self.source, blocks))
+    }
+
+    /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
+    /// ranges too long to be cached. Durable after a [`sync`](Self::sync). Gets of these blocks
+    /// wait for it.
+    ///
+    /// `bytes` ends at the end of a block or of the device, and is aligned as the device requires.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device: then each sector of the range is old or new, and dirty blocks stay
+    /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
+    /// longer than the cache waits; [`WriteError::WouldDeadlock`] if this thread has a write guard of
+    /// a block; [`WriteError::Poisoned`] and [`WriteError::Closed`].
+    pub fn write_past(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
+        let size = self.block_size() as u64;
+        let start = first.checked_mul(size);
+        let end = start.and_then(|start| start.checked_add(bytes.len() as u64));
+        let len = self.source.len();
+        let fits = |&end: &u64| end == len || (end < len && end.is_multiple_of(size));
+        let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
+        let blocks = first..end.div_ceil(size);
+        let how = Overwrite::Write(bytes);
+        self.block_on(self.shared.overwrite(&self.source, blocks, how, Mode::Thread))
+    }
+
+    /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
+    /// [`write_past`](Self::write_past), without a blocked thread. Durable after a
+    /// [`sync`](Self::sync) that begins after [`Bypass::finish`]. Returns `None` if the call would
+    /// wait, or would take long.
+    ///
+    /// ```
+    /// use std::os::unix::fs::FileExt;
+    ///
+    /// use bufcache::{Cache, FileDevice};
+    ///
+    /// let file = tempfile::tempfile()?;
+    /// file.set_len(100_000)?;
+    /// let disk = Cache::new(1 << 20)?.attach(FileDevice::new(file.try_clone()?)?)?;
+    /// disk.get_mut(3)?.fill(1); // dirty, and out of date in a moment
+    /// if let Some(bypass) = disk.try_bypass(3..5)? {
+    ///     bypass.finish(file.write_all_at(&[7; 8192], 3 * 4096))?;
+    ///     assert_eq!(disk.get(3)?[0], 7);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`write_past`](Self::write_past), except for errors of the device.
+    pub fn try_bypass(&self, blocks: Range<u64>) -> Result<Option<Bypass>, WriteError> {
+        self.check_range(&blocks)?;
+        self.shared.try_bypass(&self.source, blocks)
+    }
+
+    /// Zeroes blocks as [`zero`](Self::zero) does, but only if the device can.
+    ///
+    /// # Errors
+    ///
+    /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
+    pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.check_range(&blocks)?;
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Zero, Mode::Thread))
+    }
+}
+
+// The methods of a device that read blocks.
+
+impl Device {
+    /// Returns a guard of the buffer of a block, read from the device if it is not cached.
+    ///
+    /// A hit is wait-free, allocates nothing and writes nothing that other threads use. A miss
+    /// blocks for the device, or for the load that another thread has begun: the device reads the
+    /// block once. The guard keeps the buffer until it drops: hold it briefly, and not across a
+    /// wait.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] if this thread has a
+    /// write guard of the block, or is reading it (a verifier or device gets the block it is called
+    /// for), or has [claimed](Self::claim) it and the load has not ended for as long as the cache
+    /// waits.
+    #[inline]
+    pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key) {
+            self.shared.count_get(record);
+            if is_sampled {
+                self.shared.note_hit(key);
+            }
+            return Ok(ReadGuard::new(self, buffer));
+        }
+        self.shared.counters.get.add(1);
+        let buffer = match self.shared.miss(&self.source, key, Fill::Read)? {
+            Got::Shared(buffer) | Got::Locked(buffer) => buffer,
+        };
+        Ok(ReadGuard::new(self, buffer))
+    }
+
+    /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of
+    /// the device.
+    ///
+    /// A hint: it never waits and never fails. It drops the rest of a range if all buffers are in
+    /// use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read
+    /// that failed. Reads at most as many blocks as an eighth of the cache holds.
+    pub fn readahead(&self, blocks: Range<u64>) {
+        let most = (self.shared.room() >> self.source.shift) as u64 / 8;
+        let end = blocks.end.min(self.source.blocks);
+        let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
+        let is_taken = |block| {
+            let Some(key) = self.source.key(block).filter(|&key| !self.shared.is_cached(key))
+            else {
+                return true;
+            };
+            self.shared.counters.get.add(1);
+            matches!(self.pin(key), Ok(Some(_)))
+        };
+        if !left.all(is_taken) {
+            self.shared.counters.ahead_dropped.add(1);
+        }
+    }
+
+    /// Returns a pin on the buffer of a block, for tasks: does not block while the device reads.
+    ///
+    /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the
+    /// future does not cancel the read, and keeps nothing of the task. A wait allocates.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or
+    /// the loads of this device have their share while another device is attached; and
+    /// [`GetError::Busy`] if a writer, also this thread or task, has the block for as long as the cache
+    /// waits.
+    pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
+        let key = self.checked_key(block)?;
+        self.shared.counters.get.add(1);
+        let pin = loop {
+            if let Some(pin) = self.pin(key)? {
+                break pin;
+            }
+            self.source.writes.excluded.wait_async(key.sector()).await;
+        };
+        self.shared.wait_for_marks(pin.place, IO).await;
+        if !self.shared.has_ended(pin.place) {
+            self.shared.wait_for_writer(pin.place).await?;
+        }
+        match self.shared.failure(pin.place) {
+            Some(failure) => Err(failure.of(block)),
+            None => {
+                self.shared.frames.reading(self.shared.frame_at(pin.place));
+                Ok(pin)
+            }
+        }
+    }
+
+    /// Returns a pin on the buffer of a block, which may still be read or written: the caller waits
+    /// for that before it reads the bytes. `None` if the block is being discarded.
+    fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
+        let shared = &self.shared;
+        let want = Want { fill: Fill::Read, wait: Wait::None };
+        let place = match shared.enter(&self.source, key, want)? {
+            Entered::Pinned(place) => place,
+            Entered::Cached(buffer) | Entered::Locked(buffer) => shared.pin_protected(buffer)?,
+            Entered::Excluded => return Ok(None),
+        };
+        let bytes = shared.frames.bytes(shared.frame_at(place));
+        Ok(Some(Pin { device: self.clone(), place, bytes }))
+    }
+
+    /// Returns a guard of the buffer of a block if it is cached. Wait-free.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), and [`GetError::WouldBlock`] if the call would read or wait.
+    #[inline]
+    pub fn try_get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        let found = self.shared.look_up(key);
+        if let Some((buffer, is_sampled, record)) = found {
+            if is_sampled {
+                self.shared.note_hit(key);
+            }
+            self.shared.count_get(record);
+            return Ok(ReadGuard::new(self, buffer));
+        }
+        self.shared.counters.get.add(1);
+        self.shared.counters.busy_locked.add(1);
+        Err(GetError::WouldBlock)
+    }
+}
+
+// The methods of a device that write blocks, and that make writes durable.
+
+impl Device {
+    pub(crate) fn checked_key(&self, block: u64) -> Result<Key, GetError> {
+        let blocks = self.source.blocks;
+        self.source.key(block).ok_or(GetError::OutOfRange { block, blocks })
+    }
+
+    /// Returns an exclusive guard of the buffer of a block, read from the device if it is not
+    /// cached.
+    ///
+    /// Blocks as [`get`](Self::get) does, and until the readers and the writer of the block have
+    /// dropped their guards and a write-back of it has ended. Later readers and writers wait for
+    /// this guard.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get); [`GetError::Busy`] after the cache's patience,
+    /// [`GetError::WouldDeadlock`] if this thread has a guard of the block,
+    /// [`GetError::Poisoned`] and [`GetError::Closed`].
+    pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
+        let key = self.checked_key(block)?;
+        self.shared.counters.get.add(1);
+        let buffer = self.shared.lock_write(&self.source, key, Fill::Read)?;
+        Ok(WriteGuard::new(self, buffer))
+    }
+
+    /// As [`get_mut`](Self::get_mut), if the block is cached and the call need not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_mut`](Self::get_mut), and [`GetError::WouldBlock`] if the call would read or wait.
+    pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
+        let key = self.checked_key(block)?;
+        self.shared.counters.get.add(1);
+        let buffer =
+            self.shared.try_lock_write(&self.source, key, Mode::Thread).inspect_err(|_| {
+                self.shared.counters.busy_locked.add(1);
+            })?;
+        Ok(WriteGuard::new(self, buffer))
+    }
+
+    /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
+    /// device.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_mut`](Self::get_mut), except for errors of a read.
+    pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
+        let key = self.checked_key(block)?;
+        self.shared.counters.get.add(1);
+        let buffer = self.shared.lock_write(&self.source, key, Fill::Caller)?;
+        self.source.writes.forget_load(&self.source.sectors(key));
+        let mut guard = WriteGuard::new(self, buffer);
+        guard.fill(0);
+        Ok(guard)
+    }
+
+    /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need
+    /// not be durable then.
+    ///
+    /// Blocks. Tries each block once, and goes on after one that fails.
+    ///
+    /// # Errors
+    ///
+    /// The first error; its block stays dirty. Each handle gets an error of another call or of the
+    /// cleaner once.
+    pub fn flush(&self) -> Result<(), WriteError> {
+        let result = self.block_on(self.shared.flush(&self.source, Mode::Thread));
+        self.or_earlier(result)
+    }
+
+    /// Makes all writes durable whose guards dropped before this call, in any thread:
+    /// [flushes](Self::flush) them, and then syncs the device. Concurrent calls share one sync of
+    /// the device, which begins after their flushes.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
+    /// from then on until a [`reset`](Self::reset).
+    pub fn sync(&self) -> Result<(), WriteError> {
+        let result = self.block_on(self.shared.sync(&self.source, Mode::Thread));
+        self.or_earlier(result)
+    }
+
+    /// Returns the smallest [log position](WriteGuard::set_lsn) of a change that the device does not
+    /// have: of dirty blocks, of blocks that are being written, and of blocks in write guards that are
+    /// still held. `None` without such a block.
+    ///
+    /// A checkpoint deletes the entries of the log that no crash needs. In this order, it deletes
+    /// none that belongs to a guard that is held meanwhile:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use bufcache::{AttachOptions, Cache, MemoryDevice, Wal};
+    /// # struct Log;
+    /// # impl Log {
+    /// #     fn end(&self) -> u64 { 9 }
+    /// #     fn delete_before(&self, _: u64) {}
+    /// # }
+    /// # impl Wal for Log {
+    /// #     fn durable(&self) -> u64 { 9 }
+    /// #     fn flush(&self, _: u64) -> std::io::Result<()> { Ok(()) }
+    /// # }
+    /// # let log = Arc::new(Log);
+    /// # let options = AttachOptions::new().wal(Arc::clone(&log) as _);
+    /// # let disk = MemoryDevice::new(vec![0; 100_000]);
+    /// # let disk = Cache::new(1 << 20)?.attach_with(disk, options)?;
+    /// let mut guard = disk.get_mut(3)?;
+    /// guard.set_lsn(7); // before the entry 7 is appended to the log
+    ///
+    /// let end = log.end();
+    /// let needed = disk.oldest_lsn().unwrap_or(end).min(end); // before the sync
+    /// disk.sync()?; // what was clean and not durable is durable now
+    /// log.delete_before(needed);
+    /// # assert_eq!(needed, 7);
+    /// # drop(guard);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn oldest_lsn(&self) -> Option<u64> {
+        self.source.writes.positions.first()
+    }
+
+    /// Makes these blocks durable, and not necessarily others, as a write with FUA requires. Ignores
+    /// blocks beyond the end of the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
+    pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        let result = self.block_on(self.shared.write_through(&self.source, blocks, Mode::Thread));
+        self.or_earlier(result)
+    }
+
+    /// Discards whole blocks (TRIM): they read as zeros then, and dirty bytes of them are not
+    /// written. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device: then each block is as before, or zeros. [`WriteError::OutOfRange`];
+    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits;
+    /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
+    pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.check_range(&blocks)?;
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard, Mode::Thread))
+    }
+
+    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`discard`](Self::discard), and as [`create`](Self::create).
+    pub fn zero(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        match self.zero_by_device(blocks.clone()) {
+            Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
+            result => return result,
+        }
+        self.zero_by_cache(blocks)
+    }
+
+    pub(crate) fn zero_by_cache(&self, mut blocks: Range<u64>) -> Result<(), WriteError> {
+        blocks.try_for_each(|block| self.create(block).map(drop))?;
+        Ok(())
+    }
+
+    pub(crate) fn check_range(&self, blocks: &Range<u64>) -> Result<(), WriteError> {
+        let fits = blocks.start <= blocks.end && blocks.end <= self.source.blocks;
+        if fits { Ok(()) } else { Err(WriteError::OutOfRange) }
+    }
+
+    /// Lets a device be written again after a failed sync. Blocks that were written since the last
+    /// good sync, and stayed in the cache since, become dirty again. Returns the others, which may
+    /// be lost.
+    ///
+    /// A block that was read from the device after the write is returned as well, even if it is
+    /// cached: the device may have given the write up before its sync failed, and have served older
+    /// bytes. The cache forgets such a block, and the next get returns what the device has. If the
+    /// block was modified since, it stays dirty: the modification is written, and the rest of the
+    /// block is what was read.
+    ///
+    /// The device may give a lost block up later. If another sync fails before one succeeds, the
+    /// next reset returns the block again.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] for a writer's guard: the device stays
+    /// poisoned, and another call goes on.
+    pub fn reset(&self) -> Result<Lost, WriteError> {
+        self.check_wait()?;
+        self.shared.reset(&self.source).map(Lost)
+    }
+
+    /// Closes the device: refuses writers, waits for the write guards, [syncs](Self::sync), and
+    /// then refuses all reads and writes of the device, through any handle. Gets of cached blocks
+    /// still succeed.
+    ///
+    /// A write meanwhile is refused with [`GetError::Closed`]. After `Ok` all other writes are
+    /// durable. Visits every entry of the table.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync); [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] if another
+    /// thread or this one has a write guard. The device is then open as before, and the error has
+    /// the handle. [`WriteError::Closed`] if the device was closed through another handle.
+    pub fn close(self) -> Result<(), CloseError> {
+        let closed = self.check_wait();
+        let closed = closed.and_then(|()| self.shared.close(&self.source, || self.sync()));
+        closed.map_err(|error| CloseError { error, device: self })
+    }
+
+    /// Makes a change of the device, and blocks until it ends.
+    pub(crate) fn block_on(
+        &self,
+        change: impl Future<Output = Result<(), WriteError>>,
+    ) -> Result<(), WriteError> {
+        self.check_wait()?;
+        poll_ready(change)
+    }
+
+    /// Returns an error if the calling thread must not block for changes of the device.
+    fn check_wait(&self) -> Result<(), WriteError> {
+        if self.source.may_wait() { Ok(()) } else { Err(WriteError::WouldDeadlock { block: None }) }
+    }
+
+    pub(crate) fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
+        let earlier = self.source.writes.take_new_error(&self.seen);
+        match (result, earlier) {
+            (Ok(()), Some(errno)) => Err(WriteError::Earlier { errno }),
+            (result, _) => result,
+        }
+    }
+}
+
+/// Blocks that may be lost: written since the last good sync, and evicted or read again since.
+#[must_use = "these blocks may be lost"]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lost(Vec<Range<u64>>);
+
+impl Lost {
+    /// Returns their numbers, ascending.
+    pub fn blocks(&self) -> &[Range<u64>] {
+        &self.0
+    }
+
+    /// Returns whether no block is lost.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A device that could not be closed.
+pub struct CloseError {
+    /// The reason.
+    pub error: WriteError,
+    /// The handle. The device is open as before, unless another handle had
+    /// [closed](WriteError::Closed) it.
+    pub device: Device,
+}
+
+impl fmt::Debug for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CloseError").field(&self.error).finish()
+    }
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the device is not closed: {}", self.error)
+    }
+}
+
+impl std::error::Error for CloseError {}

@@ -79,10 +79,7 @@
 #[cfg(offlock_model)]
 #[doc(hidden)]
 pub mod bare;
-mod builder;
 mod cache;
-mod cold;
-mod contain;
 mod device;
 mod dirty;
 mod engine;
@@ -95,20 +92,13 @@ pub mod guide;
 mod handle;
 mod hazard;
 mod ids;
-mod in_flight;
-mod nodes;
 mod policy;
-mod read;
-mod region;
 mod source;
 mod stats;
 mod table;
-mod tally;
 mod wait;
 mod word;
-mod write;
 
-pub use self::builder::Builder;
 pub use self::cache::{Bypass, DeviceRange, DeviceSync, DeviceWrite, Load};
 #[cfg(feature = "aio-reap")]
 pub use self::device::EngineDevice;
@@ -118,10 +108,9 @@ pub use self::dirty::{AttachOptions, Wal, WriteError};
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
 pub use self::guard::{OwnedWriteGuard, Pin, ReadGuard, WriteGuard};
-pub use self::handle::{Cache, Device};
+pub use self::handle::{Builder, Cache, CloseError, Device, Lost};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
-pub use self::write::{CloseError, Lost};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

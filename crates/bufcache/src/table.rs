@@ -20,8 +20,7 @@ use offlock_percpu::AllocError;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{WordGuard, WordLock, load_own, step};
 
-use crate::frames::Place;
-use crate::region::Array;
+use crate::frames::{Array, Place};
 use crate::word::{EVICT, Entry, Key, OVERFLOW, SAMPLED, STALE, TAKEN, Word};
 
 /// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.

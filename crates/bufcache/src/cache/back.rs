@@ -18,25 +18,24 @@
 //!    failed sync finds the block there, or finds it dirty.
 
 use std::io::IoSlice;
-use std::time::Instant;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use offlock_sync::atomic::Ordering;
-use offlock_sync::{Arc, check, step};
+use offlock_sync::{Arc, check, coarse_clock, step, thread};
 
 use super::Shared;
-use super::changes::DeviceWrite;
-use super::completion::{Batch, Outcome, RUNS};
-use super::selection::{DirtyBlock, Include, Selection};
-use crate::cold::Cold;
-use crate::contain::contain;
+use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
+use super::evict::{Cold, LOOKS};
 use crate::dirty::{DirtyList, WriteError, errno_of};
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::policy::is_evictable_but_dirty;
 use crate::source::{Operation, Source};
-use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE};
+use crate::wait::{Mode, contain, poll_ready};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A guess: a MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
@@ -539,6 +538,467 @@ impl Shared {
             source.writes.load.remove_dirty(bytes);
             // Ordering: Relaxed; see `list_dirty`.
             self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+// The dirty blocks that a write-back selects.
+
+/// The most blocks that a selection returns without an allocation. A thread that needs a buffer
+/// writes at most as many.
+const FEW: usize = 64;
+
+/// Which dirty blocks of a device a write-back writes, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Selection {
+    /// Only blocks in this range.
+    pub(crate) sectors: Range<u64>,
+    /// The most blocks. If there are more, the oldest are taken.
+    pub(crate) most: usize,
+    /// Only blocks that became dirty before this time, in milliseconds since the cache was made.
+    pub(crate) before: u64,
+    /// Makes the blocks durable (FUA).
+    pub(crate) durable: bool,
+    /// Waits for blocks that are marked.
+    pub(crate) wait: bool,
+    /// Whether blocks are included whose write may fail.
+    pub(crate) include: Include,
+    /// Only those that would be evicted next if they were not dirty.
+    pub(crate) is_due: bool,
+}
+
+/// Whether a write-back includes blocks whose write may fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Include {
+    /// Blocks whose write has not failed. With a limit of few blocks,
+    /// older ones that cannot be written do not take the places of others.
+    Promising,
+    /// All blocks but those that the cleaner has given up, because their device is gone. A failure
+    /// counts.
+    NotGivenUp,
+    /// All blocks, for an explicit flush or sync. A failure does not count.
+    All,
+}
+
+impl Selection {
+    /// Returns a selection of all blocks that are dirty now.
+    pub(crate) fn all() -> Self {
+        Self {
+            sectors: 0..u64::MAX,
+            most: usize::MAX,
+            before: u64::MAX,
+            durable: false,
+            wait: true,
+            include: Include::All,
+            is_due: false,
+        }
+    }
+}
+
+/// A dirty block to be written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DirtyBlock {
+    pub(super) key: Key,
+    pub(super) frame: Frame,
+}
+
+impl DirtyBlock {
+    pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
+}
+
+/// The selected dirty blocks.
+pub(super) struct DirtyBlocks {
+    inline: Few<DirtyBlock, FEW>,
+    /// All of them, if `most` is above `FEW`.
+    heap: Vec<DirtyBlock>,
+    most: usize,
+}
+
+impl DirtyBlocks {
+    fn try_new(most: usize) -> Result<Self, WriteError> {
+        let mut heap = Vec::new();
+        if most > FEW {
+            heap.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
+        }
+        Ok(Self { inline: Few::new(DirtyBlock::NONE), heap, most })
+    }
+
+    /// Adds a block. Returns whether there is room for another.
+    fn push(&mut self, dirty: DirtyBlock) -> bool {
+        match self.most {
+            0..=FEW => self.inline.push(dirty),
+            _ => self.heap.push(dirty),
+        }
+        self.as_mut_slice().len() < self.most
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [DirtyBlock] {
+        if self.most > FEW { &mut self.heap } else { &mut self.inline }
+    }
+}
+
+impl Shared {
+    /// Returns the selected blocks of the device.
+    pub(super) fn dirty_blocks(
+        &self,
+        source: &Source,
+        selection: &Selection,
+    ) -> Result<DirtyBlocks, WriteError> {
+        if selection.is_due {
+            return self.due_blocks(source, selection);
+        }
+        let (len, mut walk) = {
+            let list = source.writes.dirty.lock();
+            (list.len(), list.walk())
+        };
+        let count =
+            selection.sectors.end.saturating_sub(selection.sectors.start) >> (source.shift - 9);
+        if count < len as u64 && selection.before == u64::MAX {
+            return self.dirty_blocks_in_range(source, selection, count as usize);
+        }
+        // Allocates without the lock. The length suffices, because the walk leaves out blocks that
+        // became dirty after its begin.
+        let mut blocks = DirtyBlocks::try_new(len.min(selection.most))?;
+        while blocks.most > 0 && !walk.is_over() {
+            let list = source.writes.dirty.lock();
+            let mut is_last = false;
+            for frame in list.piece(&self.frames, &mut walk) {
+                let key = self.entry(frame).key();
+                if selection.include == Include::Promising && !self.is_promising(frame) {
+                    continue;
+                }
+                is_last = self.frames.header(frame).since() >= selection.before
+                    || (selection.sectors.contains(&key.sector())
+                        && !blocks.push(DirtyBlock { key, frame }));
+                if is_last {
+                    break;
+                }
+            }
+            if is_last {
+                walk.stop();
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Returns whether a write of a dirty buffer is likely to succeed.
+    fn is_promising(&self, frame: Frame) -> bool {
+        self.frames.header(frame).tries() == 0
+    }
+
+    /// Returns the dirty blocks of the device that would be evicted next, from the end of the list
+    /// that has the next victim. They stay on it. Releases the lock after a few visits each.
+    fn due_blocks(
+        &self,
+        source: &Source,
+        selection: &Selection,
+    ) -> Result<DirtyBlocks, WriteError> {
+        let mut blocks = DirtyBlocks::try_new(selection.most)?;
+        let (mut visits, mut at) = (0..selection.most, None);
+        while !visits.is_empty() {
+            let cold = self.cold.lock();
+            for _ in visits.by_ref().take(LOOKS as usize) {
+                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(blocks) };
+                at = Some(frame);
+                let entry = self.entry(frame);
+                let (word, key) = (entry.word(), entry.key());
+                let is_due = is_evictable_but_dirty(word) && word.used() == 0;
+                if is_due && key.device() == source.id && self.is_promising(frame) {
+                    blocks.push(DirtyBlock { key, frame });
+                }
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Does the work of [`dirty_blocks`](Self::dirty_blocks) for a range of fewer blocks than the
+    /// dirty list has: looks up each block of the range.
+    fn dirty_blocks_in_range(
+        &self,
+        source: &Source,
+        selection: &Selection,
+        count: usize,
+    ) -> Result<DirtyBlocks, WriteError> {
+        let mut blocks = DirtyBlocks::try_new(count.min(selection.most))?;
+        for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
+            let key = Key::new(source.id, sector);
+            let word = self.table.find(key).and_then(|entry| entry.look(key));
+            let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
+            if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame: word.frame() }) {
+                break;
+            }
+        }
+        Ok(blocks)
+    }
+}
+
+// The cleaner: writes back buffers that have been dirty for long, or because too many are dirty.
+// Runs in the rounds of the [pool](super::pool), and in threads that need a buffer.
+
+/// The most buffers that a thread writes if it needs one. A guess: enough that the next few misses
+/// find clean ones.
+const SOME: usize = 64;
+/// The cleaner syncs a device once its unsynced sectors are in more ranges than this, and in more
+/// than four for each buffer. A range takes about 30 bytes. An earlier sync would make the device
+/// write blocks that are about to be overwritten.
+const MOST_EXTENTS: usize = 16 << 10;
+
+/// When the cleaner writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// A buffer that has been dirty for this long is written.
+    pub(crate) age: Duration,
+    /// The share of the capacity, in parts of 256, above which all dirty buffers are written.
+    pub(crate) begin: u32,
+    /// The share of the capacity, in parts of 256, above which writers wait for write-backs.
+    pub(crate) most: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { age: Duration::from_secs(5), begin: 26, most: 192 }
+    }
+}
+
+impl Shared {
+    /// Returns the milliseconds since the cache was made.
+    pub(super) fn now(&self) -> u64 {
+        (coarse_clock() - self.since) / 1_000_000
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        // Ordering: Relaxed; see `list_dirty`.
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Writes the buffers of a device that are due in this round: all dirty ones if it is `urgent`,
+    /// otherwise those that are old enough.
+    pub(super) fn clean(&self, source: &Arc<Source>, limits: Limits, urgent: bool) {
+        let before = match limits.age.as_millis() {
+            _ if urgent => u64::MAX,
+            age => self.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
+        };
+        let selection =
+            Selection { before, wait: false, include: Include::NotGivenUp, ..Selection::all() };
+        // The device remembers an error for its handles.
+        poll_ready(self.write_back(source, &selection, Mode::Thread));
+        poll_ready(self.limit_extents(source, Mode::Thread));
+    }
+
+    /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
+    /// failure poisons the device, so later calls report it.
+    pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
+        if self.has_many_extents(source) {
+            let _ = self.sync_device(source, source.writes.group.losses(), mode).await;
+        }
+    }
+
+    /// Returns whether a sync is due because the unsynced sectors are in many ranges.
+    pub(super) fn has_many_extents(&self, source: &Source) -> bool {
+        // The devices share the limit of the cache, which is about 3 % of its memory.
+        let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
+        let most = MOST_EXTENTS.max(4 * self.frames.count() / devices);
+        source.writes.unsynced(|unsynced| unsynced.written.len()) > most
+    }
+
+    /// Writes a few buffers of the first device that has any that can be written. Returns the
+    /// number.
+    pub(super) fn clean_some(&self) -> usize {
+        if self.dirty_bytes() == 0 {
+            return 0;
+        }
+        for include in [Include::Promising, Include::NotGivenUp] {
+            let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
+            let mut at = 0;
+            while let Some(source) = self.pool.nth_dirty(at) {
+                let written =
+                    poll_ready(self.write_back(&source, &selection, Mode::Thread)).written;
+                if written > 0 {
+                    return written;
+                }
+                at += 1;
+            }
+        }
+        0
+    }
+
+    /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
+    /// these was written, those that `include` allows.
+    pub(super) fn clean_some_of(&self, source: &Arc<Source>, include: Include) -> Summary {
+        let selection =
+            Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
+        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
+        if summary.written > 0 {
+            return summary;
+        }
+        poll_ready(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
+    }
+
+    /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
+    /// that needs a buffer. Returns their number.
+    pub(super) fn clean_due(&self, source: &Arc<Source>) -> usize {
+        let include = Include::Promising;
+        let selection =
+            Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
+        poll_ready(self.write_back(source, &selection, Mode::Thread)).written
+    }
+
+    /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are
+    /// dirty, but enough for the cleaner to begin, wakes it.
+    pub(super) fn is_too_dirty(&self) -> bool {
+        let dirty = self.dirty_bytes() as u64 * 256;
+        let capacity = self.room() as u64;
+        let limits = self.pool.limits;
+        let too_dirty = dirty > capacity * u64::from(limits.most);
+        if !too_dirty && dirty > capacity * u64::from(limits.begin) {
+            self.pool.hurry();
+        }
+        too_dirty
+    }
+
+    pub(super) fn hurry_cleaner(&self) {
+        self.pool.hurry();
+    }
+
+    /// Returns the most bytes that may be dirty.
+    pub(super) fn most_dirty(&self) -> usize {
+        (self.room() as u64 * u64::from(self.pool.limits.most) / 256) as usize
+    }
+}
+
+// Limits that keep a full, slow or hung device from delaying the other devices of its cache.
+//
+// ```text
+//  dirty buffers:  | device A, hung: 1/2 of what may be dirty | B: 1/2 of the rest | C: ... | clean |
+// ```
+//
+// The device of a cache with one device may use all buffers. Among several devices:
+//
+// 1. Once another device has asked for a buffer, a device has at most as many dirty bytes as are
+//    left of the cache's limit. So a device that hangs holds half of the limit, two hold a third
+//    each, and some is always left. A device may always have a [`FLOOR`]th of the cache dirty, in
+//    case another one took all before this one was attached.
+// 2. A device whose last write failed gets no more dirty buffers while it has some. Its blocks can
+//    be written past the cache. A write that succeeds, past the cache or from it, ends this.
+// 3. A device without a write in flight, whose buffers wait for their log, may have more: it does
+//    not hang.
+// 4. While another device is attached, the loads in flight that the tasks of a device have begun,
+//    and its claims, take at most an equal share of the cache. Of the devices that have not asked
+//    for a buffer at most [`QUIET`] count. A thread that blocks has one load at most.
+// 5. A thread writes back buffers of its own device only, and wakes the cleaner for the others.
+
+/// A device may have the cache's size divided by this dirty, whatever the others have. A guess.
+const FLOOR: usize = 64;
+/// A share is reserved for at most this many devices that have not asked for a buffer. A guess:
+/// several hung devices leave a part of the cache, and many idle ones cost a busy one little.
+const QUIET: usize = 3;
+
+impl Shared {
+    pub(crate) fn add_device(&self) {
+        self.devices.fetch_add(1, Ordering::Relaxed); // a hint, also below
+    }
+
+    pub(crate) fn remove_device(&self, source: &Source) {
+        self.devices.fetch_sub(1, Ordering::Relaxed);
+        if source.writes.load.wants() {
+            self.wanting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn has_one_device(&self) -> bool {
+        self.devices.load(Ordering::Relaxed) <= 1
+    }
+
+    /// Notes that the device has asked for a buffer.
+    pub(super) fn note_want(&self, source: &Source) {
+        if !source.writes.load.set_wants() {
+            self.wanting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether another device has asked for a buffer.
+    pub(super) fn is_shared(&self, source: &Source) -> bool {
+        let own = usize::from(source.writes.load.wants());
+        self.wanting.load(Ordering::Relaxed) > own
+    }
+
+    /// Returns whether a thread that is about to dirty a block writes other blocks first.
+    pub(crate) fn must_clean(&self, source: &Source) -> bool {
+        self.is_too_dirty() && !self.is_shared(source)
+    }
+
+    /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
+    /// dirty.
+    pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
+        if self.must_clean(source) {
+            self.clean_some_for(Some(source));
+        }
+        let mut since = None;
+        while !self.may_dirty(source, key) {
+            let load = &source.writes.load;
+            let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
+            let summary = self.clean_some_of(source, include);
+            if summary.written > 0 {
+                continue;
+            }
+            source.check_write()?;
+            let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
+            // The result of another thread's write shows whether the device still fails.
+            let is_told = summary.error.is_some() || !summary.overlapped || is_over;
+            if let Some(errno) = load.failing().filter(|_| is_told) {
+                return Err(GetError::Io { errno, block: source.block(key) });
+            }
+            if !load.is_writing() {
+                // The blocks wait for their log: the device does not hang.
+                return Ok(());
+            }
+            if is_over {
+                return Err(GetError::NoFreeBuffers);
+            }
+            #[cfg(not(offlock_model))]
+            thread::sleep(super::evict::PAUSE);
+            #[cfg(offlock_model)]
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Returns whether a task may begin one more load of the device, which has asked for a buffer.
+    pub(super) fn may_load(&self, source: &Source) -> bool {
+        let wanting = self.wanting.load(Ordering::Relaxed).max(1); // a hint, as the next
+        let quiet = self.devices.load(Ordering::Relaxed).saturating_sub(wanting).min(QUIET);
+        let share = (self.room() / (wanting + quiet)).max(1 << source.shift);
+        wanting + quiet == 1 || source.in_flight.count() << source.shift < share
+    }
+
+    /// Returns whether the block may become dirty now, or is dirty already.
+    pub(super) fn may_dirty(&self, source: &Source, key: Key) -> bool {
+        if self.has_one_device() {
+            return true;
+        }
+        let load = &source.writes.load;
+        let is_within = || {
+            let free = self.most_dirty().saturating_sub(self.dirty_bytes());
+            let floor = (self.room() / FLOOR).max(1 << source.shift);
+            load.dirty_bytes() < free.max(floor)
+        };
+        // Without dirty buffers no write is left that could succeed and end the refusal.
+        let is_failing = load.failing().is_some() && load.dirty_bytes() > 0;
+        let may = !is_failing && (!self.is_shared(source) || is_within());
+        may || self.is_dirty(key)
+    }
+
+    /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.
+    pub(super) fn clean_some_for(&self, source: Option<&Arc<Source>>) -> usize {
+        match source {
+            Some(source) if !self.has_one_device() => {
+                if self.dirty_bytes() == 0 {
+                    return 0;
+                }
+                self.hurry_cleaner();
+                self.clean_some_of(source, Include::NotGivenUp).written
+            }
+            _ => self.clean_some(),
         }
     }
 }

@@ -7,22 +7,22 @@
 //! use go back to the lists; the others are hidden from lookups, and their entries and frames are
 //! freed.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use offlock_percpu::AllocError;
 use offlock_sync::atomic::Ordering;
 use offlock_sync::{Arc, check, step, thread};
 
 use super::Shared;
-use crate::cold::Cold;
 use crate::error::GetError;
 use crate::few::Few;
-use crate::frames::Frame;
+use crate::frames::{Frame, List, Nodes, On, Place, Victim};
 use crate::hazard;
-use crate::nodes::{On, Victim};
-use crate::policy::{Looks, PASSES};
+use crate::policy::{Looks, PASSES, Policy, Samples};
 use crate::source::Source;
 use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, SAMPLED, STALE, WAITED, WRITE, Word};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
@@ -477,3 +477,231 @@ impl Shared {
 
 /// The buffers of one eviction.
 type Batch = Few<Victim, BATCH>;
+
+// The frames of a cache under one lock, which misses take: free ones, and buffers in the order of
+// eviction.
+//
+// Nothing here allocates after `new`, and no call walks a list further than its budget.
+
+/// The lists of a cache.
+#[derive(Debug)]
+pub(crate) struct Cold {
+    pub(crate) nodes: Nodes,
+    pub(crate) policy: Policy,
+    pub(crate) dead: List,
+    /// The number of the first frame that was never used.
+    fresh: u32,
+    /// Used frames that are free now. The one that was freed last is taken first.
+    free: Vec<Frame>,
+    /// The number of frames that may be in use.
+    limit: usize,
+    in_use: usize,
+}
+
+impl Cold {
+    pub(crate) fn new(frames: usize, policy: Policy) -> Result<Self, AllocError> {
+        let mut free = Vec::new();
+        free.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
+        let (nodes, dead) = (Nodes::new(frames)?, List::new());
+        Ok(Self { nodes, policy, dead, fresh: 0, free, limit: frames, in_use: 0 })
+    }
+
+    /// Takes a free frame, if there is one.
+    pub(crate) fn take(&mut self) -> Option<Frame> {
+        if self.in_use >= self.limit {
+            return None;
+        }
+        self.in_use += 1;
+        let freed = self.free.pop();
+        Some(freed.unwrap_or_else(|| {
+            self.fresh += 1;
+            Frame(self.fresh - 1)
+        }))
+    }
+
+    /// Frees a frame that is on no list. Returns whether its memory can be released, because the
+    /// cache has more frames than its limit.
+    pub(crate) fn give(&mut self, frame: Frame) -> bool {
+        let over = self.exceeds_limit();
+        self.in_use -= 1;
+        self.free.push(frame); // within the capacity reserved in `new`
+        over
+    }
+
+    /// Returns whether more frames are free than evictions leave: one in 64. Evictions are in
+    /// batches of as many at most, by each thread that misses.
+    pub(crate) fn has_room(&self) -> bool {
+        self.limit.saturating_sub(self.in_use) > self.limit / 64
+    }
+
+    /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
+    pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
+        let Self { nodes, policy, .. } = self;
+        let On::Policy(list) = nodes.of(frame).on else { return false };
+        policy.remove(nodes, frame, list);
+        true
+    }
+
+    /// Puts a buffer that was not evicted back, as the last to be evicted.
+    pub(crate) fn keep(&mut self, frame: Frame, looks: &mut Looks) {
+        self.policy.keep(&mut self.nodes, frame);
+        looks.main += 1;
+    }
+
+    /// Returns the `number`th used frame that is free now.
+    pub(crate) fn unused(&self, number: usize) -> Option<Frame> {
+        self.free.get(number).copied()
+    }
+
+    /// Limits the frames in use. Frames beyond the limit stay in use until they are freed.
+    pub(crate) fn set_limit(&mut self, frames: usize) {
+        self.limit = frames.min(self.free.capacity());
+        self.policy.resize(self.limit);
+    }
+
+    /// Returns whether more frames are in use than the limit.
+    pub(crate) fn exceeds_limit(&self) -> bool {
+        self.in_use > self.limit
+    }
+
+    /// Returns whether a miss has found the cache full, and not much has become free since.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        self.policy.is_full() && 16 * self.policy.len() >= 15 * self.limit
+    }
+
+    /// Returns the number of frames in use.
+    pub(crate) fn in_use(&self) -> usize {
+        self.in_use
+    }
+
+    /// Returns the limit in frames.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+}
+
+// The sampling of an adaptive cache: passes sampled requests to the shadows of its policy.
+
+/// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled
+/// misses that fill a shadow, and 10 us for each part of a table of a million entries.
+const STEPS: u32 = 128;
+
+impl Shared {
+    /// Returns the word of a block that is about to be loaded into that frame, for
+    /// [`admit`](Self::admit).
+    pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
+        // Most misses begin on probation, so the policy need not set `NEW`.
+        Word::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
+    }
+
+    /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
+    /// sample. Does not write to shared memory.
+    #[cold]
+    pub(crate) fn note_hit(&self, key: Key) {
+        if !self.samples.takes_hit(key) {
+            return;
+        }
+        if let Some(record) = hazard::number() {
+            self.samples.add(record, Samples::tag(key));
+        }
+    }
+
+    pub(crate) fn is_sampled(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| entry.word().has(SAMPLED))
+    }
+
+    /// If the block is in the sample, passes the hits in the rings and this miss to the shadows. If
+    /// another thread has their lock, this miss is lost. `is_full` tells whether the cache is full.
+    pub(super) fn note_miss(&self, key: Key, is_full: bool) {
+        if !self.samples.takes_miss(key) {
+            return;
+        }
+        let Some(mut shadows) = self.shadows.try_lock() else { return };
+        let Some(shadows) = shadows.as_mut() else { return };
+        let mut changes = false;
+        self.samples.drain(|tag| changes |= shadows.request(tag, true));
+        changes |= shadows.request(Samples::tag(key), false);
+        if is_full && shadows.is_due {
+            let blocks = self.cold.lock().policy.len();
+            if let Some(share) = shadows.settle(blocks) {
+                self.samples.open(share);
+                shadows.unmarked = 0..self.table.places();
+                changes = true;
+            }
+        } else if is_full && shadows.unmarked.is_empty() {
+            shadows.follow(self.table.sampled());
+        }
+        self.mark_some(&mut shadows.unmarked);
+        // Also while the cache is not full, as after it grows, because a change is reported once.
+        if changes && shadows.is_settled() {
+            self.cold.lock().policy.set_rule(shadows.rule());
+            self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
+        }
+    }
+
+    /// Returns whether a block that is not cached is worth a buffer, for a caller that can do
+    /// without. While few requests hit, a block is if it was evicted from probation or refused
+    /// lately, or if there is room.
+    pub(super) fn is_worth_a_buffer(&self, key: Key) -> bool {
+        if !self.is_selective.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut cold = self.cold.lock();
+        let is_worth = cold.has_room() || cold.policy.knows(key);
+        drop(cold);
+        if !is_worth {
+            self.counters.claims_refused.add(1);
+            self.note_miss(key, true);
+        }
+        is_worth
+    }
+
+    /// Marks the blocks in the sample, which were loaded before the share of the sample was known,
+    /// in one part of the table.
+    fn mark_some(&self, unmarked: &mut Range<Place>) {
+        for place in unmarked.by_ref().take(self.table.places().div_ceil(STEPS) as usize) {
+            let entry = self.table.entry(place);
+            self.table.set_sampled(entry, self.samples.takes_hit(entry.key()));
+        }
+    }
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod adapt_tests {
+    use crate::{Cache, MemoryDevice};
+
+    const SIZE: usize = 512;
+
+    #[test]
+    fn hits_are_sampled_once_a_miss_finds_the_cache_full() {
+        let blocks = 4000;
+        let builder = Cache::builder(2 * blocks as usize * SIZE).block_size(SIZE);
+        let cache = builder.build().unwrap();
+        let disk = MemoryDevice::new(vec![0; 4 * blocks as usize * SIZE]);
+        let disk = cache.attach(disk).unwrap();
+        let shared = &disk.shared;
+        let read = |from, to| (from..to).for_each(|block| drop(disk.get(block).unwrap()));
+        let count = |takes: &dyn Fn(u64) -> bool| (0..blocks).filter(|&block| takes(block)).count();
+        let key = |block| disk.source.key(block).unwrap();
+        let takes_hit = |block| shared.samples.takes_hit(key(block));
+        read(0, blocks);
+        for _ in 0..8 {
+            cache.shrink(usize::MAX);
+        }
+        read(0, blocks);
+        assert_eq!(count(&takes_hit), 0, "it was shrunk, and had room");
+
+        // Those that are used all the time stay, and are marked once it is full.
+        for block in blocks..4 * blocks {
+            read(block, block + 1);
+            read(block % 1000, block % 1000 + 1);
+        }
+        let taken = count(&takes_hit);
+        assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
+        let stays = |block: &u64| shared.table.find(key(*block)).is_some();
+        assert!((0..1000).filter(stays).count() > 900);
+        for block in (0..4 * blocks).filter(stays) {
+            assert_eq!(disk.is_sampled(block), takes_hit(block), "{block}");
+        }
+    }
+}

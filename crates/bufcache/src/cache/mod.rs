@@ -8,25 +8,15 @@
 //!             ──► read the device, with no lock ──► publish ──► guard
 //! ```
 
-mod adapt;
-mod aside;
 mod back;
-mod bypass;
-mod changes;
-mod cleaner;
-mod close;
 mod completion;
 mod evict;
-mod fairness;
 mod line;
 mod load;
 mod miss;
 mod overwrite;
-mod past;
 mod pool;
-mod selection;
 mod sync;
-mod timer;
 mod write;
 
 use std::fmt;
@@ -36,30 +26,26 @@ use offlock_percpu::AllocError;
 use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::{WordLock, coarse_clock};
 
-pub(crate) use self::aside::Attempt;
-pub use self::bypass::Bypass;
-pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
-pub(crate) use self::cleaner::Limits;
-use self::line::Line;
+pub(crate) use self::back::Limits;
+pub use self::completion::{DeviceRange, DeviceSync, DeviceWrite};
+use self::evict::Cold;
+use self::line::{Line, Timer};
+pub(crate) use self::load::Attempt;
 pub use self::load::Load;
 use self::load::Waiters;
 pub(crate) use self::miss::Entered;
+pub use self::overwrite::Bypass;
 pub(crate) use self::overwrite::Overwrite;
 use self::pool::Pool;
-use self::timer::Timer;
 pub(crate) use self::write::{Fill, Got, Wait, Want};
-use crate::cold::Cold;
-use crate::contain::contain;
 use crate::error::{BuildError, GetError};
-use crate::frames::{Frame, Frames};
+use crate::frames::{Frame, Frames, Victim};
 use crate::hazard::{self, Slot};
 use crate::ids::{Identity, Ids};
-use crate::nodes::Victim;
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
-use crate::stats::Counter;
+use crate::stats::{Counter, Tally};
 use crate::table::Table;
-use crate::tally::Tally;
-use crate::wait::{Mode, Reply};
+use crate::wait::{Mode, Reply, contain};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
 
 /// The state that all handles of a cache share.

@@ -5,22 +5,23 @@
 //! change nor leave the cache, and are dropped once the device has succeeded. If the device fails,
 //! they stay dirty.
 
-use std::io::IoSlice;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use offlock_sync::{Arc, check, step, thread};
 
-use super::changes::{DeviceRange, DeviceWrite};
-use super::completion::{Batch, Outcome};
+use super::back::Selection;
+use super::completion::{Batch, DeviceRange, DeviceWrite, Outcome};
 use super::miss::Pinned;
-use super::{Attempt, Shared};
-use crate::contain::contain;
-use crate::dirty::{Extents, WriteError};
+use super::{Attempt, Protected, Shared};
+use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::{Operation, Source};
-use crate::wait::Mode;
+use crate::wait::{Mode, contain};
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
 /// The operation on a range of the device.
@@ -279,4 +280,222 @@ pub(super) enum Obstacle {
     /// It is being read or evicted.
     Loading(Key),
     Error(Key, GetError),
+}
+
+// Bypasses: the caller writes blocks to the device by its own means, while the cache excludes
+// them. A bypass begins and ends without a wait.
+//
+// The blocks are treated as in a [discard](super::overwrite): their range is excluded, clean
+// buffers are invalidated, and dirty ones are marked, and dropped once the device has the new
+// bytes.
+
+/// A bypass prefetches the home of the block that is this many behind the one it looks up, because
+/// neighbours have homes at random places of the table. A guess: more than the misses that a CPU has
+/// in flight.
+const AHEAD: usize = 16;
+
+/// The exclusive right to write a range of blocks to the device directly, from
+/// [`Device::try_bypass`](crate::Device::try_bypass).
+///
+/// Keep it until the write has ended, even if the write is abandoned: a write that reaches the
+/// device after that overwrites newer bytes, even of a file that is closed and attached again.
+///
+/// A get of one of the blocks waits until [`finish`](Self::finish) or the drop, which counts as a
+/// failed write. A thread that holds a bypass deadlocks if it gets one of the blocks or closes the
+/// device.
+#[must_use = "a drop counts as a failed write: end it with `finish`"]
+pub struct Bypass {
+    /// `None` once it has ended.
+    source: Option<Operation<Arc<Source>>>,
+    sectors: Range<u64>,
+    marked: Marked,
+    /// Set once the holder may have begun to write.
+    is_begun: bool,
+    /// Not `Send`, because its end needs the slots that this thread has reserved.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Bypass {
+    /// Ends the bypass with the result of the write. After a success the cache drops its buffers of
+    /// the blocks. After an error each sector has its old or its new bytes, and dirty buffers stay
+    /// dirty.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError::Io`] with the errno of `result` and the first block.
+    pub fn finish(mut self, result: io::Result<()>) -> Result<(), WriteError> {
+        self.end(result)
+    }
+
+    fn end(&mut self, result: io::Result<()>) -> Result<(), WriteError> {
+        let Some(source) = self.source.take() else { return Ok(()) };
+        let _leaves = Leaves { source: &source, sectors: &self.sectors };
+        let shared = &source.cache;
+        // Inserted again at the end, because a sync that began meanwhile does not make the write
+        // durable.
+        if self.is_begun {
+            source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
+        }
+        if let Err(error) = result {
+            shared.unmark_all(&source, &self.marked);
+            let block = source.block(Key::new(source.id, self.sectors.start));
+            return Err(WriteError::Io { errno: errno_of(&error), block });
+        }
+        source.writes.load.set_succeeding();
+        shared.counters.write_calls.add(1);
+        let marked = self.marked.iter();
+        marked.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
+        Ok(())
+    }
+}
+
+/// Ends the exclusion of the range, also if the end of the write panics.
+struct Leaves<'b> {
+    source: &'b Source,
+    sectors: &'b Range<u64>,
+}
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.source.writes.excluded.leave(self.sectors);
+    }
+}
+
+impl Drop for Bypass {
+    fn drop(&mut self) {
+        let _ = self.end(Err(io::Error::from_raw_os_error(libc::ECANCELED)));
+    }
+}
+
+impl fmt::Debug for Bypass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bypass").field("sectors", &self.sectors).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Excludes a range of blocks, and drops or marks their buffers. Returns `None` if that has to
+    /// wait, or if the range is long.
+    pub(crate) fn try_bypass(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+    ) -> Result<Option<Bypass>, WriteError> {
+        self.check_sync(source)?;
+        if source.is_read_only {
+            return Err(WriteError::ReadOnly);
+        }
+        let is_long = blocks.end.saturating_sub(blocks.start) > self.frames.count() as u64;
+        let sectors = source.sectors_of(blocks.clone());
+        if is_long || self.has_many_extents(source) {
+            return Ok(None);
+        }
+        // Reserved first: once blocks are marked, no step that unmarks them may fail.
+        hazard::reserve().map_err(GetError::from)?;
+        let operation = Operation::begin(Arc::clone(source)).ok_or(WriteError::Closed)?;
+        if !source.writes.excluded.try_enter(&sectors) {
+            return Ok(None);
+        }
+        let (marked, is_begun) = (Marked::new(), false);
+        let source_of = Some(operation);
+        let mut bypass =
+            Bypass { source: source_of, sectors, marked, is_begun, _thread: PhantomData };
+        if source.writes.refuses_writers() {
+            return Err(WriteError::Closed); // the drop of `bypass` changes nothing
+        }
+        let ahead = blocks.clone().skip(AHEAD).map(Some).chain(std::iter::repeat(None));
+        for (block, ahead) in blocks.zip(ahead) {
+            if let Some(key) = ahead.and_then(|ahead| source.key(ahead)) {
+                self.table.prefetch(key);
+            }
+            let Some(key) = source.key(block) else { continue };
+            if self.invalidate_or_mark(source, key, Mode::Thread, &mut bypass.marked).is_err() {
+                return Ok(None); // the drop of `bypass` unmarks the blocks
+            }
+        }
+        // Before the write: whether it succeeds or not, the old bytes may be gone.
+        source.writes.change_unsynced(|unsynced| unsynced.written.insert(bypass.sectors.clone()));
+        bypass.is_begun = true;
+        Ok(Some(bypass))
+    }
+}
+
+// Calls for programs that must not wait, or that also read the device themselves: writes without a
+// wait, and the question whether the cache has newer bytes than the device.
+
+impl Shared {
+    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes may
+    /// be those of an earlier block.
+    pub(crate) fn try_create(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
+        let refused = |error| {
+            self.counters.get.add(1);
+            self.counters.busy_locked.add(1);
+            error
+        };
+        let is_too_dirty = self.must_clean(source);
+        if is_too_dirty || !self.may_dirty(source, key) {
+            return Err(refused(GetError::WouldBlock));
+        }
+        match self.try_lock_write(source, key, Mode::Thread) {
+            Ok(buffer) => {
+                self.counters.get.add(1);
+                return Ok(buffer);
+            }
+            Err(GetError::WouldBlock) if !self.is_cached(key) => {}
+            Err(error) => return Err(refused(error)),
+        }
+        hazard::reserve()?;
+        match self.insert_load(source, key) {
+            Some(frame) => self.create(source, key, frame), // and counted
+            None => Err(refused(GetError::WouldBlock)),
+        }
+    }
+
+    /// Returns whether the device may lack a write of these blocks whose guard has dropped: a block
+    /// is dirty, or a failed sync may have lost it.
+    pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {
+        let sectors = source.sectors_of(blocks.clone());
+        if source.writes.is_lost(&sectors) {
+            return true;
+        }
+        // A block counts in `dirty_bytes` from before `DIRTY` is set until the device has it; see
+        // `list_dirty` for the ordering.
+        if self.dirty_bytes() == 0 {
+            return false;
+        }
+        let end = blocks.end.min(source.blocks);
+        if end.saturating_sub(blocks.start) <= self.places().into() {
+            return (blocks.start..end)
+                .filter_map(|block| source.key(block))
+                .any(|key| self.is_dirty(key));
+        }
+        let mut place = 0;
+        while let Some((key, next)) = self.next_cached(source.id, &sectors, place) {
+            if self.is_dirty(key) {
+                return true;
+            }
+            place = next;
+        }
+        false
+    }
+
+    /// Returns whether the block is cached and dirty.
+    pub(super) fn is_dirty(&self, key: Key) -> bool {
+        // A block that leaves the table during this call was clean before, or was invalidated.
+        let word = self.table.find(key).and_then(|entry| entry.look(key));
+        word.is_some_and(|word| word.has(DIRTY))
+    }
+
+    /// Writes the dirty blocks of a range.
+    pub(crate) async fn flush_range(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+    ) -> Result<(), WriteError> {
+        self.check_sync(source)?;
+        let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
+        let summary = self.write_back(source, &selection, Mode::Thread).await;
+        self.check_sync(source)?;
+        summary.error.map_or(Ok(()), Err)
+    }
 }

@@ -19,11 +19,11 @@ use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::std_lock::{Condvar, Mutex, MutexGuard};
 use offlock_sync::{Arc, spawn, step};
 
-use super::cleaner::Limits;
+use super::back::Limits;
 use super::load::Load;
-use crate::contain::contain_job;
 use crate::frames::Frame;
 use crate::source::Source;
+use crate::wait::contain_job;
 
 /// The period in which the devices with dirty buffers are checked.
 const ROUND: Duration = Duration::from_millis(200);

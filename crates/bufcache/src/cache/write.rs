@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use offlock_sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
-use super::timer::HAS_TIME;
+use super::line::HAS_TIME;
 use super::{Protected, Shared};
 use crate::error::GetError;
 use crate::frames::{Frame, Place};

@@ -8,28 +8,24 @@
 //!                       poisoned, until a reset ◄── fails ── syncing ── succeeds ──► durable
 //! ```
 
-mod errors;
 mod exclusion;
-mod extents;
 mod group;
-mod list;
-mod positions;
-mod rules;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::fmt;
+use std::io::{self, Write as _};
 use std::ops::Range;
+use std::sync::Arc;
 
 use offlock_sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use offlock_sync::std_lock::Mutex;
 use offlock_sync::{WordLock, order};
 
-pub use self::errors::WriteError;
-pub(crate) use self::errors::errno_of;
 pub(crate) use self::exclusion::Exclusion;
-pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
-pub(crate) use self::list::DirtyList;
-pub(crate) use self::positions::Positions;
-pub use self::rules::{AttachOptions, Wal};
+use crate::error::GetError;
+use crate::frames::{Frame, Frames, NIL};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
@@ -343,5 +339,714 @@ impl Writes {
     /// Returns whether the device may have lost writes of these sectors.
     pub(crate) fn is_lost(&self, sectors: &Range<u64>) -> bool {
         self.poisoned().is_some() && self.unsynced(|unsynced| unsynced.touches(sectors))
+    }
+}
+
+// The errors of writes, flushes and syncs.
+
+/// Returns the errno of an error that a device or a log returned: that of the system, or that of an
+/// error of this crate, which a device on another one passes on; otherwise `EIO`. An errno of a
+/// failed call is positive: 0 would count as success.
+pub(crate) fn errno_of(error: &io::Error) -> i32 {
+    let ours = || {
+        let ours = error.get_ref()?;
+        let of_write = || ours.downcast_ref().map(WriteError::errno);
+        ours.downcast_ref().map(GetError::errno).or_else(of_write)
+    };
+    error.raw_os_error().or_else(ours).filter(|&errno| errno > 0).unwrap_or(libc::EIO)
+}
+
+/// Why a write, a flush, a sync or a close failed. Blocks that could not be written stay dirty and
+/// are never dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The device refused a block. The block stays dirty, and the next flush tries again.
+    Io {
+        /// The errno of the device.
+        errno: i32,
+        /// The block.
+        block: u64,
+    },
+    /// A write of any handle failed since this handle last asked.
+    Earlier {
+        /// The errno of the last failed write.
+        errno: i32,
+    },
+    /// `before_write` refused the block. The block was not written and stays dirty.
+    Verify {
+        /// The block.
+        block: u64,
+    },
+    /// The device or a callback panicked. The block stays dirty.
+    Panicked {
+        /// The block.
+        block: u64,
+    },
+    /// The log could not be flushed up to the position of the block, which stays dirty.
+    Wal {
+        /// The errno of the log.
+        errno: i32,
+        /// The block.
+        block: u64,
+    },
+    /// The block was written or read for as long as the cache waits. It stays dirty.
+    Busy {
+        /// The block.
+        block: u64,
+    },
+    /// This thread has a guard of the block, or an operation in its [engine](crate::lend_engine) while
+    /// a change of the device is in an engine, too: it would wait for itself.
+    WouldDeadlock {
+        /// The block of the guard.
+        block: Option<u64>,
+    },
+    /// A sync or a durable write of the device failed, now or since the last
+    /// [`reset`](crate::Device::reset). Writes since the last good sync may be lost.
+    Poisoned {
+        /// The errno of the device.
+        errno: i32,
+    },
+    /// The device was closed, or is [being closed](crate::Device::close), and the call would change
+    /// it.
+    Closed,
+    /// The device [cannot be written](crate::BlockDevice::is_read_only).
+    ReadOnly,
+    /// The range ends beyond the end of the device.
+    OutOfRange,
+    /// A block that is to be written in part could not be loaded.
+    Get(GetError),
+    /// There is no memory for the list of blocks to write.
+    NoMemory,
+}
+
+impl WriteError {
+    /// Converts the error of a wait for that block.
+    pub(crate) fn of_wait(error: GetError, block: u64) -> Self {
+        match error {
+            GetError::Busy => Self::Busy { block },
+            GetError::WouldDeadlock => Self::WouldDeadlock { block: Some(block) },
+            other => other.into(),
+        }
+    }
+
+    /// Returns the errno that fits the error best.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Io { errno, .. }
+            | Self::Earlier { errno }
+            | Self::Wal { errno, .. }
+            | Self::Poisoned { errno } => *errno,
+            Self::Verify { .. } => libc::EUCLEAN,
+            Self::Panicked { .. } => libc::EIO,
+            Self::Busy { .. } => libc::ETIMEDOUT,
+            Self::WouldDeadlock { .. } => libc::EDEADLK,
+            Self::Closed => libc::EBADF,
+            Self::ReadOnly => libc::EROFS,
+            Self::OutOfRange => libc::EINVAL,
+            Self::Get(error) => error.errno(),
+            Self::NoMemory => libc::ENOMEM,
+        }
+    }
+}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system = |errno: &i32| io::Error::from_raw_os_error(*errno);
+        match self {
+            Self::Io { errno, block } => write!(f, "writing block {block}: {}", system(errno)),
+            Self::Earlier { errno } => write!(f, "an earlier write failed: {}", system(errno)),
+            Self::Verify { block } => write!(f, "`before_write` refused block {block}"),
+            Self::Panicked { block } => write!(f, "writing block {block} panicked"),
+            Self::Wal { errno, block } => {
+                write!(f, "flushing the log for block {block}: {}", system(errno))
+            }
+            Self::Busy { block } => {
+                write!(f, "block {block} was in use for as long as the cache waits")
+            }
+            Self::WouldDeadlock { block: Some(block) } => {
+                write!(f, "this thread uses block {block}, so it would wait for itself")
+            }
+            Self::WouldDeadlock { block: None } => {
+                f.write_str("an operation in this thread's engine would wait for the thread")
+            }
+            Self::Poisoned { errno } => {
+                write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))
+            }
+            Self::Closed => f.write_str("the device was closed"),
+            Self::ReadOnly => f.write_str("the device is read-only"),
+            Self::OutOfRange => f.write_str("the range ends beyond the end of the device"),
+            Self::Get(error) => error.fmt(f),
+            Self::NoMemory => f.write_str("no memory for the list of blocks to write"),
+        }
+    }
+}
+
+impl Error for WriteError {}
+
+impl From<WriteError> for io::Error {
+    fn from(error: WriteError) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+impl From<GetError> for WriteError {
+    fn from(error: GetError) -> Self {
+        match error {
+            GetError::Poisoned { errno } => Self::Poisoned { errno },
+            GetError::Closed => Self::Closed,
+            GetError::ReadOnly => Self::ReadOnly,
+            GetError::OutOfRange { .. } => Self::OutOfRange,
+            other => Self::Get(other),
+        }
+    }
+}
+
+// The options of an attached device: its callbacks and its log.
+
+/// A callback that gets the number and the bytes of a block and accepts or refuses it.
+pub(crate) type Look = Box<dyn Fn(u64, &[u8]) -> bool + Send + Sync>;
+
+/// A write-ahead log, which must be durable before the blocks that it describes are written.
+///
+/// The cache calls it with no lock held. It must not write blocks of a device that is attached with
+/// it.
+pub trait Wal: Send + Sync + 'static {
+    /// Returns the largest number up to which the log is durable. It must not wait, because the
+    /// blocks that are about to be written are marked meanwhile, and writers of these blocks wait.
+    fn durable(&self) -> u64;
+
+    /// Makes the log durable up to a number. No block is marked meanwhile. Several threads may call
+    /// this at once, and the log may be durable beyond the number already: then it returns at once.
+    ///
+    /// # Errors
+    ///
+    /// The error of the log. The blocks that need it stay dirty.
+    fn flush(&self, number: u64) -> io::Result<()>;
+}
+
+/// How a device is attached; see [`Cache::attach_with`](crate::Cache::attach_with).
+#[derive(Default)]
+#[must_use = "options do nothing until a device is attached with them"]
+pub struct AttachOptions {
+    pub(crate) grows: bool,
+    pub(crate) verify: Option<Look>,
+    pub(crate) before_write: Option<Look>,
+    pub(crate) wal: Option<Arc<dyn Wal>>,
+    on_loss: Option<Box<dyn Fn(WriteError) + Send + Sync>>,
+}
+
+impl AttachOptions {
+    /// Returns the options without callbacks and without a log.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Allows the device to become longer while it is attached: a block behind its end can be asked for, and is read and
+    /// written once the device has it. Until then a get of the block fails, as the device reads too little.
+    ///
+    /// The program knows the length: the cache accepts a block anywhere behind the end. A file becomes longer by its
+    /// write; another device refuses it, and the block stays dirty.
+    ///
+    /// A block is written as a whole, so the device must grow by whole blocks. A device whose length is not a multiple of
+    /// the block size when it is attached keeps that length.
+    ///
+    /// ```
+    /// use bufcache::{AttachOptions, Cache, FileDevice};
+    ///
+    /// let file = tempfile::tempfile()?;
+    /// file.set_len(4096)?;
+    /// let device = FileDevice::new(file.try_clone()?)?;
+    /// let disk = Cache::new(1 << 20)?.attach_with(device, AttachOptions::new().growing())?;
+    /// assert!(disk.get(1).is_err());
+    /// file.set_len(3 * 4096)?;
+    /// assert_eq!(disk.get(1)?[0], 0);
+    /// disk.create(2)?.fill(7);
+    /// disk.sync()?;
+    /// assert_eq!(file.metadata()?.len(), 3 * 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn growing(mut self) -> Self {
+        self.grows = true;
+        self
+    }
+
+    /// Sets a check of each block that is read, by its number and its bytes. A block for which
+    /// `verify` returns false is not cached, and its gets fail with
+    /// [`GetError::Verify`](crate::GetError::Verify).
+    ///
+    /// `verify` may [get](crate::Device::get) other blocks, but must not block for a future of the
+    /// device: the threads that would end it may all be in `verify`.
+    pub fn verify(mut self, verify: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static) -> Self {
+        self.verify = Some(Box::new(verify));
+        self
+    }
+
+    /// Sets a check of each block before it is written. A block for which `look` returns false is
+    /// not written and stays dirty.
+    ///
+    /// Other threads may read the block meanwhile, so a checksum must be stored under the write
+    /// guard. `look` runs inside a write-back, which may be that of a [close](crate::Device::close) or
+    /// a [reset](crate::Device::reset): a call of either in `look` then waits for itself, without an
+    /// end. A flush or sync in `look` fails with [`WriteError::Busy`](crate::WriteError::Busy).
+    pub fn before_write(
+        mut self,
+        look: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.before_write = Some(Box::new(look));
+        self
+    }
+
+    /// Sets the log of blocks with a [log position](crate::WriteGuard::set_lsn), which panics
+    /// without a log.
+    pub fn wal(mut self, wal: Arc<dyn Wal>) -> Self {
+        self.wal = Some(wal);
+        self
+    }
+
+    /// Sets a callback for data loss: the last handle of the device is dropped, and its writes
+    /// could not be made durable. Blocks that are still dirty are lost, except for those of a write
+    /// that another thread has begun: after [`WriteError::Busy`] such a write goes on, unsynced.
+    /// Without the callback, a line on standard error reports the loss.
+    pub fn on_loss(mut self, tell: impl Fn(WriteError) + Send + Sync + 'static) -> Self {
+        self.on_loss = Some(Box::new(tell));
+        self
+    }
+
+    pub(crate) fn tell_loss(&self, error: WriteError) {
+        match &self.on_loss {
+            Some(tell) => tell(error),
+            None => {
+                let line =
+                    format!("bufcache: a device was dropped, and blocks are lost: {error}\n");
+                // Not `eprintln`, which panics if standard error is closed.
+                let _ = io::stderr().write_all(line.as_bytes());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for AttachOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttachOptions")
+            .field("verify", &self.verify.is_some())
+            .field("before_write", &self.before_write.is_some())
+            .field("wal", &self.wal.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+// The dirty buffers of one device, in the order in which they became dirty.
+//
+// The links are in the headers of the frames, so a buffer becomes dirty without an allocation. A
+// frame is put on a list before its entry says `DIRTY`, and taken off before `DIRTY` is cleared or
+// when the block is invalidated. The links are accessed only under the lock of the list.
+//
+// A list may have as many frames as the cache. A [`Walk`] visits them in pieces, and the lock is
+// released between these. Each insertion has a serial number that no insertion into any list
+// repeats, so a walk detects that the frame it stands at was taken off meanwhile.
+
+/// Frames of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
+const PIECE: usize = if cfg!(offlock_model) { 1 } else { 64 };
+
+/// A doubly linked list of frames.
+#[derive(Debug)]
+pub(crate) struct DirtyList {
+    first: u32,
+    last: u32,
+    len: usize,
+    /// The last serial number. The upper 16 bits are the number of the device, so that the numbers
+    /// of two lists differ. The other 48 last for nine years at a million insertions per second.
+    number: u64,
+}
+
+/// The position of a walk over a list, which visits the frames that are on the list from its begin
+/// until their turn.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    /// The frame visited last, and its serial number.
+    at: (u32, u64),
+    /// The largest serial number visited. A walk that restarts at the oldest frame skips up to
+    /// here.
+    seen: u64,
+    /// The largest serial number at the begin of the walk.
+    end: u64,
+    is_over: bool,
+}
+
+impl Walk {
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Ends the walk.
+    pub(crate) fn stop(&mut self) {
+        self.is_over = true;
+    }
+}
+
+impl DirtyList {
+    /// Returns the empty list of the device with that number.
+    pub(crate) fn new(id: u16) -> Self {
+        Self { first: NIL, last: NIL, len: 0, number: u64::from(id) << 48 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Inserts a frame that is on no list, as the newest.
+    pub(crate) fn push(&mut self, frames: &Frames, frame: Frame) {
+        let links = frames.header(frame).links();
+        debug_assert!(links.number() == 0);
+        self.number += 1;
+        links.set(NIL, self.first);
+        links.set_number(self.number);
+        match self.first {
+            NIL => self.last = frame.0,
+            first => frames.header(Frame(first)).links().set_previous(frame.0),
+        }
+        self.first = frame.0;
+        self.len += 1;
+    }
+
+    /// Removes a frame. Returns whether it was on the list.
+    pub(crate) fn remove(&mut self, frames: &Frames, frame: Frame) -> bool {
+        let links = frames.header(frame).links();
+        if links.number() == 0 {
+            return false;
+        }
+        let (previous, next) = (links.previous(), links.next());
+        match previous {
+            NIL => self.first = next,
+            previous => frames.header(Frame(previous)).links().set_next(next),
+        }
+        match next {
+            NIL => self.last = previous,
+            next => frames.header(Frame(next)).links().set_previous(previous),
+        }
+        links.set_number(0);
+        self.len -= 1;
+        true
+    }
+
+    /// Returns the oldest frame.
+    pub(crate) fn last(&self) -> Option<Frame> {
+        (self.last != NIL).then_some(Frame(self.last))
+    }
+
+    /// Returns a walk over the frames that are on the list now, the oldest first.
+    pub(crate) fn walk(&self) -> Walk {
+        Walk { at: (NIL, 0), seen: 0, end: self.number, is_over: false }
+    }
+
+    /// Returns the next frames of a walk. A piece may be empty before the walk is over.
+    pub(crate) fn piece<'l>(
+        &'l self,
+        frames: &'l Frames,
+        walk: &'l mut Walk,
+    ) -> impl Iterator<Item = Frame> + 'l {
+        (0..PIECE).map_while(move |_| self.step(frames, walk)).flatten()
+    }
+
+    /// Moves the walk by one frame. Returns `None` at the end, `Some(None)` for a frame visited
+    /// before.
+    fn step(&self, frames: &Frames, walk: &mut Walk) -> Option<Option<Frame>> {
+        let (at, number) = walk.at;
+        let stays = at != NIL && frames.header(Frame(at)).links().number() == number;
+        let next = match stays {
+            true => frames.header(Frame(at)).links().previous(),
+            false => self.last,
+        };
+        let number = match next {
+            NIL => u64::MAX,
+            next => frames.header(Frame(next)).links().number(),
+        };
+        if walk.is_over || number > walk.end {
+            walk.is_over = true;
+            return None;
+        }
+        walk.at = (next, number);
+        let is_new = number > walk.seen;
+        walk.seen = walk.seen.max(number);
+        Some(is_new.then_some(Frame(next)))
+    }
+}
+
+// The log positions of blocks whose changes the device does not have: what a checkpoint keeps of
+// the log.
+//
+// A position is noted when it is set, under the block's write guard, not when the guard drops: a
+// checkpoint beside a guard that is held must keep the log of its changes. It is forgotten when the
+// block becomes clean or is dropped, before another thread can write the block.
+
+/// The smallest position of each such block of a device.
+#[derive(Debug)]
+pub(crate) struct Positions(WordLock<BTreeSet<(u64, Frame)>>);
+
+impl Positions {
+    pub(crate) fn new() -> Self {
+        Self(WordLock::new(BTreeSet::new()))
+    }
+
+    /// Notes a position of a block. The caller has marked its entry `WRITE`.
+    pub(crate) fn add(&self, frames: &Frames, frame: Frame, lsn: u64) {
+        let mut all = self.0.lock();
+        let header = frames.header(frame);
+        let before = header.replace_first_lsn(lsn);
+        if before <= lsn {
+            header.replace_first_lsn(before);
+            return;
+        }
+        all.remove(&(before, frame));
+        all.insert((lsn, frame));
+    }
+
+    /// Forgets the position of a block that is clean or dropped. The caller keeps other threads from
+    /// writing it.
+    pub(crate) fn remove(&self, frames: &Frames, frame: Frame) {
+        let mut all = self.0.lock();
+        let before = frames.header(frame).replace_first_lsn(u64::MAX);
+        if before != u64::MAX {
+            all.remove(&(before, frame));
+        }
+    }
+
+    /// Returns the smallest position.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.0.lock().first().map(|&(lsn, _)| lsn)
+    }
+}
+
+// A set of numbers in ranges: which sectors were written and are not known to be durable.
+
+/// Ranges that neither touch nor overlap.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extents {
+    /// Start to end.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Extents {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Returns the number of ranges.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    pub(crate) fn insert(&mut self, range: Range<u64>) {
+        let (mut start, mut end) = (range.start, range.end);
+        if start >= end {
+            return;
+        }
+        // Merges the ranges that touch the new one, from the right. All but the leftmost begin
+        // inside it.
+        while let Some((&at, &till)) = self.ranges.range(..=end).next_back() {
+            if till < start {
+                break;
+            }
+            (start, end) = (start.min(at), end.max(till));
+            self.ranges.remove(&at);
+        }
+        self.ranges.insert(start, end);
+    }
+
+    pub(crate) fn remove(&mut self, range: &Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        // Cuts the ranges that overlap, from the right.
+        while let Some((&at, &till)) = self.ranges.range(..range.end).next_back() {
+            if till <= range.start {
+                break;
+            }
+            self.ranges.remove(&at);
+            if range.end < till {
+                self.ranges.insert(range.end, till);
+            }
+            if at < range.start {
+                self.ranges.insert(at, range.start);
+                break;
+            }
+        }
+    }
+
+    /// Inserts all numbers between the first and the last.
+    pub(crate) fn insert_hull(&mut self) {
+        let start = self.ranges.first_key_value().map(|(&start, _)| start);
+        let end = self.ranges.last_key_value().map(|(_, &end)| end);
+        if let Some((start, end)) = start.zip(end) {
+            self.insert(start..end);
+        }
+    }
+
+    /// Returns the number of numbers in the set.
+    pub(crate) fn count(&self) -> u64 {
+        self.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Returns whether the set has a number of the range.
+    pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
+        self.ranges.range(..range.end).next_back().is_some_and(|(_, &till)| till > range.start)
+    }
+
+    /// Moves all numbers of `other` into this set.
+    pub(crate) fn append(&mut self, other: &mut Self) {
+        if self.is_empty() {
+            return std::mem::swap(self, other);
+        }
+        for (start, end) in std::mem::take(&mut other.ranges) {
+            self.insert(start..end);
+        }
+    }
+
+    /// Returns the ranges of the set that overlap `range`, the last first.
+    pub(crate) fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let start = range.start;
+        let before = self.ranges.range(..range.end).rev();
+        before.map(|(&at, &till)| at..till).take_while(move |other| other.end > start)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.ranges.iter().map(|(&start, &end)| start..end)
+    }
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod list_tests {
+    use super::*;
+
+    /// Random changes between the pieces: each frame that was there and stays is seen once, in
+    /// order, and none that came later.
+    #[test]
+    fn a_walk_in_pieces_sees_what_was_there_and_stays() {
+        const ALL: u32 = 300;
+        let frames = Frames::new(ALL as usize, 9).unwrap();
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        for round in 0..20 {
+            let mut lists = [DirtyList::new(1), DirtyList::new(2)];
+            let mut on = [const { Vec::new() }; 2];
+            for frame in (0..ALL).map(Frame) {
+                let list = usize::from(random(8) == 0);
+                lists[list].push(&frames, frame);
+                on[list].push(frame);
+            }
+            let (before, mut gone) = (on[0].clone(), Vec::new());
+            let (mut walk, mut seen) = (lists[0].walk(), Vec::new());
+            while !walk.is_over() {
+                seen.extend(lists[0].piece(&frames, &mut walk));
+                for _ in 0..round {
+                    // Off, and perhaps on again, here or there; often where the walk stands.
+                    let from = random(2);
+                    let last =
+                        seen.last().and_then(|last| on[from].iter().position(|on| on == last));
+                    let Some(at) = last.or((!on[from].is_empty()).then(|| random(on[from].len())))
+                    else {
+                        continue;
+                    };
+                    let frame = on[from].remove(at);
+                    assert!(lists[from].remove(&frames, frame));
+                    assert!(!lists[from].remove(&frames, frame));
+                    gone.push(frame);
+                    let to = random(3);
+                    if to < 2 {
+                        lists[to].push(&frames, frame);
+                        on[to].push(frame);
+                    }
+                }
+            }
+            assert!(seen.iter().all(|frame| before.contains(frame)), "one that came later");
+            let mut left = before.iter();
+            assert!(seen.iter().all(|frame| left.any(|other| other == frame)), "not in order");
+            let stayed = before.iter().filter(|frame| !gone.contains(frame));
+            assert!(stayed.into_iter().all(|frame| seen.contains(frame)), "overlooked");
+            for (list, on) in lists.iter_mut().zip(&on) {
+                assert_eq!(list.len(), on.len());
+                on.iter().for_each(|frame| assert!(list.remove(&frames, *frame)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod extents_tests {
+    use super::*;
+
+    fn of(ranges: &[Range<u64>]) -> Extents {
+        let mut extents = Extents::default();
+        ranges.iter().cloned().for_each(|range| extents.insert(range));
+        extents
+    }
+
+    #[test]
+    fn ranges_that_touch_are_one() {
+        let extents = of(&[10..20, 30..40, 20..30, 5..5, 0..9]);
+        assert_eq!(extents.iter().collect::<Vec<_>>(), [0..9, 10..40]);
+        let one = of(&[3..4, 7..9, 12..20, 1..15]);
+        assert!(one.iter().eq(std::iter::once(1..20)));
+    }
+
+    #[test]
+    fn the_hull_is_one_range() {
+        let mut extents = of(&[10..20, 40..50, 30..31]);
+        extents.insert_hull();
+        assert!(extents.iter().eq(std::iter::once(10..50)));
+        let mut none = Extents::default();
+        none.insert_hull();
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn touching_is_told_at_both_ends() {
+        let extents = of(&[10..20, 40..50]);
+        for (range, touches) in
+            [(0..10, false), (0..11, true), (19..20, true), (20..40, false), (20..41, true)]
+        {
+            assert_eq!(extents.touches(&range), touches, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn against_a_set_of_bits() {
+        let mut state = 1_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let (mut extents, mut bits) = (Extents::default(), [false; 200]);
+        for round in 0..2000 {
+            let start = random(190);
+            let end = start + random(10);
+            let put = random(3) > 0;
+            if put {
+                extents.insert(start..end);
+            } else {
+                extents.remove(&(start..end));
+            }
+            bits[start as usize..end as usize].fill(put);
+            let told = |at: usize| extents.touches(&(at as u64..at as u64 + 1));
+            assert!(bits.iter().enumerate().all(|(at, bit)| told(at) == *bit));
+            assert_eq!(extents.count(), bits.iter().filter(|bit| **bit).count() as u64);
+            let some = start..end + 30;
+            let overlaps = |range: &Range<u64>| range.start < some.end && some.start < range.end;
+            let there = extents.iter().filter(overlaps).count();
+            assert_eq!(extents.overlapping(&some).count(), there);
+            let ranges: Vec<_> = extents.iter().collect();
+            assert!(ranges.windows(2).all(|two| two[0].end < two[1].start), "{ranges:?}");
+            if round % 50 == 0 {
+                (extents, bits) = (Extents::default(), [false; 200]);
+            }
+        }
     }
 }

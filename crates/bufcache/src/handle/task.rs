@@ -12,14 +12,13 @@ use std::ops::Range;
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 
-use super::{Device, Seen};
+use super::{CloseError, Device, Seen};
 use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::OwnedWriteGuard;
 use crate::wait::{Mode, run};
 use crate::word::Key;
-use crate::write::CloseError;
 
 impl Device {
     /// Makes a blocking call of this device on a thread of the cache, for calls without an `_async`
