@@ -10,7 +10,7 @@ use crate::hazard;
 use crate::policy::{Samples, mark};
 use crate::source::InFlight;
 use crate::wait::{Mode, poll_ready};
-use crate::word::{BACK, Entry, Key, STALE, WRITE, Word};
+use crate::word::{BACK, Entry, EntryWord, Key, STALE, WRITE};
 
 /// A block that is there, and its bytes.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Bare {
     #[must_use]
     pub fn loading() -> Self {
         let bare = Self::empty();
-        assert!(bare.entry.take(Self::key(), Word::loading(Frame(0))));
+        assert!(bare.entry.take(Self::key(), EntryWord::loading(Frame(0))));
         bare
     }
 
@@ -68,7 +68,7 @@ impl Bare {
 
     /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
-        assert!(self.entry.take(Self::key(), Word::loading(Frame(0))));
+        assert!(self.entry.take(Self::key(), EntryWord::loading(Frame(0))));
         self.load(device());
     }
 
@@ -83,7 +83,7 @@ impl Bare {
 
     /// Takes the place for another block, and uses it. Returns false if it is not free yet.
     pub fn take_over(&self) -> bool {
-        let taken = self.entry.take(Key::new(1, 8), Word::loading(Frame(1)));
+        let taken = self.entry.take(Key::new(1, 8), EntryWord::loading(Frame(1)));
         if taken {
             // SAFETY: as in `give_back`.
             self.bytes.with_mut(|at| unsafe { at.write(9) });
@@ -98,7 +98,7 @@ impl Bare {
     /// As a hit does. What it read, if it was there.
     pub fn read(&self) -> Option<u64> {
         let slot = hazard::protect(&self.entry).ok()?;
-        let there = self.entry.look(Self::key()).is_some_and(Word::is_readable);
+        let there = self.entry.look(Self::key()).is_some_and(EntryWord::is_readable);
         // SAFETY: the slot keeps the entry as it is.
         let bytes = there.then(|| self.bytes.with(|at| unsafe { at.read() }));
         slot.clear();
@@ -326,7 +326,7 @@ impl BareWrites {
     pub fn write_and_sync(&self, write: impl FnOnce(), device: impl FnOnce() -> bool) -> bool {
         let losses = self.0.group.losses();
         write();
-        let sync = async { self.0.poisoned().is_none() && self.is_told_well(device) };
+        let sync = async { self.0.poisoned().is_none() && self.has_succeeded(device) };
         poll_ready(self.0.group.join(Mode::Thread, losses, sync, || ()))
     }
 
@@ -343,16 +343,16 @@ impl BareWrites {
     /// As `Shared::write_window` does for a durable write.
     pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
         let writing = self.0.group.begin_write();
-        let is_told_well = self.is_told_well(device);
-        poll_ready(writing.end(Mode::Thread)) && is_told_well
+        let has_succeeded = self.has_succeeded(device);
+        poll_ready(writing.end(Mode::Thread)) && has_succeeded
     }
 
-    fn is_told_well(&self, device: impl FnOnce() -> bool) -> bool {
-        let is_told_well = device();
-        if !is_told_well {
+    fn has_succeeded(&self, device: impl FnOnce() -> bool) -> bool {
+        let has_succeeded = device();
+        if !has_succeeded {
             self.0.poison(libc::EIO);
         }
-        is_told_well
+        has_succeeded
     }
 }
 

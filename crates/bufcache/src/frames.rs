@@ -2,7 +2,7 @@
 //!
 //! The region is reserved at once, and the system backs a frame with memory at its first use. This
 //! module has the bytes and a header for each frame; the lists of free frames are in
-//! [`Cold`](crate::cache::evict::Cold), under its lock.
+//! [`EvictionState`](crate::cache::evict::EvictionState), under its lock.
 //!
 //! # Invariants
 //!

@@ -10,7 +10,10 @@ use std::time::Duration;
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, AtomicUsize};
 
-use crate::cache::{self, Bypass, Entered, Fill, Got, Limits, Load, Overwrite, Shared, Wait, Want};
+use crate::cache::{
+    self, BlockRequest, Bypass, EnterResult, Fill, Limits, Load, MissResult, Overwrite, Shared,
+    Wait,
+};
 use crate::device::BlockDevice;
 use crate::dirty::{AttachOptions, WriteError, Writes};
 use crate::error::{BuildError, GetError};
@@ -459,7 +462,7 @@ impl Device {
     /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
     /// longer than the cache waits; [`WriteError::WouldDeadlock`] if this thread has a write guard of
     /// a block; [`WriteError::Poisoned`] and [`WriteError::Closed`].
-    pub fn write_past(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
+    pub fn write_around(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);
         let end = start.and_then(|start| start.checked_add(bytes.len() as u64));
@@ -472,7 +475,7 @@ impl Device {
     }
 
     /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
-    /// [`write_past`](Self::write_past), without a blocked thread. Durable after a
+    /// [`write_around`](Self::write_around), without a blocked thread. Durable after a
     /// [`sync`](Self::sync) that begins after [`Bypass::finish`]. Returns `None` if the call would
     /// wait, or would take long.
     ///
@@ -494,7 +497,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`write_past`](Self::write_past), except for errors of the device.
+    /// As [`write_around`](Self::write_around), except for errors of the device.
     pub fn try_bypass(&self, blocks: Range<u64>) -> Result<Option<Bypass>, WriteError> {
         self.check_range(&blocks)?;
         self.shared.try_bypass(&self.source, blocks)
@@ -541,7 +544,7 @@ impl Device {
         }
         self.shared.counters.get.add(1);
         let buffer = match self.shared.miss(&self.source, key, Fill::Read)? {
-            Got::Shared(buffer) | Got::Locked(buffer) => buffer,
+            MissResult::Shared(buffer) | MissResult::Locked(buffer) => buffer,
         };
         Ok(ReadGuard::new(self, buffer))
     }
@@ -606,11 +609,13 @@ impl Device {
     /// for that before it reads the bytes. `None` if the block is being discarded.
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
-        let want = Want { fill: Fill::Read, wait: Wait::None };
+        let want = BlockRequest { fill: Fill::Read, wait: Wait::None };
         let place = match shared.enter(&self.source, key, want)? {
-            Entered::Pinned(place) => place,
-            Entered::Cached(buffer) | Entered::Locked(buffer) => shared.pin_protected(buffer)?,
-            Entered::Excluded => return Ok(None),
+            EnterResult::Pinned(place) => place,
+            EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => {
+                shared.pin_protected(buffer)?
+            }
+            EnterResult::Excluded => return Ok(None),
         };
         let bytes = shared.frames.bytes(shared.frame_at(place));
         Ok(Some(Pin { device: self.clone(), place, bytes }))

@@ -21,7 +21,7 @@ use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{WordGuard, WordLock, load_own, step};
 
 use crate::frames::{Array, Place};
-use crate::word::{EVICT, Entry, Key, OVERFLOW, SAMPLED, STALE, TAKEN, Word};
+use crate::word::{EVICT, Entry, EntryWord, Key, OVERFLOW, SAMPLED, STALE, TAKEN};
 
 /// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.
 const WAYS: usize = if cfg!(offlock_model) { 2 } else { 4 };
@@ -225,7 +225,7 @@ impl<'t> Locked<'t> {
 
     /// Inserts the key, which is not in the table, in the state `word`. Returns `None` if no entry
     /// is free.
-    pub(crate) fn insert(&self, word: Word) -> Option<Place> {
+    pub(crate) fn insert(&self, word: EntryWord) -> Option<Place> {
         let table = self.table;
         for far in 0..table.buckets.len() {
             let number = (self.home + far) & (table.buckets.len() - 1);

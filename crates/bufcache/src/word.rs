@@ -111,9 +111,9 @@ pub(crate) const OVERFLOW: u64 = 1 << 56;
 
 /// One value of an entry's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(pub(crate) u64);
+pub(crate) struct EntryWord(pub(crate) u64);
 
-impl Word {
+impl EntryWord {
     /// Returns the word of a block that is about to be loaded, with the loader's pin.
     pub(crate) fn loading(frame: Frame) -> Self {
         Self(u64::from(frame.0) | TAKEN | IO | PIN)
@@ -190,14 +190,14 @@ impl Entry {
 
     /// Returns the word if the entry is that of `key`.
     #[inline(always)]
-    pub(crate) fn look(&self, key: Key) -> Option<Word> {
+    pub(crate) fn look(&self, key: Key) -> Option<EntryWord> {
         // Ordering: SeqCst pairs with the SeqCst fence in `hazard::barrier`, by which an evictor or
         // a writer follows its mark: this load finds the mark, or the scan finds this thread's
         // slot. As an Acquire it pairs with the Release in `publish` and carries the frame's bytes.
         // It comes before the load of the key, which differs if the entry is another block's by
         // now.
         let order = order!(SeqCst, "look: the bytes are there before");
-        let word = Word(self.word.load(order));
+        let word = EntryWord(self.word.load(order));
         // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with
         // the Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
         let is_same = self.key.load(Ordering::Relaxed) == key.0;
@@ -206,10 +206,10 @@ impl Entry {
 
     /// Returns the word.
     #[inline(always)]
-    pub(crate) fn word(&self) -> Word {
+    pub(crate) fn word(&self) -> EntryWord {
         // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`. It
         // carries the frame's bytes, and orders what follows after the reads under a pin.
-        Word(self.word.load(order!(Acquire, "word: the load has ended before")))
+        EntryWord(self.word.load(order!(Acquire, "word: the load has ended before")))
     }
 
     /// Returns the key. The caller keeps the entry from being freed, or treats the key as a hint.
@@ -220,7 +220,7 @@ impl Entry {
 
     /// Takes a free entry for `key`, in the state `word`. Returns whether the entry was free. The
     /// caller has the lock of the key's home.
-    pub(crate) fn take(&self, key: Key, word: Word) -> bool {
+    pub(crate) fn take(&self, key: Key, word: EntryWord) -> bool {
         // Ordering: Relaxed; a hint that the exchange confirms.
         let free = self.word.load(Ordering::Relaxed);
         if free & !OVERFLOW != 0 {
@@ -240,30 +240,38 @@ impl Entry {
     }
 
     /// Sets and clears flags. Returns the word before the change. Lock-free.
-    pub(crate) fn change(&self, set: u64, clear: u64) -> Word {
+    pub(crate) fn change(&self, set: u64, clear: u64) -> EntryWord {
         // Ordering: Relaxed; the exchange in `try_change` orders.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
-            match self.try_change(Word(seen), set, clear) {
-                Ok(()) => return Word(seen),
+            match self.try_change(EntryWord(seen), set, clear) {
+                Ok(()) => return EntryWord(seen),
                 Err(now) => seen = now.0,
             }
         }
     }
 
     /// Sets and clears flags if the word is still `seen`. Otherwise returns the current word.
-    pub(crate) fn try_change(&self, seen: Word, set: u64, clear: u64) -> Result<(), Word> {
+    pub(crate) fn try_change(
+        &self,
+        seen: EntryWord,
+        set: u64,
+        clear: u64,
+    ) -> Result<(), EntryWord> {
         let next = seen.0 & !clear | set;
         // Ordering: the Release pairs with the Acquire in `word`, `look` and here; it carries the
         // bytes that a writer or loader stored. The Acquire pairs with the Release in `unpin`, so
         // that the evictor's use of the frame comes after the reads under a pin.
         let order = order!(AcqRel, "change: the bytes were read or written before");
-        self.word.compare_exchange(seen.0, next, order, Ordering::Relaxed).map(drop).map_err(Word)
+        self.word
+            .compare_exchange(seen.0, next, order, Ordering::Relaxed)
+            .map(drop)
+            .map_err(EntryWord)
     }
 
     /// Counts a hit, unless the count is 3 or the buffer is `NEW`.
     #[inline(always)]
-    pub(crate) fn count_hit(&self, word: Word) {
+    pub(crate) fn count_hit(&self, word: EntryWord) {
         // `NEW` is above the count, so one comparison asks for both.
         if word.0 & (NEW | USED_MASK) < USED_MASK {
             // A failed exchange is not repeated: a lost hit does not matter.
@@ -282,7 +290,7 @@ impl Entry {
         // Ordering: Relaxed, both; a statistic of the policy.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
-            let used = Word(seen).used();
+            let used = EntryWord(seen).used();
             let next = seen & !USED_MASK | keep(used) << 48;
             if next == seen {
                 return used; // an exchange would take as long as all else here
@@ -297,12 +305,15 @@ impl Entry {
 
     /// Adds a pin if the word is still `seen`, which allows a pin and has room for one. Otherwise
     /// returns the current word.
-    pub(crate) fn try_pin(&self, seen: Word) -> Result<(), Word> {
+    pub(crate) fn try_pin(&self, seen: EntryWord) -> Result<(), EntryWord> {
         debug_assert!(seen.pins() < MOST_PINS);
         // Ordering: Acquire pairs with the Release in `publish` and `try_change`; it carries the
         // bytes.
         let (order, next) = (order!(Acquire, "try_pin: the bytes are there before"), seen.0 + PIN);
-        self.word.compare_exchange(seen.0, next, order, Ordering::Relaxed).map(drop).map_err(Word)
+        self.word
+            .compare_exchange(seen.0, next, order, Ordering::Relaxed)
+            .map(drop)
+            .map_err(EntryWord)
     }
 
     /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
@@ -321,7 +332,7 @@ impl Entry {
             let order = Ordering::Relaxed;
             match self.word.compare_exchange(seen.0, next, order, order) {
                 Ok(_) => return Ok(()),
-                Err(now) => seen = Word(now),
+                Err(now) => seen = EntryWord(now),
             }
         }
     }
@@ -341,7 +352,7 @@ impl Entry {
     }
 
     /// Makes a loaded block readable and drops the loader's pin. Returns the new word.
-    pub(crate) fn publish(&self) -> Word {
+    pub(crate) fn publish(&self) -> EntryWord {
         // Ordering: Relaxed; the exchange orders.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
@@ -353,7 +364,7 @@ impl Entry {
             // the load to end. No model needs the Acquire, because each later use follows a fence or
             // an exchange of its own.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
-                Ok(_) => return Word(next),
+                Ok(_) => return EntryWord(next),
                 Err(now) => seen = now,
             }
         }
@@ -376,7 +387,7 @@ impl Entry {
     }
 
     /// Drops a pin. Returns the new word.
-    pub(crate) fn unpin(&self) -> Word {
+    pub(crate) fn unpin(&self) -> EntryWord {
         // Ordering: the Release pairs with the Acquire in `try_change` and `word` of the evictor,
         // so that it finds a slot that was set under the pin, and its writes come after the reads
         // under the pin. The Acquire pairs with the Release of the other unpins: the last one frees
@@ -384,7 +395,7 @@ impl Entry {
         let order = order!(AcqRel, "unpin: the bytes were read before");
         let before = self.word.fetch_sub(PIN, order);
         debug_assert!(before & PINS != 0);
-        Word(before - PIN)
+        EntryWord(before - PIN)
     }
 
     /// Clears the key, so that lookups that begin now do not find the entry. The caller has the

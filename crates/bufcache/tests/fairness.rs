@@ -99,9 +99,9 @@ fn beside_a_full_device(others_came_before: bool) {
     assert_eq!((full.get(0).unwrap()[0], full.get(dirty).unwrap()[0]), (7, 1));
     full.get_mut(0).unwrap().fill(8);
     // Past the cache it meets its error, or succeeds; then it may have buffers again.
-    assert!(full.write_past(dirty, &[9; SIZE]).is_err());
+    assert!(full.write_around(dirty, &[9; SIZE]).is_err());
     disk.heal();
-    full.write_past(dirty, &[9; SIZE]).unwrap();
+    full.write_around(dirty, &[9; SIZE]).unwrap();
     full.get_mut(dirty + 1).unwrap().fill(10);
     full.sync().unwrap_or_else(|error| assert!(error.to_string().contains("earlier"), "{error}"));
     let values = [0, 1, dirty, dirty + 1].map(|block| full.get(block).unwrap()[0]);

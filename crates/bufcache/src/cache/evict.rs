@@ -22,7 +22,9 @@ use crate::hazard;
 use crate::policy::{Looks, PASSES, Policy, Samples};
 use crate::source::Source;
 use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, SAMPLED, STALE, WAITED, WRITE, Word};
+use crate::word::{
+    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, NEW, SAMPLED, STALE, WAITED, WRITE,
+};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
@@ -71,14 +73,14 @@ impl BufferWait {
 impl Shared {
     /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted.
     pub(super) fn try_take_frame(&self, search: Search) -> Option<Frame> {
-        self.evict_until(search, Cold::take)
+        self.evict_until(search, EvictionState::take)
     }
 
     /// Evicts buffers until `done` returns a value. Returns `None` where the search ends first.
     fn evict_until<T>(
         &self,
         search: Search,
-        mut done: impl FnMut(&mut Cold) -> Option<T>,
+        mut done: impl FnMut(&mut EvictionState) -> Option<T>,
     ) -> Option<T> {
         // The number of visits since the last eviction, and since a use was lowered.
         let (mut looked, mut idle) = (0, 0);
@@ -97,14 +99,14 @@ impl Shared {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
             let all = {
-                let mut cold = self.cold.lock();
-                if let Some(result) = done(&mut cold) {
+                let mut eviction = self.eviction.lock();
+                if let Some(result) = done(&mut eviction) {
                     return Some(result);
                 }
-                cold.policy.note_full();
-                let all = cold.policy.len();
+                eviction.policy.note_full();
+                let all = eviction.policy.len();
                 looks.pass = looked / all.max(1);
-                self.choose(&mut cold, &mut victims, BATCH, &mut looks);
+                self.choose(&mut eviction, &mut victims, BATCH, &mut looks);
                 all
             };
             let taken = LOOKS - looks.left;
@@ -154,12 +156,12 @@ impl Shared {
         }
         // All buffers may be dirty.
         if wait.search == Search::UntilDirty && self.is_mostly_dirty() {
-            if source.is_none_or(|source| self.clean_due(source) == 0) {
+            if source.is_none_or(|source| self.write_back_due(source) == 0) {
                 wait.search = Search::Short;
             }
             return Ok(());
         }
-        if self.clean_some_for(source) > 0 {
+        if self.write_back_for(source) > 0 {
             return Ok(());
         }
         self.counters.page_retries.add(1);
@@ -171,10 +173,16 @@ impl Shared {
     }
 
     /// Takes a few buffers to evict off the lists.
-    fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
+    fn choose(
+        &self,
+        eviction: &mut EvictionState,
+        victims: &mut Batch,
+        most: usize,
+        looks: &mut Looks,
+    ) {
         // Fewer in a small cache, of which a whole batch would be a large part.
-        let most = most.min(BATCH).min((cold.limit() / 64).max(1));
-        let Cold { nodes, policy, .. } = cold;
+        let most = most.min(BATCH).min((eviction.limit() / 64).max(1));
+        let EvictionState { nodes, policy, .. } = eviction;
         while victims.len() < most {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
@@ -206,25 +214,25 @@ impl Shared {
             self.table.lock(entry.key()).hide(place);
             self.table.free(place);
         }
-        let mut cold = self.cold.lock();
+        let mut eviction = self.eviction.lock();
         let mut freed = 0;
         // Backwards, because the frame freed last is taken first: so blocks that are loaded one
         // after another get ascending addresses again, which the CPU prefetches.
         for at in (0..victims.len()).rev() {
             let frame = victims[at].frame;
             if !in_use[at] {
-                self.give_to(&mut cold, frame);
+                self.give_to(&mut eviction, frame);
                 freed += 1;
                 continue;
             }
             if check!("evict: the buffer is not stale", !entries[at].word().has(STALE)) {
-                cold.keep(frame, looks);
+                eviction.keep(frame, looks);
             } else {
-                let Cold { nodes, dead, .. } = &mut *cold;
+                let EvictionState { nodes, dead, .. } = &mut *eviction;
                 nodes.push(dead, frame, On::Dead); // invalidated meanwhile
             }
         }
-        drop(cold);
+        drop(eviction);
         self.counters.evictions.add(freed as i64);
         freed
     }
@@ -233,7 +241,7 @@ impl Shared {
     /// the number freed.
     fn free_dead(&self, most: usize) -> usize {
         // Buffers in use go to the front of the list.
-        let mut left = self.cold.lock().dead.len.min(most);
+        let mut left = self.eviction.lock().dead.len.min(most);
         while left > 0 {
             if self.free_last_dead() > 0 {
                 return 1;
@@ -245,11 +253,11 @@ impl Shared {
 
     /// Frees the oldest invalidated buffer if it is not in use. Returns the number freed.
     fn free_last_dead(&self) -> usize {
-        let mut cold = self.cold.lock();
-        let Cold { nodes, dead, .. } = &mut *cold;
+        let mut eviction = self.eviction.lock();
+        let EvictionState { nodes, dead, .. } = &mut *eviction;
         let Some(frame) = nodes.last(dead) else { return 0 };
         nodes.remove(dead, frame);
-        drop(cold);
+        drop(eviction);
         let entry = self.entry(frame);
         debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
         // The entry is hidden, so it gets no new users.
@@ -257,10 +265,10 @@ impl Shared {
         if unused {
             self.table.free(self.frames.header(frame).place());
         }
-        let mut cold = self.cold.lock();
-        let Cold { nodes, dead, .. } = &mut *cold;
+        let mut eviction = self.eviction.lock();
+        let EvictionState { nodes, dead, .. } = &mut *eviction;
         if unused {
-            self.give_to(&mut cold, frame);
+            self.give_to(&mut eviction, frame);
         } else {
             nodes.push(dead, frame, On::Dead);
         }
@@ -269,13 +277,13 @@ impl Shared {
 
     /// Frees a frame that is on no list.
     pub(crate) fn give(&self, frame: Frame) {
-        self.give_to(&mut self.cold.lock(), frame);
+        self.give_to(&mut self.eviction.lock(), frame);
     }
 
-    pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
-        let node = cold.nodes.of(frame);
+    pub(super) fn give_to(&self, eviction: &mut EvictionState, frame: Frame) {
+        let node = eviction.nodes.of(frame);
         node.due = None;
-        if cold.give(frame) {
+        if eviction.give(frame) {
             // Rare, after a resize. Under the lock, so that no thread takes the frame meanwhile.
             self.frames.release(frame);
         }
@@ -285,14 +293,14 @@ impl Shared {
     /// Returns the number of evicted buffers.
     pub(crate) fn shrink(&self, buffers: usize) -> usize {
         let mut freed = 0;
-        let mut left = self.cold.lock().policy.len();
+        let mut left = self.eviction.lock().policy.len();
         let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.free_dead(LOOKS as usize);
             let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
-            self.choose(&mut self.cold.lock(), &mut victims, buffers - freed, &mut looks);
+            self.choose(&mut self.eviction.lock(), &mut victims, buffers - freed, &mut looks);
             left -= (most - looks.left) as usize;
             // No buffer is left, or other threads have taken the rest.
             if victims.is_empty() && (left == 0 || looks.left == most) {
@@ -310,9 +318,9 @@ impl Shared {
             return Err(GetError::TooSmall { smallest });
         }
         let limit = {
-            let mut cold = self.cold.lock();
-            cold.set_limit(bytes >> self.frames.shift());
-            cold.limit()
+            let mut eviction = self.eviction.lock();
+            eviction.set_limit(bytes >> self.frames.shift());
+            eviction.limit()
         };
         self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
         if let Some(shadows) = &mut *self.shadows.lock() {
@@ -320,7 +328,7 @@ impl Shared {
         }
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
-        let fits = |cold: &mut Cold| (!cold.exceeds_limit()).then_some(());
+        let fits = |eviction: &mut EvictionState| (!eviction.exceeds_limit()).then_some(());
         while self.evict_until(wait.search, fits).is_none() {
             self.wait_for_buffers(None, &mut wait)?;
         }
@@ -335,9 +343,9 @@ impl Shared {
         for first in (0..).step_by(BATCH) {
             // Under the lock, so that no thread takes the frames meanwhile; a few at a time, so
             // that misses wait a short time for it.
-            let cold = self.cold.lock();
+            let eviction = self.eviction.lock();
             for number in first..first + BATCH {
-                let Some(frame) = cold.unused(number) else { return };
+                let Some(frame) = eviction.unused(number) else { return };
                 self.frames.release(frame);
             }
         }
@@ -345,17 +353,17 @@ impl Shared {
 
     /// Puts a buffer that is being loaded on a list of the policy.
     pub(super) fn admit(&self, frame: Frame, key: Key) {
-        let mut cold = self.cold.lock();
-        let Cold { nodes, policy, .. } = &mut *cold;
+        let mut eviction = self.eviction.lock();
+        let EvictionState { nodes, policy, .. } = &mut *eviction;
         policy.insert(nodes, self, frame, key);
-        let is_full = cold.is_nearly_full();
-        drop(cold);
+        let is_full = eviction.is_nearly_full();
+        drop(eviction);
         self.note_miss(key, is_full);
     }
 
     /// Takes a buffer off the list from which it may be evicted, if it is on one.
     pub(super) fn withdraw(&self, frame: Frame) {
-        self.cold.lock().withdraw(frame);
+        self.eviction.lock().withdraw(frame);
     }
 
     /// Drops the buffer of a block, so that the next get reads the device. Returns whether it was
@@ -466,10 +474,10 @@ impl Shared {
     /// Moves a stale buffer from the policy to the list of the dead. The caller keeps it from being
     /// freed.
     pub(super) fn move_to_dead(&self, frame: Frame) {
-        let mut cold = self.cold.lock();
+        let mut eviction = self.eviction.lock();
         // If the buffer is on no list, an evictor has it, and will find it stale.
-        if cold.withdraw(frame) {
-            let Cold { nodes, dead, .. } = &mut *cold;
+        if eviction.withdraw(frame) {
+            let EvictionState { nodes, dead, .. } = &mut *eviction;
             nodes.push(dead, frame, On::Dead);
         }
     }
@@ -485,7 +493,7 @@ type Batch = Few<Victim, BATCH>;
 
 /// The lists of a cache.
 #[derive(Debug)]
-pub(crate) struct Cold {
+pub(crate) struct EvictionState {
     pub(crate) nodes: Nodes,
     pub(crate) policy: Policy,
     pub(crate) dead: List,
@@ -498,7 +506,7 @@ pub(crate) struct Cold {
     in_use: usize,
 }
 
-impl Cold {
+impl EvictionState {
     pub(crate) fn new(frames: usize, policy: Policy) -> Result<Self, AllocError> {
         let mut free = Vec::new();
         free.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
@@ -589,9 +597,9 @@ const STEPS: u32 = 128;
 impl Shared {
     /// Returns the word of a block that is about to be loaded into that frame, for
     /// [`admit`](Self::admit).
-    pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
+    pub(super) fn loading(&self, frame: Frame, key: Key) -> EntryWord {
         // Most misses begin on probation, so the policy need not set `NEW`.
-        Word::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
+        EntryWord::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
     }
 
     /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
@@ -622,7 +630,7 @@ impl Shared {
         self.samples.drain(|tag| changes |= shadows.request(tag, true));
         changes |= shadows.request(Samples::tag(key), false);
         if is_full && shadows.is_due {
-            let blocks = self.cold.lock().policy.len();
+            let blocks = self.eviction.lock().policy.len();
             if let Some(share) = shadows.settle(blocks) {
                 self.samples.open(share);
                 shadows.unmarked = 0..self.table.places();
@@ -634,7 +642,7 @@ impl Shared {
         self.mark_some(&mut shadows.unmarked);
         // Also while the cache is not full, as after it grows, because a change is reported once.
         if changes && shadows.is_settled() {
-            self.cold.lock().policy.set_rule(shadows.rule());
+            self.eviction.lock().policy.set_rule(shadows.rule());
             self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
         }
     }
@@ -646,9 +654,9 @@ impl Shared {
         if !self.is_selective.load(Ordering::Relaxed) {
             return true;
         }
-        let mut cold = self.cold.lock();
-        let is_worth = cold.has_room() || cold.policy.knows(key);
-        drop(cold);
+        let mut eviction = self.eviction.lock();
+        let is_worth = eviction.has_room() || eviction.policy.knows(key);
+        drop(eviction);
         if !is_worth {
             self.counters.claims_refused.add(1);
             self.note_miss(key, true);

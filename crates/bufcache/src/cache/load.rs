@@ -320,7 +320,7 @@ impl Shared {
 // Loads that the caller fills.
 
 /// The result of one attempt to invalidate a block.
-pub(crate) enum Attempt {
+pub(crate) enum InvalidateResult {
     /// The block is not cached any more.
     NotCached,
     /// The block is being loaded or written. The entry is pinned for the caller.
@@ -358,18 +358,18 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-    ) -> Result<Attempt, GetError> {
+    ) -> Result<InvalidateResult, GetError> {
         if self.try_invalidate(Some(source), key, 0, Mode::Task)?.is_some() {
-            return Ok(Attempt::NotCached);
+            return Ok(InvalidateResult::NotCached);
         }
         let home = self.table.lock(key);
-        let Some(entry) = home.find() else { return Ok(Attempt::Busy) };
+        let Some(entry) = home.find() else { return Ok(InvalidateResult::Busy) };
         let word = entry.word();
         if !word.has(IO | WRITE) || word.pins() == MOST_PINS || entry.try_pin(word).is_err() {
-            return Ok(Attempt::Busy);
+            return Ok(InvalidateResult::Busy);
         }
         drop(home);
-        Ok(Attempt::Pinned(self.frames.header(word.frame()).place()))
+        Ok(InvalidateResult::Pinned(self.frames.header(word.frame()).place()))
     }
 
     /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and

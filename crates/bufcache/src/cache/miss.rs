@@ -13,7 +13,7 @@ use offlock_sync::atomic::{Ordering, fence};
 use offlock_sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
-use super::write::{Fill, Got, Wait, Want};
+use super::write::{BlockRequest, Fill, MissResult, Wait};
 use super::{Protected, Shared};
 use crate::engine::refuses_wait;
 use crate::error::{Failure, GetError};
@@ -67,7 +67,7 @@ impl Drop for Spare<'_> {
 
 /// The result of a request for a block.
 #[must_use = "it may be pinned"]
-pub(crate) enum Entered {
+pub(crate) enum EnterResult {
     /// The buffer is cached, and a slot of the caller protects it.
     Cached(Protected),
     /// The number of an entry that is pinned for the caller. The block is being read or written, or
@@ -83,8 +83,13 @@ impl Shared {
     /// Returns the buffer of a block, read from the device if it is not cached.
     #[cold]
     #[inline(never)]
-    pub(crate) fn miss(&self, source: &Arc<Source>, key: Key, fill: Fill) -> Result<Got, GetError> {
-        self.miss_with(source, key, Want { fill, wait: Wait::Block })
+    pub(crate) fn miss(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        fill: Fill,
+    ) -> Result<MissResult, GetError> {
+        self.miss_with(source, key, BlockRequest { fill, wait: Wait::Block })
     }
 
     /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
@@ -93,17 +98,19 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        want: Want,
-    ) -> Result<Got, GetError> {
+        want: BlockRequest,
+    ) -> Result<MissResult, GetError> {
         loop {
             match self.enter(source, key, want)? {
-                Entered::Cached(buffer) => return Ok(Got::Shared(buffer)),
-                Entered::Locked(buffer) => return Ok(Got::Locked(buffer)),
-                Entered::Pinned(place) => {
+                EnterResult::Cached(buffer) => return Ok(MissResult::Shared(buffer)),
+                EnterResult::Locked(buffer) => return Ok(MissResult::Locked(buffer)),
+                EnterResult::Pinned(place) => {
                     let entry = self.table.entry(place);
-                    return self.wait_for_load(source, key, entry, want.wait).map(Got::Shared);
+                    return self
+                        .wait_for_load(source, key, entry, want.wait)
+                        .map(MissResult::Shared);
                 }
-                Entered::Excluded => {
+                EnterResult::Excluded => {
                     if !source.may_wait() {
                         return Err(GetError::WouldDeadlock);
                     }
@@ -121,8 +128,8 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        want: Want,
-    ) -> Result<Entered, GetError> {
+        want: BlockRequest,
+    ) -> Result<EnterResult, GetError> {
         hazard::reserve()?;
         self.note_want(source);
         let mut spare = None;
@@ -132,7 +139,7 @@ impl Shared {
         loop {
             let found = self.table.find(key);
             if let Some(buffer) = found.and_then(|_| self.hit(key)) {
-                return Ok(Entered::Cached(buffer));
+                return Ok(EnterResult::Cached(buffer));
             }
             source.check_read(key)?;
             let is_absent =
@@ -153,7 +160,7 @@ impl Shared {
             if spare.is_some() && is_absent(found) {
                 if source.writes.excluded.has(key.sector()) {
                     drop(home); // before the spare frame: that is another lock
-                    return Ok(Entered::Excluded);
+                    return Ok(EnterResult::Excluded);
                 }
                 let Some(spare) = spare.take() else { continue };
                 let mut word = self.loading(spare.frame, key);
@@ -175,12 +182,12 @@ impl Shared {
                 drop(home);
                 self.counters.miss_locked.add(1);
                 if !is_read {
-                    return self.create(source, key, frame).map(Entered::Locked);
+                    return self.create(source, key, frame).map(EnterResult::Locked);
                 }
                 let pinned = Pinned::new(self, self.table.entry(place));
                 self.begin(source, key, frame, blocks);
                 pinned.into_pin();
-                return Ok(Entered::Pinned(place));
+                return Ok(EnterResult::Pinned(place));
             }
             let Some(entry) = found else { continue };
             let word = entry.word();
@@ -197,7 +204,7 @@ impl Shared {
                 drop(home);
                 drop(spare); // other threads may need the frame meanwhile
                 self.counters.get_locked_waited.add(1);
-                return Ok(Entered::Pinned(self.frames.header(word.frame()).place()));
+                return Ok(EnterResult::Pinned(self.frames.header(word.frame()).place()));
             }
             drop(home);
             // Another thread evicts the entry, or has changed it.

@@ -8,16 +8,16 @@
 //!             ──► read the device, with no lock ──► publish ──► guard
 //! ```
 
-mod back;
 mod completion;
 mod evict;
-mod line;
 mod load;
 mod miss;
 mod overwrite;
 mod pool;
 mod sync;
+mod wait_queue;
 mod write;
+mod write_back;
 
 use std::fmt;
 use std::time::Duration;
@@ -26,24 +26,24 @@ use offlock_percpu::AllocError;
 use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::{WordLock, coarse_clock};
 
-pub(crate) use self::back::Limits;
 pub use self::completion::{DeviceRange, DeviceSync, DeviceWrite};
-use self::evict::Cold;
-use self::line::{Line, Timer};
-pub(crate) use self::load::Attempt;
+use self::evict::EvictionState;
+pub(crate) use self::load::InvalidateResult;
 pub use self::load::Load;
 use self::load::Waiters;
-pub(crate) use self::miss::Entered;
+pub(crate) use self::miss::EnterResult;
 pub use self::overwrite::Bypass;
 pub(crate) use self::overwrite::Overwrite;
 use self::pool::Pool;
-pub(crate) use self::write::{Fill, Got, Wait, Want};
+use self::wait_queue::{Timer, WaitQueue};
+pub(crate) use self::write::{BlockRequest, Fill, MissResult, Wait};
+pub(crate) use self::write_back::Limits;
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames, Victim};
 use crate::hazard::{self, Slot};
 use crate::ids::{Identity, Ids};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
-use crate::stats::{Counter, Tally};
+use crate::stats::{Counter, HitCounters};
 use crate::table::Table;
 use crate::wait::{Mode, Reply, contain};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
@@ -52,11 +52,11 @@ use crate::word::{Entry, Key, SAMPLED, WRITE};
 pub(crate) struct Shared {
     table: Table,
     pub(crate) frames: Frames,
-    cold: WordLock<Cold>,
+    eviction: WordLock<EvictionState>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
     waiters: Waiters,
-    line: Line,
+    wait_queue: WaitQueue,
     pool: Pool,
     timer: Timer,
     dirty_bytes: AtomicUsize,
@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     /// Set while claims are refused, see [`Shadows::is_selective`]. A hint, as `devices`.
     is_selective: std::sync::atomic::AtomicBool,
     /// The number of hits, except for those in `counters.get`.
-    hits: Tally,
+    hits: HitCounters,
     /// The capacity in bytes, for threads without the lock.
     room: AtomicUsize,
     /// How long a miss waits for a buffer, and other calls for a guard.
@@ -140,7 +140,7 @@ impl Shared {
     fn new(
         frames: Frames,
         table: Table,
-        cold: Cold,
+        eviction: EvictionState,
         (patience, limits): (Duration, Limits),
         (samples, shadows): (Samples, Option<Shadows>),
     ) -> Self {
@@ -148,10 +148,10 @@ impl Shared {
         Self {
             table,
             frames,
-            cold: WordLock::new(cold),
+            eviction: WordLock::new(eviction),
             ids: WordLock::new(Ids::new()),
             waiters: Waiters::new(),
-            line: Line::new(),
+            wait_queue: WaitQueue::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
             timer: Timer::new(),
@@ -163,7 +163,7 @@ impl Shared {
             samples,
             shadows: WordLock::new(shadows),
             is_selective: std::sync::atomic::AtomicBool::new(false),
-            hits: Tally::new(),
+            hits: HitCounters::new(),
             patience,
         }
     }
@@ -295,17 +295,17 @@ impl Shared {
 
     /// Returns the bytes of the buffers, in use or free but not released.
     pub(crate) fn bytes_in_use(&self) -> usize {
-        let in_use = self.cold.lock().in_use();
+        let in_use = self.eviction.lock().in_use();
         self.frames.bytes_of(in_use)
     }
 
     /// Returns the eviction policy in use.
     pub(crate) fn eviction(&self) -> Eviction {
-        self.cold.lock().policy.rule()
+        self.eviction.lock().policy.rule()
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        let limit = self.cold.lock().limit();
+        let limit = self.eviction.lock().limit();
         self.frames.bytes_of(limit)
     }
 }
@@ -341,9 +341,9 @@ pub(crate) fn make(
     waits: (Duration, Limits),
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(count, shift)?;
-    let cold = Cold::new(count, policy)?;
+    let eviction = EvictionState::new(count, policy)?;
     let table = Table::new(count)?;
     let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
     let sample = (Samples::new(sampled, count)?, shadows);
-    Ok(Shared::new(frames, table, cold, waits, sample))
+    Ok(Shared::new(frames, table, eviction, waits, sample))
 }

@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use offlock_sync::{Arc, check, step, thread};
 
-use super::back::Selection;
 use super::completion::{Batch, DeviceRange, DeviceWrite, Outcome};
 use super::miss::Pinned;
-use super::{Attempt, Protected, Shared};
+use super::write_back::Selection;
+use super::{InvalidateResult, Protected, Shared};
 use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -176,17 +176,21 @@ impl Shared {
             self.unmark_all(source, &marked);
             marked.clear();
             let (key, waited) = match obstacle {
-                Obstacle::Error(key, error) => {
+                OverwriteBlocked::Error(key, error) => {
                     return Err(WriteError::of_wait(error, source.block(key)));
                 }
-                Obstacle::Loading(key) if mode == Mode::Task => {
+                OverwriteBlocked::Loading(key) if mode == Mode::Task => {
                     (key, self.wait_for_load_as_task(source, key).await)
                 }
-                Obstacle::Loading(key) => (key, self.invalidate_clean(source, key).map(drop)),
-                Obstacle::Marked(key, frame) if mode == Mode::Task => {
+                OverwriteBlocked::Loading(key) => {
+                    (key, self.invalidate_clean(source, key).map(drop))
+                }
+                OverwriteBlocked::Marked(key, frame) if mode == Mode::Task => {
                     (key, self.wait_for_mark_as_task(frame, key, &mut since).await)
                 }
-                Obstacle::Marked(key, frame) => (key, self.wait_for_mark(frame, key, &mut since)),
+                OverwriteBlocked::Marked(key, frame) => {
+                    (key, self.wait_for_mark(frame, key, &mut since))
+                }
             };
             waited.map_err(|error| WriteError::of_wait(error, source.block(key)))?;
         }
@@ -195,13 +199,13 @@ impl Shared {
     /// Waits until a block is neither read nor evicted.
     async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         match self.invalidate_or_pin(source, key)? {
-            Attempt::NotCached => Ok(()),
-            Attempt::Pinned(place) => {
+            InvalidateResult::NotCached => Ok(()),
+            InvalidateResult::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
                 self.wait_for_marks(place, IO).await;
                 Ok(())
             }
-            Attempt::Busy => self.pause_by(Mode::Task, &mut None).await,
+            InvalidateResult::Busy => self.pause_by(Mode::Task, &mut None).await,
         }
     }
 
@@ -211,16 +215,16 @@ impl Shared {
         key: Key,
         mode: Mode,
         marked: &mut Marked,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), OverwriteBlocked> {
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
             if word.has(WRITE) && mode == Mode::Thread && hazard::protected_by_me(entry) > 0 {
-                return Err(Obstacle::Error(key, GetError::WouldDeadlock));
+                return Err(OverwriteBlocked::Error(key, GetError::WouldDeadlock));
             }
             if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
-                return Err(Obstacle::Marked(key, word.frame()));
+                return Err(OverwriteBlocked::Marked(key, word.frame()));
             }
             if !word.has(DIRTY) {
                 drop(home);
@@ -228,15 +232,20 @@ impl Shared {
                     Ok(Some(true)) => return Ok(()),
                     Ok(Some(false)) => continue, // dirty by now
                     Ok(None) => {
-                        step!("discard: wait for the load", return Err(Obstacle::Loading(key)));
+                        step!(
+                            "discard: wait for the load",
+                            return Err(OverwriteBlocked::Loading(key))
+                        );
                         return Ok(());
                     }
-                    Err(error) => return Err(Obstacle::Error(key, error)),
+                    Err(error) => return Err(OverwriteBlocked::Error(key, error)),
                 }
             }
             if marked.len() == marked.capacity() {
                 drop(home); // no allocation under the lock
-                marked.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
+                marked
+                    .try_reserve(1)
+                    .map_err(|_| OverwriteBlocked::Error(key, GetError::NoMemory))?;
                 continue;
             }
             if entry.try_change(word, BACK, 0).is_ok() {
@@ -275,7 +284,7 @@ impl Shared {
 }
 
 /// Why a block can be neither dropped nor marked.
-pub(super) enum Obstacle {
+pub(super) enum OverwriteBlocked {
     Marked(Key, Frame),
     /// It is being read or evicted.
     Loading(Key),

@@ -19,8 +19,8 @@ use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::std_lock::{Condvar, Mutex, MutexGuard};
 use offlock_sync::{Arc, spawn, step};
 
-use super::back::Limits;
 use super::load::Load;
+use super::write_back::Limits;
 use crate::frames::Frame;
 use crate::source::Source;
 use crate::wait::contain_job;

@@ -14,8 +14,8 @@ use offlock_sync::atomic::{Ordering, fence};
 use offlock_sync::{Arc, check, step};
 
 use super::Shared;
-use super::back::Selection;
 use super::completion::{Batch, DeviceSync};
+use super::write_back::Selection;
 use crate::dirty::{Extents, Stage, Unsynced, WriteError};
 use crate::engine::refuses_wait;
 use crate::error::GetError;

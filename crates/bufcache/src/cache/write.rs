@@ -15,7 +15,7 @@
 //! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
 //! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
 //! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
-//! up again. The first task [in line](super::line) does the same with its waker, also for the last
+//! up again. The first task [in line](super::wait_queue) does the same with its waker, also for the last
 //! pin. For guards of readers, whose drop wakes nothing, a thread of the cache waits in its place.
 
 use std::future::poll_fn;
@@ -26,14 +26,14 @@ use std::time::{Duration, Instant};
 use offlock_sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
-use super::line::HAS_TIME;
+use super::wait_queue::HAS_TIME;
 use super::{Protected, Shared};
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
 use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, Entry, Key, READER_PIN, WAITED, WRITE, Word};
+use crate::word::{BACK, DIRTY, Entry, EntryWord, Key, READER_PIN, WAITED, WRITE};
 
 /// The contents of a block that was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(crate) enum Fill {
 
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
+pub(crate) struct BlockRequest {
     /// The contents of a block that was not cached.
     pub(crate) fill: Fill,
     pub(crate) wait: Wait,
@@ -64,7 +64,7 @@ pub(crate) enum Wait {
 }
 
 /// The buffer that a miss returns.
-pub(crate) enum Got {
+pub(crate) enum MissResult {
     /// To be read.
     Shared(Protected),
     /// To be filled by the caller, as its writer: the block was not cached and is not read.
@@ -72,7 +72,7 @@ pub(crate) enum Got {
 }
 
 /// Why the caller does not get the lock now.
-enum Obstacle {
+enum LockRefused {
     /// Another thread writes the block, or it is being written back.
     Marked(Frame),
     /// The block is pinned, or its entry has changed: a retry may succeed.
@@ -84,12 +84,12 @@ enum Obstacle {
 }
 
 /// Returns whether a writer or a write-back has a buffer.
-fn is_marked(word: Word) -> bool {
+fn is_marked(word: EntryWord) -> bool {
     word.has(WRITE | BACK)
 }
 
 /// Returns whether a writer, a write-back or a pin keeps other threads from locking a buffer.
-fn is_marked_or_pinned(word: Word) -> bool {
+fn is_marked_or_pinned(word: EntryWord) -> bool {
     is_marked(word) || (word.is_readable() && word.pins() > 0)
 }
 
@@ -104,12 +104,12 @@ impl Shared {
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { fill, wait: Wait::Block };
+        let want = BlockRequest { fill, wait: Wait::Block };
         let (mut rounds, mut since) = (0, None);
         loop {
             match self.lock_once(source, key, want, &mut since)? {
                 Ok(buffer) => return Ok(buffer),
-                Err(Obstacle::Marked(frame)) => {
+                Err(LockRefused::Marked(frame)) => {
                     if !source.may_wait() {
                         return Err(GetError::WouldDeadlock);
                     }
@@ -131,7 +131,7 @@ impl Shared {
     ) -> Result<Option<Protected>, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { fill, wait: Wait::Load };
+        let want = BlockRequest { fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
             if let Ok(buffer) = self.lock_once(source, key, want, since)? {
@@ -154,32 +154,32 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        want: Want,
+        want: BlockRequest,
         since: &mut Option<Instant>,
-    ) -> Result<Result<Protected, Obstacle>, GetError> {
+    ) -> Result<Result<Protected, LockRefused>, GetError> {
         let buffer = match self.hit(key) {
             Some(buffer) => buffer,
             None => match self.miss_with(source, key, want) {
-                Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
-                Ok(Got::Shared(buffer)) => buffer,
-                Err(GetError::WouldBlock) => return Ok(Err(Obstacle::Passing)), // a writer has it
+                Ok(MissResult::Locked(buffer)) => return Ok(Ok(buffer)),
+                Ok(MissResult::Shared(buffer)) => buffer,
+                Err(GetError::WouldBlock) => return Ok(Err(LockRefused::Passing)), // a writer has it
                 // Another thread's read of the block failed, which this one overwrites.
                 Err(error) if want.fill == Fill::Caller && error.is_of_a_read() => {
-                    return Ok(Err(Obstacle::Passing));
+                    return Ok(Err(LockRefused::Passing));
                 }
                 Err(error) => return Err(error),
             },
         };
         let obstacle = match self.mark_write(source, &buffer) {
             Ok(()) => {
-                return Ok(self.wait_for_readers(buffer, since)?.ok_or(Obstacle::Passing));
+                return Ok(self.wait_for_readers(buffer, since)?.ok_or(LockRefused::Passing));
             }
             Err(obstacle) => obstacle,
         };
         buffer.slot.clear();
         match obstacle {
-            Obstacle::Own => Err(GetError::WouldDeadlock),
-            Obstacle::Closing => Err(GetError::Closed),
+            LockRefused::Own => Err(GetError::WouldDeadlock),
+            LockRefused::Closing => Err(GetError::Closed),
             obstacle => Ok(Err(obstacle)),
         }
     }
@@ -204,8 +204,8 @@ impl Shared {
             Err(obstacle) => {
                 buffer.slot.clear();
                 return Err(match obstacle {
-                    Obstacle::Own if mode == Mode::Thread => GetError::WouldDeadlock,
-                    Obstacle::Closing => GetError::Closed,
+                    LockRefused::Own if mode == Mode::Thread => GetError::WouldDeadlock,
+                    LockRefused::Closing => GetError::Closed,
                     _ => GetError::WouldBlock,
                 });
             }
@@ -219,26 +219,26 @@ impl Shared {
     }
 
     /// Sets `WRITE` on the entry that the caller's slot protects.
-    fn mark_write(&self, source: &Source, buffer: &Protected) -> Result<(), Obstacle> {
+    fn mark_write(&self, source: &Source, buffer: &Protected) -> Result<(), LockRefused> {
         let entry = self.entry(buffer.frame);
         if hazard::protected_by_me(entry) > 1 {
-            return Err(Obstacle::Own);
+            return Err(LockRefused::Own);
         }
         let word = entry.word();
         if !check!("write: no write or write-back runs", !word.has(BACK | WRITE)) {
-            return Err(Obstacle::Marked(buffer.frame));
+            return Err(LockRefused::Marked(buffer.frame));
         }
         if !word.is_readable() || word.pins() > 0 {
-            return Err(Obstacle::Passing);
+            return Err(LockRefused::Passing);
         }
-        entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
+        entry.try_change(word, WRITE, 0).map_err(|_| LockRefused::Passing)?;
         // Ordering: against the slots of readers, see `hazard::barrier`; and against the SeqCst
         // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
         // `WRITE`.
         step!("write: the mark is set before the scan", hazard::barrier());
         if source.writes.refuses_writers() {
             self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
-            return Err(Obstacle::Closing);
+            return Err(LockRefused::Closing);
         }
         Ok(())
     }
@@ -379,7 +379,7 @@ impl Shared {
         &self,
         frame: Frame,
         key: Key,
-        waited_for: fn(Word) -> bool,
+        waited_for: fn(EntryWord) -> bool,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
         let end = self.end_of_patience(self.time_left(since)?);
@@ -456,7 +456,7 @@ impl Shared {
 
     /// Sets `WAITED` on an entry if `waited_for` holds for its word, so that the end of the mark or
     /// of the last pin wakes the caller. Returns whether the flag is set.
-    fn set_waited(&self, entry: &Entry, frame: Frame, waited_for: fn(Word) -> bool) -> bool {
+    fn set_waited(&self, entry: &Entry, frame: Frame, waited_for: fn(EntryWord) -> bool) -> bool {
         let word = entry.word();
         word.frame() == frame
             && waited_for(word)

@@ -135,18 +135,18 @@ impl Group {
             Turn::Over(succeeded, losses) => return succeeded && is_there(losses),
             Turn::Begin(number, losses) => (number, losses),
         };
-        let told_well = sync.await;
+        let succeeded_now = sync.await;
         let writes = {
             let mut state = self.state.lock();
             state.told = true;
             state.writes
         };
-        if told_well {
+        if succeeded_now {
             self.wake();
             self.until(mode, |state| state.told(losses, writes, None)).await;
         }
         let mut state = self.state.lock();
-        let succeeded = told_well && state.losses == losses;
+        let succeeded = succeeded_now && state.losses == losses;
         let forgotten = succeeded.then(durable);
         state.running = false;
         if !succeeded {

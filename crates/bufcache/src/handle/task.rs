@@ -40,7 +40,7 @@ impl Device {
     ///
     /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]))?;
     /// # block_on(async {
-    /// disk.call_async(|disk| disk.write_past(3, &[7; 8192])).await?;
+    /// disk.call_async(|disk| disk.write_around(3, &[7; 8192])).await?;
     /// assert_eq!(disk.get_async(4).await?[0], 7);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
@@ -128,7 +128,7 @@ impl Device {
             }
             guard
         };
-        let (mut since, mut in_line) = (None, None);
+        let (mut since, mut queued) = (None, None);
         loop {
             // If too much is dirty, the blocking call writes some of it first.
             if !self.shared.must_clean(&self.source) {
@@ -138,8 +138,8 @@ impl Device {
                 }
             }
             // Not on a thread of the cache: the holder may need one to go on, and there are few.
-            if in_line.is_none() && self.shared.is_marked_or_pinned(key) {
-                in_line = Some(self.shared.stand_in_line(key, &mut since).await?);
+            if queued.is_none() && self.shared.is_marked_or_pinned(key) {
+                queued = Some(self.shared.enqueue_waiter(key, &mut since).await?);
                 continue;
             }
             if self.shared.wait_to_lock(key, &mut since).await? {

@@ -1,6 +1,6 @@
 //! The eviction policy: which buffer is evicted first.
 //!
-//! The policy is a few lists of nodes, changed under the lock of [`Cold`](crate::cache::evict::Cold). Hits
+//! The policy is a few lists of nodes, changed under the lock of [`EvictionState`](crate::cache::evict::EvictionState). Hits
 //! reach it as a count of two bits in each entry's word, which hits stop writing at 3.
 //!
 //! An adaptive cache also has [`Shadows`]: small directories of keys, one for each rule. They get
@@ -16,7 +16,7 @@ use offlock_sync::check;
 
 pub(crate) use self::shadow::{Samples, Shadows, sampled_blocks};
 use crate::frames::{Frame, List, Nodes, On, Victim, boxed};
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, VALID, WRITE, Word};
+use crate::word::{BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, NEW, STALE, VALID, WRITE};
 
 /// How buffers are chosen for eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,17 +113,17 @@ pub(crate) trait Buffers {
 }
 
 /// Returns whether a buffer is live, and not pinned, loaded or written.
-fn is_idle(word: Word) -> bool {
+fn is_idle(word: EntryWord) -> bool {
     word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | BACK)
 }
 
 /// Returns whether a buffer may be evicted: it is idle and clean.
-pub(crate) fn is_evictable(word: Word) -> bool {
+pub(crate) fn is_evictable(word: EntryWord) -> bool {
     is_idle(word) && check!("evict: the buffer is clean", !word.has(DIRTY))
 }
 
 /// Returns whether a buffer may be evicted once it is written.
-pub(crate) fn is_evictable_but_dirty(word: Word) -> bool {
+pub(crate) fn is_evictable_but_dirty(word: EntryWord) -> bool {
     is_idle(word) && word.has(DIRTY)
 }
 

@@ -22,7 +22,7 @@ use offlock_sync::{WordLock, load_own, order};
 use super::{Buffers, Eviction, Looks, Policy};
 use crate::frames::{Frame, Nodes, Place, Victim, boxed};
 use crate::table::Table;
-use crate::word::{Entry, Key, Word};
+use crate::word::{Entry, EntryWord, Key};
 
 /// The planned number of blocks of a shadow, at most. 512 are no better; with 128, a loop of 1.01
 /// times the capacity is not distinguished from one that fits.
@@ -138,7 +138,7 @@ impl Shadow {
         }
         self.evict_to(self.room - 1);
         let Some(frame) = self.free.pop() else { return };
-        let place = self.blocks.table.lock(key).insert(Word::loading(frame));
+        let place = self.blocks.table.lock(key).insert(EntryWord::loading(frame));
         let Some(place) = place else { return self.free.push(frame) };
         self.blocks.places[frame.0 as usize] = place;
         self.blocks.entry(frame).publish();

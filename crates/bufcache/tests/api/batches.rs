@@ -207,7 +207,7 @@ fn inv23_an_operation_that_a_device_drops_or_panics_at_has_failed_and_leaves_no_
         assert_eq!(device.flush(), Err(write(3)));
         assert_eq!(device.discard(3..5), Err(write(3)));
         assert_eq!(device.zero_by_device(3..5), Err(write(3)));
-        assert_eq!(device.write_past(3, &[2; SIZE]), Err(write(3)));
+        assert_eq!(device.write_around(3, &[2; SIZE]), Err(write(3)));
         assert_eq!(cache.stats().dirty, 3 * SIZE);
         disk.heeds.store(true, Relaxed);
         // Nothing is marked: all of it can be had, and written.

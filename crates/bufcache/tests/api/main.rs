@@ -4,11 +4,11 @@
 #![cfg(not(offlock_model))]
 
 mod adaptive;
-mod aside;
 mod attach;
 mod batches;
 mod cache;
 mod cancelled;
+mod claims;
 mod closing;
 mod crash;
 mod deadlocks;
@@ -22,7 +22,6 @@ mod loads;
 mod log;
 mod operations;
 mod ops;
-mod past;
 #[path = "../power/mod.rs"]
 mod power;
 mod pressure;
@@ -33,5 +32,6 @@ mod reloaded;
 mod sync_after_failure;
 mod tasks;
 mod told_once;
+mod write_around;
 mod write_ops;
 mod writes;

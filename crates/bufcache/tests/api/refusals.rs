@@ -40,7 +40,7 @@ fn a_read_only_file_refuses_writers_at_once() {
         assert_eq!(device.try_create(2).err(), Some(GetError::ReadOnly));
         assert_eq!(device.discard(0..1), Err(WriteError::ReadOnly));
         assert_eq!(device.zero(0..1), Err(WriteError::ReadOnly));
-        assert_eq!(device.write_past(0, &[1; SIZE]), Err(WriteError::ReadOnly));
+        assert_eq!(device.write_around(0, &[1; SIZE]), Err(WriteError::ReadOnly));
         assert_eq!(WriteError::ReadOnly.errno(), libc::EROFS);
         device.sync().unwrap();
     }
@@ -88,7 +88,7 @@ fn inv17_an_errno_below_one_is_a_failure() {
         device.create(3).unwrap().fill(2);
         let io = |block| Err(WriteError::Io { errno: libc::EIO, block });
         assert_eq!((device.flush(), cache.stats().dirty), (io(3), SIZE), "errno {errno}");
-        assert_eq!(device.write_past(6, &[9; SIZE]), io(6));
+        assert_eq!(device.write_around(6, &[9; SIZE]), io(6));
         assert_eq!(device.discard(7..8), io(7));
         let bypass = device.try_bypass(5..6).unwrap().unwrap();
         assert_eq!(bypass.finish(Err(io::Error::from_raw_os_error(errno))), io(5));
@@ -112,7 +112,7 @@ impl BlockDevice for Stacked {
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        Ok(self.0.write_past(offset / SIZE as u64, buf)?)
+        Ok(self.0.write_around(offset / SIZE as u64, buf)?)
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -135,7 +135,7 @@ fn a_device_on_another_one_passes_its_errno_on() {
     assert_eq!(device.get(5).err(), Some(GetError::Io { errno: libc::ENODATA, block: 5 }));
     disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
     let full = WriteError::Io { errno: libc::ENOSPC, block: 6 };
-    assert_eq!(device.write_past(6, &[9; SIZE]), Err(full));
+    assert_eq!(device.write_around(6, &[9; SIZE]), Err(full));
     disk.inject(Operation::Zero, .., Fault::Error(libc::EOPNOTSUPP));
     device.zero(3..4).unwrap(); // by the cache, as the lower one cannot
     assert_eq!(device.get(3).unwrap()[0], 0);

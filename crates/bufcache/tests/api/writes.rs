@@ -115,7 +115,7 @@ fn a_thread_that_would_wait_for_itself_is_refused() {
         }
         assert_eq!(device.discard(0..3), own);
         assert_eq!(device.zero(0..3), own);
-        assert_eq!(device.write_past(0, &[0; 3 * SIZE]), own);
+        assert_eq!(device.write_around(0, &[0; 3 * SIZE]), own);
         drop(write);
         device.sync().unwrap();
     }

@@ -227,7 +227,7 @@ impl<'d> Machine<'d> {
             9 => self.flush(which),
             10 | 11 => self.sync(which),
             12 | 13 => self.write_through(which, few),
-            14 if op / 24 % 2 == 1 => self.write_past(which, few),
+            14 if op / 24 % 2 == 1 => self.write_around(which, few),
             14 => self.discard(which, few),
             15 => self.zero(which, few),
             16 => self.invalidate(which, block),

@@ -249,7 +249,7 @@ impl<'d> Machine<'d> {
         self.wipe(which, blocks.clone(), &zeros, Operation::Zero, zero);
     }
 
-    pub(super) fn write_past(&mut self, which: usize, blocks: Range<u64>) {
+    pub(super) fn write_around(&mut self, which: usize, blocks: Range<u64>) {
         let (device, model) = (self.device(which), &mut self.states[which].model);
         let sectors = blocks.start as usize * PARTS..blocks.end as usize * PARTS;
         let values: Vec<_> = sectors.clone().map(|_| model.fresh()).collect();
@@ -276,7 +276,7 @@ impl<'d> Machine<'d> {
             }
             Ok(bypass) => {
                 drop(bypass);
-                device.write_past(blocks.start, &bytes)
+                device.write_around(blocks.start, &bytes)
             }
             Err(error) => Err(error),
         };

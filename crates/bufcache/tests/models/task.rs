@@ -30,7 +30,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     #[cfg(offlock_loom)] // too rare in random schedules
     ("wait: the block is kept", "task::inv15_a_task_that_waits_for_a_writer"),
     ("unpin: wake the tasks that wait to write", "task::inv15_a_task_that_waits_for_a_pin"),
-    ("line: wake the next", "task::inv23_a_writer_that_is_gone_leaves_the_line"),
+    ("queue: wake the next", "task::inv23_a_writer_that_is_gone_leaves_the_line"),
     ("wait: forget the task", "task::inv23_a_writer_that_is_gone"),
     ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
 ];

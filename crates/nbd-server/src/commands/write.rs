@@ -23,7 +23,7 @@ impl Job {
             return (result, buf);
         }
         if self.image.bypasses_cache(len, true) {
-            return self.write_past(buf).await;
+            return self.write_around(buf).await;
         }
         (self.write_cached(offset + self.written as u64, &buf[self.written..]).await, buf)
     }
@@ -75,7 +75,7 @@ impl Job {
     }
 
     /// Writes whole blocks to the image, and the parts of blocks at the ends to the cache.
-    async fn write_past(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+    async fn write_around(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
         let Request { offset, .. } = self.request;
         let end = offset + buf.len() as u64;
         let inner = self.image.inner(offset, end);
@@ -146,7 +146,7 @@ impl Job {
         let since = Instant::now();
         let write = {
             let part = part.clone();
-            move |image: &Image| (image.device.write_past(first, &buf[part]), buf)
+            move |image: &Image| (image.device.write_around(first, &buf[part]), buf)
         };
         let (result, buf) = self.image.call(write).await;
         if !matches!(result, Err(WriteError::Busy { .. })) {
@@ -155,7 +155,7 @@ impl Job {
         // A block has been in use for long. Retry on another thread, so that the image's other
         // calls need not wait.
         let again = move |device: bufcache::Device| loop {
-            match device.write_past(first, &buf[part.clone()]) {
+            match device.write_around(first, &buf[part.clone()]) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
                 result => return (result.map_err(of_write), buf),
             }

@@ -100,18 +100,18 @@ fn what_is_written_past_the_cache_is_on_the_device_and_is_what_is_read() {
     let (_cache, device, disk) = new();
     fill(&device, 3, 7); // dirty
     drop(device.get(4).unwrap()); // clean
-    device.write_past(2, &[9; 4 * SIZE]).unwrap();
+    device.write_around(2, &[9; 4 * SIZE]).unwrap();
     assert!(!device.is_newer(0..64) && (2..6).all(|block| on_disk(&disk, block) == 9));
     assert!((2..6).all(|block| device.get(block).unwrap()[0] == 9));
     assert_eq!((device.get(1).unwrap()[0], device.get(6).unwrap()[0]), (1, 1));
     device.sync().unwrap();
     assert_eq!(disk.count(Operation::Write), 1, "what was dirty is not written over it");
-    device.write_past(64, &[]).unwrap();
+    device.write_around(64, &[]).unwrap();
     for (first, len) in [(0, SIZE - 1), (0, 1), (63, SIZE + 1), (63, 2 * SIZE), (64, SIZE)] {
-        let result = device.write_past(first, &vec![2; len]);
+        let result = device.write_around(first, &vec![2; len]);
         assert_eq!(result, Err(WriteError::OutOfRange), "{first}, {len}");
     }
-    assert_eq!(device.write_past(u64::MAX, &[2; SIZE]), Err(WriteError::OutOfRange));
+    assert_eq!(device.write_around(u64::MAX, &[2; SIZE]), Err(WriteError::OutOfRange));
     assert_eq!(disk.count(Operation::Write), 1);
 }
 
@@ -181,14 +181,14 @@ fn the_last_block_is_as_long_as_the_device() {
     let disk = Arc::new(MemoryDevice::new(vec![1; 3 * SIZE + 100]));
     let device = cache.attach(Arc::clone(&disk)).unwrap();
     fill(&device, 3, 7);
-    device.write_past(2, &[9; SIZE + 100]).unwrap();
+    device.write_around(2, &[9; SIZE + 100]).unwrap();
     let mut there = vec![0; 3 * SIZE + 100];
     disk.read(0, &mut there).unwrap();
     assert!(there[..2 * SIZE].iter().all(|byte| *byte == 1));
     assert!(there[2 * SIZE..].iter().all(|byte| *byte == 9));
     assert_eq!(device.get(3).unwrap()[99..102], [9, 0, 0]);
-    assert_eq!(device.write_past(3, &[9; 99]), Err(WriteError::OutOfRange));
-    assert_eq!(device.write_past(3, &[9; SIZE]), Err(WriteError::OutOfRange));
+    assert_eq!(device.write_around(3, &[9; 99]), Err(WriteError::OutOfRange));
+    assert_eq!(device.write_around(3, &[9; SIZE]), Err(WriteError::OutOfRange));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn inv17_what_cannot_be_written_past_the_cache_forgets_nothing() {
     fill(&device, 3, 7);
     for fault in [Fault::Error(libc::EIO), Fault::Panic] {
         disk.inject_next(Operation::Write, fault);
-        device.write_past(2, &[9; 4 * SIZE]).unwrap_err();
+        device.write_around(2, &[9; 4 * SIZE]).unwrap_err();
         assert_eq!((device.get(3).unwrap()[0], cache.stats().dirty), (7, SIZE));
     }
     assert!(!device.is_newer(0..3) && device.is_newer(3..4));
@@ -208,11 +208,11 @@ fn inv17_what_cannot_be_written_past_the_cache_forgets_nothing() {
 #[test]
 fn inv18_nothing_is_written_past_a_cache_whose_device_is_poisoned() {
     let (_cache, device, disk) = new();
-    device.write_past(2, &[9; SIZE]).unwrap();
+    device.write_around(2, &[9; SIZE]).unwrap();
     disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
     device.sync().unwrap_err();
     let poisoned = WriteError::Poisoned { errno: libc::EIO };
-    assert_eq!(device.write_past(2, &[8; SIZE]), Err(poisoned));
+    assert_eq!(device.write_around(2, &[8; SIZE]), Err(poisoned));
     assert_eq!(device.zero_by_device(2..3), Err(poisoned));
     assert_eq!(device.flush_range(2..3), Err(poisoned));
     assert_eq!(device.try_create(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
@@ -273,7 +273,7 @@ fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
                     let block = round % (BLOCKS / 2) + writer * BLOCKS / 2;
                     let bytes = round.to_le_bytes().repeat(SIZE / 8);
                     match round % 3 {
-                        0 => device.write_past(block, &bytes).unwrap(),
+                        0 => device.write_around(block, &bytes).unwrap(),
                         1 => match device.try_create(block) {
                             Ok(mut guard) => guard.copy_from_slice(&bytes),
                             Err(_) => device.create(block).unwrap().copy_from_slice(&bytes),

@@ -26,7 +26,7 @@ use offlock_sync::{Arc, check, coarse_clock, step, thread};
 
 use super::Shared;
 use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
-use super::evict::{Cold, LOOKS};
+use super::evict::{EvictionState, LOOKS};
 use crate::dirty::{DirtyList, WriteError, errno_of};
 use crate::error::GetError;
 use crate::few::Few;
@@ -71,7 +71,7 @@ struct Window<'t> {
 }
 
 /// Why a block is not written now.
-enum Obstacle {
+enum WriteBackSkip {
     /// The block is clean, or has left the cache.
     Clean,
     /// The block has `WRITE` or `BACK`: a thread modifies it, or writes it to the device.
@@ -131,13 +131,13 @@ impl Shared {
         loop {
             let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
-                Err(Obstacle::Clean | Obstacle::GivenUp) => return,
-                Err(Obstacle::Refused(error)) => return window.summary.fail(error),
-                Err(Obstacle::Marked) if !window.selection.wait => {
+                Err(WriteBackSkip::Clean | WriteBackSkip::GivenUp) => return,
+                Err(WriteBackSkip::Refused(error)) => return window.summary.fail(error),
+                Err(WriteBackSkip::Marked) if !window.selection.wait => {
                     window.summary.overlapped |= self.entry(next.frame).word().has(BACK);
                     return;
                 }
-                Err(Obstacle::Marked)
+                Err(WriteBackSkip::Marked)
                     if check!("write-back: a wait has timed out", window.gave_up) =>
                 {
                     return;
@@ -147,7 +147,7 @@ impl Shared {
             self.write_window(source, window).await;
             let of_wait = |error| WriteError::of_wait(error, source.block(next.key));
             let waited = match obstacle {
-                Obstacle::Log(number) => {
+                WriteBackSkip::Log(number) => {
                     flushed = number;
                     self.flush_log(source, next, number, mode).await
                 }
@@ -185,7 +185,7 @@ impl Shared {
         selection: &Selection,
         dirty: DirtyBlock,
         flushed: u64,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), WriteBackSkip> {
         let entry = self.mark_back(dirty)?;
         let may_write = self.may_write(source, selection, dirty, flushed);
         if may_write.is_err() {
@@ -196,16 +196,16 @@ impl Shared {
     }
 
     /// Sets `BACK` on the entry of a dirty block.
-    fn mark_back(&self, dirty: DirtyBlock) -> Result<&Entry, Obstacle> {
+    fn mark_back(&self, dirty: DirtyBlock) -> Result<&Entry, WriteBackSkip> {
         let entry = self.entry(dirty.frame);
         let mut word = entry.word();
         loop {
             if word.has(WRITE | BACK) && entry.key() == dirty.key {
-                return Err(Obstacle::Marked);
+                return Err(WriteBackSkip::Marked);
             }
             let ready = word.has(VALID) && word.has(DIRTY) && word.frame() == dirty.frame;
             if !ready || word.has(WRITE | BACK | EVICT | IO | STALE) {
-                return Err(Obstacle::Clean);
+                return Err(WriteBackSkip::Clean);
             }
             match entry.try_change(word, BACK, 0) {
                 Ok(()) => break,
@@ -215,7 +215,7 @@ impl Shared {
         // The frame may belong to another block by now, which is not selected.
         if entry.key() != dirty.key {
             self.unmark_back(entry, dirty.frame, 0);
-            return Err(Obstacle::Clean);
+            return Err(WriteBackSkip::Clean);
         }
         Ok(entry)
     }
@@ -229,11 +229,11 @@ impl Shared {
         selection: &Selection,
         dirty: DirtyBlock,
         flushed: u64,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), WriteBackSkip> {
         let header = self.frames.header(dirty.frame);
         let options = &source.writes.options;
         if header.tries() == u32::MAX && selection.include != Include::All {
-            return Err(Obstacle::GivenUp);
+            return Err(WriteBackSkip::GivenUp);
         }
         let lsn = header.lsn();
         let is_flushed = check!("write-back: the log was flushed that far", lsn <= flushed);
@@ -242,8 +242,8 @@ impl Shared {
             let block = source.block(dirty.key);
             match durable {
                 Ok(durable) if check!("write-back: the log is durable", durable >= lsn) => {}
-                Ok(_) => return Err(Obstacle::Log(lsn)),
-                Err(_) => return Err(Obstacle::Refused(WriteError::Panicked { block })),
+                Ok(_) => return Err(WriteBackSkip::Log(lsn)),
+                Err(_) => return Err(WriteBackSkip::Refused(WriteError::Panicked { block })),
             }
         }
         if let Some(look) = &options.before_write {
@@ -253,8 +253,8 @@ impl Shared {
             let bytes = unsafe { self.frames.bytes(dirty.frame).as_ref() };
             match contain(|| look(block, bytes)) {
                 Ok(true) => {}
-                Ok(false) => return Err(Obstacle::Refused(WriteError::Verify { block })),
-                Err(_) => return Err(Obstacle::Refused(WriteError::Panicked { block })),
+                Ok(false) => return Err(WriteBackSkip::Refused(WriteError::Verify { block })),
+                Err(_) => return Err(WriteBackSkip::Refused(WriteError::Panicked { block })),
             }
         }
         Ok(())
@@ -443,8 +443,8 @@ impl Shared {
     /// Makes the written buffers that were due for eviction the next victims, in the order of
     /// `blocks`.
     fn evict_next(&self, blocks: &[DirtyBlock]) {
-        let mut cold = self.cold.lock();
-        let Cold { nodes, policy, .. } = &mut *cold;
+        let mut eviction = self.eviction.lock();
+        let EvictionState { nodes, policy, .. } = &mut *eviction;
         blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
@@ -696,9 +696,11 @@ impl Shared {
         let mut blocks = DirtyBlocks::try_new(selection.most)?;
         let (mut visits, mut at) = (0..selection.most, None);
         while !visits.is_empty() {
-            let cold = self.cold.lock();
+            let eviction = self.eviction.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
-                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(blocks) };
+                let Some(frame) = eviction.policy.next_due(&eviction.nodes, at) else {
+                    return Ok(blocks);
+                };
                 at = Some(frame);
                 let entry = self.entry(frame);
                 let (word, key) = (entry.word(), entry.key());
@@ -803,7 +805,7 @@ impl Shared {
 
     /// Writes a few buffers of the first device that has any that can be written. Returns the
     /// number.
-    pub(super) fn clean_some(&self) -> usize {
+    pub(super) fn write_back_any(&self) -> usize {
         if self.dirty_bytes() == 0 {
             return 0;
         }
@@ -824,7 +826,7 @@ impl Shared {
 
     /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
     /// these was written, those that `include` allows.
-    pub(super) fn clean_some_of(&self, source: &Arc<Source>, include: Include) -> Summary {
+    pub(super) fn write_back_some(&self, source: &Arc<Source>, include: Include) -> Summary {
         let selection =
             Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
         let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
@@ -836,7 +838,7 @@ impl Shared {
 
     /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
     /// that needs a buffer. Returns their number.
-    pub(super) fn clean_due(&self, source: &Arc<Source>) -> usize {
+    pub(super) fn write_back_due(&self, source: &Arc<Source>) -> usize {
         let include = Include::Promising;
         let selection =
             Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
@@ -931,13 +933,13 @@ impl Shared {
     /// dirty.
     pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         if self.must_clean(source) {
-            self.clean_some_for(Some(source));
+            self.write_back_for(Some(source));
         }
         let mut since = None;
         while !self.may_dirty(source, key) {
             let load = &source.writes.load;
             let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
-            let summary = self.clean_some_of(source, include);
+            let summary = self.write_back_some(source, include);
             if summary.written > 0 {
                 continue;
             }
@@ -989,16 +991,16 @@ impl Shared {
     }
 
     /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.
-    pub(super) fn clean_some_for(&self, source: Option<&Arc<Source>>) -> usize {
+    pub(super) fn write_back_for(&self, source: Option<&Arc<Source>>) -> usize {
         match source {
             Some(source) if !self.has_one_device() => {
                 if self.dirty_bytes() == 0 {
                     return 0;
                 }
                 self.hurry_cleaner();
-                self.clean_some_of(source, Include::NotGivenUp).written
+                self.write_back_some(source, Include::NotGivenUp).written
             }
-            _ => self.clean_some(),
+            _ => self.write_back_any(),
         }
     }
 }
