@@ -635,10 +635,6 @@ pub(crate) struct Victim {
     pub(crate) place: Place,
 }
 
-impl Victim {
-    pub(crate) const NONE: Self = Self { frame: Frame(0), place: 0 };
-}
-
 #[cfg(all(test, not(offlock_model)))]
 mod region_tests {
     use std::cell::Cell;

@@ -84,7 +84,6 @@ mod device;
 mod dirty;
 mod engine;
 mod error;
-mod few;
 mod frames;
 mod guard;
 #[cfg(doc)]

@@ -43,9 +43,6 @@ pub(crate) struct Key(u64);
 pub(crate) const SECTOR_BITS: u32 = 48;
 
 impl Key {
-    /// The key of no block.
-    pub(crate) const NONE: Self = Self(0);
-
     /// Returns the key of the block at `sector`. `device` is not 0; `sector` fits [`SECTOR_BITS`].
     pub(crate) fn new(device: u16, sector: u64) -> Self {
         debug_assert!(device != 0 && sector >> SECTOR_BITS == 0);

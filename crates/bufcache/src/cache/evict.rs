@@ -10,13 +10,13 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use offlock_percpu::AllocError;
 use offlock_sync::atomic::Ordering;
 use offlock_sync::{Arc, check, step, thread};
 
 use super::Shared;
 use crate::error::GetError;
-use crate::few::Few;
 use crate::frames::{Frame, List, Nodes, On, Place, Victim};
 use crate::hazard;
 use crate::policy::{Looks, PASSES, Policy, Samples};
@@ -96,7 +96,7 @@ impl Shared {
         let mut looks = Looks::new(of_one_list);
         looks.until_dirty = search == Search::UntilDirty && is_mostly_dirty;
         loop {
-            let mut victims = Batch::new(Victim::NONE);
+            let mut victims = Batch::new();
             (looks.left, looks.lowered) = (LOOKS, false);
             let all = {
                 let mut eviction = self.eviction.lock();
@@ -297,7 +297,7 @@ impl Shared {
         let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.free_dead(LOOKS as usize);
-            let mut victims = Batch::new(Victim::NONE);
+            let mut victims = Batch::new();
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
             self.choose(&mut self.eviction.lock(), &mut victims, buffers - freed, &mut looks);
@@ -484,7 +484,7 @@ impl Shared {
 }
 
 /// The buffers of one eviction.
-type Batch = Few<Victim, BATCH>;
+type Batch = ArrayVec<Victim, BATCH>;
 
 // The frames of a cache under one lock, which misses take: free ones, and buffers in the order of
 // eviction.

@@ -21,6 +21,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use offlock_sync::atomic::Ordering;
 use offlock_sync::{Arc, check, coarse_clock, step, thread};
 
@@ -29,7 +30,6 @@ use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
 use super::evict::{EvictionState, LOOKS};
 use crate::dirty::{DirtyList, WriteError, errno_of};
 use crate::error::GetError;
-use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::is_evictable_but_dirty;
@@ -62,7 +62,7 @@ impl Summary {
 
 /// The marked blocks that are written next, in the order of the device.
 struct Window<'t> {
-    blocks: Few<DirtyBlock, WINDOW>,
+    blocks: ArrayVec<DirtyBlock, WINDOW>,
     selection: &'t Selection,
     mode: Mode,
     summary: Summary,
@@ -107,7 +107,7 @@ impl Shared {
         };
         let found = found.as_mut_slice();
         found.sort_unstable_by_key(|dirty| dirty.key.sector());
-        let blocks = Few::new(DirtyBlock::NONE);
+        let blocks = ArrayVec::new();
         let mut window = Window { blocks, selection, mode, summary, gave_up: false };
         for &next in &*found {
             if let Some(errno) = source.writes.poisoned() {
@@ -334,7 +334,7 @@ impl Shared {
                 None => false,
             };
             let has_run = |result| check!("write-back: the device has it", result == Some(Ok(())));
-            let mut written = Few::<_, TOGETHER>::new(DirtyBlock::NONE);
+            let mut written = ArrayVec::<_, TOGETHER>::new();
             for &one in runs().filter(|(_, result)| has_run(*result)).flat_map(|(run, _)| run) {
                 if written.len() == TOGETHER {
                     self.finish(source, &written, durable);
@@ -602,13 +602,9 @@ pub(super) struct DirtyBlock {
     pub(super) frame: Frame,
 }
 
-impl DirtyBlock {
-    pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
-}
-
 /// The selected dirty blocks.
 pub(super) struct DirtyBlocks {
-    inline: Few<DirtyBlock, FEW>,
+    inline: ArrayVec<DirtyBlock, FEW>,
     /// All of them, if `most` is above `FEW`.
     heap: Vec<DirtyBlock>,
     most: usize,
@@ -620,7 +616,7 @@ impl DirtyBlocks {
         if most > FEW {
             heap.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
         }
-        Ok(Self { inline: Few::new(DirtyBlock::NONE), heap, most })
+        Ok(Self { inline: ArrayVec::new(), heap, most })
     }
 
     /// Adds a block. Returns whether there is room for another.
