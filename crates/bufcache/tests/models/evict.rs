@@ -97,7 +97,8 @@ fn inv05_a_lookup_against_the_last_release() {
         // The claim takes the buffer and its memory, if it is not in use.
         drop(world.disk.claim(1).unwrap());
         reads.join().unwrap();
-        assert!(world.reads() <= 2);
+        // Read again only if the claim has evicted it, which it may do in vain.
+        assert!(world.reads() as u64 <= 1 + world.cache.stats().evictions);
     });
 }
 
