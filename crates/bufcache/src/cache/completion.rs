@@ -20,6 +20,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::marker::PhantomPinned;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
@@ -51,6 +52,8 @@ pub(super) struct Batch<'s> {
     source: &'s Arc<Source>,
     mode: Mode,
     state: State,
+    /// Operations point to the state, also while the issuer has `&mut` of the batch.
+    _pinned: PhantomPinned,
 }
 
 struct State {
@@ -70,7 +73,7 @@ impl<'s> Batch<'s> {
     pub(super) fn new(source: &'s Arc<Source>, mode: Mode) -> Self {
         let results = std::array::from_fn(|_| AtomicI32::new(0));
         let state = State { left: AtomicUsize::new(ISSUER), waker: UnsafeCell::new(None), results };
-        Self { source, mode, state }
+        Self { source, mode, state, _pinned: PhantomPinned }
     }
 
     /// Adds an operation. `number` is the index of its result; `alone` tells that no other
