@@ -4,7 +4,7 @@ use offlock_sync::virtual_cpu::with_sections;
 use offlock_sync::{Arc, model};
 
 use super::lists::{List, with};
-use super::payload::{Drops, ONE, ZERO, spawn_on};
+use super::payload::{Drops, ONE, ZERO, spawn_on, thoroughly};
 
 /// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -108,7 +108,7 @@ fn inv14_a_trim_meets_a_count() {
 /// A walk has found an entry of the second block. The entry is removed and the block freed.
 #[test]
 fn inv14_a_trim_meets_a_walk() {
-    model(|| {
+    thoroughly(|| {
         let (list, [first, second, third], drops) = with();
         let walks = spawn_on(ONE, {
             let list = Arc::clone(&list);
