@@ -131,7 +131,7 @@ fn last_sender_closes() {
         sender.try_send(Payload::new(1), 0).unwrap();
         let other = thread::spawn({
             let sender = sender.clone();
-            move || drop(sender)
+            move || assert!(!sender.is_closed(), "one is left") // and drops it
         });
         drop(sender);
         assert_eq!(received(receiver.receive(), ReceiveError::Closed), 1);
