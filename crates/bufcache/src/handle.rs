@@ -218,7 +218,7 @@ impl Drop for Alive {
         }
         // A sync or write-back may be in an engine of this thread, which the flush would wait for.
         let source = Arc::clone(&self.0);
-        self.0.cache.call_blocking(source.id, move || end(&source));
+        _ = self.0.cache.call(source.id, move || end(&source));
     }
 }
 
@@ -447,7 +447,7 @@ impl Device {
     ///
     /// The first error; its block stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.block_on(self.shared.flush_range(&self.source, blocks))
+        self.block_on(self.shared.flush_range(&self.source, blocks, Mode::Thread))
     }
 
     /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
