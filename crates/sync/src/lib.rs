@@ -67,7 +67,7 @@ pub use self::label::is_planted;
 pub use self::label::{check, fence, order, step};
 pub use self::macros::{const_fn, const_thread_local, global, impl_error};
 pub use self::park::{Parker, SpinLimit, spin};
-pub use self::wait_set::{WaitSet, Waiter};
+pub use self::wait_set::{WaitSet, Waiter, Wakers};
 pub use self::word_lock::{WordGuard, WordLock};
 #[doc(hidden)]
 pub use libc;

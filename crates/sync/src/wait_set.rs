@@ -1,5 +1,8 @@
 //! The list of waiters: wakers in order under a lock, of tasks and of threads.
 //!
+//! Waiters of several conditions may share a list: each has a key, and [`WaitSet::take`] ends the waits
+//! of one key.
+//!
 //! ```text
 //!  WaitSet: lock, first, last --> | Waiter: waker | <-> | Waiter: waker |     in futures or on stacks
 //! ```
@@ -28,13 +31,15 @@
 
 use std::fmt;
 use std::marker::PhantomPinned;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::ptr::NonNull;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
 
 use crate::atomic::{AtomicUsize, Ordering};
 use crate::cell::UnsafeCell;
-use crate::{WordLock, fence, step};
+use crate::{Futex, WordLock, fence, step};
 
 /// A list of waiters in the order in which they began to wait.
 ///
@@ -109,6 +114,8 @@ struct Entry {
     number: u64,
     /// The units that must be there for this waiter, beside one for each waiter that was woken.
     needs: usize,
+    /// For [`WaitSet::take`].
+    key: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -131,13 +138,22 @@ impl WaitSet {
 
     /// Creates a waiter, which waits from its first [`poll`](Waiter::poll) on. Does not allocate.
     pub fn waiter(&self) -> Waiter<'_> {
-        self.waiter_needing(1)
+        self.create(1, 0)
     }
 
     /// Creates a waiter that [`wake_for`](Self::wake_for) wakes only if there are `needs` units for it.
     pub fn waiter_needing(&self, needs: usize) -> Waiter<'_> {
-        let entry =
-            Entry { state: State::Idle, previous: None, next: None, waker: None, number: 0, needs };
+        self.create(needs, 0)
+    }
+
+    /// Creates a waiter with a key, for [`take`](Self::take). Does not allocate.
+    pub fn waiter_for(&self, key: u64) -> Waiter<'_> {
+        self.create(1, key)
+    }
+
+    fn create(&self, needs: usize, key: u64) -> Waiter<'_> {
+        let (state, number) = (State::Idle, 0);
+        let entry = Entry { state, previous: None, next: None, waker: None, number, needs, key };
         Waiter { set: self, entry: UnsafeCell::new(entry), _pinned: PhantomPinned }
     }
 
@@ -154,6 +170,35 @@ impl WaitSet {
     /// Returns the number of waits that have begun so far.
     pub fn begun(&self) -> u64 {
         self.list.lock().next_number
+    }
+
+    /// Blocks until `ready` returns a value, and returns it; or returns `None` at the deadline.
+    ///
+    /// `ready` is called after each wake-up, with no lock held. Allocates the waker of the thread.
+    pub fn wait<R>(
+        &self,
+        deadline: Option<Instant>,
+        mut ready: impl FnMut() -> Option<R>,
+    ) -> Option<R> {
+        let thread = Arc::new(ThreadWaker(Futex::new()));
+        let waker = Waker::from(Arc::clone(&thread));
+        let mut context = Context::from_waker(&waker);
+        let mut waiter = pin!(self.waiter());
+        loop {
+            let seen = thread.0.load(); // before the poll, so that a wake-up after it is seen
+            if let Poll::Ready(value) = waiter.as_mut().poll(&mut context, &mut ready) {
+                return Some(value);
+            }
+            let Some(deadline) = deadline else {
+                thread.0.wait(seen);
+                continue;
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            thread.0.wait_for(seen, left);
+        }
     }
 
     /// Wakes the waiter that has waited for longest. The caller has changed what it waits for.
@@ -210,6 +255,27 @@ impl WaitSet {
         let mut rest = Rest { set: self, end, units, left: units };
         rest.wake();
         std::mem::forget(rest);
+    }
+
+    /// Ends the waits of the waiters with this key, or of all, and returns their wakers. The caller has
+    /// changed what they wait for, and wakes them when it holds no lock.
+    ///
+    /// A fence and a load if there is no waiter; otherwise it looks at every waiter.
+    pub fn take(&self, key: Option<u64>) -> Wakers {
+        let mut taken = Vec::new();
+        if !self.is_empty() {
+            let mut list = self.list.lock();
+            let mut next = list.first;
+            while let Some(at) = next {
+                // SAFETY: linked.
+                let (of, behind) = unsafe { list.with(at, |entry| (entry.key, entry.next)) };
+                if key.is_none_or(|key| key == of) {
+                    taken.extend(self.unlink(&mut list, at, State::Idle));
+                }
+                next = behind;
+            }
+        }
+        Wakers(taken.into_iter())
     }
 
     /// Returns whether no waiter needs to see what the calling thread has changed.
@@ -332,6 +398,37 @@ impl fmt::Debug for WaitSet {
     }
 }
 
+/// The waker of a thread in [`WaitSet::wait`].
+struct ThreadWaker(Futex);
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.advance();
+        self.0.wake_one();
+    }
+}
+
+/// Wakers that were taken from a list. Returned by [`WaitSet::take`]. The drop wakes them, too.
+///
+/// If a waker panics, the others are woken, and the panic goes on to the caller; if another one panics
+/// meanwhile, the process aborts.
+#[derive(Debug, Default)]
+#[must_use = "the waits have ended, and the tasks must be woken"]
+pub struct Wakers(std::vec::IntoIter<Waker>);
+
+impl Wakers {
+    /// Wakes the tasks and threads. The caller holds no lock.
+    pub fn wake(mut self) {
+        self.0.by_ref().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Wakers {
+    fn drop(&mut self) {
+        self.0.by_ref().for_each(Waker::wake);
+    }
+}
+
 /// One wait of a task or a thread. Made by [`WaitSet::waiter`]; the drop ends the wait.
 ///
 /// Other threads write its entry while it is linked. So the type is not `Unpin`, its methods borrow it
@@ -449,10 +546,8 @@ impl fmt::Debug for Waiter<'_> {
 #[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::pin::pin;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
-    use std::task::Wake;
+    use std::time::Duration;
 
     use super::*;
 
@@ -532,6 +627,46 @@ mod tests {
     }
 
     #[test]
+    fn wakers_of_one_key_are_taken_and_the_others_stay() {
+        let set = WaitSet::new();
+        let wakers = [(); 4].map(|()| Arc::<Counting>::default());
+        let mut waiters = [7, 8, 7, 7].map(|key| Box::pin(set.waiter_for(key)));
+        for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+            assert!(wait(waiter.as_mut(), waker).is_pending());
+        }
+        let counts = || wakers.each_ref().map(|waker| waker.get());
+        let taken = set.take(Some(7));
+        assert_eq!(counts(), [0; 4], "taken and not woken");
+        taken.wake();
+        assert_eq!(counts(), [1, 0, 1, 1]);
+        set.take(Some(7)).wake();
+        assert!(wait(waiters[2].as_mut(), &wakers[2]).is_pending()); // keeps its key
+        drop(set.take(Some(7)));
+        assert_eq!(counts(), [1, 0, 2, 1]);
+        set.take(None).wake();
+        assert_eq!(counts(), [1, 1, 2, 1]);
+    }
+
+    #[test]
+    fn a_thread_waits_until_it_is_woken_or_until_the_deadline() {
+        let (set, open) = (WaitSet::new(), AtomicU32::new(0));
+        let ready = || (open.load(Ordering::Relaxed) == 1).then_some("open");
+        assert_eq!(set.wait(Some(Instant::now()), ready), None);
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert_eq!(set.wait(Some(soon), ready), None);
+        assert!(Instant::now() >= soon && set.is_empty(), "the wait has left the list");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| set.wait(None, ready));
+            while set.is_empty() {
+                std::thread::yield_now();
+            }
+            open.store(1, Ordering::Relaxed);
+            set.wake_all();
+            assert_eq!(waiting.join().unwrap(), Some("open"));
+        });
+    }
+
+    #[test]
     fn a_dropped_waiter_is_in_no_list_and_passes_its_wake_up_on() {
         let set = WaitSet::new();
         let [first, second] = [(); 2].map(|()| Arc::<Counting>::default());
@@ -571,14 +706,17 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_no_other_waiter_waiting() {
-        let set = WaitSet::new();
-        let bad = Arc::new(Counting { panics: true, ..Counting::default() });
-        let good = Arc::<Counting>::default();
-        let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
-        assert!(wait(a.as_mut(), &bad).is_pending());
-        assert!(wait(b.as_mut(), &good).is_pending());
-        assert!(catch_unwind(AssertUnwindSafe(|| set.wake_all())).is_err());
-        assert_eq!((bad.get(), good.get()), (1, 1));
-        assert!(wait(b.as_mut(), &good).is_pending(), "no lock is held");
+        const CALLS: [fn(&WaitSet); 2] = [WaitSet::wake_all, |set| set.take(None).wake()];
+        for call in CALLS {
+            let set = WaitSet::new();
+            let bad = Arc::new(Counting { panics: true, ..Counting::default() });
+            let good = Arc::<Counting>::default();
+            let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
+            assert!(wait(a.as_mut(), &bad).is_pending());
+            assert!(wait(b.as_mut(), &good).is_pending());
+            assert!(catch_unwind(AssertUnwindSafe(|| call(&set))).is_err());
+            assert_eq!((bad.get(), good.get()), (1, 1));
+            assert!(wait(b.as_mut(), &good).is_pending(), "no lock is held");
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! The list of waiters: no wake-up is lost, also by a wait that is cancelled.
 //!
-//! A thread waits like a task: its waker sets a flag and notifies. Where a wake-up is lost, the model
-//! deadlocks. With membarrier, because the other strategy has a fence in each unlock.
+//! Where a wake-up is lost, the model deadlocks. With membarrier, because the other strategy has a fence
+//! in each unlock.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use offlock_sync::atomic::{AtomicU64, Ordering};
-use offlock_sync::{Arc, Condvar, Mutex, WaitSet, Waiter, thread};
+use offlock_sync::{Arc, WaitSet, Waiter, thread};
 
 use super::{Long, model};
 
@@ -64,13 +64,7 @@ impl Permits {
 
     /// Waits for a permit.
     fn wait(&self) {
-        let thread = std::sync::Arc::<Thread>::default();
-        let waker = Waker::from(std::sync::Arc::clone(&thread));
-        let mut waiter = pin!(self.set.waiter());
-        let mut context = Context::from_waker(&waker);
-        while waiter.as_mut().poll(&mut context, || self.take()).is_pending() {
-            thread.park();
-        }
+        self.set.wait(None, || self.take()).expect("there is no deadline");
     }
 
     /// Waits until the first wake-up or not at all, and then gives up.
@@ -80,26 +74,6 @@ impl Permits {
         let polled = waiter.as_mut().poll(&mut context, || self.take());
         thread::yield_now();
         polled == Poll::Ready(())
-    }
-}
-
-/// The waker of a thread.
-#[derive(Default)]
-struct Thread(Mutex<bool>, Condvar);
-
-impl Thread {
-    fn park(&self) {
-        let mut woken = self.0.lock();
-        while !std::mem::take(&mut *woken) {
-            self.1.wait(&mut woken);
-        }
-    }
-}
-
-impl Wake for Thread {
-    fn wake(self: std::sync::Arc<Self>) {
-        *self.0.lock() = true;
-        self.1.notify_one();
     }
 }
 
