@@ -1,5 +1,5 @@
 //! The part that a table shares with the references into it: the slabs, the lists of dead slots, the
-//! limits, the waiters, and the state under the lock.
+//! limits, the waiters, and the state under the lock. And the marks of a thread that drops contexts.
 //!
 //! Lookups read `slabs` and nothing else. The lock protects the search for vacant slots and the stages
 //! of reclaim ([`reclaim`](crate::reclaim)).
@@ -15,8 +15,8 @@
 //! 4. `this` points to the core itself and is derived from its allocation. The core is freed through
 //!    such a pointer only: one made from a `&Core` may read the core, but not free it.
 
-use std::ptr::NonNull;
-use std::time::Instant;
+use std::cell::Cell;
+use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
 use offlock_percpu::PerCpu;
@@ -24,12 +24,10 @@ use offlock_percpu::rcu::{GracePeriod, RetireHead};
 use offlock_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use offlock_sync::native::OnceLock;
 use offlock_sync::quarantine::Watched;
-use offlock_sync::{WordGuard, WordLock, order};
+use offlock_sync::{WaitSet, WordGuard, WordLock, const_thread_local, order};
 
-use crate::retire_list::RetireLists;
-use crate::slab::{self, Slab, SlabPtr, SlabTree};
-use crate::user_code::is_dropping;
-use crate::waiters::Waiters;
+use crate::id::Id;
+use crate::slab::{self, NO_LINK, NotLive, Slab, SlabPtr, SlabTree, Slot};
 
 #[repr(C)]
 pub(super) struct Core<T: Send + Sync + 'static> {
@@ -38,7 +36,11 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     pub(super) lists: OnceLock<PerCpu<RetireLists>>,
     pub(super) quota: Quota,
     pub(super) max_index: u32,
-    pub(super) waiters: Waiters,
+    /// The threads that wait for the end of a reclaim, or for the last reference to a removed context.
+    /// Both wake all of them.
+    pub(super) changes: WaitSet,
+    /// A task has waited for a removal, so removals look for tasks.
+    pub(super) has_tasks: AtomicBool,
     /// Some slab has counts of references, so a fold needs the barrier that restarts sections.
     pub(super) has_refs: AtomicBool,
     /// The reclaim callback is queued, or a thread is about to queue it.
@@ -87,7 +89,7 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) reclaiming: bool,
     /// The table is dropped.
     pub(super) dropped: bool,
-    /// A thread has begun to remove the contexts of the dropped table, or has done so.
+    /// The contexts of the dropped table are removed, and those without a reference dropped.
     pub(super) ended: bool,
     /// The queued callback frees the core: its grace period is that of invariant 3.
     pub(super) callback_frees: bool,
@@ -100,7 +102,8 @@ impl<T: Send + Sync + 'static> Core<T> {
             lists: OnceLock::new(),
             quota,
             max_index,
-            waiters: Waiters::default(),
+            changes: WaitSet::new(),
+            has_tasks: AtomicBool::new(false),
             has_refs: AtomicBool::new(false),
             callback_queued: AtomicBool::new(false),
             batch: AtomicU32::new(batch),
@@ -146,26 +149,27 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.this
     }
 
-    /// Returns the address that names this core in [`dropping`](crate::user_code::dropping).
-    pub(super) fn address(&self) -> *const () {
-        std::ptr::from_ref(self).cast()
+    /// Calls `f`, which drops contexts of this table. They may call the table, and must not wait there for
+    /// the end of their own drop.
+    pub(super) fn dropping<R>(&self, f: impl FnOnce() -> R) -> R {
+        let outer = INNERMOST.with(Cell::get);
+        let frame = Frame { of: ptr::from_ref(self).cast(), outer };
+        let _leave = Leave(outer);
+        INNERMOST.with(|innermost| innermost.set(&raw const frame));
+        f()
     }
 
     /// Returns whether the calling thread is dropping a context of this table.
     pub(super) fn is_in_drop(&self) -> bool {
-        is_dropping(self.address())
-    }
-
-    /// Blocks until `done` returns a value, or until the deadline. Calls `done` after each reclaim and each
-    /// last reference.
-    pub(super) fn wait_change<R>(
-        &self,
-        deadline: Option<Instant>,
-        done: impl FnMut() -> Option<R>,
-    ) -> Option<R> {
-        let counted = self.waiters.count_thread();
-        drop(self.lock()); // a change before it is seen by `done`, one after it sees the count
-        self.waiters.wait(&counted, deadline, done)
+        let mut at = INNERMOST.with(Cell::get);
+        // SAFETY: null, or a frame on this thread's stack of a call of `dropping` that has not returned.
+        while let Some(frame) = unsafe { at.as_ref() } {
+            if ptr::addr_eq(frame.of, self) {
+                return true;
+            }
+            at = frame.outer;
+        }
+        false
     }
 
     #[inline]
@@ -185,10 +189,35 @@ impl<T: Send + Sync + 'static> State<T> {
         self.ended && !self.reclaiming && self.in_use() == 0
     }
 
+    /// Returns whether the table is dropped, and a thread must still drop its contexts.
+    pub(super) fn must_end(&self) -> bool {
+        self.dropped && !self.ended && !self.reclaiming
+    }
+
     /// Counts used slots that will never be vacant again.
     pub(super) fn exhaust(&mut self, slots: u64) {
         self.used -= slots;
         self.exhausted += slots;
+    }
+}
+
+const_thread_local! {
+    static INNERMOST: Cell<*const Frame> = Cell::new(ptr::null());
+}
+
+/// A drop on this thread's stack.
+struct Frame {
+    /// The address of the core.
+    of: *const (),
+    outer: *const Frame,
+}
+
+/// Restores the outer frame when `dropping` returns or unwinds.
+struct Leave(*const Frame);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        INNERMOST.with(|innermost| innermost.set(self.0));
     }
 }
 
@@ -198,6 +227,94 @@ impl<T: Send + Sync + 'static> Drop for Core<T> {
             // SAFETY: no thread uses the core or its slabs any more, and all slots are vacant.
             unsafe { slab::free_slab(slab) };
         });
+    }
+}
+
+/// An empty list: no slots, no first one.
+const EMPTY: u64 = NO_LINK as u64;
+
+/// The number of lists of one CPU. Reclaim follows one link of each at a time, because each is a cache
+/// miss.
+pub(super) const LANES: usize = if cfg!(offlock_model) { 1 } else { 8 };
+
+/// One CPU's dead slots. A list is a word with its length and the index of its first slot.
+#[derive(Debug)]
+pub(super) struct RetireLists {
+    filling: [AtomicU64; LANES],
+    /// Invariant 2 of [`reclaim`](crate::reclaim).
+    pub(super) waiting: [AtomicU64; LANES],
+}
+
+impl RetireLists {
+    pub(super) fn new() -> Self {
+        let lists = || std::array::from_fn(|_| AtomicU64::new(EMPTY));
+        Self { filling: lists(), waiting: lists() }
+    }
+
+    /// Returns the number of slots in the filling lists.
+    pub(super) fn filled(&self) -> u64 {
+        // Ordering: Relaxed; a hint, or ordered by the fence of the caller.
+        self.filling.iter().map(|list| list.load(Ordering::Relaxed) >> 32).sum()
+    }
+
+    /// Adds `count` dead slots of one lane: `first`, which is linked to the others, up to `last`.
+    /// Returns the new length of the list. Lock-free.
+    ///
+    /// # Safety
+    ///
+    /// The caller has made the slots dead, and since then holds an RCU guard: invariant 1 of
+    /// [`reclaim`](crate::reclaim).
+    #[inline]
+    pub(super) unsafe fn splice<T>(
+        &self,
+        count: u32,
+        first: u32,
+        last: &Slot<T>,
+        last_id: Id,
+    ) -> u32 {
+        let lane = &self.filling[first as usize % self.filling.len()];
+        // Ordering: Relaxed; the exchange checks it.
+        let mut list = lane.load(Ordering::Relaxed);
+        loop {
+            let longer = ((list >> 32) + u64::from(count)) << 32 | u64::from(first);
+            // Ordering: Release pairs with the Acquire in `close`; it carries the dead states. No model
+            // checks it, because their guards have fences. Relaxed on failure: the next attempt checks
+            // again.
+            let pushed =
+                lane.compare_exchange_weak(list, longer, Ordering::Release, Ordering::Relaxed);
+            match pushed {
+                Ok(_) => break,
+                Err(now) => list = now,
+            }
+        }
+        // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the removing
+        // thread did before, because this store ends the release sequence of `Slot::kill`. The readers of
+        // the link need no order but that of a grace period (invariant 1 of `reclaim`).
+        let order = order!(Release, "retire: the link carries what came before the removal");
+        last.state.store(NotLive::dead(last_id, list as u32).bits(), order);
+        (list >> 32) as u32 + count
+    }
+
+    /// Moves the filling lists to the waiting lists, which are empty. Returns the number of slots.
+    pub(super) fn close(&self) -> u64 {
+        let mut slots = 0;
+        for (filling, waiting) in self.filling.iter().zip(&self.waiting) {
+            // Ordering: Acquire pairs with the Release in `splice`; it carries the dead states to the
+            // grace period, which begins after it.
+            let list = filling.swap(EMPTY, Ordering::Acquire);
+            slots += list >> 32;
+            // Ordering: Relaxed; invariant 2 of `reclaim`.
+            waiting.store(list, Ordering::Relaxed);
+        }
+        slots
+    }
+
+    /// Empties the lists.
+    pub(super) fn clear(&self) {
+        for list in self.filling.iter().chain(&self.waiting) {
+            // Ordering: Relaxed; no other thread uses the lists any more.
+            list.store(EMPTY, Ordering::Relaxed);
+        }
     }
 }
 
@@ -230,8 +347,8 @@ impl VacantQueue {
         self.indexes.get(left as usize).copied()
     }
 
-    /// Fills an empty queue with ascending indexes.
-    pub(super) fn fill(&mut self, ascending: &[u32]) {
+    /// Puts ascending indexes into the queue, which is empty.
+    pub(super) fn put(&mut self, ascending: &[u32]) {
         for (at, index) in ascending.iter().rev().enumerate() {
             self.indexes[at] = *index;
         }

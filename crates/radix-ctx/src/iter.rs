@@ -103,7 +103,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
 /// Returns the id of a live slot.
 #[inline(always)]
 fn live<T>(slot: &Slot<T>) -> Option<Id> {
-    // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
+    // Ordering: Acquire pairs with the Release in `Claim::publish`; it carries the value.
     let state = slot.state.load(order!(Acquire, "iterate: the context is complete"));
     NotLive::read(state).is_none().then(|| Id::from_live(state))
 }

@@ -1,24 +1,20 @@
 #![doc = include_str!("../README.md")]
 
-// Each layer uses the ones above it.
 // Ids and errors.
 mod error;
 mod id;
-// The radix tree; slots and their states; the lists of dead slots.
-mod retire_list;
+// The radix tree; slots and their states.
 mod slab;
 mod tree;
-// Calls of user code, blocked threads and wakers; the parts of a table together, and its lock.
+// The parts of a table together, and its lock.
 mod core;
-mod user_code;
-mod waiters;
 // From a vacant slot to a live one, to a dead one, to a vacant one.
 mod reclaim;
+mod remove;
 mod vacancy;
-// The table and its operations.
+// The table and its other operations.
 mod iter;
 mod reference;
-mod remove;
 mod stats;
 mod table;
 #[cfg(all(test, not(offlock_model)))]
@@ -29,7 +25,7 @@ pub use offlock_percpu::{AllocError, rcu};
 pub use self::error::{GetRefError, InsertError, InsertRefused, LookupError, WaitError};
 pub use self::id::Id;
 pub use self::iter::Iter;
-pub use self::reference::{CtxRef, RemovedFuture};
+pub use self::reference::CtxRef;
 pub use self::remove::{Removal, RemoveAll};
 pub use self::stats::TableStats;
 pub use self::table::{Builder, CtxTable};

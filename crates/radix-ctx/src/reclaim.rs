@@ -1,23 +1,19 @@
 //! Reclaims the slots of removed contexts, in batches, after a grace period.
 //!
-//! A removal only makes the slot's state dead and adds the slot to a list of its CPU. The rest is done
-//! for many slots at once:
-//!
 //! ```text
-//!  removal        cpu 0: filling -> s -> s -> s      under the lock, if nothing waits:
-//!                 cpu 1: filling -> s                filling -> waiting, for a new grace period
-//!
-//!  reclaim        waiting -> s -> s -> s             after the grace period: one barrier that
-//!                                                    restarts rseq sections, then for each slot
-//!                                                    fold its count of references
-//!                                                      none:  drop the value, vacate the slot
-//!                                                      some:  the last put does that
+//!  waiting -> s -> s -> s    after the grace period: one barrier that restarts rseq sections, then for
+//!                            each slot: take it off its list, fold its count of references
+//!                              none:  drop the value, vacate the slot
+//!                              some:  the last put does that
 //! ```
 //!
-//! Four calls advance reclaim: a removal whose CPU's list is full, an insert that needs a new slab,
-//! [`poll`](crate::CtxTable::poll) and [`flush`](crate::CtxTable::flush). The *reclaim callback*
-//! does too. It is an object of RCU in the core, and is queued while a list has a slot, so a table is
-//! reclaimed wherever RCU is. The last callback frees the core.
+//! Four calls advance reclaim: a removal whose CPU's list is full ([`remove`](crate::remove)), an insert
+//! that needs a new slab, [`poll`](crate::CtxTable::poll) and [`flush`](crate::CtxTable::flush). The
+//! *reclaim callback* does too. It is an object of RCU in the core, and is queued while a list has a slot,
+//! so a table is reclaimed wherever RCU is. The last callback frees the core.
+//!
+//! If the drop of a value panics, the panic ends the call. Its slot becomes vacant all the same, and the slots behind
+//! it stay in their lists for the next call. The callback is queued meanwhile.
 //!
 //! # Invariants
 //!
@@ -28,26 +24,29 @@
 //!    the lock.
 //! 3. A slot's value is dropped once: by the fold that finds no reference, or by the last put.
 //! 4. No value is dropped under the lock.
-//! 5. While anything is in the waiting lists, the callback is queued. While anything is in the filling
-//!    lists, the callback is queued, or a thread that added a slot is about to queue it.
+//! 5. While anything is in the waiting lists, or a dropped table has contexts without a reference, the
+//!    callback is queued, or the table's drop is running. While anything is in the filling lists, the callback is queued,
+//!    or a thread that added a slot is about to queue it.
 //! 6. No guard of this crate is held, and no thread owns the waiting lists, when slabs are retired or the
 //!    callback is queued: RCU may run drops of other objects in those calls. A thread that has marked the
 //!    callback as queued keeps the core until it has queued it.
 
+use std::mem::{needs_drop, offset_of, take};
 use std::ptr::NonNull;
 
-use offlock_percpu::fence::{heavy, heavy_rseq, light};
+use offlock_percpu::fence::{heavy, heavy_rseq};
 use offlock_percpu::rcu::{self, Batch, Guard, RetireHead};
 use offlock_sync::atomic::Ordering;
 use offlock_sync::quarantine::{self, Watched};
-use offlock_sync::{WordGuard, check, order, step};
+use offlock_sync::{Wakers, WordGuard, check, order, step};
 
-use crate::core::{Core, State};
+use crate::core::{Core, LANES, RetireLists, State};
 use crate::error::WaitError;
 use crate::id::{Id, MAX_GENERATION};
-use crate::retire_list::{BATCH, EMPTY, LANES, RetireLists, Walk};
-use crate::slab::{LAST_KEY, NO_LINK, NotLive, SLOTS, Slab, SlabPtr, Slot};
-use crate::user_code::{FirstPanic, dropping};
+use crate::slab::{NO_LINK, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, SlabTree, slab_of};
+
+/// The number of slabs whose slots a reclaim makes vacant under one lock: some hundred nanoseconds.
+const BATCH: usize = 32;
 
 /// The minimum list length at which a removal advances reclaim. The length grows with the table, to
 /// a sixteenth of the live contexts per CPU, up to `LARGEST`. Both are guesses: to advance costs
@@ -56,88 +55,72 @@ pub(super) const SMALLEST: u32 = if cfg!(offlock_model) { 2 } else { 1024 / LANE
 const LARGEST: u64 = (1 << 16) / LANES as u64;
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Adds a dead slot to a list. Returns whether reclaim must advance, and the callback be queued, after
-    /// the guard has ended.
+    /// Reclaims the slots in the waiting lists if their grace period has ended, and starts a grace
+    /// period for the others. Never blocks for a grace period. Returns how many slots it reclaimed.
     ///
-    /// # Safety
+    /// # Panics
     ///
-    /// The calling thread has just changed the state from `id` to dead, and since then holds an RCU
-    /// guard.
-    #[inline]
-    pub(super) unsafe fn retire(&self, slot: &Slot<T>, id: Id) -> bool {
-        self.quota.give_back(1);
-        let Some(lists) = self.lists.get() else {
-            return false; // always `Some` here: making the first slab creates the lists
+    /// Panics if the drop of a context does.
+    pub(super) fn advance(&self) -> usize {
+        let mut state = self.lock();
+        if state.reclaiming {
+            return 0;
+        }
+        let Some(period) = state.waiting else {
+            let queue = self.close_lists(&mut state);
+            drop(state);
+            if queue {
+                self.queue_callback();
+            }
+            return 0;
         };
-        // SAFETY: the caller has made the slot dead, under its guard.
-        let length = unsafe { lists.local().splice(1, id.index(), slot, id) };
-        // Pairs with the `heavy` in `run_callback`: either `run_callback` sees the slot, or this
-        // thread sees `callback_queued == false` and queues the callback.
-        step!("retire: the slot is in its list before the look for the callback", light());
-        // Ordering: Relaxed, both; a hint, and ordered by the fence.
-        let batch = self.batch.load(Ordering::Relaxed);
-        length & (batch - 1) == 0 || !self.callback_queued.load(Ordering::Relaxed)
+        let reclaiming = Reclaiming::begin(self, state); // the poll does not run under the lock
+        if check!("reclaim: a grace period is over", period.poll()) { reclaiming.run() } else { 0 }
     }
 
-    /// Makes every live slot of a slab dead and adds them to lists. Returns how many there were.
-    ///
-    /// If there were any, reclaim must advance, and the callback be queued, after the guard has ended.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds an RCU guard.
-    pub(super) unsafe fn retire_all(&self, slab: &Slab<T>) -> usize {
-        let Some(lists) = self.lists.get() else {
-            return 0; // always `Some` here: making the first slab creates the lists
-        };
-        let lists = lists.local();
-        let mut killed = 0;
-        for lane in 0..LANES {
-            let (mut first, mut last, mut count) = (NO_LINK, None, 0);
-            for at in (lane..SLOTS).step_by(LANES) {
-                let slot = slab.slot(at as u32);
-                // Ordering: Relaxed; the exchange in `kill` checks it.
-                let state = slot.state.load(Ordering::Relaxed);
-                if NotLive::read(state).is_some() || !slot.kill(Id::from_live(state)) {
-                    continue;
-                }
-                let id = Id::from_live(state);
-                // Ordering: Release, like the store of the link in `RetireLists::splice`.
-                let order = order!(Release, "retire all: the link carries what came before");
-                slot.state.store(NotLive::dead(id, first).bits(), order);
-                first = id.index();
-                last = last.or(Some((slot, id)));
-                count += 1;
+    /// Advances until every slot that was dead before this call has left the lists. Returns how many
+    /// slots this thread reclaimed. Blocks for grace periods, and for another thread that reclaims.
+    pub(super) fn flush(&self) -> Result<usize, WaitError> {
+        if rcu::is_pinned() {
+            return Err(WaitError::Pinned);
+        }
+        let mut vacated = 0;
+        // Twice: for the waiting lists, and for the filling lists, which wait after that.
+        for _ in 0..2 {
+            let mut state = self.lock_reclaimed()?;
+            let queue = self.close_lists(&mut state);
+            let waiting = state.waiting;
+            drop(state);
+            if queue {
+                self.queue_callback();
             }
-            if let Some((slot, id)) = last {
-                // SAFETY: the slots were made dead above, under the caller's guard, and are linked.
-                unsafe { lists.splice(count, first, slot, id) };
-                killed += count as usize;
+            let Some(period) = waiting else { break };
+            if !period.poll() {
+                rcu::synchronize()?;
+            }
+            let state = self.lock_reclaimed()?;
+            // Meanwhile another thread may have reclaimed these lists, and others wait for a later period.
+            let is_same = state.waiting == Some(period);
+            if check!("flush: the lists still wait for the period that has ended", is_same) {
+                vacated += Reclaiming::begin(self, state).run();
             }
         }
-        self.quota.give_back(killed as u64);
-        killed
+        Ok(vacated)
     }
 
-    /// Returns the number of slots in the filling lists. Wait-free. Exact only if the removals
-    /// happen before this call.
-    pub(super) fn filled(&self) -> u64 {
-        self.all_lists().map(RetireLists::filled).sum()
-    }
-
-    /// Returns the number of dead slots. Exact while no thread removes a context.
-    pub(super) fn pending(&self, state: &State<T>) -> u64 {
-        state.dead + self.filled()
-    }
-
-    /// Returns the number of live contexts. Exact while no thread inserts or removes one.
-    pub(super) fn len(&self, state: &State<T>) -> u64 {
-        state.in_use().saturating_sub(self.pending(state))
-    }
-
-    /// Iterates over the lists of every CPU. There are none before the first slab.
-    pub(super) fn all_lists(&self) -> impl Iterator<Item = &RetireLists> {
-        self.lists.get().into_iter().flat_map(|lists| lists.iter()).map(|(_, lists)| lists)
+    /// Locks the state while no thread reclaims. Blocks until then.
+    fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
+        loop {
+            if self.is_in_drop() {
+                return Err(WaitError::InDrop);
+            }
+            let state = self.lock();
+            if !state.reclaiming {
+                return Ok(state);
+            }
+            drop(state);
+            self.changes.wait(None, || (!self.lock().reclaiming).then_some(()));
+        }
     }
 
     /// Moves the filling lists to the waiting lists and starts a grace period for them. Does
@@ -145,7 +128,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     ///
     /// Returns whether the caller must queue the callback, after it has unlocked.
     #[must_use = "a callback that is marked as queued must be queued"]
-    pub(super) fn close_lists(&self, state: &mut State<T>) -> bool {
+    fn close_lists(&self, state: &mut State<T>) -> bool {
         if state.waiting.is_some() || state.reclaiming {
             return false;
         }
@@ -161,121 +144,20 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.batch.store(batch as u32, Ordering::Relaxed);
         !self.callback_queued.swap(true, Ordering::Relaxed)
     }
-}
 
-/// The state in which [`Core::finish`] left a dead slot.
-enum Finished {
-    Vacant,
-    /// Its generations are used up, so its index will not be used again.
-    Exhausted,
-}
-
-impl<T: Send + Sync + 'static> Core<T> {
-    /// Reclaims the slots in the waiting lists if their grace period has ended, and starts a grace
-    /// period for the others. Never blocks for a grace period. Returns how many slots it reclaimed.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the drop of a context does, when the others are dropped.
-    pub(super) fn advance(&self) -> usize {
-        let mut panic = FirstPanic::default();
-        let vacated = self.advance_by(&mut panic);
-        panic.resume();
-        vacated
-    }
-
-    /// Advances reclaim, and leaves the first panic of a drop to the caller.
-    pub(super) fn advance_by(&self, panic: &mut FirstPanic) -> usize {
-        let mut state = self.lock();
-        if state.reclaiming {
-            return 0;
-        }
-        let Some(period) = state.waiting else {
-            let send = self.close_lists(&mut state);
-            drop(state);
-            if send {
-                self.queue_callback();
-            }
-            return 0;
-        };
-        let mut reclaiming = Reclaiming::begin(self, state, panic);
-        if !check!("reclaim: a grace period is over", period.poll()) {
-            return 0;
-        }
-        reclaiming.run()
-    }
-
-    /// Advances until every slot that was dead before this call has left the lists. Returns how many
-    /// slots this thread reclaimed. Blocks for grace periods, and for another thread that reclaims.
-    pub(super) fn flush(&self) -> Result<usize, WaitError> {
-        if rcu::is_pinned() {
-            return Err(WaitError::Pinned);
-        }
-        let (mut vacated, mut panic) = (0, FirstPanic::default());
-        // Twice: for the waiting lists, and for the filling lists, which wait after that.
-        for _ in 0..2 {
-            let mut state = self.lock_reclaimed()?;
-            let send = self.close_lists(&mut state);
-            let waiting = state.waiting;
-            drop(state);
-            if send {
-                self.queue_callback();
-            }
-            let Some(period) = waiting else { break };
-            // Another thread may reclaim the lists meanwhile.
-            if !period.poll() {
-                rcu::synchronize()?;
-            }
-            let state = self.lock_reclaimed()?;
-            if state.waiting == Some(period) {
-                vacated += Reclaiming::begin(self, state, &mut panic).run();
-            }
-        }
-        panic.resume();
-        Ok(vacated)
-    }
-
-    /// Locks the state while no thread reclaims. Blocks until then.
-    fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
-        loop {
-            let state = self.lock();
-            if self.is_in_drop() {
-                return Err(WaitError::InDrop);
-            }
-            if !state.reclaiming {
-                return Ok(state);
-            }
-            drop(state);
-            self.wait_change(None, || (!self.lock().reclaiming).then_some(()));
-        }
-    }
-
-    /// Reclaims the slots in the waiting lists, which belong to the calling thread. Returns how many
-    /// there were, and the slabs that were released.
-    fn reclaim(&self, panic: &mut FirstPanic) -> (usize, Batch) {
+    /// Takes each slot off the waiting lists, which belong to the calling thread, and reclaims it.
+    fn reclaim(&self, vacated: &mut Vacated<T>) {
         self.restart_sections();
-        let mut vacated = Vacated::new(self);
-        let mut found = [None; BATCH];
         for lists in self.all_lists() {
-            let mut walk = Walk::new(&self.slabs, lists);
-            loop {
-                let number = walk.fill(&self.slabs, &mut found);
-                if number == 0 {
-                    break;
-                }
-                for (slab, index, gone) in found.iter_mut().filter_map(Option::take) {
-                    self.fold(slab, index, gone, &mut vacated, panic);
-                }
+            let mut waiting = Waiting::new(&self.slabs, lists);
+            while let Some((slab, index, state)) = waiting.take_next(&self.slabs) {
+                self.fold(slab, index, state, vacated);
             }
-            // Ordering: Relaxed; invariant 2.
-            lists.waiting.iter().for_each(|list| list.store(EMPTY, Ordering::Relaxed));
         }
-        let released = vacated.give_back();
-        (vacated.total, released)
     }
 
     /// Restarts rseq sections. After this, no section changes the count of a slot that was dead before.
-    pub(super) fn restart_sections(&self) {
+    fn restart_sections(&self) {
         // Ordering: Acquire pairs with the Release in `make_refs`. Counts that are made after this load
         // never had a reference to a slot that was dead before. The lock, which the caller has taken,
         // does so, too, so no model can see it weakened.
@@ -284,16 +166,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Folds a dead slot's count. Drops the value and vacates the slot if there is no reference.
+    /// Folds the count of a dead slot that is in no list. Drops the value and vacates the slot if there is
+    /// no reference.
     #[inline]
-    pub(super) fn fold(
-        &self,
-        slab: SlabPtr<T>,
-        index: u32,
-        state: NotLive,
-        vacated: &mut Vacated<'_, T>,
-        panic: &mut FirstPanic,
-    ) {
+    fn fold(&self, slab: SlabPtr<T>, index: u32, state: NotLive, vacated: &mut Vacated<T>) {
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
@@ -304,36 +180,237 @@ impl<T: Send + Sync + 'static> Core<T> {
             it.slot(index).state.store(state.referenced().bits(), order);
             // Ordering: Relaxed; a statistic.
             self.counters.referenced.fetch_add(1, Ordering::Relaxed);
-            if !check!("fold: no reference is left", refs.fold(index as usize % SLOTS)) {
+            if !check!("fold: no reference is left", refs.counts.fold(index as usize % SLOTS)) {
                 return;
             }
             self.counters.referenced.fetch_sub(1, Ordering::Relaxed);
         }
-        self.drop_value(it, index, panic);
-        vacated.add(slab, index, self.finish(it, index, state));
-    }
-
-    fn drop_value(&self, slab: &Slab<T>, index: u32, panic: &mut FirstPanic) {
-        if std::mem::needs_drop::<T>() {
-            let slot = slab.slot(index);
+        let _vacate = Vacate { core: self, slab, index, state, vacated };
+        if needs_drop::<T>() {
             // SAFETY: the slot was dead for a grace period and has no reference; only this thread drops
             // the value (invariant 3).
-            panic.call(|| unsafe { slot.drop_value() });
+            unsafe { it.slot(index).drop_value() };
         }
     }
 
-    /// Opens the count of a slot again and makes its state vacant.
-    fn finish(&self, slab: &Slab<T>, index: u32, state: NotLive) -> Finished {
+    /// Opens the count of a slot again and makes its state vacant. Its value is dropped.
+    fn finish(slab: &Slab<T>, index: u32, state: NotLive) {
         if let Some(refs) = slab.refs() {
-            refs.open(index as usize % SLOTS);
+            refs.counts.open(index as usize % SLOTS);
         }
         // Ordering: Release pairs with the Acquire in `Core::not_live` and in `is_clear`; it carries the
         // drop of the value.
         let order = order!(Release, "finish: the drop has ended");
         slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), order);
-        if state.next() < MAX_GENERATION { Finished::Vacant } else { Finished::Exhausted }
+    }
+}
+
+/// The waiting lists of a CPU during their reclaim. The lists begin with the slots that were not taken,
+/// so the next reclaim goes on there after a panic.
+struct Waiting<'a, T: Send + Sync + 'static> {
+    lists: &'a RetireLists,
+    /// The first slot of each list, and its slab.
+    first: [Option<(u32, SlabPtr<T>)>; LANES],
+    /// The list of the next slot: each in turn, because each slot is a cache miss.
+    lane: usize,
+}
+
+/// A dead slot that is in no list: its slab, its index and its state.
+type Dead<T> = (SlabPtr<T>, u32, NotLive);
+
+impl<'a, T: Send + Sync + 'static> Waiting<'a, T> {
+    fn new(slabs: &SlabTree<T>, lists: &'a RetireLists) -> Self {
+        let first = lists.waiting.each_ref().map(|list| {
+            // Ordering: Relaxed; invariant 2.
+            Self::find(slabs, list.load(Ordering::Relaxed) as u32)
+        });
+        Self { lists, first, lane: 0 }
     }
 
+    fn find(slabs: &SlabTree<T>, index: u32) -> Option<(u32, SlabPtr<T>)> {
+        if index == NO_LINK {
+            return None;
+        }
+        // SAFETY: invariant 4 of `slab`: a slot in a list is dead, so used.
+        let slab = unsafe { slabs.slab(index) }?;
+        slab.prefetch(index);
+        Some((index, slab.into()))
+    }
+
+    /// Takes a slot off its list.
+    #[inline]
+    fn take_next(&mut self, slabs: &SlabTree<T>) -> Option<Dead<T>> {
+        for _ in 0..LANES {
+            let lane = self.lane;
+            self.lane = (lane + 1) % LANES;
+            let Some((index, slab)) = self.first[lane] else { continue };
+            // SAFETY: invariant 4 of `slab`: a slot in a list is dead, so used.
+            let slot = unsafe { slab.as_ref() }.slot(index);
+            // Ordering: Relaxed; the grace period orders the link.
+            let state = NotLive::read(slot.state.load(Ordering::Relaxed));
+            debug_assert!(state.is_some(), "{index} is in a list, and live");
+            let link = state.map_or(NO_LINK, NotLive::link);
+            let is_near = link != NO_LINK && link >> SLAB_BITS == index >> SLAB_BITS;
+            self.first[lane] = if is_near { Some((link, slab)) } else { Self::find(slabs, link) };
+            // Ordering: Relaxed; invariant 2.
+            self.lists.waiting[lane].store(u64::from(link), Ordering::Relaxed);
+            if let Some(state) = state {
+                return Some((slab, index, state));
+            }
+        }
+        None
+    }
+}
+
+/// Ownership of the waiting lists: invariant 2.
+struct Reclaiming<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    vacated: Vacated<T>,
+    /// The waiting lists are empty.
+    done: bool,
+}
+
+impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
+    /// Takes the waiting lists, which are not empty and which no thread owns.
+    fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
+        state.reclaiming = true;
+        Self { core, vacated: Vacated::new(), done: false }
+    }
+
+    /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
+    fn run(mut self) -> usize {
+        self.core.dropping(|| self.core.reclaim(&mut self.vacated));
+        self.done = true;
+        self.vacated.total
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
+    /// Returns the lists to the lock. Retires the slabs that were released after that (invariant 6).
+    fn drop(&mut self) {
+        let core = self.core;
+        let mut state = core.lock();
+        self.vacated.end(core, &mut state);
+        state.reclaiming = false;
+        let mut queue = false;
+        if self.done {
+            state.waiting = None;
+            queue = core.close_lists(&mut state);
+        }
+        drop(state);
+        core.changes.wake_all();
+        if queue {
+            core.queue_callback();
+        }
+    }
+}
+
+/// Makes a slot vacant whose value is dropped, also if its drop panics.
+struct Vacate<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    slab: SlabPtr<T>,
+    index: u32,
+    state: NotLive,
+    vacated: &'a mut Vacated<T>,
+}
+
+impl<T: Send + Sync + 'static> Drop for Vacate<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: invariant 4 of `slab`: the slot is used until its bit is cleared.
+        Core::finish(unsafe { self.slab.as_ref() }, self.index, self.state);
+        self.vacated.add(self.core, self.slab, self.index, self.state);
+    }
+}
+
+/// Reclaimed slots whose bits in `used` are cleared together, under one lock.
+struct Vacated<T: Send + Sync + 'static> {
+    slots: [Option<(SlabPtr<T>, u64)>; BATCH],
+    number: usize,
+    exhausted: u64,
+    /// The number of reclaimed slots that `State::dead` still counts.
+    dead: u64,
+    total: usize,
+    /// The slabs that were released. The drop retires them: invariant 6.
+    released: Batch,
+}
+
+impl<T: Send + Sync + 'static> Vacated<T> {
+    fn new() -> Self {
+        let (slots, released) = ([None; BATCH], Batch::new());
+        Self { slots, number: 0, exhausted: 0, dead: 0, total: 0, released }
+    }
+
+    #[inline]
+    fn add(&mut self, core: &Core<T>, slab: SlabPtr<T>, index: u32, state: NotLive) {
+        self.total += 1;
+        self.dead += 1;
+        if state.next() >= MAX_GENERATION {
+            self.exhausted += 1;
+            return;
+        }
+        let bit = 1 << (index as usize % SLOTS);
+        if let Some(Some((last, bits))) = self.number.checked_sub(1).map(|n| &mut self.slots[n]) {
+            if *last == slab {
+                *bits |= bit;
+                return;
+            }
+        }
+        if self.number == BATCH {
+            self.clear_bits(core, &mut core.lock());
+        }
+        self.slots[self.number] = Some((slab, bit));
+        self.number += 1;
+    }
+
+    /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher.
+    fn end(&mut self, core: &Core<T>, state: &mut State<T>) {
+        if self.total != 0 {
+            core.empty_queue(state, &mut self.released);
+            self.clear_bits(core, state);
+        }
+    }
+
+    fn clear_bits(&mut self, core: &Core<T>, state: &mut State<T>) {
+        for (slab, bits) in self.slots[..self.number].iter_mut().filter_map(Option::take) {
+            core.mark_vacant(state, slab, bits, &mut self.released);
+        }
+        self.number = 0;
+        state.exhaust(take(&mut self.exhausted));
+        state.dead = state.dead.saturating_sub(take(&mut self.dead));
+    }
+}
+
+/// The last reference to a dead slot was put: the slot belongs to the calling thread, and keeps the core
+/// until the drop of this, which makes the slot vacant.
+struct LastPut<T: Send + Sync + 'static> {
+    this: NonNull<Core<T>>,
+    slab: SlabPtr<T>,
+    index: u32,
+    state: NotLive,
+}
+
+impl<T: Send + Sync + 'static> Drop for LastPut<T> {
+    fn drop(&mut self) {
+        // SAFETY: the dead slot keeps the core until `guard` is pinned, which keeps it from then on
+        // (invariant 3 of the core). It is not used after `settle`.
+        let core = unsafe { self.this.as_ref() };
+        let guard = rcu::pin();
+        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
+        Core::finish(unsafe { self.slab.as_ref() }, self.index, self.state);
+        // Ordering: Relaxed; a statistic.
+        core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
+        let mut released = Batch::new();
+        let mut state = core.lock();
+        state.dead = state.dead.saturating_sub(1);
+        core.vacate(&mut state, self.slab, self.index, self.state, &mut released);
+        // SAFETY: the guard was pinned before the slot was vacated.
+        unsafe { Core::settle(self.this, guard, state) };
+        drop(released); // without the guard (invariant 6)
+    }
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
     /// Drops the value of a dead slot and vacates the slot, after the last reference was put.
     ///
     /// # Panics
@@ -347,182 +424,47 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// thread may free the core before this returns.
     #[cold]
     pub(super) unsafe fn last_put(this: NonNull<Self>, slab: SlabPtr<T>, index: u32) {
-        // SAFETY: the dead slot keeps the core; it is not used after `vacate_last`.
+        // SAFETY: the dead slot keeps the core; it is not used after the drop of `LastPut`.
         let core = unsafe { this.as_ref() };
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
-        let it = unsafe { slab.as_ref() };
+        let slot = unsafe { slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the count of references orders it.
-        let state = it.slot(index).state.load(Ordering::Relaxed);
+        let state = slot.state.load(Ordering::Relaxed);
         let Some(state) = NotLive::read(state) else {
             debug_assert!(false, "{index} is live, and its last reference was put");
             return;
         };
-        let mut panic = FirstPanic::default();
-        dropping(core.address(), || core.drop_value(it, index, &mut panic));
-        // SAFETY: the contract of this function; the value is dropped.
-        unsafe { Self::vacate_last(this, slab, index, state, &mut panic) };
-        panic.resume();
+        let _vacate = LastPut { this, slab, index, state };
+        // SAFETY: no reference is left, and only this thread drops the value (invariant 3).
+        core.dropping(|| unsafe { slot.drop_value() });
     }
 
-    /// Vacates a dead slot without a value, whose last reference the calling thread has put.
+    /// Unlocks, and wakes the threads that wait for a change. If the table is dropped, queues the callback
+    /// for what is left to do: the end that a panic has stopped, or the free of the core.
+    ///
+    /// `this` is a pointer because another thread may free the core when the guard has ended, before
+    /// this returns. A `&self` would promise that the core outlives the call.
     ///
     /// # Safety
     ///
-    /// That of [`last_put`](Self::last_put).
-    unsafe fn vacate_last(
-        this: NonNull<Self>,
-        slab: SlabPtr<T>,
-        index: u32,
-        state: NotLive,
-        panic: &mut FirstPanic,
-    ) {
-        // SAFETY: the dead slot keeps the core until `guard` is pinned, which keeps it from then on
-        // (invariant 3 of the core). It is not used after `end`.
+    /// `this` is a live core, `state` its state, and the guard was pinned before the caller gave up its
+    /// borrow, its slot or its right to reclaim: invariant 3 of the core.
+    unsafe fn settle(this: NonNull<Self>, guard: Guard, mut state: WordGuard<'_, State<T>>) {
+        // SAFETY: the guard keeps the core (invariant 3 of the core).
         let core = unsafe { this.as_ref() };
-        let guard = rcu::pin();
-        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
-        let it = unsafe { slab.as_ref() };
-        let mut vacated = Vacated::new(core);
-        vacated.add(slab, index, core.finish(it, index, state));
-        // Ordering: Relaxed; a statistic.
-        core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
-        let released = vacated.give_back();
-        core.waiters.wake_threads();
-        // SAFETY: the guard was pinned before the slot was vacated.
-        unsafe { Self::end(this, guard, panic) };
-        drop(released); // without the guard, because RCU may run drops
-    }
-}
-
-/// Ownership of the waiting lists: invariant 2 of [`reclaim`](crate::reclaim).
-struct Reclaiming<'a, T: Send + Sync + 'static> {
-    core: &'a Core<T>,
-    /// The panics of drops, in the reclaim and in the end of the table.
-    panic: &'a mut FirstPanic,
-    done: bool,
-    /// The slabs that were released. They are retired when no mark of the reclaim is left, because that may
-    /// run drops of other objects.
-    released: Batch,
-}
-
-impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
-    /// Takes the waiting lists, which are not empty and which no thread owns.
-    fn begin(
-        core: &'a Core<T>,
-        mut state: WordGuard<'a, State<T>>,
-        panic: &'a mut FirstPanic,
-    ) -> Self {
-        state.reclaiming = true;
-        Self { core, panic, done: false, released: Batch::new() }
-    }
-
-    /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
-    fn run(&mut self) -> usize {
-        let address = self.core.address();
-        let (vacated, released) = dropping(address, || self.core.reclaim(self.panic));
-        self.released = released;
-        self.done = true;
-        vacated
-    }
-}
-
-impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
-    /// Returns the lists to the lock, and ends the table if it was dropped meanwhile.
-    fn drop(&mut self) {
-        let core = self.core;
-        let mut state = core.lock();
-        state.reclaiming = false;
-        let mut send = false;
-        if self.done {
-            state.waiting = None;
-            send = core.close_lists(&mut state);
-        }
-        let dropped = state.dropped;
+        // Ordering: Relaxed; under the lock.
+        let queue = (state.is_over() || state.must_end())
+            && !core.callback_queued.swap(true, Ordering::Relaxed);
+        state.callback_frees |= queue && state.is_over();
         drop(state);
-        if send {
-            core.queue_callback();
-        }
-        core.waiters.wake_threads();
-        if dropped {
-            // SAFETY: the caller of `begin` borrows the table, or is the reclaim callback. Both keep the
-            // core until after this call.
-            unsafe { Core::end(core.this(), rcu::pin(), self.panic) };
-        }
-    }
-}
-
-/// Reclaimed slots that become vacant together, under one lock.
-pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
-    core: &'a Core<T>,
-    slots: [Option<(SlabPtr<T>, u64)>; BATCH],
-    number: usize,
-    exhausted: u64,
-    /// The number of reclaimed slots that `State::dead` still counts.
-    dead: u64,
-    total: usize,
-    empties_queue: bool,
-    /// The slabs that were released.
-    released: Batch,
-}
-
-impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
-    pub(super) fn new(core: &'a Core<T>) -> Self {
-        Self {
-            core,
-            slots: [None; BATCH],
-            number: 0,
-            exhausted: 0,
-            dead: 0,
-            total: 0,
-            empties_queue: true,
-            released: Batch::new(),
+        core.changes.wake_all();
+        drop(guard); // invariant 6
+        if queue {
+            // SAFETY: the core stays until this thread has queued the callback, which was marked above.
+            unsafe { Self::queue(this) };
         }
     }
 
-    fn add(&mut self, slab: SlabPtr<T>, index: u32, finished: Finished) {
-        if self.number == BATCH {
-            self.give_back_some();
-        }
-        self.total += 1;
-        self.dead += 1;
-        if let Finished::Exhausted = finished {
-            self.exhausted += 1;
-            return;
-        }
-        let bit = 1 << (index as usize % SLOTS);
-        if let Some(Some((last, bits))) = self.number.checked_sub(1).map(|n| &mut self.slots[n]) {
-            if *last == slab {
-                *bits |= bit;
-                return;
-            }
-        }
-        self.slots[self.number] = Some((slab, bit));
-        self.number += 1;
-    }
-
-    /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher. Returns
-    /// the slabs that were released, which the caller retires without a guard and outside of a drop.
-    pub(super) fn give_back(&mut self) -> Batch {
-        self.empties_queue = true;
-        self.give_back_some();
-        std::mem::take(&mut self.released)
-    }
-
-    fn give_back_some(&mut self) {
-        // The queue is emptied in the first and in the last call. Between them, inserts may refill it
-        // with the lowest vacant slots of that time.
-        let empties_queue = std::mem::take(&mut self.empties_queue);
-        let slots = &mut self.slots[..self.number];
-        self.number = 0;
-        let mut state = self.core.lock();
-        let slots = slots.iter_mut().filter_map(Option::take);
-        self.core.vacate(&mut state, slots, empties_queue, &mut self.released);
-        state.exhaust(std::mem::take(&mut self.exhausted));
-        state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
-    }
-}
-
-impl<T: Send + Sync + 'static> Core<T> {
     /// Queues the callback if a list has slots and the callback is not queued. The caller holds no guard.
     pub(super) fn queue_callback_for_lists(&self) {
         if self.claim_callback() {
@@ -535,23 +477,39 @@ impl<T: Send + Sync + 'static> Core<T> {
     #[must_use = "a callback that is marked as queued must be queued"]
     fn claim_callback(&self) -> bool {
         let mut state = self.lock();
-        // While the callback is not queued nothing waits (invariant 5 of `reclaim`). So the lists are
-        // closed, unless `end` reclaims, which empties the lists itself. A thread that adds a slot behind
-        // that finds the flag clear.
+        // While the callback is not queued nothing waits (invariant 5). So the lists are closed, unless the
+        // end of the table reclaims, which empties the lists itself. A thread that adds a slot behind that
+        // finds the flag clear.
         // Ordering: Relaxed; under the lock.
         !self.callback_queued.load(Ordering::Relaxed) && self.close_lists(&mut state)
     }
 
-    /// Queues the callback. The caller has set `callback_queued`, and holds no guard, because RCU may run
-    /// drops in the call.
-    pub(super) fn queue_callback(&self) {
-        queue_callback(self.this());
+    /// Queues the callback. The caller has set `callback_queued`, and holds no guard (invariant 6).
+    fn queue_callback(&self) {
+        // SAFETY: the flag was set by the caller.
+        unsafe { Self::queue(self.this()) };
     }
 
-    /// Ends a table that is dropped: makes every live context dead and reclaims all that have no
-    /// reference. No grace period is necessary, because no borrow of the table is left. If another
-    /// thread reclaims at this moment, that thread ends the table. The core lives on until the last
-    /// reference is put.
+    /// Queues the callback.
+    ///
+    /// # Safety
+    ///
+    /// `this` is a live core, and the calling thread has set its `callback_queued`.
+    unsafe fn queue(this: NonNull<Self>) {
+        // SAFETY: the field lies within the core.
+        let callback = unsafe { this.byte_add(offset_of!(Self, callback)) }.cast();
+        // SAFETY: the flag `callback_queued` keeps it from being queued twice at a time. Its function is
+        // `run_callback`, which frees the core only when no other thread uses it.
+        unsafe { rcu::retire_raw(callback, size_of::<Self>()) };
+    }
+
+    /// Ends a table that is dropped: removes every context, and drops those without a reference. No grace
+    /// period is necessary, because no borrow of the table is left. If the callback reclaims at this moment, it
+    /// ends the table. The core lives on until the last reference is put.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the drop of a context or a waker does. The callback drops the other contexts then.
     ///
     /// # Safety
     ///
@@ -559,155 +517,168 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) unsafe fn end_table(this: NonNull<Self>) {
         let guard = rcu::pin(); // invariant 3 of the core
         // SAFETY: the table keeps the core until `guard` is pinned, which keeps it from then on.
-        unsafe { this.as_ref() }.lock().dropped = true;
-        let mut panic = FirstPanic::default();
-        // SAFETY: the guard was pinned before `dropped` was set.
-        unsafe { Self::end(this, guard, &mut panic) };
-        panic.resume();
-    }
-
-    /// Ends a dropped table, unless another thread does. Queues the callback that frees the core once
-    /// the table is over. Leaves the first panic of a drop or a waker to the caller, which goes on with it
-    /// when it has nothing left to do.
-    ///
-    /// `this` is a pointer because another thread may free the core when the guard has ended, before
-    /// this returns. A `&self` would promise that the core outlives the call.
-    ///
-    /// # Safety
-    ///
-    /// `this` is a live core, and the guard was pinned before the caller gave up its borrow, its slot or
-    /// its right to reclaim: invariant 3 of the core.
-    pub(super) unsafe fn end(this: NonNull<Self>, mut guard: Guard, panic: &mut FirstPanic) {
-        // SAFETY: the guard keeps the core (invariant 3 of the core). Below, it ends only while
-        // `reclaiming` is set, which keeps the core, and at the end.
-        let it = unsafe { this.as_ref() };
-        let mut state = it.lock();
-        if state.dropped && !state.reclaiming && !state.ended {
-            state.ended = true;
-            state.dead = state.in_use();
-            state.reclaiming = true;
-            drop(state);
-            drop(guard); // drops of values may wait for readers; `reclaiming` keeps the core
-            dropping(it.address(), || it.reclaim_all(panic));
-            guard = rcu::pin();
-            state = it.lock();
-            state.reclaiming = false;
-        }
-        // Ordering: Relaxed, both; under the lock.
-        let over = state.is_over() && !it.callback_queued.load(Ordering::Relaxed);
-        if over {
-            it.callback_queued.store(true, Ordering::Relaxed);
-            state.callback_frees = true;
-        }
+        let mut state = unsafe { this.as_ref() }.lock();
+        state.dropped = true;
+        let ending = Ending::begin(this, &mut state);
         drop(state);
-        drop(guard); // RCU may run drops when the callback is queued
-        if over {
-            // The core stays until this thread has queued the callback that frees it.
-            queue_callback(this);
+        drop(guard); // drops of values may wait for readers; `ending` keeps the core
+        if let Some(ending) = ending {
+            ending.run();
         }
     }
+}
 
-    /// Makes every live slot dead, and reclaims the dead slots that have no reference.
-    fn reclaim_all(&self, panic: &mut FirstPanic) {
-        let for_each = |f: &mut dyn FnMut(SlabPtr<T>, u32, u64)| {
-            let mut from = 0;
-            while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
-                // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
-                let it = unsafe { slab.as_ref() };
-                for number in 0..SLOTS {
-                    let index = it.index(number);
-                    // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
-                    f(slab, index, it.slot(index).state.load(Ordering::Acquire));
-                }
-                from = key + 1;
-            }
-        };
-        for_each(&mut |slab, index, state| {
-            if NotLive::read(state).is_none() {
-                let id = Id::from_bits(state).expect("a live state is an id");
-                // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
-                let slot = unsafe { slab.as_ref() }.slot(index);
-                // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what this
-                // thread did before. After the barrier below, no section finds the slot live.
-                let order = order!(Release, "end: the state carries what came before the drop");
-                slot.state.store(NotLive::dead(id, NO_LINK).bits(), order);
-            }
-        });
-        panic.call(|| self.waiters.wake_all_tasks());
-        self.restart_sections();
-        let mut vacated = Vacated::new(self);
-        for_each(&mut |slab, index, state| {
-            if let Some(state) = NotLive::read(state) {
-                if state.is_dead() && !state.is_referenced() {
-                    self.fold(slab, index, state, &mut vacated, panic);
-                }
-            }
-        });
-        self.all_lists().for_each(RetireLists::clear);
-        drop(vacated.give_back()); // empty, because a dropped table keeps its slabs
+/// The end of a dropped table, on the thread that has set `State::reclaiming`, which keeps the core.
+struct Ending<T: Send + Sync + 'static> {
+    this: NonNull<Core<T>>,
+    vacated: Vacated<T>,
+    /// No context without a reference is left.
+    done: bool,
+}
+
+impl<T: Send + Sync + 'static> Ending<T> {
+    /// Begins the end, if the table is dropped and no other thread reclaims or has ended it.
+    fn begin(this: NonNull<Core<T>>, state: &mut State<T>) -> Option<Self> {
+        let begins = state.must_end();
+        if begins {
+            state.reclaiming = true;
+            state.dead = state.in_use();
+        }
+        begins.then(|| Self { this, vacated: Vacated::new(), done: false })
+    }
+
+    fn run(mut self) {
+        // SAFETY: the mark keeps the core until the drop of this.
+        let core = unsafe { self.this.as_ref() };
+        core.dropping(|| core.reclaim_all(&mut self.vacated));
+        self.done = true;
     }
 }
 
-/// Queues the callback of a core. The caller has set `callback_queued`, and holds no guard.
-fn queue_callback<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
-    let offset = std::mem::offset_of!(Core<T>, callback);
-    // SAFETY: the field lies within the core.
-    let callback = unsafe { core.byte_add(offset) }.cast();
-    // SAFETY: the flag `callback_queued` keeps it from being queued twice at a time. Its function is
-    // `run_callback`, which frees the core only when no other thread uses it.
-    unsafe { rcu::retire_raw(callback, size_of::<Core<T>>()) };
+impl<T: Send + Sync + 'static> Drop for Ending<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mark keeps the core until `guard` is pinned, which keeps it from then on. It is not
+        // used after `settle`.
+        let core = unsafe { self.this.as_ref() };
+        let guard = rcu::pin();
+        let mut state = core.lock();
+        self.vacated.end(core, &mut state);
+        state.reclaiming = false;
+        state.ended = self.done;
+        // SAFETY: the guard was pinned before the mark was cleared.
+        unsafe { Core::settle(self.this, guard, state) };
+        // `vacated` has no slab, because a dropped table keeps its slabs.
+    }
 }
 
-/// The function of the callback. RCU calls it a grace period after the callback was queued.
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Iterates over the slabs of a dropped table, which all stay.
+    fn slabs_of_dropped(&self) -> impl Iterator<Item = SlabPtr<T>> {
+        self.slabs.tree().iter_from(0).filter_map(|(_, word)| slab_of(word))
+    }
+
+    /// Makes every live slot dead, and reclaims the dead slots that have no reference. May be called again
+    /// if it has panicked.
+    fn reclaim_all(&self, vacated: &mut Vacated<T>) {
+        for slab in self.slabs_of_dropped() {
+            // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
+            for slot in unsafe { slab.as_ref() }.slots() {
+                // Ordering: Acquire pairs with the Release in `Claim::publish`; it carries the value.
+                let state = slot.state.load(Ordering::Acquire);
+                if NotLive::read(state).is_none() {
+                    // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what this
+                    // thread did before. After the barrier below, no section finds the slot live.
+                    let order = order!(Release, "end: the state carries what came before the drop");
+                    slot.state.store(NotLive::dead(Id::from_live(state), NO_LINK).bits(), order);
+                }
+            }
+        }
+        for slab in self.slabs_of_dropped() {
+            // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
+            self.take_tasks(unsafe { slab.as_ref() }, None).into_iter().for_each(Wakers::wake);
+        }
+        self.restart_sections();
+        for slab in self.slabs_of_dropped() {
+            // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
+            let it = unsafe { slab.as_ref() };
+            for (number, slot) in it.slots().iter().enumerate() {
+                // Ordering: Acquire pairs with the Release in `Claim::publish`; it carries the value.
+                let state = NotLive::read(slot.state.load(Ordering::Acquire));
+                if let Some(state) = state.filter(|it| it.is_dead() && !it.is_referenced()) {
+                    self.fold(slab, it.index(number), state, vacated);
+                }
+            }
+        }
+        self.all_lists().for_each(RetireLists::clear);
+    }
+}
+
+/// The function of the callback. RCU calls it a grace period after the callback was queued, and drops its
+/// panic.
 ///
 /// # Safety
 ///
 /// `head` is the callback of a core and was queued.
 pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
-    let offset = std::mem::offset_of!(Core<T>, callback);
     // SAFETY: the head lies at that offset of a core.
-    let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
-    // SAFETY: only the callback frees the core.
-    let it = unsafe { core.as_ref() };
-    let mut panic = FirstPanic::default();
-    it.advance_by(&mut panic);
-    let guard = rcu::pin(); // invariant 3 of the core
-    let mut state = it.lock();
-    if state.callback_frees {
+    let this = unsafe { head.byte_sub(offset_of!(Core<T>, callback)) }.cast::<Core<T>>();
+    let _end = CallbackEnd(this);
+    // SAFETY: only the callback frees the core, in the drop of `_end`.
+    let core = unsafe { this.as_ref() };
+    core.advance();
+    let ending = Ending::begin(this, &mut core.lock());
+    if let Some(ending) = ending {
+        ending.run();
+    }
+}
+
+/// The end of a callback, also of one that panics: frees the core, or queues the callback again if there
+/// is something left to do.
+struct CallbackEnd<T: Send + Sync + 'static>(NonNull<Core<T>>);
+
+impl<T: Send + Sync + 'static> Drop for CallbackEnd<T> {
+    fn drop(&mut self) {
+        // SAFETY: only the callback frees the core.
+        let core = unsafe { self.0.as_ref() };
+        let guard = rcu::pin(); // invariant 3 of the core
+        let mut state = core.lock();
+        if state.callback_frees {
+            drop(state);
+            drop(guard); // the core may have many slabs: their frees need not delay a grace period
+            // SAFETY: the core lies in the `Watched` that `Builder::build` made.
+            let core = unsafe { self.0.byte_sub(Watched::<Core<T>>::OFFSET) };
+            let core = core.cast::<Watched<Core<T>>>();
+            // SAFETY: a box of `Builder::build`. The table and every context are gone. Since the last of
+            // them went, a grace period has ended, for which every thread that used the core was pinned.
+            return quarantine::free(unsafe { Box::from_raw(core.as_ptr()) });
+        }
+        // If the table is over, one more callback frees the core: the grace period of this one may have
+        // begun before the end.
+        state.callback_frees = state.is_over();
+        let mut queue = state.callback_frees
+            || state.must_end()
+            || core.close_lists(&mut state)
+            || state.waiting.is_some();
+        if !queue {
+            // Ordering: Relaxed; under the lock.
+            core.callback_queued.store(false, Ordering::Relaxed);
+        }
         drop(state);
-        drop(guard); // the core may have many slabs: their frees need not delay a grace period
-        // SAFETY: the core lies in the `Watched` that `Builder::build` made.
-        let core = unsafe { core.byte_sub(Watched::<Core<T>>::OFFSET) }.cast::<Watched<Core<T>>>();
-        // SAFETY: a box of `Builder::build`. The table and every context are gone. Since the last of
-        // them went, a grace period has ended, for which every thread that used the core was pinned.
-        quarantine::free(unsafe { Box::from_raw(core.as_ptr()) });
-        return panic.resume();
-    }
-    // If the table is over, one more callback frees the core: the grace period of this one may have
-    // begun before the end.
-    state.callback_frees = state.is_over();
-    let again = state.callback_frees || it.close_lists(&mut state) || state.waiting.is_some();
-    if !again {
-        // Ordering: Relaxed; under the lock.
-        it.callback_queued.store(false, Ordering::Relaxed);
-    }
-    drop(state);
-    let mut queue = again;
-    if !again {
-        // A thread that added a slot just before may have seen the flag set: invariant 5 of `reclaim`.
-        // Pairs with the `light` in `Core::retire`.
-        step!("callback: the flag is clear before the look at the lists", heavy());
-        if it.filled() != 0 {
-            step!(
-                "callback: queue it for slots that were added meanwhile",
-                queue = it.claim_callback()
-            );
+        if !queue {
+            // A thread that added a slot just before may have seen the flag set (invariant 5).
+            // Pairs with the `light` in `Core::kill`.
+            step!("callback: the flag is clear before the look at the lists", heavy());
+            if core.filled() != 0 {
+                step!(
+                    "callback: queue it for slots that were added meanwhile",
+                    queue = core.claim_callback()
+                );
+            }
+        }
+        drop(guard); // invariant 6
+        if queue {
+            // SAFETY: the core stays until this thread has queued the callback, which is marked as queued.
+            unsafe { Core::queue(self.0) };
         }
     }
-    drop(guard); // RCU may run drops when the callback is queued
-    if queue {
-        // The core stays until this thread has queued the callback.
-        queue_callback(core);
-    }
-    panic.resume(); // RCU catches it
 }

@@ -6,13 +6,10 @@
 //! removed context is reclaimed ([`reclaim`](crate::reclaim)); after that the last put drops the context.
 
 use std::fmt;
-use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::pin::Pin;
 use std::ptr::NonNull;
-use std::task::{Context, Poll};
 
 use offlock_percpu::{AllocError, RefBlock, rcu};
 use offlock_sync::atomic::Ordering;
@@ -21,9 +18,8 @@ use offlock_sync::order;
 use crate::core::Core;
 use crate::error::{GetRefError, InsertError, InsertRefused};
 use crate::id::Id;
-use crate::slab::{SLOTS, Slab, SlabPtr, Slot};
+use crate::slab::{Refs, SLOTS, Slab, SlabPtr, Slot};
 use crate::table::CtxTable;
-use crate::waiters::{Registration, Waiters};
 
 /// A counted reference to a context, which keeps the context until the reference is dropped.
 ///
@@ -86,7 +82,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let state = &slab.slot(id.index()).state;
         // The state is the gate of the count, which is open while it equals the id. The guard keeps the
         // count from being folded and opened again meanwhile.
-        if refs.try_get(number(id), state, id.to_bits()) {
+        if refs.counts.try_get(number(id), state, id.to_bits()) {
             Ok(CtxRef { slab: NonNull::from(slab), id, _shares: PhantomData })
         } else {
             // SAFETY: `_guard` is an RCU guard.
@@ -119,8 +115,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             }
         };
         // The count is open, and the state is not the id yet: `get_more` counts in the atomic.
-        refs.get_more(number(id), &it.slot(id.index()).state, id.to_bits());
-        claim.fill(value);
+        refs.counts.get_more(number(id), &it.slot(id.index()).state, id.to_bits());
+        claim.publish(value);
         Ok(CtxRef { slab, id, _shares: PhantomData })
     }
 
@@ -146,7 +142,7 @@ fn number(id: Id) -> usize {
 
 impl<T: Send + Sync + 'static> Core<T> {
     #[cold]
-    fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, AllocError> {
+    fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a Refs, AllocError> {
         let _state = self.lock();
         let refs = slab.make_refs()?;
         // Ordering: Release pairs with the Acquire in `restart_sections`; it carries the counts. The lock
@@ -169,13 +165,13 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
     }
 
     #[inline(always)]
-    fn refs(&self) -> &RefBlock {
+    pub(super) fn refs(&self) -> &Refs {
         self.slab().refs().expect("the counts are made before the first reference")
     }
 
-    fn waiters(&self) -> &Waiters {
+    pub(super) fn core(&self) -> &Core<T> {
         // SAFETY: the reference keeps its slot used, and a used slot keeps the core.
-        unsafe { &(*Core::of(self.slab()).as_ptr()).waiters }
+        unsafe { &*Core::of(self.slab()).as_ptr() }
     }
 
     /// Returns the id of the context.
@@ -190,14 +186,9 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
     #[must_use]
     pub fn is_removed(this: &Self) -> bool {
         // Ordering: Acquire pairs with the Release in `Slot::kill`, in `RetireLists::splice`, in
-        // `retire_all`, `fold` and `reclaim_all`; it carries what the removing thread did before.
+        // `kill_all`, `fold` and `reclaim_all`; it carries what the removing thread did before.
         let order = order!(Acquire, "is_removed: what came before the removal");
         this.slot().state.load(order) != this.id.to_bits()
-    }
-
-    /// Returns a future that is ready when the context is removed.
-    pub fn removed(this: &Self) -> RemovedFuture<T> {
-        RemovedFuture { of: this.clone(), registration: Registration::default() }
     }
 }
 
@@ -218,7 +209,7 @@ impl<T: Send + Sync + 'static> Deref for CtxRef<T> {
 impl<T: Send + Sync + 'static> Clone for CtxRef<T> {
     #[inline]
     fn clone(&self) -> Self {
-        self.refs().get_more(number(self.id), &self.slot().state, self.id.to_bits());
+        self.refs().counts.get_more(number(self.id), &self.slot().state, self.id.to_bits());
         Self { ..*self }
     }
 }
@@ -226,7 +217,7 @@ impl<T: Send + Sync + 'static> Clone for CtxRef<T> {
 impl<T: Send + Sync + 'static> Drop for CtxRef<T> {
     #[inline]
     fn drop(&mut self) {
-        let (refs, state) = (self.refs(), &self.slot().state);
+        let (refs, state) = (&self.refs().counts, &self.slot().state);
         // SAFETY: this reference is put once. The slab is not used after the put, unless this was the last
         // reference and the dead slot therefore belongs to this thread.
         let last = unsafe { RefBlock::put(refs, number(self.id), state, self.id.to_bits()) };
@@ -241,49 +232,5 @@ impl<T: Send + Sync + 'static> Drop for CtxRef<T> {
 impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for CtxRef<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CtxRef").field("id", &self.id).field("context", &**self).finish()
-    }
-}
-
-/// A future that is ready when a context is removed. Holds a reference to it. Returned by
-/// [`CtxRef::removed`].
-///
-/// ```
-/// use std::pin::pin;
-/// use std::task::{Context, Waker};
-///
-/// use radix_ctx::{CtxRef, CtxTable};
-///
-/// let table = CtxTable::new();
-/// let context = table.insert_ref("alice")?;
-/// let mut removed = pin!(CtxRef::removed(&context)); // in a task: `CtxRef::removed(&context).await`
-/// let mut task = Context::from_waker(Waker::noop());
-/// assert!(removed.as_mut().poll(&mut task).is_pending());
-/// table.remove(CtxRef::id(&context))?;
-/// assert!(removed.poll(&mut task).is_ready());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug)]
-#[must_use = "a future does nothing unless it is polled"]
-pub struct RemovedFuture<T: Send + Sync + 'static> {
-    of: CtxRef<T>,
-    registration: Registration,
-}
-
-impl<T: Send + Sync + 'static> Future for RemovedFuture<T> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        if CtxRef::is_removed(&this.of) {
-            return Poll::Ready(());
-        }
-        this.of.waiters().register(&mut this.registration, this.of.id.index(), context.waker());
-        if CtxRef::is_removed(&this.of) { Poll::Ready(()) } else { Poll::Pending }
-    }
-}
-
-impl<T: Send + Sync + 'static> Drop for RemovedFuture<T> {
-    fn drop(&mut self) {
-        self.of.waiters().leave(&self.registration);
     }
 }

@@ -1,16 +1,40 @@
-//! Removals, and waits for the drop of removed contexts.
+//! Removals: what a removal does itself, and the waits for what follows.
+//!
+//! A removal makes the slot's state dead and adds the slot to a list of its CPU. The link of a list is in
+//! the slot's state, so a list takes no memory. The rest is done for many slots at once, after a grace
+//! period ([`reclaim`](crate::reclaim), whose invariants hold here, too):
+//!
+//! ```text
+//!  cpu 0: filling -> s -> s -> s      under the lock, if nothing waits:
+//!  cpu 1: filling -> s                filling -> waiting, for a new grace period
+//! ```
+//!
+//! Then it wakes the tasks that wait for it. A task waits in the [`WaitSet`] of its slab. The first one of
+//! a table sets `has_tasks`, so a removal costs a load while no task has ever waited:
+//!
+//! ```text
+//!   first task                 removing thread
+//!   has_tasks = true           make the slot dead
+//!   heavy()                    light()
+//!   removed? else wait         has_tasks? look at the waiters of the slab
+//! ```
 
 use std::cell::Cell;
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use offlock_percpu::fence::{heavy, light};
 use offlock_percpu::rcu;
-use offlock_sync::{order, thread};
+use offlock_sync::atomic::Ordering;
+use offlock_sync::{Wakers, check, fence, order, step, thread};
 
-use crate::core::Core;
+use crate::core::{Core, LANES, RetireLists};
 use crate::error::{LookupError, WaitError};
 use crate::id::Id;
-use crate::slab::{LAST_KEY, NotLive, SLAB_BITS, SLOTS};
+use crate::reference::CtxRef;
+use crate::slab::{LAST_KEY, NO_LINK, NotLive, SLAB_BITS, SLOTS, Slab};
 use crate::table::CtxTable;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
@@ -21,7 +45,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU. The [`Removal`] can wait for the
     /// drop; dropping the `Removal` waits for nothing.
     ///
-    /// Does not allocate. Lock-free, with the exceptions in the table of the [crate's page](crate#progress).
+    /// Allocates only if tasks wait for the removal. Lock-free, with the exceptions in the table of the [crate's page](crate#progress).
     ///
     /// # Errors
     ///
@@ -29,8 +53,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     #[inline]
     pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, LookupError> {
         let core = self.core();
-        let must_advance = core.kill(id)?;
-        core.after_removal(must_advance, || core.waiters.wake_tasks(id.index()));
+        core.after_removal(core.kill(id)?);
         Ok(Removal { core, id })
     }
 
@@ -56,7 +79,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Removes every context. Does not wait for readers. The [`RemoveAll`] can wait for the drops.
     pub fn begin_remove_all(&self) -> RemoveAll<'_, T> {
         let core = self.core();
-        let mut killed = 0;
+        let _later = QueueLater(core); // wakers may panic
+        let mut removed = 0;
         let mut from = 0;
         let last = core.slabs.tree().last_key(); // bounds the loop: other threads may insert above it
         loop {
@@ -65,12 +89,14 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             // SAFETY: invariant 4 of `slab`: the slab was found under `guard`.
             let it = unsafe { slab.as_ref() };
             // SAFETY: `guard` is an RCU guard.
-            killed += unsafe { core.retire_all(it) };
+            let (killed, tasks) = unsafe { core.kill_all(it) };
             drop(guard);
+            tasks.into_iter().for_each(Wakers::wake);
+            removed += killed;
             from = key + 1;
         }
-        core.after_removal(killed != 0, || core.waiters.wake_all_tasks());
-        RemoveAll { core, killed, from: 0 }
+        core.after_removal(After { advance: removed != 0, tasks: None });
+        RemoveAll { core, removed, from: 0 }
     }
 
     /// Removes the contexts for which `keep` returns false. Returns how many this call removed.
@@ -93,7 +119,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     pub fn retain(&self, mut keep: impl FnMut(Id, &T) -> bool) -> usize {
         let core = self.core();
         let _later = QueueLater(core); // `keep` may panic
-        let (mut removed, mut must_advance) = (0, false);
+        let (mut removed, mut advance) = (0, false);
         let mut from = Some(0);
         while let Some(index) = from {
             // A guard for each batch, so that a long table does not delay grace periods.
@@ -106,13 +132,13 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             from = contexts.next_index();
             drop(guard);
             for id in refused.into_iter().flatten() {
-                let Ok(advance) = core.kill(id) else { continue }; // another thread was faster
+                let Ok(after) = core.kill(id) else { continue }; // another thread was faster
                 removed += 1;
-                must_advance |= advance;
-                core.waiters.wake_tasks(id.index());
+                advance |= after.advance;
+                core.after_removal(After { advance: false, ..after });
             }
         }
-        core.after_removal(must_advance, || ());
+        core.after_removal(After { advance, tasks: None });
         removed
     }
 
@@ -138,6 +164,16 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 }
 
+/// What a removal has left to do when its guard has ended, because both run user code.
+#[must_use]
+#[derive(Default)]
+struct After {
+    /// Advance reclaim, and queue the callback.
+    advance: bool,
+    /// Wake the tasks that wait for the removal.
+    tasks: Option<Wakers>,
+}
+
 /// Queues the reclaim callback when it is dropped, if it is not queued and a list has slots: the obligation
 /// of a thread that has added one, which it keeps if user code panics.
 struct QueueLater<'a, T: Send + Sync + 'static>(&'a Core<T>);
@@ -149,32 +185,115 @@ impl<T: Send + Sync + 'static> Drop for QueueLater<'_, T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Makes a context dead and adds it to a list. Returns whether reclaim must advance. The caller calls
-    /// [`after_removal`](Self::after_removal).
+    /// Makes a context dead and adds its slot to a list. The caller does the rest in [`After`].
     #[inline]
-    fn kill(&self, id: Id) -> Result<bool, LookupError> {
-        let guard = rcu::pin();
-        // SAFETY: `guard` is an RCU guard.
-        let (_, slot) = unsafe { self.slabs.find(id) }?;
+    fn kill(&self, id: Id) -> Result<After, LookupError> {
+        let _guard = rcu::pin(); // until the link is stored: invariant 1 of `reclaim`
+        // SAFETY: `_guard` is an RCU guard.
+        let (slab, slot) = unsafe { self.slabs.find(id) }?;
         if !slot.kill(id) {
             return Err(LookupError::Stale);
         }
-        // SAFETY: this thread has just made the slot dead, under `guard`.
-        let must_advance = unsafe { self.retire(slot, id) };
-        drop(guard);
-        Ok(must_advance)
+        self.quota.give_back(1);
+        let Some(lists) = self.lists.get() else {
+            return Ok(After::default()); // always `Some` here: making the first slab creates the lists
+        };
+        // SAFETY: this thread has just made the slot dead, under `_guard`.
+        let length = unsafe { lists.local().splice(1, id.index(), slot, id) };
+        // Pairs with the `heavy` in the end of the callback: either the callback sees the slot, or this
+        // thread sees `callback_queued == false` and queues the callback.
+        step!("retire: the slot is in its list before the look for the callback", light());
+        // Ordering: Relaxed, both; a hint, and ordered by the fence.
+        let batch = self.batch.load(Ordering::Relaxed);
+        let advance = length & (batch - 1) == 0 || !self.callback_queued.load(Ordering::Relaxed);
+        Ok(After { advance, tasks: self.take_tasks(slab, Some(id.index())) })
+    }
+
+    /// Makes every live slot of a slab dead and adds them to lists. Returns how many there were, and the
+    /// tasks that wait for them.
+    ///
+    /// If there were any, reclaim must advance, and the callback be queued, after the guard has ended.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds an RCU guard.
+    unsafe fn kill_all(&self, slab: &Slab<T>) -> (usize, Option<Wakers>) {
+        let Some(lists) = self.lists.get() else {
+            return (0, None); // always `Some` here: making the first slab creates the lists
+        };
+        let lists = lists.local();
+        let mut killed = 0;
+        for lane in 0..LANES {
+            let (mut first, mut last, mut count) = (NO_LINK, None, 0);
+            for at in (lane..SLOTS).step_by(LANES) {
+                let slot = slab.slot(at as u32);
+                // Ordering: Relaxed; the exchange in `kill` checks it.
+                let state = slot.state.load(Ordering::Relaxed);
+                if NotLive::read(state).is_some() || !slot.kill(Id::from_live(state)) {
+                    continue;
+                }
+                let id = Id::from_live(state);
+                // Ordering: Release, like the store of the link in `RetireLists::splice`.
+                let order = order!(Release, "retire all: the link carries what came before");
+                slot.state.store(NotLive::dead(id, first).bits(), order);
+                first = id.index();
+                last = last.or(Some((slot, id)));
+                count += 1;
+            }
+            if let Some((slot, id)) = last {
+                // SAFETY: the slots were made dead above, under the caller's guard, and are linked.
+                unsafe { lists.splice(count, first, slot, id) };
+                killed += count as usize;
+            }
+        }
+        self.quota.give_back(killed as u64);
+        (killed, if killed == 0 { None } else { self.take_tasks(slab, None) })
+    }
+
+    /// Ends the waits of the tasks for the removal of one context of a slab, or of all, and returns their
+    /// wakers. The calling thread has removed the context.
+    #[inline]
+    pub(super) fn take_tasks(&self, slab: &Slab<T>, index: Option<u32>) -> Option<Wakers> {
+        // Pairs with the `heavy` in `removed`: the task sees the removal, or this thread sees the mark.
+        step!("remove: the slot is dead before the look for tasks", light());
+        // Ordering: Relaxed; the fences order it.
+        if check!("remove: no task waits", !self.has_tasks.load(Ordering::Relaxed)) {
+            return None;
+        }
+        // Ordering: SeqCst fence, against the one of `Waiter::poll`: the task sees the removal, or this
+        // thread sees its waiter, and so the `Refs` that it is in.
+        fence!(SeqCst, "remove: the slot is dead before the look at the references");
+        Some(slab.refs()?.removed.take(index.map(u64::from)))
     }
 
     /// Wakes the tasks that wait for a removal, and advances reclaim if the removal has asked for that. The
-    /// calling thread holds no guard: both run user code.
+    /// calling thread holds no guard.
     #[inline]
-    fn after_removal(&self, must_advance: bool, wake: impl FnOnce()) {
-        if !must_advance {
-            return wake();
+    fn after_removal(&self, after: After) {
+        if after.advance || after.tasks.is_some() {
+            self.after_removal_slow(after);
         }
-        let _later = QueueLater(self);
-        wake();
-        self.advance();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn after_removal_slow(&self, After { advance, tasks }: After) {
+        let _later = advance.then(|| QueueLater(self)); // user code may panic
+        tasks.into_iter().for_each(Wakers::wake);
+        if advance {
+            self.advance();
+        }
+    }
+
+    /// Iterates over the lists of every CPU. There are none before the first slab.
+    pub(super) fn all_lists(&self) -> impl Iterator<Item = &RetireLists> {
+        self.lists.get().into_iter().flat_map(|lists| lists.iter()).map(|(_, lists)| lists)
+    }
+
+    /// Returns the number of slots in the filling lists. Wait-free. Exact only if the removals
+    /// happen before this call.
+    pub(super) fn filled(&self) -> u64 {
+        self.all_lists().map(RetireLists::filled).sum()
     }
 
     /// Returns an error if the calling thread must not wait for the drop of contexts of this table.
@@ -227,11 +346,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             if blocked() {
                 // The drop of the last reference wakes it.
-                self.wait_change(deadline, || (done() || !blocked()).then_some(()));
+                self.changes.wait(deadline, || (done() || !blocked()).then_some(()));
             } else if let Some(deadline) = deadline {
                 // A reader wakes no waiter when it leaves, so this polls, with growing pauses.
                 let until = (Instant::now() + pause).min(deadline);
-                self.wait_change(Some(until), || done().then_some(()));
+                self.changes.wait(Some(until), || done().then_some(()));
                 pause = (pause * 2).min(Duration::from_millis(1));
             } else if vacated == 0 {
                 thread::yield_now(); // to a thread that has killed a slot and not added it to a list
@@ -259,6 +378,41 @@ impl<T: Send + Sync + 'static> Core<T> {
             from.set((key + 1) << SLAB_BITS);
         }
         true
+    }
+}
+
+impl<T: Send + Sync + 'static> CtxRef<T> {
+    /// Waits until the context is removed. The future may be dropped at any time.
+    ///
+    /// ```
+    /// use std::pin::pin;
+    /// use std::task::{Context, Waker};
+    ///
+    /// use radix_ctx::{CtxRef, CtxTable};
+    ///
+    /// let table = CtxTable::new();
+    /// let context = table.insert_ref("alice")?;
+    /// let mut removed = pin!(CtxRef::removed(&context)); // in a task: `CtxRef::removed(&context).await`
+    /// let mut task = Context::from_waker(Waker::noop());
+    /// assert!(removed.as_mut().poll(&mut task).is_pending());
+    /// table.remove(CtxRef::id(&context))?;
+    /// assert!(removed.poll(&mut task).is_ready());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn removed(this: &Self) {
+        let (core, refs) = (this.core(), this.refs());
+        {
+            let _state = core.lock(); // so that the fence of the first task comes before every other task
+            // Ordering: Relaxed, both; under the lock, and ordered by the fence.
+            if !core.has_tasks.load(Ordering::Relaxed) {
+                core.has_tasks.store(true, Ordering::Relaxed);
+                // Pairs with the `light` of a thread that removes a context.
+                step!("removed: the mark comes before the look at the context", heavy());
+            }
+        }
+        let mut waiter = pin!(refs.removed.waiter_for(Self::id(this).index().into()));
+        let is_removed = || Self::is_removed(this).then_some(());
+        poll_fn(|context| waiter.as_mut().poll(context, is_removed)).await;
     }
 }
 
@@ -340,7 +494,7 @@ impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
 /// ```
 pub struct RemoveAll<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
-    killed: usize,
+    removed: usize,
     /// The contexts below this index are dropped, or were removed later.
     from: u64,
 }
@@ -349,7 +503,7 @@ impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
     /// Returns how many contexts were removed.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.killed
+        self.removed
     }
 
     /// Returns whether all removed contexts are dropped. Advances reclaim like [`Removal::is_done`].
@@ -378,6 +532,6 @@ impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
 
 impl<T: Send + Sync + 'static> fmt::Debug for RemoveAll<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoveAll").field("killed", &self.killed).finish_non_exhaustive()
+        f.debug_struct("RemoveAll").field("removed", &self.removed).finish_non_exhaustive()
     }
 }

@@ -40,8 +40,8 @@ use offlock_percpu::{AllocError, RefBlock};
 use offlock_sync::alloc::try_alloc;
 use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use offlock_sync::cell::UnsafeCell;
-use offlock_sync::order;
 use offlock_sync::quarantine::{self, Watched};
+use offlock_sync::{WaitSet, order};
 
 use crate::error::LookupError;
 use crate::id::Id;
@@ -166,6 +166,14 @@ impl<T> Slot<T> {
     }
 }
 
+/// What counted references to the contexts of a slab need. Made with the first reference.
+#[derive(Debug)]
+pub(super) struct Refs {
+    pub(super) counts: RefBlock,
+    /// The tasks that wait for a removal, by the index of the context.
+    pub(super) removed: WaitSet,
+}
+
 /// A block of neighbouring slots.
 #[repr(C, align(64))]
 pub(super) struct Slab<T: Send + Sync + 'static> {
@@ -178,7 +186,7 @@ pub(super) struct Slab<T: Send + Sync + 'static> {
     /// A bit for each slot (invariant 2). Read and written under the table's lock only.
     used: AtomicU64,
     /// Null before the first counted reference.
-    refs: AtomicPtr<RefBlock>,
+    refs: AtomicPtr<Refs>,
 }
 
 /// A pointer to a slab. Invariant 4 says when a thread may follow it.
@@ -306,9 +314,9 @@ impl<T: Send + Sync + 'static> Slab<T> {
         self.used.store(used, Ordering::Relaxed);
     }
 
-    /// Returns the counts of references, if they were made.
+    /// Returns the counts of references and the tasks that wait, if they were made.
     #[inline(always)]
-    pub(super) fn refs(&self) -> Option<&RefBlock> {
+    pub(super) fn refs(&self) -> Option<&Refs> {
         // Ordering: Acquire pairs with the Release in `make_refs`; it carries the block.
         let refs = self.refs.load(order!(Acquire, "refs: the counts are made"));
         // SAFETY: null, or a block that the slab owns until it is dropped.
@@ -317,12 +325,13 @@ impl<T: Send + Sync + 'static> Slab<T> {
 
     /// Makes the counts, which are open, unless they exist. The caller holds the table's lock.
     #[cold]
-    pub(super) fn make_refs(&self) -> Result<&RefBlock, AllocError> {
+    pub(super) fn make_refs(&self) -> Result<&Refs, AllocError> {
         if let Some(refs) = self.refs() {
             return Ok(refs);
         }
-        let refs = RefBlock::try_new()?;
-        (0..SLOTS).for_each(|number| refs.open(number));
+        let counts = RefBlock::try_new()?;
+        (0..SLOTS).for_each(|number| counts.open(number));
+        let refs = Refs { counts, removed: WaitSet::new() };
         let refs =
             Box::into_raw(offlock_sync::alloc::try_box(refs).map_err(|_| AllocError::new())?);
         // Ordering: Release pairs with the Acquire in `refs`; it carries the block.
@@ -340,7 +349,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
     /// Returns the size of the counts that the slab has made.
     pub(super) fn refs_bytes(&self) -> usize {
         let counts = SLOTS * size_of::<u64>() * offlock_percpu::possible_cpus();
-        self.refs().map_or(0, |_| size_of::<RefBlock>() + counts)
+        self.refs().map_or(0, |_| size_of::<Refs>() + counts)
     }
 }
 
@@ -445,7 +454,7 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
         // SAFETY: the caller holds a guard for `'a`.
         if let Some(slab) = unsafe { self.slab(id.index()) } {
             let slot = slab.slot(id.index());
-            // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
+            // Ordering: Acquire pairs with the Release in `Claim::publish`; it carries the value.
             let state = slot.state.load(Ordering::Acquire);
             if state == id.to_bits() {
                 return Ok((slab, slot));

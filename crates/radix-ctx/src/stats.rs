@@ -4,9 +4,8 @@ use std::fmt;
 
 use offlock_sync::atomic::Ordering;
 
-use crate::core::Core;
+use crate::core::{Core, RetireLists, State};
 use crate::id::MAX_GENERATION;
-use crate::retire_list::RetireLists;
 use crate::slab::{FULL, LAST_KEY, NotLive, SLOTS, Slab, slab_of};
 use crate::table::CtxTable;
 
@@ -80,6 +79,11 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
+    /// Returns the number of live contexts. Exact while no thread inserts or removes one.
+    fn len(&self, state: &State<T>) -> u64 {
+        state.in_use().saturating_sub(self.pending(state))
+    }
+
     fn stats(&self) -> TableStats {
         let state = self.lock();
         let (live, pending) = (self.len(&state), self.pending(&state));

@@ -214,7 +214,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     #[inline]
     pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
         match self.core().admit() {
-            Ok(claim) => Ok(claim.fill(value)),
+            Ok(claim) => Ok(claim.publish(value)),
             Err(reason) => Err(InsertError { value, reason }),
         }
     }

@@ -21,12 +21,11 @@
 use offlock_percpu::rcu::Batch;
 use offlock_percpu::{AllocError, PerCpu};
 use offlock_sync::atomic::Ordering;
-use offlock_sync::order;
+use offlock_sync::{check, order};
 
-use crate::core::{Core, QUEUE, State};
+use crate::core::{Core, QUEUE, RetireLists, State};
 use crate::error::InsertRefused;
 use crate::id::{Id, MAX_GENERATION};
-use crate::retire_list::RetireLists;
 use crate::slab::{
     self, Begin, FULL, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, next_generation, slab_of,
 };
@@ -48,16 +47,14 @@ struct Spare<T: Send + Sync + 'static> {
 
 /// What an insert does next, while it has the lock.
 enum Step {
-    /// Takes this index, which was in the queue.
-    Recycled(u32),
-    /// Looks again: the queue was filled with vacant slots.
-    Vacant,
-    /// Adds a slab for this key to the tree, or makes one without the lock.
-    NeedSlab(u64, Begin),
+    /// Takes this index, whose bit in `used` is set.
+    Take(u32),
+    /// Adds a slab for this key to the tree. If the insert has made none for it, makes one without the lock.
+    AddSlab(u64, Begin),
     /// Reclaims before it allocates: many slots are dead, or no slab can be added.
     Reclaim,
     /// Gives up: every index is in use.
-    Exhausted { pending: u64 },
+    Refuse { pending: u64 },
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
@@ -89,13 +86,19 @@ impl<T: Send + Sync + 'static> Core<T> {
         loop {
             let mut state = self.lock();
             match self.next_step(&mut state, has_advanced) {
-                Step::Recycled(index) => {
+                Step::Take(index) => {
                     drop(state);
                     return Ok(self.claim_used(index));
                 }
-                Step::Vacant => {}
-                Step::NeedSlab(key, begin) => match spare.take() {
-                    Some(made) if (made.key, made.begin) == (key, begin) => {
+                Step::AddSlab(key, begin) => match spare.take() {
+                    // The lock was free since the spare was made: another insert may have added that slab, and
+                    // others may have filled it, or emptied it and left a floor.
+                    Some(made)
+                        if check!(
+                            "insert: the spare slab is the missing one",
+                            made.is_for(key, begin)
+                        ) =>
+                    {
                         self.add_slab(&mut state, made)?;
                     }
                     outdated => {
@@ -109,18 +112,15 @@ impl<T: Send + Sync + 'static> Core<T> {
                     has_advanced = true;
                     self.advance();
                 }
-                Step::Exhausted { pending } => return Err(InsertRefused::Exhausted { pending }),
+                Step::Refuse { pending } => return Err(InsertRefused::Exhausted { pending }),
             }
         }
     }
 
     /// Decides what an insert does next.
     fn next_step(&self, state: &mut State<T>, has_advanced: bool) -> Step {
-        if let Some(index) = state.queue.pop() {
-            return Step::Recycled(index);
-        }
-        if self.refill(state) {
-            return Step::Vacant;
+        if let Some(index) = state.queue.pop().or_else(|| self.refill(state)) {
+            return Step::Take(index);
         }
         let pending = self.pending(state);
         // The queue cannot be filled, so the lowest vacant index has no slab.
@@ -131,10 +131,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         if !has_advanced && pending != 0 && (!is_missing || pending >= state.used / 8) {
             Step::Reclaim
         } else if is_missing {
-            Step::NeedSlab(key, Begin::new(key, floor_in(word), state.unused_from))
+            Step::AddSlab(key, Begin::new(key, floor_in(word), state.unused_from))
         } else {
-            Step::Exhausted { pending }
+            Step::Refuse { pending }
         }
+    }
+
+    /// Returns the number of dead slots. Exact while no thread removes a context.
+    pub(super) fn pending(&self, state: &State<T>) -> u64 {
+        state.dead + self.filled()
     }
 
     #[cold]
@@ -146,9 +151,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(())
     }
 
-    /// Moves the lowest vacant slots into the empty queue, up to the first key without a slab. Returns
-    /// whether there were any.
-    fn refill(&self, state: &mut State<T>) -> bool {
+    /// Moves the lowest vacant slots into the empty queue, up to the first key without a slab. Takes the
+    /// lowest of them, if there are any.
+    fn refill(&self, state: &mut State<T>) -> Option<u32> {
         let mut taken = [0; QUEUE];
         let mut number = 0;
         while number < QUEUE {
@@ -172,12 +177,12 @@ impl<T: Send + Sync + 'static> Core<T> {
                 break; // the queue is full, or the other slots are above the largest index
             }
         }
-        state.queue.fill(&taken[..number]);
-        number != 0
+        state.queue.put(&taken[..number]);
+        state.queue.pop()
     }
 
     /// Returns the slots of the queue to their slabs.
-    fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
+    pub(super) fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
         while let Some(index) = state.queue.pop() {
             // SAFETY: this thread holds the lock.
             let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
@@ -201,7 +206,13 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Clears bits of `used`. A slab without a used slot goes to `batch`, which the caller drops after
     /// the unlock.
-    fn mark_vacant(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64, batch: &mut Batch) {
+    pub(super) fn mark_vacant(
+        &self,
+        state: &mut State<T>,
+        slab: SlabPtr<T>,
+        bits: u64,
+        batch: &mut Batch,
+    ) {
         // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
         let it = unsafe { slab.as_ref() };
         let used = it.used();
@@ -210,7 +221,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         if used == FULL {
             self.slabs.tree().set_vacant(it.key(), true);
         }
-        if used & !bits == 0 && !state.dropped {
+        // The slot of a claim is used, so the slab stays while an insert writes to it without a guard.
+        if check!("vacate: no slot of the slab is used", used & !bits == 0) && !state.dropped {
             self.emptied(state, slab, batch);
         }
     }
@@ -230,19 +242,20 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(())
     }
 
-    /// Makes slots vacant, one slab after the other. The caller drops `batch` after the unlock.
+    /// Clears the bit of a slot in `state`, which is stored already. The caller drops `batch` after the unlock.
     pub(super) fn vacate(
         &self,
         state: &mut State<T>,
-        slots: impl Iterator<Item = (SlabPtr<T>, u64)>,
-        empties_queue: bool,
+        slab: SlabPtr<T>,
+        index: u32,
+        slot: NotLive,
         batch: &mut Batch,
     ) {
-        if empties_queue {
+        if slot.next() < MAX_GENERATION {
             self.empty_queue(state, batch);
-        }
-        for (slab, bits) in slots {
-            self.mark_vacant(state, slab, bits, batch);
+            self.mark_vacant(state, slab, 1 << (index as usize % SLOTS), batch);
+        } else {
+            state.exhaust(1);
         }
     }
 
@@ -286,6 +299,12 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
+impl<T: Send + Sync + 'static> Spare<T> {
+    fn is_for(&self, key: u64, begin: Begin) -> bool {
+        (self.key, self.begin) == (key, begin)
+    }
+}
+
 impl<T: Send + Sync + 'static> Drop for Spare<T> {
     fn drop(&mut self) {
         // SAFETY: the slab was never in the tree: a spare whose slab was added is forgotten.
@@ -304,7 +323,7 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
 
     /// Writes the value of the slot and makes it live.
     #[inline]
-    pub(super) fn fill(self, value: T) -> Id {
+    pub(super) fn publish(self, value: T) -> Id {
         let id = self.id;
         // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let slab = unsafe { self.slab.as_ref() };
@@ -323,18 +342,14 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
     /// context gets it.
     fn drop(&mut self) {
         let mut batch = Batch::new();
-        let (index, next) = (self.id.index(), self.id.generation() + 1);
+        let index = self.id.index();
+        let vacant = NotLive::vacant(self.id.generation() + 1);
         let mut state = self.core.lock();
         // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let slot = unsafe { self.slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the lock orders it, and lookups fail either way.
-        slot.state.store(NotLive::vacant(next).bits(), Ordering::Relaxed);
-        if next < MAX_GENERATION {
-            let slot = (self.slab, 1 << (index as usize % SLOTS));
-            self.core.vacate(&mut state, std::iter::once(slot), true, &mut batch);
-        } else {
-            state.exhaust(1);
-        }
+        slot.state.store(vacant.bits(), Ordering::Relaxed);
+        self.core.vacate(&mut state, self.slab, index, vacant, &mut batch);
         drop(state);
         drop(batch);
     }

@@ -22,6 +22,12 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("iterate: the context is complete", "table::inv12_an_iteration_sees_finished_contexts"),
     ("reclaim: a grace period is over", "table::inv12_a_removed_context_outlives_its_readers"),
     (
+        "flush: the lists still wait for the period that has ended",
+        "table::inv12_a_flush_leaves_lists_of_a_later_period",
+    ),
+    ("insert: the spare slab is the missing one", "table::inv08_two_inserts_need_a_slab"),
+    ("vacate: no slot of the slab is used", "table::inv17_an_insert_keeps_its_slab_in_the_tree"),
+    (
         "callback: queue it for slots that were added meanwhile",
         "table::a_removal_meets_the_last_callback",
     ),
@@ -35,8 +41,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The planted bugs that only loom can catch.
+/// The planted bugs that only loom can catch: shuttle returns no stale values, and a random schedule never
+/// stops a flush for a whole reclaim by another thread.
 pub(super) const LOOM_ONLY: &[&str] = &[
+    "flush: the lists still wait for the period that has ended",
     "publish: the nodes are built",
     "insert: the value is written",
     "iterate: the context is complete",
@@ -316,6 +324,67 @@ fn inv17_a_slab_outlives_its_readers() {
         let [again] = contexts.insert_at([2]);
         assert_eq!((again.index(), again.generation()), (2, 2));
         reader.join().unwrap();
+    });
+}
+
+/// A flush waits for a grace period. Meanwhile another thread reclaims the lists of that period and starts a
+/// later one, for a context that it still reads.
+#[test]
+fn inv12_a_flush_leaves_lists_of_a_later_period() {
+    model(|| {
+        let contexts = Contexts::new();
+        let [gone, read] = [1, 2].map(|value| contexts.insert(value));
+        contexts.table.remove(gone).unwrap();
+        let other = spawn(&contexts, |contexts| _ = contexts.table.flush().unwrap());
+        yield_often();
+        let guard = rcu::pin();
+        let found = contexts.table.get(read, &guard).unwrap().late();
+        contexts.table.remove(read).unwrap();
+        contexts.table.poll();
+        thread::yield_now();
+        yield_often();
+        assert_eq!(Payload::read(found), 2);
+        drop(guard);
+        other.join().unwrap();
+        contexts.assert_dropped(2, 0);
+    });
+}
+
+/// Two inserts in a table whose slabs are full. Each may make a slab without the lock, which the other one
+/// has added and filled when it takes the lock again.
+#[test]
+fn inv08_two_inserts_need_a_slab() {
+    model(|| {
+        let contexts = Contexts::new();
+        let full = [1, 2].map(|value| contexts.insert(value));
+        let other = spawn(&contexts, |contexts| {
+            let ids = [3, 4].map(|value| contexts.insert(value));
+            assert_eq!(ids.map(|id| contexts.lookup(id)), [Ok(3), Ok(4)]);
+        });
+        let id = contexts.insert(5);
+        assert_eq!(contexts.lookup(id), Ok(5));
+        other.join().unwrap();
+        assert_eq!(contexts.lookup(id), Ok(5));
+        assert_eq!(full.map(|id| contexts.lookup(id)), [Ok(1), Ok(2)]);
+        contexts.assert_dropped(0, 5);
+    });
+}
+
+/// An insert writes to the only slot of a slab that the removals of the other thread would release. It holds no guard.
+#[test]
+fn inv17_an_insert_keeps_its_slab_in_the_tree() {
+    model(|| {
+        let contexts = Contexts::new();
+        let ids = [1, 2, 3].map(|value| contexts.insert(value));
+        let other = spawn(&contexts, |contexts| {
+            let id = contexts.insert(4); // index 3, unless the others are vacant already
+            assert_eq!(contexts.lookup(id), Ok(4));
+        });
+        yield_often();
+        ids.into_iter().rev().for_each(|id| _ = contexts.table.remove(id).unwrap());
+        contexts.table.flush().unwrap();
+        other.join().unwrap();
+        contexts.assert_dropped(3, 1);
     });
 }
 

@@ -18,14 +18,17 @@ use super::table::{Contexts, Payload};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("fold: no section still counts", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("fold: no reference is left", "table_refs::inv13_the_last_put_meets_the_fold"),
-    ("wake: no thread waits", "table_refs::inv18_a_removal_waits_for_the_last_reference"),
+    ("remove: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
     (
-        "wait: no change since the condition was false",
-        "table_refs::inv18_a_removal_waits_for_the_last_reference",
+        "remove: the slot is dead before the look for tasks",
+        "table_refs::inv18_a_removal_wakes_a_task",
     ),
-    ("wake a task: no task waits", "table_refs::inv18_a_removal_wakes_a_task"),
     (
-        "register: the count comes before the look at the condition",
+        "remove: the slot is dead before the look at the references",
+        "table_refs::inv18_a_removal_wakes_a_task_with_the_first_reference",
+    ),
+    (
+        "removed: the mark comes before the look at the context",
         "table_refs::inv18_a_removal_wakes_a_task",
     ),
     (
@@ -57,7 +60,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("finish: the drop has ended", "table_refs::inv14_a_removal_that_is_done_carries_the_drop"),
     (
         "remove all: the drops have ended",
-        "table_refs::inv14_a_removal_of_all_that_is_done_carries_the_drops",
+        "table_refs::inv14_a_removal_that_is_done_carries_the_drop",
     ),
 ];
 
@@ -65,7 +68,9 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// stops a section for a whole grace period.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "fold: no section still counts",
-    "register: the count comes before the look at the condition",
+    "remove: the slot is dead before the look for tasks",
+    "remove: the slot is dead before the look at the references",
+    "removed: the mark comes before the look at the context",
     "retire: the link carries what came before the removal",
     "retire all: the link carries what came before",
     "fold: the mark carries what came before the removal",
@@ -76,6 +81,13 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "is_done: the drop has ended",
     "finish: the drop has ended",
     "remove all: the drops have ended",
+];
+
+/// The removals of the only context of a table.
+const REMOVALS: [fn(Arc<Contexts>, Id); 3] = [
+    |contexts, id| _ = contexts.table.remove(id).unwrap(),
+    |contexts, _| assert_eq!(contexts.table.begin_remove_all().count(), 1),
+    |contexts, _| drop(contexts), // the last `Arc`, and with it the table
 ];
 
 /// Takes a reference, reads the context late, and drops the reference.
@@ -262,15 +274,37 @@ fn inv18_a_removal_wakes_a_task() {
 }
 
 fn removal_wakes_a_task() {
+    for remove in REMOVALS {
+        model(move || {
+            let contexts = Contexts::new();
+            let id = contexts.insert(7);
+            let context = contexts.table.get_ref(id).unwrap();
+            let remover = thread::spawn(move || remove(contexts, id));
+            is_ready_or_woken(CtxRef::removed(&context), || remover.join().unwrap());
+        });
+    }
+}
+
+/// Also if the task takes the first reference of its slab while another task waits in another slab.
+#[test]
+fn inv18_a_removal_wakes_a_task_with_the_first_reference() {
+    with_membarrier(removal_wakes_a_task_with_the_first_reference);
+}
+
+fn removal_wakes_a_task_with_the_first_reference() {
     thoroughly(|| {
         let contexts = Contexts::new();
-        let id = contexts.insert(7);
-        let context = contexts.table.get_ref(id).unwrap();
-        let removed = CtxRef::removed(&context);
-        let remover = spawn(&contexts, move |contexts| {
-            let _ = contexts.table.remove(id).unwrap();
-        });
-        is_ready_or_woken(removed, || remover.join().unwrap());
+        let [first, _, id] = [7, 8, 9].map(|value| contexts.insert(value));
+        let first = contexts.table.get_ref(first).unwrap();
+        let mut waits = std::pin::pin!(CtxRef::removed(&first));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let remover = spawn(&contexts, move |contexts| _ = contexts.table.remove(id).unwrap());
+        match contexts.table.get_ref(id) {
+            Ok(context) => {
+                is_ready_or_woken(CtxRef::removed(&context), || remover.join().unwrap());
+            }
+            Err(_) => remover.join().unwrap(),
+        }
     });
 }
 
@@ -293,19 +327,15 @@ fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
         polled.is_ready() || flag.0.load(Ordering::Relaxed),
         "the future is ready, but its task was not woken"
     );
-    let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(polled.is_ready());
+    if polled.is_pending() {
+        assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
 }
 
 /// A thread that sees the removal of a context sees what the removing thread did before.
 #[test]
 fn inv18_a_removal_carries_what_was_done_before() {
-    let removals: [Removal; 3] = [
-        |contexts, id| _ = contexts.table.remove(id).unwrap(),
-        |contexts, _| assert_eq!(contexts.table.begin_remove_all().count(), 1),
-        |contexts, _| drop(contexts), // the last `Arc`, and with it the table
-    ];
-    with_membarrier(|| removals.into_iter().for_each(removal_carries_what_was_done_before));
+    with_membarrier(|| REMOVALS.into_iter().for_each(removal_carries_what_was_done_before));
 }
 
 /// Also if the reader sees the mark that the fold makes on a context with references.
@@ -335,9 +365,7 @@ fn fold_of_a_removal_carries_what_was_done_before() {
     });
 }
 
-type Removal = fn(Arc<Contexts>, Id);
-
-fn removal_carries_what_was_done_before(remove: Removal) {
+fn removal_carries_what_was_done_before(remove: fn(Arc<Contexts>, Id)) {
     thoroughly(move || {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
@@ -357,43 +385,23 @@ fn removal_carries_what_was_done_before(remove: Removal) {
     });
 }
 
-/// A removal that is done carries the drop of its context by another thread. With membarrier, because the
-/// fences of two guards would carry it, too.
+/// A removal that is done, of one context or of all, carries the drop by another thread. With membarrier,
+/// because the fences of two guards would carry it, too.
 #[test]
 fn inv14_a_removal_that_is_done_carries_the_drop() {
-    with_membarrier(removal_that_is_done_carries_the_drop);
+    with_membarrier(|| [false, true].into_iter().for_each(removal_that_is_done_carries_the_drop));
 }
 
-fn removal_that_is_done_carries_the_drop() {
-    thoroughly(|| {
+fn removal_that_is_done_carries_the_drop(of_all: bool) {
+    thoroughly(move || {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let context = contexts.table.get_ref(id).unwrap();
-        let removal = contexts.table.remove(id).unwrap();
+        let one = (!of_all).then(|| contexts.table.remove(id).unwrap());
+        let all = of_all.then(|| contexts.table.begin_remove_all());
         contexts.table.flush().unwrap();
         let user = thread::spawn(move || drop(context));
-        if removal.is_done() {
-            assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
-        }
-        user.join().unwrap();
-    });
-}
-
-/// The same for the removal of all contexts.
-#[test]
-fn inv14_a_removal_of_all_that_is_done_carries_the_drops() {
-    with_membarrier(removal_of_all_that_is_done_carries_the_drops);
-}
-
-fn removal_of_all_that_is_done_carries_the_drops() {
-    thoroughly(|| {
-        let contexts = Contexts::new();
-        let id = contexts.insert(7);
-        let context = contexts.table.get_ref(id).unwrap();
-        let mut removal = contexts.table.begin_remove_all();
-        contexts.table.flush().unwrap();
-        let user = thread::spawn(move || drop(context));
-        if removal.is_done() {
+        if one.is_some_and(|it| it.is_done()) || all.is_some_and(|mut it| it.is_done()) {
             assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
         }
         user.join().unwrap();
