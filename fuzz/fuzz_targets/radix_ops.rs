@@ -1,9 +1,9 @@
 //! The table of radix-ctx against the model of `crates/radix-ctx/tests`.
 #![no_main]
 
-#[path = "../../crates/radix-ctx/tests/ops/mod.rs"]
-mod driven;
+#[path = "../../crates/radix-ctx/tests/api/table_ops.rs"]
+mod table_ops;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    driven::run(input);
+    table_ops::run(input);
 });

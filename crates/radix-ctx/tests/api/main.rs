@@ -6,6 +6,5 @@
 mod reentry;
 mod table;
 mod table_model;
-#[path = "../table_ops/mod.rs"]
 mod table_ops;
 mod waiting;

@@ -1,7 +1,6 @@
 //! Drops of the program that run inside a call of a table: they may use RCU and the table.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use offlock_percpu::rcu::{self, Atomic, Owned};
@@ -65,28 +64,4 @@ fn inv18_a_drop_of_another_object_may_wait_for_the_table() {
         table.remove_all().unwrap();
     });
     assert_eq!(found, 0, "waits that were refused");
-}
-
-/// No later call of the table is needed, although `keep` has panicked.
-#[test]
-fn what_retain_removed_before_a_panic_is_dropped_by_rcu() {
-    let table = CtxTable::new();
-    let value = Arc::new(());
-    (0..100).for_each(|n| _ = table.insert((n, Arc::clone(&value))).unwrap());
-    let retain = || {
-        table.retain(|_, &(n, _)| {
-            assert!(n != 99, "half-way");
-            false
-        })
-    };
-    assert!(catch_unwind(AssertUnwindSafe(retain)).is_err());
-    let live = table.len();
-    assert!(live < 100, "a batch was removed before the panic");
-    for _ in 0..100 {
-        if Arc::strong_count(&value) == 1 + live {
-            return;
-        }
-        rcu::barrier().unwrap();
-    }
-    panic!("{} of {} are left", Arc::strong_count(&value) - 1 - live, 100 - live);
 }

@@ -1,5 +1,6 @@
 //! A table and one thread.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use offlock_percpu::rcu;
@@ -146,36 +147,30 @@ fn retain_removes_what_it_is_told_once() {
     table.validate();
 }
 
-/// No later call of the table is needed: `retain` has told RCU of what it removed.
+/// `keep` returns, or panics. No later call of the table is needed: `retain` has told RCU of what it removed.
 #[test]
 fn what_retain_removed_is_dropped_by_rcu() {
-    let table = CtxTable::new();
-    let value = Arc::new(());
-    (0..100).for_each(|_| _ = table.insert(Arc::clone(&value)).unwrap());
-    assert_eq!(table.retain(|_, _| false), 100);
-    for _ in 0..100 {
-        if Arc::strong_count(&value) == 1 {
-            return;
+    for panics in [false, true] {
+        let table = CtxTable::new();
+        let value = Arc::new(());
+        (0..100).for_each(|n| _ = table.insert((n, Arc::clone(&value))).unwrap());
+        let keeps = |n: i32| n % 10 == 0;
+        let retain = || {
+            table.retain(|_, &(n, _)| {
+                assert!(!panics || n != 99, "half-way");
+                keeps(n)
+            })
+        };
+        assert_eq!(catch_unwind(AssertUnwindSafe(retain)).is_err(), panics);
+        let left: Vec<i32> = table.iter(&rcu::pin()).map(|(_, &(n, _))| n).collect();
+        assert!((0..100).filter(|&n| keeps(n)).all(|n| left.contains(&n)));
+        assert!(left.len() < 100, "a batch was removed before the panic");
+        for _ in 0..100 {
+            if Arc::strong_count(&value) > 1 + left.len() {
+                rcu::barrier().unwrap();
+            }
         }
-        rcu::barrier().unwrap();
+        assert_eq!(Arc::strong_count(&value), 1 + left.len());
+        table.validate();
     }
-    panic!("{} are left", Arc::strong_count(&value) - 1);
-}
-
-#[test]
-fn a_panic_in_retain_keeps_what_was_not_refused() {
-    let table = CtxTable::new();
-    for i in 0..100 {
-        table.insert(i).unwrap();
-    }
-    let panics = std::panic::AssertUnwindSafe(|| {
-        table.retain(|_, &i| {
-            assert_ne!(i, 99);
-            i >= 10
-        })
-    });
-    assert!(std::panic::catch_unwind(panics).is_err());
-    assert!((90..=100).contains(&table.len()));
-    assert!(table.insert(100).is_ok());
-    table.validate();
 }

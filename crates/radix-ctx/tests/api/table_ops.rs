@@ -1,6 +1,6 @@
 //! A `CtxTable` and its model, a `BTreeMap`: each step changes both and compares them.
 //!
-//! One thread runs the steps. Each step without a guard flushes the table. While there is a guard, no context
+//! The property tests and the fuzz target share this module. One thread runs the steps. Each step without a guard flushes the table. While there is a guard, no context
 //! that was removed under it is reclaimed. So it is always known which indexes are vacant.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -132,11 +132,22 @@ struct Both<'t> {
     serial: u64,
 }
 
-/// Runs steps on a table, and returns their number.
+/// Runs the steps of an input, and returns their number. The first four bytes select the limits of the table.
 ///
 /// # Panics
 ///
 /// Panics if the result of an operation differs from that of the model.
+pub(crate) fn run(input: &[u8]) -> usize {
+    let mut groups = input.chunks(4).map(|chunk| {
+        let mut four = [0; 4];
+        four[..chunk.len()].copy_from_slice(chunk);
+        four
+    });
+    let limits = Limits::decode(groups.next().unwrap_or([1; 4]));
+    run_ops(limits, groups.map(Op::decode))
+}
+
+/// Runs steps on a table, and returns their number. Panics like [`run`].
 pub(crate) fn run_ops(limits: Limits, ops: impl Iterator<Item = Op>) -> usize {
     let count = Arc::new(AtomicI64::new(0));
     let table = limits.build();
