@@ -1,5 +1,6 @@
 //! The part that a table shares with the references into it: the slabs, the lists of dead slots, the
-//! limits, the waiters, and the state under the lock. And the marks of a thread that drops contexts.
+//! limits, the waiters, and the state under the lock. A list of [`Frame`]s on the stack of each thread records the
+//! tables whose contexts it is dropping.
 //!
 //! Lookups read `slabs` and nothing else. The lock protects the search for vacant slots and the stages
 //! of reclaim ([`reclaim`](crate::reclaim)).
@@ -52,14 +53,8 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     this: NonNull<Self>,
     // On cache lines of their own, away from what lookups read.
     lock: CachePadded<WordLock<State<T>>>,
-    pub(super) counters: CachePadded<Counters>,
-}
-
-/// Statistics. Rare operations write them.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    /// Dead slots that were folded and that references keep.
-    pub(super) referenced: AtomicU64,
+    /// The number of dead slots that were folded and that references keep: a statistic.
+    pub(super) referenced: CachePadded<AtomicU64>,
 }
 
 // SAFETY: the raw pointers in it lead to slabs, which hold atomics and values of `T: Send + Sync`.
@@ -107,7 +102,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             has_refs: AtomicBool::new(false),
             callback_queued: AtomicBool::new(false),
             batch: AtomicU32::new(batch),
-            counters: CachePadded::new(Counters::default()),
+            referenced: CachePadded::new(AtomicU64::new(0)),
             callback,
             this: NonNull::dangling(),
             lock: CachePadded::new(WordLock::new(State {
@@ -149,8 +144,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.this
     }
 
-    /// Calls `f`, which drops contexts of this table. They may call the table, and must not wait there for
-    /// the end of their own drop.
+    /// Calls `f`, which drops contexts of this table. Meanwhile [`is_in_drop`](Self::is_in_drop) returns true on
+    /// this thread: a drop may call the table, and must not wait there for its own end.
     pub(super) fn dropping<R>(&self, f: impl FnOnce() -> R) -> R {
         let outer = INNERMOST.with(Cell::get);
         let frame = Frame { of: ptr::from_ref(self).cast(), outer };
@@ -205,7 +200,7 @@ const_thread_local! {
     static INNERMOST: Cell<*const Frame> = Cell::new(ptr::null());
 }
 
-/// A drop on this thread's stack.
+/// A call of [`Core::dropping`] on this thread's stack.
 struct Frame {
     /// The address of the core.
     of: *const (),

@@ -49,8 +49,7 @@ use crate::slab::{NO_LINK, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, SlabTree, s
 const BATCH: usize = 32;
 
 /// The minimum list length at which a removal advances reclaim. The length grows with the table, to
-/// a sixteenth of the live contexts per CPU, up to `LARGEST`. Both are guesses: to advance costs
-/// some microseconds of fences.
+/// a sixteenth of the live contexts per CPU, up to `LARGEST`. To advance costs some microseconds of fences.
 pub(super) const SMALLEST: u32 = if cfg!(offlock_model) { 2 } else { 1024 / LANES as u32 };
 const LARGEST: u64 = (1 << 16) / LANES as u64;
 
@@ -146,7 +145,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Takes each slot off the waiting lists, which belong to the calling thread, and reclaims it.
-    fn reclaim(&self, vacated: &mut Vacated<T>) {
+    fn reclaim(&self, vacated: &mut VacatedSlots<T>) {
         self.restart_sections();
         for lists in self.all_lists() {
             let mut waiting = Waiting::new(&self.slabs, lists);
@@ -160,7 +159,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn restart_sections(&self) {
         // Ordering: Acquire pairs with the Release in `make_refs`. Counts that are made after this load
         // never had a reference to a slot that was dead before. The lock, which the caller has taken,
-        // does so, too, so no model can see it weakened.
+        // orders them as well, so no model fails with a weaker load.
         if self.has_refs.load(Ordering::Acquire) {
             step!("fold: no section still counts", heavy_rseq());
         }
@@ -169,7 +168,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Folds the count of a dead slot that is in no list. Drops the value and vacates the slot if there is
     /// no reference.
     #[inline]
-    fn fold(&self, slab: SlabPtr<T>, index: u32, state: NotLive, vacated: &mut Vacated<T>) {
+    fn fold(&self, slab: SlabPtr<T>, index: u32, state: NotLive, vacated: &mut VacatedSlots<T>) {
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
@@ -179,13 +178,13 @@ impl<T: Send + Sync + 'static> Core<T> {
             let order = order!(Release, "fold: the mark carries what came before the removal");
             it.slot(index).state.store(state.referenced().bits(), order);
             // Ordering: Relaxed; a statistic.
-            self.counters.referenced.fetch_add(1, Ordering::Relaxed);
+            self.referenced.fetch_add(1, Ordering::Relaxed);
             if !check!("fold: no reference is left", refs.counts.fold(index as usize % SLOTS)) {
                 return;
             }
-            self.counters.referenced.fetch_sub(1, Ordering::Relaxed);
+            self.referenced.fetch_sub(1, Ordering::Relaxed);
         }
-        let _vacate = Vacate { core: self, slab, index, state, vacated };
+        let _vacate = VacateOnDrop { core: self, slab, index, state, vacated };
         if needs_drop::<T>() {
             // SAFETY: the slot was dead for a grace period and has no reference; only this thread drops
             // the value (invariant 3).
@@ -265,7 +264,7 @@ impl<'a, T: Send + Sync + 'static> Waiting<'a, T> {
 /// Ownership of the waiting lists: invariant 2.
 struct Reclaiming<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
-    vacated: Vacated<T>,
+    vacated: VacatedSlots<T>,
     /// The waiting lists are empty.
     done: bool,
 }
@@ -274,7 +273,7 @@ impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
     /// Takes the waiting lists, which are not empty and which no thread owns.
     fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
         state.reclaiming = true;
-        Self { core, vacated: Vacated::new(), done: false }
+        Self { core, vacated: VacatedSlots::new(), done: false }
     }
 
     /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
@@ -306,15 +305,15 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
 }
 
 /// Makes a slot vacant whose value is dropped, also if its drop panics.
-struct Vacate<'a, T: Send + Sync + 'static> {
+struct VacateOnDrop<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     slab: SlabPtr<T>,
     index: u32,
     state: NotLive,
-    vacated: &'a mut Vacated<T>,
+    vacated: &'a mut VacatedSlots<T>,
 }
 
-impl<T: Send + Sync + 'static> Drop for Vacate<'_, T> {
+impl<T: Send + Sync + 'static> Drop for VacateOnDrop<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: invariant 4 of `slab`: the slot is used until its bit is cleared.
@@ -324,7 +323,7 @@ impl<T: Send + Sync + 'static> Drop for Vacate<'_, T> {
 }
 
 /// Reclaimed slots whose bits in `used` are cleared together, under one lock.
-struct Vacated<T: Send + Sync + 'static> {
+struct VacatedSlots<T: Send + Sync + 'static> {
     slots: [Option<(SlabPtr<T>, u64)>; BATCH],
     number: usize,
     exhausted: u64,
@@ -335,7 +334,7 @@ struct Vacated<T: Send + Sync + 'static> {
     released: Batch,
 }
 
-impl<T: Send + Sync + 'static> Vacated<T> {
+impl<T: Send + Sync + 'static> VacatedSlots<T> {
     fn new() -> Self {
         let (slots, released) = ([None; BATCH], Batch::new());
         Self { slots, number: 0, exhausted: 0, dead: 0, total: 0, released }
@@ -399,7 +398,7 @@ impl<T: Send + Sync + 'static> Drop for LastPut<T> {
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         Core::finish(unsafe { self.slab.as_ref() }, self.index, self.state);
         // Ordering: Relaxed; a statistic.
-        core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
+        core.referenced.fetch_sub(1, Ordering::Relaxed);
         let mut released = Batch::new();
         let mut state = core.lock();
         state.dead = state.dead.saturating_sub(1);
@@ -531,7 +530,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 /// The end of a dropped table, on the thread that has set `State::reclaiming`, which keeps the core.
 struct Ending<T: Send + Sync + 'static> {
     this: NonNull<Core<T>>,
-    vacated: Vacated<T>,
+    vacated: VacatedSlots<T>,
     /// No context without a reference is left.
     done: bool,
 }
@@ -544,7 +543,7 @@ impl<T: Send + Sync + 'static> Ending<T> {
             state.reclaiming = true;
             state.dead = state.in_use();
         }
-        begins.then(|| Self { this, vacated: Vacated::new(), done: false })
+        begins.then(|| Self { this, vacated: VacatedSlots::new(), done: false })
     }
 
     fn run(mut self) {
@@ -579,7 +578,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Makes every live slot dead, and reclaims the dead slots that have no reference. May be called again
     /// if it has panicked.
-    fn reclaim_all(&self, vacated: &mut Vacated<T>) {
+    fn reclaim_all(&self, vacated: &mut VacatedSlots<T>) {
         for slab in self.slabs_of_dropped() {
             // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
             for slot in unsafe { slab.as_ref() }.slots() {

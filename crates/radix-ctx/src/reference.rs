@@ -146,7 +146,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let _state = self.lock();
         let refs = slab.make_refs()?;
         // Ordering: Release pairs with the Acquire in `restart_sections`; it carries the counts. The lock
-        // does so, too, so no model can see it weakened.
+        // orders them as well, so no model fails with a weaker store.
         self.has_refs.store(true, Ordering::Release);
         Ok(refs)
     }

@@ -95,7 +95,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             removed += killed;
             from = key + 1;
         }
-        core.after_removal(After { advance: removed != 0, tasks: None });
+        core.after_removal(AfterRemoval { advance: removed != 0, tasks: None });
         RemoveAll { core, removed, from: 0 }
     }
 
@@ -135,10 +135,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
                 let Ok(after) = core.kill(id) else { continue }; // another thread was faster
                 removed += 1;
                 advance |= after.advance;
-                core.after_removal(After { advance: false, ..after });
+                core.after_removal(AfterRemoval { advance: false, ..after });
             }
         }
-        core.after_removal(After { advance, tasks: None });
+        core.after_removal(AfterRemoval { advance, tasks: None });
         removed
     }
 
@@ -164,18 +164,18 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 }
 
-/// What a removal has left to do when its guard has ended, because both run user code.
+/// The steps of a removal that run user code. They follow the end of its guard.
 #[must_use]
 #[derive(Default)]
-struct After {
-    /// Advance reclaim, and queue the callback.
+struct AfterRemoval {
+    /// Reclaim must advance, and the callback be queued.
     advance: bool,
-    /// Wake the tasks that wait for the removal.
+    /// The tasks that wait for the removal.
     tasks: Option<Wakers>,
 }
 
-/// Queues the reclaim callback when it is dropped, if it is not queued and a list has slots: the obligation
-/// of a thread that has added one, which it keeps if user code panics.
+/// On drop, queues the reclaim callback, unless it is queued or the lists are empty. A thread that has added a
+/// slot to a list must do that, also if user code panics.
 struct QueueLater<'a, T: Send + Sync + 'static>(&'a Core<T>);
 
 impl<T: Send + Sync + 'static> Drop for QueueLater<'_, T> {
@@ -185,9 +185,9 @@ impl<T: Send + Sync + 'static> Drop for QueueLater<'_, T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Makes a context dead and adds its slot to a list. The caller does the rest in [`After`].
+    /// Makes a context dead and adds its slot to a list. The caller does the rest in [`AfterRemoval`].
     #[inline]
-    fn kill(&self, id: Id) -> Result<After, LookupError> {
+    fn kill(&self, id: Id) -> Result<AfterRemoval, LookupError> {
         let _guard = rcu::pin(); // until the link is stored: invariant 1 of `reclaim`
         // SAFETY: `_guard` is an RCU guard.
         let (slab, slot) = unsafe { self.slabs.find(id) }?;
@@ -196,7 +196,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         self.quota.give_back(1);
         let Some(lists) = self.lists.get() else {
-            return Ok(After::default()); // always `Some` here: making the first slab creates the lists
+            return Ok(AfterRemoval::default()); // always `Some` here: making the first slab creates the lists
         };
         // SAFETY: this thread has just made the slot dead, under `_guard`.
         let length = unsafe { lists.local().splice(1, id.index(), slot, id) };
@@ -206,7 +206,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         // Ordering: Relaxed, both; a hint, and ordered by the fence.
         let batch = self.batch.load(Ordering::Relaxed);
         let advance = length & (batch - 1) == 0 || !self.callback_queued.load(Ordering::Relaxed);
-        Ok(After { advance, tasks: self.take_tasks(slab, Some(id.index())) })
+        Ok(AfterRemoval { advance, tasks: self.take_tasks(slab, Some(id.index())) })
     }
 
     /// Makes every live slot of a slab dead and adds them to lists. Returns how many there were, and the
@@ -269,7 +269,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Wakes the tasks that wait for a removal, and advances reclaim if the removal has asked for that. The
     /// calling thread holds no guard.
     #[inline]
-    fn after_removal(&self, after: After) {
+    fn after_removal(&self, after: AfterRemoval) {
         if after.advance || after.tasks.is_some() {
             self.after_removal_slow(after);
         }
@@ -277,7 +277,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     #[cold]
     #[inline(never)]
-    fn after_removal_slow(&self, After { advance, tasks }: After) {
+    fn after_removal_slow(&self, AfterRemoval { advance, tasks }: AfterRemoval) {
         let _later = advance.then(|| QueueLater(self)); // user code may panic
         tasks.into_iter().for_each(Wakers::wake);
         if advance {

@@ -101,7 +101,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             live,
             pending,
             // Ordering: Relaxed; a statistic.
-            referenced: self.counters.referenced.load(Ordering::Relaxed),
+            referenced: self.referenced.load(Ordering::Relaxed),
             exhausted,
             slabs,
             nodes: self.slabs.tree().node_count() as u64,

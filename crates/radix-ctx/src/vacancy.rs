@@ -1,16 +1,16 @@
 //! The search for the lowest vacant slot.
 //!
-//! A slab has a bit for each used slot, and a node of the tree one for each child with a vacancy. A search reads several
-//! cache lines, which are remote when another CPU inserted last. So the lowest vacant slots are moved in
-//! batches, under one lock, to a [`VacantQueue`](crate::core::VacantQueue) beside the lock:
+//! A slab has a bit for each used slot, and a node of the tree one for each child with a vacancy. A search
+//! reads several cache lines, which are remote when another CPU inserted last. So the lowest vacant slots are
+//! moved in batches, under one lock, to a [`VacantQueue`](crate::core::VacantQueue) beside the lock:
 //!
 //! ```text
 //!   State -> queue: | 7 9 12 13 ... |   an insert: lock, take the lowest, unlock
 //!                      ^ refilled: their bits in `used` are set already
 //! ```
 //!
-//! An operation that vacates a slot first returns the queue's slots to the
-//! slabs. So an insert always gets the lowest index.
+//! An operation that vacates a slot first returns the queue's slots to the slabs. So an insert always gets
+//! the lowest index.
 //!
 //! # Invariants
 //!
