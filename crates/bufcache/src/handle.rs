@@ -447,7 +447,7 @@ impl Device {
     ///
     /// The first error; its block stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.block_on(self.shared.flush_range(&self.source, blocks))
+        self.block_on(self.shared.flush_range(&self.source, blocks, Mode::Thread))
     }
 
     /// Writes whole blocks to the device past the cache, which drops its buffers of them: for

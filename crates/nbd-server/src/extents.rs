@@ -27,11 +27,12 @@ use crate::blocks::{Image, Source};
 /// two system calls.
 pub(crate) const ROOM: usize = 4096;
 
-/// Fills the buffer of a BLOCK_STATUS for a range of the image. Extents begin and end at multiples
-/// of `unit`. Blocks.
+/// Fills the buffer of a BLOCK_STATUS for a range of the image, after its dirty blocks were written
+/// back. Extents begin and end at multiples of `unit`. Blocks.
 pub(crate) fn find(
     image: &Image,
     (offset, len): (u64, u64),
+    written_back: io::Result<()>,
     (one, unit): (bool, u64),
     style: HeaderStyle,
     buf: &mut AlignedBuf,
@@ -39,7 +40,7 @@ pub(crate) fn find(
     let end = offset + len; // `Request::check` has checked that it is within the export
     let all_data = || vec![Extent { len, flags: 0 }];
     let most = if one { 1 } else { ROOM / Extent::size(style) };
-    let found = match (image.write_back(offset..end), &image.source) {
+    let found = match (written_back, &image.source) {
         (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
         #[cfg(test)]
         (Ok(()), Source::Device(_, Some(file))) => extents(file, offset, end, unit, most)?,

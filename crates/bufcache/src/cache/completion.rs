@@ -28,6 +28,7 @@ use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::{Arc, order, panicking, step, thread, thread_id};
 
+use super::pool::Lane;
 use crate::dirty::errno_of;
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
@@ -380,7 +381,7 @@ fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, cal
         return call(operation);
     }
     let Some(source) = completion(&operation).source().map(Arc::clone) else { return };
-    source.cache.call_blocking(source.id, move || call(operation));
+    source.cache.call_blocking(source.id, Lane::Device, move || call(operation));
 }
 
 /// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`]

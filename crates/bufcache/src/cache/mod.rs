@@ -34,7 +34,7 @@ use self::load::Waiters;
 pub(crate) use self::miss::EnterResult;
 pub use self::overwrite::Bypass;
 pub(crate) use self::overwrite::Overwrite;
-use self::pool::Pool;
+use self::pool::{Lane, Pool};
 use self::wait_queue::{Timer, WaitQueue};
 pub(crate) use self::write::{BlockRequest, Fill, MissResult, Wait};
 pub(crate) use self::write_back::Limits;
@@ -203,14 +203,14 @@ impl Shared {
     ) -> std::sync::Arc<Reply<T>> {
         let reply = Reply::new();
         let end = std::sync::Arc::clone(&reply);
-        self.call_blocking(device, move || end.end(contain(call)));
+        self.call_blocking(device, Lane::Task, move || end.end(contain(call)));
         reply
     }
 
     /// Makes a call for a device on a thread of the cache, or on this one if no thread can be
     /// started.
-    pub(crate) fn call_blocking(&self, device: u16, call: impl FnOnce() + Send + 'static) {
-        if let Err(call) = self.pool.queue_call(device, Box::new(call)) {
+    fn call_blocking(&self, device: u16, lane: Lane, call: impl FnOnce() + Send + 'static) {
+        if let Err(call) = self.pool.queue_call(device, lane, Box::new(call)) {
             call();
         }
     }

@@ -500,10 +500,11 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
+        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
-        let summary = self.write_back(source, &selection, Mode::Thread).await;
+        let summary = self.write_back(source, &selection, mode).await;
         self.check_sync(source)?;
         summary.error.map_or(Ok(()), Err)
     }

@@ -30,8 +30,7 @@ const ROUND: Duration = Duration::from_millis(200);
 /// The most threads that read one device at the same time. A guess: a disk can reorder that many
 /// reads.
 const PER_DEVICE: usize = if cfg!(offlock_model) { 1 } else { 4 };
-/// The most threads that make calls for the tasks of one device. A guess: a call may wait for a
-/// guard.
+/// The most threads that make calls of one lane of a device. A guess: a call may wait for a guard.
 const CALLS: usize = if cfg!(offlock_model) { 1 } else { 16 };
 /// A thread without a job ends if this many other threads wait already. A guess.
 const MOST_IDLE: usize = 2;
@@ -40,6 +39,16 @@ const HAS_ROUNDS: bool = !cfg!(offlock_model);
 
 /// A call of a task that may block.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
+
+/// The calls of a device that have threads of their own. A call of a task may wait for an operation
+/// of the device, which therefore never queues behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Calls of tasks.
+    Task,
+    /// Deferred operations of the device, which wait for no other job.
+    Device,
+}
 
 /// Starts the threads and queues jobs for them.
 pub(crate) struct Pool {
@@ -84,9 +93,15 @@ struct Work {
     loads: VecDeque<Load>,
     /// The number of threads that read the device.
     reading: usize,
-    calls: VecDeque<Call>,
-    /// The number of threads that make a call.
-    calling: usize,
+    /// For each [`Lane`].
+    calls: [Calls; 2],
+}
+
+#[derive(Default)]
+struct Calls {
+    queue: VecDeque<Call>,
+    /// The number of threads that make one of these calls.
+    running: usize,
 }
 
 /// The state of a device in a round.
@@ -104,14 +119,20 @@ enum Clean {
 enum Job {
     Load(Load),
     Clean(Arc<Source>, bool),
-    Call(Call),
+    Call(Lane, Call),
+}
+
+impl Calls {
+    fn has_job(&self) -> bool {
+        !self.queue.is_empty() && self.running < CALLS
+    }
 }
 
 impl Work {
     fn has_job(&self) -> bool {
         matches!(self.clean, Clean::Due { .. })
             || (!self.loads.is_empty() && self.reading < PER_DEVICE)
-            || (!self.calls.is_empty() && self.calling < CALLS)
+            || self.calls.iter().any(Calls::has_job)
     }
 
     fn take_job(&mut self) -> Option<Job> {
@@ -125,17 +146,18 @@ impl Work {
                 return Some(Job::Load(load));
             }
         }
-        if self.calling < CALLS {
-            if let Some(call) = self.calls.pop_front() {
-                self.calling += 1;
-                return Some(Job::Call(call));
+        for lane in [Lane::Device, Lane::Task] {
+            let calls = &mut self.calls[lane as usize];
+            if calls.has_job() {
+                calls.running += 1;
+                return calls.queue.pop_front().map(|call| Job::Call(lane, call));
             }
         }
         None
     }
 
     fn is_over(&self) -> bool {
-        let has_calls = self.calling > 0 || !self.calls.is_empty();
+        let has_calls = self.calls.iter().any(|calls| calls.running > 0 || !calls.queue.is_empty());
         let has_jobs =
             has_calls || self.reading > 0 || !self.loads.is_empty() || self.clean == Clean::Now;
         self.dirty.is_none() && !has_jobs
@@ -153,8 +175,8 @@ impl State {
         if at == self.devices.len() {
             let loads = std::mem::take(&mut self.spare);
             let (dirty, clean) = (None, Clean::No);
-            let calls = VecDeque::new();
-            self.devices.push(Work { id, dirty, clean, loads, reading: 0, calls, calling: 0 });
+            let calls = Default::default();
+            self.devices.push(Work { id, dirty, clean, loads, reading: 0, calls });
         }
         &mut self.devices[at]
     }
@@ -283,14 +305,14 @@ impl Pool {
     /// # Errors
     ///
     /// The call, if no thread can be started or there is no memory to queue it.
-    pub(super) fn queue_call(&self, device: u16, call: Call) -> Result<(), Call> {
+    pub(super) fn queue_call(&self, device: u16, lane: Lane, call: Call) -> Result<(), Call> {
         let mut state = self.queue.state.lock();
         let has_thread = self.ensure_idle_thread(&mut state) || state.threads > 0;
-        let work = state.work(device);
-        if !has_thread || work.calls.try_reserve(1).is_err() {
+        let queue = &mut state.work(device).calls[lane as usize].queue;
+        if !has_thread || queue.try_reserve(1).is_err() {
             return Err(call);
         }
-        work.calls.push_back(call);
+        queue.push_back(call);
         drop(state);
         step!("pool: tell a thread of a call", self.queue.changed.notify_one());
         Ok(())
@@ -386,7 +408,8 @@ impl Queue {
             let end: fn(&mut Work) = match job {
                 Job::Load(_) => |work| work.reading -= 1,
                 Job::Clean(..) => |work| work.clean = Clean::No,
-                Job::Call(_) => |work| work.calling -= 1,
+                Job::Call(Lane::Task, _) => |work| work.calls[Lane::Task as usize].running -= 1,
+                Job::Call(Lane::Device, _) => |work| work.calls[Lane::Device as usize].running -= 1,
             };
             match job {
                 Job::Load(load) => {
@@ -399,7 +422,7 @@ impl Queue {
                     // Separately, because a drop that panics while another panic unwinds aborts.
                     contain_job(|| drop(source));
                 }
-                Job::Call(call) => contain_job(call),
+                Job::Call(_, call) => contain_job(call),
             }
             state = queue.state.lock();
             let Some(at) = state.position(id) else { continue };

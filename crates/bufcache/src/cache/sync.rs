@@ -15,6 +15,7 @@ use offlock_sync::{Arc, check, step};
 
 use super::Shared;
 use super::completion::{Batch, DeviceSync};
+use super::pool::Lane;
 use super::write_back::Selection;
 use crate::dirty::{Extents, Stage, Unsynced, WriteError};
 use crate::engine::refuses_wait;
@@ -394,7 +395,9 @@ impl Shared {
             // The thread that ends an operation of the device must not wait for a reader or an
             // evictor.
             let of = Arc::clone(source);
-            self.call_blocking(source.id, move || _ = of.cache.invalidate(Some(&of), key));
+            self.call_blocking(source.id, Lane::Task, move || {
+                _ = of.cache.invalidate(Some(&of), key)
+            });
         }
     }
 }

@@ -27,7 +27,8 @@ impl Device {
     /// The number of threads that make calls of one device is limited, so a device that hangs does
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
-    /// At most 16 calls of one device run at the same time. A call that waits for another `call_async`,
+    /// At most 16 calls of one device run at the same time, beside the operations of the device
+    /// itself, for which a call may wait. A call that waits for another `call_async`,
     /// [`create_async`](Self::create_async) or [`close_async`](Self::close_async) of its device
     /// occupies its thread meanwhile: sixteen of these wait for ever.
     ///
@@ -167,6 +168,16 @@ impl Device {
         let source = Arc::clone(&self.source);
         let result = run(async move { source.cache.flush(&source, Mode::Task).await }).await;
         self.or_earlier(result)
+    }
+
+    /// [`flush_range`](Self::flush_range) for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush_range`](Self::flush_range).
+    pub async fn flush_range_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        let source = Arc::clone(&self.source);
+        run(async move { source.cache.flush_range(&source, blocks, Mode::Task).await }).await
     }
 
     /// [`sync`](Self::sync) for tasks.

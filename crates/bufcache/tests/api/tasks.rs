@@ -44,6 +44,11 @@ fn tasks_write_sync_discard_zero_and_close() {
         assert_eq!(cache.stats().dirty, 2 * SIZE);
         device.write_through_async(3..4).await.unwrap();
         assert_eq!(cache.stats().dirty, SIZE);
+        device.flush_range_async(0..4).await.unwrap();
+        assert_eq!(cache.stats().dirty, SIZE, "block 4 is not one of these");
+        device.flush_range_async(4..5).await.unwrap();
+        assert_eq!(cache.stats().dirty, 0);
+        device.create_async(4).await.unwrap()[0] = 4;
         device.flush_async().await.unwrap();
         let syncs = disk.count(Operation::Sync);
         device.sync_async().await.unwrap();
@@ -232,6 +237,33 @@ fn inv25_tasks_that_create_a_block_leave_the_threads_to_its_holder() {
     });
     assert!(begun.elapsed() < Duration::from_secs(2), "they waited: {:?}", begun.elapsed());
     assert_eq!(device.get(0).unwrap()[SIZE - 1], 1);
+}
+
+/// Threads make sixteen calls that wait for a sync, and the task whose turn the sync is needs a
+/// thread to ask the device.
+#[test]
+fn inv23_calls_that_wait_for_a_sync_leave_a_thread_to_it() {
+    const CALLS: usize = 16;
+    let (_cache, device, disk) = new();
+    for round in 0..10 {
+        disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(50)));
+        let (before, (tell, told)) = (disk.count(Operation::Sync), channel());
+        let first = device.clone();
+        let first = thread::spawn(move || block_on(first.sync_async()));
+        wait_for("the first sync", || disk.count(Operation::Sync) > before);
+        let second = device.clone();
+        let mut second = Box::pin(async move { second.sync_async().await });
+        assert!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        for _ in 0..CALLS {
+            let tell = tell.clone();
+            begin(device.call_async(move |device| tell.send(device.sync())));
+        }
+        for _ in 0..CALLS {
+            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())), "round {round}");
+        }
+        assert_eq!(block_on(second), Ok(()));
+        assert_eq!(first.join().unwrap(), Ok(()));
+    }
 }
 
 /// A task that is gone keeps neither the wake-up of the others, if it was woken, nor its waker.

@@ -394,13 +394,13 @@ impl Image {
         blocks.end <= NUMBERED / BLOCK as u64
     }
 
-    /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
-    pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
+    /// Writes the dirty blocks of a range to the image, not necessarily to stable storage.
+    pub(crate) async fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
         if self.is_bypassed() {
             return Ok(()); // none is dirty
         }
         let blocks = covering(bytes.start, bytes.end);
-        self.device.flush_range(blocks).map_err(of_write)
+        self.device.flush_range_async(blocks).await.map_err(of_write)
     }
 
     /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because

@@ -274,8 +274,9 @@ impl Job {
     async fn find_holes(&self, one: bool, mut buf: AlignedBuf) -> Ended {
         let Request { offset, len, .. } = self.request;
         let (image, style, how) = (Arc::clone(&self.image), self.style, (one, self.unit));
+        let written_back = image.write_back(offset..offset + len).await;
         let find = move |_| {
-            let found = extents::find(&image, (offset, len), how, style, &mut buf);
+            let found = extents::find(&image, (offset, len), written_back, how, style, &mut buf);
             (found, Some(buf))
         };
         self.image.device.call_async(find).await

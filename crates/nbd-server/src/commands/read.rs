@@ -118,7 +118,7 @@ impl Job {
                     limit += MAX_COPIED;
                     // A block that cannot be written back stays dirty, and is copied then.
                     let rest = block..blocks.end;
-                    let _ = device.call_async(move |device| device.flush_range(rest)).await;
+                    let _ = device.flush_range_async(rest).await;
                     yield_now().await;
                     continue;
                 }

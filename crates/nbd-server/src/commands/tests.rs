@@ -2,8 +2,11 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::future::poll_fn;
 use std::os::unix::fs::FileExt;
-use std::task::{Context, Waker};
+use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Waker};
+use std::thread;
 
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
@@ -367,6 +370,49 @@ fn the_ends_of_zeroes_are_written_while_all_buffers_are_dirty() {
     lab.check(0, 64 * BLOCK);
     lab.flush().unwrap();
     assert!(lab.on_disk() == lab.model);
+}
+
+/// Requests that wait for each other leave threads to what they wait for: more writes with FUA than
+/// the cache has threads for an image, beside FLUSHes, BLOCK_STATUS and long READs of dirty blocks.
+#[test]
+fn many_durable_writes_end_beside_a_flush() {
+    const MANY: u64 = 40;
+    let (tell, told) = channel();
+    thread::spawn(move || {
+        let lab = Lab::with(512 * BLOCK, 4 << 20, By::Device);
+        lab.disk.inject(Operation::Sync, .., Fault::Delay(Duration::from_millis(5)));
+        for round in 0..5 {
+            let ask = |command, request: Request, len: usize| {
+                let mut buf = AlignedBuf::zeroed(len.max(1), ALIGN);
+                buf.set_len(len);
+                Box::pin(lab.job(command, request).run(Some(buf), || false))
+            };
+            let write = |nr: u64| ask(write(true), request((100 + nr) * BLOCK as u64, 100), 100);
+            let flush = |_| ask(FLUSH, request(0, 0), 0);
+            let status = |_| ask(Command::BlockStatus { one: false }, request(0, 1 << 20), 4096);
+            let read = |_| ask(Command::Read { df: false }, request(0, 1 << 20), 1 << 20);
+            let mut all: Vec<_> = (0..2).map(flush).collect();
+            all.extend((0..MANY).map(write));
+            all.extend((0..2).map(flush));
+            all.extend((0..MANY / 2).map(status));
+            all.extend((0..MANY / 2).map(read));
+            let ended = poll_fn(|context| {
+                all.retain_mut(|one| match one.as_mut().poll(context) {
+                    Poll::Ready((result, _)) => {
+                        result.unwrap();
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            lab.engine.block_on(ended).unwrap();
+            tell.send(round).unwrap();
+        }
+    });
+    for round in 0..5 {
+        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(round), "they wait for ever");
+    }
 }
 
 /// The future of a long write is dropped while the engine has the bytes. The blocks stay excluded

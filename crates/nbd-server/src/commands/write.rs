@@ -51,9 +51,10 @@ impl Job {
                     self.write_blocks(piece.block, copy, 0..part.len()).await.0?;
                 }
                 Err(GetError::NoFreeBuffers) => {
-                    let all = move |device: bufcache::Device| device.flush_range(0..u64::MAX);
                     // An error says why no buffer is free.
-                    change(|| image.device.call_async(all)).await.map_err(of_write)?;
+                    change(|| image.device.flush_range_async(0..u64::MAX))
+                        .await
+                        .map_err(of_write)?;
                     self.change(piece, write).await.map_err(of_get)?;
                 }
                 result => result.map_err(of_get)?,
@@ -171,15 +172,11 @@ impl Job {
         let Request { offset, len, .. } = self.request;
         let blocks = covering(offset, offset + len);
         // Flush first: if the image is full, the flush fails without a loss of dirty blocks.
-        let through = move |device: bufcache::Device, blocks: Range<u64>| {
-            device.flush_range(blocks.clone())?;
-            ignore_earlier(device.write_through(blocks))
+        let through = || async {
+            self.image.device.flush_range_async(blocks.clone()).await?;
+            ignore_earlier(self.image.device.write_through_async(blocks.clone()).await)
         };
-        let call = || {
-            let blocks = blocks.clone();
-            self.image.device.call_async(move |device| through(device, blocks))
-        };
-        change(call).await.map_err(of_write)
+        change(through).await.map_err(of_write)
     }
 }
 
