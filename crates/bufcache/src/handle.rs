@@ -218,7 +218,7 @@ impl Drop for Alive {
         }
         // A sync or write-back may be in an engine of this thread, which the flush would wait for.
         let source = Arc::clone(&self.0);
-        self.0.cache.call_blocking(source.id, move || end(&source));
+        _ = self.0.cache.call(source.id, move || end(&source));
     }
 }
 
