@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+#[cfg(feature = "objects")]
+use crate::volume::VolumeUrl;
+
 /// The export that an `--image` describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageSpec {
@@ -14,6 +17,9 @@ pub(crate) struct ImageSpec {
     pub(crate) offset: u64,
     /// Length of the export in bytes; by default up to the end of the file.
     pub(crate) size: Option<u64>,
+    /// A volume on an object store, in place of a file. `path` has its address.
+    #[cfg(feature = "objects")]
+    pub(crate) volume: Option<VolumeUrl>,
 }
 
 impl FromStr for ImageSpec {
@@ -35,10 +41,20 @@ impl FromStr for ImageSpec {
                 spec.name = name.unwrap_or_default();
             }
         }
+        #[cfg(feature = "objects")]
+        if let Some(url) = spec.path.to_str().and_then(VolumeUrl::parse).transpose()? {
+            if spec.path.as_os_str() == &*image {
+                spec.name = url.name().to_owned();
+            }
+            spec.path = PathBuf::from(&url.address);
+            spec.volume = Some(url);
+        }
+        #[cfg(not(feature = "objects"))]
         if let Some((scheme, _)) = spec.path.to_str().and_then(|path| path.split_once("://")) {
             if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)) {
                 return Err(format!(
-                    "'{}' is a URI, and an image is a file or a block device of this machine",
+                    "'{}' is a URI, and an image is a file or a block device of this machine; volumes on object stores need a server \
+                     built with --features objects",
                     spec.path.display()
                 ));
             }
@@ -62,6 +78,12 @@ impl FromStr for ImageSpec {
                     ));
                 }
             }
+        }
+        #[cfg(feature = "objects")]
+        if spec.volume.is_some() && seen.iter().any(|name| name != "readonly") {
+            return Err(
+                "a volume has no part: the size of a volume is given by '?size=BYTES'".into()
+            );
         }
         Ok(spec)
     }
@@ -122,6 +144,19 @@ mod tests {
         assert_eq!(split("a,,b,,,,c"), ("a,b,,c".into(), "a,b,,c".into()));
     }
 
+    #[cfg(feature = "objects")]
+    #[test]
+    fn a_volume_has_the_name_of_its_last_part() {
+        let parse = |text: &str| text.parse::<ImageSpec>();
+        let spec = parse("s3://bucket/a/vol?size=1G,readonly").unwrap();
+        assert_eq!((&*spec.name, spec.read_only), ("vol", true));
+        assert_eq!(spec.volume.and_then(|url| url.size), Some(1 << 30));
+        assert_eq!(parse("root=file:///srv/v?size=1G").unwrap().name, "root");
+        for bad in ["file:///v,offset=1M", "file:///v,size=1M"] {
+            assert!(parse(bad).unwrap_err().contains("no part"), "{bad}");
+        }
+    }
+
     #[test]
     fn options_follow_the_path() {
         let spec: ImageSpec = "boot=disk,,1.img,offset=1M,size=512K,readonly".parse().unwrap();
@@ -131,6 +166,7 @@ mod tests {
             read_only: true,
             offset: 1 << 20,
             size: Some(512 << 10),
+            ..ImageSpec::default()
         };
         assert_eq!(spec, expected);
         let plain: ImageSpec = "disk.img,size=5".parse().unwrap();

@@ -16,12 +16,13 @@ struct Part {
 
 /// All parts, in the order in which they run: what fails fast and often comes first; `fallbacks`
 /// uses the build of `tests`.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     Part { name: "tools", run: tools::install },
     Part { name: "lint", run: lint::lint },
     Part { name: "tests", run: tests::tests },
     Part { name: "adopt", run: adopt::run },
     Part { name: "fallbacks", run: fallbacks::run },
+    Part { name: "objects", run: tests::objects },
     Part { name: "models", run: all_models },
     Part { name: "stress", run: |ws| stress::all(ws, stress::SECONDS) },
     Part { name: "fuzz", run: fuzz::all },

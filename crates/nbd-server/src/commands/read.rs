@@ -140,6 +140,11 @@ impl Job {
     {
         match &self.source {
             Source::File(file) => transfer(self.engine.read(file, buf, start)).await,
+            #[cfg(feature = "objects")]
+            Source::Volume(volume) => {
+                let mut buf = buf;
+                (volume.read_async(start, &mut buf).await.map_err(Into::into), buf)
+            }
             #[cfg(test)]
             Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
             #[cfg(test)]

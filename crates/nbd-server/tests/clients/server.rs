@@ -337,6 +337,10 @@ impl Server {
     }
 
     /// Has it look at the sizes of files.
+    pub(crate) fn kill(&mut self) {
+        self.process.signal(libc::SIGKILL);
+    }
+
     pub(crate) fn hang_up(&mut self) {
         self.process.signal(libc::SIGHUP);
     }

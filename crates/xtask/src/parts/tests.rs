@@ -11,6 +11,13 @@ pub(crate) fn tests(ws: &Workspace) -> Result<()> {
     readme::command(ws, "cargo test --workspace")?.run()
 }
 
+/// The server with volumes on object stores. They are off by default, because they bring 170 packages.
+pub(crate) fn objects(ws: &Workspace) -> Result<()> {
+    let of = ["--locked", "-p", "offlock-nbd", "--features", "objects"];
+    let only = ["--bin", "offlock-nbd", "--test", "clients", "--", "volume"];
+    ws.cargo(["test"]).args(of).args(only).run()
+}
+
 /// The demo verifies every byte itself, and ends with 0 only if all were right.
 pub(crate) fn demo(ws: &Workspace) -> Result<()> {
     readme::command(ws, "cargo run --release --bin offlock-nbd")?.run()

@@ -233,6 +233,13 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         let all = Action::Clients("", "");
         step(&format!("nbd-clients-{round:0width$}"), "once".to_string(), &[], all);
     }
+    let n = count(1_000);
+    step(
+        "nbd-volume",
+        format!("2 x {n} kills"),
+        &[("OFFLOCK_TEARINGS", n.to_string())],
+        Action::Clients("--features objects", "volume/"),
+    );
     // The only run with the feature, for which the main job does not wait.
     step("nbd-tls", "once".to_string(), &[], Action::Clients("--features tls", "tls/"));
 
