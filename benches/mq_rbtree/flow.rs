@@ -7,7 +7,7 @@ use harness::{Plan, Report, Rounds};
 
 use crate::kernel::Kernel;
 use crate::locked::{PlHeap, PlMap, StdHeap};
-use crate::peers::{AsyncPriority, Crossbeam, Flume, Kanal};
+use crate::peers::{AsyncPriority, Crossbeam, Flume, Kanal, Mpsc, Spsc};
 use crate::queue::{Ours, Queue, Tree};
 use crate::two::{Timed, at_once};
 
@@ -43,6 +43,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let (pl_heap, pl_map) = (PlHeap::new(MOST), PlMap::new(MOST));
     let asynchronous = AsyncPriority::new(MOST);
     let (crossbeam, kanal, flume) = (Crossbeam::new(MOST), Kanal::new(MOST), Flume::new(MOST));
+    let (spsc, mpsc) = (Spsc::new(MOST), Mpsc::new(MOST));
     let rows = [
         row(&ours),
         row(&tree),
@@ -54,6 +55,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         row(&crossbeam),
         row(&kanal),
         row(&flume),
+        row(&spsc),
+        row(&mpsc),
     ];
     println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
     let names = rows.iter().map(|(name, _)| (format!("{name}/2"), 1));
