@@ -70,7 +70,7 @@ fn measure(plan: &Plan, batch: usize) -> Rounds {
 fn added(rounds: &Rounds, row: &str, batch: usize) -> Option<f64> {
     let queue = "aio-reap queue/1";
     let ns = 1e9 / rounds.throughput(queue)? / batch as f64;
-    Some((rounds.time_ratio(row, queue)? - 1.0) * ns)
+    Some((rounds.time_ratio(row, queue)?.median - 1.0) * ns)
 }
 
 /// The largest; none if one was not measured.

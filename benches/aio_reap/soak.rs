@@ -80,7 +80,7 @@ fn soak(mode: ReapMode, requests: u64) -> io::Result<Soaked> {
     .allocations;
     ran?;
     let figures = load.figures();
-    // What the engines took and nobody got, and what they themselves could not place.
+    // Requests that an engine accepted and never completed, and completions without a request.
     let missing = engines.iter().map(|engine| {
         let stats = engine.stats();
         stats.accepted.abs_diff(stats.completed) + stats.stray

@@ -7,7 +7,6 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use aio_reap::{AlignedBuf, CompletionQueue, Engine};
 use bufcache::{BlockDevice, Cache, Device, EngineDevice, FileDevice};
 use harness::timed::{Row, measure};
 use harness::{Plan, Random, Report};
@@ -18,8 +17,6 @@ use crate::pages::{PAGE, fill};
 const PAGES: usize = 1 << 13;
 /// Written between two syncs.
 const BATCH: usize = 512;
-/// Writes of the engine's in flight.
-const DEPTH: usize = 32;
 /// Why nothing is refused.
 const DISK: &str = "a disk that writes";
 
@@ -74,42 +71,6 @@ fn pwrite(file: File, random: bool) -> Row<'static> {
     })
 }
 
-/// By the engine, past the kernel's page cache, each page as it comes.
-fn engine(file: File, random: bool) -> io::Result<Row<'static>> {
-    let engine = Engine::builder().depth(DEPTH).build()?;
-    let attached = engine.attach(file.try_clone()?)?;
-    let queue = CompletionQueue::new();
-    let mut spare: Vec<_> = (0..DEPTH).map(|_| AlignedBuf::zeroed(PAGE, PAGE)).collect();
-    let mut next = Next::new(random);
-    Ok(Row::new("aio-reap O_DIRECT", move || {
-        let plug = engine.plug();
-        let mut left = BATCH;
-        while left > 0 || spare.len() < DEPTH {
-            while let Some(mut buf) = spare.pop() {
-                if left == 0 {
-                    spare.push(buf);
-                    break;
-                }
-                left -= 1;
-                let page = next.page();
-                fill(page, &mut buf);
-                engine.write(&attached, buf, page * PAGE as u64).enqueue(&queue, 0).expect(DISK);
-            }
-            if spare.len() == DEPTH {
-                break;
-            }
-            engine.wait(None).expect("wait");
-            while let Some(completion) = queue.pop() {
-                assert_eq!(completion.result.expect(DISK), PAGE);
-                spare.push(completion.buf);
-            }
-        }
-        drop(plug);
-        file.sync_data().expect(DISK);
-        BATCH as u64
-    }))
-}
-
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let plan = Plan { min_overlap: 0.0, ..plan.clone() }; // it sleeps most of the time
     // Beside what was compiled: that is a disk.
@@ -120,18 +81,13 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     named.as_file().sync_all().expect(DISK);
     for (group, random) in [("ascending", false), ("at random", true)] {
         let plain = |direct| FileDevice::new(file(named.path(), direct)).expect(DISK);
-        let direct = || file(named.path(), true);
         let mut rows =
             vec![ours("bufcache", plain(false), random), pwrite(file(named.path(), false), random)];
         // Not every file system takes direct writes.
         if OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(named.path()).is_ok() {
             rows.push(ours("bufcache O_DIRECT", plain(true), random));
-            let device = EngineDevice::new(direct()).expect(DISK);
+            let device = EngineDevice::new(file(named.path(), true)).expect(DISK);
             rows.push(ours("bufcache aio-reap", device, random));
-            match engine(direct(), random) {
-                Ok(row) => rows.push(row),
-                Err(error) => println!("# not measured: the engine alone: {error}"),
-            }
         }
         let rounds = measure(&format!("{BATCH} pages {group}, and a sync"), &plan, rows);
         report.show(&rounds);
@@ -140,12 +96,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             let ratio = rounds.time_ratio("bufcache/1", "pwrite, fdatasync/1");
             report.record("B12.sync512.pwrite_fdatasync", ratio);
         }
-        report.against(
-            &rounds,
-            "bufcache aio-reap",
-            1,
-            &["pwrite, fdatasync", "aio-reap O_DIRECT"],
-        );
+        report.against(&rounds, "bufcache aio-reap", 1, &["pwrite, fdatasync"]);
     }
 }
 

@@ -6,12 +6,6 @@ use harness::Random;
 /// is how frequent is random.
 pub(crate) fn zipf(n: usize, exponent: f64, count: usize) -> Vec<u32> {
     let numbers = Random::new(n as u64).permutation(n);
-    let ranks = zipf_ranks(n, exponent, count);
-    ranks.into_iter().map(|rank| numbers[rank as usize]).collect()
-}
-
-/// The same, where the most frequent number is 0, the next one 1, and so on.
-fn zipf_ranks(n: usize, exponent: f64, count: usize) -> Vec<u32> {
     let mut random = Random::new(n as u64);
     let mut sums: Vec<f64> = Vec::with_capacity(n);
     let mut sum = 0.0;
@@ -21,7 +15,7 @@ fn zipf_ranks(n: usize, exponent: f64, count: usize) -> Vec<u32> {
     }
     let mut pick = || {
         let wanted = random.fraction() * sum;
-        sums.partition_point(|&sum| sum < wanted).min(n - 1) as u32
+        numbers[sums.partition_point(|&sum| sum < wanted).min(n - 1)]
     };
     (0..count).map(|_| pick()).collect()
 }
@@ -29,19 +23,6 @@ fn zipf_ranks(n: usize, exponent: f64, count: usize) -> Vec<u32> {
 /// 0 to `n`, over and over.
 pub(crate) fn cycle(n: usize, count: usize) -> Vec<u32> {
     (0..count).map(|at| (at % n) as u32).collect()
-}
-
-/// Zipf among 0 to `n`, and after every `n` of these a scan of a quarter as many blocks behind them,
-/// each time others.
-pub(crate) fn zipf_and_scans(n: usize, exponent: f64, count: usize) -> Vec<u32> {
-    let mut keys = Vec::with_capacity(count + n);
-    let mut fresh = n as u32;
-    for part in zipf(n, exponent, count).chunks(n) {
-        keys.extend_from_slice(part);
-        keys.extend(fresh..fresh + n as u32 / 4);
-        fresh += n as u32 / 4;
-    }
-    keys
 }
 
 /// Up through 0 to `n` and down again: what was left last comes back first.
@@ -52,11 +33,4 @@ pub(crate) fn zigzag(n: usize, count: usize) -> Vec<u32> {
 /// Each block is written, and read once after `n` others were written and as many read.
 pub(crate) fn write_once_read_once(n: usize, count: usize) -> Vec<u32> {
     (0..count as u32 / 2).flat_map(|at| [at + n as u32, at]).collect()
-}
-
-/// Zipf among `n` blocks, of which the most frequent tenth is another one after every `n` requests.
-pub(crate) fn shifting_zipf(n: usize, exponent: f64, count: usize) -> Vec<u32> {
-    let shift = |(at, key): (usize, u32)| ((key as usize + at / n * (n / 10)) % n) as u32;
-    // By rank, so that the shift replaces the most frequent ones.
-    zipf_ranks(n, exponent, count).into_iter().enumerate().map(shift).collect()
 }

@@ -115,9 +115,3 @@ channel!(
     "kanal (no priority)",
     kanal
 );
-channel!(
-    /// flume's: a lock around a deque.
-    Flume,
-    "flume (no priority)",
-    flume
-);

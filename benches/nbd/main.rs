@@ -37,7 +37,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harness::{
-    Args, FioReads, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
+    Args, FioMix, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
 };
 
 use crate::picture::Picture;
@@ -47,7 +47,7 @@ use crate::table::{Lines, heading};
 
 /// The image: large enough that the CPU's caches do not hold it, small enough for the page cache.
 const IMAGE: usize = 1 << 30;
-/// A guess: below it, repeated windows of one server stay within a few percent of each other.
+/// Below it, repeated windows of one server stay within a few percent of each other.
 const DISTURBED: f64 = 0.15;
 
 /// The row with an export whose device answers no more.
@@ -291,7 +291,8 @@ impl Bench<'_> {
         } else {
             let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
             let args = load.fio_args().into_iter().chain(engine);
-            let mut reads = FioReads::measure(client, self.window, self.scratch, args)?;
+            let measured = FioMix::measure(client, self.window, self.scratch, args)?;
+            let mut reads = measured.reads.ok_or(io::ErrorKind::InvalidData)?;
             reads.busy *= load.connections as f64; // it is the mean over its jobs
             reads
         };

@@ -13,7 +13,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use harness::{Args, FioMix, FioSide, Foreign, median};
+use harness::{Args, FioMix, FioSide, Foreign, Ratio, median};
 
 use crate::light;
 use crate::servers::{NBDKIT, OURS, QEMU, Server};
@@ -204,14 +204,14 @@ impl WriteRow {
     }
 
     /// The targets of the row, as far as all servers were measured.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (String, Option<f64>)> {
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (String, Option<Ratio>)> {
         self.job.targets.iter().map(|(end, figure)| {
             let ratio = |[ours, qemu, nbdkit]: &[Option<FioMix>; 3]| {
                 let of = |window: &Option<FioMix>| figure.of(window.as_ref()?);
                 Some(of(ours)? / figure.better(of(qemu)?, of(nbdkit)?))
             };
             let ratios: Vec<f64> = self.windows.iter().filter_map(ratio).collect();
-            (format!("{}.{}.{end}", self.job.id, self.job.name), median(&ratios))
+            (format!("{}.{}.{end}", self.job.id, self.job.name), Ratio::of(&ratios))
         })
     }
 

@@ -20,7 +20,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let plain = LgLock::new(|_| 0_u64);
     let parking_lot = Mutex::new(0_u64);
     let std = StdMutex::new(0_u64);
-    let spin = spin::Mutex::<u64>::new(0);
     let sharded = ShardedLock::new(0_u64);
 
     let mut group = Group::new("lock and unlock");
@@ -41,11 +40,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
                     black_box(&*std.lock().expect(FREE));
                 }
             }))
-            .case(Case::new("spin Mutex", threads, |_| {
-                |_| {
-                    black_box(&*spin.lock());
-                }
-            }))
             .case(Case::new("ShardedLock read", threads, |_| {
                 |_| {
                     black_box(&*sharded.read().expect(FREE));
@@ -54,7 +48,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     }
     let rounds = group.run(plan);
     report.show(&rounds);
-    let peers = ["parking_lot Mutex", "std Mutex", "spin Mutex", "ShardedLock read"];
+    let peers = ["parking_lot Mutex", "std Mutex", "ShardedLock read"];
     for threads in [1, 2] {
         report.against(&rounds, "LgLock local", threads, &peers);
     }

@@ -21,7 +21,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let seize = seize::Collector::new();
 
     let mut group = Group::new("pin and unpin");
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(Case::new(OURS, threads, |_| {
                 |_| {

@@ -13,7 +13,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let arc = Arc::new(0_u64);
 
     let mut group = Group::new("get and put, one hot object");
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(Case::new("PercpuRef get+put", threads, |_| {
                 |_| {

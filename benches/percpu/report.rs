@@ -1,6 +1,6 @@
 //! The report of the harness, for targets of which a process decides one half.
 
-use harness::{Rounds, Targets};
+use harness::{Measured, Rounds, Targets};
 
 /// Which half of the targets this process decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(mode: Mode, targets: Targets) -> Self {
-        Self { mode, all: harness::Report::new(targets, None) }
+        Self { mode, all: harness::Report::new(targets) }
     }
 
     /// Prints a table.
@@ -48,7 +48,7 @@ impl Report {
     /// # Panics
     ///
     /// Panics if `targets.toml` has no such target: a slip of this bench.
-    pub(crate) fn record(&mut self, id: &str, measured: Option<f64>) {
+    pub(crate) fn record(&mut self, id: &str, measured: impl Into<Measured>) {
         if id.starts_with("P8.") == (self.mode == Mode::Fallback) {
             self.all.record(id, measured);
         }

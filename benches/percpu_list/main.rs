@@ -35,7 +35,6 @@ const FAMILIES: &[Family] = &[
     Family { name: "L4 cross", run: cross::run },
     Family { name: "L5 owning", run: pair::run_owning },
     Family { name: "L6 walk", run: walk::run },
-    Family { name: "L6 lock_all", run: walk::run_lock_all },
     Family { name: "L9 beside", run: pair::run_beside },
     Family { name: "L9 bytes", run: pair::run_bytes },
 ];

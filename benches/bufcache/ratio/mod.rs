@@ -15,7 +15,7 @@ use harness::{Plan, Report};
 use recordings::xfsbuf::{CREATE8, UNLINK8};
 use testkit::traces::{Trace, TraceError, in_folder};
 
-use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf, zipf_and_scans};
+use crate::keys::{cycle, write_once_read_once, zigzag};
 use crate::replay::gets;
 use policies::{LRU, OPT, OURS, POLICIES, QUICK_CACHE};
 
@@ -109,27 +109,10 @@ pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
     let room = BLOCKS / 5;
     let above = row("loop 1.01 x room", &cycle(room * 101 / 100, REQUESTS), room);
     report.record("B11.loop_just_above.quick_cache", Some(ratio(&above, QUICK_CACHE)));
-    // What a cache learns of a pattern must not depend on the blocks before it.
-    for place in 1..=4 {
-        let scan = (place * 2 * room..(place + 1) * 2 * room).map(|block| block as u32);
-        let keys: Vec<u32> = scan.chain(cycle(room * 101 / 100, REQUESTS)).collect();
-        row("loop after a scan", &keys, room);
-    }
     let once = row("write once read once", &write_once_read_once(room * 9 / 20, REQUESTS), room);
     report.record("B11.write_once_read_once.lru", Some(ratio(&once, LRU)));
     let zigzag = zigzag(BLOCKS, REQUESTS);
     let ratios =
         [5, 20, 50].map(|percent| ratio(&row("zigzag", &zigzag, BLOCKS * percent / 100), LRU));
     report.record("B11.zigzag.lru", ratios.into_iter().reduce(f64::min));
-    let others = [
-        ("loop", cycle(BLOCKS, REQUESTS)),
-        ("zipf 0.8", zipf(BLOCKS, 0.8, REQUESTS)),
-        ("zipf and scans", zipf_and_scans(BLOCKS, 0.8, REQUESTS)),
-        ("shifting zipf", shifting_zipf(BLOCKS, 0.8, REQUESTS)),
-    ];
-    for (name, keys) in &others {
-        for percent in ROOM {
-            row(name, keys, BLOCKS * percent / 100);
-        }
-    }
 }

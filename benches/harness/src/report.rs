@@ -1,36 +1,19 @@
 //! What a family of rows hands in: its table, the ratios to its peers, and the targets they decide.
 
-use std::path::PathBuf;
-
-use crate::chapter::Chapter;
 use crate::rounds::Rounds;
-use crate::targets::{TargetError, Targets};
+use crate::targets::{Measured, TargetError, Targets};
 
 /// What a bench with several families of rows has measured so far.
 #[derive(Debug)]
 pub struct Report {
     targets: Targets,
     losses: Vec<String>,
-    hand_on: Option<PathBuf>,
 }
 
 impl Report {
-    /// Nothing yet, for these targets. Chapters are appended to the file as well.
-    pub fn new(targets: Targets, hand_on: Option<PathBuf>) -> Self {
-        Self { targets, losses: Vec::new(), hand_on }
-    }
-
-    /// Prints a chapter, and hands it on.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the file cannot be written that it is to be handed on in.
-    pub fn chapter(&self, chapter: &Chapter) {
-        print!("{chapter}");
-        if let Some(file) = &self.hand_on {
-            let handed = chapter.append_to(file);
-            handed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        }
+    /// Returns a report without a figure, for these targets.
+    pub fn new(targets: Targets) -> Self {
+        Self { targets, losses: Vec::new() }
     }
 
     /// Prints a table.
@@ -48,6 +31,7 @@ impl Report {
                 println!("  {ours} over {peer}: none");
                 continue;
             };
+            let ratio = ratio.median;
             println!("  {ours} over {peer}: {ratio:.3}");
             if ratio > 1.0 {
                 let group = rounds.group();
@@ -61,7 +45,7 @@ impl Report {
     /// # Panics
     ///
     /// Panics if `targets.toml` has no such target: a slip of this bench.
-    pub fn record(&mut self, id: &str, measured: Option<f64>) {
+    pub fn record(&mut self, id: &str, measured: impl Into<Measured>) {
         self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -158,6 +159,47 @@ pub(crate) fn deny(ws: &Workspace) -> Result<()> {
     ws.cargo("deny --offline --manifest-path fuzz/Cargo.toml check licenses bans sources").run()
 }
 
+/// The benches that print targets, without those of the server and of the census.
+const BENCHES: [&str; 6] =
+    ["percpu", "radix_ctx", "percpu_list", "mq_rbtree", "bufcache", "aio_reap"];
+
+/// Every bench as it is meant, optimised: hours. Writes what they print to a page of Markdown.
+pub(crate) fn bench_results(ws: &Workspace, page: &Path) -> Result<()> {
+    let mut printed = String::new();
+    for name in BENCHES.iter().chain(&["nbd", "census"]) {
+        let said = ws.cargo("bench --workspace --bench").arg(name).output()?;
+        print!("{said}");
+        let _ = write!(printed, "\n## {name}\n\n{said}");
+    }
+    write(page, results_page(&printed))
+}
+
+/// Returns the page: the targets, missed ones first; the rows that a peer wins; and all tables.
+fn results_page(printed: &str) -> String {
+    let (mut short, mut holds, mut lost, mut tables) =
+        (String::new(), String::new(), String::new(), String::new());
+    for line in printed.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["TARGET", id, "measured", measured, "bound", bound, verdict, spread @ ..] =
+            &words[..]
+        {
+            let rows = if *verdict == "holds" { &mut holds } else { &mut short };
+            let spread = spread.join(" ");
+            let _ = writeln!(rows, "| {id} | {measured} | {bound} | {verdict} | {spread} |");
+        } else if let Some(row) = line.strip_prefix("#   ") {
+            let _ = writeln!(lost, "- {row}");
+        } else {
+            let text = line.strip_prefix("# ").map(|text| format!("{text}\n"));
+            let _ = writeln!(tables, "{}", text.as_deref().unwrap_or(line));
+        }
+    }
+    let heading = "| target | measured | bound | | rounds |\n|---|---|---|---|---|";
+    format!(
+        "# Results\n\nWritten by `cargo xtask benches --results`. Missed targets come first.\n\n\
+         {heading}\n{short}{holds}\n## Rows that a peer wins\n\n{lost}{tables}"
+    )
+}
+
 /// Every bench as short as it goes: their figures decide nothing on a shared machine, but each must build,
 /// run and end.
 ///
@@ -171,15 +213,8 @@ pub(crate) fn benches_smoke(ws: &Workspace) -> Result<()> {
         let bench = ws.cargo(BENCH).words(&format!("--bench {name} -- --smoke {options}"));
         bench.limit(Duration::from_secs(300)).run()
     };
-    for name in ["percpu", "radix_ctx", "percpu_list", "mq_rbtree", "bufcache", "aio_reap"] {
+    for name in BENCHES {
         smoke(name, "")?;
-    }
-    // One seed is enough to make a page; the benches above have measured all of them.
-    let report = ws.target.join("report");
-    smoke("seeds", &format!("--only mq_rbtree --report {}", report.display()))?;
-    let page = report.join("README.md");
-    if fs::metadata(&page).map_or(0, |page| page.len()) == 0 {
-        return Err(Error::new(format!("{} was not written", page.display())));
     }
     for only in ["counter", "radix", "list", "buf", "served"] {
         smoke("census", &format!("--only {only}"))?;
@@ -202,6 +237,41 @@ mod unit_tests {
                 .to_string()
                 .contains("no part is called lynt")
         );
+    }
+
+    /// The file that a reader is sent to, `src/tree.rs`, is one of the crate whose paragraph or row it is.
+    #[test]
+    fn each_file_on_the_map_is_there() {
+        let ws = Workspace::open().unwrap();
+        let map = read(ws.root.join("ARCHITECTURE.md")).unwrap();
+        let (mut package, mut count) = ("", 0);
+        for line in map.lines() {
+            let start = line.strip_prefix("**").or_else(|| line.strip_prefix("| `"));
+            package = start.and_then(|rest| rest.split(['*', '`']).next()).unwrap_or(package);
+            for file in line.split('`').skip(1).step_by(2).filter(|name| name.starts_with("src/")) {
+                assert!(
+                    ws.root.join("crates").join(package).join(file).exists(),
+                    "{package}: {file}"
+                );
+                count += 1;
+            }
+        }
+        assert!(count > 40, "{count} files");
+    }
+
+    #[test]
+    fn a_page_of_results_has_the_losses_first() {
+        let printed = "\n## percpu\n\n# Some CPU\n\n| group | ns/op |\n|---|---:|\n| a/1 | 1.0 |\n\
+                       # rows that we lose: 1\n#   group: a takes 2 times b\n\
+                       TARGET P1.a measured 1.0 bound <=2 holds rounds 3 min 0.9 max 1.1 host dear\n\
+                       TARGET P2.b measured none bound <=2 short\n";
+        let page = results_page(printed);
+        let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("no {text} in {page}"));
+        assert!(
+            at("| P2.b | none | <=2 | short |  |") < at("| P1.a | 1.0 | <=2 | holds | rounds 3")
+        );
+        assert!(at("- group: a takes 2 times b") < at("## percpu"));
+        assert!(at("\nSome CPU\n") < at("| a/1 | 1.0 |"));
     }
 
     #[test]

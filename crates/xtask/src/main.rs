@@ -12,6 +12,7 @@ mod suites;
 mod tools;
 mod workspace;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -118,6 +119,9 @@ enum Command {
         /// As short as it goes: each builds, runs and ends, no more
         #[arg(long)]
         smoke: bool,
+        /// Write what they print to this page of Markdown, such as `benches/RESULTS.md`
+        #[arg(long, value_name = "FILE", conflicts_with = "smoke")]
+        results: Option<PathBuf>,
     },
     /// The import cycles among the modules of each crate and of the server
     Layers {
@@ -190,8 +194,9 @@ fn run(command: Command) -> Result<()> {
         Command::Soak { steps, list, scale } => soak::run(ws, &steps, scale, list),
         Command::Lint => lint::lint(ws),
         Command::Deny => ci::deny(ws),
-        Command::Benches { smoke: true } => ci::benches_smoke(ws),
-        Command::Benches { smoke: false } => ws.cargo("bench").run(),
+        Command::Benches { smoke: true, .. } => ci::benches_smoke(ws),
+        Command::Benches { results: Some(page), .. } => ci::bench_results(ws, &page),
+        Command::Benches { .. } => ws.cargo("bench").run(),
         Command::Layers { crates, check } => layers::run(ws, &crates, check),
         Command::Size => lint::sizes(ws),
         Command::Examples { crates, check } => lint::examples(ws, &crates, check),
