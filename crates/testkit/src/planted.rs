@@ -211,8 +211,9 @@ fn run_some(mutant: &str, model: &str, schedules: u32, switches: Option<u32>) ->
         .unwrap();
     let out = reader(child.stdout.take().unwrap());
     let err = reader(child.stderr.take().unwrap());
-    let failed = !wait(&mut child).success();
-    Run { failed, said: out.join().unwrap() + &err.join().unwrap() }
+    let status = wait(&mut child);
+    let said = format!("{}{}{status}", out.join().unwrap(), err.join().unwrap());
+    Run { failed: !status.success(), said }
 }
 
 /// Reads a pipe to its end on a thread of its own, so that the child never blocks on a full pipe.
