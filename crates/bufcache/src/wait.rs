@@ -3,14 +3,14 @@
 //! The write-back, the sync and the discard of a device are `async` functions, which serve both.
 //!
 //! ```text
-//!  flush        ──► poll once; each wait in it blocks the thread
+//!  flush        ──► block_on: polled by the caller, which sleeps in between
 //!  flush_async  ──► Running: polled by the caller, then by each thread that ends what it waits for
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. In [`Mode::Thread`] a future of this crate is ready at its first poll, because each wait in
-//!    it blocks the thread.
+//! 1. A thread that sleeps in [`block_on`] polls again after each wake-up that came since its last
+//!    poll began.
 //! 2. A [`Running`] future is polled by one thread at a time, and once more after a wake-up that
 //!    came during a poll.
 //! 3. A running future goes on without the task that began it. It is dropped only when it is ready.
@@ -26,80 +26,57 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::{mem, thread};
 
 use offlock_sync::panics::drop_payload;
-use offlock_sync::{Futex, Mutex, WordLock, check, step};
+use offlock_sync::{Futex, Mutex, WordLock, check, step, thread_local};
 
-/// How an operation waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// The calling thread blocks.
-    Thread,
-    /// The operation is suspended, and goes on in the thread that ends the operation or event that
-    /// it waits for.
-    Task,
+/// Wakes one thread that blocks.
+#[derive(Debug)]
+struct ThreadWaker(Futex);
+
+impl ThreadWaker {
+    fn new() -> (Arc<Self>, Waker) {
+        let thread = Arc::new(Self(Futex::new()));
+        (Arc::clone(&thread), Waker::from(thread))
+    }
 }
 
-/// Wakes the threads that sleep for an operation of one device.
-#[derive(Debug)]
-pub(crate) struct Bell(Futex);
-
-impl Wake for Bell {
+impl Wake for ThreadWaker {
     fn wake(self: Arc<Self>) {
         self.0.advance();
-        step!("bell: wake the threads", self.0.wake_all());
+        step!("thread: wake it", self.0.wake_all());
     }
 }
 
-impl Bell {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self(Futex::new()))
-    }
+thread_local! {
+    static THREAD: (Arc<ThreadWaker>, Waker) = ThreadWaker::new();
+}
 
-    /// Waits in that mode until `poll` is ready.
-    pub(crate) async fn until<T>(
-        self: &Arc<Self>,
-        mode: Mode,
-        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> T {
-        match mode {
-            Mode::Thread => self.sleep_until(poll),
-            Mode::Task => poll_fn(|context| poll(context)).await,
+/// Runs a future on the calling thread, which sleeps while the future waits.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    // A thread that ends has no waker of its own any more.
+    let own = THREAD.try_with(Clone::clone);
+    let (thread, waker) = own.unwrap_or_else(|_| ThreadWaker::new());
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        let seen = thread.0.load();
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
         }
-    }
-
-    /// Blocks the calling thread until `poll` is ready, as [`until`](Self::until) does in
-    /// [`Mode::Thread`].
-    pub(crate) fn sleep_until<T>(
-        self: &Arc<Self>,
-        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> T {
-        let waker = Waker::from(Arc::clone(self));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            let seen = self.0.load();
-            if let Poll::Ready(result) = poll(&mut context) {
-                return result;
-            }
-            self.0.wait(seen);
-        }
+        thread.0.wait(seen);
     }
 }
 
-/// Polls a future that waits in [`Mode::Thread`], and returns its output.
-///
-/// # Panics
-///
-/// Panics if the future is not ready (invariant 1 of this module).
-pub(crate) fn poll_ready<F: Future>(future: F) -> F::Output {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => output,
-        Poll::Pending => unreachable!("it waits by blocking the thread"),
-    }
+/// Returns whether [`block_on`] of the calling thread runs the future. Then the future may block the
+/// thread, and guards of the thread are guards of its caller. False also while the thread ends.
+pub(crate) async fn is_blocking() -> bool {
+    let is_own = |waker: &Waker| THREAD.try_with(|(_, own)| own.data() == waker.data());
+    poll_fn(|context| Poll::Ready(is_own(context.waker()).unwrap_or(false))).await
 }
 
 /// The most wake-ups inside each other on one stack. One more runs on a new thread.
 const MOST_NESTED: u32 = if cfg!(offlock_model) { u32::MAX } else { 64 };
 
-thread_local! {
+std::thread_local! {
     static NESTED: Cell<u32> = const { Cell::new(0) };
 }
 
