@@ -176,7 +176,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
 
     /// Submits the request like [`callback`](Self::callback), but never reaps or delivers: `done`, and
     /// every other callback and wake-up, waits for the next call that reaps. For a library that uses the
-    /// engine of its caller, who does not expect callbacks inside a call of the library.
+    /// engine of its caller, whose callbacks must not run inside a call of the library.
     ///
     /// # Errors
     ///

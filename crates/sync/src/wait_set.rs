@@ -26,8 +26,8 @@
 //!    dropped after it was released.
 //! 4. A waiter that was woken looks at its condition afterwards, or wakes the next waiter in its place. So a
 //!    wait that is cancelled takes no wake-up with it.
-//! 5. `List::woken` counts the waiters that were woken and have not begun to look since. So who adds a unit
-//!    counts one for each waiter that will see it, and wakes others for the rest.
+//! 5. `List::woken` counts the waiters that were woken and have not begun to look since. Each of them will
+//!    see one unit, so a wake-up is needed only for the units above that number.
 
 use std::fmt;
 use std::marker::PhantomPinned;

@@ -441,8 +441,8 @@ impl<T, L: Levels> LockedState<'_, T, L> {
         self.queue.ring.as_ref().map_or(0, |ring| ring.reported())
     }
 
-    /// Decides whom to wake after the unlock: as many as there are messages or places, or all that a closed
-    /// queue has nothing for.
+    /// Decides how many waiters the unlock wakes: as many as there are messages or places, or all if the
+    /// queue is closed and has nothing for them.
     #[cold]
     #[inline(never)]
     fn serve(&mut self) {

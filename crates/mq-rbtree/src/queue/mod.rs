@@ -298,7 +298,7 @@ impl<T, L: Levels> Queue<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         match &self.ring {
-            // Whoever waits or arms a notifier shuts the ring, and looks at the queue then.
+            // A wait, and the arming of a notifier, shuts the ring and looks at the queue then.
             Some(ring) if !state.cursor.is_shut() => {
                 state.receive_staged(ring, &self.config, preload)
             }

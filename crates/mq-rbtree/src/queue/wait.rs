@@ -8,9 +8,9 @@
 //!   woken ◄── LockedState::drop ◄──────── pending: a thread spins and parks
 //! ```
 //!
-//! A wait is a future: a task polls it, and a thread polls its own with its parker for a waker. Who is woken
-//! gets nothing but the wake-up: the message or the room stays in the queue, and the waiter looks at the
-//! queue under the lock, as every other operation does. A waiter that is woken in vain keeps its place.
+//! A wait is a future: a task polls it, and a thread polls its own with its parker for a waker. A
+//! wake-up carries nothing: the message or the room stays in the queue, and the waiter looks at the queue
+//! under the lock, as every other operation does. A waiter that is woken in vain keeps its place.
 //!
 //! While a waiter is listed the ring is shut, so each change is made under the lock, and the drop of the
 //! lock's guard wakes as many waiters as there are messages or places for them. The order of a change, a
