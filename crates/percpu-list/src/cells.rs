@@ -42,7 +42,7 @@ use std::ptr::{self, NonNull};
 
 #[cfg(not(offlock_model))]
 use offlock_percpu::cells::Sections;
-use offlock_percpu::cells::{Block, CELLS, Cell, FREE, Head, Refused as Section, VALUES};
+use offlock_percpu::cells::{Block, CELLS, Cell, FREE, Head, NO_CPU, Refused as Section, VALUES};
 use offlock_percpu::fence::heavy_rseq;
 use offlock_percpu::lglock::LockError;
 use offlock_percpu::{AllocError, CpuId, current_cpu, node_of, possible_cpus};
@@ -590,7 +590,7 @@ impl<T> Cells<T> {
         let here = current_cpu();
         let shard = &self.shards[here.index()];
         let sections = self.sections.filter(|_| refused != Section::OtherCpu);
-        let cpu = if sections.is_some() { here.get() } else { u32::MAX };
+        let cpu = if sections.is_some() { here.get() } else { NO_CPU };
         let mut guard = self.enter_open(shard)?;
         if refused == Section::Closed {
             drop(guard);
@@ -663,7 +663,7 @@ impl<T> Cells<T> {
     /// Finds a block with room. The caller holds the lock of the shard. `cpu` is that of the block.
     fn find_room<'a>(&'a self, shard: &'a Shard, kind: usize, cpu: u32) -> Option<&'a Block> {
         // Ordering: Relaxed, all here; they change under the lock of the shard.
-        if cpu == u32::MAX {
+        if cpu == NO_CPU {
             // SAFETY: blocks live while the shard is locked.
             let now = unsafe { shard.shared[kind].load(Ordering::Relaxed).as_ref() };
             if let Some(block) = now {
@@ -685,7 +685,7 @@ impl<T> Cells<T> {
             at = next(block);
             // A refill for a few cells does not pay.
             let room = (!in_use(block) & block.mask).count_ones() * 8 >= block.mask.count_ones();
-            if room && block.cpu == cpu && (cpu != u32::MAX || learn(block) != 0) {
+            if room && block.cpu == cpu && (cpu != NO_CPU || learn(block) != 0) {
                 found = Some(block);
                 break;
             }
@@ -835,7 +835,7 @@ impl<T> Cells<T> {
         let this = unsafe { list.as_ref() };
         // SAFETY: the entry keeps the block.
         let block = unsafe { key.block() };
-        if block.cpu == u32::MAX {
+        if block.cpu == NO_CPU {
             return Err(Section::Closed); // it belongs to no CPU
         }
         let here = &this.shards[current_cpu().index()];

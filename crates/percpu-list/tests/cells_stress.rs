@@ -55,6 +55,14 @@ impl Drop for Value {
 
 extern "C" fn nothing(_: libc::c_int) {}
 
+/// Unregisters this thread's rseq area, if rseq is in use.
+fn take_id() {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    if offlock_percpu::capabilities().rseq_ids.is_ok() {
+        testkit::rseq::unregister();
+    }
+}
+
 /// Nothing is lost, seen twice or used after its drop.
 #[test]
 #[ignore = "stress: seconds of everything"]
@@ -80,6 +88,9 @@ fn stress_inv07_everything_at_once() {
         for worker in 0..5 {
             let (cpus, exchange, found, add, ended) = (&cpus, &exchange, &found, &add, &on_all);
             scope.spawn(move || {
+                if worker < 2 {
+                    take_id(); // as in a thread that libc did not create
+                }
                 let _signals = ThreadTimer::start(Duration::from_micros(100));
                 let (mut rng, mut own) = (rng::seeded(worker), Vec::new());
                 while !ended() {

@@ -52,6 +52,9 @@ pub const CELLS: usize = if cfg!(offlock_model) { 2 } else { 64 };
 pub const SHARD: usize = 128;
 /// The offset of the first cell in a block.
 pub const VALUES: usize = 384;
+/// The CPU of a block that belongs to none. A section compares it with the id of its thread, so it is
+/// neither a CPU nor what a thread without an id has: -1 or -2.
+pub const NO_CPU: u32 = i32::MAX as u32;
 /// The state of a free cell that was freed outside a section.
 pub const FREE: u32 = 3 << 30;
 
@@ -88,7 +91,7 @@ pub struct Block {
     pub mask: u64,
     /// The place of the current block of this kind, in the block's shard.
     pub current: *const AtomicPtr<Block>,
-    /// The CPU of the block, or `u32::MAX`.
+    /// The CPU of the block, or [`NO_CPU`].
     pub cpu: u32,
     /// The CPU of the block's shard.
     pub slot: u32,

@@ -92,6 +92,30 @@ fn a_block_is_filled_and_refilled() {
     assert_eq!(misses, if allowed.len() > 1 { 96 } else { 0 });
 }
 
+/// The kernel leaves -1 in the area of such a thread, which is the CPU of no block.
+#[test]
+#[cfg(target_env = "gnu")]
+fn a_thread_without_an_id_runs_no_section_on_a_block_of_no_cpu() {
+    fn check(sections: Sections, cpus: u32) {
+        let mut list = TestList::new(cpus);
+        let at = list.insert(sections, [1; 3]).unwrap();
+        for shard in &mut list.shards {
+            // SAFETY: the block lives until the drop of the list, which only this thread has.
+            unsafe { (**shard.current.get_mut()).cpu = super::super::NO_CPU };
+        }
+        assert_eq!(testkit::rseq::unregister(), -1);
+        list.refill(sections);
+        assert_eq!(list.insert(sections, [2; 3]).err(), Some(Refused::OtherCpu));
+        assert_eq!(list.remove(sections, at), Err(Refused::OtherCpu));
+        let home = |block: &Block| block.home.load(Ordering::Relaxed);
+        assert_eq!(list.blocks().map(home).sum::<u64>(), 1);
+        assert!(list.blocks().all(|block| block.seen.load(Ordering::Relaxed) == 0));
+    }
+
+    let Some((sections, cpus)) = sections() else { return };
+    thread::spawn(move || check(sections, cpus)).join().unwrap();
+}
+
 extern "C" fn nothing(_: libc::c_int) {}
 
 /// An entry on its way between threads.
