@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | labels | a labelled step, by the model tests themselves | the model that it is listed with |
 //! | patches | a bug that needs code of its own, from `tests/mutants` | the model or test that its first line names |
-//! | unlabelled | an ordering becomes `Relaxed`, a fence goes | a model of loom; a survivor is listed in INVARIANTS.md |
+//! | unlabelled | an ordering becomes weaker, a fence goes | a model of loom; a survivor is listed in INVARIANTS.md |
 //! | random | an operator or a body, by cargo-mutants | a test |
 //!
 //! A survivor is a bug that no test sees, or a change that is no bug; a reader decides.
@@ -154,18 +154,23 @@ pub(crate) fn unlabelled(ws: &Workspace, crates: &[Crate]) -> Result<()> {
         for (file, sites) in &found {
             let mut text = read(file)?;
             let shown = file.strip_prefix(&dir).unwrap_or(file).display();
-            for Site { bytes, line, fence } in sites.iter().rev() {
-                let was = &text[bytes.clone()];
-                let label = format!("{shown}:{line}: {}", was.replace('"', "'"));
-                let planted = format!("{facade}::is_planted({label:?})");
-                let with = match fence {
-                    true => format!("if !{planted} {{ {was} }}"),
-                    false => format!(
-                        "(if {planted} {{ core::sync::atomic::Ordering::Relaxed }} else {{ {was} }})"
-                    ),
+            for Site { bytes, line, weaker } in sites.iter().rev() {
+                let was = text[bytes.clone()].to_string();
+                let mut planted = |what: &str| {
+                    labels.push(format!("{shown}:{line}: {}{what}", was.replace('"', "'")));
+                    format!("{facade}::is_planted({:?})", labels[labels.len() - 1])
+                };
+                let with = if weaker.is_empty() {
+                    format!("if !{} {{ {was} }}", planted(""))
+                } else {
+                    let else_weaker = |rest: String, weaker: &&str| {
+                        let is_planted = planted(&format!(" -> {weaker}"));
+                        let path = format!("core::sync::atomic::Ordering::{weaker}");
+                        format!("(if {is_planted} {{ {path} }} else {{ {rest} }})")
+                    };
+                    weaker.iter().fold(was.clone(), else_weaker)
                 };
                 text.replace_range(bytes.clone(), &with);
-                labels.push(label);
             }
             write(file, text)?;
         }
@@ -180,7 +185,9 @@ pub(crate) fn unlabelled(ws: &Workspace, crates: &[Crate]) -> Result<()> {
         };
         let began = Instant::now();
         run("of no label", PATIENCE)?; // models that run at three preemptions do not with a planted bug
-        let limit = (began.elapsed() * 5).max(Duration::from_secs(60));
+        let (time, minute) = (began.elapsed(), Duration::from_secs(60));
+        // A machine may be busier later: ten times as long, but five times where that is minutes.
+        let limit = (time * 10).clamp(minute, minute * 5).max(time * 5);
         labels.retain(|label| {
             let survived = run(label, limit).is_ok();
             println!("{}: {} {label}", package.name, if survived { "SURVIVED" } else { "caught" });
@@ -198,7 +205,8 @@ struct Site {
     /// Of the ordering's path, or of the fence's statement.
     bytes: Range<usize>,
     line: usize,
-    fence: bool,
+    /// The orderings that are one step weaker; of a fence none, which is left out.
+    weaker: &'static [&'static str],
 }
 
 /// Returns the sites of each file of a crate, in order, without code for tests and for model checkers.
@@ -246,9 +254,9 @@ fn is_fence_call(expr: &Expr) -> bool {
 }
 
 impl Finder {
-    fn add(&mut self, spanned: &impl Spanned, fence: bool) {
+    fn add(&mut self, spanned: &impl Spanned, weaker: &'static [&'static str]) {
         let span = spanned.span();
-        self.sites.push(Site { bytes: span.byte_range(), line: span.start().line, fence });
+        self.sites.push(Site { bytes: span.byte_range(), line: span.start().line, weaker });
     }
 
     fn add_label(&mut self, mac: &Macro) {
@@ -293,18 +301,18 @@ impl<'ast> Visit<'ast> for Finder {
             return;
         }
         match stmt {
-            Stmt::Expr(expr, Some(_)) if is_fence_call(expr) => self.add(stmt, true),
+            Stmt::Expr(expr, Some(_)) if is_fence_call(expr) => self.add(stmt, &[]),
             _ => visit::visit_stmt(self, stmt),
         }
     }
 
     fn visit_expr(&mut self, expr: &'ast Expr) {
         match expr {
-            Expr::Path(path)
-                if ["Acquire", "Release", "AcqRel", "SeqCst"].contains(&&*last(&path.path)) =>
-            {
-                self.add(path, false);
-            }
+            Expr::Path(path) => match &*last(&path.path) {
+                "AcqRel" => self.add(path, &["Acquire", "Release"]),
+                "Acquire" | "Release" | "SeqCst" => self.add(path, &["Relaxed"]),
+                _ => {}
+            },
             _ if is_fence_call(expr) => {}
             _ => visit::visit_expr(self, expr),
         }
@@ -451,13 +459,19 @@ mod tests {
         let scratch = Scratch::new("orderings").unwrap();
         let source = "fn a() { b.store(1, Release); fence(SeqCst); c(order!(AcqRel, \"y: z\")); }\n\
                       fn d() { step!(\"w\", e.f(Ordering::Acquire)); fence!(SeqCst, \"x\"); assert!(g(Acquire)); }\n\
-                      fn h() { step!(\"v: u\", fence::heavy()); #[cfg(offlock_loom)] i(SeqCst); }\n\
+                      fn h() { step!(\"v: u\", fence::heavy()); #[cfg(offlock_loom)] i(SeqCst); l(AcqRel); }\n\
                       #[cfg(test)] mod t { fn j() { k(SeqCst); } }\n";
         write(scratch.path.join("src/lib.rs"), source).unwrap();
         let found = orderings(&scratch.path).unwrap();
         let shown: Vec<_> =
-            found[0].1.iter().map(|site| (&source[site.bytes.clone()], site.fence)).collect();
-        let expected = [("Release", false), ("fence(SeqCst);", true), ("Ordering::Acquire", false)];
+            found[0].1.iter().map(|site| (&source[site.bytes.clone()], site.weaker)).collect();
+        let relaxed: &[&str] = &["Relaxed"];
+        let expected = [
+            ("Release", relaxed),
+            ("fence(SeqCst);", &[]),
+            ("Ordering::Acquire", relaxed),
+            ("AcqRel", &["Acquire", "Release"]),
+        ];
         assert_eq!(shown, expected);
         let mut labels = BTreeSet::new();
         visit_sources(&scratch.path, |_, finder| labels.extend(finder.labels)).unwrap();
