@@ -74,20 +74,21 @@ pub(crate) fn models(
         if only.is_some_and(|only| only != checker) {
             continue;
         }
-        let mut built = build_models(ws, crates, checker.name())?;
-        if !filter.is_empty() {
-            let is_match = |binary: &TestBinary| {
-                let listed = binary.cmd(ws).arg("--list").args(filter).output();
-                listed.is_ok_and(|listed| listed.lines().any(|line| line.ends_with(": test")))
-            };
-            built.retain(is_match);
-        }
-        any |= !built.is_empty();
         let cmd = |binary: &TestBinary| {
             // The other unit tests of a library are no models.
             let all = if binary.library && filter.is_empty() { "models::" } else { "" };
             binary.cmd(ws).words(all).args(filter).env("LOOM_MAX_PREEMPTIONS", "2")
         };
+        let mut built = Vec::new();
+        for binary in build_models(ws, crates, checker.name())? {
+            let listed = cmd(&binary).arg("--list").output()?;
+            if listed.lines().any(|line| line.ends_with(": test")) {
+                built.push(binary);
+            } else if filter.is_empty() {
+                return Err(Error::new(format!("{} has no model", binary.executable.display())));
+            }
+        }
+        any |= !built.is_empty();
         if let [alone] = &built[..] {
             cmd(alone).run()?;
             continue;
