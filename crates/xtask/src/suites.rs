@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
@@ -99,7 +99,7 @@ pub(crate) fn models(
     if any { Ok(()) } else { Err(Error::new(format!("no model matches {}", filter.join(" ")))) }
 }
 
-/// For all stress tests of one program together: a test that hangs.
+/// For all stress tests of one crate together: a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// The default of each stress test. A busy machine needs longer, which a test sees for itself; the
 /// soak runs for longer.
@@ -153,6 +153,8 @@ fn run_stress(
     setting: Option<(&str, &str)>,
     options: &str,
 ) -> Result<()> {
+    // Longer runs than CI's have the more time.
+    let end = Instant::now() + PATIENCE * seconds.max(1);
     // Targets of other crates may be called the same.
     let wanted = stress_targets(&package.dir);
     let option = |binary: &TestBinary| match binary.library {
@@ -166,7 +168,7 @@ fn run_stress(
             cmd = cmd.env(name, value);
         }
         let cmd = cmd.words("--ignored --test-threads=1 stress_").words(options);
-        cmd.limit(PATIENCE * seconds.max(1)).run()?; // longer runs than CI's have the more time
+        cmd.limit(end.saturating_duration_since(Instant::now())).run()?;
     }
     Ok(())
 }
