@@ -178,8 +178,8 @@ pub(crate) fn run(ws: &Workspace, names: &[String], scale: f64, only_list: bool)
     fs::create_dir_all(&logs).map_err(|error| Error::io(logs.display(), error))?;
     let began = Instant::now();
     let (mut summary, mut failed) = (String::new(), 0);
-    for Step { name, asked, .. } in &steps {
-        let step = steps.iter().find(|step| step.name == *name).expect("it is one of them");
+    for step in &steps {
+        let Step { name, asked, .. } = step;
         println!("{:>6} s  {name:<28} {asked}", began.elapsed().as_secs());
         let step_began = Instant::now();
         let path = logs.join(format!("{name}.log"));
