@@ -5,8 +5,8 @@
 #![cfg(not(offlock_model))]
 
 use std::collections::HashSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -67,8 +67,11 @@ fn take_id() {
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_inv07_everything_at_once() {
-    let table = || (0..IDS).map(|_| AtomicU32::new(0)).collect();
-    let tables: &'static Tables = Box::leak(Box::new(Tables { dropped: table(), bumps: table() }));
+    static TABLES: LazyLock<Tables> = LazyLock::new(|| {
+        let table = || (0..IDS).map(|_| AtomicU32::new(0)).collect();
+        Tables { dropped: table(), bumps: table() }
+    });
+    let tables: &'static Tables = &TABLES;
     let list = PerCpuList::<Value>::new();
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let add = |after: u64| {

@@ -238,11 +238,12 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::suites::stale_filters;
 
     #[test]
     fn each_step_has_its_own_name_and_the_scaled_counts() {
-        let crates = Workspace::open().unwrap().libraries().unwrap();
-        let all = steps(&crates, &["a_ops".to_string()], 0.1);
+        let ws = Workspace::open().unwrap();
+        let all = steps(&ws.libraries().unwrap(), &["a_ops".to_string()], 0.1);
         let names: BTreeSet<_> = all.iter().map(|step| step.name.as_str()).collect();
         assert_eq!(names.len(), all.len());
         for name in ["percpu-loom", "bufcache-shuttle", "nbd-clients-02", "a_ops-fuzz"] {
@@ -251,6 +252,11 @@ mod tests {
         let tearings = all.iter().find(|step| step.name == "nbd-tearings").unwrap();
         assert_eq!(tearings.asked, "6 x 100 kills");
         assert_eq!(tearings.settings, [("OFFLOCK_TEARINGS", "100".to_string())]);
+        let stale = |step: &Step| match &step.action {
+            Action::Release(words) => stale_filters(&ws, words),
+            _ => Vec::new(),
+        };
+        assert_eq!(all.iter().flat_map(stale).collect::<Vec<_>>(), [""; 0]);
     }
 
     #[test]
