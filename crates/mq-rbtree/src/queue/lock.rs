@@ -18,7 +18,7 @@ use super::builder::Config;
 use super::park::Wait;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};
-use crate::readiness::{EventNotifier, Interest};
+use crate::notifier::{EventNotifier, Interest};
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
 
