@@ -7,10 +7,11 @@ use std::num::NonZeroU32;
 use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
+use super::config::{Config, Reserve};
 use super::lock::State;
 use super::park::Spin;
-use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, Message, RbTree};
-use crate::error::{BuildError, SendError, SendRefused};
+use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
+use crate::error::BuildError;
 use crate::staging::{Cursor, Ring};
 
 /// The nodes kept for reuse by default, 64 KiB or so.
@@ -245,59 +246,5 @@ impl<T, L: Levels> fmt::Debug for Builder<T, L> {
             .field("max_messages", &self.config.max_messages)
             .field("reserves", &self.config.reserves)
             .finish_non_exhaustive()
-    }
-}
-
-/// Places that messages below a priority leave free.
-#[derive(Clone, Copy, Debug)]
-struct Reserve<P> {
-    from: P,
-    messages: usize,
-}
-
-/// The limits of a queue, fixed when it is made.
-pub(crate) struct Config<L: Levels> {
-    pub(crate) max_messages: usize,
-    reserves: Vec<Reserve<L::Priority>>,
-}
-
-impl<L: Levels> Config<L> {
-    /// Checks a message. Refuses one that can never be sent.
-    #[inline(always)]
-    pub(crate) fn admit<T>(
-        &self,
-        value: T,
-        priority: L::Priority,
-    ) -> Result<Message<T, L::Priority>, SendError<T>> {
-        match L::check(priority) {
-            Ok(()) => Ok(Message { value, priority }),
-            Err(priority) => {
-                Err(SendError { value, reason: SendRefused::BadPriority { priority } })
-            }
-        }
-    }
-
-    /// Returns the length of the queue at which messages of this priority are refused. Compares
-    /// priorities, which may panic: callers hold no lock, or have changed nothing yet.
-    #[inline(always)]
-    pub(crate) fn len_limit(&self, priority: L::Priority) -> usize {
-        if self.reserves.is_empty() {
-            self.max_messages
-        } else {
-            self.limit_below_reserves(priority)
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn limit_below_reserves(&self, priority: L::Priority) -> usize {
-        let kept = |reserve: &&Reserve<L::Priority>| L::is_above(reserve.from, priority);
-        let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
-        self.max_messages.saturating_sub(kept)
-    }
-
-    /// Returns the number of free places that a message of this priority needs.
-    pub(crate) fn places_for(&self, priority: L::Priority) -> usize {
-        self.max_messages - self.len_limit(priority) + 1
     }
 }

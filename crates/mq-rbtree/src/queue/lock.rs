@@ -14,7 +14,7 @@ use std::time::Duration;
 use offlock_sync::{AllocError, Futex, WaitSet, WordGuard, check, hint, step, thread};
 
 use super::Queue;
-use super::builder::Config;
+use super::config::Config;
 use super::park::Wait;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};

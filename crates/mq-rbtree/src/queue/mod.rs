@@ -17,6 +17,7 @@
 
 mod batch;
 mod builder;
+mod config;
 mod inspect;
 mod lock;
 mod park;
@@ -32,7 +33,7 @@ use offlock_sync::{WaitSet, WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
 
-use self::builder::Config;
+use self::config::Config;
 pub(crate) use self::lock::Access;
 use self::lock::State;
 use self::park::Spin;
