@@ -1,5 +1,5 @@
-//! The state under the lock, and the ways to lock it: with or without a drain of the ring, and up to a
-//! deadline.
+//! A queue: the state under its lock, and the ways to lock it: with or without a drain of the ring, and up
+//! to a deadline.
 //!
 //! A `&mut State` comes from the lock's guard, or from the queue's owner; either excludes all other
 //! threads. What the unlock does for waiters is in [`LockedState`].
@@ -7,20 +7,74 @@
 //! A thread that drains the ring may have to wait for a sender between its claim and its publication.
 //! It waits without the lock.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use offlock_sync::{AllocError, Futex, WaitSet, WordGuard, check, hint, step, thread};
+use offlock_sync::{AllocError, Futex, WaitSet, WordGuard, WordLock, check, hint, step, thread};
 
-use super::Queue;
 use super::config::Config;
-use super::park::Wait;
-use crate::core::{Core, Levels, Message, Preload};
+use super::park::{Spin, Wait};
+use crate::core::{Bitmap, Core, Hint, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};
 use crate::notifier::{EventNotifier, Interest};
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
+
+/// A bounded priority queue for any number of threads and tasks.
+///
+/// Messages are received by priority, the highest first. Messages of equal priority are received in
+/// the order in which they were sent.
+///
+/// Threads share a queue by reference or in an `Arc`. A queue that closes when its last sender or
+/// receiver is dropped comes from [`Builder::channel`](crate::Builder::channel).
+///
+/// ```
+/// use std::thread;
+/// use mq_rbtree::Queue;
+///
+/// let queue: Queue<&str> = Queue::new(100)?; // at most 100 messages
+/// thread::scope(|s| {
+///     s.spawn(|| {
+///         queue.send("later", 1).unwrap(); // waits if the queue is full
+///         queue.send("now", 9).unwrap();
+///         queue.close(); // refuses further messages
+///     });
+///     while let Ok((message, priority)) = queue.receive() {
+///         println!("{message} ({priority})"); // until the queue is closed and empty
+///     }
+/// });
+/// assert!(queue.is_empty());
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
+pub struct Queue<T, L: Levels = Bitmap> {
+    /// Takes the sends that need no lock, unless priorities are compared or limits need the lock.
+    pub(super) ring: Option<Ring<T, L::Priority>>,
+    pub(super) state: WordLock<State<T, L>>,
+    /// The threads and tasks that wait for a message.
+    pub(crate) receivers: WaitSet,
+    /// The threads and tasks that wait for room; each needs the places that are not reserved for others.
+    pub(super) senders: WaitSet,
+    pub(crate) hint: Hint<L>,
+    pub(crate) config: Config<L>,
+    pub(super) spin: Spin,
+    /// For senders of the ring.
+    pub(super) room_spin: Spin,
+}
+
+/// A received message and its priority.
+///
+/// ```
+/// use mq_rbtree::{Bitmap, Queue, Received};
+///
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// queue.send("a message", 7)?;
+/// let (message, priority): Received<&str, Bitmap> = queue.receive()?;
+/// assert_eq!((message, priority), ("a message", 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub type Received<T, L> = (T, <L as Levels>::Priority);
 
 #[repr(C)] // the fields that every message uses come first, beside the lock's word
 pub(crate) struct State<T, L: Levels> {
@@ -371,6 +425,36 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(always)]
     pub(super) fn may_open(&self, state: &State<T, L>) -> bool {
         self.is_quiet(state) && !state.closed
+    }
+}
+
+impl<T, L: Levels> Drop for Queue<T, L> {
+    fn drop(&mut self) {
+        // The store drops all messages.
+        if let Some(ring) = &self.ring {
+            self.state.get_mut().drain(ring, u64::MAX);
+        }
+    }
+}
+
+// A panic under the lock or in a wait leaves the state consistent.
+impl<T, L: Levels> std::panic::UnwindSafe for Queue<T, L> {}
+impl<T, L: Levels> std::panic::RefUnwindSafe for Queue<T, L> {}
+
+impl<T, L: Levels> fmt::Debug for Queue<T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Queue");
+        // The fields are written after the unlock, because the writer is the user's.
+        let seen = self.state.try_lock().map(|mut state| {
+            if let Some(ring) = &self.ring {
+                state.drain(ring, u64::MAX);
+            }
+            (state.core.len(), state.closed)
+        });
+        if let Some((len, closed)) = seen {
+            debug.field("len", &len).field("closed", &closed);
+        }
+        debug.field("max_messages", &self.config.max_messages).finish_non_exhaustive()
     }
 }
 

@@ -25,77 +25,21 @@ mod park;
 mod tests;
 mod wait;
 
-use std::fmt;
 use std::mem;
 use std::time::Instant;
 
-use offlock_sync::{WaitSet, WordGuard, WordLock, check, step};
+use offlock_sync::{WordGuard, check, step};
 
 pub use self::builder::Builder;
+pub use self::lock::{Queue, Received};
 
-use self::config::Config;
 pub(crate) use self::lock::Access;
 use self::lock::State;
-use self::park::Spin;
 pub(crate) use self::park::Wait;
 pub(crate) use self::wait::Look;
-use crate::core::{Bitmap, Hint, Levels, Message, Preload};
+use crate::core::{Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::staging::Ring;
-
-/// A bounded priority queue for any number of threads and tasks.
-///
-/// Messages are received by priority, the highest first. Messages of equal priority are received in
-/// the order in which they were sent.
-///
-/// Threads share a queue by reference or in an `Arc`. A queue that closes when its last sender or
-/// receiver is dropped comes from [`Builder::channel`].
-///
-/// ```
-/// use std::thread;
-/// use mq_rbtree::Queue;
-///
-/// let queue: Queue<&str> = Queue::new(100)?; // at most 100 messages
-/// thread::scope(|s| {
-///     s.spawn(|| {
-///         queue.send("later", 1).unwrap(); // waits if the queue is full
-///         queue.send("now", 9).unwrap();
-///         queue.close(); // refuses further messages
-///     });
-///     while let Ok((message, priority)) = queue.receive() {
-///         println!("{message} ({priority})"); // until the queue is closed and empty
-///     }
-/// });
-/// assert!(queue.is_empty());
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
-pub struct Queue<T, L: Levels = Bitmap> {
-    /// Takes the sends that need no lock, unless priorities are compared or limits need the lock.
-    ring: Option<Ring<T, L::Priority>>,
-    state: WordLock<State<T, L>>,
-    /// The threads and tasks that wait for a message.
-    pub(crate) receivers: WaitSet,
-    /// The threads and tasks that wait for room; each needs the places that are not reserved for others.
-    senders: WaitSet,
-    pub(crate) hint: Hint<L>,
-    pub(crate) config: Config<L>,
-    spin: Spin,
-    /// For senders of the ring.
-    room_spin: Spin,
-}
-
-/// A received message and its priority.
-///
-/// ```
-/// use mq_rbtree::{Bitmap, Queue, Received};
-///
-/// let queue: Queue<&str> = Queue::new(8)?;
-/// queue.send("a message", 7)?;
-/// let (message, priority): Received<&str, Bitmap> = queue.receive()?;
-/// assert_eq!((message, priority), ("a message", 7));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub type Received<T, L> = (T, <L as Levels>::Priority);
 
 impl<T, L: Levels> Queue<T, L> {
     /// Sends a message. Waits while there is no room.
@@ -372,35 +316,5 @@ impl<T, L: Levels> Queue<T, L> {
         let mut state = self.lock_undrained();
         step!("close: shut the ring", state.shut());
         !mem::replace(&mut state.closed, true)
-    }
-}
-
-impl<T, L: Levels> Drop for Queue<T, L> {
-    fn drop(&mut self) {
-        // The store drops all messages.
-        if let Some(ring) = &self.ring {
-            self.state.get_mut().drain(ring, u64::MAX);
-        }
-    }
-}
-
-// A panic under the lock or in a wait leaves the state consistent.
-impl<T, L: Levels> std::panic::UnwindSafe for Queue<T, L> {}
-impl<T, L: Levels> std::panic::RefUnwindSafe for Queue<T, L> {}
-
-impl<T, L: Levels> fmt::Debug for Queue<T, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Queue");
-        // The fields are written after the unlock, because the writer is the user's.
-        let seen = self.state.try_lock().map(|mut state| {
-            if let Some(ring) = &self.ring {
-                state.drain(ring, u64::MAX);
-            }
-            (state.core.len(), state.closed)
-        });
-        if let Some((len, closed)) = seen {
-            debug.field("len", &len).field("closed", &closed);
-        }
-        debug.field("max_messages", &self.config.max_messages).finish_non_exhaustive()
     }
 }
