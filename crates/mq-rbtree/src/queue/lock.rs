@@ -276,7 +276,7 @@ impl<T, L: Levels> State<T, L> {
 /// to 74 with 10, 62 to 70 with 40, 62 to 64 with 1,000.
 const YIELDS: u32 = if cfg!(offlock_model) { 0 } else { 32 };
 
-type Guard<'q, T, L> = WordGuard<'q, State<T, L>>;
+pub(super) type Guard<'q, T, L> = WordGuard<'q, State<T, L>>;
 
 impl<T, L: Levels> Queue<T, L> {
     /// Locks the state for a receive, without a drain. Yields the CPU before it waits for the lock.
@@ -361,32 +361,6 @@ impl<T, L: Levels> Queue<T, L> {
             wait_for_sender(looks, wait.has_deadline());
             looks += 1;
         }
-    }
-
-    /// Waits a moment for the sender at a hole, and receives a message then. Returns the guard if no
-    /// hole is left, or after [`SPINS`] looks.
-    #[inline]
-    pub(super) fn receive_at_hole<'q>(
-        &'q self,
-        mut guard: Guard<'q, T, L>,
-        preload: &mut Preload<T, L>,
-    ) -> Result<Message<T, L::Priority>, Guard<'q, T, L>> {
-        let Some(ring) = self.ring.as_ref() else {
-            return Err(guard);
-        };
-        let mut looks = 0;
-        while check!("receive: a bounded wait at a hole", looks < SPINS)
-            && guard.awaits_sender(ring)
-        {
-            drop(guard);
-            wait_for_sender(looks, false);
-            guard = self.state.lock();
-            if let Some(message) = self.fast_receive(&mut guard, preload) {
-                return Ok(message);
-            }
-            looks += 1;
-        }
-        Err(guard)
     }
 
     /// Allocates the memory that seems to be missing, and locks the state to send a message. The ring is
@@ -580,7 +554,7 @@ impl<T, L: Levels> Drop for LockedState<'_, T, L> {
 }
 
 /// The looks at a hole without a yield or a sleep, also if the deadline is over: three microseconds.
-const SPINS: u32 = if cfg!(offlock_model) { 1 } else { 64 };
+pub(super) const SPINS: u32 = if cfg!(offlock_model) { 1 } else { 64 };
 /// The yields after them, before a thread without a deadline sleeps.
 const YIELDS_TO_SENDER: u32 = 64;
 
@@ -593,7 +567,7 @@ fn without_deadline<R>() -> R {
 /// Waits a moment for a sender to publish its message. The sender takes some nanoseconds, unless its
 /// thread was stopped.
 #[cold]
-fn wait_for_sender(looks: u32, has_deadline: bool) {
+pub(super) fn wait_for_sender(looks: u32, has_deadline: bool) {
     if cfg!(offlock_model) {
         return thread::yield_now();
     }

@@ -28,13 +28,13 @@ mod wait;
 use std::mem;
 use std::time::Instant;
 
-use offlock_sync::{WordGuard, check, step};
+use offlock_sync::{check, step};
 
 pub use self::builder::Builder;
 pub use self::lock::{Queue, Received};
 
 pub(crate) use self::lock::Access;
-use self::lock::State;
+use self::lock::{Guard, SPINS, State, wait_for_sender};
 pub(crate) use self::park::Wait;
 pub(crate) use self::wait::Look;
 use crate::core::{Levels, Message, Preload};
@@ -257,7 +257,7 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(never)]
     fn receive_locked<'q>(
         &'q self,
-        guard: WordGuard<'q, State<T, L>>,
+        guard: Guard<'q, T, L>,
         wait: Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
@@ -281,6 +281,32 @@ impl<T, L: Levels> Queue<T, L> {
             None if wait == Wait::No => Err(ReceiveError::Empty),
             None => self.wait_to_receive(wait, position),
         }
+    }
+
+    /// Waits a moment for the sender at a hole, and receives a message then. Returns the guard if no
+    /// hole is left, or after [`SPINS`] looks.
+    #[inline]
+    fn receive_at_hole<'q>(
+        &'q self,
+        mut guard: Guard<'q, T, L>,
+        preload: &mut Preload<T, L>,
+    ) -> Result<Message<T, L::Priority>, Guard<'q, T, L>> {
+        let Some(ring) = self.ring.as_ref() else {
+            return Err(guard);
+        };
+        let mut looks = 0;
+        while check!("receive: a bounded wait at a hole", looks < SPINS)
+            && guard.awaits_sender(ring)
+        {
+            drop(guard);
+            wait_for_sender(looks, false);
+            guard = self.state.lock();
+            if let Some(message) = self.fast_receive(&mut guard, preload) {
+                return Ok(message);
+            }
+            looks += 1;
+        }
+        Err(guard)
     }
 
     /// Receives a message for a task, unless the queue is empty or not quiet. Never waits for a
