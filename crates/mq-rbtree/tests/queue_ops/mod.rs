@@ -21,7 +21,7 @@ use mq_rbtree::{
     SendRefused,
 };
 
-use model::Model;
+use model::{Model, Waiter};
 use testkit::WakeCount;
 use testkit::alloc::refuse_first;
 
@@ -459,8 +459,7 @@ impl<L: Keyed> Runner<'_, L> {
     fn poll_receive(&mut self, model: &mut Model<L>, which: usize, other_waker: bool) {
         let waiting = &mut self.receives[which];
         let expected = model.poll_receive(waiting.id);
-        let (id, result) = (waiting.id, waiting.poll(other_waker));
-        match (result, expected) {
+        match (waiting.poll(other_waker), expected) {
             (Poll::Pending, None) => assert!(!model.ended()),
             (Poll::Ready(Ok((payload, key))), Some(next)) => {
                 assert_eq!((key, payload.id), next);
@@ -471,9 +470,6 @@ impl<L: Keyed> Runner<'_, L> {
                 self.receives.swap_remove(which);
             }
             (result, expected) => panic!("{}, {expected:?}", result.is_ready()),
-        }
-        if self.receives.get(which).is_none_or(|waiting| waiting.id != id) {
-            model.receivers.retain(|waiter| waiter.id != id);
         }
     }
 
@@ -507,7 +503,6 @@ impl<L: Keyed> Runner<'_, L> {
             Poll::Ready(result) => {
                 Self::sent(result, expected, id);
                 self.sends.swap_remove(which);
-                model.senders.retain(|waiter| waiter.id != id);
             }
         }
     }
@@ -534,9 +529,7 @@ impl<L: Keyed> Runner<'_, L> {
             let permit = model.sender(waiting.id).permit;
             assert_eq!(waiting.was_woken(), permit, "sender {}", waiting.id);
         }
-        let unlisted = |permit: &bool| !*permit;
-        let senders = model.senders.iter().map(|waiter| waiter.permit).filter(unlisted).count();
-        let receivers = model.receivers.iter().map(|waiter| waiter.permit).filter(unlisted).count();
-        assert_eq!(stats.waiting, (senders, receivers));
+        let listed = (Waiter::listed(&model.senders), Waiter::listed(&model.receivers));
+        assert_eq!(stats.waiting, listed);
     }
 }

@@ -6,17 +6,51 @@ use mq_rbtree::SendRefused;
 
 use super::{EDGES, Keyed, Limits};
 
-pub(crate) struct Receiver {
-    pub(crate) id: u64,
+/// A future that waits. The key is the priority of a sender's message.
+pub(crate) struct Waiter<K> {
+    id: u64,
+    key: K,
+    /// The order of the waiters; 0 before the first poll that finds nothing.
     ticket: u64,
     pub(crate) permit: bool,
 }
 
-pub(crate) struct Sender<P> {
-    pub(crate) id: u64,
-    key: P,
-    ticket: u64,
-    pub(crate) permit: bool,
+impl<K> Waiter<K> {
+    /// Creates a waiter that is not listed: a future is on no list before its first poll.
+    fn new(id: u64, key: K) -> Self {
+        Self { id, key, ticket: 0, permit: true }
+    }
+
+    fn find(waiters: &[Self], id: u64) -> &Self {
+        waiters.iter().find(|waiter| waiter.id == id).unwrap()
+    }
+
+    fn remove(waiters: &mut Vec<Self>, id: u64) -> Self {
+        let at = waiters.iter().position(|waiter| waiter.id == id).unwrap();
+        waiters.swap_remove(at)
+    }
+
+    fn permits(waiters: &[Self]) -> usize {
+        waiters.iter().filter(|waiter| waiter.permit).count()
+    }
+
+    pub(crate) fn listed(waiters: &[Self]) -> usize {
+        waiters.len() - Self::permits(waiters)
+    }
+
+    /// Gives a permit to the first waiter that has none. Returns false if all have one.
+    fn wake_first(waiters: &mut [Self]) -> bool {
+        let listed = waiters.iter_mut().filter(|waiter| !waiter.permit);
+        let first = listed.min_by_key(|waiter| waiter.ticket);
+        first.map(|first| first.permit = true).is_some()
+    }
+
+    /// Removes a waiter that is dropped. It passes its wake-up on, also if that is of no use to the next one.
+    fn cancel(waiters: &mut Vec<Self>, id: u64) {
+        if Self::remove(waiters, id).permit {
+            Self::wake_first(waiters);
+        }
+    }
 }
 
 pub(crate) struct Model<L: Keyed> {
@@ -26,8 +60,8 @@ pub(crate) struct Model<L: Keyed> {
     /// The messages in guards, which keep their places.
     pub(crate) guarded: Vec<(L::Priority, u64)>,
     pub(crate) closed: bool,
-    pub(crate) receivers: Vec<Receiver>,
-    pub(crate) senders: Vec<Sender<L::Priority>>,
+    pub(crate) receivers: Vec<Waiter<()>>,
+    pub(crate) senders: Vec<Waiter<L::Priority>>,
     pub(crate) ids: u64,
     tickets: u64,
     pops: u32,
@@ -181,89 +215,67 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn new_receive(&mut self) -> u64 {
         self.ids += 1;
-        // The future is on no list before its first poll: see `poll_receive`.
-        self.receivers.push(Receiver { id: self.ids, ticket: 0, permit: true });
+        self.receivers.push(Waiter::new(self.ids, ()));
         self.ids
     }
 
     pub(crate) fn new_send(&mut self, key: L::Priority, id: u64) {
-        self.senders.push(Sender { id, key, ticket: 0, permit: true });
+        self.senders.push(Waiter::new(id, key));
     }
 
-    fn ticket(&mut self, old: u64) -> u64 {
-        self.tickets += u64::from(old == 0);
-        if old == 0 { self.tickets } else { old }
+    /// Lists a waiter that has found nothing. One that was listed before keeps its position.
+    fn list<K>(tickets: &mut u64, waiters: &mut Vec<Waiter<K>>, mut waiter: Waiter<K>) {
+        if waiter.ticket == 0 {
+            *tickets += 1;
+            waiter.ticket = *tickets;
+        }
+        waiter.permit = false;
+        waiters.push(waiter);
     }
 
-    pub(crate) fn receiver(&self, id: u64) -> &Receiver {
-        self.receivers.iter().find(|waiter| waiter.id == id).unwrap()
+    pub(crate) fn receiver(&self, id: u64) -> &Waiter<()> {
+        Waiter::find(&self.receivers, id)
     }
 
-    pub(crate) fn sender(&self, id: u64) -> &Sender<L::Priority> {
-        self.senders.iter().find(|waiter| waiter.id == id).unwrap()
+    pub(crate) fn sender(&self, id: u64) -> &Waiter<L::Priority> {
+        Waiter::find(&self.senders, id)
     }
 
-    /// Polls a receive. A task that waits in vain keeps its position.
+    /// Polls a receive, which waits on if it returns `None` and the queue has not ended.
     pub(crate) fn poll_receive(&mut self, id: u64) -> Option<(L::Priority, u64)> {
-        let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
-        let mut waiter = self.receivers.swap_remove(at);
+        let waiter = Waiter::remove(&mut self.receivers, id);
         let taken = self.take();
         self.wake_waiters();
-        if taken.is_none() {
-            waiter.permit = self.ended();
-            if !self.ended() {
-                waiter.ticket = self.ticket(waiter.ticket);
-            }
+        if taken.is_none() && !self.ended() {
+            Self::list(&mut self.tickets, &mut self.receivers, waiter);
         }
-        self.receivers.push(waiter);
         taken
     }
 
+    /// Polls a send, which waits on if the queue is full.
     pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
-        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
-        let mut waiter = self.senders.swap_remove(at);
+        let waiter = Waiter::remove(&mut self.senders, id);
         let sent = self.send(waiter.key, waiter.id);
         if sent == Err(SendRefused::Full) {
-            waiter.permit = false;
-            waiter.ticket = self.ticket(waiter.ticket);
-            self.senders.push(waiter);
-            self.wake_waiters();
-        } else {
-            self.wake_waiters();
+            Self::list(&mut self.tickets, &mut self.senders, waiter);
         }
+        self.wake_waiters();
         sent
     }
 
     /// Polls a send that has room but is refused for lack of memory: as if it were dropped.
     pub(crate) fn poll_send_short(&mut self, id: u64) {
-        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
-        let waiter = self.senders.swap_remove(at);
+        let waiter = Waiter::remove(&mut self.senders, id);
         assert_eq!(self.accepts(waiter.key), Ok(()));
         self.wake_waiters();
     }
 
-    /// A receive that is dropped passes its wake-up on.
     pub(crate) fn drop_receive(&mut self, id: u64) {
-        let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
-        if self.receivers.swap_remove(at).permit {
-            let listed = self.receivers.iter_mut().filter(|waiter| !waiter.permit);
-            listed
-                .min_by_key(|waiter| waiter.ticket)
-                .into_iter()
-                .for_each(|next| next.permit = true);
-        }
+        Waiter::cancel(&mut self.receivers, id);
     }
 
-    /// A send that is dropped passes its wake-up on, also if that is of no use to the next one.
     pub(crate) fn drop_send(&mut self, id: u64) {
-        let at = self.senders.iter().position(|waiter| waiter.id == id).unwrap();
-        if self.senders.swap_remove(at).permit {
-            let listed = self.senders.iter_mut().filter(|waiter| !waiter.permit);
-            listed
-                .min_by_key(|waiter| waiter.ticket)
-                .into_iter()
-                .for_each(|next| next.permit = true);
-        }
+        Waiter::cancel(&mut self.senders, id);
     }
 
     /// Wakes the waiters that can proceed.
@@ -275,15 +287,9 @@ impl<L: Keyed> Model<L> {
             self.receivers.iter_mut().for_each(|waiter| waiter.permit = true);
             return;
         }
-        loop {
-            let permits = self.receivers.iter().filter(|waiter| waiter.permit).count();
-            if self.len() <= permits {
+        while Waiter::permits(&self.receivers) < self.len() {
+            if !Waiter::wake_first(&mut self.receivers) {
                 break;
-            }
-            let listed = self.receivers.iter_mut().filter(|waiter| !waiter.permit);
-            match listed.min_by_key(|waiter| waiter.ticket) {
-                Some(first) => first.permit = true,
-                None => break,
             }
         }
         while let Some(first) = self.first_admissible_sender() {
@@ -294,11 +300,12 @@ impl<L: Keyed> Model<L> {
     /// Returns the first sender that may proceed. One that only a reserve keeps out does not block those
     /// behind it.
     fn first_admissible_sender(&self) -> Option<usize> {
-        let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
-        let len = self.taken() + permitted().count();
-        let mut listed: Vec<usize> =
-            (0..self.senders.len()).filter(|&at| !self.senders[at].permit).collect();
-        listed.sort_by_key(|&at| self.senders[at].ticket);
-        listed.into_iter().find(|&at| len < self.len_limit(self.senders[at].key))
+        let len = self.taken() + Waiter::permits(&self.senders);
+        let is_admissible = |at: &usize| {
+            let waiter = &self.senders[*at];
+            !waiter.permit && len < self.len_limit(waiter.key)
+        };
+        let admissible = (0..self.senders.len()).filter(is_admissible);
+        admissible.min_by_key(|&at| self.senders[at].ticket)
     }
 }
