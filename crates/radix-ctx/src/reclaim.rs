@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Four calls advance reclaim: a removal whose CPU's list is full ([`remove`](crate::remove)), an insert
-//! that needs a new slab, [`poll`](crate::CtxTable::poll) and [`flush`](crate::CtxTable::flush). The
+//! that needs a new slab, [`is_done`](crate::Removal::is_done) and [`flush`](crate::CtxTable::flush). The
 //! *reclaim callback* does too. It is an object of RCU in the core, and is queued while a list has a slot,
 //! so a table is reclaimed wherever RCU is. The last callback frees the core.
 //!

@@ -42,7 +42,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// One of several threads that remove the same context succeeds. Readers that found the context before
     /// can go on using it. It is dropped when no reader and no reference is left, by a later removal or
-    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU. The [`Removal`] can wait for the
+    /// insert, by [`flush`](Self::flush), or by RCU ([`rcu::poll`]). The [`Removal`] can wait for the
     /// drop; dropping the `Removal` waits for nothing.
     ///
     /// Allocates only if tasks wait for the removal. Lock-free, with the exceptions in the table of the [crate's page](crate#progress).
@@ -140,15 +140,6 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         }
         core.after_removal(AfterRemoval { advance, tasks: None });
         removed
-    }
-
-    /// Reclaims the removed contexts that no reader uses any more, as far as their grace period has ended.
-    /// Returns how many. Never blocks for a reader. Runs the drops of the contexts.
-    pub fn poll(&self) -> usize {
-        let core = self.core();
-        let vacated = core.advance();
-        // The first call may have started a grace period, which may have ended at once.
-        if vacated == 0 { core.advance() } else { vacated }
     }
 
     /// Waits until every context that was removed before this call is dropped, except those that references
@@ -437,8 +428,8 @@ pub struct Removal<'a, T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Removal<'_, T> {
-    /// Returns whether the context is dropped. Advances reclaim like [`CtxTable::poll`], which takes the
-    /// table's lock and runs drops of removed contexts. Never waits for a reader.
+    /// Returns whether the context is dropped. If it is not, reclaims the removed contexts that no reader
+    /// uses any more: takes the table's lock and runs their drops. Never waits for a reader.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if !self.core.is_reclaimed(self.id) {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 use std::thread;
 use std::time::Instant;
 
-use radix_ctx::{CtxTable, GetRefError, Id, InsertRefused, LookupError};
+use radix_ctx::{CtxTable, GetRefError, Id, InsertRefused, LookupError, rcu};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
@@ -120,7 +120,7 @@ fn record(seed: u64, each: usize) -> Actions {
                         actions.push((began, (me, Action::Call(op))));
                         actions.push((ended, (me, Action::Response(result))));
                         if rng.usize(..8) == 0 {
-                            table.poll();
+                            rcu::poll();
                         }
                     }
                     actions

@@ -315,7 +315,7 @@ impl Both<'_> {
                 assert_eq!(table.remove_all(), Ok(live.len()));
                 live.into_iter().for_each(|id| self.record_removal(id));
             }
-            Op::Poll => _ = table.poll(),
+            Op::Poll => _ = rcu::poll(),
             Op::CloneRef(_) | Op::PutRef(_) | Op::Pin | Op::RemoveAll => {}
         }
         self.flush();

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offlock_percpu::rcu;
-use radix_ctx::{CtxRef, CtxTable, Id, LookupError, WaitError};
+use radix_ctx::{CtxRef, CtxTable, Id, LookupError, Removal, WaitError};
 
 /// The time of waits that must not end.
 const WHILE: Duration = Duration::from_millis(30);
@@ -263,10 +263,8 @@ fn a_panic_of_user_code_stops_nothing() {
             table.flush().is_ok()
         },
         |table, ids| {
-            ids.iter().for_each(|&id| _ = table.remove(id).unwrap());
-            while table.stats().pending != 0 {
-                table.poll();
-            }
+            let removals: Vec<_> = ids.iter().map(|&id| table.remove(id).unwrap()).collect();
+            while !removals.iter().all(Removal::is_done) {}
             true
         },
         |table, ids| {

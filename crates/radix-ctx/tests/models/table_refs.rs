@@ -133,8 +133,7 @@ fn inv13_the_first_reference_meets_the_removal() {
             set_current(CpuId::new(1));
             hold(contexts, id);
         });
-        contexts.table.remove(id).unwrap();
-        contexts.table.poll();
+        contexts.remove_and_poll(id);
         user.join().unwrap();
         contexts.assert_dropped(1, 0);
     });
