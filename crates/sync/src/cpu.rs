@@ -62,7 +62,7 @@ impl fmt::Display for CpuId {
 pub mod virtual_cpu {
     //! Virtual CPUs, for models and for builds with `--cfg offlock_virtual_cpu`.
     //!
-    //! The test sets the CPU of each thread. A model has two CPUs. A build with
+    //! The test sets the CPU of each thread. A model has two CPUs, and rseq sections. A build with
     //! `--cfg offlock_virtual_cpu` has as many as [`fix`] sets before the first use. It has no rseq
     //! sections, because the kernel restarts a section when the thread leaves a real CPU, not a virtual
     //! one.
@@ -148,17 +148,16 @@ pub mod virtual_cpu {
             2
         }
 
-        /// Runs a model with rseq sections, and then without.
-        pub fn both_modes(f: impl Fn() + Send + Sync + Clone + 'static) {
-            for on in [true, false] {
-                with_sections(on, f.clone());
-            }
+        /// Runs the models in `run` with rseq sections, and then without.
+        pub fn both_modes(run: impl Fn()) {
+            run();
+            without_sections(run);
         }
 
-        /// Runs a model. The model has rseq sections if `on` is true.
-        pub fn with_sections(on: bool, f: impl Fn() + Send + Sync + 'static) {
-            SECTIONS.set(on);
-            crate::model(f);
+        /// Runs the models in `run` without rseq sections.
+        pub fn without_sections(run: impl FnOnce()) {
+            SECTIONS.set(false);
+            run();
             SECTIONS.set(true);
         }
 

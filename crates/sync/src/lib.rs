@@ -46,6 +46,8 @@ pub mod alloc;
 pub mod asymmetric;
 pub mod quarantine;
 
+#[cfg(offlock_model)]
+mod checker;
 mod cpu;
 mod futex;
 mod label;
@@ -58,6 +60,8 @@ mod word_lock;
 pub use self::alloc::AllocError;
 #[cfg(offlock_model)]
 pub use self::asymmetric::virtual_fence;
+#[cfg(offlock_model)]
+pub use self::checker::{model, with_preemptions};
 pub use self::cpu::CpuId;
 #[cfg(any(offlock_model, offlock_virtual_cpu))]
 pub use self::cpu::virtual_cpu;
@@ -187,8 +191,6 @@ pub fn thread_id() -> u64 {
 
 #[cfg(offlock_loom)]
 mod imp {
-    use std::cell::Cell;
-
     pub use super::lock::{Condvar, Mutex, MutexGuard};
     pub use loom::sync::{Arc, atomic};
     pub use loom::{cell, hint, thread};
@@ -196,39 +198,6 @@ mod imp {
 
     /// The module whose locks [`super::lock`] wraps.
     pub(super) use loom::sync as std_shaped;
-
-    std::thread_local! {
-        static LEAST_PREEMPTIONS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    /// Runs the models in `run` with at least `least` preemptions, also if `LOOM_MAX_PREEMPTIONS`
-    /// is lower.
-    pub fn with_preemptions(least: usize, run: impl FnOnce()) {
-        LEAST_PREEMPTIONS.set(least);
-        run();
-        LEAST_PREEMPTIONS.set(0);
-    }
-
-    /// Runs `f` once for each interleaving within loom's limits (`LOOM_MAX_PREEMPTIONS`).
-    ///
-    /// # Panics
-    ///
-    /// Panics if a run panics or deadlocks. A deadlock may abort the process instead.
-    pub fn model(f: impl Fn() + Send + Sync + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.max_branches = builder.max_branches.max(BRANCHES);
-        let least = LEAST_PREEMPTIONS.get();
-        builder.preemption_bound = builder.preemption_bound.map(|bound| bound.max(least));
-        builder.check(move || {
-            crate::quarantine::begin_run();
-            super::virtual_fence::begin_run();
-            f();
-        });
-    }
-
-    /// The number of steps after which loom gives up a run as endless. A guess: the longest runs
-    /// take 1,500 steps.
-    const BRANCHES: usize = 5_000;
 }
 
 #[cfg(offlock_shuttle)]
@@ -240,38 +209,6 @@ mod imp {
 
     /// The module whose locks [`super::lock`] wraps.
     pub(super) use shuttle::sync as std_shaped;
-
-    /// The number of schedules that [`model`] tries if `OFFLOCK_SHUTTLE_ITERATIONS` is not set. A
-    /// guess: the models of this crate catch the planted bugs within the first hundred.
-    const ITERATIONS: usize = 1_000;
-
-    /// Calls `run`. shuttle does not limit preemptions.
-    pub fn with_preemptions(_least: usize, run: impl FnOnce()) {
-        run();
-    }
-
-    /// Runs `f` under `OFFLOCK_SHUTTLE_ITERATIONS` random schedules.
-    ///
-    /// With `OFFLOCK_SHUTTLE_SWITCHES` a schedule changes the running thread at only so many random
-    /// steps (probabilistic concurrency testing, Burckhardt et al., ASPLOS 2010). It finds bugs
-    /// that need one thread to make many steps inside a short window of another.
-    ///
-    /// # Panics
-    ///
-    /// Panics if a run panics or deadlocks.
-    pub fn model(f: impl Fn() + Send + Sync + 'static) {
-        let asked = |name| std::env::var(name).ok().map(|n| n.parse().expect("a number"));
-        let iterations = asked("OFFLOCK_SHUTTLE_ITERATIONS").unwrap_or(ITERATIONS);
-        let run = move || {
-            crate::quarantine::begin_run();
-            super::virtual_fence::begin_run();
-            f();
-        };
-        match asked("OFFLOCK_SHUTTLE_SWITCHES") {
-            Some(switches) => shuttle::check_pct(run, iterations, switches),
-            None => shuttle::check_random(run, iterations),
-        }
-    }
 }
 
 /// `UnsafeCell` with the closure interface of loom's cell, at no cost.

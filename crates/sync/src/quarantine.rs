@@ -17,7 +17,7 @@
 pub use self::imp::{Watched, free};
 
 #[cfg(offlock_model)]
-pub(super) use self::imp::begin_run;
+pub(crate) use self::imp::begin_run;
 
 #[cfg(not(offlock_model))]
 mod imp {
@@ -196,7 +196,7 @@ mod imp {
     }
 
     /// Deallocates the nodes that the previous run of a model on this OS thread freed.
-    pub(in super::super) fn begin_run() {
+    pub(crate) fn begin_run() {
         KEPT.with_borrow_mut(Vec::clear);
     }
 

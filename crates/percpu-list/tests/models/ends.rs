@@ -1,6 +1,6 @@
 //! The end of a list, of its blocks and of the entries that outlive it.
 
-use offlock_sync::virtual_cpu::with_sections;
+use offlock_sync::virtual_cpu::without_sections;
 use offlock_sync::{Arc, model};
 
 use super::lists::{List, with};
@@ -49,7 +49,7 @@ fn inv13_a_list_ends_beside_its_entry() {
 
 #[test]
 fn inv13_a_list_ends_beside_a_slow_removal() {
-    with_sections(false, list_ends_beside_its_entry);
+    without_sections(|| model(list_ends_beside_its_entry));
 }
 
 /// The entry and a reference end on two threads, after the list or before.

@@ -1,7 +1,7 @@
 //! The list without rseq sections: additions under the lock of a slot, removals by atomic operations.
 
 use offlock_sync::Arc;
-use offlock_sync::virtual_cpu::{take_id, with_sections};
+use offlock_sync::virtual_cpu::{take_id, without_sections};
 
 use super::lists::{close_meets_an_addition, with};
 use super::payload::{ONE, ZERO, spawn_on};
@@ -31,7 +31,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 
 /// Runs a model without sections.
 fn model(f: impl Fn() + Send + Sync + 'static) {
-    with_sections(false, f);
+    without_sections(|| offlock_sync::model(f));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn inv07_a_pinned_cell_is_not_reused() {
 /// One thread has sections, the other has none.
 #[test]
 fn inv03_a_thread_without_an_id_shares_the_list() {
-    with_sections(true, || {
+    offlock_sync::model(|| {
         let (list, [goes], drops) = with();
         let there = spawn_on(ONE, {
             let (list, drops) = (Arc::clone(&list), drops.clone());

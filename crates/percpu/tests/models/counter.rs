@@ -4,7 +4,7 @@ use offlock_percpu::{CpuId, PerCpuCounter};
 use offlock_sync::virtual_cpu::{set_current, take_id};
 use offlock_sync::{Arc, thread};
 
-use super::{both_modes, with_sections};
+use super::{both_modes, model};
 
 const OTHER: CpuId = CpuId::new(1);
 
@@ -55,7 +55,7 @@ fn the_first_adds_race() {
 /// A thread without an rseq id beside one that has: the words belong to sections alone.
 #[test]
 fn a_thread_without_an_id_stays_off_the_words() {
-    with_sections(true, || {
+    model(|| {
         let counter = counter();
         let foreign = thread::spawn({
             let counter = Arc::clone(&counter);

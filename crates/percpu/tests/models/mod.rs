@@ -17,19 +17,14 @@ use std::env;
 use offlock_sync::virtual_fence::with_membarrier;
 use offlock_sync::{virtual_cpu, with_preemptions};
 
-/// Runs a model with membarrier, as the crate runs in most programs.
+/// Runs a model with membarrier and rseq sections, as the crate runs in most programs.
 fn model(f: impl Fn() + Send + Sync + 'static) {
     thoroughly(|| with_membarrier(|| offlock_sync::model(f)));
 }
 
 /// Runs a model with membarrier, with rseq sections and then without.
 fn both_modes(f: impl Fn() + Send + Sync + Clone + 'static) {
-    thoroughly(|| with_membarrier(|| virtual_cpu::both_modes(f)));
-}
-
-/// Runs a model with membarrier, and with rseq sections if `on` is true.
-fn with_sections(on: bool, f: impl Fn() + Send + Sync + 'static) {
-    thoroughly(|| with_membarrier(|| virtual_cpu::with_sections(on, f)));
+    virtual_cpu::both_modes(|| model(f.clone()));
 }
 
 /// Runs models with three preemptions, unless the calling test is [`Long`].

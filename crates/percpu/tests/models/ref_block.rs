@@ -11,7 +11,7 @@ use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::virtual_cpu::{set_current, take_id};
 use offlock_sync::{Arc, is_planted, step, thread};
 
-use super::{both_modes, with_sections};
+use super::{both_modes, model};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -207,7 +207,7 @@ fn inv21_the_fold_sees_what_holders_did() {
 /// Threads without an id count in the remote word, also one that puts what another took.
 #[test]
 fn inv21_threads_without_id_count_remotely() {
-    with_sections(true, || {
+    model(|| {
         let table = Table::new();
         assert!(table.try_get(FIRST));
         let first = spawn(&table, |table| {

@@ -13,7 +13,7 @@ use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::virtual_cpu::{set_current, take_id};
 use offlock_sync::{Arc, thread};
 
-use super::{Long, both_modes, with_sections};
+use super::{Long, both_modes, model};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -115,7 +115,7 @@ fn inv07_a_kill_releases_what_others_used() {
 /// A thread without an id meets a kill: what it takes back must not land after the fold.
 #[test]
 fn inv07_a_thread_without_id_does_not_release_early() {
-    with_sections(true, || {
+    model(|| {
         let object = Object::new();
         object.refs.try_get().unwrap().leak();
         let other = spawn(&object, |object| {
@@ -183,7 +183,7 @@ fn inv09_a_kill_counts_what_races_with_it() {
 /// Two threads without an id share the remote word, during a kill.
 #[test]
 fn inv09_a_thread_without_id_counts_remotely() {
-    with_sections(true, || {
+    model(|| {
         let object = Object::new();
         let others = [(); 2].map(|()| {
             spawn(&object, |object| {

@@ -1,10 +1,15 @@
 //! Helpers of the models.
 
-use offlock_sync::{Arc, model, thread, with_preemptions};
+use offlock_sync::{Arc, model, thread, virtual_cpu, with_preemptions};
 
 /// Runs a model with at least three preemptions, for models that take less than a second with them.
 pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
     with_preemptions(3, || model(f));
+}
+
+/// Runs a model with rseq sections, and then without.
+pub(super) fn both_modes(f: impl Fn() + Send + Sync + Clone + 'static) {
+    virtual_cpu::both_modes(|| model(f.clone()));
 }
 
 /// Repetitions of a short operation that must meet another short one: a random schedule needs several.

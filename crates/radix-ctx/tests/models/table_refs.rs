@@ -6,12 +6,12 @@ use std::task::{Context, Wake, Waker};
 use offlock_percpu::CpuId;
 use offlock_percpu::rcu;
 use offlock_sync::atomic::{AtomicBool, Ordering};
-use offlock_sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_sync::virtual_cpu::{set_current, take_id};
 use offlock_sync::virtual_fence::{both_strategies, with_membarrier};
 use offlock_sync::{Arc, model, thread};
 use radix_ctx::{CtxRef, GetRefError, Id, LookupError};
 
-use super::support::{spawn, thoroughly, yield_often};
+use super::support::{both_modes, spawn, thoroughly, yield_often};
 use super::table::{Contexts, Payload};
 
 /// The planted bugs, each with the model that must fail for it.
@@ -158,7 +158,7 @@ fn inv13_two_threads_take_the_first_references() {
 /// A thread without an rseq id counts in another word.
 #[test]
 fn inv13_a_thread_without_an_id_takes_a_reference() {
-    with_sections(true, || {
+    model(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         drop(contexts.table.get_ref(id));
