@@ -4,7 +4,7 @@
 
 #[cfg(not(offlock_model))]
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::atomic::{AtomicU32, Ordering};
 #[cfg(offlock_model)]
@@ -66,6 +66,20 @@ impl Futex {
     /// A model has no clock. The call returns at once there, as after the shortest time.
     pub fn wait_for(&self, seen: u32, time: Duration) {
         self.sleep(seen, Some(time));
+    }
+
+    /// Sleeps like [`wait`](Self::wait), but at most until the deadline, if there is one. Returns whether the
+    /// deadline was still to come.
+    pub fn wait_until(&self, seen: u32, deadline: Option<Instant>) -> bool {
+        let Some(deadline) = deadline else {
+            self.wait(seen);
+            return true;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            self.wait_for(seen, left);
+        }
+        !left.is_zero()
     }
 
     /// Wakes one sleeping thread, if there is one.
@@ -148,7 +162,6 @@ impl Default for Futex {
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;
-    use std::time::Instant;
 
     use super::*;
 

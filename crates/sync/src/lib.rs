@@ -54,6 +54,7 @@ mod label;
 mod lock;
 mod macros;
 mod park;
+mod thread_waker;
 mod wait_set;
 mod word_lock;
 
@@ -71,6 +72,7 @@ pub use self::label::is_planted;
 pub use self::label::{check, fence, order, step};
 pub use self::macros::{const_fn, const_thread_local, global, impl_error};
 pub use self::park::{Parker, SpinLimit, spin};
+pub use self::thread_waker::block_on;
 pub use self::wait_set::{WaitSet, Waiter, Wakers};
 pub use self::word_lock::{WordGuard, WordLock};
 #[doc(hidden)]

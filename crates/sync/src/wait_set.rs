@@ -33,13 +33,12 @@ use std::fmt;
 use std::marker::PhantomPinned;
 use std::pin::{Pin, pin};
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use crate::atomic::{AtomicUsize, Ordering};
 use crate::cell::UnsafeCell;
-use crate::{Futex, WordLock, fence, step};
+use crate::{WordLock, block_on, fence, step};
 
 /// A list of waiters in the order in which they began to wait.
 ///
@@ -174,31 +173,18 @@ impl WaitSet {
 
     /// Blocks until `ready` returns a value, and returns it; or returns `None` at the deadline.
     ///
-    /// `ready` is called after each wake-up, with no lock held. Allocates the waker of the thread.
+    /// `ready` is called after each wake-up, with no lock held. Allocates once for each thread: see
+    /// [`block_on`].
     pub fn wait<R>(
         &self,
         deadline: Option<Instant>,
         mut ready: impl FnMut() -> Option<R>,
     ) -> Option<R> {
-        let thread = Arc::new(ThreadWaker(Futex::new()));
-        let waker = Waker::from(Arc::clone(&thread));
-        let mut context = Context::from_waker(&waker);
         let mut waiter = pin!(self.waiter());
-        loop {
-            let seen = thread.0.load(); // before the poll, so that a wake-up after it is seen
-            if let Poll::Ready(value) = waiter.as_mut().poll(&mut context, &mut ready) {
-                return Some(value);
-            }
-            let Some(deadline) = deadline else {
-                thread.0.wait(seen);
-                continue;
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            thread.0.wait_for(seen, left);
-        }
+        block_on(
+            |context| waiter.as_mut().poll(context, &mut ready),
+            |woken, seen| woken.wait_until(seen, deadline),
+        )
     }
 
     /// Wakes the waiter that has waited for longest. The caller has changed what it waits for.
@@ -398,16 +384,6 @@ impl fmt::Debug for WaitSet {
     }
 }
 
-/// The waker of a thread in [`WaitSet::wait`].
-struct ThreadWaker(Futex);
-
-impl Wake for ThreadWaker {
-    fn wake(self: Arc<Self>) {
-        self.0.advance();
-        self.0.wake_one();
-    }
-}
-
 /// Wakers that were taken from a list. Returned by [`WaitSet::take`]. The drop wakes them, too.
 ///
 /// If a waker panics, the others are woken, and the panic goes on to the caller; if another one panics
@@ -546,7 +522,9 @@ impl fmt::Debug for Waiter<'_> {
 #[cfg(all(test, not(offlock_model)))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
+    use std::task::Wake;
     use std::time::Duration;
 
     use super::*;

@@ -1,59 +1,28 @@
 //! Threads that wait: how long, by which spins, and asleep.
 
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use offlock_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use offlock_sync::{Futex, hint, thread};
+use offlock_sync::{hint, thread};
 
-/// The waker of a thread that polls a future: a futex. A waking thread has a reference of its own, because
-/// the sleeping thread may exit as soon as its future is ready.
-struct Parker {
-    /// Counts the wake-ups.
-    woken: Futex,
-}
-
-offlock_sync::thread_local! {
-    static CURRENT: Arc<Parker> = Parker::new();
-}
-
-impl Parker {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { woken: Futex::new() })
-    }
-}
-
-impl Wake for Parker {
-    fn wake(self: Arc<Self>) {
-        self.woken.advance();
-        self.woken.wake_one();
-    }
-}
-
-/// Polls on the calling thread until `poll` is ready, and sleeps in between. Returns `None` at the deadline.
-///
-/// Allocates once for each thread.
+/// Polls on the calling thread until `poll` is ready, and spins or sleeps in between. Returns `None` at the
+/// deadline.
 pub(super) fn block_on<R>(
     wait: Wait,
     spin: Option<&Spin>,
-    mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
+    poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
 ) -> Option<R> {
-    // During thread exit the thread-local variable may be gone already: then a new parker serves.
-    let parker = CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Parker::new());
-    let waker = Waker::from(parker.clone());
-    loop {
-        let seen = parker.woken.load(); // before the poll: a later wake-up keeps the thread from its sleep
-        if let Poll::Ready(ready) = poll(&mut Context::from_waker(&waker)) {
-            return Some(ready);
-        }
+    offlock_sync::block_on(poll, |woken, seen| {
         if wait.is_over() {
-            return None;
+            return false;
         }
-        if !spin.is_some_and(|spin| spin.until(wait, 1, |_| parker.woken.load() != seen)) {
-            sleep(&parker.woken, seen, wait);
+        if !spin.is_some_and(|spin| spin.until(wait, 1, |_| woken.load() != seen)) {
+            let deadline = if let Wait::Until(end) = wait { Some(end) } else { None };
+            woken.wait_until(seen, deadline);
         }
-    }
+        true
+    })
 }
 
 // How an operation waits.
@@ -84,14 +53,6 @@ impl Wait {
     pub(crate) fn has_deadline(self) -> bool {
         matches!(self, Self::Past | Self::Until(_))
     }
-}
-
-/// Sleeps as [`Futex::wait`] does, at most until the deadline.
-fn sleep(futex: &Futex, seen: u32, wait: Wait) {
-    match wait {
-        Wait::Until(end) => futex.wait_for(seen, end.saturating_duration_since(Instant::now())),
-        _ => futex.wait(seen),
-    };
 }
 
 // How long a thread spins before it sleeps.

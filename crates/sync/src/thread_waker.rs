@@ -1,0 +1,121 @@
+//! A thread as the executor of what it waits for: it polls, and sleeps until its waker is called.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::Futex;
+
+/// The waker of a thread. A waking thread has a reference of its own, because the sleeping thread may exit
+/// as soon as its poll is ready.
+struct ThreadWaker {
+    /// Counts the wake-ups.
+    woken: Futex,
+}
+
+crate::thread_local! {
+    static CURRENT: Arc<ThreadWaker> = ThreadWaker::new();
+}
+
+impl ThreadWaker {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { woken: Futex::new() })
+    }
+}
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.woken.advance();
+        self.woken.wake_one();
+    }
+}
+
+/// Polls on the calling thread until `poll` is ready. Returns `None` if `sleep` returns false.
+///
+/// Between two polls it calls `sleep` with the futex that the waker advances, and with the count of that
+/// futex before the poll, so that a wake-up since then ends the sleep. Inside `poll`, another `block_on` may
+/// use the same futex: that ends the outer sleep early, and loses no wake-up.
+///
+/// Allocates once for each thread, and during the exit of the thread each time.
+pub fn block_on<R>(
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
+    mut sleep: impl FnMut(&Futex, u32) -> bool,
+) -> Option<R> {
+    // During thread exit the thread-local variable may be gone already.
+    let thread = CURRENT.try_with(Arc::clone).unwrap_or_else(|_| ThreadWaker::new());
+    let waker = Waker::from(Arc::clone(&thread));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        let seen = thread.woken.load();
+        if let Poll::Ready(value) = poll(&mut context) {
+            return Some(value);
+        }
+        if !sleep(&thread.woken, seen) {
+            return None;
+        }
+    }
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    fn sleep(woken: &Futex, seen: u32) -> bool {
+        woken.wait(seen);
+        true
+    }
+
+    /// Wakes itself in the first poll.
+    fn wait() -> Waker {
+        let mut polls = 0;
+        let poll = |context: &mut Context<'_>| {
+            polls += 1;
+            context.waker().wake_by_ref();
+            if polls == 2 { Poll::Ready(context.waker().clone()) } else { Poll::Pending }
+        };
+        block_on(poll, sleep).unwrap()
+    }
+
+    #[test]
+    fn a_thread_has_one_waker_also_for_a_wait_inside_a_poll() {
+        let mut inner = None;
+        let poll = |context: &mut Context<'_>| {
+            if inner.is_some() {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref(); // the wait below must not take this wake-up with it
+            inner = Some(wait());
+            Poll::Pending
+        };
+        block_on(poll, sleep).unwrap();
+        assert!(wait().will_wake(&inner.unwrap()));
+        let other = thread::spawn(wait).join().unwrap();
+        assert!(!wait().will_wake(&other));
+        assert_eq!(block_on(|_| Poll::<()>::Pending, |_, _| false), None);
+    }
+
+    #[test]
+    fn a_thread_waits_also_while_it_exits() {
+        static WAITED: AtomicU32 = AtomicU32::new(0);
+        struct Waits;
+        impl Drop for Waits {
+            fn drop(&mut self) {
+                wait();
+                WAITED.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        std::thread_local! {
+            static BEFORE: Waits = const { Waits };
+            static AFTER: Waits = const { Waits };
+        }
+        let exits = thread::spawn(|| {
+            BEFORE.with(|_| ());
+            wait();
+            AFTER.with(|_| ());
+        });
+        exits.join().unwrap();
+        assert_eq!(WAITED.load(Ordering::Relaxed), 2);
+    }
+}
