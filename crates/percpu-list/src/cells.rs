@@ -50,6 +50,7 @@ use offlock_sync::alloc::try_box;
 use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 #[cfg(offlock_model)]
 use offlock_sync::cell::UnsafeCell;
+use offlock_sync::panics::exhaust;
 use offlock_sync::{Mutex, MutexGuard, check, load_own, order, step, thread, thread_id};
 
 use crate::error::{InsertError, Refused};
@@ -328,20 +329,6 @@ impl<T> Drop for Taken<T> {
         // SAFETY: the place has the value, which is dropped once.
         unsafe { Cells::<T>::drop_place(&mut self.0) };
     }
-}
-
-/// Calls `step` until it returns false, also after a panic of `step`.
-pub(crate) fn exhaust(step: impl FnMut() -> bool) {
-    struct Rest<F: FnMut() -> bool>(F);
-
-    impl<F: FnMut() -> bool> Drop for Rest<F> {
-        fn drop(&mut self) {
-            while (self.0)() {}
-        }
-    }
-
-    let mut rest = Rest(step);
-    while (rest.0)() {}
 }
 
 /// Takes the lowest of some bits.

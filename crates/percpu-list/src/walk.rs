@@ -7,8 +7,9 @@ use std::ptr;
 
 use offlock_percpu::cells::Block;
 use offlock_percpu::lglock::LockError;
+use offlock_sync::panics::exhaust;
 
-use crate::cells::{BATCH, Cells, KEPT, Key, exhaust, next, occupied, pop};
+use crate::cells::{BATCH, Cells, KEPT, Key, next, occupied, pop};
 use crate::entry::Ref;
 
 /// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs, for

@@ -252,7 +252,7 @@ pub mod cell {
     }
 }
 
-/// The payload of a panic that goes no further.
+/// What goes on after a panic of foreign code.
 pub mod panics {
     use std::any::Any;
     use std::mem;
@@ -266,6 +266,22 @@ pub mod panics {
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             mem::forget(another);
         }
+    }
+
+    /// Calls `step` until it returns false, also after a panic of `step`, which then goes on to the caller.
+    /// If `step` panics again meanwhile, the process aborts.
+    pub fn exhaust(mut step: impl FnMut() -> bool) {
+        struct Rest<'a, F: FnMut() -> bool>(&'a mut F);
+
+        impl<F: FnMut() -> bool> Drop for Rest<'_, F> {
+            fn drop(&mut self) {
+                while (self.0)() {}
+            }
+        }
+
+        let rest = Rest(&mut step);
+        while (rest.0)() {}
+        mem::forget(rest);
     }
 }
 

@@ -38,6 +38,7 @@ use std::time::Instant;
 
 use crate::atomic::{AtomicUsize, Ordering};
 use crate::cell::UnsafeCell;
+use crate::panics::exhaust;
 use crate::{WordLock, block_on, fence, step};
 
 /// A list of waiters in the order in which they began to wait.
@@ -99,6 +100,24 @@ impl List {
         // SAFETY: only the holder of the lock uses the entry, and `f` calls no code that could reach it
         // by another way.
         cell.with_mut(|entry| f(unsafe { &mut *entry }))
+    }
+
+    /// Returns the first entry that `accept` accepts among those with a number below `end`.
+    fn find(&mut self, end: u64, accept: impl Fn(&Entry) -> bool) -> Link {
+        let mut next = self.first;
+        while let Some(at) = next {
+            let look = |entry: &mut Entry| (entry.number < end, accept(entry), entry.next);
+            // SAFETY: linked.
+            let (is_below, is_accepted, behind) = unsafe { self.with(at, look) };
+            if !is_below {
+                break; // the numbers ascend
+            }
+            if is_accepted {
+                return next;
+            }
+            next = behind;
+        }
+        None
     }
 }
 
@@ -212,53 +231,29 @@ impl WaitSet {
     /// A fence and a load if there is no waiter. If a waker panics, the others are woken, and the panic
     /// goes on to the caller; if another one panics meanwhile, the process aborts.
     pub fn wake_for(&self, units: usize) {
-        /// Wakes the rest if a waker panics.
-        struct Rest<'a> {
-            set: &'a WaitSet,
-            end: u64,
-            units: usize,
-            /// The most wake-ups: a waker may poll, and list its waiter again.
-            left: usize,
-        }
-        impl Rest<'_> {
-            fn wake(&mut self) {
-                while self.left > 0 {
-                    let Some(waker) = self.set.take_next(self.end, self.units) else { break };
-                    self.left -= 1;
-                    waker.wake();
-                }
-            }
-        }
-        impl Drop for Rest<'_> {
-            fn drop(&mut self) {
-                self.wake();
-            }
-        }
         if self.is_empty() {
             return;
         }
         let end = self.list.lock().next_number;
-        let mut rest = Rest { set: self, end, units, left: units };
-        rest.wake();
-        std::mem::forget(rest);
+        let mut left = units; // the most wake-ups: a waker may poll, and list its waiter again
+        exhaust(|| {
+            let waker = if left > 0 { self.take_next(end, units) } else { None };
+            left = left.saturating_sub(1);
+            waker.map(Waker::wake).is_some()
+        });
     }
 
     /// Ends the waits of the waiters with this key, or of all, and returns their wakers. The caller has
     /// changed what they wait for, and wakes them when it holds no lock.
     ///
-    /// A fence and a load if there is no waiter; otherwise it looks at every waiter.
+    /// A fence and a load if there is no waiter; otherwise it looks at every waiter, and allocates.
     pub fn take(&self, key: Option<u64>) -> Wakers {
         let mut taken = Vec::new();
         if !self.is_empty() {
-            let mut list = self.list.lock();
-            let mut next = list.first;
-            while let Some(at) = next {
-                // SAFETY: linked.
-                let (of, behind) = unsafe { list.with(at, |entry| (entry.key, entry.next)) };
-                if key.is_none_or(|key| key == of) {
-                    taken.extend(self.unlink(&mut list, at, State::Idle));
-                }
-                next = behind;
+            let end = self.list.lock().next_number;
+            // One at a time, because the allocator may use the list.
+            while let Some(waker) = self.take_one(end, key) {
+                taken.push(waker);
             }
         }
         Wakers(taken.into_iter())
@@ -277,21 +272,19 @@ impl WaitSet {
     fn take_next(&self, end: u64, units: usize) -> Option<Waker> {
         let mut list = self.list.lock();
         let left = units.saturating_sub(if units == usize::MAX { 0 } else { list.woken });
-        let mut next = list.first;
-        while let Some(at) = next {
-            // SAFETY: linked.
-            let (number, needs, after) =
-                unsafe { list.with(at, |entry| (entry.number, entry.needs, entry.next)) };
-            if left == 0 || number >= end {
-                break;
-            }
-            if needs <= left {
-                list.woken += 1;
-                return self.unlink(&mut list, at, State::Woken);
-            }
-            next = after;
+        if left == 0 {
+            return None;
         }
-        None
+        let at = list.find(end, |entry| entry.needs <= left)?;
+        list.woken += 1;
+        self.unlink(&mut list, at, State::Woken)
+    }
+
+    /// Unlinks the first waiter with this key, or of all, if its number is below `end`, and returns its waker.
+    fn take_one(&self, end: u64, key: Option<u64>) -> Option<Waker> {
+        let mut list = self.list.lock();
+        let at = list.find(end, |entry| key.is_none_or(|key| key == entry.key))?;
+        self.unlink(&mut list, at, State::Idle)
     }
 
     /// Links an entry of a pinned waiter behind those with a lower number: at the end, unless it was woken in
@@ -384,7 +377,7 @@ impl fmt::Debug for WaitSet {
     }
 }
 
-/// Wakers that were taken from a list. Returned by [`WaitSet::take`]. The drop wakes them, too.
+/// Wakers that were taken from a list. Returned by [`WaitSet::take`]. The drop wakes them.
 ///
 /// If a waker panics, the others are woken, and the panic goes on to the caller; if another one panics
 /// meanwhile, the process aborts.
@@ -394,14 +387,14 @@ pub struct Wakers(std::vec::IntoIter<Waker>);
 
 impl Wakers {
     /// Wakes the tasks and threads. The caller holds no lock.
-    pub fn wake(mut self) {
-        self.0.by_ref().for_each(Waker::wake);
+    pub fn wake(self) {
+        drop(self);
     }
 }
 
 impl Drop for Wakers {
     fn drop(&mut self) {
-        self.0.by_ref().for_each(Waker::wake);
+        exhaust(|| self.0.next().map(Waker::wake).is_some());
     }
 }
 
