@@ -11,7 +11,7 @@ use crate::source::{self, attributes, is_hidden, is_test};
 use crate::workspace::{Crate, Workspace, files, packages};
 
 /// The crates whose modules do not form layers yet.
-const NOT_LAYERED: [&str; 3] = ["aio-reap-test", "bufcache", "nbd-server"];
+const NOT_LAYERED: [&str; 2] = ["bufcache", "nbd-server"];
 
 /// The libraries of which some public types have no example yet.
 const WITHOUT_EXAMPLES: [&str; 2] = ["bufcache", "sync"];

@@ -44,6 +44,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -52,13 +53,12 @@ use aio_reap::external::{External, RawCompletion, Request, Submitted};
 
 pub use self::closed_loop::{ClosedLoop, Figures, Workload};
 pub use self::model::{Costs, Faults, Model, Service};
-use self::notifier::Notifier;
-pub use self::script::{Cancel, Script, SubmitStep, Transfer};
+use self::script::Directions;
+pub use self::script::{Cancel, SubmitStep, Transfer};
 use self::world::{Ring, World};
 
 mod closed_loop;
 mod model;
-mod notifier;
 mod random;
 mod script;
 mod world;
@@ -128,6 +128,116 @@ impl Sim {
     }
 }
 
+/// A device in script mode: the test determines how submissions end, when and in which order requests
+/// complete, and how many bytes each transfers.
+///
+/// It is a [`Sim`] that accepts every request, and completes none until it is told to, and one engine
+/// at a time can use it. It moves data. Its clock stands still, and deadlines have real time.
+///
+/// ```
+/// use aio_reap::Engine;
+/// use aio_reap_test::{Build, sim::{Script, SubmitStep}};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let script = Script::new();
+/// let engine = Engine::builder().build_sim(&script)?;
+/// script.on_submit(SubmitStep::Again); // the device has no room the first time
+/// let nop = engine.nop().submit()?;
+/// assert_eq!(script.in_flight(), 0);
+/// engine.turn();
+/// assert_eq!(script.in_flight(), 1);
+/// script.complete(1);
+/// assert_eq!(nop.wait().0?, 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Script(Sim);
+
+impl Script {
+    /// Makes a device without an engine.
+    #[expect(clippy::new_without_default, reason = "a device is an identity, not a value")]
+    pub fn new() -> Self {
+        Self(Sim::of(World::scripted()))
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Directions) -> T) -> T {
+        f(self.0.0.borrow_mut().script.as_mut().expect("the world of a script has one"))
+    }
+
+    /// Adds the end of the next submission that has none yet.
+    pub fn on_submit(&self, step: SubmitStep) {
+        self.with(|script| script.steps.push_back(step));
+    }
+
+    /// Adds the end of the next completing request that has none yet. Requests without one end as
+    /// [`Transfer::Full`].
+    pub fn on_transfer(&self, transfer: Transfer) {
+        self.with(|script| script.transfers.push_back(transfer));
+    }
+
+    /// Completes up to `count` requests, oldest first. The engine sees them when it reaps. Returns
+    /// their number.
+    pub fn complete(&self, count: usize) -> usize {
+        (0..count).take_while(|_| self.complete_nth(0)).count()
+    }
+
+    /// Completes the `nth` oldest request in flight, out of order. Returns false if there is none.
+    pub fn complete_nth(&self, nth: usize) -> bool {
+        self.0.0.borrow_mut().complete(nth)
+    }
+
+    /// Sets the effect of cancellations.
+    pub fn cancels(&self, cancel: Cancel) {
+        self.with(|script| script.cancel = cancel);
+    }
+
+    /// Returns the number of attempted cancellations.
+    pub fn cancellations(&self) -> u64 {
+        self.with(|script| script.cancels)
+    }
+
+    /// Returns the number of requests in flight, without those that are complete.
+    pub fn in_flight(&self) -> usize {
+        self.0.in_flight() - self.visible()
+    }
+
+    /// Returns the offsets of the accepted requests, in their order.
+    pub fn log(&self) -> Vec<u64> {
+        self.with(|script| script.log.clone())
+    }
+
+    /// Returns the sizes of all submissions, including refused ones.
+    pub fn batches(&self) -> Vec<usize> {
+        self.with(|script| script.batches.clone())
+    }
+
+    /// Makes the engine's descriptor readable without a completion.
+    pub fn ring(&self) {
+        self.0.0.borrow_mut().rings.iter_mut().flatten().for_each(|ring| ring.signal());
+    }
+
+    /// Returns how often the engine peeked again after a peek that found nothing. Each sixteenth
+    /// such peek completes the oldest request, as a sleep does.
+    pub fn peeks(&self) -> u64 {
+        self.with(|script| script.peeks)
+    }
+
+    /// Returns how often the engine went to sleep. The oldest request completes then, unless a
+    /// completion is visible.
+    pub fn waits(&self) -> u64 {
+        self.with(|script| script.waits)
+    }
+}
+
+impl Deref for Script {
+    type Target = Sim;
+
+    fn deref(&self) -> &Sim {
+        &self.0
+    }
+}
+
 /// The backend of one engine on the device.
 pub(crate) struct Simulated {
     sim: Sim,
@@ -139,7 +249,7 @@ impl Simulated {
     ///
     /// `EBUSY` while another engine uses a device in script mode, which does not name engines.
     pub(crate) fn new(sim: &Sim) -> io::Result<Self> {
-        let notifier = Notifier::new()?;
+        let new = Ring::new()?;
         let world = &mut *sim.0.borrow_mut();
         let rings = &mut world.rings;
         if world.script.is_some() && rings.iter().any(Option::is_some) {
@@ -150,7 +260,7 @@ impl Simulated {
             rings.push(None);
             rings.len() - 1
         });
-        rings[ring] = Some(Ring::new(notifier));
+        rings[ring] = Some(new);
         Ok(Self { sim: sim.clone(), ring })
     }
 }

@@ -12,14 +12,15 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::mem;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::time::Instant;
 
 use aio_reap::external::{RawCompletion, Request, Stop, Submitted};
 
 use super::model::{Costs, Model, Service};
-use super::notifier::Notifier;
 use super::random::Random;
 use super::script::{Cancel, Directions, Transfer};
 
@@ -74,8 +75,8 @@ struct InFlight {
 }
 
 impl Ring {
-    pub(super) fn new(notifier: Notifier) -> Self {
-        Self { in_flight: BTreeMap::new(), notifier, rung: false }
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { in_flight: BTreeMap::new(), notifier: Notifier::new()?, rung: false })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -83,7 +84,7 @@ impl Ring {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.notifier.fd()
+        self.notifier.0.as_raw_fd()
     }
 
     /// Makes the descriptor readable.
@@ -101,6 +102,32 @@ impl Ring {
     /// Returns the time at which its next request completes or has completed.
     fn next(&self) -> Option<u64> {
         self.in_flight.keys().next().map(|&(at, _)| at)
+    }
+}
+
+/// The eventfd that the device makes readable when a completion is visible. Non-blocking.
+#[derive(Debug)]
+struct Notifier(File);
+
+impl Notifier {
+    fn new() -> io::Result<Self> {
+        // SAFETY: the call takes no pointer.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just returned this descriptor, so it has no other owner.
+        Ok(Self(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    /// Makes it readable. The write fails only if the count is at its limit, where it is readable.
+    fn signal(&self) {
+        let _ = (&self.0).write(&1_u64.to_ne_bytes());
+    }
+
+    /// Empties it. The read fails if it is empty.
+    fn drain(&self) {
+        let _ = (&self.0).read(&mut [0; 8]);
     }
 }
 
