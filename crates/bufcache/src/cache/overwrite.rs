@@ -14,7 +14,6 @@ use offlock_sync::{Arc, check, step, thread};
 
 use super::completion::{Batch, DeviceRange, DeviceWrite, Outcome};
 use super::miss::Pinned;
-use super::write_back::Selection;
 use super::{InvalidateResult, Protected, Shared};
 use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
@@ -493,19 +492,5 @@ impl Shared {
         // A block that leaves the table during this call was clean before, or was invalidated.
         let word = self.table.find(key).and_then(|entry| entry.look(key));
         word.is_some_and(|word| word.has(DIRTY))
-    }
-
-    /// Writes the dirty blocks of a range.
-    pub(crate) async fn flush_range(
-        &self,
-        source: &Arc<Source>,
-        blocks: Range<u64>,
-        mode: Mode,
-    ) -> Result<(), WriteError> {
-        self.check_sync(source)?;
-        let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
-        let summary = self.write_back(source, &selection, mode).await;
-        self.check_sync(source)?;
-        summary.error.map_or(Ok(()), Err)
     }
 }

@@ -41,15 +41,29 @@ impl Shared {
     /// Writes all dirty blocks to the device, which does not make them durable.
     pub(crate) async fn flush(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
         self.check_sync(source)?;
-        self.flush_even_closed(source, mode).await
+        self.flush_selected(source, &Selection::all(), mode).await
     }
 
-    pub(super) async fn flush_even_closed(
+    /// Writes the dirty blocks of a range to the device.
+    pub(crate) async fn flush_range(
         &self,
         source: &Arc<Source>,
+        blocks: Range<u64>,
         mode: Mode,
     ) -> Result<(), WriteError> {
-        let summary = self.write_back(source, &Selection::all(), mode).await;
+        self.check_sync(source)?;
+        let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
+        self.flush_selected(source, &selection, mode).await
+    }
+
+    /// Writes the selected dirty blocks to the device, even if that is closed.
+    async fn flush_selected(
+        &self,
+        source: &Arc<Source>,
+        selection: &Selection,
+        mode: Mode,
+    ) -> Result<(), WriteError> {
+        let summary = self.write_back(source, selection, mode).await;
         self.check_poison(source)?;
         summary.error.map_or(Ok(()), Err)
     }
@@ -123,11 +137,7 @@ impl Shared {
         let losses = source.writes.group.losses();
         let sectors = source.sectors_of(blocks);
         let selection = Selection { sectors: sectors.clone(), durable: true, ..Selection::all() };
-        let summary = self.write_back(source, &selection, mode).await;
-        self.check_poison(source)?;
-        if let Some(error) = summary.error {
-            return Err(error);
-        }
+        self.flush_selected(source, &selection, mode).await?;
         // Another thread may have written some of the blocks without FUA.
         let is_synced = !source.writes.unsynced(|unsynced| unsynced.touches(&sectors));
         let is_synced = check!("write through: no sector is unsynced", is_synced);
@@ -361,7 +371,7 @@ impl Shared {
         }
         let losses = source.writes.group.losses();
         // Also of a closed device, because a reset may have dirtied blocks.
-        let flushed = poll_ready(self.flush_even_closed(source, Mode::Thread));
+        let flushed = poll_ready(self.flush_selected(source, &Selection::all(), Mode::Thread));
         let synced = poll_ready(self.sync_device(source, losses, Mode::Thread)).and(flushed);
         // A write-back that fails from now on drops its block, or has cleared the block's mark
         // before the loop below looks at it, which then drops the block.
