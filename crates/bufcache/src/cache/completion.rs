@@ -212,9 +212,19 @@ impl Completion {
         self.of.as_ref().map(|(source, _)| source)
     }
 
+    /// [Calls](Self::call) a blocking method of the device: on this thread if a thread blocks for the
+    /// operation, and otherwise on a thread of the cache.
+    fn defer(self, method: impl FnMut(&Source) -> io::Result<()> + Send + 'static) {
+        if self.is_waited_for() {
+            return self.call(method);
+        }
+        let Some(source) = self.source().map(Arc::clone) else { return };
+        source.cache.call_blocking(source.id, Lane::Device, move || self.call(method));
+    }
+
     /// Calls a blocking method of the device, again while a signal interrupts it, and ends the
     /// operation with its result.
-    pub(super) fn call(mut self, mut method: impl FnMut(&Source) -> io::Result<()>) {
+    fn call(mut self, mut method: impl FnMut(&Source) -> io::Result<()>) {
         let Some((source, _)) = &self.of else { return };
         let result = contain(|| {
             loop {
@@ -277,14 +287,25 @@ impl Drop for Completion {
 pub struct DeviceWrite {
     completion: Completion,
     offset: u64,
-    parts: NonNull<[IoSlice<'static>]>,
+    parts: Parts,
     durable: bool,
 }
 
-// SAFETY: the parts are read only, and live until the write ends, see `new`.
-unsafe impl Send for DeviceWrite {}
+/// The bytes of a [`DeviceWrite`], which neither change nor go before it ends.
+struct Parts(NonNull<[IoSlice<'static>]>);
+
+// SAFETY: the parts are read only, and live until the write ends, see `DeviceWrite::new`.
+unsafe impl Send for Parts {}
 // SAFETY: a shared reference only reads the parts, which no thread changes until the write ends.
-unsafe impl Sync for DeviceWrite {}
+unsafe impl Sync for Parts {}
+
+impl Parts {
+    /// Returns the parts. The write has not ended.
+    fn get(&self) -> &[IoSlice<'_>] {
+        // SAFETY: by the promise of `DeviceWrite::new` they live until the write ends.
+        unsafe { self.0.as_ref() }
+    }
+}
 
 impl DeviceWrite {
     /// # Safety
@@ -301,7 +322,7 @@ impl DeviceWrite {
         // SAFETY: the caller's promise.
         let completion = unsafe { batch.begin(number, alone) };
         let parts = NonNull::slice_from_raw_parts(NonNull::from(parts).cast(), parts.len());
-        Self { completion, offset, parts, durable }
+        Self { completion, offset, parts: Parts(parts), durable }
     }
 
     /// Counts the write as one in an engine of this thread until the returned value drops.
@@ -317,8 +338,7 @@ impl DeviceWrite {
 
     /// Returns the bytes, in parts that are adjacent on the device.
     pub fn parts(&self) -> &[IoSlice<'_>] {
-        // SAFETY: by the promise of `new` they live until the write ends, which takes `self`.
-        unsafe { self.parts.as_ref() }
+        self.parts.get()
     }
 
     /// Returns whether the write must be durable when it ends (FUA).
@@ -342,18 +362,10 @@ impl DeviceWrite {
     /// the durable form, and ends the write: on the calling thread if a thread
     /// [blocks](Self::is_blocking) for it, otherwise on a thread of the cache.
     pub fn defer(self) {
-        defer(self, |write| &write.completion, Self::call);
-    }
-
-    fn call(self) {
         let Self { completion, offset, parts, durable } = self;
-        completion.call(|source| {
-            // SAFETY: as in `parts`; the write ends after this call.
-            let parts = unsafe { parts.as_ref() };
-            match durable {
-                true => source.device.write_vectored_durable(offset, parts),
-                false => source.device.write_vectored(offset, parts),
-            }
+        completion.defer(move |source| match durable {
+            true => source.device.write_vectored_durable(offset, parts.get()),
+            false => source.device.write_vectored(offset, parts.get()),
         });
     }
 
@@ -372,16 +384,6 @@ impl fmt::Debug for DeviceWrite {
             .field("durable", &self.durable)
             .finish_non_exhaustive()
     }
-}
-
-/// Calls the device for an operation: on this thread if a thread blocks for it, and otherwise on a
-/// thread of the cache.
-fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, call: fn(T)) {
-    if completion(&operation).is_waited_for() {
-        return call(operation);
-    }
-    let Some(source) = completion(&operation).source().map(Arc::clone) else { return };
-    source.cache.call_blocking(source.id, Lane::Device, move || call(operation));
 }
 
 /// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`]
@@ -429,12 +431,8 @@ impl DeviceRange {
     /// [`zero`](crate::BlockDevice::zero) of the device, on a thread as [`DeviceWrite::defer`]
     /// says.
     pub fn defer(self) {
-        defer(self, |range| &range.completion, Self::call);
-    }
-
-    fn call(self) {
         let Self { completion, offset, len, discards } = self;
-        completion.call(|source| match discards {
+        completion.defer(move |source| match discards {
             true => source.device.discard(offset, len),
             false => source.device.zero(offset, len),
         });
@@ -485,11 +483,7 @@ impl DeviceSync {
     /// Calls the blocking [`sync`](crate::BlockDevice::sync) of the device, on a thread as
     /// [`DeviceWrite::defer`] says.
     pub fn defer(self) {
-        defer(self, |sync| &sync.completion, Self::call);
-    }
-
-    fn call(self) {
-        self.completion.call(|source| source.device.sync());
+        self.completion.defer(|source| source.device.sync());
     }
 
     /// Ends the sync. After an error, writes that were not durable before may be lost. That holds
