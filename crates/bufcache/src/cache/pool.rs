@@ -40,13 +40,14 @@ const HAS_ROUNDS: bool = !cfg!(offlock_model);
 /// A call of a task that may block.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
-/// The calls of a device that have threads of their own. A call of a task may wait for an operation
-/// of the device, which therefore never queues behind it.
+/// A queue of calls of a device. Each has threads of its own, because a call of a task may wait for a
+/// deferred operation of its device, which must not queue behind such calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// Calls of tasks.
     Task,
-    /// Deferred operations of the device, which wait for no other job.
+    /// Deferred operations. Each calls a method of the device, and then perhaps the next step of the
+    /// task's operation, which does not block. So none waits for another job.
     Device,
 }
 
