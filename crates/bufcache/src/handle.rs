@@ -543,7 +543,8 @@ impl Device {
             return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
-        let buffer = match self.shared.miss(&self.source, key, Fill::Read)? {
+        let want = BlockRequest { fill: Fill::Read, wait: Wait::Block };
+        let buffer = match self.shared.miss(&self.source, key, want)? {
             MissResult::Shared(buffer) | MissResult::Locked(buffer) => buffer,
         };
         Ok(ReadGuard::new(self, buffer))

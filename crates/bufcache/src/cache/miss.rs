@@ -80,21 +80,11 @@ pub(crate) enum EnterResult {
 }
 
 impl Shared {
-    /// Returns the buffer of a block, read from the device if it is not cached.
+    /// Returns the buffer of a block, read from the device if it is not cached. With [`Wait::Load`] it
+    /// fails with [`GetError::WouldBlock`] if a writer has the block.
     #[cold]
     #[inline(never)]
     pub(crate) fn miss(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        fill: Fill,
-    ) -> Result<MissResult, GetError> {
-        self.miss_with(source, key, BlockRequest { fill, wait: Wait::Block })
-    }
-
-    /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
-    /// [`GetError::WouldBlock`] if a writer has the block.
-    pub(super) fn miss_with(
         &self,
         source: &Arc<Source>,
         key: Key,

@@ -159,7 +159,7 @@ impl Shared {
     ) -> Result<Result<Protected, LockRefused>, GetError> {
         let buffer = match self.hit(key) {
             Some(buffer) => buffer,
-            None => match self.miss_with(source, key, want) {
+            None => match self.miss(source, key, want) {
                 Ok(MissResult::Locked(buffer)) => return Ok(Ok(buffer)),
                 Ok(MissResult::Shared(buffer)) => buffer,
                 Err(GetError::WouldBlock) => return Ok(Err(LockRefused::Passing)), // a writer has it
