@@ -288,7 +288,8 @@ impl Engine {
     }
 
     /// Tries to cancel every request but closes, like
-    /// [`Operation::cancel`](crate::Operation::cancel). Returns the number of attempts.
+    /// [`Operation::cancel`](crate::Operation::cancel), also the requests of dropped operations, for
+    /// which a [`shutdown`](Self::shutdown) would wait. Returns the number of attempts.
     pub fn cancel_all(&self) -> usize {
         self.core.cancel_all()
     }

@@ -174,9 +174,10 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         Ok(id)
     }
 
-    /// Submits the request like [`callback`](Self::callback), but never reaps or delivers: `done`, and
-    /// every other callback and wake-up, waits for the next call that reaps. For a library that uses the
-    /// engine of its caller, whose callbacks must not run inside a call of the library.
+    /// Submits the request like [`callback`](Self::callback), but runs no callback and wakes no task
+    /// before it returns. `done`, and what is ready already, waits for the next call that reaps, such as
+    /// [`Engine::turn`](crate::Engine::turn). For a library that uses the engine of its caller, whose
+    /// callbacks must not run inside a call of the library.
     ///
     /// # Errors
     ///
