@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::wire::state;
@@ -27,26 +28,31 @@ use crate::blocks::{Image, Source};
 /// two system calls.
 pub(crate) const ROOM: usize = 4096;
 
-/// Fills the buffer of a BLOCK_STATUS for a range of the image, after its dirty blocks were written
-/// back. Extents begin and end at multiples of `unit`. Blocks.
-pub(crate) fn find(
-    image: &Image,
+/// Fills the buffer of a BLOCK_STATUS for a range of the image. Extents begin and end at multiples
+/// of `unit`.
+pub(crate) async fn find(
+    image: &Arc<Image>,
     (offset, len): (u64, u64),
-    written_back: io::Result<()>,
     (one, unit): (bool, u64),
     style: HeaderStyle,
     buf: &mut AlignedBuf,
 ) -> io::Result<()> {
     let end = offset + len; // `Request::check` has checked that it is within the export
-    let all_data = || vec![Extent { len, flags: 0 }];
+    let all_data = move || vec![Extent { len, flags: 0 }];
     let most = if one { 1 } else { ROOM / Extent::size(style) };
-    let found = match (written_back, &image.source) {
-        (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
-        #[cfg(test)]
-        (Ok(()), Source::Device(_, Some(file))) => extents(file, offset, end, unit, most)?,
-        #[cfg(test)]
-        (Ok(()), Source::Device(_, None)) => all_data(),
-        (Err(error), _) => {
+    let found = match image.write_back(offset..end).await {
+        Ok(()) => {
+            let asked = Arc::clone(image);
+            let ask = move |_| match &asked.source {
+                Source::File(file) => extents(file, offset, end, unit, most),
+                #[cfg(test)]
+                Source::Device(_, Some(file)) => extents(file, offset, end, unit, most),
+                #[cfg(test)]
+                Source::Device(_, None) => Ok(all_data()),
+            };
+            image.device.call_async(ask).await?
+        }
+        Err(error) => {
             debug!(%error, "the cache cannot be written back: holes are not told");
             all_data()
         }

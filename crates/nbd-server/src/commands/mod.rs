@@ -122,7 +122,11 @@ impl Job {
                 }
                 (result, Some(buf))
             }
-            (Command::BlockStatus { one }, Some(buf)) => self.find_holes(one, buf).await,
+            (Command::BlockStatus { one }, Some(mut buf)) => {
+                let (range, how) = ((offset, len), (one, self.unit));
+                let found = extents::find(&self.image, range, how, self.style, &mut buf).await;
+                (found, Some(buf))
+            }
             (Command::Flush, buf) => (self.image.sync().await, buf),
             (Command::Trim { fua }, buf) => {
                 let inner = self.image.inner(offset, end);
@@ -269,17 +273,6 @@ impl Job {
             at = covering(start, stop).end;
         }
         Ok(())
-    }
-
-    async fn find_holes(&self, one: bool, mut buf: AlignedBuf) -> Ended {
-        let Request { offset, len, .. } = self.request;
-        let (image, style, how) = (Arc::clone(&self.image), self.style, (one, self.unit));
-        let written_back = image.write_back(offset..offset + len).await;
-        let find = move |_| {
-            let found = extents::find(&image, (offset, len), written_back, how, style, &mut buf);
-            (found, Some(buf))
-        };
-        self.image.device.call_async(find).await
     }
 }
 
