@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Wake, Waker};
 
 /// Adds one to an eventfd. Fails only if its count is at the maximum, and then it is readable
 /// already.
@@ -15,4 +16,21 @@ pub(crate) fn eventfd() -> io::Result<Arc<OwnedFd>> {
     use rustix::event::EventfdFlags;
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     Ok(Arc::new(rustix::event::eventfd(0, flags)?))
+}
+
+/// Returns a waker that [notifies](notify) an eventfd.
+pub(crate) fn waker(eventfd: &Arc<OwnedFd>) -> Waker {
+    Arc::new(NotifierWaker(Arc::clone(eventfd))).into()
+}
+
+struct NotifierWaker(Arc<OwnedFd>);
+
+impl Wake for NotifierWaker {
+    fn wake(self: Arc<Self>) {
+        notify(&self.0);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        notify(&self.0);
+    }
 }

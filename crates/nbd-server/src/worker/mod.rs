@@ -45,7 +45,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::{Engine, EngineStats};
@@ -64,7 +63,7 @@ use crate::connection_limits::Permit;
 use crate::contexts::{Connection, Connections};
 use crate::export::ExportTable;
 use crate::memory::BufferPool;
-use crate::notifier::{eventfd, notify};
+use crate::notifier::{eventfd, notify, waker};
 use crate::registry::{Client, Registry};
 use crate::report::Counters;
 use crate::requests::{Limits, Requests};
@@ -144,25 +143,6 @@ pub(crate) struct WorkerReport {
     pub(crate) waiting: usize,
 }
 
-/// Wakes the worker from any thread, to handle completed operations.
-struct NotifierWaker(Arc<OwnedFd>);
-
-impl NotifierWaker {
-    fn waker(notifier: &Arc<OwnedFd>) -> Waker {
-        Arc::new(Self(Arc::clone(notifier))).into()
-    }
-}
-
-impl Wake for NotifierWaker {
-    fn wake(self: Arc<Self>) {
-        notify(&self.0);
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        notify(&self.0);
-    }
-}
-
 /// The connections of a worker, and which of them have something to do.
 struct Conns {
     epoll: OwnedFd,
@@ -217,7 +197,7 @@ impl Worker {
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
         epoll::add(&epoll, notifier.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
         Ok(Self {
-            requests: Requests::new(engine, limits, NotifierWaker::waker(&notifier)),
+            requests: Requests::new(engine, limits, waker(&notifier)),
             shared,
             conns: Conns {
                 epoll,
