@@ -49,12 +49,12 @@ impl Wake {
 }
 
 impl Shared {
-    /// A turn takes all calls, but runs only `budget` of those that it has.
-    fn turn(&self, calls: &mut VecDeque<Arc<Notifier>>, budget: usize) -> usize {
+    /// A turn takes all calls and runs the first `most`. The others stand for work that a turn leaves.
+    fn turn(&self, calls: &mut VecDeque<Arc<Notifier>>, most: usize) -> usize {
         // Ordering: AcqRel pairs with the exchange in `notify`.
         self.wake.readable.swap(false, Ordering::AcqRel);
         self.queue.take(calls);
-        let count = budget.min(calls.len());
+        let count = most.min(calls.len());
         calls.drain(..count).for_each(|ran| ran.notify());
         if !calls.is_empty() {
             // It was readable all the time, so there is no edge.
@@ -66,7 +66,7 @@ impl Shared {
 }
 
 /// One thread sends two calls. With `one_by_one` it sends the second one after the first has run.
-fn calls_run(budget: usize, one_by_one: bool) {
+fn calls_run(most: usize, one_by_one: bool) {
     thoroughly(move || {
         let wake = Arc::new(Wake::default());
         let kick = Arc::clone(&wake);
@@ -102,7 +102,7 @@ fn calls_run(budget: usize, one_by_one: bool) {
                             shared.wake.edge.clear();
                         }
                     },
-                    || done += shared.turn(&mut calls, budget),
+                    || done += shared.turn(&mut calls, most),
                     // Ordering: Relaxed; a poll takes no lock, so it orders nothing.
                     || shared.wake.readable.load(Ordering::Relaxed),
                 );
