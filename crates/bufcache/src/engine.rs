@@ -1,7 +1,7 @@
 //! The I/O engine that a thread has lent, and the waits that are refused because of it.
 //!
-//! An operation in an engine ends when the engine's thread turns the engine, and a call of the cache
-//! never does. So a thread that blocks for an operation in its own engine would wait for ever, as would two
+//! An operation in an engine ends when the engine's thread turns the engine, which no call of the cache
+//! does. So a thread that blocks for an operation in its own engine would wait for ever, as would two
 //! threads that block for operations in each other's engines. A thread that has an operation in its
 //! engine is therefore refused each wait for an operation in an engine, whichever it is:
 //!
@@ -70,7 +70,8 @@ pub(crate) fn refuses_wait(is_in_engine: impl FnOnce() -> bool) -> bool {
         return false;
     }
     // Ordering: SeqCst fence, against the same fence of the thread whose operation is waited for; see
-    // the module. No model needs it: those have loads, whose get runs the fence of its hazard slot.
+    // the module. The models pass without it: they wait for loads, and a get runs the fence of its
+    // hazard slot before.
     fence(Ordering::SeqCst);
     is_in_engine()
 }
