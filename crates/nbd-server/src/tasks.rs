@@ -133,18 +133,10 @@ pub(crate) async fn contain<T>(future: impl Future<Output = T>) -> Result<T, Pan
 mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
-    use std::sync::atomic::AtomicUsize;
+
+    use testkit::WakeCount;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Calls(AtomicUsize);
-
-    impl Wake for Calls {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 
     /// A future that ends once the flag is set, and passes on the waker of its last poll.
     fn wait_for(
@@ -160,15 +152,15 @@ mod tests {
 
     #[test]
     fn a_woken_task_is_polled_and_another_threads_wake_notifies_once() {
-        let calls = Arc::new(Calls::default());
-        let mut tasks = Tasks::new(1, Arc::clone(&calls).into());
+        let calls = WakeCount::new();
+        let mut tasks = Tasks::new(1, calls.waker());
         assert_eq!(tasks.spawn(async { 3 }), Some(3));
         let (flag, waker) = (Arc::new(AtomicBool::new(false)), Rc::default());
         assert_eq!((tasks.spawn(wait_for(&flag, &waker)), tasks.futures.len()), (None, 1));
         let waker: Waker = waker.borrow_mut().take().unwrap();
         waker.wake_by_ref();
         assert!(tasks.is_ready() && tasks.next().is_none() && !tasks.is_ready());
-        assert_eq!(calls.0.load(Ordering::Relaxed), 0, "its own thread's wake");
+        assert_eq!(calls.count(), 0, "its own thread's wake");
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 flag.store(true, Ordering::Relaxed);
@@ -177,7 +169,7 @@ mod tests {
             });
         });
         assert_eq!((tasks.next(), tasks.next(), tasks.futures.len()), (Some(7), None, 0));
-        assert_eq!(calls.0.load(Ordering::Relaxed), 1);
+        assert_eq!(calls.count(), 1);
         // A waker of a task that has ended.
         waker.wake();
         assert_eq!(tasks.next(), None);

@@ -6,8 +6,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use aio_reap::{AlignedBuf, CompletionQueue, Engine, IoBuf, Operation, Submission, SubmitError};
@@ -15,24 +14,15 @@ use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
 use common::on_every_backend;
 use direct::direct_file;
+use testkit::WakeCount;
 
 use crate::common;
 use crate::direct_file as direct;
 use crate::readable::readable;
 
-/// Counts its wake-ups.
-#[derive(Default)]
-struct Count(AtomicU32);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 struct Task<'e> {
     submission: Submission<'e, ()>,
-    woken: Arc<Count>,
+    woken: Arc<WakeCount>,
 }
 
 impl<'e> Task<'e> {
@@ -41,12 +31,12 @@ impl<'e> Task<'e> {
     }
 
     fn poll(&mut self) -> Poll<Result<Operation<()>, SubmitError<aio_reap::Request<'e, ()>>>> {
-        let waker = Waker::from(Arc::clone(&self.woken));
+        let waker = self.woken.waker();
         Pin::new(&mut self.submission).poll(&mut Context::from_waker(&waker))
     }
 
-    fn wakes(&self) -> u32 {
-        self.woken.0.load(Ordering::Relaxed)
+    fn wakes(&self) -> usize {
+        self.woken.count()
     }
 }
 
@@ -232,14 +222,14 @@ fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
     script.complete(1);
     engine.turn();
     assert!(write.is_done() && !readable(&engine, Duration::ZERO));
-    let woken = Arc::new(Count::default());
-    let waker = Waker::from(Arc::clone(&woken));
+    let woken = WakeCount::new();
+    let waker = woken.waker();
     let mut next = pin!(engine.nop().submit_async());
     assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(write)));
     assert!(panicked.is_err());
     assert!(readable(&engine, Duration::ZERO), "the future would wait for ever");
     engine.turn();
-    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert_eq!(woken.count(), 1);
     assert!(next.poll(&mut Context::from_waker(&waker)).is_ready());
 }

@@ -10,9 +10,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
-use offlock_sync::native::atomic::{AtomicUsize, Ordering};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{Arc, Futex, model, thread, with_preemptions};
+use testkit::WakeCount;
 
 // All threads of a model run on one system thread, so each counter counts one run. The counters are
 // not part of the checked memory.
@@ -159,29 +159,19 @@ pub(super) fn received(result: Result<(Payload, u32), ReceiveError>, or: Receive
 }
 
 /// A waker that counts its wake-ups.
-pub(super) struct WakeCounter(Plain<Wakes>);
-
-struct Wakes(AtomicUsize);
-
-impl Wake for Wakes {
-    fn wake(self: Plain<Self>) {
-        // Ordering: Relaxed; the count is read after the joins.
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
+pub(super) struct WakeCounter(Plain<WakeCount>);
 
 impl WakeCounter {
     pub(super) fn new() -> Self {
-        Self(Plain::new(Wakes(AtomicUsize::new(0))))
+        Self(WakeCount::new())
     }
 
     pub(super) fn waker(&self) -> Waker {
-        Plain::clone(&self.0).into()
+        self.0.waker()
     }
 
     pub(super) fn wakes(&self) -> usize {
-        // Ordering: Relaxed; the count is read after the joins.
-        self.0.0.load(Ordering::Relaxed)
+        self.0.count()
     }
 
     /// Polls a future with this waker.

@@ -4,11 +4,11 @@
 //! in each unlock.
 
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{Arc, WaitSet, Waiter, thread};
+use testkit::WakeCount;
 
 use super::{Long, model};
 
@@ -129,16 +129,6 @@ fn inv26_wake_all_wakes_each() {
     });
 }
 
-/// Tells whether it was woken. No checked memory.
-#[derive(Default)]
-struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: std::sync::Arc<Self>) {
-        self.0.store(true, SeqCst);
-    }
-}
-
 /// Two wait. One looks, because it was woken or because it likes to, while a permit comes: the other one is
 /// woken for it.
 #[test]
@@ -146,11 +136,10 @@ fn inv26_a_unit_beside_a_look_wakes_another() {
     for is_woken in [true, false] {
         model(move || {
             let permits = Permits::new(0);
-            let woken = [(); 2].map(|()| std::sync::Arc::<Woken>::default());
+            let woken = [(); 2].map(|()| WakeCount::new());
             let (mut first, mut second) = (pin!(permits.set.waiter()), pin!(permits.set.waiter()));
             let poll = |waiter: Pin<&mut Waiter<'_>>, nth: usize| {
-                let waker = Waker::from(std::sync::Arc::clone(&woken[nth]));
-                waiter.poll(&mut Context::from_waker(&waker), || permits.take())
+                waiter.poll(&mut Context::from_waker(&woken[nth].waker()), || permits.take())
             };
             assert!(poll(first.as_mut(), 0).is_pending() && poll(second.as_mut(), 1).is_pending());
             permits.left.fetch_add(1, Ordering::Relaxed);
@@ -165,7 +154,7 @@ fn inv26_a_unit_beside_a_look_wakes_another() {
             });
             assert!(poll(first.as_mut(), 0).is_ready());
             giver.join().unwrap();
-            assert!(woken[1].0.load(SeqCst), "a permit is left");
+            assert!(woken[1].count() > 0, "a permit is left");
         });
     }
 }
