@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// A guess: much longer than any operation under test takes.
+/// Much longer than any operation under test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Unpark(Thread);

@@ -14,12 +14,16 @@ use std::env;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The time after which a model counts as hung: six times as long as the slowest model takes alone.
-const LIMIT: Duration = Duration::from_secs(300);
+/// The processor time after which a model counts as hung: nearly three times what the slowest takes.
+/// Time of the clock would depend on what else runs.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The time without any processor time after which a model counts as blocked.
+const BLOCKED: Duration = Duration::from_secs(60);
 
 /// The name of a planted bug that changes no code.
 ///
@@ -211,8 +215,9 @@ fn run_some(mutant: &str, model: &str, schedules: u32, switches: Option<u32>) ->
         .unwrap();
     let out = reader(child.stdout.take().unwrap());
     let err = reader(child.stderr.take().unwrap());
-    let failed = !wait(&mut child).success();
-    Run { failed, said: out.join().unwrap() + &err.join().unwrap() }
+    let status = wait(&mut child, LIMIT, BLOCKED);
+    let said = format!("{}{}{status}", out.join().unwrap(), err.join().unwrap());
+    Run { failed: !status.success(), said }
 }
 
 /// Reads a pipe to its end on a thread of its own, so that the child never blocks on a full pipe.
@@ -226,23 +231,53 @@ fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
 
 /// Waits for the child. A child that hangs does not show the bug, so it is killed and the test
 /// fails.
-fn wait(child: &mut Child) -> std::process::ExitStatus {
-    let until = Instant::now() + LIMIT;
+fn wait(child: &mut Child, limit: Duration, blocked: Duration) -> ExitStatus {
+    let (mut used, mut since) = (Duration::ZERO, Instant::now());
     loop {
+        let now = processor_time(child.id());
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        if Instant::now() > until {
+        if now > used {
+            (used, since) = (now, Instant::now());
+        }
+        if used > limit || since.elapsed() > blocked {
             child.kill().unwrap();
-            panic!("the model neither passed nor failed within {LIMIT:?}");
+            child.wait().unwrap();
+            panic!("the model neither passed nor failed in {used:?} of processor time");
         }
         thread::sleep(Duration::from_millis(5));
     }
 }
 
+/// Returns the processor time of a child that has not been waited for.
+fn processor_time(process: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    // User and system time, in hundredths of a second, stand at the 11th and 12th place after the name.
+    let after_name = stat.rsplit_once(')').unwrap().1.split_whitespace();
+    let ticks = after_name.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap());
+    Duration::from_millis(10 * ticks.sum::<u64>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_that_hangs_is_killed() {
+        const TICKS: Duration = Duration::from_millis(100);
+        for (script, limit, blocked) in
+            [("while :; do :; done", TICKS, BLOCKED), ("exec sleep 1000", LIMIT, TICKS)]
+        {
+            let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                wait(&mut child, limit, blocked)
+            }));
+            assert!(waited.is_err(), "{script}");
+        }
+        let mut child = Command::new("sh").args(["-c", "exit 3"]).spawn().unwrap();
+        assert_eq!(wait(&mut child, LIMIT, BLOCKED).code(), Some(3));
+    }
 
     /// A name that is missed would need no model.
     #[test]

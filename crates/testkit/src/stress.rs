@@ -3,7 +3,7 @@
 use std::env;
 use std::time::{Duration, Instant};
 
-/// A guess: many times what any test needs beside other programs.
+/// Many times what any test needs beside other programs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the time of a stress test: `OFFLOCK_STRESS_SECONDS`, or `default` seconds.

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A guess: much longer than any test waits.
+/// Much longer than any test waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` returns true.
