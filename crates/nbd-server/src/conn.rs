@@ -73,9 +73,6 @@ pub(crate) struct Conn {
     pub(crate) blocked: Option<BlockedOn>,
     /// Bytes received so far.
     pub(crate) received: u64,
-    /// The last requests were long WRITEs: payloads are received in place, with few bytes beyond
-    /// them.
-    pub(crate) writes_long: bool,
     /// When a WRITE's payload last made progress, and the bytes received until then.
     pub(crate) stalled: Option<(Instant, u64)>,
     /// Requests refused so far.
@@ -116,7 +113,6 @@ impl Conn {
             unread: Vec::new(),
             blocked: None,
             received: 0,
-            writes_long: false,
             stalled: None,
             refused: 0,
             out,
@@ -226,16 +222,20 @@ impl Conn {
         self.queue_send(sendable);
     }
 
-    /// If at least `least` bytes of a WRITE's payload are missing, receives them into its buffer,
-    /// and later bytes into `ahead`.
-    pub(crate) fn receive_in_place(
-        &mut self,
-        least: usize,
-        ahead: &mut [u8],
-    ) -> Option<io::Result<InPlace>> {
+    /// Returns whether the last request is a long WRITE, see [`Session::writes_long`].
+    pub(crate) fn writes_long(&self) -> bool {
+        matches!(&self.phase, Phase::Transmission(session) if session.writes_long())
+    }
+
+    /// If a part of a long WRITE's payload is missing, receives it into its buffer, and later bytes
+    /// into `ahead`.
+    pub(crate) fn receive_in_place(&mut self, ahead: &mut [u8]) -> Option<io::Result<InPlace>> {
         let Self { phase, socket, tls, .. } = self;
         let Phase::Transmission(session) = phase else { return None };
-        let space = session.payload_space().filter(|space| space.len() >= least)?;
+        if !session.writes_long() {
+            return None;
+        }
+        let space = session.payload_space()?;
         let missing = space.len();
         let mut wire = Wire { socket, tls: tls.as_deref_mut() };
         let received = wire.read_vectored(&mut [IoSliceMut::new(space), IoSliceMut::new(ahead)]);

@@ -10,6 +10,10 @@ use crate::extents;
 use crate::memory::{Account, BufferPool, OutOfMemory};
 use crate::operation::{Target, WorkerImage};
 
+/// The shortest payload that is received in place. A guess: for less, another receive costs as much
+/// as the copy.
+const IN_PLACE: usize = 32 << 10;
+
 /// The negotiated export, and the state of the request stream.
 pub(crate) struct Session {
     /// The export with the size that the client was told; the image may have grown since.
@@ -17,6 +21,8 @@ pub(crate) struct Session {
     pub(crate) target: Target,
     agreed: Agreed,
     stream: Stream,
+    /// Bytes of the payload of the last request; 0 if it was refused.
+    last_payload: usize,
 }
 
 #[derive(Debug)]
@@ -50,7 +56,7 @@ impl Session {
     pub(crate) fn new(export: Export, image: Rc<WorkerImage>, agreed: Agreed) -> Self {
         let unit = export.info.min_block.max(1).into();
         let target = Target { image, start: export.start, unit, style: agreed.style };
-        Self { export, target, agreed, stream: Stream::Header }
+        Self { export, target, agreed, stream: Stream::Header, last_payload: 0 }
     }
 
     /// Consumes bytes from the front of `input` until they make a request.
@@ -94,8 +100,10 @@ impl Session {
                         }
                     }
                     *input = &input[used..];
+                    self.last_payload = 0;
                     match (checked, buf) {
                         (Ok(command @ Command::Write { .. }), Some(buf)) => {
+                            self.last_payload = buf.len();
                             self.stream = Stream::Payload { request, command, buf, filled: 0 };
                         }
                         (Ok(command), buf) => return Next::Start(request, command, buf),
@@ -131,6 +139,12 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Returns whether the last request is a WRITE whose payload is better received in place than
+    /// copied. Most often another long WRITE follows such a one.
+    pub(crate) fn writes_long(&self) -> bool {
+        self.last_payload >= IN_PLACE
     }
 
     /// Returns whether a part of a WRITE's payload is missing.

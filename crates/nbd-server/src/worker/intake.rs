@@ -17,9 +17,6 @@ use crate::operation::Step;
 use crate::peer::Peer;
 use crate::session::{Next, Session};
 
-/// A payload of which at least this many bytes are missing is received in place. A guess: for less,
-/// another receive costs as much as the copy.
-const IN_PLACE: usize = 32 << 10;
 /// Most bytes that a receive in place takes beyond the payload: the next header, and a part of its
 /// payload that is cheap to copy.
 const AHEAD: usize = 4 << 10;
@@ -91,35 +88,21 @@ impl Worker {
         if matches!(self.conns.open[slot].phase, Phase::Lingering(_)) {
             return self.discard_input(slot);
         }
-        let mut payloads = 0;
-        while payloads < PAYLOADS {
+        for _ in 0..PAYLOADS {
+            if !self.conns.open[slot].writes_long() {
+                return self.receive_some(slot, usize::MAX).map(drop);
+            }
             let ahead = &mut self.scratch[..AHEAD];
-            let conn = &mut self.conns.open[slot];
-            // The rest of a long payload is received in place however short it is.
-            let least = if conn.writes_long { 1 } else { IN_PLACE };
-            let Some(received) = conn.receive_in_place(least, ahead) else {
-                if !conn.writes_long {
-                    return self.receive_some(slot, usize::MAX).map(drop);
-                }
-                // Most often another long WRITE follows. A short receive leaves its payload to be
-                // received in place.
+            let Some(received) = self.conns.open[slot].receive_in_place(ahead) else {
+                // A short receive leaves the payload of the next long WRITE to be received in place.
                 if self.receive_some(slot, AHEAD)? < AHEAD {
                     return Ok(()); // nothing more has arrived
                 }
-                // If no long WRITE follows, the next receive fills the scratch buffer.
-                self.conns.open[slot].writes_long = false;
                 if !self.conns.open[slot].wants_input() {
                     return Ok(());
                 }
                 continue;
             };
-            payloads += 1;
-            if let Ok(InPlace { count, missing, ahead }) = received {
-                // Short payloads with more bytes behind them leave this mode, because one receive
-                // takes most of them.
-                self.conns.open[slot].writes_long =
-                    count - ahead + missing >= IN_PLACE || ahead < AHEAD;
-            }
             match received {
                 Ok(InPlace { count: 0, .. }) => {
                     self.end_of_input(slot);
@@ -135,7 +118,7 @@ impl Worker {
                 return Ok(());
             }
         }
-        self.receive_some(slot, usize::MAX).map(drop)
+        Ok(()) // epoll reports the rest
     }
 
     /// Receives at most `most` bytes into the scratch buffer and parses them. Returns their number.

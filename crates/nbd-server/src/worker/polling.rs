@@ -103,10 +103,10 @@ impl Worker {
         }
         let slot = Id::from_bits(data.u64()).and_then(|id| self.slot_of(id));
         let Some(conn) = slot.and_then(|slot| self.conns.open.get_mut(slot)) else { return false };
-        let Conn { socket, out, writes_long, .. } = conn;
-        if *writes_long {
+        if conn.writes_long() {
             return false; // few of its requests fit into the socket, so no batch grows
         }
+        let Conn { socket, out, .. } = conn;
         // Asks the kernel only if the bytes sent since the last answer may be enough, not for each
         // request of a client that waits for its reply before the next.
         let many = BUSY * out.reply_cost;
