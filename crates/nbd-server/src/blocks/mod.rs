@@ -84,6 +84,8 @@ pub(crate) struct Backing {
     pub(crate) source: Source<File>,
     /// Bytes of the image.
     pub(crate) len: u64,
+    /// The kernel's page cache may have blocks of the source.
+    pub(crate) is_buffered: bool,
 }
 
 /// What reads and writes an image when the cache is bypassed.
@@ -116,8 +118,9 @@ impl Backing {
         let device = EngineDevice::new(file.try_clone()?)?;
         // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
+        let is_buffered = device.alignment() == 1;
         let device = Arc::new(device.up_to(len.min(NUMBERED)));
-        Ok(Self { device, source: Source::File(file.try_clone()?), len })
+        Ok(Self { device, source: Source::File(file.try_clone()?), len, is_buffered })
     }
 }
 
@@ -130,6 +133,8 @@ pub(crate) struct Image {
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
+    /// See [`Backing::is_buffered`].
+    pub(crate) is_buffered: bool,
     pub(crate) calls: Calls,
     /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
     /// the new length from its session, which its worker made after a load of this word.
@@ -160,7 +165,7 @@ impl Blocks {
 
     /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
-        let Backing { device, source, len } = backing;
+        let Backing { device, source, len, is_buffered } = backing;
         let alignment = device.alignment();
         let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
         let options = AttachOptions::new().on_loss(|error| error!(%error, "blocks are lost"));
@@ -171,6 +176,7 @@ impl Blocks {
             uncached: device,
             source,
             alignment,
+            is_buffered,
             len: AtomicU64::new(len),
             longest: self.longest,
             has_failed: AtomicBool::new(false),

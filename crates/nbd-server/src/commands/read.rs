@@ -9,8 +9,9 @@
 //! the read and the check would be missed.
 
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::ops::DerefMut;
+use std::os::fd::AsFd;
 #[cfg(test)]
 use std::sync::Arc;
 use std::task::Poll;
@@ -18,6 +19,7 @@ use std::task::Poll;
 use aio_reap::{AlignedBuf, IoBufMut};
 use bufcache::GetError;
 use nbd_protocol::Request;
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::{Job, os, transfer};
 use crate::blocks::{BLOCK, Image, Source, TransferError, covering, of_get};
@@ -38,6 +40,12 @@ async fn yield_now() {
         Poll::Pending
     })
     .await;
+}
+
+/// Reads what the kernel has in its page cache, without a wait. The engine would need a submission
+/// and a completion for the same copy.
+fn read_now(file: impl AsFd, buf: &mut [u8], start: u64) -> Option<usize> {
+    preadv2(file, &mut [IoSliceMut::new(buf)], start, ReadWriteFlags::NOWAIT).ok()
 }
 
 /// Copies of the blocks of a READ that are newer than the image.
@@ -133,13 +141,19 @@ impl Job {
         Ok(newer)
     }
 
-    /// Reads from the image, past the cache.
-    async fn read_image<B>(&self, buf: B, start: u64) -> (Result<usize, TransferError>, B)
+    /// Reads from the image, past the cache. What the page cache has is copied at once.
+    async fn read_image<B>(&self, mut buf: B, start: u64) -> (Result<usize, TransferError>, B)
     where
         B: IoBufMut + DerefMut<Target = [u8]> + Send + 'static,
     {
         match &self.source {
-            Source::File(file) => transfer(self.engine.read(file, buf, start)).await,
+            Source::File(file) => {
+                let len = <[u8]>::len(&buf);
+                if self.image.is_buffered && read_now(file, &mut buf, start) == Some(len) {
+                    return (Ok(len), buf);
+                }
+                transfer(self.engine.read(file, buf, start)).await
+            }
             #[cfg(test)]
             Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
             #[cfg(test)]

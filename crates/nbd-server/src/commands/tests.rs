@@ -72,7 +72,7 @@ impl Lab {
             By::Both => Source::Device(disk.clone(), Some(file.try_clone().unwrap())),
             By::Device => Source::Device(disk.clone(), None),
         };
-        let backing = Backing { device: disk.clone(), source, len };
+        let backing = Backing { device: disk.clone(), source, len, is_buffered: by == By::Engine };
         let image = Blocks::new(cache).unwrap().attach("test".into(), backing).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         Self { file, disk, image, engine, model: vec![] }

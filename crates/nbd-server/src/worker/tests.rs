@@ -46,6 +46,7 @@ fn remount(
     for (nr, export) in exports.fixed.iter_mut().enumerate() {
         let file = export.image.file().unwrap();
         let mut backing = Backing::open(file).unwrap();
+        backing.is_buffered = false; // so that the scripted engine makes the reads
         if nr == 0 {
             backing.device = disk.clone();
             if !engines_write {
