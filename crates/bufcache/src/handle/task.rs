@@ -218,11 +218,20 @@ impl Device {
     ///
     /// As [`zero`](Self::zero).
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        match self.overwrite_async(blocks.clone(), Overwrite::Zero).await {
+        match self.zero_by_device_async(blocks.clone()).await {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
             result => return result,
         }
         call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
+    }
+
+    /// Zeroes blocks as [`zero_async`](Self::zero_async) does, but only if the device can.
+    ///
+    /// # Errors
+    ///
+    /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
+    pub async fn zero_by_device_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.overwrite_async(blocks, Overwrite::Zero).await
     }
 
     async fn overwrite_async(

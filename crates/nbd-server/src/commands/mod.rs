@@ -13,10 +13,9 @@
 //! that the cache answers at once needs no future: see [`Image::try_write`] and
 //! [`Image::try_read`].
 //!
-//! No future awaits while it holds a guard of a block, and none blocks. Reads and writes of an
-//! image are made by the worker's engine. An operation that exists only as a blocking call runs on a thread of the cache, of which each image has a few. Trims, zeroes, and
-//! writes that the engine does not make would only wait for each other, so one of these threads
-//! makes all of them: see [`calls`](crate::calls).
+//! No future awaits while it holds a guard of a block, and none blocks. Reads, writes, trims, zeroes
+//! and syncs of an image are made by the worker's engine. An operation that exists only as a blocking
+//! call runs on a thread of the cache, of which each image has a few.
 
 mod read;
 #[cfg(test)]
@@ -200,20 +199,10 @@ impl Job {
     }
 
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        let image = &self.image;
-        if !image.is_numbered(&blocks) {
-            return self.by_device(blocks, BlockDevice::discard).await;
+        match self.image.is_numbered(&blocks) {
+            true => change(|| self.image.device.discard_async(blocks.clone())).await,
+            false => self.by_device(blocks, BlockDevice::discard).await,
         }
-        // With O_DIRECT a discard does not take the lock of the page cache for which READs would
-        // wait.
-        if image.alignment > 1 {
-            return change(|| image.device.discard_async(blocks.clone())).await;
-        }
-        let call = || {
-            let blocks = blocks.clone();
-            image.call(move |image| image.device.discard(blocks))
-        };
-        change(call).await
     }
 
     /// Changes whole blocks of which the cache cannot number all.
@@ -227,8 +216,9 @@ impl Job {
         if len == 0 {
             return Ok(());
         }
-        let call = move |image: &Image| change(&*image.uncached, start, len);
-        self.image.call(call).await.map_err(|error| {
+        let uncached = Arc::clone(&self.image.uncached);
+        let changed = self.image.device.call_async(move |_| change(&*uncached, start, len)).await;
+        changed.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             WriteError::Io { block: blocks.start, errno }
         })
@@ -243,12 +233,8 @@ impl Job {
                 return result.map_err(of_write);
             }
         }
-        let by_device = || {
-            let blocks = blocks.clone();
-            self.image.call(move |image| image.device.zero_by_device(blocks))
-        };
         let result = match self.image.is_numbered(&blocks) {
-            true => change(by_device).await,
+            true => change(|| self.image.device.zero_by_device_async(blocks.clone())).await,
             false => self.by_device(blocks.clone(), BlockDevice::zero).await,
         };
         if !is_unsupported(&result) {

@@ -11,7 +11,7 @@ use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::Request;
 
 use super::{Job, PATIENCE, change, get, os, transfer};
-use crate::blocks::{BLOCK, Image, Piece, Source, covering, ignore_earlier, of_get, of_write};
+use crate::blocks::{BLOCK, Piece, Source, covering, ignore_earlier, of_get, of_write};
 use crate::memory::ALIGN;
 
 impl Job {
@@ -113,8 +113,8 @@ impl Job {
             #[cfg(test)]
             Source::Device(device, _) => {
                 let device = Arc::clone(device);
-                let write = move |_: &Image| (device.write(start, &buf[part]), buf);
-                let (result, buf) = self.image.call(write).await;
+                let write = move |_| (device.write(start, &buf[part]), buf);
+                let (result, buf) = self.image.device.call_async(write).await;
                 (result, buf, bypass)
             }
         }
@@ -145,23 +145,13 @@ impl Job {
             Err(error) => return (Err(of_write(error)), buf),
         }
         let since = Instant::now();
-        let write = {
-            let part = part.clone();
-            move |image: &Image| (image.device.write_around(first, &buf[part]), buf)
-        };
-        let (result, buf) = self.image.call(write).await;
-        if !matches!(result, Err(WriteError::Busy { .. })) {
-            return (result.map_err(of_write), buf);
-        }
-        // A block has been in use for long. Retry on another thread, so that the image's other
-        // calls need not wait.
-        let again = move |device: bufcache::Device| loop {
+        let write = move |device: bufcache::Device| loop {
             match device.write_around(first, &buf[part.clone()]) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
                 result => return (result.map_err(of_write), buf),
             }
         };
-        self.image.device.call_async(again).await
+        self.image.device.call_async(write).await
     }
 
     /// Makes the data of this WRITE durable.
