@@ -18,7 +18,6 @@ mod admission;
 mod args;
 mod background;
 mod blocks;
-mod calls;
 mod commands;
 mod conn;
 mod connection_limits;

@@ -48,7 +48,6 @@ use offlock_sync::Mutex;
 use tracing::error;
 
 use crate::admission::SMALL;
-use crate::calls::Calls;
 use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
@@ -135,7 +134,6 @@ pub(crate) struct Image {
     pub(crate) alignment: usize,
     /// See [`Backing::is_buffered`].
     pub(crate) is_buffered: bool,
-    pub(crate) calls: Calls,
     /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
     /// the new length from its session, which its worker made after a load of this word.
     len: AtomicU64,
@@ -145,7 +143,7 @@ pub(crate) struct Image {
     longest: u64,
     /// The end of the last READ that missed the cache.
     next: AtomicU64,
-    /// A request or a call of the image panicked. Ordering: Relaxed, all; a result that is told
+    /// A request of the image panicked. Ordering: Relaxed, all; a result that is told
     /// after it was set fails, and the task that tells it has learned of the panic's end.
     has_failed: AtomicBool,
     /// See [`Blocks::failed`].
@@ -181,7 +179,6 @@ impl Blocks {
             longest: self.longest,
             has_failed: AtomicBool::new(false),
             failed: Arc::clone(&self.failed),
-            calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
         }))
     }
