@@ -230,6 +230,10 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
                 .into(),
         );
     }
+    if let Some(socket) = &args.demo_server {
+        let report = demo::run(socket, &DemoOptions::default())?;
+        return Ok(print(format!("the server at {} has {report}\n", socket.display()))?);
+    }
     let folder = PrivateFolder::create()?;
     let socket = folder.path.join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);
@@ -259,7 +263,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
                   offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
             .into(),
     };
-    print(format!("{report}\n{cached}\n\n{more}\n"))?;
+    print(format!("offlock-nbd has served {report}\n{cached}\n\n{more}\n"))?;
     server.stop()?;
     Ok(())
 }

@@ -61,7 +61,8 @@ struct InFlight {
 pub(super) struct Connection {
     stream: BufReader<UnixStream>,
     export: Connected,
-    depth: usize,
+    /// Most requests in flight.
+    pub(super) depth: usize,
 }
 
 impl Connection {

@@ -4,6 +4,7 @@
 //!  image   | shared: read by all | region of connection 0 | region of connection 1 | ...
 //!  fill    every connection writes its region and its part of the shared one, 1 MiB at a time
 //!  mixed   random 4 KiB reads and writes, 70 to 30, and some of everything else, for a set time
+//!  trims   TRIMs alone, 16 at a time, for a second
 //!  verify  every connection reads back another one's region, and all of the image is compared
 //! ```
 //!
@@ -25,9 +26,13 @@ use nbd_protocol::TransmissionFlags;
 
 use self::connection::{Connection, Progress};
 pub(crate) use self::error::DemoError;
-use self::model::{Layout, Mixed, Plan, Region, Sweep};
+use self::model::{Kind, Layout, Mixed, Plan, Region, Sweep};
 pub(crate) use self::report::DemoReport;
 use self::report::{PhaseReport, Tally};
+
+/// The time of the phase of TRIMs, and how many are in flight on all connections together.
+const TRIMS: Duration = Duration::from_secs(1);
+const TRIMS_AT_A_TIME: usize = 16;
 
 /// The options of a run.
 #[derive(Clone, Debug)]
@@ -120,6 +125,22 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     let (mixed, tally) = phase(&mut connections, &mut regions, plans, show)?;
     report.mixed = mixed;
     report.kinds = tally.kinds();
+
+    if connections[0].export().flags.contains(TransmissionFlags::SEND_TRIM) {
+        bar.phase("trims", TRIMS.as_millis() as u64);
+        connections
+            .iter_mut()
+            .for_each(|connection| connection.depth = (TRIMS_AT_A_TIME / wanted).max(1));
+        let start = Instant::now();
+        let plans = (0..wanted as u64)
+            .map(|nr| Mixed::trims(&layout, options.seed.wrapping_add(nr), start + TRIMS))
+            .collect();
+        let show = |p: &Progress| bar.time(start.elapsed(), p);
+        let (_, tally) = phase(&mut connections, &mut regions, plans, show)?;
+        report.trims = tally.kinds();
+        report.trims.retain(|kind| kind.name == Kind::Trim.name()); // and not the last FLUSH
+        connections.iter_mut().for_each(|connection| connection.depth = options.depth);
+    }
 
     // Every region is read back by a connection that did not write it.
     regions.rotate_left(1);

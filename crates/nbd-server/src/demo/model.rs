@@ -349,15 +349,21 @@ pub(super) struct Mixed {
     random: u64,
     until: Instant,
     at_least: u64,
+    only_trims: bool,
     flush: bool,
 }
 
 impl Mixed {
+    /// TRIMs alone, until `until`.
+    pub(super) fn trims(layout: &Layout, seed: u64, until: Instant) -> Self {
+        Self { only_trims: true, ..Self::new(layout, seed, until, 0) }
+    }
+
     /// Ends at `until` or after `at_least` requests, whichever is later.
     pub(super) fn new(layout: &Layout, seed: u64, until: Instant, at_least: u64) -> Self {
         // xorshift must not start at 0.
         let random = self::seed(seed, 1);
-        Self { shared: layout.shared, random, until, at_least, flush: true }
+        Self { shared: layout.shared, random, until, at_least, only_trims: false, flush: true }
     }
 
     /// A number below `bound`. The generator is xorshift64*; its bias is of no concern here.
@@ -374,6 +380,7 @@ impl Mixed {
         // writes; the rest of 4 KiB, 70 % reads, of which a quarter in the shared blocks. 1 in
         // 100 of the writes with FUA, as each waits for the device.
         let kind = match self.below(10_000) {
+            _ if self.only_trims => Kind::Trim,
             0..5 if has(TransmissionFlags::SEND_FLUSH) => Kind::Flush,
             5..55 if has(TransmissionFlags::SEND_TRIM) => Kind::Trim,
             55..105 if has(TransmissionFlags::SEND_WRITE_ZEROES) => Kind::WriteZeroes,

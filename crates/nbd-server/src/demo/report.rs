@@ -10,6 +10,9 @@ use super::model::Kind;
 /// The longest latency that a histogram distinguishes, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 
+/// The name of the line on TRIMs without other requests.
+const ONLY_TRIMS: &str = "trims alone, 16 at a time";
+
 /// The measurements of one connection, or all of them, in one phase.
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
@@ -125,6 +128,8 @@ pub(crate) struct DemoReport {
     pub(crate) verify: PhaseReport,
     /// Latencies of the mixed phase, from a request's creation to its last reply.
     pub(crate) kinds: Vec<KindReport>,
+    /// TRIMs without other requests, few at a time.
+    pub(crate) trims: Vec<KindReport>,
     /// Whether every byte of the image was read back and was correct.
     pub(crate) image_verified: bool,
 }
@@ -140,8 +145,8 @@ impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "offlock-nbd served a temporary image of {:.0} MiB on a Unix socket, and a client of its own\n\
-             used it over {} connections ({} with structured replies), {} requests in flight on each.\n",
+            "an image of {:.0} MiB on a Unix socket, and the built-in client has used it\n\
+             over {} connections ({} with structured replies), {} requests in flight on each.\n",
             mib(self.size),
             self.connections,
             self.structured,
@@ -172,10 +177,11 @@ impl fmt::Display for DemoReport {
             "\n  {:<28} {:>10} {:>8} {:>12} {:>8}",
             "latency of random requests", "requests", "p50 us", "p99 us", "max us"
         )?;
-        for kind in &self.kinds {
+        let trims = self.trims.iter().map(|kind| (ONLY_TRIMS, kind));
+        for (name, kind) in self.kinds.iter().map(|kind| (kind.name, kind)).chain(trims) {
             let [p50, p99, max] =
                 [kind.p50, kind.p99, kind.max].map(|time| time.as_secs_f64() * 1e6);
-            let KindReport { name, count, .. } = kind;
+            let count = kind.count;
             writeln!(f, "  {name:<28} {count:>10} {p50:>8.0} {p99:>12.0} {max:>8.0}")?;
         }
         let verdict = if self.image_verified { "every byte of the image right" } else { "NOT ALL" };
