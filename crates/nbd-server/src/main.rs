@@ -16,32 +16,26 @@
 
 mod admission;
 mod args;
-mod background;
 mod blocks;
 mod commands;
 mod conn;
 mod connection_limits;
-mod contexts;
 mod demo;
 mod diagnostics;
 mod export;
 mod extents;
-mod folder;
+mod files;
 mod image_spec;
 mod listeners;
-mod lock;
 mod memory;
 mod metrics;
 mod notifier;
 mod open_images;
-mod operation;
-mod peer;
+mod process;
 mod registry;
 mod report;
 mod requests;
-mod run_command;
 mod server;
-mod session;
 mod tasks;
 mod tls;
 mod worker;
@@ -54,7 +48,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, error::ErrorKind};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -66,11 +60,10 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Args;
-use crate::background::{PidFile, Starter};
 use crate::demo::DemoOptions;
 use crate::diagnostics::{FlushAtEnd, LogWriter};
 use crate::image_spec::ImageSpec;
-use crate::run_command::RunCommand;
+use crate::process::{PidFile, RunCommand, Starter};
 use crate::server::{Server, Wakeups};
 
 fn main() -> ExitCode {
@@ -157,7 +150,7 @@ fn fork() -> Result<ExitCode, Box<dyn Error>> {
             "--fork: sockets were handed over to this process, and it is about to end".into()
         );
     }
-    Ok(background::start()?)
+    Ok(process::start()?)
 }
 
 /// Serves the images until a signal arrives, the command of `--run` ends, or, with
@@ -276,7 +269,7 @@ struct PrivateFolder {
 impl PrivateFolder {
     fn create() -> io::Result<Self> {
         for number in 0.. {
-            let name = format!("offlock-nbd-{}-{number}", process::id());
+            let name = format!("offlock-nbd-{}-{number}", std::process::id());
             let path = env::temp_dir().join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Self { path }),

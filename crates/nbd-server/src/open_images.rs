@@ -30,7 +30,7 @@ use offlock_sync::Mutex;
 use tracing::{info, warn};
 
 use crate::blocks::{BLOCK, Image};
-use crate::lock::unlock;
+use crate::files::unlock;
 
 /// The interval of the search for idle images.
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
@@ -288,7 +288,7 @@ mod tests {
     use crate::args::Args;
     use crate::blocks::Backing;
     use crate::export::{Export, ExportTable};
-    use crate::lock::lock;
+    use crate::files::lock;
 
     /// Makes a folder with an image, and its exports.
     fn folder(cache: &str) -> (TempDir, ExportTable) {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use percpu_list::{ArcEntry, InsertError, LockError, PerCpuList, Stats};
-use radix_ctx::Id;
+use radix_ctx::{CtxTable, Id};
 
 use crate::export::ExportTable;
 
@@ -113,4 +113,15 @@ impl fmt::Display for RegistryReport {
         }
         write!(f, "list of sessions\n{}", self.sessions)
     }
+}
+
+/// The contexts of all connections of the server.
+pub(crate) type Connections = CtxTable<Connection>;
+
+/// The context of a connection. The worker and each operation of the connection hold a reference,
+/// so the context lives at least until the last operation has completed.
+#[derive(Debug, Default)]
+pub(crate) struct Connection {
+    /// The index of the connection in its worker's slab, set by the worker.
+    pub(crate) slot: OnceLock<usize>,
 }

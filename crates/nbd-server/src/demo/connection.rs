@@ -21,8 +21,7 @@ use nbd_protocol::{
     ReplyContent, Request, RequestHeader, TransmissionFlags,
 };
 
-use super::error::DemoError;
-use super::model::{Kind, Next, Op, Plan, Region, put_pattern};
+use super::model::{DemoError, Kind, Next, Op, Plan, Region, put_pattern};
 use super::report::Tally;
 
 /// How long the server may be silent before the client gives up.

@@ -12,7 +12,6 @@
 //! order. Every second connection negotiates structured replies.
 
 mod connection;
-mod error;
 mod model;
 mod report;
 
@@ -25,7 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nbd_protocol::TransmissionFlags;
 
 use self::connection::{Connection, Progress};
-pub(crate) use self::error::DemoError;
+pub(crate) use self::model::DemoError;
 use self::model::{Kind, Layout, Mixed, Plan, Region, Sweep};
 pub(crate) use self::report::DemoReport;
 use self::report::{PhaseReport, Tally};

@@ -25,9 +25,8 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks, Image, NUMBERED};
-use crate::folder::{Folder, MOST_NAMES, is_read_only_device};
+use crate::files::{Folder, LockError, MOST_NAMES, is_read_only_device, lock};
 use crate::image_spec::ImageSpec;
-use crate::lock::{LockError, lock};
 use crate::memory::LARGEST;
 use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;

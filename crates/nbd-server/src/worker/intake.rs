@@ -11,11 +11,11 @@ use tracing::{debug, info, warn};
 
 use super::{Conns, EVICTED, Worker};
 use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
+use crate::conn::{Next, Session};
+use crate::connection_limits::Peer;
 use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
-use crate::operation::Step;
-use crate::peer::Peer;
-use crate::session::{Next, Session};
+use crate::requests::Step;
 
 /// Most bytes that a receive in place takes beyond the payload: the next header, and a part of its
 /// payload that is cheap to copy.

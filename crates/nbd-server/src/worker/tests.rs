@@ -1,5 +1,8 @@
 //! A worker that the test drives, with a device that completes requests when told to.
 
+mod caching;
+mod crash;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -8,23 +11,17 @@ use aio_reap_test::sim::{Script, Transfer};
 use bufcache::FileDevice;
 use bufcache_test::{Fault, FaultDevice, Operation};
 use clap::Parser;
-use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, MAX_PAYLOAD, NbdError, Request, wire::cmd};
+use nbd_protocol::wire::cmd;
+use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, MAX_PAYLOAD, NbdError, Request};
 use radix_ctx::CtxTable;
 use tempfile::TempDir;
 
-mod caching;
-mod crash;
-mod hanging;
-mod hits;
-mod receiving;
-mod waiting;
-
 use super::*;
+use crate::admission::SMALL;
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks, Source};
-use crate::connection_limits::ConnectionLimits;
-use crate::peer::Peer;
-use crate::session::Session;
+use crate::conn::Session;
+use crate::connection_limits::{ConnectionLimits, Peer};
 
 /// The permit of the only connection of a server.
 fn permit() -> Permit {
@@ -33,6 +30,7 @@ fn permit() -> Permit {
 }
 
 const BLOCK: usize = 4096;
+const NONE: CommandFlags = CommandFlags::NONE;
 const MOST: usize = 8;
 
 /// Replaces the cache of the exports by one in which the first image is on a device of the test.
@@ -248,11 +246,7 @@ fn a_write_goes_on_to_its_end_after_the_close() {
     let mut next = lab.client();
     lab.ask_for(&mut next, cmd::FLUSH, CommandFlags::NONE, 1, 0);
     lab.rest();
-    assert_eq!(
-        waiting::reply(&mut next, 0),
-        (1, 5),
-        "EIO: the lost client's failure is remembered"
-    );
+    assert_eq!(reply(&mut next, 0), (1, 5), "EIO: the lost client's failure is remembered");
     lab.worker.close(next.0, "a test");
     lab.ends_empty();
 }
@@ -401,14 +395,376 @@ fn a_long_cache_request_leaves_room_for_others() {
     lab.complete();
     assert_eq!(lab.script.in_flight(), 2, "the READ, and behind it the next part");
     lab.complete();
-    assert_eq!(waiting::reply(&mut other, BLOCK), (0xc0, 0));
+    assert_eq!(reply(&mut other, BLOCK), (0xc0, 0));
     let mut parts = 1;
     while lab.script.in_flight() > 0 {
         lab.complete();
         parts += 1;
     }
-    assert_eq!((parts, waiting::reply(&mut client, 0)), (5, (1, 0)));
+    assert_eq!((parts, reply(&mut client, 0)), (5, (1, 0)));
     lab.worker.close(client.0, "a test");
     lab.worker.close(other.0, "a test");
     lab.ends_empty();
+}
+
+/// The length of the shortest large transfer.
+const LARGE: usize = SMALL as usize + BLOCK;
+
+/// Makes a lab whose engine works on one request at a time.
+fn narrow() -> Lab {
+    Lab::with(Limits { depth: 1, most: 32 }, 1)
+}
+
+impl Lab {
+    fn waiting(&self) -> usize {
+        self.worker.report().waiting
+    }
+}
+
+/// Returns the cookie and the error of the next reply, which is that of a READ of `len` bytes or
+/// has no payload.
+fn reply((_, client): &mut (Id, UnixStream), len: usize) -> (u64, u32) {
+    let mut header = [0; 16];
+    client.read_exact(&mut header).expect("a reply");
+    let error = u32::from_be_bytes(header[4..8].try_into().unwrap());
+    if error == 0 {
+        client.read_exact(&mut vec![0; len]).expect("its payload");
+    }
+    (u64::from_be_bytes(header[8..].try_into().unwrap()), error)
+}
+
+#[test]
+fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    let asked = [
+        (cmd::WRITE, LARGE),
+        (cmd::WRITE, LARGE),
+        (cmd::READ, LARGE),
+        (cmd::CACHE, LARGE),
+        (cmd::TRIM, BLOCK),
+        (cmd::WRITE, SMALL as usize),
+        (cmd::READ, BLOCK),
+        (cmd::READ, SMALL as usize),
+        (cmd::FLUSH, 0),
+    ];
+    for (nr, (command, len)) in asked.into_iter().enumerate() {
+        lab.ask_for(&mut client, command, NONE, nr as u64, len);
+        assert_eq!((lab.script.in_flight(), lab.waiting()), (1, nr), "one at a time");
+    }
+    // The first request was in the engine before the others came.
+    for nr in [0, 8, 6, 7, 4, 5, 2, 3, 1] {
+        let (command, len) = asked[nr];
+        if !matches!(command, cmd::TRIM | cmd::FLUSH) {
+            assert_eq!(lab.script.in_flight(), 1, "a free place is taken at once");
+            lab.complete();
+        }
+        lab.rest();
+        let len = if command == cmd::READ { len } else { 0 };
+        assert_eq!(reply(&mut client, len), (nr as u64, 0));
+    }
+    assert_eq!(lab.waiting(), 0);
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_large_write_is_not_held_up_for_ever() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    lab.ask_for(&mut client, cmd::READ, NONE, 0, BLOCK);
+    lab.ask_for(&mut client, cmd::WRITE, NONE, 1, LARGE);
+    // Two classes wait. Each gets one in this many places in turn.
+    let most = 2 * crate::admission::AGEING.get() as u64;
+    for nr in 2.. {
+        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
+        lab.complete();
+        let mut header = [0; 16];
+        client.1.read_exact(&mut header).unwrap();
+        if header[8..] == 1u64.to_be_bytes() {
+            break;
+        }
+        client.1.read_exact(&mut [0; BLOCK]).unwrap();
+        assert!(nr - 2 <= most, "it was overtaken by {} reads", nr - 2);
+    }
+    for _ in 0..2 {
+        lab.complete();
+        reply(&mut client, BLOCK);
+    }
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn below_the_depth_nothing_waits() {
+    let mut lab = Lab::with(Limits { depth: 3, most: 32 }, 3);
+    let mut client = lab.client();
+    for _ in 0..20 {
+        for _ in 0..3 {
+            lab.ask(&mut client, cmd::READ, NONE);
+        }
+        assert_eq!(lab.script.in_flight(), 3);
+        (0..3).for_each(|_| lab.complete());
+        (0..3).for_each(|_| assert_eq!(reply(&mut client, BLOCK), (0xc0, 0)));
+    }
+    assert_eq!(lab.waiting(), 0);
+    lab.ask(&mut client, cmd::READ, NONE);
+    lab.worker.close(client.0, "a test");
+    lab.complete();
+    lab.ends_empty();
+}
+
+#[test]
+fn the_buffers_of_queued_requests_come_back_at_the_close() {
+    let mut lab = narrow();
+    let (mut first, mut second) = (lab.client(), lab.client());
+    lab.ask(&mut first, cmd::READ, NONE);
+    for _ in 0..3 {
+        lab.ask(&mut first, cmd::READ, NONE);
+        lab.ask(&mut second, cmd::WRITE, NONE);
+        lab.ask_for(&mut first, cmd::WRITE, NONE, 1, LARGE);
+    }
+    assert_eq!(lab.waiting(), 9);
+    lab.worker.close(first.0, "a test");
+    assert_eq!(lab.waiting(), 3);
+    assert_eq!(lab.worker.memory.used(), 4 * BLOCK, "one is in the engine, three are the other's");
+    lab.complete();
+    assert_eq!(lab.closed(), 1, "the one that was in the engine");
+    for _ in 0..3 {
+        lab.complete();
+        assert_eq!(reply(&mut second, 0), (0xc0, 0));
+    }
+    lab.worker.close(second.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_request_of_many_steps_goes_on_after_the_close() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    std::fs::write(&lab.image, vec![0xee; 1 << 20]).unwrap();
+    // If the file system cannot make zeros, they are written.
+    for operation in [Operation::Discard, Operation::Zero] {
+        lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
+    }
+    lab.ask_for(&mut client, cmd::WRITE_ZEROES, NONE, 1, LARGE + 100);
+    lab.ask_for(&mut client, cmd::READ, NONE, 2, BLOCK);
+    assert_eq!(lab.waiting(), 1, "the read");
+    lab.worker.close(client.0, "a test");
+    assert_eq!(lab.waiting(), 0, "it went");
+    while !lab.worker.requests.is_idle() {
+        lab.rest();
+        if lab.script.in_flight() > 0 {
+            lab.complete(); // the partial block at the end
+        }
+    }
+    let image = std::fs::read(&lab.image).unwrap();
+    assert!(image[..LARGE + 100].iter().all(|&byte| byte == 0), "it was not done to the end");
+    assert!(image[LARGE + 100..].iter().all(|&byte| byte == 0xee));
+    lab.ends_empty();
+}
+
+#[test]
+fn the_server_does_not_end_before_what_waits_is_answered() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    for nr in 0..4 {
+        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
+    }
+    lab.registry.end(|_| ()).unwrap();
+    lab.worker.end(client.0);
+    lab.worker.stop();
+    for nr in 0..4 {
+        assert!(!lab.worker.has_stopped() && !lab.worker.requests.is_idle());
+        lab.complete();
+        assert_eq!(reply(&mut client, BLOCK), (nr, 0));
+    }
+    assert_eq!(client.1.read(&mut [0; 1]).unwrap(), 0, "the end");
+    assert!(lab.worker.has_stopped());
+    lab.ends_empty();
+}
+
+#[test]
+fn a_flush_that_waited_while_another_failed_does_not_succeed() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    lab.disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    // Both are sent before the worker receives, and the delay keeps the first from ending before
+    // the second is seen.
+    lab.disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(200)));
+    for cookie in 0..2 {
+        let flush = Request { flags: NONE, command: cmd::FLUSH, cookie, offset: 0, len: 0 };
+        client.1.write_all(flush.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
+    }
+    lab.worker.ready(client.0, epoll::EventFlags::IN);
+    assert_eq!(lab.waiting(), 1);
+    lab.rest();
+    for nr in 0..2 {
+        assert_eq!(reply(&mut client, 0), (nr, 5), "EIO");
+    }
+    assert_eq!(lab.disk.count(Operation::Sync), 1, "the kernel reported what it lost already");
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+/// Makes a server of `count` images. Their requests go to the script, except those that the cache
+/// answers.
+fn images(count: usize, cache: &str, limits: Limits) -> Lab {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
+    let mut args = vec!["offlock-nbd", "--cache", cache, "--size", "1M"];
+    for path in &paths {
+        args.extend(["--image", path.to_str().unwrap()]);
+    }
+    Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1, true)
+}
+
+/// One image answers nothing, from the engine or from the queue. Requests of a second image begin
+/// nevertheless.
+#[test]
+fn an_image_that_hangs_leaves_slots_and_room_to_others() {
+    const DEPTH: usize = 64;
+    const LEN: usize = 16; // so that a socket holds all replies
+    let mut lab = images(2, "0", Limits { depth: DEPTH, most: 4 * DEPTH });
+    let mut hung = lab.client_of(0);
+    let mut asked = 0;
+    while !lab.worker.conns.blocked.contains(&hung.0) {
+        lab.ask_for(&mut hung, cmd::READ, NONE, 3, LEN);
+        asked += 1;
+    }
+    let (held, waiting) = (lab.script.in_flight(), lab.worker.report().waiting);
+    assert!((DEPTH / 2..DEPTH).contains(&held), "{held} in flight");
+    assert!(held + waiting == asked && asked < 4 * DEPTH, "{waiting} wait");
+
+    let mut other = lab.client_of(1);
+    lab.ask_for(&mut other, cmd::READ, NONE, 7, LEN);
+    assert_eq!(lab.script.in_flight(), held + 1, "it does not wait");
+    assert_eq!(lab.worker.report().waiting, waiting);
+    // The script completes its oldest requests, those of the hung image. Each is followed by the
+    // image's next one.
+    for _ in 0..held {
+        lab.complete();
+    }
+    lab.complete();
+    let read = |client: &mut _| reply(client, LEN);
+    assert_eq!(read(&mut other), (7, 0));
+    for _ in 0..asked {
+        if lab.script.in_flight() > 0 {
+            lab.complete();
+        }
+        assert_eq!(read(&mut hung), (3, 0));
+    }
+    for client in [hung, other] {
+        lab.worker.close(client.0, "a test");
+    }
+    lab.ends_empty();
+}
+
+/// More slow TRIMs than places are requested. A READ gets a place nevertheless, and all requests
+/// are answered.
+#[test]
+fn blocking_operations_leave_slots_to_reads() {
+    const DEPTH: usize = 32;
+    const TRIMS: u64 = 40;
+    let mut lab = Lab::with(Limits { depth: DEPTH, most: 4 * DEPTH }, DEPTH + 1);
+    let (mut client, mut closed) = (lab.client(), lab.client());
+    lab.disk.inject(Operation::Discard, .., Fault::Delay(std::time::Duration::from_millis(20)));
+    for cookie in 0..TRIMS {
+        lab.ask_for(&mut client, cmd::TRIM, NONE, cookie, BLOCK);
+        lab.ask_for(&mut closed, cmd::TRIM, NONE, cookie, BLOCK);
+    }
+    lab.ask_for(&mut client, cmd::READ, NONE, TRIMS, 16);
+    assert_eq!(lab.script.in_flight(), 1, "the READ waits");
+    lab.worker.close(closed.0, "a test");
+    lab.complete();
+    lab.rest();
+    let mut answered: Vec<u64> = (0..=TRIMS)
+        .map(|_| {
+            let mut header = [0; 16];
+            client.1.read_exact(&mut header).unwrap();
+            let cookie = u64::from_be_bytes(header[8..].try_into().unwrap());
+            client.1.read_exact(&mut [0; 16][..if cookie == TRIMS { 16 } else { 0 }]).unwrap();
+            cookie
+        })
+        .collect();
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq(0..=TRIMS));
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+/// Returns a WRITE: its header and payload.
+fn write(len: usize) -> Vec<u8> {
+    let (flags, command) = (CommandFlags::NONE, cmd::WRITE);
+    let request = Request { flags, command, cookie: 0xc0, offset: 0, len: len as u64 };
+    let mut bytes = request.encode(HeaderStyle::Simple).unwrap().as_slice().to_vec();
+    bytes.resize(bytes.len() + len, 0x5a);
+    bytes
+}
+
+impl Lab {
+    /// Sends bytes to the worker. Returns whether the worker then expects long WRITEs from the
+    /// client.
+    fn send(&mut self, (id, client): &mut (Id, UnixStream), bytes: &[u8]) -> bool {
+        client.write_all(bytes).unwrap();
+        self.worker.ready(*id, epoll::EventFlags::IN);
+        let conn = &self.worker.conns.open[self.worker.slot_of(*id).unwrap()];
+        conn.writes_long()
+    }
+}
+
+#[test]
+fn a_payload_is_received_in_place_by_its_length_and_not_by_what_is_missing() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    let long = write(64 << 10);
+    assert!(!lab.send(&mut client, &long[..20]), "a part of a header");
+    for part in [20..8 << 10, 8 << 10..48 << 10, 48 << 10..60 << 10, 60 << 10..long.len()] {
+        assert!(lab.send(&mut client, &long[part.clone()]), "{part:?}");
+    }
+    assert_eq!(lab.script.in_flight(), 1);
+    assert!(lab.send(&mut client, &long[..28]));
+    assert!(lab.send(&mut client, &long[28..]));
+    assert_eq!(lab.script.in_flight(), 2);
+
+    let short = write(BLOCK);
+    assert!(!lab.send(&mut client, &short[..BLOCK / 2]));
+    assert!(!lab.send(&mut client, &short[BLOCK / 2..]));
+    assert!(!lab.send(&mut client, &short.repeat(2)));
+    assert_eq!(lab.worker.conns.open[lab.worker.slot_of(client.0).unwrap()].active, 5);
+    lab.worker.close(client.0, "a test");
+    while lab.script.in_flight() > 0 {
+        lab.complete();
+    }
+    lab.rest();
+    lab.ends_empty();
+}
+
+/// Returns the number of polls until something is found or the time is over.
+fn polls(busy_poll: &mut BusyPoll, found_at: u32) -> u32 {
+    let mut polls = 0;
+    let found = busy_poll.run(|| {
+        polls += 1;
+        Ok::<_, ()>((polls == found_at).then_some(()))
+    });
+    assert_eq!(found.unwrap().is_some(), polls == found_at);
+    polls
+}
+
+#[test]
+fn polls_in_vain_become_rare_and_success_brings_them_back() {
+    const NEVER: u32 = u32::MAX;
+    let mut busy_poll = BusyPoll::default();
+    assert_eq!(polls(&mut busy_poll, 2), 2);
+    let spun = (0..10_000).filter(|_| polls(&mut busy_poll, NEVER) > 0).count();
+    assert!((10..30).contains(&spun), "{spun}");
+    // An event that is ready at once changes nothing.
+    while polls(&mut busy_poll, 1) == 0 {}
+    assert!(polls(&mut busy_poll, NEVER) > 0 && polls(&mut busy_poll, 2) == 0);
+    while polls(&mut busy_poll, 2) == 0 {}
+    for _ in 0..100 {
+        assert_eq!(polls(&mut busy_poll, 2), 2);
+    }
+    assert!(polls(&mut busy_poll, NEVER) > 0 && polls(&mut busy_poll, 1) == 0);
+    assert_eq!(polls(&mut busy_poll, 2), 2, "a single poll in vain costs one sleep");
 }
