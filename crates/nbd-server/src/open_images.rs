@@ -190,7 +190,7 @@ fn grow(image: &Image) {
         Ok(len) if image.grow(len) => {
             info!(export = name, from = before, to = image.len(), "the image has grown");
             if len >= image.len() + BLOCK as u64 {
-                warn!(export = name, len, "the cache can number 2^57 bytes; --cache 0 serves more");
+                warn!(export = name, len, "an export has at most 2^57 bytes");
             }
         }
         Ok(_) => {

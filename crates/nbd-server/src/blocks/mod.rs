@@ -52,8 +52,7 @@ use crate::memory::LARGEST;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
-/// The bytes of an image that the cache can number. Without a cache, and for a part of a longer file,
-/// they do not limit the file.
+/// The bytes of an image that the cache can number. A longer file is served up to there.
 pub(crate) const NUMBERED: u64 = 1 << 57;
 /// A request may fill at most one of this many parts of the cache, so that one client does not
 /// evict all blocks of others. A guess.
@@ -127,8 +126,7 @@ impl Backing {
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) device: Device,
-    /// The device below the cache, for blocks that the cache cannot number.
-    pub(crate) uncached: Arc<dyn BlockDevice>,
+    pub(crate) is_read_only: bool,
     pub(crate) source: Source<File>,
     /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
@@ -164,18 +162,17 @@ impl Blocks {
     /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
         let Backing { device, source, len, is_buffered } = backing;
-        let alignment = device.alignment();
-        let len = if self.longest > 0 { len.min(NUMBERED) } else { len };
+        let (alignment, is_read_only) = (device.alignment(), device.is_read_only());
         let options = AttachOptions::new().on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         Ok(Arc::new(Image {
             name,
-            device: self.cache.attach_with(Arc::clone(&device), options)?,
-            uncached: device,
+            device: self.cache.attach_with(device, options)?,
+            is_read_only,
             source,
             alignment,
             is_buffered,
-            len: AtomicU64::new(len),
+            len: AtomicU64::new(len.min(NUMBERED)),
             longest: self.longest,
             has_failed: AtomicBool::new(false),
             failed: Arc::clone(&self.failed),
@@ -250,13 +247,13 @@ impl Image {
         }
     }
 
-    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks. With
-    /// a cache it has at most [`NUMBERED`] bytes. Returns false for an image that cannot grow, because it has no file or does not end with a
-    /// whole block.
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks and to
+    /// [`NUMBERED`] bytes. Returns false for an image that cannot grow, because it has no file or does
+    /// not end with a whole block.
     pub(crate) fn grow(&self, len: u64) -> bool {
         let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
-            let len = if self.is_bypassed() { len } else { len.min(NUMBERED) };
+            let len = len.min(NUMBERED);
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
         may
@@ -389,12 +386,6 @@ impl Image {
             return Err(buf);
         }
         Ok(Fill { buf, range, loads })
-    }
-
-    /// Returns whether the cache can number the blocks of the range. Only the blocks of an image that is
-    /// bypassed are past that.
-    pub(crate) fn is_numbered(&self, blocks: &Range<u64>) -> bool {
-        blocks.end <= NUMBERED / BLOCK as u64
     }
 
     /// Writes the dirty blocks of a range to the image, not necessarily to stable storage.

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, File};
-use bufcache::{BlockDevice, GetError, WriteError};
+use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
 use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlier, of_write};
@@ -199,29 +199,7 @@ impl Job {
     }
 
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        match self.image.is_numbered(&blocks) {
-            true => change(|| self.image.device.discard_async(blocks.clone())).await,
-            false => self.by_device(blocks, BlockDevice::discard).await,
-        }
-    }
-
-    /// Changes whole blocks of which the cache cannot number all.
-    async fn by_device(
-        &self,
-        blocks: Range<u64>,
-        change: fn(&dyn BlockDevice, u64, u64) -> io::Result<()>,
-    ) -> Result<(), WriteError> {
-        let start = blocks.start * BLOCK as u64;
-        let len = (blocks.end * BLOCK as u64).min(self.image.len()).saturating_sub(start);
-        if len == 0 {
-            return Ok(());
-        }
-        let uncached = Arc::clone(&self.image.uncached);
-        let changed = self.image.device.call_async(move |_| change(&*uncached, start, len)).await;
-        changed.map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            WriteError::Io { block: blocks.start, errno }
-        })
+        change(|| self.image.device.discard_async(blocks.clone())).await
     }
 
     /// Zeroes whole blocks. With `no_hole` they stay allocated.
@@ -233,10 +211,7 @@ impl Job {
                 return result.map_err(of_write);
             }
         }
-        let result = match self.image.is_numbered(&blocks) {
-            true => change(|| self.image.device.zero_by_device_async(blocks.clone())).await,
-            false => self.by_device(blocks.clone(), BlockDevice::zero).await,
-        };
+        let result = change(|| self.image.device.zero_by_device_async(blocks.clone())).await;
         if !is_unsupported(&result) {
             return result.map_err(of_write);
         }

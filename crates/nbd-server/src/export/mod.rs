@@ -79,8 +79,7 @@ pub(crate) enum ExportError {
     )]
     Misaligned { path: PathBuf, offset: u64, unit: u32 },
     #[error(
-        "export '{name}' ends at byte {end} of its image, and the cache can number {NUMBERED}: --cache 0 serves it, or a part \
-         with offset= and size="
+        "export '{name}' ends at byte {end} of its image, and the cache can number {NUMBERED}: offset= and size= serve a part"
     )]
     TooLarge { name: String, end: u64 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
@@ -112,7 +111,7 @@ impl Export {
     /// image was opened.
     fn new(mut info: ExportInfo, image: Arc<Image>, spec: &ImageSpec) -> Self {
         info.size = info.size.min(image.len().saturating_sub(spec.offset));
-        if image.uncached.is_read_only() {
+        if image.is_read_only {
             info.flags = flags(true, Flags::NONE); // another export of the file has opened it
         }
         Self { info, image, start: spec.offset, grows: spec.size.is_none() }.current()
@@ -250,7 +249,7 @@ impl ExportTable {
             return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
         };
         let end = offset + size; // at most `len`
-        if self.args.cache > 0 && end > NUMBERED {
+        if end > NUMBERED {
             return Err(ExportError::TooLarge { name: name.clone(), end });
         }
         let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
@@ -409,7 +408,7 @@ impl Opening<'_> {
         found.unwrap_or_else(|error| {
             warn!(name, %error, "an export is not served");
             let refusal = match error {
-                ExportError::TooLarge { .. } => "the export is too large for the server's cache",
+                ExportError::TooLarge { .. } => "the export is too large for the server",
                 ExportError::Locked { .. } => "the export is in use by another program",
                 ExportError::TooMany { .. } => "the server has too many exports open",
                 _ => "the export cannot be opened: the log of the server has the reason",

@@ -34,7 +34,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("contact/names_that_are_no_exports", &[], bad_names),
         trial("large/in_a_folder", &[], large_in_folder),
         trial("large/growth_past_the_limit", &[], growth_past_the_limit),
-        trial("large/without_a_cache", &[], large_without_cache),
         trial("large/a_part", &[], part_of_large),
     ]
 }
@@ -332,25 +331,6 @@ fn growth_past_the_limit(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// Without a cache the limit is that of the file system.
-fn large_without_cache(lab: &Lab) -> Res {
-    let (_dir, path) = huge(CACHE_LIMIT + 4096)?;
-    let (code, log) = Launch::new(lab, Backend::Threads).image(&path).start_refused()?;
-    let names = log.contains("--cache 0") && log.contains(&format!("{CACHE_LIMIT}"));
-    check!(code == 1 && names, "with a cache: {code}\n{log}");
-    let launch = Launch::new(lab, Backend::Threads).image(&path);
-    let mut server = launch.arg("--cache").arg("0").start()?;
-    check!(size_of(&server, "vol")? == CACHE_LIMIT + 4096, "{}", size_of(&server, "vol")?);
-    works_at(&mut server.client()?, CACHE_LIMIT - 4096)?;
-    works_at(&mut server.client()?, 0)?;
-    OpenOptions::new().write(true).open(&path)?.set_len(CACHE_LIMIT + MIB)?;
-    server.hang_up();
-    let grown = || (size_of(&server, "vol").ok()? == CACHE_LIMIT + MIB).then_some(());
-    check!(wait_until(Duration::from_secs(20), grown).is_some(), "it has not grown");
-    works_at(&mut server.client()?, CACHE_LIMIT + MIB - 8192)?;
-    server.stop()
-}
-
 /// A part within the limit is served, however long the file is; a part past it is not.
 fn part_of_large(lab: &Lab) -> Res {
     let (_dir, path) = huge(CACHE_LIMIT + 4 * MIB)?;
@@ -366,7 +346,9 @@ fn part_of_large(lab: &Lab) -> Res {
     }
     server.stop()?;
     let (code, log) = launch().arg("--image").arg(part("vol", CACHE_LIMIT)).start_refused()?;
-    check!(code == 1 && log.contains("--cache 0"), "{code}\n{log}");
+    check!(code == 1 && log.contains("size="), "{code}\n{log}");
+    let (code, log) = launch().image(&path).arg("--cache").arg("0").start_refused()?;
+    check!(code == 1 && log.contains(&format!("{CACHE_LIMIT}")), "all of it: {code}\n{log}");
     Ok(())
 }
 
@@ -510,6 +492,6 @@ fn large_in_folder(lab: &Lab) -> Res {
     let (kind, text) = client.option_reply(opt::GO)?;
     let text = String::from_utf8_lossy(&text).into_owned();
     check!(kind == rep::ERR_UNKNOWN && text.contains("too large"), "{kind:#x}: {text}");
-    check!(server.log().contains("--cache 0"), "no reason in the log:\n{}", server.log());
+    check!(server.log().contains("size="), "no reason in the log:\n{}", server.log());
     server.stop()
 }
