@@ -31,7 +31,8 @@ const ALWAYS: usize = 16;
 /// How long a connection waits for a free place: longer than a worker takes to handle the end of a
 /// connection, even on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Most connections that wait. Each has a descriptor; further ones evict or are refused at once.
+/// Most connections that wait, of all peers. Each has a descriptor; further ones evict or are refused
+/// at once.
 const MOST_WAITING: usize = 64;
 
 /// The limits of one server, and the connections that count.
@@ -255,24 +256,41 @@ impl<S> Default for Waiting<S> {
 pub(crate) type Admitted<S> = (S, Permit, Option<(Id, usize)>);
 
 impl<S> Waiting<S> {
-    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, it may
-    /// evict at once, so that a crowd of silent clients does not keep it out.
+    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, one may evict
+    /// at once, so that a crowd of silent clients does not keep it out: this one, or the newest of the
+    /// peer that has most of the places, whose place this one then has.
     pub(crate) fn admit(
         &mut self,
         limits: &Arc<ConnectionLimits>,
-        socket: S,
-        peer: Peer,
+        mut socket: S,
+        mut peer: Peer,
         now: Instant,
     ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
-        let may_evict = self.queue.len() >= MOST_WAITING;
-        match limits.admit(peer, may_evict) {
-            Err(reason) if may_evict => Some(Err((peer, reason))),
-            Err(_) => {
-                self.queue.push_back((socket, peer, now + PATIENCE));
-                None
-            }
-            Ok((permit, evicted)) => Some(Ok((socket, permit, evicted))),
+        if let Ok((permit, evicted)) = limits.admit(peer, false) {
+            return Some(Ok((socket, permit, evicted)));
         }
+        if self.queue.len() >= MOST_WAITING {
+            if let Some(at) = self.newest_of_crowd(peer.key()) {
+                let (other, its_peer, _) = self.queue.remove(at)?;
+                self.queue.push_back((socket, peer, now + PATIENCE));
+                (socket, peer) = (other, its_peer);
+            }
+            let admitted = limits.admit(peer, true).map_err(|reason| (peer, reason));
+            return Some(admitted.map(|(permit, evicted)| (socket, permit, evicted)));
+        }
+        self.queue.push_back((socket, peer, now + PATIENCE));
+        None
+    }
+
+    /// Returns the place of the newest connection of the peer that has most of the places. `None` if
+    /// it has at most one more than `peer`.
+    fn newest_of_crowd(&self, peer: PeerKey) -> Option<usize> {
+        let mut counts = HashMap::<_, usize>::new();
+        self.queue.iter().for_each(|(_, peer, _)| *counts.entry(peer.key()).or_default() += 1);
+        let its = counts.get(&peer).copied().unwrap_or_default();
+        let (crowd, most) = counts.into_iter().max_by_key(|&(_, count)| count)?;
+        let is_its = |(_, peer, _): &(S, Peer, Instant)| peer.key() == crowd;
+        self.queue.iter().rposition(is_its).filter(|_| most > its + 1)
     }
 
     /// Returns a waiting connection that is admitted, or that has waited long enough and found none
@@ -546,6 +564,26 @@ mod tests {
         assert!(rustix::io::read(limits.freed(), &mut [0; 8]).is_ok(), "nothing told of it");
         let (socket, _permit, evicted) = waiting.next(&limits, now).unwrap().unwrap();
         assert_eq!((socket, evicted), (25, None));
+    }
+
+    /// A crowd of one peer has all places to wait. Connections of another peer get their share.
+    #[test]
+    fn a_crowd_gives_places_to_wait_up_to_others() {
+        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let (mut first, _) = admit(&limits, A, 0).unwrap();
+        assert!(first.finish_handshake());
+        for socket in 0..MOST_WAITING {
+            assert!(waiting.admit(&limits, socket, A, now).is_none());
+        }
+        for nr in 1..=MOST_WAITING / 2 {
+            let displaced = waiting.admit(&limits, 1000 + nr, B, now).unwrap();
+            assert_eq!(displaced.unwrap_err(), (A, Refused::Peer(1)));
+        }
+        let refused = waiting.admit(&limits, 2000, B, now).unwrap();
+        assert_eq!(refused.unwrap_err().0, B, "it has as many as the crowd");
+        drop(first);
+        assert_eq!(waiting.next(&limits, now).unwrap().unwrap().0, 0, "the oldest is the first");
     }
 
     #[test]
