@@ -13,6 +13,7 @@
 //! A request that has begun runs to its end even if its connection is closed. A queued request of a
 //! closed connection is dropped.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::{Rc, Weak};
@@ -26,7 +27,7 @@ use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
 use crate::admission::{Admission, Class, Queue, may_queue};
-use crate::blocks::{Image, Source, of_get};
+use crate::blocks::{Image, Source};
 use crate::commands::Job;
 use crate::memory::ALIGN;
 use crate::registry::Connection;
@@ -66,6 +67,8 @@ pub(crate) struct Requests {
     /// The images that connections of the worker have open, or that its operations use.
     images: Vec<Weak<WorkerImage>>,
     tasks: Tasks<Ended>,
+    /// Set when the worker begins to stop: advice about the image is of no use any more.
+    pub(crate) stopping: Rc<Cell<bool>>,
     /// Most running or queued operations: see [`Limits`].
     most: usize,
     admission: Admission<Waiting>,
@@ -84,6 +87,7 @@ impl Requests {
             engine,
             images: Vec::new(),
             tasks: Tasks::new(depth, waker),
+            stopping: Rc::default(),
             most,
             admission: Admission::new(depth),
             blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING)),
@@ -199,7 +203,7 @@ impl Requests {
                         *written = done;
                         None
                     }
-                    Err(error) => Some(Err(of_get(error))),
+                    Err(error) => Some(Err(image.of_get(error))),
                 }
             }
             _ => None,
@@ -259,9 +263,10 @@ impl Requests {
             written,
         };
         let size = buf.as_ref().map(AlignedBuf::capacity);
+        let stopping = Rc::clone(&self.stopping);
         let ended = self.tasks.spawn(async move {
             let image = &operation.target.image.image;
-            let run = job.run(buf, || CtxRef::is_removed(&operation.conn));
+            let run = job.run(buf, || stopping.get() || CtxRef::is_removed(&operation.conn));
             let (mut result, buf) = tasks::contain(run).await.unwrap_or_else(|Panicked| {
                 image.fail();
                 // The panic dropped the buffer, or the engine still has it. Return another one of

@@ -394,7 +394,7 @@ impl Image {
             return Ok(()); // none is dirty
         }
         let blocks = covering(bytes.start, bytes.end);
-        self.device.flush_range_async(blocks).await.map_err(of_write)
+        self.device.flush_range_async(blocks).await.map_err(|error| self.of_write(error))
     }
 
     /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
@@ -407,6 +407,26 @@ impl Image {
             );
             self.failed.lock().push(self.name.clone());
         }
+    }
+
+    /// Returns the error to answer. That of a poisoned device is EIO: a client must see lost data,
+    /// whatever the reason of the failed sync was. A panic of the device, which the cache has made
+    /// an error, marks the image as failed.
+    pub(crate) fn of_get(&self, error: GetError) -> io::Error {
+        if let GetError::Panicked { .. } = error {
+            self.fail();
+        }
+        let is_poisoned = matches!(error, GetError::Poisoned { .. });
+        io::Error::from_raw_os_error(if is_poisoned { libc::EIO } else { error.errno() })
+    }
+
+    /// Returns the error to answer, as [`of_get`](Self::of_get) does.
+    pub(crate) fn of_write(&self, error: WriteError) -> io::Error {
+        if let WriteError::Panicked { .. } = error {
+            self.fail();
+        }
+        let is_poisoned = matches!(error, WriteError::Poisoned { .. });
+        io::Error::from_raw_os_error(if is_poisoned { libc::EIO } else { error.errno() })
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -422,7 +442,7 @@ impl Image {
         loop {
             match ignore_earlier(self.device.sync()) {
                 Err(WriteError::Busy { .. }) => {}
-                result => return result.map_err(of_write),
+                result => return result.map_err(|error| self.of_write(error)),
             }
         }
     }
@@ -443,24 +463,6 @@ impl fmt::Debug for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Image").field("device", &self.device).finish_non_exhaustive()
     }
-}
-
-/// Maps the error of a poisoned device to EIO: a client must see lost data, whatever the reason of
-/// the failed sync was.
-pub(crate) fn of_get(error: GetError) -> io::Error {
-    io::Error::from_raw_os_error(if let GetError::Poisoned { .. } = error {
-        libc::EIO
-    } else {
-        error.errno()
-    })
-}
-
-pub(crate) fn of_write(error: WriteError) -> io::Error {
-    io::Error::from_raw_os_error(if let WriteError::Poisoned { .. } = error {
-        libc::EIO
-    } else {
-        error.errno()
-    })
 }
 
 /// Ignores the error of an earlier write-back. The blocks of this call are on the device, otherwise

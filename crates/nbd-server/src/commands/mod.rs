@@ -33,7 +33,7 @@ use aio_reap::{AlignedBuf, Engine, File};
 use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
-use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlier, of_write};
+use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlier};
 use crate::extents;
 use crate::memory::{self, MOST_ZEROS, ZEROS};
 
@@ -105,8 +105,8 @@ async fn change<F: Future<Output = Result<(), WriteError>>>(
 
 impl Job {
     /// Carries out the command. `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a
-    /// WRITE. A CACHE ends early if `is_closed` says that its connection is closed.
-    pub(crate) async fn run(self, buf: Option<AlignedBuf>, is_closed: impl Fn() -> bool) -> Ended {
+    /// WRITE. A CACHE ends early if `is_over` says that its connection is closed or the server stops.
+    pub(crate) async fn run(self, buf: Option<AlignedBuf>, is_over: impl Fn() -> bool) -> Ended {
         let Request { offset, len, .. } = self.request;
         let end = offset + len;
         match (self.command, buf) {
@@ -131,8 +131,8 @@ impl Job {
                 let inner = self.image.inner(offset, end);
                 let result = self.discard(inner).await;
                 let trimmed = match is_unsupported(&result) {
-                    true => Ok(()),                    // a TRIM may have no effect
-                    false => result.map_err(of_write), // it need not trim the ends
+                    true => Ok(()), // a TRIM may have no effect
+                    false => result.map_err(|error| self.image.of_write(error)), // it need not trim the ends
                 };
                 (self.then_sync(fua, trimmed).await, buf)
             }
@@ -150,7 +150,7 @@ impl Job {
                     // kernel begins to read a whole part before it returns.
                     Source::File(file) => {
                         let (mut at, end) = (offset, end.min(offset.saturating_add(MOST_CACHED)));
-                        while at < end && !is_closed() {
+                        while at < end && !is_over() {
                             let part = CACHE_PART.min(end - at);
                             // The command is only advice, so a failure is no error.
                             if let Ok(advice) = self.engine.will_need(file, at, part).submit() {
@@ -208,12 +208,12 @@ impl Job {
         if !no_hole {
             let result = self.discard(blocks.clone()).await;
             if !is_unsupported(&result) {
-                return result.map_err(of_write);
+                return result.map_err(|error| self.image.of_write(error));
             }
         }
         let result = change(|| self.image.device.zero_by_device_async(blocks.clone())).await;
         if !is_unsupported(&result) {
-            return result.map_err(of_write);
+            return result.map_err(|error| self.image.of_write(error));
         }
         if fast {
             return Err(os(libc::EOPNOTSUPP));
@@ -242,7 +242,7 @@ impl Image {
     /// one. A sync that has begun goes on if the future is dropped.
     pub(crate) async fn sync(&self) -> io::Result<()> {
         let sync = || async { ignore_earlier(self.device.sync_async().await) };
-        change(sync).await.map_err(of_write)
+        change(sync).await.map_err(|error| self.of_write(error))
     }
 }
 

@@ -22,7 +22,7 @@ use nbd_protocol::Request;
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::{Job, os, transfer};
-use crate::blocks::{BLOCK, Image, Source, TransferError, covering, of_get};
+use crate::blocks::{BLOCK, Image, Source, TransferError, covering};
 use crate::memory;
 
 /// Most dirty blocks that a READ copies before it has the rest written back and lets other requests
@@ -88,7 +88,7 @@ impl Job {
         let Request { offset, len, .. } = self.request;
         let newer = match self.newer().await {
             Ok(newer) => newer,
-            Err(error) => return (Err(of_get(error)), buf),
+            Err(error) => return (Err(self.image.of_get(error)), buf),
         };
         let (result, mut buf) = match self.image.fill(offset, buf) {
             Ok(fill) => {

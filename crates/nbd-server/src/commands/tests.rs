@@ -325,11 +325,14 @@ fn what_the_disk_refuses_changes_nothing_that_was_written_before() {
         (Operation::Discard, zeroes(false, false, false)),
         (Operation::Zero, zeroes(false, true, false)),
     ];
+    let mut has_panicked = false;
     for (operation, command) in refusals {
         for fault in [Fault::Error(libc::EIO), Fault::Panic] {
             lab.disk.inject_next(operation, fault);
             lab.zero(command, 0, 2 * BLOCK).unwrap_err();
             lab.check(0, 64 * BLOCK);
+            has_panicked |= matches!(fault, Fault::Panic);
+            assert_eq!(lab.image.has_failed(), has_panicked);
         }
     }
     lab.disk.inject_next(Operation::Write, Fault::Error(libc::EIO));

@@ -11,7 +11,7 @@ use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::Request;
 
 use super::{Job, PATIENCE, change, get, os, transfer};
-use crate::blocks::{BLOCK, Piece, Source, covering, ignore_earlier, of_get, of_write};
+use crate::blocks::{BLOCK, Piece, Source, covering, ignore_earlier};
 use crate::memory::ALIGN;
 
 impl Job {
@@ -34,7 +34,7 @@ impl Job {
     pub(super) async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         let image = &self.image;
         loop {
-            let done = image.try_write(offset, bytes).map_err(of_get)?;
+            let done = image.try_write(offset, bytes).map_err(|error| self.image.of_get(error))?;
             (offset, bytes) = (offset + done as u64, &bytes[done..]);
             // An empty range has no part.
             let Some(piece) = image.pieces(offset, bytes.len()).next().filter(|p| p.count > 0)
@@ -54,10 +54,10 @@ impl Job {
                     // An error says why no buffer is free.
                     change(|| image.device.flush_range_async(0..u64::MAX))
                         .await
-                        .map_err(of_write)?;
-                    self.change(piece, write).await.map_err(of_get)?;
+                        .map_err(|error| self.image.of_write(error))?;
+                    self.change(piece, write).await.map_err(|error| self.image.of_get(error))?;
                 }
-                result => result.map_err(of_get)?,
+                result => result.map_err(|error| self.image.of_get(error))?,
             }
             (offset, bytes) = (offset + piece.count as u64, &bytes[piece.count..]);
         }
@@ -136,22 +136,25 @@ impl Job {
                 let bypass = Some(Box::new(bypass));
                 let (result, buf, bypass) = self.write_image(buf, part, start, bypass).await;
                 let result = match bypass {
-                    Some(bypass) => bypass.finish(result).map_err(of_write),
+                    Some(bypass) => {
+                        bypass.finish(result).map_err(|error| self.image.of_write(error))
+                    }
                     None => result,
                 };
                 return (result, buf);
             }
             Ok(None) => {}
-            Err(error) => return (Err(of_write(error)), buf),
+            Err(error) => return (Err(self.image.of_write(error)), buf),
         }
         let since = Instant::now();
         let write = move |device: bufcache::Device| loop {
             match device.write_around(first, &buf[part.clone()]) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
-                result => return (result.map_err(of_write), buf),
+                result => return (result, buf),
             }
         };
-        self.image.device.call_async(write).await
+        let (result, buf) = self.image.device.call_async(write).await;
+        (result.map_err(|error| self.image.of_write(error)), buf)
     }
 
     /// Makes the data of this WRITE durable.
@@ -166,7 +169,7 @@ impl Job {
             self.image.device.flush_range_async(blocks.clone()).await?;
             ignore_earlier(self.image.device.write_through_async(blocks.clone()).await)
         };
-        change(through).await.map_err(of_write)
+        change(through).await.map_err(|error| self.image.of_write(error))
     }
 }
 

@@ -538,6 +538,7 @@ impl Worker {
             return;
         }
         self.deadlines.stopping = Some(Instant::now() + STOP_LIMIT);
+        self.requests.stopping.set(true);
         let left: Vec<_> = self.conns.open.iter().map(|(_, conn)| conn.id()).collect();
         left.into_iter().for_each(|id| self.end(id));
     }

@@ -402,6 +402,11 @@ fn a_long_cache_request_leaves_room_for_others() {
         parts += 1;
     }
     assert_eq!((parts, reply(&mut client, 0)), (5, (1, 0)));
+    // The end of the server does not wait for the parts that are left.
+    lab.ask_for(&mut client, cmd::CACHE, CommandFlags::NONE, 2, 40 << 20);
+    lab.worker.stop();
+    lab.complete();
+    assert_eq!((lab.script.in_flight(), reply(&mut client, 0)), (0, (2, 0)));
     lab.worker.close(client.0, "a test");
     lab.worker.close(other.0, "a test");
     lab.ends_empty();

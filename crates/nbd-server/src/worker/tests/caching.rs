@@ -176,24 +176,27 @@ fn the_write_of_a_closed_connection_ends_all_the_same() {
     lab.ends_empty();
 }
 
-/// The device panics, which the cache takes for an error of the device. Only its request fails, and
-/// a sync that panicked poisons the image as one that failed does.
+/// The device panics, which the cache takes for an error of the device. The image has failed from then
+/// on, as after every other panic of a request.
 #[test]
-fn a_device_that_panics_is_answered_with_eio() {
-    let mut lab = caching();
-    let mut client = lab.client();
-    lab.disk.inject_next(Operation::Discard, Fault::Panic);
-    assert_eq!(lab.change(&mut client, cmd::TRIM, NONE), EIO);
-    assert_eq!(lab.change(&mut client, cmd::TRIM, NONE), 0);
-    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
-    lab.disk.inject_next(Operation::Sync, Fault::Panic);
-    for _ in 0..2 {
-        lab.ask_for(&mut client, cmd::FLUSH, NONE, 1, 0);
-        lab.rest();
-        assert_eq!(reply(&mut client, 0), (1, EIO));
+fn a_device_that_panics_fails_the_image() {
+    for (operation, command) in [(Operation::Discard, cmd::TRIM), (Operation::Sync, cmd::FLUSH)] {
+        let mut lab = caching();
+        let mut client = lab.client();
+        assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
+        lab.disk.inject_next(operation, Fault::Panic);
+        let mut ask = |command, len| {
+            lab.ask_for(&mut client, command, NONE, 1, len);
+            lab.rest();
+            reply(&mut client, 0)
+        };
+        let len = if command == cmd::FLUSH { 0 } else { BLOCK };
+        assert_eq!(ask(command, len), (1, EIO));
+        assert_eq!([ask(cmd::TRIM, BLOCK), ask(cmd::FLUSH, 0)], [(1, EIO); 2]);
+        assert_eq!(lab.read(&mut client, BLOCK).0, vec![0x5a; BLOCK], "reads go on");
+        lab.worker.close(client.0, "a test");
+        lab.ends_empty();
     }
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
 }
 
 /// A WRITE past the cache panics on a thread of the cache. Its request fails, its buffer is accounted
