@@ -279,104 +279,44 @@ fn text(report: &ServerReport) -> String {
 
 fn requests(page: &mut Page, counters: &Counters) {
     let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = *counters;
-    let Counters { other, errors, failures, closed, .. } = *counters;
-    page.metric(
-        ("requests_total", "type"),
-        "Accepted requests of clients, by type.",
-        [("read", reads), ("write", writes), ("flush", flushes), ("other", other)],
-    );
-    page.metric(
-        ("bytes_total", "direction"),
-        "Bytes of read and write requests of clients.",
-        [("read", read_bytes), ("written", written_bytes)],
-    );
+    let Counters { other, errors, failures, .. } = *counters;
+    let types = [("read", reads), ("write", writes), ("flush", flushes), ("other", other)];
+    page.metric(("requests_total", "type"), "Accepted requests of clients, by type.", types);
+    let bytes = [("read", read_bytes), ("written", written_bytes)];
+    page.metric(("bytes_total", "direction"), "Bytes of read and write requests.", bytes);
     page.one("read_hits_total", "Reads that were answered from the cache.", hits);
     page.one("errors_total", "Requests of clients that were refused or failed.", errors);
-    page.one(
-        "image_errors_total",
-        "Requests that failed because of an error of an image.",
-        failures,
-    );
-    page.one(
-        "closed_completions_total",
-        "Requests that ended after their connection was closed.",
-        closed,
-    );
+    let failed = "Requests that failed because of an error of an image.";
+    page.one("image_errors_total", failed, failures);
 }
 
 fn cache(page: &mut Page, report: &ServerReport) {
     let Some(cache) = &report.cache else { return };
-    page.metric(
-        ("cache_gets_total", "result"),
-        "Lookups of blocks in the cache, by result.",
-        [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)],
-    );
-    page.one("cache_evictions_total", "Blocks that were evicted from the cache.", cache.evictions);
-    let refused = "Read blocks that the cache did not keep because few reads hit.";
-    page.one("cache_claims_refused_total", refused, cache.claims_refused);
-    page.one("cache_blocks_written_total", "Blocks that the cache wrote to images.", cache.written);
-    page.one("cache_write_calls_total", "Write calls of the cache to images.", cache.write_calls);
-    page.one("cache_syncs_total", "Syncs of images to stable storage.", cache.syncs);
-    page.one("cache_bytes", "Bytes of memory that cached blocks use.", cache.bytes);
-    page.one(
-        "cache_dirty_bytes",
-        "Bytes of cached blocks that are not written to an image yet.",
-        cache.dirty,
-    );
-    page.one("cache_capacity_bytes", "Capacity of the cache in bytes.", cache.capacity);
+    let gets = [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)];
+    page.metric(("cache_gets_total", "result"), "Lookups of blocks in the cache.", gets);
+    for (name, help, value) in [
+        ("evictions_total", "Blocks that were evicted from the cache.", cache.evictions),
+        ("blocks_written_total", "Blocks that the cache wrote to images.", cache.written),
+        ("syncs_total", "Syncs of images to stable storage.", cache.syncs),
+        ("bytes", "Bytes of memory that cached blocks use.", cache.bytes as u64),
+        ("dirty_bytes", "Bytes of cached blocks not written to an image yet.", cache.dirty as u64),
+        ("capacity_bytes", "Capacity of the cache in bytes.", cache.capacity as u64),
+    ] {
+        page.one(&format!("cache_{name}"), help, value);
+    }
 }
 
 fn engines(page: &mut Page, report: &ServerReport) {
     if let Some(engine) = &report.engine {
-        page.one(
-            "engine_requests_total",
-            "I/O requests that the engines accepted.",
-            engine.accepted,
-        );
-        page.one(
-            "engine_completed_total",
-            "I/O requests that the engines completed.",
-            engine.completed,
-        );
-        page.one(
-            "engine_submissions_total",
-            "Submissions of I/O requests to the kernel.",
-            engine.submissions,
-        );
-        page.one(
-            "engine_submitted_total",
-            "I/O requests that the kernel accepted.",
-            engine.submitted,
-        );
-        page.one(
-            "engine_reaps_total",
-            "Reaps of the engines that found a completion.",
-            engine.reap_sizes.count(),
-        );
-        page.one(
-            "engine_busy_total",
-            "Submissions that the kernel cut short because it had no room.",
-            engine.busy,
-        );
-        page.one(
-            "engine_retries_total",
-            "I/O requests that were retried after EAGAIN or EINTR.",
-            engine.retries,
-        );
-        page.one("engine_short_total", "Short transfers that an engine continued.", engine.short);
-        page.one(
-            "engine_waits_total",
-            "Times that an engine slept to wait for completions.",
-            engine.waits,
-        );
-        page.one(
-            "engine_max_in_flight",
-            "Most I/O requests that one engine had in flight.",
-            engine.max_in_flight,
-        );
+        for (name, help, value) in [
+            ("requests_total", "I/O requests that the engines accepted.", engine.accepted),
+            ("completed_total", "I/O requests that the engines completed.", engine.completed),
+            ("submissions_total", "Submissions of I/O requests to the kernel.", engine.submissions),
+        ] {
+            page.one(&format!("engine_{name}"), help, value);
+        }
     }
-    let about = "Requests that wait until their worker may start them.";
-    page.one("waiting", about, report.waiting);
+    page.one("waiting", "Requests that wait until their worker may start them.", report.waiting);
     let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
     page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
 }
