@@ -22,6 +22,7 @@ use nbd_protocol::Request;
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::{Job, os, transfer};
+use crate::admission::SMALL;
 use crate::blocks::{BLOCK, Image, Source, TransferError, covering};
 use crate::memory;
 
@@ -141,7 +142,8 @@ impl Job {
         Ok(newer)
     }
 
-    /// Reads from the image, past the cache. What the page cache has is copied at once.
+    /// Reads from the image, past the cache. What the page cache has is copied at once, but not for a
+    /// large READ, which would delay small ones of the worker.
     async fn read_image<B>(&self, mut buf: B, start: u64) -> (Result<usize, TransferError>, B)
     where
         B: IoBufMut + DerefMut<Target = [u8]> + Send + 'static,
@@ -149,7 +151,8 @@ impl Job {
         match &self.source {
             Source::File(file) => {
                 let len = <[u8]>::len(&buf);
-                if self.image.is_buffered && read_now(file, &mut buf, start) == Some(len) {
+                let now = self.image.is_buffered && len as u64 <= SMALL;
+                if now && read_now(file, &mut buf, start) == Some(len) {
                     return (Ok(len), buf);
                 }
                 transfer(self.engine.read(file, buf, start)).await
