@@ -51,8 +51,10 @@ impl Job {
                     self.write_blocks(piece.block, copy, 0..part.len()).await.0?;
                 }
                 Err(GetError::NoFreeBuffers) => {
+                    // By a thread of the cache: many WRITEs at a time may look at all dirty blocks.
                     // An error says why no buffer is free.
-                    change(|| image.device.flush_range_async(0..u64::MAX))
+                    let all = move |device: bufcache::Device| device.flush_range(0..u64::MAX);
+                    change(|| image.device.call_async(all))
                         .await
                         .map_err(|error| self.image.of_write(error))?;
                     self.change(piece, write).await.map_err(|error| self.image.of_get(error))?;
