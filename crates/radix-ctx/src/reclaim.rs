@@ -17,8 +17,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A dead slot is in one list from its removal until its fold. The thread that adds it is pinned
-//!    until the link is stored. Reclaim reads links only after a grace period, so it never sees a slot
+//! 1. A dead slot is in one list from its removal until its fold, or until the end of its dropped table begins.
+//!    The thread that adds it is pinned until the link is stored. Reclaim reads links only after a grace period, so it never sees a slot
 //!    without its link.
 //! 2. The waiting lists belong to the thread that set `State::reclaiming`, or, while it is not set, to
 //!    the lock.
@@ -54,8 +54,9 @@ pub(super) const SMALLEST: u32 = if cfg!(offlock_model) { 2 } else { 1024 / LANE
 const LARGEST: u64 = (1 << 16) / LANES as u64;
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Reclaims the slots in the waiting lists if their grace period has ended, and starts a grace
-    /// period for the others. Never blocks for a grace period. Returns how many slots it reclaimed.
+    /// Reclaims the slots in the waiting lists if their grace period has ended, and then moves the filling
+    /// lists to the waiting lists and starts their grace period. Never blocks for a grace period. Returns how many
+    /// slots it reclaimed: none if the calling thread holds a guard, because drops may wait for readers.
     ///
     /// # Panics
     ///
@@ -73,20 +74,25 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             return 0;
         };
+        if rcu::is_pinned() {
+            return 0;
+        }
         let reclaiming = Reclaiming::begin(self, state); // the poll does not run under the lock
         if check!("reclaim: a grace period is over", period.poll()) { reclaiming.run() } else { 0 }
     }
 
-    /// Advances until every slot that was dead before this call has left the lists. Returns how many
-    /// slots this thread reclaimed. Blocks for grace periods, and for another thread that reclaims.
-    pub(super) fn flush(&self) -> Result<usize, WaitError> {
+    /// Advances until every slot that was dead before this call has left the lists, or until `done` returns true
+    /// after a period. Returns how many slots this thread reclaimed. Blocks for at most two grace periods, and for
+    /// another thread that reclaims.
+    pub(super) fn flush(&self, mut done: impl FnMut() -> bool) -> Result<usize, WaitError> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
         let mut vacated = 0;
-        // Twice: for the waiting lists, and for the filling lists, which wait after that.
-        for _ in 0..2 {
+        for round in 1..=2 {
             let mut state = self.lock_reclaimed()?;
+            // If lists wait already, the slots in the filling lists wait for the period after that.
+            let is_last = round == 2 || state.waiting.is_none();
             let queue = self.close_lists(&mut state);
             let waiting = state.waiting;
             drop(state);
@@ -102,6 +108,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             let is_same = state.waiting == Some(period);
             if check!("flush: the lists still wait for the period that has ended", is_same) {
                 vacated += Reclaiming::begin(self, state).run();
+            } else {
+                drop(state);
+            }
+            if is_last || done() {
+                break;
             }
         }
         Ok(vacated)
@@ -542,6 +553,10 @@ impl<T: Send + Sync + 'static> Ending<T> {
         if begins {
             state.reclaiming = true;
             state.dead = state.in_use();
+            // The end finds the dead slots by their states. A list that keeps a slot would reclaim it once more.
+            // SAFETY: the mark keeps the core until the drop of the result.
+            unsafe { this.as_ref() }.all_lists().for_each(RetireLists::clear);
+            state.waiting = None;
         }
         begins.then(|| Self { this, vacated: VacatedSlots::new(), done: false })
     }
@@ -608,7 +623,6 @@ impl<T: Send + Sync + 'static> Core<T> {
                 }
             }
         }
-        self.all_lists().for_each(RetireLists::clear);
     }
 }
 

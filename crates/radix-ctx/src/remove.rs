@@ -151,7 +151,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// [`WaitError::Pinned`] or [`WaitError::InDrop`].
     pub fn flush(&self) -> Result<usize, WaitError> {
-        self.core().flush()
+        self.core().flush(|| false)
     }
 }
 
@@ -328,7 +328,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let mut pause = Duration::from_micros(10);
         while !done() {
             self.may_wait()?;
-            let vacated = if deadline.is_some() { self.advance() } else { self.flush()? };
+            let vacated = if deadline.is_some() { self.advance() } else { self.flush(&mut done)? };
             if done() {
                 break;
             }

@@ -134,8 +134,8 @@ impl<T> Slot<T> {
     pub(super) fn kill(&self, id: Id) -> bool {
         let dead = NotLive::dead(id, NO_LINK).bits();
         // Ordering: AcqRel. Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
-        // caller did before. Acquire keeps what follows after it. Relaxed on failure: the value is not
-        // accessed.
+        // caller did before. Acquire pairs with the Release in `Claim::publish`; it carries the value to the
+        // thread that drops it, by way of the lists. Relaxed on failure: the value is not accessed.
         let order = (order!(AcqRel, "kill: what came before the removal"), Ordering::Relaxed);
         self.state.compare_exchange(id.to_bits(), dead, order.0, order.1).is_ok()
     }

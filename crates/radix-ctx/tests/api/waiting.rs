@@ -45,6 +45,12 @@ fn two() -> (CtxTable<u32>, Id, Id) {
     (table, first, second)
 }
 
+/// Ends each grace period that has begun. One call of `synchronize` may end an earlier one only.
+fn end_grace_period() {
+    rcu::synchronize().unwrap();
+    rcu::synchronize().unwrap();
+}
+
 /// Runs `f` on another thread. Ends the process if it does not end in time.
 fn in_time<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     let (sender, receiver) = mpsc::channel();
@@ -129,6 +135,69 @@ fn inv18_a_deadline_ends_a_wait() {
         drop(end);
         removal.wait().unwrap();
     });
+}
+
+/// A reader that came after the grace period of a removal delays the drops of later removals only.
+#[test]
+fn inv18_a_wait_ends_with_the_drop_of_its_own_context() {
+    let (table, first, second) = two();
+    let (removal, later) = (table.remove(first).unwrap(), table.remove(second).unwrap());
+    end_grace_period();
+    let (pinned, is_pinned) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let _guard = rcu::pin();
+            pinned.send(()).unwrap();
+            let _ = ended.recv();
+        });
+        is_pinned.recv().unwrap();
+        in_time(|| removal.wait().unwrap());
+        drop(end);
+        later.wait().unwrap();
+    });
+}
+
+/// A context whose drop waits for readers.
+struct WaitsForReaders(mpsc::Sender<bool>);
+
+impl Drop for WaitsForReaders {
+    fn drop(&mut self) {
+        let _ = self.0.send(rcu::synchronize().is_ok()); // no receiver if the test has ended
+    }
+}
+
+/// A call under a guard drops no context: the drop may wait for readers.
+#[test]
+fn inv18_a_call_under_a_guard_runs_no_drop() {
+    type Call = fn(&CtxTable<WaitsForReaders>, Removal<'_, WaitsForReaders>);
+    const CALLS: [Call; 3] = [
+        |_, removal| assert!(!removal.is_done()),
+        |table, _| {
+            let ids = [(); 64].map(|()| {
+                let (unheard, _) = mpsc::channel();
+                table.insert(WaitsForReaders(unheard)).unwrap() // the last one finds no slab
+            });
+            assert!(ids.iter().all(|&id| table.contains(id)));
+        },
+        |table, _| {
+            let (unheard, _) = mpsc::channel();
+            table.insert(WaitsForReaders(unheard)).unwrap();
+            assert_eq!(table.begin_remove_all().count(), 1);
+        },
+    ];
+    for call in CALLS {
+        let table = CtxTable::new();
+        let (dropped, drops) = mpsc::channel();
+        let removal = table.remove(table.insert(WaitsForReaders(dropped)).unwrap()).unwrap();
+        end_grace_period();
+        let guard = rcu::pin();
+        call(&table, removal);
+        assert!(drops.try_recv().is_err(), "dropped under a guard");
+        drop(guard);
+        table.flush().unwrap();
+        assert_eq!(drops.try_recv(), Ok(true), "the drop has waited for readers");
+    }
 }
 
 #[test]
@@ -309,6 +378,42 @@ fn a_panic_of_user_code_stops_nothing() {
     table.validate();
     table.insert(Panics(true)).unwrap();
     assert!(catch_unwind(AssertUnwindSafe(|| drop(table))).is_err(), "of the table");
+}
+
+/// A context that counts its drops. The first one panics.
+struct FirstPanics(&'static AtomicUsize);
+
+impl Drop for FirstPanics {
+    fn drop(&mut self) {
+        if self.0.fetch_add(1, Relaxed) == 0 {
+            std::panic::resume_unwind(Box::new("a drop"));
+        }
+    }
+}
+
+/// A table is dropped while its lists have removed contexts, some with a reference. The drop of a context panics,
+/// and the callback goes on with the rest.
+#[test]
+fn inv14_the_end_of_a_table_drops_a_removed_context_once() {
+    for (closed, referenced) in [(false, false), (true, false), (false, true), (true, true)] {
+        let drops: &'static AtomicUsize = Box::leak(Box::default());
+        let table = CtxTable::new();
+        let ids = [(); 4].map(|()| table.insert(FirstPanics(drops)).unwrap());
+        let held = referenced.then(|| table.get_ref(ids[1]).unwrap());
+        let guard = rcu::pin(); // no list is reclaimed before the end
+        for &id in &ids[..3] {
+            let removal = table.remove(id).unwrap();
+            assert!(!(closed && removal.is_done())); // closes the lists
+        }
+        drop(guard);
+        let end = catch_unwind(AssertUnwindSafe(|| drop(table)));
+        assert!(end.is_err(), "closed {closed}, referenced {referenced}");
+        for _ in 0..4 {
+            rcu::barrier().unwrap();
+        }
+        drop(held);
+        assert_eq!(drops.load(Relaxed), 4, "closed {closed}, referenced {referenced}");
+    }
 }
 
 /// The reclaim in an insert drops a context whose drop panics. The insert takes nothing of the limit then.
