@@ -23,6 +23,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bufcache::FileDevice;
 use nbd_protocol::MAX_STRING;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use tracing::warn;
@@ -78,7 +79,7 @@ impl Folder {
         };
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
         let file = open(read_only || is_device)?;
-        match is_device && !read_only && !is_read_only_device(&file)? {
+        match is_device && !read_only && !FileDevice::is_read_only_device(&file)? {
             true => open(false),
             false => Ok(file),
         }
@@ -129,33 +130,6 @@ impl Folder {
         }
         Ok(())
     }
-}
-
-/// Returns whether the file is a block device that takes no writes. The kernel lets a process open
-/// some of these devices for writing, and fails its writes or only their sync.
-pub(crate) fn is_read_only_device(file: &File) -> io::Result<bool> {
-    if !file.metadata()?.file_type().is_block_device() {
-        return Ok(false);
-    }
-    let mut read_only: libc::c_int = 0;
-    // SAFETY: BLKROGET stores one `int` at the address and keeps no pointer to it.
-    let ret = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut read_only) };
-    if ret == 0 { Ok(read_only != 0) } else { Err(io::Error::last_os_error()) }
-}
-
-/// The request for the state of a block device, `_IO(0x12, 94)`.
-const BLKROGET: libc::c_ulong = linux_ioctl_none(0x12, 94);
-
-/// Returns the number of an `ioctl` that has no size. Some machines have another code for that.
-const fn linux_ioctl_none(kind: libc::c_ulong, number: libc::c_ulong) -> libc::c_ulong {
-    let none = cfg!(any(
-        target_arch = "mips",
-        target_arch = "mips64",
-        target_arch = "powerpc",
-        target_arch = "powerpc64",
-        target_arch = "sparc64"
-    ));
-    (if none { 1 << 29 } else { 0 }) | (kind << 8) | number
 }
 
 /// Returns whether files of that name are served. `.` and `..` are not.

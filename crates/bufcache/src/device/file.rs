@@ -49,12 +49,30 @@ impl FileDevice {
         // The metadata of a block device has no size.
         let len = if meta.is_file() { meta.len() } else { end_of(&mut file)? };
         let is_block_device = meta.file_type().is_block_device();
-        writable &= !(is_block_device && is_read_only(&file)?);
+        writable &= !Self::is_read_only_device(&file)?;
         let identity = match is_block_device {
             true => (meta.rdev(), u64::MAX),
             false => (meta.dev(), meta.ino()),
         };
         Ok(Self { file, len, alignment, writable, grows: false, identity })
+    }
+
+    /// Returns whether the file is a block device that the system has marked as read-only. It can be
+    /// opened for writing all the same: then its writes succeed in the page cache, and the next sync
+    /// fails.
+    ///
+    /// # Errors
+    ///
+    /// That of the system call.
+    pub fn is_read_only_device(file: &File) -> io::Result<bool> {
+        if !file.metadata()?.file_type().is_block_device() {
+            return Ok(false);
+        }
+        let mut mark: libc::c_int = 0;
+        // The type of the request differs between the C libraries.
+        // SAFETY: `BLKROGET` stores one int to `mark`.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut mark) };
+        check(result).map(|_| mark != 0)
     }
 
     /// Makes the device `max` bytes long if the file is shorter. The part beyond the end of the
@@ -270,18 +288,18 @@ impl BlockDevice for FileDevice {
     }
 }
 
-/// `BLKROGET`, `_IO(0x12, 94)`, which `libc` has not.
-const BLKROGET: libc::c_ulong = 0x125e;
-
-/// Returns whether the system has marked a block device as read-only. It can be opened for writing
-/// all the same: then its writes succeed in the page cache, and the next sync fails.
-fn is_read_only(file: &File) -> io::Result<bool> {
-    let mut mark: libc::c_int = 0;
-    // The type of the request differs between the C libraries.
-    // SAFETY: `BLKROGET` stores one int to `mark`.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut mark) };
-    check(result).map(|_| mark != 0)
-}
+/// `BLKROGET`, `_IO(0x12, 94)`, which `libc` has not. Some machines have another code for a request
+/// without a size.
+const BLKROGET: libc::c_ulong = {
+    let has_code = cfg!(any(
+        target_arch = "mips",
+        target_arch = "mips64",
+        target_arch = "powerpc",
+        target_arch = "powerpc64",
+        target_arch = "sparc64"
+    ));
+    0x125e | if has_code { 1 << 29 } else { 0 }
+};
 
 /// Returns the position of the end, and leaves the file at its position.
 fn end_of(file: &mut File) -> io::Result<u64> {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bufcache::FileDevice;
 use nbd_protocol::{
     Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING,
     OPTION_HEADER, Request, TransmissionFlags as Flags,
@@ -25,7 +26,7 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks, Image, NUMBERED};
-use crate::files::{Folder, LockError, MOST_NAMES, is_read_only_device, lock};
+use crate::files::{Folder, LockError, MOST_NAMES, lock};
 use crate::image_spec::ImageSpec;
 use crate::memory::LARGEST;
 use crate::open_images::{OpenImages, identity, length};
@@ -270,7 +271,7 @@ impl ExportTable {
             return Err(ExportError::Misaligned { path: path.clone(), offset, unit: min_block });
         }
         let read_only = self.args.read_only || spec.read_only;
-        let read_only = read_only || is_read_only_device(file).map_err(fail)?;
+        let read_only = read_only || FileDevice::is_read_only_device(file).map_err(fail)?;
         // A block device may write zeros block by block; a file system only changes its map.
         let zeroes = if is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
         let description = path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -379,7 +380,8 @@ impl ExportTable {
         let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
         let prepare = || {
             let fail = ExportError::at(&spec.path);
-            let reads = self.args.read_only || is_read_only_device(&file).map_err(fail)?;
+            let reads =
+                self.args.read_only || FileDevice::is_read_only_device(&file).map_err(fail)?;
             // The caller is a worker with other clients to serve, so this does not wait for a lock.
             self.lock(&spec.path, &file, reads, Duration::ZERO)
         };
@@ -485,7 +487,7 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
         options.custom_flags(libc::O_DIRECT);
     }
     match options.open(path) {
-        Ok(file) if !read_only && is_read_only_device(&file).map_err(fail)? => {
+        Ok(file) if !read_only && FileDevice::is_read_only_device(&file).map_err(fail)? => {
             Err(ExportError::ReadOnlyDevice { path: path.to_owned() })
         }
         Ok(file) => Ok((file, created)),
