@@ -1,10 +1,11 @@
 //! A server that may not have the memory that its clients ask for.
 
+use std::path::Path;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 
-use crate::client::{MIB, cmd, err, header, opt};
+use crate::client::{Client, MIB, cmd, err, header, opt};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
 use crate::server::Launch;
@@ -36,23 +37,20 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
     image::with_parts(&image, 64 * MIB, 16, 43)?;
     let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
     let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
-    let mut refused = 0;
     let mut crowd = (0..CLIENTS).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
     for client in &mut crowd {
         let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
         client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
     }
-    for client in &mut crowd {
-        for _ in 0..8 {
-            let (answer, cookie) = client.simple_reply()?;
-            answer.any_of(&[0, err::ENOMEM], "a READ")?;
-            refused += u32::from(answer.0 > 0);
-            if answer.0 == 0 {
-                let wanted = image::bytes_at(&image, cookie * u64::from(LEN), LEN as usize)?;
-                check!(client.recv_vec(LEN as usize)? == wanted, "other bytes than the image has");
-            }
-        }
-    }
+    // All at the same time: a client that takes no reply for some seconds is closed.
+    let mut refused = std::thread::scope(|scope| {
+        let takers: Vec<_> = crowd
+            .iter_mut()
+            .map(|client| scope.spawn(|| take_replies(client, &image, LEN)))
+            .collect();
+        let taken = takers.into_iter().map(|taker| taker.join().expect("it does not panic"));
+        taken.sum::<Res<u32>>()
+    })?;
     check!(refused > 0, "there was memory for all READs: nothing is shown");
     server.still_serves()?;
 
@@ -76,6 +74,21 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
     drop(crowd);
     server.still_serves()?;
     server.stop()
+}
+
+/// Takes the replies of 8 READs of `len` bytes. Returns how many were refused for want of memory.
+fn take_replies(client: &mut Client, image: &Path, len: u32) -> Res<u32> {
+    let mut refused = 0;
+    for _ in 0..8 {
+        let (answer, cookie) = client.simple_reply()?;
+        answer.any_of(&[0, err::ENOMEM], "a READ")?;
+        refused += u32::from(answer.0 > 0);
+        if answer.0 == 0 {
+            let wanted = image::bytes_at(image, cookie * u64::from(len), len as usize)?;
+            check!(client.recv_vec(len as usize)? == wanted, "other bytes than the image has");
+        }
+    }
+    Ok(refused)
 }
 
 /// READs whose replies are not taken hold all the memory that the server may have. Clients that ask for long
