@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use percpu_list::{ArcEntry, PerCpuList, Ref};
 use testkit::pin::{allowed_cpus, on, pin_to};
@@ -63,7 +63,7 @@ fn take_id() {
     }
 }
 
-/// Nothing is lost, seen twice or used after its drop.
+/// Nothing is lost, seen twice or used after its drop, in rounds of at most 10 seconds.
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_inv07_everything_at_once() {
@@ -71,7 +71,18 @@ fn stress_inv07_everything_at_once() {
         let table = || (0..IDS).map(|_| AtomicU32::new(0)).collect();
         Tables { dropped: table(), bumps: table() }
     });
-    let tables: &'static Tables = &TABLES;
+    let end = Instant::now() + stress_time(3);
+    loop {
+        round(&TABLES, end.min(Instant::now() + Duration::from_secs(10)));
+        if Instant::now() + Duration::from_secs(3) > end {
+            return; // too short for another round
+        }
+        TABLES.dropped.iter().chain(&TABLES.bumps).for_each(|count| count.store(0, Relaxed));
+    }
+}
+
+/// Works on a new list until `end`, or until the ids are used up.
+fn round(tables: &'static Tables, end: Instant) {
     let list = PerCpuList::<Value>::new();
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let add = |after: u64| {
@@ -183,7 +194,9 @@ fn stress_inv07_everything_at_once() {
                 thread::sleep(Duration::from_micros(200 + rng.usize(..800) as u64));
             }
         });
-        thread::sleep(stress_time(3));
+        while Instant::now() < end && !ended() {
+            thread::sleep(Duration::from_millis(10));
+        }
         stop.store(true, Relaxed);
     });
     exchange.lock().unwrap().clear();

@@ -49,7 +49,7 @@ const TESTS: &str = "\
 percpu-stress | 120 OFFLOCK_STRESS_SECONDS | # s, 10^8 ids in 120 | -p offlock-percpu --lib --tests SERIALLY
 percpu-stress-without-rseq | 30 OFFLOCK_STRESS_SECONDS | # s | -p offlock-percpu --lib --tests SERIALLY
 percpu-properties | 1000000 PROPTEST_CASES | # cases | -p offlock-percpu --lib --tests
-percpu-list-stress | 10 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY
+percpu-list-stress | 600 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY
 percpu-list-stress-without-rseq | 10 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY --skip all_of_it
 percpu-list-properties | 100000 PROPTEST_CASES | # cases | -p percpu-list --test api -- list_model:: ops::
 aio-reap-stress | 60 OFFLOCK_SOAK | 9 x 2 s x # | -p aio-reap --test stress SERIALLY
