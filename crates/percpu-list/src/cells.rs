@@ -51,7 +51,8 @@ use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64
 #[cfg(offlock_model)]
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::panics::exhaust;
-use offlock_sync::{Mutex, MutexGuard, check, load_own, order, step, thread, thread_id};
+use offlock_sync::std_lock::{Mutex, MutexGuard}; // the first wait for one of parking_lot allocates
+use offlock_sync::{check, load_own, order, step, thread, thread_id};
 
 use crate::error::{InsertError, Refused};
 #[cfg(offlock_model)]
@@ -143,6 +144,9 @@ pub(crate) struct Cells<T> {
     /// loom fails a model that leaks it.
     #[cfg(offlock_model)]
     _leak: offlock_sync::Arc<()>,
+    /// The list was freed.
+    #[cfg(offlock_model)]
+    freed: UnsafeCell<bool>,
     _value: PhantomData<*mut T>,
 }
 
@@ -252,10 +256,7 @@ impl Key {
     pub(crate) unsafe fn pin_again(self) {
         // Ordering: Relaxed; the pin or the entry of the caller orders the value.
         // SAFETY: by the contract of this function.
-        let before = unsafe { self.state() }.fetch_add(1, Ordering::Relaxed);
-        if before & PINS > PINS / 2 {
-            process::abort(); // like `Arc`, because so many forgotten references could overflow it
-        }
+        check_pins(unsafe { self.state() }.fetch_add(1, Ordering::Relaxed));
     }
 
     /// Ends an entry that is off the list, and of which the caller has a pin.
@@ -267,6 +268,13 @@ impl Key {
         // Ordering: Release carries the owner's use of the value to the last unpin.
         // SAFETY: by the contract of this function.
         unsafe { self.state() }.fetch_or(GONE, Ordering::AcqRel);
+    }
+}
+
+/// Ends the process like `Arc`, if the cell has so many pins that forgotten references could overflow them.
+fn check_pins(state: u32) {
+    if state & PINS > PINS / 2 {
+        process::abort();
     }
 }
 
@@ -384,6 +392,8 @@ impl<T> Cells<T> {
             orphans: word(),
             #[cfg(offlock_model)]
             _leak: offlock_sync::Arc::new(()),
+            #[cfg(offlock_model)]
+            freed: UnsafeCell::new(false),
             _value: PhantomData,
         };
         NonNull::from(Box::leak(Box::new(cells)))
@@ -625,12 +635,12 @@ impl<T> Cells<T> {
 
     /// Locks a shard, for an addition or a removal outside a section. Waits for a snapshot of another
     /// thread.
-    fn enter<'a>(&self, shard: &'a Shard) -> Result<MutexGuard<'a, ()>, LockError> {
+    fn enter<'a>(&'a self, shard: &'a Shard) -> Result<Entered<'a, T>, LockError> {
         loop {
             if self.is_owner() {
                 return Err(LockError::Deadlock);
             }
-            let guard = shard.lock.lock();
+            let guard = Entered { _list: self, _guard: shard.lock.lock() };
             // Ordering: Acquire pairs with the Release in `thaw`; it carries the snapshot's reads.
             let frozen = self.frozen.load(Ordering::Acquire);
             if check!("enter: there is no snapshot", frozen == 0) {
@@ -641,7 +651,7 @@ impl<T> Cells<T> {
         }
     }
 
-    fn enter_open<'a>(&self, shard: &'a Shard) -> Result<MutexGuard<'a, ()>, Refused> {
+    fn enter_open<'a>(&'a self, shard: &'a Shard) -> Result<Entered<'a, T>, Refused> {
         let guard = self.enter(shard)?;
         // Ordering: Relaxed; `close` locks the shard after its store.
         if self.closed.load(Ordering::Relaxed) { Err(Refused::Closed) } else { Ok(guard) }
@@ -864,33 +874,34 @@ impl<T> Cells<T> {
         // Ordering: Acquire on success pairs with the Release of an unpin; it carries a walk's use of
         // the value.
         let order = order!(AcqRel, "claim: after the last use by a walk");
-        let (removed, ended, is_orphan);
         if state.compare_exchange(0, FREE, order, Ordering::Relaxed).is_ok() {
             // SAFETY: no walk pins the value, and from now on none can.
-            ended = Some(unsafe { Self::take(key) });
+            let value = unsafe { Self::take(key) };
             clear_mark(block, key.bit()); // before the cell can be that of another entry
             // Ordering: Release pairs with the Acquire in a refill; it carries the copy above.
             block
                 .remote
                 .fetch_xor(key.bit(), order!(AcqRel, "removal: the value is out of its cell"));
             this.count_removal(here, block);
-            (removed, is_orphan) = (true, false);
-        } else {
-            removed = this.unlink_pinned(here, key);
-            // Ordering: Release carries the owner's use of the value to the last unpin. Acquire
-            // carries that of the walks, if none pins it now.
-            let before =
-                state.fetch_or(GONE, order!(AcqRel, "removal: after the last use by a walk"));
+            drop(guard); // the end of the list waits for it
+            drop(value);
+            return Ok(true);
+        }
+        let removed = this.unlink_pinned(here, key);
+        // Before the entry ends: with the last unpin, the list may end.
+        step!("removal: unlock before the entry ends", drop(guard));
+        // Ordering: Release carries the owner's use of the value to the last unpin. Acquire
+        // carries that of the walks, if none pins it now.
+        let before = state.fetch_or(GONE, order!(AcqRel, "removal: after the last use by a walk"));
+        if before & PINS == 0 {
             // SAFETY: the entry has ended, and no pin is left.
-            ended = (before & PINS == 0).then(|| unsafe { Self::finish(key) });
-            is_orphan = ended.is_some() && before & ORPHAN != 0;
+            let value = unsafe { Self::finish(key) };
+            if before & ORPHAN != 0 {
+                // SAFETY: the cell was counted, and has ended. The list is not used below.
+                unsafe { Self::release(list) };
+            }
+            drop(value);
         }
-        drop(guard);
-        if is_orphan {
-            // SAFETY: the cell was counted, and has ended. The list is not used below.
-            unsafe { Self::release(list) };
-        }
-        drop(ended); // with no lock held
         Ok(removed)
     }
 
@@ -1144,8 +1155,7 @@ impl<T> Cells<T> {
         // SAFETY: blocks live while the list is frozen.
         let block = |at: *const Block| unsafe { at.as_ref() };
         let Some(mut kept) = block(shard.first[kind].load(Ordering::Relaxed)) else { return };
-        // Ordering: Relaxed, all here; the list is frozen, and the last operation of `trim` on
-        // `counting` publishes the new links to threads that count.
+        // Ordering: Relaxed, the others here; the list is frozen.
         while let Some(now) = block(kept.next.load(Ordering::Relaxed)) {
             // A walk that found the cell free may not have taken its pin back yet.
             let pins = || now.states.iter().any(|state| state.load(Ordering::Acquire) & PINS != 0);
@@ -1155,7 +1165,9 @@ impl<T> Cells<T> {
             }
             let at = ptr::from_ref(now).cast_mut();
             let after = now.next.load(Ordering::Relaxed);
-            kept.next.store(after, Ordering::Relaxed);
+            // Ordering: Release pairs with the Acquire in `next`; it carries the block to a thread that
+            // counts already, and so has not read the link to it.
+            kept.next.store(after, Ordering::Release);
             if after.is_null() {
                 shard.last[kind].store(ptr::from_ref(kept).cast_mut(), Ordering::Relaxed);
             }
@@ -1208,6 +1220,7 @@ impl<T> Cells<T> {
                 let state = &block.states[index as usize];
                 let mut now = state.load(Ordering::Relaxed);
                 while now & UNLINKED == 0 {
+                    check_pins(now);
                     let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
                     match state.compare_exchange_weak(now, now + 1, success, failure) {
                         Ok(_) => {
@@ -1391,6 +1404,9 @@ impl<T> Cells<T> {
     unsafe fn free(list: NonNull<Self>) {
         // SAFETY: by the contract of this function; `create` leaked the box.
         let this = unsafe { Box::from_raw(list.as_ptr()) };
+        #[cfg(offlock_model)]
+        // SAFETY: the checker fails the model if a use is not ordered with this write.
+        this.freed.with_mut(|freed| unsafe { *freed = true });
         let free = |mut at: *mut Block, next: fn(&Block) -> *mut Block| {
             while let Some(block) = NonNull::new(at) {
                 // SAFETY: the block lives until the next line.
@@ -1403,6 +1419,25 @@ impl<T> Cells<T> {
             free(first.load(Ordering::Relaxed), |block| block.next.load(Ordering::Relaxed));
         }
         free(this.unlinked.load(Ordering::Relaxed), |block| block.link.load(Ordering::Relaxed));
+        #[cfg(offlock_model)] // its memory stays, so that a later use fails the model
+        // SAFETY: `this` is not used again.
+        unsafe {
+            ptr::drop_in_place(&raw mut Box::leak(this)._leak)
+        };
+    }
+}
+
+/// The lock of a shard. A model sees whether the list lives until the unlock.
+struct Entered<'a, T> {
+    _list: &'a Cells<T>,
+    _guard: MutexGuard<'a, ()>,
+}
+
+#[cfg(offlock_model)]
+impl<T> Drop for Entered<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the checker fails the model if the free of the list is not ordered with this read.
+        self._list.freed.with(|freed| assert!(!unsafe { *freed }, "the list was freed"));
     }
 }
 
@@ -1448,4 +1483,36 @@ fn learn(block: &Block) -> u64 {
     }
     block.seen.store(home ^ taken, Ordering::Relaxed);
     !taken
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod tests {
+    use std::mem::forget;
+
+    use super::*;
+    use crate::PerCpuList;
+
+    /// Safe code can forget any number of references. The program ends before their pins overflow.
+    #[test]
+    fn inv07_forgotten_references_do_not_overflow() {
+        let name = "cells::tests::inv07_forgotten_references_do_not_overflow";
+        let child = || {
+            testkit::child::in_own_process(name, || {
+                let list = PerCpuList::new();
+                let entry = list.insert_arc(7).unwrap();
+                forget(entry.share());
+                // SAFETY: the entry is not dropped before the end of the block.
+                let block = unsafe { &*list.cells().first(entry.slot().index(), KEPT) };
+                let state = block.states.iter().find(|state| state.load(Ordering::Relaxed) != 0);
+                state.unwrap().store(PINS / 2, Ordering::Relaxed);
+                forget(list.iter().next().unwrap());
+                println!("one more is too many");
+                forget(list.iter().next());
+                println!("and was not noticed");
+            });
+        };
+        let panic = std::panic::catch_unwind(child).unwrap_err();
+        let output = panic.downcast_ref::<String>().unwrap();
+        assert!(output.contains("too many") && !output.contains("not noticed"), "{output}");
+    }
 }

@@ -5,7 +5,7 @@ use std::iter::FusedIterator;
 
 use offlock_percpu::cells::Block;
 use offlock_percpu::lglock::LockError;
-use offlock_sync::MutexGuard;
+use offlock_sync::std_lock::MutexGuard;
 
 use crate::cells::{Cells, Key, next, occupied, pop};
 

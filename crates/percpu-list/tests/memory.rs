@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu_list::{AllocError, Entry, PerCpuList, Refused};
-use testkit::alloc::{ThreadAllocator, end_refusals, refuse_after, thread_bytes};
+use testkit::alloc::{ThreadAllocator, calls, end_refusals, refuse_after, thread_bytes};
 use testkit::pin::{allowed_cpus, current_cpu, pin_to};
 
 thread_local! {
@@ -178,6 +178,31 @@ fn inv01_nothing_is_allocated_or_freed_under_a_lock() {
         }
     });
     assert_eq!(held, 0, "the allocator was called with a lock held");
+}
+
+/// A thread that waits for its first lock allocates nothing: the wait may be one with another lock held.
+#[test]
+fn inv01_a_wait_for_a_lock_allocates_nothing() {
+    let list = PerCpuList::<u64>::new();
+    let (first, second) = (list.insert_arc(1).unwrap(), list.insert_arc(2).unwrap());
+    let snapshot = list.lock_all().unwrap();
+    thread::scope(|scope| {
+        let waits: [Box<dyn FnOnce() + Send>; 3] = [
+            Box::new(|| drop(first)),
+            Box::new(|| drop(list.lock_all().unwrap())),
+            Box::new(|| list.close().unwrap()),
+        ];
+        let waiters = waits.map(|wait| {
+            scope.spawn(move || {
+                let _ = offlock_percpu::current_cpu();
+                calls(wait).1.allocated
+            })
+        });
+        thread::sleep(Duration::from_millis(50)); // so that all wait, most likely
+        drop(snapshot);
+        assert_eq!(waiters.map(|waiter| waiter.join().unwrap()), [0; 3]);
+    });
+    drop(second);
 }
 
 /// The drop of a list frees its memory, whatever is on the list.

@@ -12,17 +12,19 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("end: no cell is left", "ends::inv13_a_list_ends_beside_its_entry"),
     ("release: after the last use", "ends::inv13_the_last_entry_frees_the_list"),
     ("end: no change under a lock is under way", "ends::inv13_a_list_ends_beside_a_slow_removal"),
+    ("removal: unlock before the entry ends", "ends::inv13_a_list_ends_beside_a_reference"),
     ("trim: no thread counts", "ends::inv14_a_trim_meets_a_count"),
     ("counting: before the blocks are read", "ends::inv14_a_trim_meets_a_count"),
     ("trim: no pin is left", "ends::inv14_a_trim_meets_a_walk"),
 ];
 
-/// The planted bugs that only loom finds. Two leak the list or free it too early, which only
+/// The planted bugs that only loom finds. Some leak the list or free it too early, which only
 /// loom sees. The last one needs a rare schedule.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "end: no section is under way",
     "end: no change under a lock is under way",
     "release: after the last use",
+    "removal: unlock before the entry ends",
     "counting: before the blocks are read",
     "trim: no pin is left",
 ];
