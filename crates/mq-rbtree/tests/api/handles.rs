@@ -131,7 +131,8 @@ fn handles_of_many_threads_close_once() {
     assert_eq!(Arc::strong_count(&message), 1);
 }
 
-fn drops_the_last_receiver(publish_during_the_drop: bool) {
+/// Returns whether the drop has dropped all messages.
+fn drops_the_last_receiver(publish_during_the_drop: bool) -> bool {
     let message = Arc::new(());
     let (sender, receiver) = Queue::builder(8).channel().unwrap();
     (0..8).for_each(|_| sender.try_send(Arc::clone(&message), 0).unwrap());
@@ -139,7 +140,7 @@ fn drops_the_last_receiver(publish_during_the_drop: bool) {
     sender.try_send(Arc::clone(&message), 5).unwrap();
     let mut publish = sender.claim(Arc::clone(&message), 5);
     sender.try_send(Arc::clone(&message), 9).unwrap();
-    thread::scope(|scope| {
+    let took = thread::scope(|scope| {
         if publish_during_the_drop {
             let publish = publish.take().unwrap();
             scope.spawn(|| {
@@ -149,19 +150,21 @@ fn drops_the_last_receiver(publish_during_the_drop: bool) {
         }
         let begin = Instant::now();
         drop(receiver);
-        assert!(begin.elapsed() < Duration::from_secs(5));
+        begin.elapsed()
     });
-    if publish_during_the_drop {
-        assert_eq!(Arc::strong_count(&message), 1, "the drop has dropped all messages");
-    }
+    assert!(took < Duration::from_secs(5));
+    let all = Arc::strong_count(&message) == 1;
+    assert!(all || took >= Duration::from_millis(50), "the drop gave up after {took:?}");
     publish.into_iter().for_each(|publish| publish());
     drop(sender);
     assert_eq!(Arc::strong_count(&message), 1);
+    all
 }
 
+/// On a busy machine the sender may run so late that the drop has given up.
 #[test]
 fn the_drop_of_the_last_receiver_waits_for_a_sender_that_was_preempted() {
-    drops_the_last_receiver(true);
+    assert!((0..100).any(|_| drops_the_last_receiver(true)));
 }
 
 /// The messages behind such a sender are left to the drop of the queue.
