@@ -69,7 +69,8 @@ fn escaped(text: &str) -> String {
 ///
 /// The first line of a patch names the model that must fail with it, below `models` of the crate's
 /// loom tests: `model: rcu::a_reader_keeps_its_value`; or a unit test of a program, which runs with
-/// `OFFLOCK_SOAK=15`: `test: worker::tests::a_write_survives`. The rest is a unified diff of the crate.
+/// `OFFLOCK_SOAK=15`: `test: worker::tests::a_write_survives`; or a stress test of a library, for code that no
+/// model runs: `stress: rseq::stress::stress_nothing_is_lost`. The rest is a unified diff of the crate.
 pub(crate) fn patches(ws: &Workspace, names: &[String]) -> Result<()> {
     let mut crates = ws.crates()?;
     choose(&mut crates, names, "crate", Crate::is_called)?;
@@ -79,9 +80,12 @@ pub(crate) fn patches(ws: &Workspace, names: &[String]) -> Result<()> {
         for patch in
             files(&copy.root.join("crates").join(&package.name).join("tests/mutants"), "patch")
         {
-            match missed_patch(&copy, package, &patch)? {
+            let name = format!("{}: {}", package.name, stem(&patch));
+            let why = missed_patch(&copy, package, &patch)?;
+            println!("{name}: {}", if why.is_some() { "MISSED" } else { "caught" });
+            match why {
                 None => caught += 1,
-                Some(why) => missed.push(format!("{}: {}: {why}", package.name, stem(&patch))),
+                Some(why) => missed.push(format!("{name}: {why}")),
             }
         }
     }
@@ -92,18 +96,25 @@ pub(crate) fn patches(ws: &Workspace, names: &[String]) -> Result<()> {
 /// Applies a patch, runs its test and takes the patch back. Returns why it is not caught.
 fn missed_patch(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<String>> {
     let first = read(patch)?.lines().next().unwrap_or_default().to_string();
-    let command = || match first.strip_prefix("model: ") {
-        Some(_) => models_command(copy, package, "loom"),
-        None => copy.cargo("test --bins").env("OFFLOCK_SOAK", "15").args(["-p", &package.package]),
+    let (kind, name) = first.split_once(": ").unwrap_or_default();
+    let cargo = |words: &str| copy.cargo(words).args(["-p", &package.package]);
+    let command = || match kind {
+        "model" => models_command(copy, package, "loom"),
+        "stress" => cargo("test --lib"),
+        _ => cargo("test --bins").env("OFFLOCK_SOAK", "15"),
     };
-    let name = first.replace("model: ", "models::").replace("test: ", "");
+    let name = if kind == "model" { format!("models::{name}") } else { name.to_string() };
     let dir = copy.root.join("crates").join(&package.name);
     apply(copy, &dir, patch, "")?;
     let path = copy.target.join("patch.log");
     let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
     let log = Arc::new(log);
     let built = command().arg("--no-run").log(Arc::clone(&log)).run();
-    let run = command().args(["--", "--exact", &name]).log(log).limit(PATIENCE).run();
+    let run = command()
+        .args(["--", "--exact", "--include-ignored", &name])
+        .log(log)
+        .limit(PATIENCE)
+        .run();
     apply(copy, &dir, patch, "--reverse")?;
     Ok(match (built, run) {
         (Err(_), _) => Some("it does not build".to_string()),
@@ -137,7 +148,9 @@ fn copy(ws: &Workspace) -> Result<Workspace> {
             write(root.join(name), text)?;
         }
     }
-    Ok(Workspace { root, target: ws.target.join("mutants/target") })
+    let target = ws.target.join("mutants/target");
+    fs::create_dir_all(&target).map_err(|error| Error::io(target.display(), error))?; // for the logs
+    Ok(Workspace { root, target })
 }
 
 /// Weakens each ordering and removes each fence without a label, one at a time, and prints those that no
