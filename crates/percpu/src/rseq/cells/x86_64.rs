@@ -90,13 +90,14 @@ impl<T> Copy<T> {
 }
 
 impl Sections {
-    /// Returns the sections, if they run in this process and pass their test.
+    /// Returns the sections, if they run in this process and have passed their test. A thread without a CPU id
+    /// cannot test them.
     pub fn find() -> Option<Self> {
         static TESTED: OnceLock<bool> = OnceLock::new();
         state().ok()?;
         let (area, limit) = (area::offset(), possible_cpus() as u32);
         let found = Self { area, limit };
-        TESTED.get_or_init(|| self_test(found, limit)).then_some(found)
+        passes(&TESTED, found).then_some(found)
     }
 
     /// Copies the value at `source` into a free cell of this CPU's current block of the kind `KIND`,
@@ -464,9 +465,18 @@ impl Drop for TestList {
     }
 }
 
-/// Returns whether the sections do what they should.
-fn self_test(sections: Sections, cpus: u32) -> bool {
-    let list = TestList::new(cpus);
+/// Returns the result of the first self-test. False, and undecided as before, if there was none and the
+/// thread has no CPU id. A helper thread would not do: glibc gives a thread an id only if its parent has one.
+fn passes(tested: &OnceLock<bool>, sections: Sections) -> bool {
+    match tested.get() {
+        Some(&passed) => passed,
+        None => self_test(sections).is_some_and(|passed| *tested.get_or_init(|| passed)),
+    }
+}
+
+/// Returns whether the sections do what they should, or `None` if the thread has no CPU id.
+fn self_test(sections: Sections) -> Option<bool> {
+    let list = TestList::new(sections.limit);
     let total = |word: fn(&Block) -> &AtomicU64| -> u64 {
         list.blocks().map(|block| word(block).load(Ordering::Relaxed)).sum()
     };
@@ -478,9 +488,12 @@ fn self_test(sections: Sections, cpus: u32) -> bool {
         list.blocks().map(bits).sum()
     };
     let value = [0x0123_4567_89ab_cdef, u64::MAX, 7];
-    let (Ok(first), Ok(second)) = (list.insert(sections, value), list.insert(sections, [1; 3]))
-    else {
-        return false;
+    let first = match list.insert(sections, value) {
+        Err(Refused::OtherCpu) => return None,
+        inserted => inserted,
+    };
+    let (Ok(first), Ok(second)) = (first, list.insert(sections, [1; 3])) else {
+        return Some(false);
     };
     let mut right = live() == 2 && total(|block| &block.adds) == 2 && first != second;
     for (gate, closed) in [(&list.head.add_gate, true), (&list.head.gate, false)] {
@@ -503,7 +516,7 @@ fn self_test(sections: Sections, cpus: u32) -> bool {
         list.remove(sections, first) == Ok(value) && list.remove(sections, second) == Ok([1; 3]);
 
     // A removal by `remote` is a miss that a refill finds, and its state becomes 0.
-    let Ok((at, index)) = list.insert(sections, value) else { return false };
+    let Ok((at, index)) = list.insert(sections, value) else { return Some(false) };
     // SAFETY: the blocks of the list are alive.
     let block = unsafe { &*at };
     block.states[index as usize].store(FREE, Ordering::Relaxed);
@@ -518,7 +531,7 @@ fn self_test(sections: Sections, cpus: u32) -> bool {
         // The thread has migrated, which a busy machine may do; the stress test covers the rest.
         Err(refused) => right &= refused == Refused::OtherCpu,
     }
-    right
+    Some(right)
 }
 
 #[cfg(test)]
