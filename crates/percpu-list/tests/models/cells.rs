@@ -261,13 +261,18 @@ fn inv07_a_mark_is_that_of_the_entry_in_the_cell() {
     model(|| {
         let (list, [goes, stays], drops) = with();
         drop(goes.share());
-        let removes = spawn_on(ONE, move || drop(goes));
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
-        let found: Vec<_> = list.iter().collect();
-        drop(comes);
-        assert!(found.iter().all(|value| value.read() < 3));
-        drop(found);
-        removes.join().unwrap();
+        let next = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || {
+                let comes = list.insert_arc(drops.payload(2)).unwrap();
+                let found: Vec<_> = list.iter().collect();
+                drop(comes);
+                assert!(found.iter().all(|value| value.read() < 3));
+            }
+        });
+        set_current(ONE);
+        drop(goes);
+        next.join().unwrap();
         list.validate();
         drop(stays);
         assert_eq!((list.len(), drops.count()), (0, 3));
