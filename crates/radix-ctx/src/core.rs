@@ -69,7 +69,7 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) queue: VacantQueue,
     /// The number of bits set in the `used` of all slabs, without exhausted slots.
     pub(super) used: u64,
-    /// The number of used slots whose generations are used up.
+    /// The number of slots that stay unused because their last generation was assigned.
     pub(super) exhausted: u64,
     /// The number of dead slots that are in no filling list: they wait, or references keep them.
     pub(super) dead: u64,

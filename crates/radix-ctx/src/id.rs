@@ -65,8 +65,9 @@ impl Id {
         self.0.get()
     }
 
-    /// Returns the id with these bits, or `None` if no table assigns such an id. Lookups of any other
-    /// number are safe: they fail unless the id is live.
+    /// Returns the id with these bits, or `None` if the generation in them is 0 or needs more than 30 bits.
+    /// Lookups of any other number are safe: they fail unless the id is live. Ids are easy to guess, so a
+    /// program that takes one from a client checks whose context it is.
     #[inline]
     #[must_use]
     pub const fn from_bits(bits: u64) -> Option<Self> {

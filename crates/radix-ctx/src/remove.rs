@@ -62,9 +62,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
     ///
     /// Blocks for one grace period, whatever the number of contexts, and until the last
-    /// [`CtxRef`](crate::CtxRef) of each context is dropped. While other threads insert and remove contexts,
-    /// the wait may include those, and so last for several grace periods. A reference that the calling
-    /// thread holds is not noticed: the wait for it does not end.
+    /// [`CtxRef`](crate::CtxRef) of each context is dropped. The wait may include contexts that other threads
+    /// insert and remove meanwhile, so it need not end before they stop. A reference that the calling thread
+    /// holds is not noticed: the wait for it does not end.
     ///
     /// # Errors
     ///
@@ -254,7 +254,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         // Ordering: SeqCst fence, against the one of `Waiter::poll`: the task sees the removal, or this
         // thread sees its waiter, and so the `Refs` that it is in.
         fence!(SeqCst, "remove: the slot is dead before the look at the references");
-        Some(slab.refs()?.removed.take(index.map(u64::from)))
+        Some(slab.refs()?.removed.take(index.map(u64::from))).filter(|tasks| !tasks.is_empty())
     }
 
     /// Wakes the tasks that wait for a removal, and advances reclaim if the removal has asked for that. The
@@ -317,8 +317,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         NotLive::read(slab.slot(index).state.load(order))
     }
 
-    /// Blocks until `done` returns true, or until the deadline. `blocked` returns whether only a reference
-    /// keeps it from that.
+    /// Blocks until `done` returns true, or until the deadline. `blocked` returns whether only references keep
+    /// the context alive.
     fn wait(
         &self,
         deadline: Option<Instant>,

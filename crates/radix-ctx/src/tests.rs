@@ -1,4 +1,4 @@
-//! What only the inside can bring about.
+//! Tests that set private state.
 
 use std::sync::atomic::Ordering;
 

@@ -69,7 +69,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Makes the claim of a slot whose bit this thread has set.
+    /// Returns the claim of a slot that was taken from the queue. Its bit in `used` is set.
     #[inline]
     fn claim_used(&self, index: u32) -> Claim<'_, T> {
         // SAFETY: the slot is used.
@@ -338,8 +338,7 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
 }
 
 impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
-    /// Makes the slot vacant with the next generation: the id of this claim may be known, so no other
-    /// context gets it.
+    /// Makes the slot vacant with the next generation.
     fn drop(&mut self) {
         let mut batch = Batch::new();
         let index = self.id.index();

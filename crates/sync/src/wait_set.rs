@@ -386,6 +386,11 @@ impl fmt::Debug for WaitSet {
 pub struct Wakers(std::vec::IntoIter<Waker>);
 
 impl Wakers {
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.as_slice().is_empty()
+    }
+
     /// Wakes the tasks and threads. The caller holds no lock.
     pub fn wake(self) {
         drop(self);
