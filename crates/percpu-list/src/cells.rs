@@ -24,8 +24,9 @@
 //!   and occupied, is the place of an entry whose removal respects the pin.
 //! - `held` is set before the cell is freed, and cleared after the last unpin. So a pinned cell is
 //!   not reused.
-//! - Walks set marks under `walk`, and the owner of an entry sets that of its own entry. So no
-//!   removal of a marked entry by a section is under way when a walk finds the mark.
+//! - A walk marks under `walk`, and restarts the sections before it unlocks; `share` marks an entry that no
+//!   other thread can remove by a section. So a section that missed a mark cannot commit once a walk has found
+//!   the mark.
 //!
 //! # What may end a block
 //!
@@ -83,8 +84,9 @@ const SEARCHED: usize = 16;
 const INLINE: usize = 256;
 const ALIGN: usize = 128;
 
-/// The thread of a snapshot keeps additions and removals out, or the end of the list does.
+/// A snapshot keeps additions and removals out.
 const FROZEN: u8 = 1;
+/// The end of the list keeps them out.
 const ENDING: u8 = 2;
 /// The share that the end of a list has in `orphans` while it counts.
 const COUNTING: u64 = 1 << 62;
@@ -100,7 +102,8 @@ struct Shard {
     last: [AtomicPtr<Block>; 2],
     /// Where the next search for room begins.
     search: [AtomicPtr<Block>; 2],
-    /// Removals outside a section on the CPU of the block. A refill counts them as misses.
+    /// Removals without a section on the CPU of the block. A refill counts them as misses, and `stats` subtracts
+    /// them.
     slow_hits: AtomicU64,
     /// Removals on this CPU of entries of another node.
     node_misses: AtomicU64,
@@ -302,8 +305,8 @@ pub(crate) fn occupied(block: &Block) -> u64 {
     (home ^ block.remote.load(Ordering::Acquire)) & block.mask
 }
 
-/// The occupied cells, and those that a pin or the entry holds. No cell that is one of them during
-/// the whole call is missing: a removal sets `held` before it changes `remote`.
+/// The occupied cells, and those that a pin or the entry holds. A cell that is occupied or held during the whole
+/// call is in the result: a removal sets `held` before it changes `remote`.
 fn in_use(block: &Block) -> u64 {
     let occupied = occupied(block);
     occupied | block.held.load(Ordering::Acquire)

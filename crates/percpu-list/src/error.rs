@@ -27,8 +27,7 @@ use offlock_percpu::lglock::LockError;
 pub enum Refused {
     /// The list is closed. Maps to `ESHUTDOWN`.
     Closed,
-    /// Memory is out, or the slot has the largest possible number of entries, about 2^31. Maps to
-    /// `ENOMEM`.
+    /// Memory is out. Maps to `ENOMEM`.
     Alloc(AllocError),
     /// The slot could not be locked, because this thread has a snapshot of the list (`EDEADLK`).
     Lock(LockError),

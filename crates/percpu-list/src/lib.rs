@@ -115,7 +115,7 @@
 //! |---|---|
 //! | add | for a snapshot of another thread; if the CPU has no free cell, for a growth of the same slot |
 //! | remove | for a snapshot of another thread; if a walk has seen the entry, for such a removal or a growth on this CPU |
-//! | `iter`, `drain` | once for every 16 blocks for the same step of another walk; `drain` also as a removal does |
+//! | `iter`, `drain` | once for every 16 blocks, for another walk that pins its entries; `drain` also as a removal does |
 //! | `lock_all`, `close`, `trim` | for a snapshot, and for the changes that have begun; one system call restarts the sequences of all threads |
 //! | `len`, `is_empty`, `stats`, `is_closed`, clone and drop of a [`Ref`] | never; they are wait-free |
 //!
@@ -125,8 +125,7 @@
 //! A walk marks the entries that it sees. The removal of such an entry takes about three times as long.
 //!
 //! Memory is allocated before a lock is acquired, and freed after it is released. Values are dropped with
-//! no lock held. The only code of the caller that runs while others wait is the code that runs while a
-//! snapshot exists.
+//! no lock held. Other threads wait for code of the caller only while it has a snapshot.
 //!
 //! A walk sees every entry that is on the list during the whole walk exactly once. It sees an entry
 //! that is added or removed during the walk once or not at all. An entry that a walk returns may
@@ -161,15 +160,22 @@
 //!
 //! - *A forgotten [`Entry`]* (`mem::forget`): its value stays on the list until the list is dropped
 //!   or drained.
+//! - *Snapshots of two lists*: threads that take them in different orders wait for each other for ever.
+//! - *A thread that has a snapshot and waits for another thread*, which adds to the list or removes from it: both wait for
+//!   ever.
+//! - *A loop over `iter`*: a [`Ref`] that ends may be the last of a removed entry. Its end drops the value, so a caller must
+//!   not hold a lock that such a drop takes.
+//! - *A value that owns an [`ArcEntry`] of its own list*: the end of the list does not drop it.
 //! - *A forgotten snapshot*: calls of other threads that wait for it wait for ever. A forgotten walk or
 //!   [`Ref`] keeps its values and their blocks.
 //! - *Drop of the list*: it drops the values of forgotten entries that borrowed the list. Other entries and
 //!   references keep their values and the memory of the list until the last of them ends.
 //! - *A panic while a snapshot exists*: additions and removals go on, and nothing is poisoned. A panic in
 //!   the drop of a value propagates to the caller whose call dropped it; other values that the call
-//!   drops are still dropped.
+//!   drops are still dropped. A second panic meanwhile aborts the process.
 //! - *Drop of an [`Entry`] while its thread has a snapshot*: the entry is removed at the end of the
-//!   snapshot.
+//!   snapshot. If the thread of an earlier snapshot is removing entries of the same block at that moment, it removes
+//!   this one, too.
 //! - *A signal handler* must not call functions of this crate.
 //! - *fork*: the child may only exec or exit.
 //!

@@ -76,8 +76,8 @@ impl<T> PerCpuList<T> {
 
     /// Adds a value in the slot of the current CPU. The entry borrows the list.
     ///
-    /// Allocates a block of cells if the slot has no free one, and memory for a large value. Waits
-    /// only for a [`Snapshot`] of another thread.
+    /// Allocates a block of cells if the slot has no free one, and memory for a large value. The
+    /// [table](crate#waits) says what it waits for.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl<T> PerCpuList<T> {
         Drain::new(self.cells())
     }
 
-    /// Frees the memory of blocks without entries, except one for each slot. Blocks are never freed
+    /// Frees the memory of blocks without entries, except the first of each kind in a slot. Blocks are never freed
     /// otherwise before the end of the list, because a value does not move.
     ///
     /// Stops additions and removals meanwhile, like [`lock_all`](Self::lock_all). If another thread

@@ -5,10 +5,10 @@ use std::ops::AddAssign;
 
 /// The counters of a list, summed over its slots.
 ///
-/// A *hit* is a removal by a thread on a CPU (or on a node) of the slot that the entry was added
-/// to. Each number was true at some moment during the call, and
-/// `cpu_hits <= node_hits <= removals <= adds` holds in every result. The counters have 64 bits and
-/// do not wrap.
+/// A *hit* is a removal on the CPU (or on a CPU of the node) to whose slot the entry was added. The numbers are
+/// exact while no other thread changes the list. Otherwise they may miss changes that are under way, so two
+/// calls may return fewer removals, or hits, the second time. `cpu_hits <= node_hits <= removals <= adds`
+/// holds in every result. The counters have 64 bits and do not wrap.
 ///
 /// `Display` prints the table of the Linux patch "fs: scale files_lock":
 ///
