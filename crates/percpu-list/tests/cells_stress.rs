@@ -72,17 +72,17 @@ fn stress_inv07_everything_at_once() {
         Tables { dropped: table(), bumps: table() }
     });
     let end = Instant::now() + stress_time(3);
-    loop {
-        round(&TABLES, end.min(Instant::now() + Duration::from_secs(10)));
-        if Instant::now() + Duration::from_secs(3) > end {
-            return; // too short for another round
-        }
+    let (mut walks, mut snapshots) = (0, 0);
+    while Instant::now() < end {
+        let done = round(&TABLES, end.min(Instant::now() + Duration::from_secs(10)));
+        (walks, snapshots) = (walks + done.0, snapshots + done.1);
         TABLES.dropped.iter().chain(&TABLES.bumps).for_each(|count| count.store(0, Relaxed));
     }
+    assert!(walks > 3 && snapshots > 3);
 }
 
-/// Works on a new list until `end`, or until the ids are used up.
-fn round(tables: &'static Tables, end: Instant) {
+/// Works on a new list until `end`, or until the ids are used up. Returns the numbers of walks and of snapshots.
+fn round(tables: &'static Tables, end: Instant) -> (u64, u64) {
     let list = PerCpuList::<Value>::new();
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let add = |after: u64| {
@@ -210,7 +210,7 @@ fn round(tables: &'static Tables, end: Instant) {
     let lost =
         tables.dropped[..made as usize].iter().position(|dropped| dropped.load(Relaxed) != 1);
     assert_eq!(lost, None, "lost");
-    assert!(walks.into_inner() > 3 && snapshots.into_inner() > 3);
+    (walks.into_inner(), snapshots.into_inner())
 }
 
 /// Runs the test above in a process without rseq sections.
