@@ -8,24 +8,21 @@
 //! One thread, on one CPU. The rows that decide a target, and those with two threads, are in
 //! `cargo bench --bench mq_rbtree`.
 
+mod ops;
+
 use std::collections::VecDeque;
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_group, criterion_main};
 use mq_rbtree::{Bitmap, Core, Queue, RbTree};
+
+use self::ops::{on_one_cpu, row};
 
 const PRIORITIES: u32 = 32_768;
 const BATCH: u64 = 64;
 
 /// Why nothing is refused.
 const OPEN: &str = "open, below its limits, with memory";
-
-/// One row: `operation` over and over, called `name` with one thread.
-macro_rules! row {
-    ($group:ident, $name:literal, $operation:expr) => {
-        $group.bench_function(BenchmarkId::new($name, 1), |b| b.iter(|| $operation));
-    };
-}
 
 /// A message into an empty queue and out of it, and a look at an empty one.
 fn empty(c: &mut Criterion) {
@@ -44,7 +41,7 @@ fn empty(c: &mut Criterion) {
     group.finish();
 }
 
-/// The same beside a thousand messages of different priorities.
+/// A message into a queue with a thousand messages of different priorities, and one out of it.
 fn beside(c: &mut Criterion) {
     let bitmap = Queue::<u64, Bitmap>::new(2048).expect(OPEN);
     let tree = Queue::<u64, RbTree<u32>>::with_keys(2048).expect(OPEN);
@@ -106,15 +103,9 @@ fn core(c: &mut Criterion) {
     group.finish();
 }
 
-fn on_one_cpu() -> Criterion {
-    harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
-    eprintln!("percpu: {}", offlock_percpu::capabilities());
-    Criterion::default()
-}
-
 criterion_group! {
-    name = ops;
+    name = groups;
     config = on_one_cpu();
     targets = empty, beside, batch, core
 }
-criterion_main!(ops);
+criterion_main!(groups);

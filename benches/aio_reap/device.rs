@@ -93,7 +93,7 @@ fn fill(folder: &Path, content: Content) -> io::Result<PathBuf> {
     writer.flush()?;
     drop(writer);
     file.sync_all()?;
-    open(&path)?; // or it can be measured by nobody
+    open(&path)?; // fails where the file system has no direct reads
     Ok(path)
 }
 
@@ -149,7 +149,7 @@ impl Drop for RamDisk {
 /// A shell that waits for its input to end, and then takes the device down and removes the folder. What the
 /// terminal sends to the bench does not end it.
 fn janitor(number: &str, scratch: &Path, mount: &Path) -> io::Result<Child> {
-    // Who still has a file open there may take a moment to end.
+    // A process that still has a file open there may take a moment to end.
     let script = r#"
         trap "" HUP
         read -r _

@@ -1,6 +1,6 @@
 //! A3: reads of a disk, which take far longer than any program around them.
 
-use harness::{Plan, Report};
+use harness::{Plan, Ratio, Report};
 
 use crate::device::Device;
 use crate::reads::{Kind, Rows, fio_batched, fio_length, measure};
@@ -34,9 +34,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         report.against(&rounds, "aio-reap Linux AIO", 1, &["fio libaio"]);
         let pairs =
             [("aio-reap io_uring/1", "fio io_uring/1"), ("aio-reap Linux AIO/1", "fio libaio/1")];
-        let ratios: Option<Vec<f64>> =
+        let ratios: Option<Vec<Ratio>> =
             pairs.iter().map(|(ours, fio)| rounds.tput_ratio(ours, fio)).collect();
-        let worst = ratios.and_then(|ratios| ratios.into_iter().reduce(f64::min));
+        let worst = ratios.and_then(|ratios| ratios.into_iter().reduce(Ratio::lower));
         report.record(&format!("A3.fio@{depth}.tput"), worst);
     }
 }

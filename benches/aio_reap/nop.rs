@@ -31,7 +31,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         future.push(added(&rounds, "aio-reap future/1", batch));
         let ns = |added: Option<&Option<f64>>| added.copied().flatten().unwrap_or(f64::NAN);
         let (by_callback, by_future) = (ns(callback.last()), ns(future.last()));
-        println!("  added for each NOP: {by_callback:.1} ns by callback, {by_future:.1} by future");
+        println!("- added for each NOP: {by_callback:.1} ns by callback, {by_future:.1} by future");
     }
     report.record("A1.callback.ns", worst(&callback));
     report.record("A1.future.ns", worst(&future));
@@ -70,7 +70,7 @@ fn measure(plan: &Plan, batch: usize) -> Rounds {
 fn added(rounds: &Rounds, row: &str, batch: usize) -> Option<f64> {
     let queue = "aio-reap queue/1";
     let ns = 1e9 / rounds.throughput(queue)? / batch as f64;
-    Some((rounds.time_ratio(row, queue)? - 1.0) * ns)
+    Some((rounds.time_ratio(row, queue)?.median - 1.0) * ns)
 }
 
 /// The largest; none if one was not measured.

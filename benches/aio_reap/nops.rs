@@ -39,7 +39,7 @@ pub(crate) fn raw(ring: &mut IoUring, batch: usize) {
     }
 }
 
-/// The same through the engine, by a queue.
+/// Sends that many NOPs through the engine, with a completion queue.
 #[inline(always)]
 pub(crate) fn queued(engine: &Engine, queue: &CompletionQueue<()>, batch: usize) {
     let plug = engine.plug();

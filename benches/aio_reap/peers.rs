@@ -17,16 +17,12 @@ pub(crate) fn rows() -> Rows {
         ("tokio-uring", Thread(runtimes::tokio_uring)),
         ("monoio", Thread(runtimes::monoio)),
         ("compio", Thread(runtimes::compio)),
-        ("glommio", Thread(runtimes::glommio)),
-        ("tokio spawn_blocking", Thread(runtimes::spawn_blocking)),
     ]
 }
 
 /// None.
 #[cfg(not(feature = "runtimes"))]
 pub(crate) fn rows() -> Rows {
-    println!(
-        "# built without runtimes: --features runtimes adds tokio-uring, monoio, compio, glommio"
-    );
+    println!("# built without runtimes: --features runtimes adds tokio-uring, monoio and compio");
     Vec::new()
 }

@@ -1,6 +1,6 @@
 //! A2: reads of a RAM disk, which takes less time than most programs around it.
 
-use harness::{Plan, Report};
+use harness::{Plan, Ratio, Report};
 
 use crate::device::Device;
 use crate::reads::{Kind, Rows, fio, fio_batched, measure};
@@ -47,7 +47,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             }
             ratio
         };
-        let best = peers::TASKS_ON_RINGS.iter().filter_map(ratio).reduce(f64::min);
+        let best = peers::TASKS_ON_RINGS.iter().filter_map(ratio).reduce(Ratio::lower);
         report.record("A2.best_runtime.tput", best);
     }
 }

@@ -57,7 +57,7 @@ impl Reader for Raw {
                     break;
                 };
                 let entry = entry(fd, bufs, token, offset);
-                // SAFETY: the buffer is nobody else's until its token comes back, which `read` waits
+                // SAFETY: the kernel alone uses the buffer until its token comes back, which `read` waits
                 // for.
                 unsafe { queue.push(&entry) }.expect("as many entries as buffers");
             }

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harness::timed::{least_disturbed, repeat};
-use harness::{FioReads, Plan, Rounds, Span, Window, allowed_cpus, pin, thread_cpu_time};
+use harness::{FioMix, Plan, Rounds, Span, Window, allowed_cpus, pin, thread_cpu_time};
 
 use crate::device::{BLOCK, Device};
 
@@ -93,7 +93,7 @@ pub(crate) fn fio(engine: &str) -> Kind {
     Kind::Fio(vec![format!("--ioengine={engine}")])
 }
 
-/// The same with batches: what completed is taken at once, and as many are submitted at once.
+/// fio's arguments for batches: what completed is taken at once, and as many are submitted at once.
 pub(crate) fn fio_batched(engine: &str, depth: usize) -> Kind {
     Kind::Fio(vec![
         format!("--ioengine={engine}"),
@@ -183,7 +183,7 @@ fn run_fio(
         "--gtod_reduce=1".to_string(), // no clock reads for latencies
         "--thread".to_string(),        // it ends with the bench; a process that it forks does not
     ];
-    FioReads::iops(cpu, runtime, device.scratch.path(), common.iter().chain(args))
+    FioMix::reads_per_second(cpu, runtime, device.scratch.path(), common.iter().chain(args))
 }
 
 /// The thread of a row.

@@ -1,13 +1,10 @@
 //! Asynchronous runtimes as peers, behind the feature `runtimes`: one task for each read in flight, and
 //! each runtime with the settings of the raw ring where it has them.
 
-use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
 use std::slice;
-use std::sync::Arc;
 
 use aio_reap::{AlignedBuf, IoBuf as _, IoBufMut as _};
 use compio::BufResult;
@@ -197,101 +194,5 @@ impl Reader for Compio {
                 task.await.expect("a task");
             }
         });
-    }
-}
-
-struct Glommio {
-    /// There until the end.
-    file: Option<Rc<glommio::io::DmaFile>>,
-    executor: glommio::LocalExecutor,
-    depth: usize,
-}
-
-/// glommio's errors can hold what must not leave its thread.
-fn other(error: impl ToString) -> io::Error {
-    io::Error::other(error.to_string())
-}
-
-/// Its buffers are its own, registered with its ring.
-pub(crate) fn glommio(job: &Job) -> io::Result<Box<dyn Reader>> {
-    let builder = glommio::LocalExecutorBuilder::new(glommio::Placement::Unbound);
-    let executor = builder.ring_depth(job.depth).make().map_err(other)?;
-    let file = executor.run(glommio::io::DmaFile::open(&job.path)).map_err(other)?;
-    Ok(Box::new(Glommio { file: Some(Rc::new(file)), executor, depth: job.depth }))
-}
-
-impl Reader for Glommio {
-    fn read(&mut self, feed: &Rc<Feed>) {
-        let file = self.file.as_ref().expect("there until the end");
-        self.executor.run(async {
-            let tasks: Vec<_> = (0..self.depth)
-                .map(|_| {
-                    let (file, feed) = (Rc::clone(file), Rc::clone(feed));
-                    glommio::spawn_local(async move {
-                        while let Some(offset) = feed.next() {
-                            let read = file.read_at_aligned(offset, BLOCK).await.expect("a read");
-                            assert_eq!(read.len(), BLOCK);
-                        }
-                    })
-                })
-                .collect();
-            for task in tasks {
-                task.await;
-            }
-        });
-    }
-}
-
-impl Drop for Glommio {
-    /// Otherwise the file would stay open as long as the process.
-    fn drop(&mut self) {
-        let Some(file) = self.file.take() else { return };
-        if let Err(error) = self.executor.run(file.close_rc()) {
-            println!("# glommio: the file was not closed: {error}");
-        }
-    }
-}
-
-struct SpawnBlocking {
-    file: Arc<File>,
-    runtime: tokio::runtime::Runtime,
-    depth: usize,
-}
-
-/// tokio's way with files: a thread of its pool for each read.
-pub(crate) fn spawn_blocking(job: &Job) -> io::Result<Box<dyn Reader>> {
-    let mut options = File::options();
-    options.read(true).custom_flags(libc::O_DIRECT);
-    let file = Arc::new(options.open(&job.path)?);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().max_blocking_threads(job.depth).build()?;
-    Ok(Box::new(SpawnBlocking { file, runtime, depth: job.depth }))
-}
-
-impl Reader for SpawnBlocking {
-    fn read(&mut self, feed: &Rc<Feed>) {
-        let all = async {
-            let tasks: Vec<_> = (0..self.depth)
-                .map(|_| {
-                    let (file, feed) = (Arc::clone(&self.file), Rc::clone(feed));
-                    tokio::task::spawn_local(async move {
-                        let mut buf = AlignedBuf::zeroed(BLOCK, BLOCK);
-                        while let Some(offset) = feed.next() {
-                            let file = Arc::clone(&file);
-                            let read = tokio::task::spawn_blocking(move || {
-                                (file.read_exact_at(&mut buf, offset), buf)
-                            });
-                            let (result, back) = read.await.expect("a task");
-                            result.expect("a read");
-                            buf = back;
-                        }
-                    })
-                })
-                .collect();
-            for task in tasks {
-                task.await.expect("a task");
-            }
-        };
-        tokio::task::LocalSet::new().block_on(&self.runtime, all);
     }
 }

@@ -19,9 +19,7 @@ use aio_reap::{
     AlignedBuf, BackendKind, CompletionQueue, Engine, File, ReapMode, Sizes, SubmitError,
 };
 use harness::timed::{on_one_cpu, repeat};
-use harness::{
-    Chapter, Claim, Plan, Plot, Random, Report, Series, Table, median, number, percentile,
-};
+use harness::{Plan, Random, Report, Table, median, number, percentile};
 
 use crate::device::{BLOCK, Device, open};
 use crate::syscalls::SystemCalls;
@@ -73,7 +71,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
                 continue;
             }
         };
-        report.chapter(&seed(device.name, &modes));
+        print_tables(name, &modes);
         if target {
             record(&modes, report);
         }
@@ -287,40 +285,24 @@ impl Pattern {
     }
 }
 
-/// The published change, as it is measured here in one way or another.
-pub(crate) const CHANGE: &str = "linux-aio: process completions from ioq_submit()";
-
 /// Completions reaped at once, off and on.
-pub(crate) fn reaped(sizes: [Option<&Sizes>; 2]) -> (Table, Plot) {
-    let mut table =
-        Table::new("Completions reaped at once, by percentile of the reaps", &PERCENTILES);
-    let mut series = Vec::new();
+pub(crate) fn reaped(of: &str, sizes: [Option<&Sizes>; 2]) -> Table {
+    let title = format!("{of}: completions reaped at once, by percentile of the reaps");
+    let mut table = Table::new(title, &PERCENTILES);
+    table.bars = (0..PERCENTILES.len()).collect();
     for ((name, sizes), published) in ["off", "on"].into_iter().zip(sizes).zip(PUBLISHED) {
-        let measured =
-            PERCENTILES.map(|at| sizes.map_or(f64::NAN, |sizes| sizes.percentile(at) as f64));
-        let published = published.map(|size| size as f64);
-        for (name, row) in [(name.to_string(), measured), (format!("{name}, published"), published)]
-        {
-            table.row(name, row.map(|size| number(Some(size), 0)));
-        }
-        series.push(Series::measured(name, measured));
-        series.push(Series::published(name, published));
+        let measured = PERCENTILES.map(|at| sizes.map(|sizes| sizes.percentile(at) as f64));
+        table.row(name, measured.map(|size| number(size, 0)));
+        table.row(format!("{name}, published"), published.map(|size| size.to_string()));
     }
-    let plot = Plot {
-        title: "Completions reaped at once".into(),
-        unit: "completions; percentile of the reaps".into(),
-        lines: true,
-        places: PERCENTILES.iter().map(f64::to_string).collect(),
-        series,
-        ..Plot::default()
-    };
-    (table, plot)
+    table
 }
 
 /// Throughput and times, off and on: as [`PUBLISHED_TIMES`].
-pub(crate) fn times(measured: [[f64; 4]; 2]) -> Table {
+pub(crate) fn times(of: &str, measured: [[f64; 4]; 2]) -> Table {
     let columns = ["MiB/s", "mean, us", "p99", "p99.99"];
-    let mut table = Table::new("Throughput and latency", columns);
+    let mut table = Table::new(of, columns);
+    table.bars = vec![1, 2, 3];
     for ((name, measured), published) in
         ["off", "on"].into_iter().zip(measured).zip(PUBLISHED_TIMES)
     {
@@ -332,63 +314,16 @@ pub(crate) fn times(measured: [[f64; 4]; 2]) -> Table {
     table
 }
 
-/// What was published of the change, with what was measured.
-pub(crate) fn claims(
-    median_reaped: [Option<usize>; 2],
-    throughput: Option<f64>,
-    mean: Option<f64>,
-) -> Vec<Claim> {
-    let [off, on] = median_reaped;
-    let (Some(off), Some(on)) = (off, on) else { return Vec::new() };
-    vec![
-        Claim {
-            what: "completions are reaped earlier: median of those reaped at once".into(),
-            published: "128 to 45".into(),
-            measured: format!("{off} to {on}"),
-            holds: Some(2 * on <= off),
-            remark: if 2 * off < CAP {
-                "Few pile up here before the change, too: the device is slower than who reaps."
-                    .into()
-            } else {
-                String::new()
-            },
-        },
-        Claim::new("throughput on over off", "1.054", throughput, 3, |ratio| ratio >= 1.02),
-        Claim::new("mean latency on over off", "0.949", mean, 3, |ratio| ratio <= 0.98),
-    ]
-}
-
-fn seed(device: &str, modes: &[Measured; 2]) -> Chapter {
-    let sizes = modes.each_ref().map(|mode| mode.sizes.as_ref());
-    let (mut reaped, plot) = reaped(sizes);
+fn print_tables(device: &str, modes: &[Measured; 2]) {
+    let mut reaped = reaped(device, modes.each_ref().map(|mode| mode.sizes.as_ref()));
     reaped.columns.extend(["full, %".into(), "calls/read".into()]);
     for (mode, at) in modes.iter().zip([0, 2]) {
         let full = number(mode.sizes.as_ref().map(full), 2);
         reaped.rows[at].1.extend([full, number(median(&mode.syscalls), 4)]);
     }
-    let times = times(modes.each_ref().map(|mode| {
+    let figures = modes.each_ref().map(|mode| {
         let figures = [&mode.throughput, &mode.mean, &mode.p99, &mode.p9999];
         figures.map(|figure| median(figure).unwrap_or(f64::NAN))
-    }));
-    let [off, on] = modes;
-    // Round by round: both modes were measured one after the other.
-    let over = |of: fn(&Measured) -> &Vec<f64>| {
-        let rounds = of(on).iter().zip(of(off)).map(|(on, off)| on / off);
-        median(&rounds.collect::<Vec<_>>())
-    };
-    let medians = sizes.map(|sizes| sizes.map(|sizes| sizes.percentile(50.0)));
-    let claims = claims(medians, over(|mode| &mode.throughput), over(|mode| &mode.mean));
-    Chapter {
-        command: String::new(),
-        of: "aio-reap".into(),
-        title: format!("{CHANGE} ({device})"),
-        about: format!(
-            "{device}, Linux AIO, {QUEUES} queues with {PER_QUEUE} requests each, at most {CAP} in flight. \
-             Before (off): completions are looked for when the descriptor says so. After (on): also after \
-             every submission."
-        ),
-        claims,
-        tables: vec![reaped, times],
-        plots: vec![plot],
-    }
+    });
+    print!("{reaped}{}", times(device, figures));
 }

@@ -36,9 +36,9 @@ use std::io;
 use aio_reap::{Engine, EngineStats, ReapMode};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{ClosedLoop, Model, Service, Sim, Workload};
-use harness::{Chapter, Plan, Report, number};
+use harness::{Plan, Report, number};
 
-use crate::seed::{CHANGE, claims, reaped, times};
+use crate::seed::{reaped, times};
 
 const CAP: usize = 128;
 const REQUESTS: u64 = 400_000;
@@ -74,7 +74,7 @@ struct Simulated {
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     let mut all = Vec::new();
     for (name, service) in SERVICES {
-        match pair(name, service, report) {
+        match pair(name, service) {
             Ok(pair) => all.push(pair),
             Err(error) => return println!("# not measured: {error}"),
         }
@@ -87,14 +87,14 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     report.record("A5.on_p50.n", reaped(1, 50.0).reduce(f64::max));
 }
 
-fn pair(name: &str, service: Service, report: &Report) -> io::Result<[Simulated; 2]> {
+fn pair(name: &str, service: Service) -> io::Result<[Simulated; 2]> {
     let work = fitted(service)?;
     let off = simulate(service, work, ReapMode::OnTurn, REQUESTS)?;
     let on = simulate(service, work, ReapMode::AfterSubmit, REQUESTS)?;
     let again = simulate(service, work, ReapMode::AfterSubmit, REQUESTS)?;
     assert_eq!(again.fingerprint, on.fingerprint, "the same seed, another result");
     let pair = [off, on];
-    report.chapter(&seed(name, work, &pair));
+    print_tables(&format!("simulated, {name} service times, {work} ns of work"), &pair);
     Ok(pair)
 }
 
@@ -145,38 +145,20 @@ fn simulate(service: Service, work: u64, mode: ReapMode, requests: u64) -> io::R
     })
 }
 
-fn seed(name: &str, work: u64, pair: &[Simulated; 2]) -> Chapter {
-    let sizes = pair.each_ref().map(|mode| Some(&mode.stats.reap_sizes));
-    let (table, plot) = reaped(sizes);
-    let mut times = times(pair.each_ref().map(|mode| {
-        let Simulated { throughput, mean, p99, p9999, .. } = *mode;
-        [throughput, mean, p99, p9999]
-    }));
+fn print_tables(of: &str, pair: &[Simulated; 2]) {
+    let reaped = reaped(of, pair.each_ref().map(|mode| Some(&mode.stats.reap_sizes)));
+    let mut times = times(
+        of,
+        pair.each_ref().map(|mode| {
+            let Simulated { throughput, mean, p99, p9999, .. } = *mode;
+            [throughput, mean, p99, p9999]
+        }),
+    );
     times.columns.extend(["requests/s".into(), "in kernel, us".into()]);
     for ((mode, published), at) in pair.iter().zip(PUBLISHED_RATE).zip([0, 2]) {
         let kernel = Some(mode.in_device);
         times.rows[at].1.extend([number(Some(mode.rate), 0), number(kernel, 1)]);
         times.rows[at + 1].1.push(number(Some(published), 0));
     }
-    let [off, on] = pair;
-    let medians = pair.each_ref().map(|mode| Some(mode.stats.reap_sizes.percentile(50.0)));
-    let mut claims = claims(medians, Some(on.rate / off.rate), Some(on.mean / off.mean));
-    for claim in claims.iter_mut().filter(|claim| claim.holds == Some(false)) {
-        claim.remark = "The thread never idles in the model, so the mean latency is 256 times its time for a \
-                        request, whenever it reaps: reaping early moves the waiting out of the ring, and \
-                        saves nothing in sum."
-            .into();
-    }
-    Chapter {
-        command: String::new(),
-        of: "aio-reap".into(),
-        title: format!("{CHANGE} (simulated, {name} service times)"),
-        about: format!(
-            "In virtual time, {name} service times, {work} ns of the thread's own for each request, which is \
-             fitted to the published row \"off\"; the row \"on\" is a prediction."
-        ),
-        claims,
-        tables: vec![table, times],
-        plots: vec![plot],
-    }
+    print!("{reaped}{times}");
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use aio_reap::{Engine, ReapMode};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{ClosedLoop, Faults, Model, Service, Sim, Workload};
-use harness::{Plan, Report};
+use harness::{Plan, Report, Table};
 
 use testkit::alloc::counted;
 
@@ -27,10 +27,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let millions = if plan.rounds > 100 { 100 } else { 5 };
     let requests = millions * 1_000_000 / MODES.len() as u64 + 1;
     let (mut allocations, mut wrong) = (0, 0);
-    println!(
-        "  {:<16}{:>12}{:>12}{:>8}{:>8}{:>14}{:>14}",
-        "", "requests", "failed", "lost", "twice", "allocations", "ns each, real"
-    );
+    let columns = ["requests", "failed", "lost", "twice", "allocations", "ns each, real"];
+    let mut table = Table::new("reap mode", columns);
     for mode in MODES {
         let start = Instant::now();
         let soaked = match soak(mode, requests) {
@@ -39,11 +37,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         };
         let Soaked { requests, failed, lost, twice, allocations: made } = soaked;
         let each = start.elapsed().as_nanos() as f64 / requests as f64;
-        let name = format!("{mode:?}");
-        println!("  {name:<16}{requests:>12}{failed:>12}{lost:>8}{twice:>8}{made:>14}{each:>14.1}");
+        let counts = [requests, failed, lost, twice, made].map(|count| count.to_string());
+        table.row(format!("{mode:?}"), counts.into_iter().chain([format!("{each:.1}")]));
         allocations += made;
         wrong += lost + twice;
     }
+    print!("{table}");
     report.record("A6.allocs.n", Some(allocations as f64));
     report.record("A6.lost_or_twice.n", Some(wrong as f64));
 }
@@ -80,7 +79,7 @@ fn soak(mode: ReapMode, requests: u64) -> io::Result<Soaked> {
     .allocations;
     ran?;
     let figures = load.figures();
-    // What the engines took and nobody got, and what they themselves could not place.
+    // Requests that an engine accepted and never completed, and completions without a request.
     let missing = engines.iter().map(|engine| {
         let stats = engine.stats();
         stats.accepted.abs_diff(stats.completed) + stats.stray

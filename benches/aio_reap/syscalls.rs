@@ -51,7 +51,7 @@ impl SystemCalls {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         Ok(Self(unsafe { File::from_raw_fd(fd as RawFd) }))
     }
 

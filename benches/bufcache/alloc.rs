@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use bufcache::Cache;
-use harness::{Plan, Report};
+use harness::{Plan, Report, Table, number};
 
 use crate::back::{Nowhere, dirty};
 use crate::ours::Ours;
@@ -14,7 +14,7 @@ use testkit::alloc::counted;
 const ROOM: usize = 1024;
 const OPS: u64 = 20_000;
 
-fn row<P: Pages>() -> [f64; 2] {
+fn row<P: Pages>(table: &mut Table) -> [f64; 2] {
     let pages = P::filled(ROOM / 2, ROOM);
     let reads = |numbers: &mut dyn Iterator<Item = u64>| {
         numbers.for_each(|number| _ = black_box(pages.read(number, place(number))));
@@ -26,15 +26,19 @@ fn row<P: Pages>() -> [f64; 2] {
     reads(&mut (first..first + OPS)); // full from here on
     let miss =
         counted(|| reads(&mut (first + OPS..first + 2 * OPS))).1.allocations as f64 / OPS as f64;
-    println!("  {:<34}{hit:>10.3}{miss:>10.3}", P::NAME);
+    table.row(P::NAME, [hit, miss].map(text));
     [hit, miss]
+}
+
+fn text(count: f64) -> String {
+    number(Some(count), 3)
 }
 
 /// Blocks dirtied between two flushes.
 const BATCH: u64 = 64;
 
 /// Of blocks that are there and dirtied, of flushes of some, and of misses that have dirty ones written.
-fn writes() {
+fn writes(table: &mut Table) {
     let cache = Cache::builder(ROOM * 4096).dirty_limits(100, 100).build().expect("memory");
     let device = cache.attach(Nowhere).expect("memory");
     let some = |first: u64| (0..BATCH).for_each(|at| dirty(&device, first + at * 3));
@@ -44,23 +48,24 @@ fn writes() {
     some(0);
     let dirtied = counted(|| (0..rounds).for_each(|_| some(0))).1.allocations as f64 / OPS as f64;
     let each = counted(|| (0..rounds).for_each(|_| (some(0), flush()).1)).1.allocations;
-    println!("  {:<34}{dirtied:>10.3}", "bufcache, a block dirtied again");
-    println!("  {:<34}{:>10.3}", "bufcache, 64 dirtied and flushed", each as f64 / rounds as f64);
+    table.row("bufcache, a block dirtied again", [text(dirtied)]);
+    table.row("bufcache, 64 dirtied and flushed", [text(each as f64 / rounds as f64)]);
     let mut fresh = 1 << 20..;
     let mut misses =
         |count: u64| fresh.by_ref().take(count as usize).for_each(|at| dirty(&device, at));
     misses(OPS);
     let miss = counted(|| misses(OPS)).1.allocations as f64 / OPS as f64;
-    println!("  {:<34}{:>10}{miss:>10.3}", "bufcache, evicting what is dirty", "");
+    table.row("bufcache, evicting what is dirty", [String::new(), text(miss)]);
 }
 
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
-    println!("{:<36}{:>10}{:>10}", "allocations", "per hit", "per miss");
-    let [hit, miss] = row::<Ours>();
-    row::<Quick>();
-    row::<Moka>();
-    row::<Lru>();
-    writes();
+    let mut table = Table::new("allocations", ["per hit", "per miss"]);
+    let [hit, miss] = row::<Ours>(&mut table);
+    row::<Quick>(&mut table);
+    row::<Moka>(&mut table);
+    row::<Lru>(&mut table);
+    writes(&mut table);
+    print!("{table}");
     report.record("B4.allocs.hit.n", Some(hit));
     report.record("B4.allocs.miss.n", Some(miss));
 }

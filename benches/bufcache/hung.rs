@@ -124,8 +124,8 @@ fn beside_hung(plan: &Plan, read: Duration) -> Option<f64> {
     let of = |at: usize| median(&ratios.iter().map(|round| round[at]).collect::<Vec<_>>());
     let [alone_ns, beside_ns] = [0, 1].map(|at| of(at).unwrap_or(f64::NAN));
     println!(
-        "  reads of {read:?}: p99 {alone_ns:.0} ns, beside a device that hangs {beside_ns:.0}"
+        "- reads of {read:?}: p99 {alone_ns:.0} ns, beside a device that hangs {beside_ns:.0}"
     );
-    println!("  bufcache: {}", beside_cache.stats());
+    println!("- bufcache: {}", beside_cache.stats());
     of(2)
 }

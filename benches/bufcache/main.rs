@@ -4,7 +4,7 @@
 //! cargo bench --bench bufcache                    every family
 //! cargo bench --bench bufcache -- --quick         fewer and shorter windows: under 25 s
 //! cargo bench --bench bufcache -- --only B5       families and targets by part of a name
-//! cargo bench --bench bufcache --features foyer -- --only B2   the hits beside those of foyer
+//! cargo bench --bench bufcache --features foyer -- --only B8   hit ratios beside those of foyer
 //! OFFLOCK_TRACES=FOLDER cargo bench --bench bufcache -- --only B8
 //! ```
 //!
@@ -45,13 +45,13 @@ const FAMILIES: &[Family] = &[
     Family { name: "B1 B2 B3 hot", run: hit::run_hot },
     Family { name: "B2 hit 4k", run: hit::run_4k },
     Family { name: "B1 B2 hit 64k", run: hit::run_64k },
+    Family { name: "B1 hit 64k, none huge", run: hit::run_64k_nohuge },
     Family { name: "B4 alloc", run: alloc::run },
     Family { name: "B5 mix", run: mix::run },
     Family { name: "B5 B12 dirty", run: mix::run_dirty },
     Family { name: "B5 replay", run: replay::run },
     Family { name: "seed", run: seed::run },
     Family { name: "B6 slow", run: slow::run },
-    Family { name: "B6 writes", run: slow::run_writes },
     Family { name: "B7 once", run: once::run },
     Family { name: "B8 ratio", run: ratio::run },
     Family { name: "B11 patterns", run: ratio::run_patterns },

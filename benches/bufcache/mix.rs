@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 
 use bufcache::{BlockDevice, Cache};
 use harness::timed::{Row, measure};
-use harness::{Case, Group, Plan, Report, Rounds};
+use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 use lru::LruCache;
 use rustc_hash::FxBuildHasher;
 
@@ -24,7 +24,7 @@ use crate::peers::{Lru, Moka, Quick};
 const ROOM: usize = 1 << 16;
 const PAGES: usize = ROOM / 4 * 3;
 const READS: usize = 1 << 20;
-/// One in so many is a page that nobody has asked for before: 0.3 %.
+/// One read in so many is of a page that was not asked for before: 0.3 %.
 const RARE: u64 = 333;
 /// Room where everything is a miss.
 const FULL: usize = 1 << 12;
@@ -81,13 +81,13 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let (ours, quick) = (full::<Ours>(), full::<Quick>());
         let (moka, lru) = (full::<Moka>(), full::<Lru>());
         let mut group = Group::new("64k pages, 99.7 % hits");
-        for threads in [1, 2] {
+        for &threads in &plan.threads {
             group = group.case(mixed(&ours, &keys, threads)).case(mixed(&quick, &keys, threads));
             group = group.case(mixed(&moka, &keys, threads)).case(mixed(&lru, &keys, threads));
         }
         let rounds = group.run(plan);
         show(report, &rounds, &[1, 2]);
-        println!("  bufcache: {}", ours.cache.stats());
+        println!("- bufcache: {}", ours.cache.stats());
         report.record("B5.mix.quick_cache", over(&rounds, 1));
         report.record("B5.mix.quick_cache_2t", over(&rounds, 2));
     }
@@ -110,12 +110,11 @@ fn show(report: &mut Report, rounds: &Rounds, threads: &[usize]) {
     }
 }
 
-fn over(rounds: &Rounds, threads: usize) -> Option<f64> {
+fn over(rounds: &Rounds, threads: usize) -> Option<Ratio> {
     rounds.time_ratio(&format!("{}/{threads}", Ours::NAME), &format!("{}/{threads}", Quick::NAME))
 }
 
-/// The same where each page that comes is written, so that each that goes has to be given to a device, which
-/// takes no time.
+/// Misses that write their page, so that each evicted page is written to a device that takes no time.
 pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let cache = Cache::builder(FULL * PAGE).dirty_limits(100, 100).build().expect(OPEN);
     let device = cache.attach(Nowhere).expect(OPEN);
@@ -128,7 +127,7 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
         BATCH
     });
     let mut new = 0;
-    // Whoever inserts a page gives the device the one that goes.
+    // The thread that inserts a page writes the evicted page to the device.
     let room = NonZeroUsize::new(FULL).expect("room for a page");
     let mut map = LruCache::<u64, Box<[u8]>, _>::with_hasher(room, FxBuildHasher);
     let lru = Row::new("LruCache", move || {
@@ -146,5 +145,5 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     report.show(&rounds);
     report.against(&rounds, Ours::NAME, 1, &["LruCache"]);
     report.record("B12.dirty_evict.map", rounds.time_ratio("bufcache/1", "LruCache/1"));
-    println!("  bufcache: {}", cache.stats());
+    println!("- bufcache: {}", cache.stats());
 }

@@ -50,6 +50,6 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     // Ordering: Relaxed; the threads were joined.
     let reads = device.0.load(Ordering::Relaxed) as f64 / PAGES as f64;
     let stats = cache.stats();
-    println!("  {THREADS} threads, {PAGES} pages: {reads} reads a page; {stats}");
+    println!("- {THREADS} threads, {PAGES} pages: {reads} reads a page; {stats}");
     report.record("B7.reads_per_8_missers.n", Some(reads));
 }

@@ -24,7 +24,7 @@ impl BlockDevice for Numbers {
 pub(crate) const MANY: u64 = 1 << 35;
 
 /// Why nothing is refused.
-pub(crate) const OPEN: &str = "memory, a device of numbers that does not fail, and nobody forks";
+pub(crate) const OPEN: &str = "memory, a device of numbers that does not fail, and no fork";
 
 pub(crate) struct Ours {
     pub(crate) cache: Cache,

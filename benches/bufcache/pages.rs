@@ -22,7 +22,7 @@ pub(crate) trait Pages: Sync + Sized {
     /// kept; another one goes for it.
     fn read(&self, number: u64, at: usize) -> u64;
 
-    /// The same with room, and filled, for 0 to `n`.
+    /// Returns one with room for `room` pages, filled with 0 to `n`.
     fn filled(n: usize, room: usize) -> Self {
         let pages = Self::new(room);
         (0..n as u64).for_each(|number| assert_eq!(pages.read(number, place(number)), number));

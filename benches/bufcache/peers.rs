@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use dashmap::DashMap;
 use lru::LruCache;
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
@@ -143,66 +142,5 @@ impl Lru {
         let page = made(number);
         let _old = self.0.lock().push(number, Arc::clone(&page));
         word(&page[..], at)
-    }
-}
-
-/// dashmap: it forgets nothing.
-pub(crate) struct Dash(DashMap<u64, Arc<Page>, FxBuildHasher>);
-
-impl Pages for Dash {
-    const NAME: &'static str = "dashmap";
-
-    fn new(room: usize) -> Self {
-        Self(DashMap::with_capacity_and_hasher(room, FxBuildHasher))
-    }
-
-    #[inline(always)]
-    fn read(&self, number: u64, at: usize) -> u64 {
-        match self.0.get(&number) {
-            Some(page) => word(&page[..], at),
-            None => self.miss(number, at),
-        }
-    }
-}
-
-impl Dash {
-    #[cold]
-    #[inline(never)]
-    fn miss(&self, number: u64, at: usize) -> u64 {
-        let page = made(number);
-        self.0.insert(number, Arc::clone(&page));
-        word(&page[..], at)
-    }
-}
-
-/// foyer's cache in memory, by the policy that ours began from. Its own loads want a runtime: a miss is a
-/// get, and an insert.
-#[cfg(feature = "foyer")]
-pub(crate) struct Foyer(foyer_memory::Cache<u64, Arc<Page>, FxBuildHasher>);
-
-#[cfg(feature = "foyer")]
-impl Pages for Foyer {
-    const NAME: &'static str = "foyer";
-
-    fn new(room: usize) -> Self {
-        let builder = foyer_memory::CacheBuilder::new(room).with_hash_builder(FxBuildHasher);
-        Self(builder.with_eviction_config(foyer_memory::S3FifoConfig::default()).build())
-    }
-
-    #[inline(always)]
-    fn read(&self, number: u64, at: usize) -> u64 {
-        match self.0.get(&number) {
-            Some(entry) => word(&entry.value()[..], at),
-            None => self.miss(number, at),
-        }
-    }
-}
-
-#[cfg(feature = "foyer")]
-impl Foyer {
-    #[cold]
-    #[inline(never)]
-    fn miss(&self, number: u64, at: usize) -> u64 {
-        word(&self.0.insert(number, made(number)).value()[..], at)
     }
 }

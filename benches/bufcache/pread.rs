@@ -1,11 +1,8 @@
 //! B9: a page that is there, and the page cache of the kernel.
 
-use std::fs::File;
 use std::hint::black_box;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::ptr;
 
 use bufcache::{Cache, FileDevice};
 use harness::{Case, Group, Plan, Report};
@@ -16,37 +13,6 @@ use crate::pages::{PAGE, fill, place, word};
 
 const PAGES: usize = 1 << 12;
 const READS: usize = 1 << 16;
-
-/// A mapping of a file, to be read.
-struct Mapped {
-    at: *const u8,
-    len: usize,
-}
-
-// SAFETY: memory that is read only.
-unsafe impl Sync for Mapped {}
-
-impl Mapped {
-    fn new(file: &File, len: usize) -> Self {
-        let (fd, prot) = (file.as_raw_fd(), libc::PROT_READ);
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, fd, 0) };
-        assert_ne!(at, libc::MAP_FAILED, "memory for a mapping");
-        Self { at: at.cast(), len }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self` lives, from a file that nobody changes.
-        unsafe { std::slice::from_raw_parts(self.at, self.len) }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, whose borrows have ended.
-        unsafe { libc::munmap(self.at.cast_mut().cast(), self.len) };
-    }
-}
 
 /// Reads along the keys, each time another way.
 fn case<'a>(name: &str, keys: &'a [u32], read: impl Fn(u64, usize) + Sync + Copy + 'a) -> Case<'a> {
@@ -71,7 +37,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     for number in 0..PAGES as u64 {
         assert_eq!(word(&device.get(number).expect("a file that can be read"), 8), number);
     }
-    let mapped = &Mapped::new(&file, PAGES * PAGE);
     let (file, keys) = (&file, &zipf(PAGES, 0.99, READS)[..]);
     let offset = |number: u64| number * PAGE as u64;
     let copied = |number: u64| {
@@ -94,18 +59,10 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             file.read_exact_at(&mut page, offset(number)).expect("it is there");
             black_box(&page);
         }))
-        .case(case("mmap 8 B", keys, |number, at| {
-            black_box(word(mapped.bytes(), offset(number) as usize + at));
-        }))
-        .case(case("mmap copy 4 KiB", keys, |number, _| {
-            let mut page = [0_u8; PAGE];
-            page.copy_from_slice(&mapped.bytes()[offset(number) as usize..][..PAGE]);
-            black_box(&page);
-        }))
         .run(plan);
     report.show(&rounds);
-    report.against(&rounds, "bufcache 8 B", 1, &["pread 8 B", "pread 4 KiB", "mmap 8 B"]);
-    report.against(&rounds, "bufcache copy 4 KiB", 1, &["pread 4 KiB", "mmap copy 4 KiB"]);
+    report.against(&rounds, "bufcache 8 B", 1, &["pread 8 B", "pread 4 KiB"]);
+    report.against(&rounds, "bufcache copy 4 KiB", 1, &["pread 4 KiB"]);
     let over = |ours: &str| rounds.time_ratio(&format!("{ours}/1"), "pread 4 KiB/1");
     report.record("B9.guard8_vs_pread", over("bufcache 8 B"));
     report.record("B9.copy4k_vs_pread", over("bufcache copy 4 KiB"));

@@ -151,6 +151,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         report.against(&rounds, Ours::NAME, 1, &[Quick::NAME]);
         let ratio = rounds.time_ratio("bufcache/1", "quick_cache/1");
         report.record(&format!("B5.{}.quick_cache", recording.name), ratio);
-        ours.caches.iter().for_each(|cache| println!("  bufcache: {}", cache.stats()));
+        ours.caches.iter().for_each(|cache| println!("- bufcache: {}", cache.stats()));
     }
 }

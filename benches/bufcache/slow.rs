@@ -1,4 +1,4 @@
-//! B6: hits beside another thread's read or write that takes long.
+//! B6: hits beside another thread's read that takes long.
 
 use std::hint::{black_box, spin_loop};
 use std::io;
@@ -11,18 +11,17 @@ use bufcache::{BlockDevice, Cache, Device};
 use harness::timed::on_one_cpu;
 use harness::{Plan, Report, allowed_cpus, median, percentile, pin};
 
-use crate::back::dirty;
 use crate::ours::OPEN;
 
 const BLOCK: usize = 512;
 const HOT: u64 = 1024;
 const ROOM: usize = 4096;
-/// How long a read or a write takes.
+/// How long a read takes.
 const SLOW: Duration = Duration::from_micros(100);
 /// Hits of a window.
 const HITS: u64 = 200_000;
 
-/// Reads and writes do nothing, for a while.
+/// Reads do nothing, for a while.
 struct Slow(Duration);
 
 impl BlockDevice for Slow {
@@ -37,22 +36,6 @@ impl BlockDevice for Slow {
         }
         Ok(buf.len())
     }
-
-    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        let start = Instant::now();
-        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
-            spin_loop();
-        }
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn percentile_999(times: &[f64]) -> f64 {
-    percentile(times, 99.9).unwrap_or(f64::NAN)
 }
 
 /// The p99.9 of a hit.
@@ -63,7 +46,7 @@ fn hits(device: &Device) -> f64 {
         black_box(device.get(count * 37 % HOT).expect(OPEN)[0]);
         times.push(start.elapsed().as_nanos() as f64);
     }
-    percentile_999(&times)
+    percentile(&times, 99.9).unwrap_or(f64::NAN)
 }
 
 /// With frames of its own that are touched already, and the hot blocks in it.
@@ -81,21 +64,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let rounds = plan.rounds.min(15);
     let read = |device: &Device, number: u64| drop(device.get(number).expect(OPEN));
     if let Some([alone, beside, ratio]) = beside(rounds, read) {
-        println!("  a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
+        println!("- a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
         report.record("B6.hit_p999_beside_slow_read", Some(ratio));
-    }
-}
-
-/// Hits beside the write-back of blocks that take as long.
-pub(crate) fn run_writes(plan: &Plan, _report: &mut Report) {
-    let write = |device: &Device, number: u64| {
-        dirty(device, number % 64);
-        device.flush().expect(OPEN);
-    };
-    if let Some([alone, beside, ratio]) = beside(plan.rounds.min(15), write) {
-        println!(
-            "  a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside writes of 100 us: {ratio:.3}"
-        );
     }
 }
 

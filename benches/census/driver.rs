@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use harness::{Args, Chapter, Header, Plot, Series, Table, Targets, profile, target_dir};
+use harness::{Args, Header, Table, Targets, profile, target_dir};
 use serde_json::Value;
 
 use crate::structures::{STRUCTURES, Structure};
@@ -51,25 +51,16 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
         _ => OPERATIONS,
     };
 
-    println!(
-        "# transfers of a cache line per operation, LOW..HIGH; {operations} operations a thread"
-    );
-    print!("{:<20}", "threads");
-    THREADS.iter().for_each(|threads| print!("{threads:>16}"));
-    println!("    lines  operation");
     let mut worst: HashMap<&str, f64> = HashMap::new();
-    let mut table = Table::new("Transfers of a cache line per operation", &THREADS);
+    let title = format!("transfers of a line per operation, {operations} a thread; threads:");
+    let mut table = Table::new(title, &THREADS);
+    table.bars = (0..THREADS.len()).collect();
     table.columns.extend(["lines", "operation"].map(String::from));
-    let mut high: Vec<Vec<f64>> = vec![Vec::new(); THREADS.len()];
     for structure in STRUCTURES.iter().filter(|structure| args.wants(structure.name)) {
-        print!("{:<20}", structure.name);
         let (mut lines, mut cells) = (0.0, Vec::new());
-        for (at, threads) in THREADS.into_iter().enumerate() {
+        for threads in THREADS {
             let reading = count(&plugin, &program, structure, threads, operations)?;
-            let range = format!("{:.3}..{:.3}", reading.low, reading.high);
-            print!("{range:>16}");
-            cells.push(range);
-            high[at].push(reading.high);
+            cells.push(format!("{:.3}..{:.3}", reading.low, reading.high));
             lines = reading.lines;
             if let (Some(id), TARGET_THREADS) = (structure.target, threads) {
                 let worst = worst.entry(id).or_insert(0.0);
@@ -77,48 +68,11 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
                 targets.record(id, Some(*worst))?;
             }
         }
-        println!("{lines:>9.1}  {}", structure.operation);
         cells.extend([format!("{lines:.1}"), structure.operation.into()]);
         table.row(structure.name, cells);
     }
-    match &args.hand_on {
-        Some(file) => Ok(chapter(table, high).append_to(file)?),
-        None => Ok(()),
-    }
-}
-
-/// The same for the report: `high` by number of threads, then by row.
-fn chapter(table: Table, high: Vec<Vec<f64>>) -> Chapter {
-    let series = THREADS.iter().zip(high);
-    let plot = Plot {
-        title:
-            "Cache lines that an operation moves between cores, with single accesses taking turns"
-                .into(),
-        unit: "transfers per operation".into(),
-        places: table.rows.iter().map(|(name, _)| name.clone()).collect(),
-        series: series
-            .map(|(threads, high)| {
-                let name =
-                    if *threads == 1 { "1 thread".into() } else { format!("{threads} threads") };
-                Series::measured(name, high)
-            })
-            .collect(),
-        ..Plot::default()
-    };
-    Chapter {
-        command: String::new(),
-        of: "scaling".into(),
-        title: "Coherence census of every crate and its peers".into(),
-        about: "Simulated cores with one cache each, the portable path, under QEMU: how often a line has to \
-                move from one core to another for an operation, at more threads than this machine has cores. A \
-                range is from whole operations taking turns to single accesses doing so. What stays at 0 \
-                scales; what rises with the threads does not. By crate: ours, and then what a program uses \
-                instead. Lines: how many an operation touches."
-            .into(),
-        tables: vec![table],
-        plots: vec![plot],
-        ..Chapter::default()
-    }
+    print!("{table}");
+    Ok(())
 }
 
 /// What the plugin says of one run.
@@ -128,7 +82,7 @@ struct Reading {
     lines: f64,
     /// Transfers per operation if operations take turns.
     low: f64,
-    /// The same if single accesses do.
+    /// Transfers per operation if single accesses take turns.
     high: f64,
 }
 

@@ -8,16 +8,12 @@
 //! Left out are the system calls and what they move: an event is fetched, a request received and a reply sent
 //! for all that come together. Each thread is a worker with one connection; all of them read the same blocks.
 
-use std::collections::HashMap;
 use std::hint::black_box;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
 use dashmap::DashMap;
-use lru::LruCache;
-use parking_lot::Mutex;
 use radix_ctx::CtxTable;
 
 use crate::structures::{BLOCK, BLOCKS, CACHED, Shared, blocks_of_bufcache, leak};
@@ -98,35 +94,6 @@ pub(crate) fn concurrent_maps(_threads: usize) -> Shared {
             figures.bytes.fetch_add(BLOCK as u64, Ordering::Relaxed);
             figures.hits.fetch_add(1, Ordering::Relaxed);
             connections.get(&id).expect("it is there").1.fetch_add(1, Ordering::Relaxed);
-            black_box(&worker.reply);
-        })
-    })
-}
-
-/// Maps and figures, each behind a lock.
-pub(crate) fn locks(_threads: usize) -> Shared {
-    let connections = leak(CachePadded::new(Mutex::new(HashMap::<u64, (usize, u64)>::new())));
-    let room = NonZeroUsize::new(2 * BLOCKS as usize).expect("not 0");
-    let blocks = leak(CachePadded::new(Mutex::new(LruCache::new(room))));
-    (0..BLOCKS).for_each(|block| drop(blocks.lock().put(block, Arc::new([1; BLOCK]))));
-    let figures = leak(CachePadded::new(Mutex::new([0; 3])));
-    Box::new(move |thread| {
-        let id = thread as u64;
-        connections.lock().insert(id, (thread, 0));
-        let mut worker = Worker::new(thread);
-        Box::new(move || {
-            for _ in 1..LOOKUPS {
-                black_box(connections.lock()[&id].0);
-            }
-            let block = worker.next();
-            let there = blocks.lock().get(&block).map(Arc::clone);
-            worker.reply.copy_from_slice(&there.expect("room for all")[..]);
-            let mut figures = figures.lock();
-            for (figure, add) in figures.iter_mut().zip([1, BLOCK, 1]) {
-                *figure += add;
-            }
-            drop(figures);
-            connections.lock().get_mut(&id).expect("it is there").1 += 1;
             black_box(&worker.reply);
         })
     })

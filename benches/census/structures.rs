@@ -1,6 +1,6 @@
 //! What the census knows: name, what makes the operation, and the target that it decides.
 
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::BinaryHeap;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +9,9 @@ use aio_reap::Engine;
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
 use crossbeam_utils::CachePadded;
-use crossbeam_utils::sync::ShardedLock;
-use dashmap::DashMap;
 use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
-use mq_rbtree::Levels;
-use offlock_percpu::lglock::LgLock;
 use offlock_percpu::{PerCpuCounter, PercpuRef, rcu};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
 
@@ -36,93 +32,54 @@ pub(crate) struct Structure {
     pub(crate) target: Option<&'static str>,
     /// Makes the structure for that many threads. What the threads share is leaked: the program
     /// ends with the count.
-    pub(crate) make: fn(usize) -> Shared,
-}
-
-impl Structure {
-    const fn ours(
-        name: &'static str,
-        operation: &'static str,
-        target: Option<&'static str>,
-        make: fn(usize) -> Shared,
-    ) -> Self {
-        Self { name, operation, target, make }
-    }
-
-    const fn peer(name: &'static str, operation: &'static str, make: fn(usize) -> Shared) -> Self {
-        Self { name, operation, target: None, make }
-    }
+    pub(crate) make: Make,
 }
 
 /// By crate: ours, then what a program uses instead.
+#[rustfmt::skip]
 pub(crate) const STRUCTURES: &[Structure] = &[
-    // percpu
-    Structure::ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
-    Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
-    Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
-    Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
-    Structure::peer("arc", "Arc clone + drop", arc),
-    Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
-    Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
-    Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
-    Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
-    Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
-    // radix-ctx
-    Structure::ours(
-        "radix-lookup",
-        "CtxTable::get under a guard",
-        Some("R11.lookup"),
-        radix_lookup,
-    ),
-    Structure::peer("radix-papaya", "papaya get under a guard", radix_papaya),
-    Structure::peer("radix-dashmap", "dashmap get", radix_dashmap),
-    Structure::peer("radix-rwlock", "parking_lot RwLock of a HashMap, get", radix_rwlock),
-    Structure::ours(
-        "radix-get-ref",
-        "CtxTable::get_ref + drop",
-        Some("R11.get_ref"),
-        radix_get_ref,
-    ),
-    Structure::ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
-    // percpu-list
-    Structure::ours("list", "PerCpuList insert + drop", Some("L7.add_remove"), list),
-    Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
-    // mq-rbtree
-    Structure::ours(
-        "mq-bitmap",
-        "Queue send + receive, empty",
-        Some("M11.send_receive"),
-        mq_bitmap,
-    ),
-    Structure::ours("mq-rbtree", "Queue of keys send + receive, empty", None, mq_rbtree_keys),
-    Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
-    Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
-    // bufcache
-    Structure::ours("buf-hot", "Cache hit, one block for all", Some("B10.hot_hit"), buf_hot),
-    Structure::ours("buf-hot-sampled", "Cache hit, one sampled block", None, buf_hot_sampled),
-    Structure::peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
-    Structure::ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
-    Structure::peer("buf-quick-random", "quick_cache hit, 64 keys", buf_quick_random),
-    // aio-reap
-    Structure::ours("aio-engine", "request and reap, an engine per thread", None, aio_engine),
-    Structure::peer("aio-queue", "request through one locked queue, as of a pool", aio_queue),
-    // all of them
-    Structure::ours("served-hit", "offlock-nbd's READ of a cached block", None, served::crates),
-    Structure::peer(
-        "served-hit-maps",
-        "the same by dashmap, quick_cache, atomics",
-        served::concurrent_maps,
-    ),
-    Structure::peer("served-hit-locks", "the same by maps behind locks", served::locks),
+    ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
+    peer("shared-counter", "fetch_add on one word", shared_counter),
+    ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
+    peer("arc", "Arc clone + drop", arc),
+    ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
+    peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
+    ours("radix-lookup", "CtxTable::get under a guard", Some("R11.lookup"), radix_lookup),
+    peer("radix-papaya", "papaya get under a guard", radix_papaya),
+    ours("radix-get-ref", "CtxTable::get_ref + drop", Some("R11.get_ref"), radix_get_ref),
+    ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
+    ours("list", "PerCpuList insert + drop", Some("L7.add_remove"), list),
+    peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
+    ours("mq-bitmap", "Queue send + receive, empty", Some("M11.send_receive"), mq_bitmap),
+    peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
+    peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
+    ours("buf-hot", "Cache hit, one block for all", Some("B10.hot_hit"), buf_hot),
+    peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
+    ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
+    ours("aio-engine", "request and reap, an engine per thread", None, aio_engine),
+    ours("served-hit", "offlock-nbd's READ of a cached block", None, served::crates),
+    peer("served-hit-maps", "the same by dashmap, quick_cache, atomics", served::concurrent_maps),
 ];
+
+type Make = fn(usize) -> Shared;
+
+const fn ours(
+    name: &'static str,
+    operation: &'static str,
+    target: Option<&'static str>,
+    make: Make,
+) -> Structure {
+    Structure { name, operation, target, make }
+}
+
+const fn peer(name: &'static str, operation: &'static str, make: Make) -> Structure {
+    Structure { name, operation, target: None, make }
+}
 
 /// The structure called `name`.
 pub(crate) fn find(name: &str) -> Option<&'static Structure> {
     STRUCTURES.iter().find(|structure| structure.name == name)
 }
-
-/// Why no lock here is refused.
-const FREE: &str = "no thread panics or locks twice";
 
 pub(crate) fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
@@ -148,11 +105,6 @@ fn pin(_threads: usize) -> Shared {
             black_box(&rcu::pin());
         })
     })
-}
-
-fn lglock(_threads: usize) -> Shared {
-    let lock = leak(LgLock::new(|_| 0_u64));
-    Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
 }
 
 /// Contexts of the table; every thread looks all of them up.
@@ -216,30 +168,6 @@ fn radix_papaya(_threads: usize) -> Shared {
     })
 }
 
-fn radix_dashmap(_threads: usize) -> Shared {
-    let map = leak(DashMap::<u64, [u64; 7]>::new());
-    (0..CONTEXTS).for_each(|key| {
-        map.insert(key, [key; 7]);
-    });
-    Box::new(move |thread| {
-        let mut next = keys(thread);
-        Box::new(move || {
-            black_box(map.get(&next()).expect("it is there")[0]);
-        })
-    })
-}
-
-fn radix_rwlock(_threads: usize) -> Shared {
-    let map: HashMap<u64, [u64; 7]> = (0..CONTEXTS).map(|key| (key, [key; 7])).collect();
-    let map = leak(CachePadded::new(RwLock::new(map)));
-    Box::new(move |thread| {
-        let mut next = keys(thread);
-        Box::new(move || {
-            black_box(map.read().get(&next()).expect("it is there")[0]);
-        })
-    })
-}
-
 /// Each thread removes what it has just inserted; the 512 stay.
 fn radix_insert(_threads: usize) -> Shared {
     let (table, _) = table();
@@ -284,31 +212,20 @@ fn list_mutex(_threads: usize) -> Shared {
 /// The capacity of a queue in messages: more than there are threads, so that no thread waits.
 const MESSAGES: usize = 1024;
 
-/// A queue that each thread sends a message to, and receives one from: its own, or another's. What
-/// moves is the queue; a lock makes the two halves of it transfers of their own.
-fn queue<L>(queue: mq_rbtree::Queue<u64, L>) -> Shared
-where
-    L: Levels<Priority = u32, Hint: Send + Sync> + Send + 'static,
-{
-    let queue = leak(queue);
+/// Why nothing here is refused.
+const ROOM: &str = "fewer threads than messages that fit, and memory";
+const SENT: &str = "each thread sends before it receives";
+
+/// A queue that each thread sends a message to, and receives one from: its own, or another's.
+fn mq_bitmap(_threads: usize) -> Shared {
+    let queue: &'static mq_rbtree::Queue<u64> =
+        leak(mq_rbtree::Queue::new(MESSAGES).expect("memory for a queue"));
     Box::new(move |_| {
         Box::new(move || {
             queue.try_send(1, 5).expect(ROOM);
             black_box(queue.try_receive().expect(SENT));
         })
     })
-}
-
-/// Why nothing here is refused.
-const ROOM: &str = "fewer threads than messages that fit, and memory";
-const SENT: &str = "each thread sends before it receives";
-
-fn mq_bitmap(_threads: usize) -> Shared {
-    queue(mq_rbtree::Queue::new(MESSAGES).expect("memory for a queue"))
-}
-
-fn mq_rbtree_keys(_threads: usize) -> Shared {
-    queue(mq_rbtree::Queue::with_keys(MESSAGES).expect("memory for a queue"))
 }
 
 fn mq_heap(_threads: usize) -> Shared {
@@ -364,20 +281,6 @@ fn buf_hot(_threads: usize) -> Shared {
     bufcache_hits(1)
 }
 
-/// The same, of a full cache, where the block is in the sample of its policy.
-fn buf_hot_sampled(_threads: usize) -> Shared {
-    const ROOM: u64 = 1024;
-    let cache = bufcache::Cache::new(ROOM as usize * BLOCK).expect(CACHED);
-    let device = bufcache::MemoryDevice::new(vec![1; 4 * ROOM as usize * BLOCK]);
-    let disk = leak(cache.attach(device).expect(CACHED));
-    (0..4 * ROOM).for_each(|block| drop(disk.get(block).expect(CACHED)));
-    let hot = (0..4 * ROOM).rev().find(|&block| disk.is_sampled(block));
-    let hot = hot.expect("one block in eight is sampled");
-    // Often enough for the policy, and for the samples of this thread.
-    (0..ROOM).for_each(|_| drop(disk.get(hot).expect(CACHED)));
-    Box::new(move |_| Box::new(move || _ = black_box(disk.get(hot).expect(CACHED)[0])))
-}
-
 fn buf_random(_threads: usize) -> Shared {
     bufcache_hits(BLOCKS)
 }
@@ -398,10 +301,6 @@ fn buf_quick_hot(_threads: usize) -> Shared {
     quick_hits(1)
 }
 
-fn buf_quick_random(_threads: usize) -> Shared {
-    quick_hits(BLOCKS)
-}
-
 /// An engine cannot be shared: what is left to count is what engines have in common. Its device is a
 /// script's, which does every request at once and without a system call.
 fn aio_engine(_threads: usize) -> Shared {
@@ -419,17 +318,6 @@ fn aio_engine(_threads: usize) -> Shared {
 /// Why nothing fails.
 const ENGINE: &str = "memory, a descriptor, and a free slot";
 
-fn aio_queue(_threads: usize) -> Shared {
-    let queue: &'static CachePadded<Mutex<VecDeque<u64>>> =
-        leak(CachePadded::new(Mutex::new(VecDeque::with_capacity(MESSAGES))));
-    Box::new(move |_| {
-        Box::new(move || {
-            queue.lock().push_back(1);
-            black_box(queue.lock().pop_front().expect(SENT));
-        })
-    })
-}
-
 fn shared_counter(_threads: usize) -> Shared {
     let counter = leak(CachePadded::new(AtomicU64::new(0)));
     Box::new(move |_| {
@@ -440,38 +328,11 @@ fn shared_counter(_threads: usize) -> Shared {
     })
 }
 
-fn padded_counter(threads: usize) -> Shared {
-    let counters: Vec<CachePadded<AtomicU64>> =
-        (0..threads).map(|_| CachePadded::default()).collect();
-    let counters = leak(counters);
-    Box::new(move |thread| {
-        let own = &counters[thread];
-        Box::new(move || {
-            // Ordering: as above.
-            own.fetch_add(1, Ordering::Relaxed);
-        })
-    })
-}
-
 fn arc(_threads: usize) -> Shared {
     let arc = leak(Arc::new(0_u64));
     Box::new(move |_| {
         Box::new(move || {
             black_box(&Arc::clone(arc));
-        })
-    })
-}
-
-fn parking_lot_mutex(_threads: usize) -> Shared {
-    let lock = leak(CachePadded::new(Mutex::new(0_u64)));
-    Box::new(move |_| Box::new(move || *lock.lock() += 1))
-}
-
-fn sharded_lock(_threads: usize) -> Shared {
-    let lock = leak(ShardedLock::new(0_u64));
-    Box::new(move |_| {
-        Box::new(move || {
-            black_box(&*lock.read().expect(FREE));
         })
     })
 }

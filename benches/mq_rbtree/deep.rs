@@ -7,10 +7,9 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 use harness::timed::{Row, measure};
-use harness::{Plan, Report, Rounds};
+use harness::{Plan, Ratio, Report, Rounds};
 
-use crate::locked::{PlHeap, PlMap, StdHeap};
-use crate::peers::AsyncPriority;
+use crate::peers::{AsyncPriority, PlHeap};
 use crate::queue::{Ours, Priorities, Queue, Tree};
 
 const DEPTH: usize = 1_000_000;
@@ -85,10 +84,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let all = [1, 8, 32_768];
     let (ours, tree) = (Kind::<Ours>::new(&all), Kind::<Tree>::new(&all));
     let (heap, asynchronous) = (Kind::<PlHeap>::new(&all), Kind::<AsyncPriority>::new(&all));
-    let (std_heap, map) = (Kind::<StdHeap>::new(&all[2..]), Kind::<PlMap>::new(&all[2..]));
     let rows = ours.rows().chain(tree.rows()).chain(heap.rows()).chain(asynchronous.rows());
-    let rows = rows.chain(std_heap.rows()).chain(map.rows()).collect();
-    let rounds = measure("send and receive, deep", plan, rows);
+    let rounds = measure("send and receive, deep", plan, rows.collect());
     report.show(&rounds);
 
     for levels in all {
@@ -98,8 +95,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         report.against(&rounds, &deep(Ours::NAME), 1, &peers);
         report.against(&rounds, &deep(Tree::NAME), 1, &peers);
         for of in [Ours::NAME, Tree::NAME, PlHeap::NAME] {
-            let times = over(&rounds, &deep(of), &name(of, 1, 0)).unwrap_or(f64::NAN);
-            println!("  {} over the same, empty: {times:.3}", deep(of));
+            let times =
+                over(&rounds, &deep(of), &name(of, 1, 0)).map_or(f64::NAN, |ratio| ratio.median);
+            println!("- {} over the same, empty: {times:.3}", deep(of));
         }
         let id = format!("M2.depth1M@{levels}");
         report.record(&id, over(&rounds, &deep(Ours::NAME), &name(Ours::NAME, 1, 0)));
@@ -110,6 +108,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("M3.async_priority_channel", ratio);
 }
 
-fn over(rounds: &Rounds, ours: &str, other: &str) -> Option<f64> {
+fn over(rounds: &Rounds, ours: &str, other: &str) -> Option<Ratio> {
     rounds.time_ratio(&format!("{ours}/1"), &format!("{other}/1"))
 }

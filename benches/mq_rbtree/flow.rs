@@ -2,14 +2,12 @@
 
 use std::hint::black_box;
 
-use harness::timed::repeat;
-use harness::{Plan, Report, Rounds};
+use harness::timed::{Timed, at_once, repeat};
+use harness::{Plan, Ratio, Report, Rounds, allowed_cpus};
 
 use crate::kernel::Kernel;
-use crate::locked::{PlHeap, PlMap, StdHeap};
-use crate::peers::{AsyncPriority, Crossbeam, Flume, Kanal};
+use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
 use crate::queue::{Ours, Queue, Tree};
-use crate::two::{Timed, at_once};
 
 /// Messages that a queue takes.
 const MOST: usize = 1024;
@@ -39,29 +37,31 @@ fn row<Q: Queue>(queue: &Q) -> Row<'_> {
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let (ours, tree) = (<Ours as Queue>::new(MOST), <Tree as Queue>::new(MOST));
-    let (kernel, std_heap) = (Kernel::new(MOST), StdHeap::new(MOST));
-    let (pl_heap, pl_map) = (PlHeap::new(MOST), PlMap::new(MOST));
+    let (kernel, pl_heap) = (Kernel::new(MOST), PlHeap::new(MOST));
     let asynchronous = AsyncPriority::new(MOST);
-    let (crossbeam, kanal, flume) = (Crossbeam::new(MOST), Kanal::new(MOST), Flume::new(MOST));
+    let (crossbeam, kanal) = (Crossbeam::new(MOST), Kanal::new(MOST));
     let rows = [
         row(&ours),
         row(&tree),
         row(&kernel),
-        row(&std_heap),
         row(&pl_heap),
-        row(&pl_map),
         row(&asynchronous),
         row(&crossbeam),
         row(&kanal),
-        row(&flume),
     ];
     println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
-    let names = rows.iter().map(|(name, _)| (format!("{name}/2"), 1));
+    let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
+    let threads = plan.threads.iter().copied().filter(|threads| *threads > 1);
+    let cases: Vec<_> =
+        threads.flat_map(|threads| rows.iter().map(move |row| (row, threads))).collect();
+    let names = cases.iter().map(|((name, _), threads)| (format!("{name}/{threads}"), 1));
     let mut rounds = Rounds::new("one sends, one receives", names);
     repeat(plan, || {
         rounds.round(plan.retries, |index| {
-            let timed = rows[index].1(1);
-            let counts = timed.overlap() >= plan.min_overlap;
+            let ((_, window), threads) = cases[index];
+            let timed = window(threads / 2);
+            // Threads that share a CPU never overlap.
+            let counts = threads > cpus || timed.overlap() >= plan.min_overlap;
             counts.then(|| MESSAGES as f64 / timed.whole.as_secs_f64())
         });
     });
@@ -100,6 +100,6 @@ pub(crate) fn run_many(plan: &Plan, report: &mut Report) {
     report.record("M10.pl_heap", ratio(PlHeap::NAME));
 }
 
-fn over(rounds: &Rounds, peer: &str) -> Option<f64> {
+fn over(rounds: &Rounds, peer: &str) -> Option<Ratio> {
     rounds.time_ratio(&format!("{}/2", Ours::NAME), &format!("{peer}/2"))
 }

@@ -15,7 +15,7 @@ use crate::queue::Queue;
 pub(crate) struct Kernel(libc::mqd_t);
 
 impl Kernel {
-    /// Messages of a queue that anybody may make, where nobody changed that.
+    /// The most messages of a queue that an unprivileged process may make, by default.
     const USUAL: usize = 10;
 
     /// Opens one and removes its name.

@@ -17,12 +17,10 @@ mod deep;
 mod empty;
 mod flow;
 mod kernel;
-mod locked;
 mod peers;
 mod ping;
 mod queue;
 mod seed;
-mod two;
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,13 +1,16 @@
-//! Channels, at the versions of `benches/Cargo.toml`. All but the first have no priorities: they show
-//! what a queue costs without them.
+//! What a program uses instead, at the versions of `benches/Cargo.toml`. crossbeam and kanal have no priorities:
+//! they show what a queue costs without them.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::queue::{OPEN, Queue};
 
@@ -36,6 +39,55 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
             }
         }
     })
+}
+
+/// Messages with their priorities; the sequence number keeps those of one priority in order.
+#[derive(Default)]
+struct Heap {
+    heap: BinaryHeap<(u32, Reverse<u64>, u64)>,
+    sequence: u64,
+}
+
+/// A heap and two condition variables under parking_lot's lock, whose notify is a load if no thread waits.
+pub(crate) struct PlHeap {
+    store: Mutex<Heap>,
+    came: Condvar,
+    left: Condvar,
+    most: usize,
+}
+
+impl Queue for PlHeap {
+    const NAME: &'static str = "parking_lot BinaryHeap";
+
+    fn new(most: usize) -> Self {
+        Self { store: Mutex::default(), came: Condvar::new(), left: Condvar::new(), most }
+    }
+
+    #[inline(always)]
+    fn send(&self, message: u64, priority: u32) {
+        let mut store = self.store.lock();
+        while store.heap.len() >= self.most {
+            self.left.wait(&mut store);
+        }
+        store.sequence += 1;
+        let sequence = Reverse(store.sequence);
+        store.heap.push((priority, sequence, message));
+        drop(store);
+        self.came.notify_one();
+    }
+
+    #[inline(always)]
+    fn receive(&self) -> u64 {
+        let mut store = self.store.lock();
+        loop {
+            if let Some((.., message)) = store.heap.pop() {
+                drop(store);
+                self.left.notify_one();
+                return message;
+            }
+            self.came.wait(&mut store);
+        }
+    }
 }
 
 /// async-priority-channel, with a sequence number in its priorities: it keeps no order within one.
@@ -114,10 +166,4 @@ channel!(
     Kanal,
     "kanal (no priority)",
     kanal
-);
-channel!(
-    /// flume's: a lock around a deque.
-    Flume,
-    "flume (no priority)",
-    flume
 );

@@ -24,7 +24,7 @@ pub(crate) trait Queue: Send + Sync + Sized {
 }
 
 /// Why nothing is refused.
-pub(crate) const OPEN: &str = "open, below its limits, with memory, and nobody forks";
+pub(crate) const OPEN: &str = "open, below its limits, with memory, and no fork";
 
 /// Levels that are found by a number.
 pub(crate) trait Numbered: Levels<Priority = u32, Hint: Send + Sync> + Send {

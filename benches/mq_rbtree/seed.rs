@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use harness::timed::{on_one_cpu, repeat};
-use harness::{Chapter, Claim, Plan, Plot, Report, Rounds, Series, Table, median, number};
+use harness::{Plan, Report, Rounds, Table, median, number};
 use mq_rbtree::RbTree;
 use offlock_sync::WordLock;
 
@@ -152,10 +152,6 @@ impl Row {
         let situation = order.map_or(EMPTY_QUEUE, Order::name);
         Self { build, situation, window: Box::new(window), rounds: [Vec::new(), Vec::new()] }
     }
-
-    fn of(&self, which: usize) -> f64 {
-        median(&self.rounds[which]).unwrap_or(f64::NAN)
-    }
 }
 
 /// What the seed's author published of empty queues: nanoseconds of a send and of a receive. Of full ones
@@ -197,113 +193,23 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.show(&rounds);
     let ratio = rounds.time_ratio(&format!("{CACHED}/1"), &format!("{}/1", Plain::NAME));
     report.record("M7.cache_vs_rbtree", ratio);
-    report.chapter(&seed(&rows, ratio));
+    print!("{}", table(&rows));
 }
 
 /// The figures beside the published ones.
-fn seed(rows: &[Row], cache: Option<f64>) -> Chapter {
+fn table(rows: &[Row]) -> Table {
     let columns = ["send", "receive", "published send", "published receive"];
-    let mut table = Table::new("ns, less the clock's own", columns);
+    let mut table = Table::new("a queue, ns less the clock's own", columns);
+    table.bars = vec![0, 1, 2, 3];
     for row in rows {
         let published = PUBLISHED.iter().find(|(build, _)| *build == row.build);
         let published = published.filter(|_| row.situation == EMPTY_QUEUE).map(|(_, ns)| *ns);
         let published = [0, 1].map(|at| number(published.map(|ns| ns[at]), 0));
-        let measured = [0, 1].map(|at| number(Some(row.of(at)), 0));
+        let measured = [0, 1].map(|at| number(median(&row.rounds[at]), 0));
         let cells = measured.into_iter().chain(published);
         table.row(format!("{}, {}", row.build, row.situation), cells);
     }
-    let find = |build: &str, situation: &str| {
-        rows.iter().find(|row| row.build == build && row.situation == situation)
-    };
-    let of = |build: &str, situation: &str, at| {
-        find(build, situation).map_or(f64::NAN, |row| row.of(at))
-    };
-    let empty = |published: bool| {
-        ["send", "receive"].into_iter().enumerate().map(move |(at, name)| {
-            let measured = PUBLISHED.map(|(build, _)| of(build, EMPTY_QUEUE, at));
-            if published {
-                Series::published(name, PUBLISHED.map(|(_, ns)| ns[at]))
-            } else {
-                Series::measured(name, measured)
-            }
-        })
-    };
-    let plots = vec![
-        Plot {
-            title: "An empty queue: one message in, one out".into(),
-            unit: "ns".into(),
-            places: PUBLISHED.iter().map(|(build, _)| (*build).into()).collect(),
-            series: empty(true).chain(empty(false)).collect(),
-            ..Plot::default()
-        },
-        Plot {
-            title: format!("A queue with {DEPTH} messages: one out, one in"),
-            unit: "ns of both, each division ten times the last".into(),
-            logarithmic: true,
-            places: Order::ALL.iter().map(|order| order.name().into()).collect(),
-            series: PUBLISHED
-                .iter()
-                .map(|(build, _)| {
-                    let sum =
-                        |order: &Order| of(build, order.name(), 0) + of(build, order.name(), 1);
-                    Series::measured(*build, Order::ALL.iter().map(sum))
-                })
-                .collect(),
-            ..Plot::default()
-        },
-    ];
-    let sum = |build: &str, situation: &str| of(build, situation, 0) + of(build, situation, 1);
-    let gain = |situation: &str| sum(Plain::NAME, situation) - sum(CACHED, situation);
-    let gains: Vec<f64> = Order::ALL.iter().map(|order| gain(order.name())).collect();
-    let worst =
-        Order::ALL.iter().map(|order| sum(Array::NAME, order.name()) / sum(CACHED, order.name()));
-    let claims = vec![
-        Claim::new(
-            "empty queue: the cache of nodes makes the tree faster (time with it over without)",
-            "0.948 (632 over 667 ns)",
-            cache,
-            3,
-            |ratio| ratio <= 0.95,
-        ),
-        Claim::new(
-            "empty queue: the tree with the cache is about as fast as the array (time over time)",
-            "1.066 (632 over 593 ns)",
-            Some(sum(CACHED, EMPTY_QUEUE) / sum(Array::NAME, EMPTY_QUEUE)),
-            3,
-            |ratio| ratio <= 1.25,
-        )
-        .remark(
-            "In the kernel both are beside 250 ns of a system call. Without one, the end of an array is the \
-             cheapest place there is.",
-        ),
-        Claim::new(
-            "full queue: the cache saves some of the tree's time, ns of a send and a receive, median",
-            "10 to 20",
-            median(&gains),
-            0,
-            |nanos| nanos > 0.0,
-        ),
-        Claim::new(
-            "full queue, in the array's worst order: it takes so many times as long as the tree with the cache",
-            "none",
-            worst.reduce(f64::max),
-            1,
-            |times| times > 10.0,
-        ),
-    ];
-    Chapter {
-        command: String::new(),
-        of: "mq-rbtree".into(),
-        title: "ipc/mqueue: add rbtree node caching support".into(),
-        about: format!(
-            "Before: an array of messages sorted by priority, under the queue's lock. Between: the tree \
-             without a cache of nodes. After: the tree with it. A full queue has {DEPTH} messages, as the \
-             kernel's own test fills it, of {LEVELS} priorities."
-        ),
-        claims,
-        tables: vec![table],
-        plots,
-    }
+    table
 }
 
 /// What a look at the clock adds to what it measures.

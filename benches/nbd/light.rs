@@ -14,7 +14,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::{FioReads, Random, percentile, pin, thread_cpu_time};
+use harness::{FioSide, Random, percentile, pin, thread_cpu_time};
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
     ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply, ReplyContent, Request,
@@ -233,7 +233,7 @@ pub(crate) fn measure(
     (connections, depth): (usize, usize),
     cpu: usize,
     window: Duration,
-) -> io::Result<FioReads> {
+) -> io::Result<FioSide> {
     on(cpu, || {
         let open = |_| Client::open(socket, depth);
         let mut clients = (0..connections).map(open).collect::<io::Result<Vec<_>>>()?;
@@ -260,7 +260,7 @@ pub(crate) fn measure(
         let iops = times.len() as f64 / took;
         let at = |percent| percentile(&times, percent).map(Duration::from_secs_f64);
         let nothing = || bad("no read in the window");
-        Ok(FioReads {
+        Ok(FioSide {
             iops,
             bytes: iops * BLOCK as f64,
             p50: at(50.0).ok_or_else(nothing)?,

@@ -37,17 +37,17 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harness::{
-    Args, FioReads, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
+    Args, FioMix, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
 };
 
 use crate::picture::Picture;
 use crate::rows::{Load, Row, Window, loads};
 use crate::servers::{Server, Site, build_ours};
-use crate::table::{Lines, heading};
+use crate::table::table;
 
 /// The image: large enough that the CPU's caches do not hold it, small enough for the page cache.
 const IMAGE: usize = 1 << 30;
-/// A guess: below it, repeated windows of one server stay within a few percent of each other.
+/// Below it, repeated windows of one server stay within a few percent of each other.
 const DISTURBED: f64 = 0.15;
 
 /// The row with an export whose device answers no more.
@@ -159,11 +159,8 @@ fn measure_writes(
         }
     }
     drop(servers);
-    if !rows.is_empty() {
-        println!("{}", writes::heading());
-    }
     for row in &rows {
-        row.print();
+        print!("{}", row.table());
         for (id, measured) in row.targets() {
             targets.record(&id, measured)?;
         }
@@ -220,9 +217,8 @@ fn measure_reads(
         }
     }
 
-    println!("{}", heading());
     for row in &rows {
-        print!("{}", Lines(row));
+        print!("{}", table(row));
         for (id, measured) in row.targets() {
             let [first, second] = &mut targets;
             first.record(&id, measured).or_else(|_| second.record(&id, measured))?;
@@ -291,7 +287,8 @@ impl Bench<'_> {
         } else {
             let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
             let args = load.fio_args().into_iter().chain(engine);
-            let mut reads = FioReads::measure(client, self.window, self.scratch, args)?;
+            let measured = FioMix::measure(client, self.window, self.scratch, args)?;
+            let mut reads = measured.reads.ok_or(io::ErrorKind::InvalidData)?;
             reads.busy *= load.connections as f64; // it is the mean over its jobs
             reads
         };

@@ -1,6 +1,6 @@
 //! What is measured: the rows of the table, and which target each of them decides.
 
-use harness::{Args, FioReads, Rounds, median};
+use harness::{Args, FioSide, Ratio, Rounds, median};
 
 use crate::servers::{DIRECT_PEER, NBDKIT, OURS, OURS_DIRECT, QEMU};
 
@@ -110,7 +110,7 @@ pub(crate) struct Row {
 /// What one window showed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
-    pub(crate) reads: FioReads,
+    pub(crate) reads: FioSide,
     /// The share of other processes.
     pub(crate) foreign: f64,
     /// The part of the time that the server used its CPU.
@@ -156,7 +156,7 @@ impl Row {
     }
 
     /// The targets that this row decides, as far as both sides of them were measured.
-    pub(crate) fn targets(&self) -> Vec<(String, Option<f64>)> {
+    pub(crate) fn targets(&self) -> Vec<(String, Option<Ratio>)> {
         let ours = self.load.ours();
         let all_run = |others: &[&str]| {
             self.servers.contains(&ours) && others.iter().all(|name| self.servers.contains(name))

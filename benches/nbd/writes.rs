@@ -13,7 +13,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use harness::{Args, FioMix, FioSide, Foreign, median};
+use harness::{Args, FioMix, FioSide, Foreign, Ratio, Table, median, number};
 
 use crate::light;
 use crate::servers::{NBDKIT, OURS, QEMU, Server};
@@ -27,9 +27,9 @@ pub(crate) struct Job {
     id: &'static str,
     name: &'static str,
     /// fio's arguments.
-    args: &'static [&'static str],
+    args: &'static str,
     /// Those of the jobs beside it.
-    beside: &'static [&'static str],
+    beside: &'static str,
     /// The targets that the row decides, by the ends of their names.
     targets: &'static [(&'static str, Figure)],
 }
@@ -65,69 +65,51 @@ impl Figure {
 }
 
 const JOBS: [Job; 8] = [
+    job("W1", "randwrite4k", "--rw=randwrite --bs=4k --iodepth=32", &[TPUT, WRITES]),
+    job(
+        "W2",
+        "randwrite4k_flush32",
+        "--rw=randwrite --bs=4k --iodepth=32 --fsync=32",
+        &[TPUT, WRITES],
+    ),
+    job("W3", "seqwrite1M", "--rw=write --bs=1M --iodepth=4", &[TPUT]),
+    job(
+        "W4",
+        "randrw70_4k",
+        "--rw=randrw --rwmixread=70 --bs=4k --iodepth=32",
+        &[TPUT, ("read_p99", Figure::Reads)],
+    ),
+    job("W5", "randwrite64k", "--rw=randwrite --bs=64k --iodepth=16", &[TPUT]),
+    job(
+        "W6",
+        "mixed_sizes",
+        "--rw=randrw --rwmixread=60 --bssplit=4k/60:64k/30:256k/10 --iodepth=16 \
+         --unified_rw_reporting=1",
+        &[TPUT, ("p99", Figure::All)],
+    ),
     Job {
-        id: "W1",
-        name: "randwrite4k",
-        args: &["--rw=randwrite", "--bs=4k", "--iodepth=32"],
-        beside: &[],
-        targets: &[("tput", Figure::Throughput), ("p99", Figure::Writes)],
+        beside: "--rw=randwrite --bs=1M --iodepth=1 --numjobs=8",
+        ..job("W7", "read_beside_1M_writers", ONE_READ, &[("p99", Figure::Reads)])
     },
     Job {
-        id: "W2",
-        name: "randwrite4k_flush32",
-        args: &["--rw=randwrite", "--bs=4k", "--iodepth=32", "--fsync=32"],
-        beside: &[],
-        targets: &[("tput", Figure::Throughput), ("p99", Figure::Writes)],
-    },
-    Job {
-        id: "W3",
-        name: "seqwrite1M",
-        args: &["--rw=write", "--bs=1M", "--iodepth=4"],
-        beside: &[],
-        targets: &[("tput", Figure::Throughput)],
-    },
-    Job {
-        id: "W4",
-        name: "randrw70_4k",
-        args: &["--rw=randrw", "--rwmixread=70", "--bs=4k", "--iodepth=32"],
-        beside: &[],
-        targets: &[("tput", Figure::Throughput), ("read_p99", Figure::Reads)],
-    },
-    Job {
-        id: "W5",
-        name: "randwrite64k",
-        args: &["--rw=randwrite", "--bs=64k", "--iodepth=16"],
-        beside: &[],
-        targets: &[("tput", Figure::Throughput)],
-    },
-    Job {
-        id: "W6",
-        name: "mixed_sizes",
-        args: &[
-            "--rw=randrw",
-            "--rwmixread=60",
-            "--bssplit=4k/60:64k/30:256k/10",
-            "--iodepth=16",
-            "--unified_rw_reporting=1",
-        ],
-        beside: &[],
-        targets: &[("tput", Figure::Throughput), ("p99", Figure::All)],
-    },
-    Job {
-        id: "W7",
-        name: "read_beside_1M_writers",
-        args: &["--rw=randread", "--bs=4k", "--iodepth=1"],
-        beside: &["--rw=randwrite", "--bs=1M", "--iodepth=1", "--numjobs=8"],
-        targets: &[("p99", Figure::Reads)],
-    },
-    Job {
-        id: "W8",
-        name: "read_beside_trims",
-        args: &["--rw=randread", "--bs=4k", "--iodepth=1"],
-        beside: &["--rw=randtrim", "--bs=64k", "--iodepth=16"],
-        targets: &[("p99", Figure::Reads)],
+        beside: "--rw=randtrim --bs=64k --iodepth=16",
+        ..job("W8", "read_beside_trims", ONE_READ, &[("p99", Figure::Reads)])
     },
 ];
+
+const ONE_READ: &str = "--rw=randread --bs=4k --iodepth=1";
+const TPUT: (&str, Figure) = ("tput", Figure::Throughput);
+const WRITES: (&str, Figure) = ("p99", Figure::Writes);
+
+/// A job with none beside it.
+const fn job(
+    id: &'static str,
+    name: &'static str,
+    args: &'static str,
+    targets: &'static [(&'static str, Figure)],
+) -> Job {
+    Job { id, name, args, beside: "", targets }
+}
 
 /// A load and its windows.
 pub(crate) struct WriteRow {
@@ -184,13 +166,14 @@ impl WriteRow {
     ) -> io::Result<FioMix> {
         server.check()?;
         let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
-        let mut args: Vec<String> = self.job.args.iter().map(ToString::to_string).collect();
+        let words = |args: &str| args.split_whitespace().map(String::from).collect::<Vec<_>>();
+        let mut args = words(self.job.args);
         args.extend(engine.iter().cloned());
         if !self.job.beside.is_empty() {
             // fio's options are those of the job before them: all again.
             args.extend(["--name=beside", "--new_group", "--time_based"].map(String::from));
             args.extend(["--norandommap".into(), format!("--runtime={}ms", window.as_millis())]);
-            args.extend(self.job.beside.iter().map(ToString::to_string));
+            args.extend(words(self.job.beside));
             args.extend(engine);
         }
         let foreign = Foreign::start(&[client, cpu], &[server.process.id()])?;
@@ -204,37 +187,33 @@ impl WriteRow {
     }
 
     /// The targets of the row, as far as all servers were measured.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (String, Option<f64>)> {
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (String, Option<Ratio>)> {
         self.job.targets.iter().map(|(end, figure)| {
             let ratio = |[ours, qemu, nbdkit]: &[Option<FioMix>; 3]| {
                 let of = |window: &Option<FioMix>| figure.of(window.as_ref()?);
                 Some(of(ours)? / figure.better(of(qemu)?, of(nbdkit)?))
             };
             let ratios: Vec<f64> = self.windows.iter().filter_map(ratio).collect();
-            (format!("{}.{}.{end}", self.job.id, self.job.name), median(&ratios))
+            (format!("{}.{}.{end}", self.job.id, self.job.name), Ratio::of(&ratios))
         })
     }
 
-    /// The rows of the table.
-    pub(crate) fn print(&self) {
-        println!("{} [{}]", self.job.name, self.job.id);
+    /// The medians of each server.
+    pub(crate) fn table(&self) -> Table {
+        let columns = ["reads/s", "p99 us", "writes/s", "p99 us"];
+        let mut table = Table::new(format!("{} [{}]", self.job.name, self.job.id), columns);
         for (index, name) in NAMES.iter().enumerate() {
             let windows = self.windows.iter().filter_map(|round| round[index]);
             let of = |get: &dyn Fn(&FioMix) -> Option<f64>| {
                 let values: Vec<f64> = windows.clone().filter_map(|window| get(&window)).collect();
-                median(&values).map_or("-".to_string(), |value| format!("{value:.0}"))
+                number(median(&values), 0)
             };
             let iops = |side: Option<FioSide>| side.map(|side| side.iops);
             let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64() * 1e6);
-            let [reads, read_p99] = [of(&|w| iops(w.reads)), of(&|w| p99(w.reads))];
-            let [writes, write_p99] =
-                [of(&|w| iops(w.writes.or(w.all))), of(&|w| p99(w.writes.or(w.all)))];
-            println!("  {name:<20}{reads:>12}{read_p99:>12}{writes:>12}{write_p99:>12}");
+            let reads = [of(&|w| iops(w.reads)), of(&|w| p99(w.reads))];
+            let writes = [of(&|w| iops(w.writes.or(w.all))), of(&|w| p99(w.writes.or(w.all)))];
+            table.row(*name, reads.into_iter().chain(writes));
         }
+        table
     }
-}
-
-/// The heading of the table.
-pub(crate) fn heading() -> String {
-    format!("{:<22}{:>12}{:>12}{:>12}{:>12}", "", "reads/s", "p99 us", "writes/s", "p99 us")
 }

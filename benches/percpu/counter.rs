@@ -3,22 +3,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 use offlock_percpu::PerCpuCounter;
-
-use crate::report::Report;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     static OURS: PerCpuCounter = PerCpuCounter::new();
 
     // Ordering, for every peer: Relaxed; a statistics counter, it publishes nothing.
     let shared = CachePadded::new(AtomicU64::new(0));
-    let padded: Vec<CachePadded<AtomicU64>> = (0..2).map(|_| CachePadded::default()).collect();
+    let most = plan.threads.iter().max().map_or(1, |most| *most);
+    let padded: Vec<CachePadded<AtomicU64>> = (0..most).map(|_| CachePadded::default()).collect();
     let cpus = offlock_percpu::possible_cpus();
     let by_cpu: Vec<CachePadded<AtomicU64>> = (0..cpus).map(|_| CachePadded::default()).collect();
 
     let mut group = Group::new("counter add");
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(Case::new("PerCpuCounter", threads, |_| |_| OURS.add(1)))
             // Which slot is a thread's own costs nothing here.

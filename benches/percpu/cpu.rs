@@ -3,9 +3,7 @@
 use std::cell::Cell;
 use std::hint::black_box;
 
-use harness::{Case, Group, Plan};
-
-use crate::report::Report;
+use harness::{Case, Group, Plan, Report};
 
 thread_local! {
     /// What a program does that gives each thread a number instead of asking for its CPU.

@@ -7,11 +7,9 @@ use std::hint::black_box;
 use std::sync::Mutex as StdMutex;
 
 use crossbeam_utils::sync::ShardedLock;
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 use offlock_percpu::lglock::LgLock;
 use parking_lot::Mutex;
-
-use crate::report::Report;
 
 /// Why no lock here is refused.
 const FREE: &str = "no thread panics or locks twice";

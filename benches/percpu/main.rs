@@ -24,15 +24,12 @@ mod lock;
 mod pin;
 mod reclaim;
 mod reference;
-mod report;
 
 use std::env;
 use std::error::Error;
 use std::process::{Command, Stdio};
 
-use harness::{Args, Header, Plan, Targets};
-
-use crate::report::{Mode, Report};
+use harness::{Args, Header, Plan, Report, Targets};
 
 /// Rows that are measured together.
 struct Family {
@@ -66,9 +63,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("percpu: measures only under `cargo bench`");
         return Ok(());
     }
-    let mode = Mode::of_this_process();
+    let has_sections = offlock_percpu::capabilities().sections.is_ok();
     let targets = Targets::parse(include_str!("../targets.toml"), "percpu")?.asked_for_by(&args);
-    let mut report = Report::new(mode, targets);
+    // With sections this process decides P1 to P7, and without P8.
+    let decides: fn(&str) -> bool =
+        if has_sections { |id| !id.starts_with("P8.") } else { |id| id.starts_with("P8.") };
+    let mut report = Report::new(targets).deciding(decides);
     if env::var_os(CHILD).is_none() {
         print!("{}", Header::take("percpu"));
     }
@@ -77,24 +77,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plan = Plan::new(&args);
     let only_without = args.only.is_some() && args.wants_family(WITHOUT_RSEQ);
     for family in &FAMILIES {
-        let wanted = match mode {
-            Mode::Sections => args.wants_family(family.name),
-            Mode::Fallback => {
-                (args.wants_family(family.name) || only_without)
-                    && (family.depends_on_rseq || env::var_os(CHILD).is_none())
-            }
-        };
+        let asked = args.wants_family(family.name);
+        let is_repeated = family.depends_on_rseq || env::var_os(CHILD).is_none();
+        let wanted = if has_sections { asked } else { (asked || only_without) && is_repeated };
         if wanted {
             println!("\n# {}", family.name);
             (family.run)(&plan, &mut report);
         }
     }
-    if mode == Mode::Sections && args.wants_family(WITHOUT_RSEQ) {
+    if has_sections && args.wants_family(WITHOUT_RSEQ) {
         if let Err(error) = without_rseq(&args, &mut report) {
             println!("# not measured: {WITHOUT_RSEQ}: {error}");
         }
     }
-    report.all.print();
+    report.print();
     Ok(())
 }
 
@@ -108,7 +104,7 @@ fn without_rseq(args: &Args, report: &mut Report) -> Result<(), Box<dyn Error>> 
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
     for line in String::from_utf8(output.stdout)?.lines() {
         if line.starts_with("TARGET P8.") {
-            report.all.record_line(line)?;
+            report.record_line(line)?;
         } else if !line.starts_with("TARGET ") {
             println!("{line}");
         }

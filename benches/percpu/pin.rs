@@ -6,12 +6,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use arc_swap::ArcSwap;
 use crossbeam_epoch as epoch;
 use haphazard::HazardPointer;
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 use offlock_percpu::rcu;
 use parking_lot::RwLock;
 use seize::Guard as _;
-
-use crate::report::Report;
 
 const OURS: &str = "rcu::pin";
 const EPOCH: &str = "crossbeam_epoch::pin";
@@ -21,7 +19,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let seize = seize::Collector::new();
 
     let mut group = Group::new("pin and unpin");
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(Case::new(OURS, threads, |_| {
                 |_| {

@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use arc_swap::ArcSwap;
 use crossbeam_epoch as epoch;
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 use offlock_percpu::{fence, rcu};
 use seize::Guard as _;
-
-use crate::report::Report;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     run_heavy(plan, report);

@@ -3,17 +3,15 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 use offlock_percpu::PercpuRef;
-
-use crate::report::Report;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let ours = PercpuRef::new(|| {});
     let arc = Arc::new(0_u64);
 
     let mut group = Group::new("get and put, one hot object");
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(Case::new("PercpuRef get+put", threads, |_| {
                 |_| {

@@ -8,13 +8,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_utils::CachePadded;
+use harness::timed::{at_once, wait};
 use harness::{Plan, Report};
 
-use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::Owning;
-use crate::peers::{Dash, ShardedSlab};
+use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
 use crate::registry::Registry;
-use crate::two::{Handed, Row, at_once, measure, wait};
+use crate::two::{Handed, Row, measure};
 
 /// Objects on their way, at most.
 const PLACES: usize = 64;
@@ -59,8 +59,8 @@ fn row<R: Registry>(registry: &R) -> Row<'_> {
     let objects: Vec<R::Object> = (0..PLACES as u64).map(|n| registry.object(n)).collect();
     let places: Vec<CachePadded<Place<R::Ticket<'_>>>> =
         (0..PLACES).map(|_| CachePadded::new(Place::new())).collect();
-    Row::new(R::NAME, move || {
-        at_once(OBJECTS as u64, |thread| {
+    Row::new(R::NAME, OBJECTS as u64, move || {
+        at_once(2, |thread| {
             for n in 0..OBJECTS {
                 let (object, place) = (&objects[n % PLACES], &places[n % PLACES]);
                 // Ordering: Acquire loads pair with the Release store of the other thread; they

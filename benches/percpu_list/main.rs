@@ -14,7 +14,6 @@
 //! L7 is the census: `cargo bench --bench census -- --only list`.
 
 mod cross;
-mod locked;
 mod ours;
 mod pair;
 mod peers;
@@ -35,7 +34,6 @@ const FAMILIES: &[Family] = &[
     Family { name: "L4 cross", run: cross::run },
     Family { name: "L5 owning", run: pair::run_owning },
     Family { name: "L6 walk", run: walk::run },
-    Family { name: "L6 lock_all", run: walk::run_lock_all },
     Family { name: "L9 beside", run: pair::run_beside },
     Family { name: "L9 bytes", run: pair::run_bytes },
 ];

@@ -3,12 +3,11 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness::{Case, Group, Plan, Report, Rounds};
+use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 
-use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::{Owning, Shared};
-use crate::peers::{Bag, Dash, Queue, ShardedSlab};
-use crate::registry::{Entries, LIVE, Registry, oldest, pair};
+use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
+use crate::registry::{Entries, LIVE, Registry, pair};
 
 const OURS: &str = Owning::NAME;
 const LIST: &str = MutexList::NAME;
@@ -16,24 +15,21 @@ const SLAB: &str = MutexSlab::NAME;
 const SHARDED_LIST: &str = ShardedList::NAME;
 const SHARDED_SLAB: &str = ShardedSlab::NAME;
 const DASHMAP: &str = Dash::NAME;
-/// All that can remove a given object, and two that cannot.
-const PEERS: [&str; 6] = [LIST, SLAB, SHARDED_LIST, SHARDED_SLAB, Bag::NAME, Queue::NAME];
+const PEERS: [&str; 4] = [LIST, SLAB, SHARDED_LIST, SHARDED_SLAB];
 
 /// Into empty registries.
 pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
     let ours = Owning::new();
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
-    let (sharded_slab, bag, queue) = (ShardedSlab::new(), Bag::new(), Queue::new());
+    let sharded_slab = ShardedSlab::new();
     let mut group = Group::new("add and remove an object").case(exchanges());
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group
             .case(pair(&ours, OURS, threads))
             .case(pair(&list, LIST, threads))
             .case(pair(&slab, SLAB, threads))
             .case(pair(&sharded_list, SHARDED_LIST, threads))
-            .case(pair(&sharded_slab, SHARDED_SLAB, threads))
-            .case(pair(&bag, Bag::NAME, threads))
-            .case(pair(&queue, Queue::NAME, threads));
+            .case(pair(&sharded_slab, SHARDED_SLAB, threads));
     }
     let rounds = group.run(plan);
     report.show(&rounds);
@@ -46,10 +42,13 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
 
     report.record("L2.scale", rounds.tput_ratio(&two(OURS), &one(OURS)));
     let best = rounds.tput_ratio_to_best(&two(OURS), &[&two(LIST), &two(SLAB)]);
-    report.record("L2.best_mutex_2t", best.map(|times| 1.0 / times));
+    report.record("L2.best_mutex_2t", best.map(|ratio| ratio.map(|times| 1.0 / times)));
     for name in [OURS, LIST, SLAB, SHARDED_LIST, SHARDED_SLAB] {
         let scale = rounds.tput_ratio(&two(name), &one(name));
-        println!("  {name}, two threads over one: {:.3}", scale.unwrap_or(f64::NAN));
+        println!(
+            "- {name}, two threads over one: {:.3}",
+            scale.map_or(f64::NAN, |scale| scale.median)
+        );
     }
 }
 
@@ -65,21 +64,10 @@ fn exchanges<'a>() -> Case<'a> {
     })
 }
 
-/// The oldest of 64 instead of the latest; and beside 100,000 that stay.
+/// Beside 100,000 objects that stay.
 pub(crate) fn run_live(plan: &Plan, report: &mut Report) {
     let (ours, list, slab) = (Owning::new(), MutexList::new(), MutexSlab::new());
     let (sharded_list, sharded_slab) = (ShardedList::new(), ShardedSlab::new());
-    let mut group = Group::new("the oldest of 64 objects");
-    for threads in [1, 2] {
-        group = group
-            .case(oldest(&ours, threads))
-            .case(oldest(&list, threads))
-            .case(oldest(&slab, threads))
-            .case(oldest(&sharded_list, threads))
-            .case(oldest(&sharded_slab, threads));
-    }
-    show(report, &group.run(plan));
-
     let _ours = Entries::new(&ours, 1000, LIVE);
     let _list = Entries::new(&list, 1000, LIVE);
     let _slab = Entries::new(&slab, 1000, LIVE);
@@ -133,14 +121,14 @@ pub(crate) fn run_bytes(_: &Plan, report: &mut Report) {
     let vector = used() - before;
     entries.extend((0..LIVE as u64).map(|n| list.add(&n)));
     let each = (used() - before - vector) as f64 / LIVE as f64;
-    println!("  a number on the list takes {each:.1} bytes");
+    println!("- a number on the list takes {each:.1} bytes");
     report.record("L9.bytes_per_entry@8", Some(each));
 }
 
 fn show(report: &mut Report, rounds: &Rounds) {
     report.show(rounds);
     for threads in [1, 2] {
-        report.against(rounds, OURS, threads, &PEERS[..4]);
+        report.against(rounds, OURS, threads, &PEERS);
     }
 }
 
@@ -174,6 +162,6 @@ fn two(name: &str) -> String {
     format!("{name}/2")
 }
 
-fn ratio(rounds: &Rounds, ours: &str, peer: &str) -> Option<f64> {
+fn ratio(rounds: &Rounds, ours: &str, peer: &str) -> Option<Ratio> {
     rounds.time_ratio(&one(ours), &one(peer))
 }

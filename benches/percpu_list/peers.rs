@@ -1,11 +1,216 @@
-//! The peers that many threads share without a lock of ours around them, at the versions of
-//! `benches/Cargo.toml`.
+//! What a program uses instead: a doubly linked list, a slab, and linked lists in shards, each under a mutex; and
+//! sharded-slab and dashmap, at the versions of `benches/Cargo.toml`.
+//!
+//! Mutexes are parking_lot's, each on a line of its own.
 
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+
+use crossbeam_utils::CachePadded;
 use dashmap::DashMap;
+use intrusive_collections::{LinkedList, LinkedListLink, UnsafeRef, intrusive_adapter};
+use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
+use slab::Slab;
 
-use crate::locked::{Address, Plain, plain};
-use crate::registry::Registry;
+use crate::registry::{Registry, Walk};
+
+/// What a linked list links.
+#[repr(align(64))]
+pub(crate) struct Node {
+    number: u64,
+    link: LinkedListLink,
+}
+
+// SAFETY: the link is used under its list's mutex only; the number does not change.
+unsafe impl Sync for Node {}
+
+intrusive_adapter!(NodeAdapter = UnsafeRef<Node>: Node { link => LinkedListLink });
+
+type Nodes = LinkedList<NodeAdapter>;
+
+fn node(number: u64) -> Box<Node> {
+    Box::new(Node { number, link: LinkedListLink::new() })
+}
+
+#[inline(always)]
+fn push(nodes: &mut Nodes, node: &Node) {
+    // SAFETY: the thread that adds a node removes it before it frees it; the node does not move until
+    // then.
+    nodes.push_back(unsafe { UnsafeRef::from_raw(node) });
+}
+
+#[inline(always)]
+fn unlink(nodes: &mut Nodes, node: &Node) -> bool {
+    if !node.link.is_linked() {
+        return false;
+    }
+    // SAFETY: linked, and nodes are on one list only: that of their registry, or their shard of it.
+    unsafe { nodes.cursor_mut_from_ptr(node) }.remove().is_some()
+}
+
+/// A doubly linked list under one mutex.
+pub(crate) struct MutexList(CachePadded<Mutex<Nodes>>);
+
+// SAFETY: the list is reached under the mutex only; its nodes are `Sync`.
+unsafe impl Sync for MutexList {}
+
+impl Registry for MutexList {
+    const NAME: &'static str = "Mutex<linked list>";
+    type Object = Box<Node>;
+    type Ticket<'a> = ();
+
+    fn new() -> Self {
+        Self(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))))
+    }
+
+    fn object(&self, number: u64) -> Box<Node> {
+        node(number)
+    }
+
+    #[inline(always)]
+    fn add(&self, object: &Box<Node>) {
+        push(&mut self.0.lock(), object);
+    }
+
+    #[inline(always)]
+    fn remove(&self, object: &Box<Node>, (): ()) -> bool {
+        unlink(&mut self.0.lock(), object)
+    }
+}
+
+impl Walk for MutexList {
+    fn each(&self, mut f: impl FnMut(u64)) {
+        self.0.lock().iter().for_each(|node| f(node.number));
+    }
+}
+
+/// Linked lists in shards, as tokio keeps its tasks: a power of two of them, four times the CPUs;
+/// the object's number says which; two counters for all.
+pub(crate) struct ShardedList {
+    shards: Box<[CachePadded<Mutex<Nodes>>]>,
+    added: AtomicU64,
+    count: AtomicUsize,
+}
+
+// SAFETY: as for `MutexList`, by the shards' mutexes.
+unsafe impl Sync for ShardedList {}
+
+impl ShardedList {
+    #[inline(always)]
+    fn shard(&self, node: &Node) -> &Mutex<Nodes> {
+        &self.shards[node.number as usize & (self.shards.len() - 1)]
+    }
+}
+
+impl Registry for ShardedList {
+    const NAME: &'static str = "sharded list";
+    type Object = Box<Node>;
+    type Ticket<'a> = ();
+
+    fn new() -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let shards = (0..4 * cpus.next_power_of_two())
+            .map(|_| CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))));
+        Self { shards: shards.collect(), added: AtomicU64::new(0), count: AtomicUsize::new(0) }
+    }
+
+    fn object(&self, number: u64) -> Box<Node> {
+        node(number)
+    }
+
+    #[inline(always)]
+    fn add(&self, object: &Box<Node>) {
+        let mut shard = self.shard(object).lock();
+        push(&mut shard, object);
+        // Ordering: Relaxed, both; statistics counters, they publish nothing.
+        self.added.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn remove(&self, object: &Box<Node>, (): ()) -> bool {
+        let mut shard = self.shard(object).lock();
+        let removed = unlink(&mut shard, object);
+        if removed {
+            // Ordering: as above.
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        removed
+    }
+}
+
+impl Walk for ShardedList {
+    fn each(&self, mut f: impl FnMut(u64)) {
+        for shard in &self.shards {
+            shard.lock().iter().for_each(|node| f(node.number));
+        }
+    }
+}
+
+/// What a slab keeps the address of.
+#[repr(align(64))]
+pub(crate) struct Plain {
+    number: u64,
+}
+
+/// The address of an object that is in a registry, so it is alive.
+#[derive(Clone, Copy)]
+struct Address(NonNull<Plain>);
+
+// SAFETY: objects do not change while they are in a registry.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Address {
+    fn of(object: &Plain) -> Self {
+        Self(NonNull::from(object))
+    }
+
+    fn number(self) -> u64 {
+        // SAFETY: the thread that adds an object removes it before it frees it.
+        unsafe { self.0.as_ref() }.number
+    }
+}
+
+fn plain(number: u64) -> Box<Plain> {
+    Box::new(Plain { number })
+}
+
+/// A slab of addresses under one mutex.
+pub(crate) struct MutexSlab(CachePadded<Mutex<Slab<Address>>>);
+
+impl Registry for MutexSlab {
+    const NAME: &'static str = "Mutex<Slab>";
+    type Object = Box<Plain>;
+    type Ticket<'a> = usize;
+
+    fn new() -> Self {
+        Self(CachePadded::new(Mutex::new(Slab::new())))
+    }
+
+    fn object(&self, number: u64) -> Box<Plain> {
+        plain(number)
+    }
+
+    #[inline(always)]
+    fn add(&self, object: &Box<Plain>) -> usize {
+        self.0.lock().insert(Address::of(object))
+    }
+
+    #[inline(always)]
+    fn remove(&self, _: &Box<Plain>, key: usize) -> bool {
+        self.0.lock().try_remove(key).is_some()
+    }
+}
+
+impl Walk for MutexSlab {
+    fn each(&self, mut f: impl FnMut(u64)) {
+        self.0.lock().iter().for_each(|(_, address)| f(address.number()));
+    }
+}
 
 /// sharded-slab: a slab for each thread, whose keys go anywhere.
 pub(crate) struct ShardedSlab(sharded_slab::Slab<Address>);
@@ -59,59 +264,5 @@ impl Registry for Dash {
     #[inline(always)]
     fn remove(&self, number: &u64, (): ()) -> bool {
         self.0.remove(number).is_some()
-    }
-}
-
-/// scc's bag, which gives back what it likes.
-pub(crate) struct Bag(scc::Bag<Address>);
-
-impl Registry for Bag {
-    const NAME: &'static str = "scc::Bag (cannot remove)";
-    type Object = Box<Plain>;
-    type Ticket<'a> = ();
-
-    fn new() -> Self {
-        Self(scc::Bag::new())
-    }
-
-    fn object(&self, number: u64) -> Box<Plain> {
-        plain(number)
-    }
-
-    #[inline(always)]
-    fn add(&self, object: &Box<Plain>) {
-        self.0.push(Address::of(object));
-    }
-
-    #[inline(always)]
-    fn remove(&self, _: &Box<Plain>, (): ()) -> bool {
-        self.0.pop().is_some()
-    }
-}
-
-/// crossbeam's queue, which gives back the oldest.
-pub(crate) struct Queue(crossbeam_queue::SegQueue<Address>);
-
-impl Registry for Queue {
-    const NAME: &'static str = "SegQueue (cannot remove)";
-    type Object = Box<Plain>;
-    type Ticket<'a> = ();
-
-    fn new() -> Self {
-        Self(crossbeam_queue::SegQueue::new())
-    }
-
-    fn object(&self, number: u64) -> Box<Plain> {
-        plain(number)
-    }
-
-    #[inline(always)]
-    fn add(&self, object: &Box<Plain>) {
-        self.0.push(Address::of(object));
-    }
-
-    #[inline(always)]
-    fn remove(&self, _: &Box<Plain>, (): ()) -> bool {
-        self.0.pop().is_some()
     }
 }

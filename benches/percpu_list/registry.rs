@@ -94,11 +94,3 @@ pub(crate) fn pair<'a, R: Registry>(registry: &'a R, name: &str, threads: usize)
         }
     })
 }
-
-/// Removes the oldest of 64 objects and adds it again: the row `NAME/threads`.
-pub(crate) fn oldest<R: Registry>(registry: &R, threads: usize) -> Case<'_> {
-    Case::new(R::NAME, threads, move |thread| {
-        let mut entries = Entries::new(registry, 1000 * thread as u64, 64);
-        move |n| entries.renew(n as usize % 64)
-    })
-}

@@ -16,15 +16,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::{Chapter, Claim, Plan, Plot, Report, Series, Table, allowed_cpus, number, pin};
+use harness::timed::{at_once, wait};
+use harness::{Plan, Ratio, Report, Table, allowed_cpus, number, pin};
 use percpu_list::Stats;
 use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
 
-use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::Owning;
-use crate::peers::{Dash, ShardedSlab};
+use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
 use crate::registry::Registry;
-use crate::two::{Handed, Row, at_once, measure, wait};
+use crate::two::{Handed, Row, measure};
 
 /// The seed's table: workload, removals, and hits of the CPU and of the node in percent.
 const PUBLISHED: [(&str, &str, f64, f64); 3] = [
@@ -33,34 +33,33 @@ const PUBLISHED: [(&str, &str, f64, f64); 3] = [
     ("dbench 64", "4,306,582", 99.6, 99.8),
 ];
 
-/// The published compile on 64 threads: throughput, and system time in percent, before and after.
-const COMPILE: [(f64, f64); 2] = [(24.5, 28.25), (24.9, 18.5)];
-
-/// What a replay has measured.
-struct Replayed {
-    name: &'static str,
-    /// Unless the machine has too few CPUs.
-    hits: Option<Stats>,
-    /// Operations a second of two threads, before and after.
-    throughput: [Option<f64>; 2],
-    ratio: Option<f64>,
-}
-
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let replayed = [DBENCH64, BUILD16].map(|recording| {
+    let columns = ["adds", "removals", "cpu hits, %", "node hits, %"];
+    let mut table = Table::new("removals that met their own CPU's list", columns);
+    table.bars = vec![2, 3];
+    let mut ratios = Vec::new();
+    for recording in [DBENCH64, BUILD16] {
         let events = recording.load().unwrap_or_else(|error| panic!("{error}"));
-        let hits = hits(&events);
-        if let Some(stats) = &hits {
+        if let Some(stats) = hits(&events) {
+            let percents = [stats.cpu_hit_percent(), stats.node_hit_percent()];
             let id = format!("L3.{}.cpu_hits.pct", recording.name);
-            report.record(&id, Some(stats.cpu_hit_percent()));
+            report.record(&id, Some(percents[0]));
+            let counts = [stats.adds, stats.removals].map(|count| count.to_string());
+            let percents = percents.map(|percent| number(Some(percent), 2));
+            table.row(format!("{}, replayed", recording.name), counts.into_iter().chain(percents));
         }
-        throughput(plan, report, &recording, &events, hits)
-    });
+        ratios.push(throughput(plan, report, &recording, &events));
+    }
+    for (name, removals, cpu, node) in PUBLISHED {
+        let percents = [cpu, node].map(|percent| number(Some(percent), 2));
+        let counts = [String::new(), removals.to_string()];
+        table.row(format!("{name}, published"), counts.into_iter().chain(percents));
+    }
+    print!("{table}");
     // Both recordings are to reach it.
-    let ratios: Option<Vec<f64>> = replayed.iter().map(|replayed| replayed.ratio).collect();
-    let worst = ratios.and_then(|all| all.into_iter().reduce(f64::min));
+    let ratios: Option<Vec<Ratio>> = ratios.into_iter().collect();
+    let worst = ratios.and_then(|all| all.into_iter().reduce(Ratio::lower));
     report.record("L3.mutex_list_2t.tput", worst);
-    report.chapter(&seed(&replayed, worst));
 }
 
 /// A single list has no hits to count.
@@ -71,92 +70,6 @@ fn hits(events: &[Event]) -> Option<Stats> {
         return None;
     }
     Some(sequentially(events))
-}
-
-/// The figures beside the published ones.
-fn seed(replayed: &[Replayed], worst: Option<f64>) -> Chapter {
-    let columns = ["adds", "removals", "cpu hits, %", "node hits, %"];
-    let mut hits =
-        Table::new("Removals that found their object on their own CPU, or node", columns);
-    for Replayed { name, hits: stats, .. } in replayed {
-        let Some(stats) = stats else { continue };
-        let percents = [stats.cpu_hit_percent(), stats.node_hit_percent()];
-        let cells = percents.map(|percent| number(Some(percent), 2));
-        let counts = [stats.adds.to_string(), stats.removals.to_string()];
-        hits.row(format!("{name}, replayed"), counts.into_iter().chain(cells));
-    }
-    for (name, removals, cpu, node) in PUBLISHED {
-        let percents = [cpu, node].map(|percent| number(Some(percent), 2));
-        let counts = ["".to_string(), removals.to_string()];
-        hits.row(format!("{name}, published"), counts.into_iter().chain(percents));
-    }
-    let columns = ["one list", "one per CPU", "ratio"];
-    let mut speed = Table::new("Throughput of two threads, Mop/s", columns);
-    for Replayed { name, throughput, ratio, .. } in replayed {
-        let mops = throughput.map(|ops| number(ops.map(|ops| ops / 1e6), 2));
-        speed.row(format!("{name}, replayed"), mops.into_iter().chain([number(*ratio, 3)]));
-    }
-    let [before, after] = COMPILE.map(|(throughput, _)| throughput);
-    let published = [(before, 1), (after, 1), (after / before, 3)];
-    let published = published.map(|(value, decimals)| number(Some(value), decimals));
-    speed.row("compile on 64 threads, its own unit, published", published);
-    let cpu = |replayed: &Replayed| replayed.hits.as_ref().map_or(f64::NAN, Stats::cpu_hit_percent);
-    let nothing = [f64::NAN; PUBLISHED.len()];
-    let plot = Plot {
-        title: "Removals that found their object on their own CPU".into(),
-        unit: "%".into(),
-        places: PUBLISHED
-            .iter()
-            .map(|(name, ..)| *name)
-            .chain(replayed.iter().map(|replayed| replayed.name))
-            .map(String::from)
-            .collect(),
-        series: vec![
-            Series::published("cpu hits", PUBLISHED.map(|(_, _, cpu, _)| cpu)),
-            Series::measured(
-                "cpu hits, replayed",
-                nothing.into_iter().chain(replayed.iter().map(cpu)),
-            ),
-        ],
-        ..Plot::default()
-    };
-    let least = replayed.iter().map(cpu).reduce(f64::min);
-    let ((_, system), (_, less)) = (COMPILE[0], COMPILE[1]);
-    let claims = vec![
-        Claim::new("a removal mostly meets its own CPU's list, %", "92.5 to 99.6", least, 2, |percent| {
-            percent >= 90.0
-        }),
-        Claim::new(
-            "one list per CPU is no slower: throughput over that of one list",
-            number(Some(after / before), 3),
-            worst,
-            3,
-            |ratio| ratio >= 1.0,
-        )
-        .remark(
-            "Two threads that do nothing but add and remove gain much more than a compile, for which \
-             the list is a small part of what it does.",
-        ),
-        Claim::new(
-            "the system's share of the time falls",
-            format_args!("{system} to {less} %"),
-            None,
-            1,
-            |_| true,
-        )
-        .remark("A share of a kernel's time on 64 threads: user space on two cores cannot show it."),
-    ];
-    Chapter {
-        command: String::new(),
-        of: "percpu-list".into(),
-        title: "fs: scale files_lock".into(),
-        about: "Before: one list under one lock. After: a list per CPU under a local-global lock. Two \
-                 recordings of a kernel's open files (every open and close, with its CPU) are replayed."
-            .into(),
-        claims,
-        tables: vec![hits, speed],
-        plots: vec![plot],
-    }
 }
 
 /// What the list has counted after all events, each on its CPU.
@@ -197,8 +110,7 @@ fn throughput(
     report: &mut Report,
     recording: &Recording,
     events: &[Event],
-    hits: Option<Stats>,
-) -> Replayed {
+) -> Option<Ratio> {
     let script = Script::new(events);
     let ours = Owning::new();
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
@@ -216,11 +128,7 @@ fn throughput(
     let peers =
         [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME, Dash::NAME];
     report.against(&rounds, Owning::NAME, 2, &peers);
-    let names = [MutexList::NAME, Owning::NAME].map(|name| format!("{name}/2"));
-    let throughput = names.each_ref().map(|name| rounds.throughput(name));
-    let [before, after] = &names;
-    let ratio = rounds.tput_ratio(after, before);
-    Replayed { name: recording.name, hits, throughput, ratio }
+    rounds.tput_ratio(&format!("{}/2", Owning::NAME), &format!("{}/2", MutexList::NAME))
 }
 
 /// An event as a thread does it.
@@ -292,8 +200,8 @@ fn row<'a, R: Registry>(registry: &'a R, script: &'a Script) -> Row<'a> {
     let files: Vec<File<R::Ticket<'a>>> = (0..script.objects)
         .map(|_| File { added: AtomicBool::new(false), ticket: Handed::new() })
         .collect();
-    Row::new(R::NAME, move || {
-        let timed = at_once(script.events, |thread| {
+    Row::new(R::NAME, script.events, move || {
+        let timed = at_once(2, |thread| {
             for step in &script.threads[thread] {
                 let (object, file) = (&objects[step.object as usize], &files[step.object as usize]);
                 if step.after {

@@ -1,17 +1,14 @@
-//! L6: 100,000 entries walked, and all slots locked at once.
+//! L6: 100,000 entries walked.
 //!
 //! The entries were added in the order in which they lie in memory, and then each was removed and
 //! added again, in random order: so a list leads all over the memory. Every walk reads a word of
 //! each object, and holds the lock all the way unless its row says otherwise.
 
-use std::hint::black_box;
-
 use harness::timed::{Row, measure};
-use harness::{Case, Group, Plan, Random, Report};
-use parking_lot::Mutex;
+use harness::{Plan, Random, Report};
 
-use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::Owning;
+use crate::peers::{MutexList, MutexSlab, ShardedList};
 use crate::registry::{Entries, LIVE, Registry, Walk};
 
 const OURS: &str = Owning::NAME;
@@ -43,26 +40,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let ratio = |ours: &str, peer| rounds.time_ratio(&format!("{ours}/1"), &format!("{peer}/1"));
     report.record("L6.lock_all_walk.slab", ratio(OURS, MutexSlab::NAME));
     report.record("L6.iter.slab", ratio(&format!("{OURS}, unlocked"), MutexSlab::NAME));
-}
-
-/// The locks of all slots against one mutex, while no other thread runs.
-pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
-    let ours = Owning::new();
-    let mutex = Mutex::new(0_u64);
-    let rounds = Group::new("lock everything and unlock")
-        .case(Case::new("PerCpuList lock_all", 1, |_| {
-            |_| {
-                black_box(&ours.0.lock_all().expect(FREE));
-            }
-        }))
-        .case(Case::new("parking_lot Mutex", 1, |_| {
-            |_| {
-                black_box(&*mutex.lock());
-            }
-        }))
-        .run(plan);
-    report.show(&rounds);
-    report.against(&rounds, "PerCpuList lock_all", 1, &["parking_lot Mutex"]);
 }
 
 fn shuffled<R: Registry>(registry: &R) -> Entries<'_, R> {

@@ -23,7 +23,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let quiet = measure(plan, "close, quiet");
     report.show(&quiet);
     let ratio = quiet.time_ratio(&row(TOGETHER), &row(ONE));
-    println!("  {TOGETHER} over {ONE}: {:.3}", ratio.unwrap_or(f64::NAN));
+    println!("- {TOGETHER} over {ONE}: {:.3}", ratio.map_or(f64::NAN, |ratio| ratio.median));
     report.record("R12.close_all_vs_one", ratio);
 
     let cpus = allowed_cpus().expect("this process has CPUs");
@@ -45,7 +45,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     });
     report.show(&beside);
     let ratio = beside.time_ratio(&row(TOGETHER), &row(ONE));
-    println!("  {TOGETHER} over {ONE}: {:.3}", ratio.unwrap_or(f64::NAN));
+    println!("- {TOGETHER} over {ONE}: {:.3}", ratio.map_or(f64::NAN, |ratio| ratio.median));
 }
 
 /// Closes all that is in a table.

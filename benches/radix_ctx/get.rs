@@ -7,9 +7,8 @@
 //! in the row of the `Vec`, which shares nothing.
 
 use harness::timed::{Row, measure};
-use harness::{Group, Plan, Report, Rounds};
+use harness::{Group, Plan, Ratio, Report, Rounds};
 
-use crate::locked::{MutexArena, MutexList, RwArena};
 use crate::map::{Filled, Map, Value, held, order};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
@@ -19,9 +18,7 @@ const PAPAYA: &str = <Papaya<Value> as Map<Value>>::NAME;
 const INDEX: &str = <Index<Value> as Map<Value>>::NAME;
 const DASHMAP: &str = <Dash<Value> as Map<Value>>::NAME;
 const VEC: &str = <Slots<Value> as Map<Value>>::NAME;
-const LIST: &str = <MutexList<Value> as Map<Value>>::NAME;
-const PEERS: [&str; 7] =
-    [PAPAYA, INDEX, DASHMAP, "sharded-slab", "RwLock<Arena>", "Mutex<Arena>", VEC];
+const PEERS: [&str; 5] = [PAPAYA, INDEX, DASHMAP, "sharded-slab", VEC];
 
 /// A million lookups take their time: this many at once.
 const MANY: u64 = 1 << 17;
@@ -42,7 +39,7 @@ pub(crate) fn run_512(plan: &Plan, report: &mut Report) {
 }
 
 pub(crate) fn run_64k(plan: &Plan, report: &mut Report) {
-    let rounds = group(plan, "get, 64k entries", 1 << 16, false);
+    let rounds = group(plan, "get, 64k entries", 1 << 16);
     show(report, &rounds);
     report.record("R2.papaya", ratio(&rounds, PAPAYA));
     report.record("R2.hashindex", ratio(&rounds, INDEX));
@@ -59,19 +56,13 @@ pub(crate) fn run_1m(plan: &Plan, report: &mut Report) {
     let index = Filled::<Index<Value>>::new(n, &order);
     let dashmap = Filled::<Dash<Value>>::new(n, &order);
     let sharded = Filled::<Sharded<Value>>::new(n, &order);
-    let arena = Filled::<RwArena<Value>>::new(n, &order);
     let slots = Filled::<Slots<Value>>::new(n, &order);
     let mut rows = vec![warm(&ours), warm_held(&ours), warm(&slots)];
     rows.extend([warm(&papaya), warm_held(&papaya), warm(&index), warm_held(&index)]);
-    rows.extend([warm(&dashmap), warm(&sharded), warm(&arena)]);
+    rows.extend([warm(&dashmap), warm(&sharded)]);
     let rounds = measure("get, 1M entries", plan, rows);
     report.show(&rounds);
-    report.against(
-        &rounds,
-        OURS,
-        1,
-        &[PAPAYA, INDEX, DASHMAP, "sharded-slab", "RwLock<Arena>", VEC],
-    );
+    report.against(&rounds, OURS, 1, &PEERS);
     report.against(&rounds, &held(OURS), 1, &[&held(PAPAYA), &held(INDEX)]);
     report.record("R3.papaya", ratio(&rounds, PAPAYA));
     report.record("R3.dashmap", ratio(&rounds, DASHMAP));
@@ -88,37 +79,30 @@ pub(crate) fn run_1m(plan: &Plan, report: &mut Report) {
     report.record("R4.scale@1M", scale(&rounds, OURS));
 }
 
-/// Rows of so few entries that even a list has a chance.
+/// Rows of a table that the cache of a CPU holds.
 fn small(plan: &Plan, report: &mut Report, n: usize) -> Rounds {
     let noun = if n == 1 { "entry" } else { "entries" };
-    let rounds = group(plan, &format!("get, {n} {noun}"), n, true);
+    let rounds = group(plan, &format!("get, {n} {noun}"), n);
     show(report, &rounds);
-    report.against(&rounds, OURS, 1, &[LIST]);
     report.record(&format!("R1.papaya@{n}"), ratio(&rounds, PAPAYA));
     rounds
 }
 
-fn group(plan: &Plan, name: &str, n: usize, with_list: bool) -> Rounds {
+fn group(plan: &Plan, name: &str, n: usize) -> Rounds {
     let order = order(n);
     let ours = Filled::<Ctx<Value>>::new(n, &order);
     let papaya = Filled::<Papaya<Value>>::new(n, &order);
     let index = Filled::<Index<Value>>::new(n, &order);
     let dashmap = Filled::<Dash<Value>>::new(n, &order);
     let sharded = Filled::<Sharded<Value>>::new(n, &order);
-    let rw = Filled::<RwArena<Value>>::new(n, &order);
-    let mutex = Filled::<MutexArena<Value>>::new(n, &order);
     let slots = Filled::<Slots<Value>>::new(n, &order);
-    let list = with_list.then(|| Filled::<MutexList<Value>>::new(n, &order));
     let mut group = Group::new(name);
-    for threads in [1, 2] {
+    for &threads in &plan.threads {
         group = group.case(ours.case(threads)).case(slots.case(threads)).case(papaya.case(threads));
         group = group.case(index.case(threads)).case(dashmap.case(threads));
-        group = group.case(sharded.case(threads)).case(rw.case(threads)).case(mutex.case(threads));
+        group = group.case(sharded.case(threads));
     }
     group = group.case(ours.case_held(1)).case(papaya.case_held(1)).case(index.case_held(1));
-    if let Some(list) = &list {
-        group = group.case(list.case(1));
-    }
     group.run(plan)
 }
 
@@ -130,17 +114,18 @@ fn show(report: &mut Report, rounds: &Rounds) {
     report.against(rounds, &held(OURS), 1, &[&held(PAPAYA), &held(INDEX)]);
 }
 
-fn ratio(rounds: &Rounds, peer: &str) -> Option<f64> {
+fn ratio(rounds: &Rounds, peer: &str) -> Option<Ratio> {
     rounds.time_ratio(&format!("{OURS}/1"), &format!("{peer}/1"))
 }
 
-fn scale(rounds: &Rounds, name: &str) -> Option<f64> {
+fn scale(rounds: &Rounds, name: &str) -> Option<Ratio> {
     rounds.tput_ratio(&format!("{name}/2"), &format!("{name}/1"))
 }
 
 fn show_scale(rounds: &Rounds, names: &[&str]) {
     for name in names {
-        println!("  {name}, two threads over one: {:.3}", scale(rounds, name).unwrap_or(f64::NAN));
+        let scale = scale(rounds, name).map_or(f64::NAN, |scale| scale.median);
+        println!("- {name}, two threads over one: {scale:.3}");
     }
 }
 

@@ -6,7 +6,6 @@ use std::hint::black_box;
 use harness::timed::{Row, measure};
 use harness::{Plan, Report};
 
-use crate::locked::RwArena;
 use crate::map::{Filled, Value, Walk, order};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Slots};
@@ -18,19 +17,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let papaya = Filled::<Papaya<Value>>::new(n, &order);
         let index = Filled::<Index<Value>>::new(n, &order);
         let dashmap = Filled::<Dash<Value>>::new(n, &order);
-        let arena = Filled::<RwArena<Value>>::new(n, &order);
         let slots = Filled::<Slots<Value>>::new(n, &order);
-        let rows = vec![
-            row(&ours, n),
-            row(&papaya, n),
-            row(&index, n),
-            row(&dashmap, n),
-            row(&arena, n),
-            row(&slots, n),
-        ];
+        let rows =
+            vec![row(&ours, n), row(&papaya, n), row(&index, n), row(&dashmap, n), row(&slots, n)];
         let rounds = measure(&format!("walk, per entry of {name}"), plan, rows);
         report.show(&rounds);
-        let peers = ["papaya", "HashIndex", "dashmap", "RwLock<Arena>", "Vec<Slot>"];
+        let peers = ["papaya", "HashIndex", "dashmap", "Vec<Slot>"];
         report.against(&rounds, "radix-ctx", 1, &peers);
         report.record(&format!("R8.papaya@{name}"), rounds.time_ratio("radix-ctx/1", "papaya/1"));
     }

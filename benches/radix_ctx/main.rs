@@ -16,7 +16,6 @@
 mod close;
 mod get;
 mod iterate;
-mod locked;
 mod map;
 mod memory;
 mod mix;

@@ -150,7 +150,7 @@ impl<M: Map<Value>> Filled<M> {
         black_box(sum);
     }
 
-    /// The same under one guard.
+    /// Looks `ops` keys up under one guard.
     #[inline]
     pub(crate) fn lookups_held(&self, keys: &[M::Key], at: usize, ops: u64) {
         let guard = self.map.enter();
@@ -170,7 +170,7 @@ impl<M: Map<Value>> Filled<M> {
     /// Lookups with a guard each: the row `NAME/threads`.
     pub(crate) fn case(&self, threads: usize) -> Case<'_> {
         Case::batched(M::NAME, threads, move |thread| {
-            let mut at = thread * self.keys.len() / 2;
+            let mut at = thread * self.keys.len() / threads.max(2);
             move |ops| {
                 self.lookups(&self.keys, at, ops);
                 at += ops as usize;
@@ -181,7 +181,7 @@ impl<M: Map<Value>> Filled<M> {
     /// Lookups under one guard: the row `NAME held/threads`.
     pub(crate) fn case_held(&self, threads: usize) -> Case<'_> {
         Case::batched(&held(M::NAME), threads, move |thread| {
-            let mut at = thread * self.keys.len() / 2;
+            let mut at = thread * self.keys.len() / threads.max(2);
             move |ops| {
                 self.lookups_held(&self.keys, at, ops);
                 at += ops as usize;

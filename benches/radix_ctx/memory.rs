@@ -5,14 +5,13 @@
 
 use std::hint::black_box;
 
-use harness::{Plan, Report};
+use harness::{Plan, Report, Table};
 use offlock_percpu::rcu;
 use radix_ctx::CtxTable;
 use rustc_hash::FxBuildHasher;
 use scc::HashIndex;
 use testkit::alloc::{CountingAllocator, counted};
 
-use crate::locked::RwArena;
 use crate::map::{Map, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
@@ -34,24 +33,24 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     drop(rcu::pin());
     drop(Ctx::<Value>::filled(1, value));
 
-    println!("{:<36}{:>14}{:>14}", "bytes per entry of 64k", "u64", "[u64; 7]");
-    let ours = small::<Ctx<u64>>();
-    row("CtxTable", Some(ours), Some(large::<Ctx<Value>>()));
-    row("papaya", Some(small::<Papaya<u64>>()), Some(large::<Papaya<Value>>()));
-    row("HashIndex", Some(small::<Index<u64>>()), Some(large::<Index<Value>>()));
-    row("dashmap", Some(small::<Dash<u64>>()), Some(large::<Dash<Value>>()));
-    row("sharded-slab", Some(small::<Sharded<u64>>()), Some(large::<Sharded<Value>>()));
-    row("RwLock<Arena>", Some(small::<RwArena<u64>>()), Some(large::<RwArena<Value>>()));
-    row("Vec<Slot>", None, Some(large::<Slots<Value>>()));
+    let mut table = Table::new("bytes per entry of 64k", ["u64", "[u64; 7]", "empty, bytes"]);
+    let mut row = |name: &str, figures: [Option<f64>; 3]| {
+        let text = |bytes: Option<f64>| bytes.map_or(String::new(), |bytes| format!("{bytes:.1}"));
+        table.row(name, figures.map(text));
+    };
+    let (ours, empty) = (small::<Ctx<u64>>(), bytes(CtxTable::<Value>::new));
+    row("CtxTable", [Some(ours), Some(large::<Ctx<Value>>()), Some(empty)]);
+    let papaya = Some(bytes(papaya::HashMap::<u64, Value>::new));
+    row("papaya", [Some(small::<Papaya<u64>>()), Some(large::<Papaya<Value>>()), papaya]);
+    let index = Some(bytes(HashIndex::<u64, Value, FxBuildHasher>::default));
+    row("HashIndex", [Some(small::<Index<u64>>()), Some(large::<Index<Value>>()), index]);
+    let dash = Some(bytes(dashmap::DashMap::<u64, Value>::new));
+    row("dashmap", [Some(small::<Dash<u64>>()), Some(large::<Dash<Value>>()), dash]);
+    let slab = Some(bytes(sharded_slab::Slab::<Value>::new));
+    row("sharded-slab", [Some(small::<Sharded<u64>>()), Some(large::<Sharded<Value>>()), slab]);
+    row("Vec<Slot>", [None, Some(large::<Slots<Value>>()), None]);
+    print!("{table}");
     report.record("R9.bytes_per_entry@64k", Some(ours));
-
-    println!("{:<36}{:>14}", "bytes of an empty one", "bytes");
-    let empty = bytes(CtxTable::<Value>::new);
-    row("CtxTable", Some(empty), None);
-    row("papaya", Some(bytes(papaya::HashMap::<u64, Value>::new)), None);
-    row("HashIndex", Some(bytes(HashIndex::<u64, Value, FxBuildHasher>::default)), None);
-    row("dashmap", Some(bytes(dashmap::DashMap::<u64, Value>::new)), None);
-    row("sharded-slab", Some(bytes(sharded_slab::Slab::<Value>::new)), None);
     report.record("R9.empty.bytes", Some(empty));
 }
 
@@ -61,9 +60,4 @@ fn small<M: Map<u64>>() -> f64 {
 
 fn large<M: Map<Value>>() -> f64 {
     bytes(|| M::filled(ENTRIES, value).0) / ENTRIES as f64
-}
-
-fn row(name: &str, first: Option<f64>, second: Option<f64>) {
-    let text = |bytes: Option<f64>| bytes.map_or(String::new(), |bytes| format!("{bytes:.1}"));
-    println!("  {name:<34}{:>14}{:>14}", text(first), text(second));
 }

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness::{Case, Group, Plan, Random, Report};
 
-use crate::locked::RwArena;
 use crate::map::{Change, Pack, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
@@ -120,17 +119,15 @@ fn run(plan: &Plan, report: &mut Report, reads: u64) {
     let index = Shared::<Index<Value>>::new();
     let dashmap = Shared::<Dash<Value>>::new();
     let sharded = Shared::<Sharded<Value>>::new();
-    let arena = Shared::<RwArena<Value>>::new();
     let rounds = Group::new(&format!("{reads}/{} reads/writes, 64k", 100 - reads))
         .case(ours.case(reads))
         .case(papaya.case(reads))
         .case(index.case(reads))
         .case(dashmap.case(reads))
         .case(sharded.case(reads))
-        .case(arena.case(reads))
         .run(plan);
     report.show(&rounds);
-    let peers = ["papaya", "HashIndex", "dashmap", "sharded-slab", "RwLock<Arena>"];
+    let peers = ["papaya", "HashIndex", "dashmap", "sharded-slab"];
     report.against(&rounds, "radix-ctx", 2, &peers);
     let ratio = |peer| rounds.tput_ratio("radix-ctx/2", &format!("{peer}/2"));
     if reads == 95 {

@@ -11,7 +11,6 @@ use std::hint::black_box;
 use harness::timed::{Clock, least_disturbed, on_one_cpu, repeat};
 use harness::{Plan, Random, Report, Rounds};
 
-use crate::locked::MutexArena;
 use crate::map::{Change, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
@@ -30,7 +29,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         turn::<Papaya<Value>>(&order),
         turn::<Index<Value>>(&order),
         turn::<Dash<Value>>(&order),
-        turn::<MutexArena<Value>>(&order),
     ];
     let names: Vec<&str> = turns.iter().map(|(name, _)| *name).collect();
     let rows = || names.iter().map(|name| (format!("{name}/1"), 1));

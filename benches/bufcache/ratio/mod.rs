@@ -11,7 +11,7 @@ mod policies;
 
 use std::thread;
 
-use harness::{Plan, Report};
+use harness::{Plan, Report, Table, number};
 use recordings::xfsbuf::{CREATE8, UNLINK8};
 use testkit::traces::{Trace, TraceError, in_folder};
 
@@ -31,27 +31,26 @@ const REQUESTS: usize = 200_000;
 type Row = Vec<f64>;
 
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
-    print!("{:<22}{:>8}", "hits, %", "room");
-    POLICIES.iter().for_each(|(name, _)| print!("{name:>12}"));
-    println!();
+    let mut table = heading();
     let mut gaps = Vec::new();
     for recording in [UNLINK8, CREATE8] {
         // A buffer is known by its address, and has one length.
         let blocks = gets(&recording).into_iter().map(|get| u64::from(get.address));
-        gaps.extend(rows(&Trace::new(recording.name, blocks)));
+        gaps.extend(rows(&mut table, &Trace::new(recording.name, blocks)));
     }
     let mut found = 0;
     if let Some(folder) = std::env::var_os("OFFLOCK_TRACES").filter(|folder| !folder.is_empty()) {
         for path in in_folder(folder.as_ref()).unwrap_or_else(|error| fail(&error)) {
             let trace = Trace::read(&path).unwrap_or_else(|error| fail(&error));
-            let of_trace = rows(&trace);
+            let of_trace = rows(&mut table, &trace);
             if PAPER.contains(&trace.name.as_str()) {
                 gaps.extend(of_trace);
                 found += 1;
             }
         }
     }
-    println!("  points to the best peer: {gaps:.1?}");
+    print!("{table}");
+    println!("- points to the best peer: {gaps:.1?}");
     if found == PAPER.len() {
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         report.record("B8.mean_gap.points", Some(mean));
@@ -67,10 +66,17 @@ fn fail(error: &TraceError) -> ! {
     std::process::exit(1)
 }
 
-/// Prints what each policy makes of the trace. Returns how far ours is behind the best peer.
-fn rows(trace: &Trace) -> Vec<f64> {
+/// A table without rows.
+fn heading() -> Table {
+    let mut table = Table::new("hits, %", ["room"]);
+    table.columns.extend(POLICIES.iter().map(|(name, _)| name.to_string()));
+    table
+}
+
+/// Adds what each policy makes of the trace. Returns how far ours is behind the best peer.
+fn rows(table: &mut Table, trace: &Trace) -> Vec<f64> {
     let gap = |percent: usize| {
-        let row = row(&trace.name, &trace.keys, trace.blocks * percent / 100);
+        let row = row(table, &trace.name, &trace.keys, trace.blocks * percent / 100);
         let peers = POLICIES.iter().zip(&row).filter(|((name, _), _)| ![OURS, OPT].contains(name));
         peers.map(|(_, hits)| *hits).fold(0.0, f64::max) - of(&row, OURS)
     };
@@ -82,8 +88,8 @@ fn of(row: &Row, policy: &str) -> f64 {
     at.map_or(f64::NAN, |at| row[at])
 }
 
-/// Prints what each policy makes of the keys.
-fn row(name: &str, keys: &[u32], room: usize) -> Row {
+/// Adds what each policy makes of the keys.
+fn row(table: &mut Table, name: &str, keys: &[u32], room: usize) -> Row {
     let room = room.max(1);
     let hits: Vec<u64> = thread::scope(|scope| {
         let hits = |(_, hits): &(_, policies::Hits)| {
@@ -94,33 +100,34 @@ fn row(name: &str, keys: &[u32], room: usize) -> Row {
         running.into_iter().map(|thread| thread.join().expect("a policy runs to its end")).collect()
     });
     let row: Row = hits.into_iter().map(|hits| 100.0 * hits as f64 / keys.len() as f64).collect();
-    print!("  {name:<20}{room:>8}");
-    row.iter().for_each(|ratio| print!("{ratio:>12.1}"));
-    println!();
+    let ratios = row.iter().map(|ratio| number(Some(*ratio), 1));
+    table.row(name, [room.to_string()].into_iter().chain(ratios));
     row
 }
 
 /// B11: patterns, each with the policy that ours must come near to.
 pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
-    print!("{:<22}{:>8}", "hits, %", "room");
-    POLICIES.iter().for_each(|(name, _)| print!("{name:>12}"));
-    println!();
+    let mut table = heading();
     let ratio = |row: &Row, peer| of(row, OURS) / of(row, peer);
     let room = BLOCKS / 5;
-    let above = row("loop 1.01 x room", &cycle(room * 101 / 100, REQUESTS), room);
+    let above = row(&mut table, "loop 1.01 x room", &cycle(room * 101 / 100, REQUESTS), room);
     report.record("B11.loop_just_above.quick_cache", Some(ratio(&above, QUICK_CACHE)));
     // What a cache learns of a pattern must not depend on the blocks before it.
     for place in 1..=4 {
         let scan = (place * 2 * room..(place + 1) * 2 * room).map(|block| block as u32);
         let keys: Vec<u32> = scan.chain(cycle(room * 101 / 100, REQUESTS)).collect();
-        row("loop after a scan", &keys, room);
+        row(&mut table, "loop after a scan", &keys, room);
     }
-    let once = row("write once read once", &write_once_read_once(room * 9 / 20, REQUESTS), room);
+    let once = row(
+        &mut table,
+        "write once read once",
+        &write_once_read_once(room * 9 / 20, REQUESTS),
+        room,
+    );
     report.record("B11.write_once_read_once.lru", Some(ratio(&once, LRU)));
     let zigzag = zigzag(BLOCKS, REQUESTS);
-    let ratios =
-        [5, 20, 50].map(|percent| ratio(&row("zigzag", &zigzag, BLOCKS * percent / 100), LRU));
-    report.record("B11.zigzag.lru", ratios.into_iter().reduce(f64::min));
+    let ratios = [5, 20, 50]
+        .map(|percent| ratio(&row(&mut table, "zigzag", &zigzag, BLOCKS * percent / 100), LRU));
     let others = [
         ("loop", cycle(BLOCKS, REQUESTS)),
         ("zipf 0.8", zipf(BLOCKS, 0.8, REQUESTS)),
@@ -129,7 +136,9 @@ pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
     ];
     for (name, keys) in &others {
         for percent in ROOM {
-            row(name, keys, BLOCKS * percent / 100);
+            row(&mut table, name, keys, BLOCKS * percent / 100);
         }
     }
+    print!("{table}");
+    report.record("B11.zigzag.lru", ratios.into_iter().reduce(f64::min));
 }

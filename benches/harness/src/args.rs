@@ -13,14 +13,12 @@ pub struct Args {
     pub smoke: bool,
     /// Only the rows or groups whose name contains this (`--only NAME`).
     pub only: Option<String>,
+    /// The numbers of threads of the rows that scale (`--threads 1,2,4`); 1 and 2 are among them.
+    pub threads: Option<Vec<usize>>,
     /// The I/O engine to measure (`--backend NAME`), for benches that have one.
     pub backend: Option<String>,
-    /// Where to append the chapters of the report (`--hand-on FILE`), beside printing them.
-    pub hand_on: Option<PathBuf>,
     /// Where to draw what was measured (`--picture FILE`), for benches that do.
     pub picture: Option<PathBuf>,
-    /// The folder of the page (`--report FOLDER`), for the bench that writes it.
-    pub report: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
     pub bench: bool,
@@ -54,6 +52,7 @@ const COMMON: &str = "\
 Arguments of every bench:
   --quick      fewer and shorter windows
   --only NAME  only the rows whose name contains NAME
+  --threads N,N  numbers of threads of the rows that scale, beside 1 and 2
   --smoke      as little as shows that the bench runs; its figures say nothing
   --help       this text
 ";
@@ -82,7 +81,7 @@ impl Args {
         }
     }
 
-    /// Reads `args`. `--backend`, `--picture` and `--report` are arguments of the benches whose
+    /// Reads `args`. `--backend` and `--picture` are arguments of the benches whose
     /// documentation, in `source`, names them.
     ///
     /// # Errors
@@ -111,11 +110,19 @@ impl Args {
                 "--smoke" => (parsed.quick, parsed.smoke) = (true, true),
                 "--help" | "-h" => parsed.help = true,
                 "--only" => parsed.only = Some(value()?),
-                "--hand-on" => parsed.hand_on = Some(value()?.into()),
+                "--threads" => {
+                    let list = value()?;
+                    let numbers = list.split(',').map(|n| n.parse().ok().filter(|n| *n > 0));
+                    let numbers: Option<Vec<usize>> = numbers.collect();
+                    let numbers = numbers.ok_or_else(|| ArgsError::Unknown(list.clone()))?;
+                    let mut all = [vec![1, 2], numbers].concat();
+                    all.sort_unstable();
+                    all.dedup();
+                    parsed.threads = Some(all);
+                }
                 _ if !documentation.contains(flag) => return Err(ArgsError::Unknown(arg)),
                 "--backend" => parsed.backend = Some(value()?),
                 "--picture" => parsed.picture = Some(value()?.into()),
-                "--report" => parsed.report = Some(value()?.into()),
                 _ => return Err(ArgsError::Unknown(arg)),
             }
         }
@@ -173,12 +180,6 @@ mod tests {
     }
 
     #[test]
-    fn the_help_is_the_documentation_of_the_bench() {
-        assert_eq!(documentation(SOURCE), "Measures `a`.\n\n--picture FILE\n");
-        assert!(parse(["--help", "--bench"]).help);
-    }
-
-    #[test]
     fn what_the_bench_does_not_name_is_refused() {
         let refused = |arg: &str| Args::parse(SOURCE, ["--bench", arg, "x"]).unwrap_err();
         for arg in ["--save-baseline", "--backend", "--backend=aio", "N1"] {
@@ -189,27 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_is_handed_on_as_it_was_given() {
-        for pace in [None, Some("--quick"), Some("--smoke")] {
-            let args = Args::parse(SOURCE, pace).unwrap();
-            assert_eq!((args.pace(), args.quick), (pace, pace.is_some()));
-        }
-    }
-
-    #[test]
     fn values_come_after_a_space_or_an_equals_sign() {
         assert_eq!(parse(["--only", "N1"]).only.as_deref(), Some("N1"));
         assert_eq!(parse(["--picture=x"]).picture, Some("x".into()));
         let none = Err(ArgsError::NoValue("--only".into()));
         assert_eq!(Args::parse(SOURCE, ["--only"]), none);
         assert_eq!(Args::parse(SOURCE, ["--only", "--bench"]), none, "cargo appends it");
-    }
-
-    #[test]
-    fn only_selects_by_part_of_a_name() {
-        assert!(Args::default().wants("N2.samecpu.tput"));
-        assert!(parse(["--only", "N2"]).wants("N2.samecpu.tput"));
-        assert!(!parse(["--only", "N1"]).wants("N2.samecpu.tput"));
     }
 
     #[test]

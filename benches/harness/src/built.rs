@@ -42,15 +42,3 @@ fn profile_of(program: Option<&Path>) -> String {
         Some(other) => other.into(),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_folder_is_called_after_its_profile_but_for_two() {
-        let of = |folder| profile_of(Some(Path::new(&format!("/t/{folder}/deps/nbd-0"))));
-        assert_eq!(["release", "debug", "stress"].map(of), ["bench", "dev", "stress"]);
-        assert_eq!(profile_of(None), "bench");
-    }
-}

@@ -55,7 +55,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let targets = Targets::parse(self.targets, self.name)?.asked_for_by(&args);
-        let mut report = Report::new(targets, args.hand_on.clone());
+        let mut report = Report::new(targets);
         print!("{}", Header::take(self.name));
         println!("# {}", self.about);
 

@@ -13,9 +13,9 @@ use crate::process::Process;
 /// How long fio may take over its run time: it starts, connects and reports.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// What fio measured for the reads of all its jobs together.
+/// The operations of one direction in a window, of all jobs together: reads, writes, or both counted together.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FioReads {
+pub struct FioSide {
     /// Operations per second.
     pub iops: f64,
     /// Bytes per second.
@@ -24,65 +24,8 @@ pub struct FioReads {
     pub p50: Duration,
     /// 99th percentile of the completion latency.
     pub p99: Duration,
-    /// CPU time of its jobs as a part of their run time: 1 if none of them ever waited.
+    /// CPU time of the jobs as a part of their run time: 1 if none of them ever waited.
     pub busy: f64,
-}
-
-impl FioReads {
-    /// Runs fio on `cpu` for `runtime` with `args` (engine, pattern, depth, jobs); `scratch` is a
-    /// directory for its report.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound` where fio is not installed, `TimedOut` where it hung and was killed, `Other` with
-    /// its own words where it failed, `InvalidData` where its report cannot be understood.
-    pub fn measure<S: AsRef<str>>(
-        cpu: usize,
-        runtime: Duration,
-        scratch: &Path,
-        args: impl IntoIterator<Item = S>,
-    ) -> io::Result<Self> {
-        Self::parse(&report(cpu, runtime, scratch, args)?)
-    }
-
-    /// Like [`measure`](Self::measure), but only operations per second: for `--gtod_reduce=1`, with
-    /// which fio reads no clock for latencies.
-    ///
-    /// # Errors
-    ///
-    /// As [`measure`](Self::measure).
-    pub fn iops<S: AsRef<str>>(
-        cpu: usize,
-        runtime: Duration,
-        scratch: &Path,
-        args: impl IntoIterator<Item = S>,
-    ) -> io::Result<f64> {
-        number(&job(&report(cpu, runtime, scratch, args)?)?["read"]["iops"], "iops")
-    }
-
-    fn parse(report: &str) -> io::Result<Self> {
-        let job = job(report)?;
-        let reads = &job["read"];
-        let percent = |name: &str| job[name].as_f64().ok_or_else(|| bad(&format!("no {name}")));
-        Ok(Self {
-            iops: number(&reads["iops"], "iops")?,
-            bytes: number(&reads["bw_bytes"], "bandwidth")?,
-            p50: latency(reads, "50.000000")?,
-            p99: latency(reads, "99.000000")?,
-            busy: (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0,
-        })
-    }
-}
-
-/// The operations of one direction in a window: reads, writes, or both counted together.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FioSide {
-    /// Operations per second.
-    pub iops: f64,
-    /// Median completion latency.
-    pub p50: Duration,
-    /// 99th percentile of the completion latency.
-    pub p99: Duration,
 }
 
 /// What fio measured in a window that reads, writes, or does both.
@@ -97,12 +40,14 @@ pub struct FioMix {
 }
 
 impl FioMix {
-    /// Runs fio as [`FioReads::measure`] does. Arguments from a second `--name` on describe jobs that run
-    /// beside the first, which alone is reported if the second has `--new_group`.
+    /// Runs fio on `cpu` for `runtime` with `args` (engine, pattern, depth, jobs); `scratch` is a
+    /// directory for its report. Arguments from a second `--name` on describe jobs that run beside the
+    /// first, which alone is reported if the second has `--new_group`.
     ///
     /// # Errors
     ///
-    /// As [`FioReads::measure`].
+    /// `NotFound` where fio is not installed, `TimedOut` where it hung and was killed, `Other` with
+    /// its own words where it failed, `InvalidData` where its report cannot be understood.
     pub fn measure<S: AsRef<str>>(
         cpu: usize,
         runtime: Duration,
@@ -112,6 +57,21 @@ impl FioMix {
         Self::parse(&report(cpu, runtime, scratch, args)?)
     }
 
+    /// Returns only the reads per second, for `--gtod_reduce=1`, with which fio reads no clock for
+    /// latencies.
+    ///
+    /// # Errors
+    ///
+    /// As [`measure`](Self::measure).
+    pub fn reads_per_second<S: AsRef<str>>(
+        cpu: usize,
+        runtime: Duration,
+        scratch: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> io::Result<f64> {
+        number(&job(&report(cpu, runtime, scratch, args)?)?["read"]["iops"], "iops")
+    }
+
     /// Operations per second of both directions.
     pub fn iops(&self) -> f64 {
         [self.reads, self.writes, self.all].iter().flatten().map(|side| side.iops).sum()
@@ -119,15 +79,16 @@ impl FioMix {
 
     fn parse(report: &str) -> io::Result<Self> {
         let job = job(report)?;
+        let percent = |name: &str| job[name].as_f64().ok_or_else(|| bad(&format!("no {name}")));
+        let busy = (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0;
         let side = |name: &str| -> io::Result<Option<FioSide>> {
             let side = &job[name];
-            match side["iops"].as_f64() {
-                Some(iops) if iops > 0.0 => {
-                    let (p50, p99) = (latency(side, "50.000000")?, latency(side, "99.000000")?);
-                    Ok(Some(FioSide { iops, p50, p99 }))
-                }
-                _ => Ok(None),
-            }
+            let Some(iops) = side["iops"].as_f64().filter(|iops| *iops > 0.0) else {
+                return Ok(None);
+            };
+            let bytes = number(&side["bw_bytes"], "bandwidth")?;
+            let (p50, p99) = (latency(side, "50.000000")?, latency(side, "99.000000")?);
+            Ok(Some(FioSide { iops, bytes, p50, p99, busy }))
         };
         let mix = Self { reads: side("read")?, writes: side("write")?, all: side("mixed")? };
         if mix.iops() > 0.0 { Ok(mix) } else { Err(bad("no operation")) }
@@ -198,31 +159,11 @@ mod tests {
             "write": {"iops": 0.0}, "usr_cpu": 42.5, "sys_cpu": 50.0}]}"#;
 
     #[test]
-    fn a_report_after_the_chatter_of_the_engine() {
-        let reads = FioReads::parse(REPORT).unwrap();
-        let expected = FioReads {
-            iops: 1234.5,
-            bytes: 5_056_512.0,
-            p50: Duration::from_micros(21),
-            p99: Duration::from_micros(98),
-            busy: 0.925,
-        };
-        assert_eq!(reads, expected);
-    }
-
-    #[test]
-    fn a_mix_has_the_directions_that_did_something() {
+    fn a_report_has_the_directions_that_did_something() {
         let mix = FioMix::parse(REPORT).unwrap();
         let (p50, p99) = (Duration::from_micros(21), Duration::from_micros(98));
-        let reads = Some(FioSide { iops: 1234.5, p50, p99 });
-        assert_eq!(mix, FioMix { reads, writes: None, all: None });
-        assert_eq!(mix.iops(), 1234.5);
-        FioMix::parse(&REPORT.replace("1234.5", "0.0")).unwrap_err();
-        FioMix::parse(&REPORT.replace("98000", "null")).unwrap_err();
-    }
-
-    #[test]
-    fn a_failed_or_empty_run_is_an_error() {
+        let reads = FioSide { iops: 1234.5, bytes: 5_056_512.0, p50, p99, busy: 0.925 };
+        assert_eq!(mix, FioMix { reads: Some(reads), writes: None, all: None });
         let planted = [
             ("\"error\": 0", "\"error\": 111"),
             ("1234.5", "0.0"),
@@ -233,8 +174,7 @@ mod tests {
             ("{", ""),
         ];
         for (from, to) in planted {
-            let report = REPORT.replace(from, to);
-            let error = FioReads::parse(&report).unwrap_err();
+            let error = FioMix::parse(&REPORT.replace(from, to)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{from} -> {to}");
         }
     }

@@ -37,7 +37,6 @@
 
 mod args;
 mod built;
-mod chapter;
 mod cpu;
 mod family;
 mod fio;
@@ -49,16 +48,16 @@ mod random;
 mod report;
 mod rounds;
 mod stats;
+mod table;
 mod targets;
 pub mod timed;
 mod window;
 
 pub use self::args::{Args, ArgsError};
 pub use self::built::{profile, profile_dir, target_dir};
-pub use self::chapter::{Chapter, Claim, Plot, Series, Table, number};
 pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
 pub use self::family::{Bench, Family};
-pub use self::fio::{FioMix, FioReads, FioSide};
+pub use self::fio::{FioMix, FioSide};
 pub use self::foreign::Foreign;
 pub use self::group::{Case, Group, Plan};
 pub use self::header::Header;
@@ -66,6 +65,7 @@ pub use self::process::Process;
 pub use self::random::Random;
 pub use self::report::Report;
 pub use self::rounds::Rounds;
-pub use self::stats::{median, percentile, ratios};
-pub use self::targets::{TargetError, Targets};
+pub use self::stats::{Ratio, median, percentile, ratios};
+pub use self::table::{Table, number};
+pub use self::targets::{Measured, TargetError, Targets};
 pub use self::window::{Span, Window};

@@ -29,7 +29,7 @@ impl Process {
         Self::spawn_on(command, &[cpu])
     }
 
-    /// The same on several CPUs.
+    /// Starts `command` on several CPUs.
     ///
     /// # Errors
     ///
@@ -132,15 +132,6 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_with_the_child_or_the_patience() {
-        let cpu = allowed_cpus().unwrap()[0];
-        let mut quick = Process::spawn(&mut Command::new("true"), cpu).unwrap();
-        assert!(quick.wait(Duration::from_secs(10)).unwrap().success());
-        let error = sleeper(cpu).wait(Duration::from_millis(20)).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    }
-
-    #[test]
     fn the_cpu_time_of_a_busy_child_grows_and_that_of_an_idle_one_does_not() {
         let cpu = allowed_cpus().unwrap()[0];
         let mut command = Command::new("sh");
@@ -153,12 +144,5 @@ mod tests {
         }
         let idle = idle.cpu_time().unwrap();
         assert!(idle < Duration::from_millis(100), "{idle:?}");
-    }
-
-    #[test]
-    fn a_program_that_is_not_installed_is_not_found() {
-        let cpu = allowed_cpus().unwrap()[0];
-        let error = Process::spawn(&mut Command::new("no-such-program-here"), cpu).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -38,33 +38,3 @@ impl Random {
         order
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_stay_within_their_bounds_and_come_again() {
-        for seed in [0, 1, u64::MAX] {
-            let mut random = Random::new(seed);
-            let mut tens = [0; 10];
-            for _ in 0..1_000 {
-                tens[random.below(10)] += 1;
-                assert!((0.0..1.0).contains(&random.fraction()));
-            }
-            assert!(tens.iter().all(|count| (50..200).contains(count)), "{tens:?}");
-            let (mut one, mut other) = (random.clone(), random);
-            assert_eq!(one.permutation(100), other.permutation(100));
-        }
-    }
-
-    #[test]
-    fn a_permutation_has_each_number_once() {
-        for n in [0, 1, 2, 100] {
-            let mut order = Random::new(n as u64).permutation(n);
-            assert!(n < 100 || !order.is_sorted());
-            order.sort_unstable();
-            assert!(order.into_iter().eq(0..n as u32));
-        }
-    }
-}

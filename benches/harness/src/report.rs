@@ -1,36 +1,27 @@
 //! What a family of rows hands in: its table, the ratios to its peers, and the targets they decide.
 
-use std::path::PathBuf;
-
-use crate::chapter::Chapter;
 use crate::rounds::Rounds;
-use crate::targets::{TargetError, Targets};
+use crate::targets::{Measured, TargetError, Targets};
 
 /// What a bench with several families of rows has measured so far.
 #[derive(Debug)]
 pub struct Report {
     targets: Targets,
+    /// Whether this process decides a target.
+    decides: fn(&str) -> bool,
     losses: Vec<String>,
-    hand_on: Option<PathBuf>,
 }
 
 impl Report {
-    /// Nothing yet, for these targets. Chapters are appended to the file as well.
-    pub fn new(targets: Targets, hand_on: Option<PathBuf>) -> Self {
-        Self { targets, losses: Vec::new(), hand_on }
+    /// Returns a report without a figure, for these targets.
+    pub fn new(targets: Targets) -> Self {
+        Self { targets, decides: |_| true, losses: Vec::new() }
     }
 
-    /// Prints a chapter, and hands it on.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the file cannot be written that it is to be handed on in.
-    pub fn chapter(&self, chapter: &Chapter) {
-        print!("{chapter}");
-        if let Some(file) = &self.hand_on {
-            let handed = chapter.append_to(file);
-            handed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        }
+    /// Leaves the targets for which `decides` is false to another run of the bench.
+    #[must_use]
+    pub fn deciding(self, decides: fn(&str) -> bool) -> Self {
+        Self { decides, ..self }
     }
 
     /// Prints a table.
@@ -45,10 +36,11 @@ impl Report {
         for peer in peers {
             let peer = format!("{peer}/{threads}");
             let Some(ratio) = rounds.time_ratio(&ours, &peer) else {
-                println!("  {ours} over {peer}: none");
+                println!("- {ours} over {peer}: none");
                 continue;
             };
-            println!("  {ours} over {peer}: {ratio:.3}");
+            let ratio = ratio.median;
+            println!("- {ours} over {peer}: {ratio:.3}");
             if ratio > 1.0 {
                 let group = rounds.group();
                 self.losses.push(format!("{group}: {ours} takes {ratio:.2} times {peer}"));
@@ -56,13 +48,15 @@ impl Report {
         }
     }
 
-    /// Records a target.
+    /// Records a target, if it is one that this process decides.
     ///
     /// # Panics
     ///
     /// Panics if `targets.toml` has no such target: a slip of this bench.
-    pub fn record(&mut self, id: &str, measured: Option<f64>) {
-        self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
+    pub fn record(&mut self, id: &str, measured: impl Into<Measured>) {
+        if (self.decides)(id) {
+            self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
+        }
     }
 
     /// Records what another run of the bench has printed: see [`Targets::record_line`].

@@ -1,5 +1,41 @@
 //! Medians and per-round ratios.
 
+/// The ratios of the rounds of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ratio {
+    /// Their median: the figure.
+    pub median: f64,
+    /// The least of them.
+    pub least: f64,
+    /// The greatest of them.
+    pub greatest: f64,
+    /// The rounds with a ratio.
+    pub rounds: usize,
+}
+
+impl Ratio {
+    /// Of the ratios of some rounds; `None` without any.
+    pub fn of(ratios: &[f64]) -> Option<Self> {
+        let end = |f: fn(f64, f64) -> f64| ratios.iter().copied().reduce(f);
+        let (least, greatest) = (end(f64::min)?, end(f64::max)?);
+        Some(Self { median: median(ratios)?, least, greatest, rounds: ratios.len() })
+    }
+
+    /// The one whose median is lower: the worse of two throughputs.
+    #[must_use]
+    pub fn lower(self, other: Self) -> Self {
+        if other.median < self.median { other } else { self }
+    }
+
+    /// With `f`, which grows or falls throughout, applied to each ratio.
+    #[must_use]
+    pub fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        let (one, other) = (f(self.least), f(self.greatest));
+        let (least, greatest) = (one.min(other), one.max(other));
+        Self { median: f(self.median), least, greatest, ..self }
+    }
+}
+
 /// The value below which `percent` of the samples lie, interpolated between neighbours; `None`
 /// without samples. NaN sorts last.
 ///
@@ -36,19 +72,6 @@ pub fn ratios(numerator: &[Option<f64>], denominator: &[Option<f64>]) -> Vec<f64
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn median_of_odd_even_and_none() {
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[7.0]), Some(7.0));
-        assert_eq!(median(&[9.0, 1.0, 5.0]), Some(5.0));
-        assert_eq!(median(&[4.0, 1.0, 3.0, 100.0]), Some(3.5));
-    }
-
-    #[test]
-    fn median_ignores_one_wild_sample() {
-        assert_eq!(median(&[1.0, 1.1, 0.9, 1.0, 1e9]), Some(1.0));
-    }
 
     #[test]
     fn percentiles_interpolate_between_the_ends() {

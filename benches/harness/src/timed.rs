@@ -2,9 +2,13 @@
 //! before it, or its operations are counted from outside. One thread, on one CPU; the rounds, the
 //! ratios and the rule about disturbed windows are the harness's.
 
+use std::fs;
+use std::hint;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cpu::{allowed_cpus, thread_cpu_time, with_affinity};
+use crate::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity};
 use crate::group::Plan;
 use crate::rounds::Rounds;
 use crate::window::{Span, Window};
@@ -107,5 +111,72 @@ impl Clock {
     pub fn window(&self) -> Window {
         let Self { wall, cpu, ops } = *self;
         Window::new(vec![Span { start: Duration::ZERO, end: wall, cpu, ops }])
+    }
+}
+
+/// How some threads did a piece of work.
+///
+/// A thread that waits may sleep, as its implementation chose. So a window counts by how long the threads
+/// would have run and did not, which the kernel tells (`schedstat`: time on a run queue).
+#[derive(Debug)]
+pub struct Timed {
+    window: Window,
+    /// From the first start to the last end.
+    pub whole: Duration,
+}
+
+impl Timed {
+    /// The part of the time in which all ran, or slept because they wanted to.
+    pub fn overlap(&self) -> f64 {
+        self.window.overlap()
+    }
+}
+
+/// Runs `work` on so many threads at once, pinned to the CPUs in turn.
+///
+/// # Panics
+///
+/// Panics where `work` does.
+pub fn at_once(threads: usize, work: impl Fn(usize) + Sync) -> Timed {
+    let cpus = allowed_cpus().expect("this process has CPUs");
+    let (ready, epoch) = (AtomicUsize::new(0), Instant::now());
+    let timed = |thread: usize| {
+        pin(cpus[thread % cpus.len()]).expect("an allowed CPU");
+        // Ordering: Relaxed, both; it lines up the starts, and publishes nothing.
+        ready.fetch_add(1, Ordering::Relaxed);
+        wait(|| ready.load(Ordering::Relaxed) == threads);
+        let (start, before) = (epoch.elapsed(), kept_waiting());
+        work(thread);
+        let (end, waited) = (epoch.elapsed(), kept_waiting().saturating_sub(before));
+        Span { start, end, cpu: (end - start).saturating_sub(waited), ops: 1 }
+    };
+    let timed = &timed;
+    let spans: Vec<Span> = thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread panicked")).collect()
+    });
+    let start = spans.iter().map(|span| span.start).min().unwrap_or_default();
+    let end = spans.iter().map(|span| span.end).max().unwrap_or_default();
+    Timed { window: Window::new(spans), whole: end - start }
+}
+
+/// How long this thread has been ready to run, but did not.
+fn kept_waiting() -> Duration {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let number = text.split_whitespace().nth(1).and_then(|number| number.parse().ok());
+    Duration::from_nanos(number.unwrap_or_default())
+}
+
+/// Waits until another thread has done what `done` looks for.
+#[inline(always)]
+pub fn wait(done: impl Fn() -> bool) {
+    let mut spins = 0_u32;
+    while !done() {
+        spins += 1;
+        if spins.is_multiple_of(4096) {
+            thread::yield_now(); // the other may need this very CPU
+        }
+        hint::spin_loop();
     }
 }

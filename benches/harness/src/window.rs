@@ -90,11 +90,6 @@ mod tests {
         (Window::new(spans.to_vec()).overlap() * 1000.0).round() / 1000.0
     }
 
-    #[test]
-    fn threads_that_ran_throughout_overlap_fully() {
-        assert_eq!(overlap(&[span(0, 100, 100, 1), span(0, 100, 100, 1)]), 1.0);
-    }
-
     /// Two threads taking turns on one CPU: the false "2.0x" of a spin lock.
     #[test]
     fn threads_that_took_turns_do_not_overlap() {
@@ -114,23 +109,10 @@ mod tests {
         assert_eq!(overlap(&[span(0, 50, 50, 1), span(50, 100, 50, 1)]), 0.0);
     }
 
-    /// The CPU clock may tick a little past the wall clock read before it.
-    #[test]
-    fn cpu_time_past_wall_time_is_no_credit() {
-        assert_eq!(overlap(&[span(0, 100, 101, 1), span(0, 100, 90, 1)]), 0.9);
-    }
-
     #[test]
     fn throughput_adds_up_and_time_per_operation_is_per_thread() {
         let window = Window::new(vec![span(0, 100, 100, 1000), span(0, 100, 100, 3000)]);
         assert!((window.throughput() - 40_000.0).abs() < 1e-6);
         assert!((window.ns_per_op() - 50_000.0).abs() < 1e-6);
-    }
-
-    /// Each thread's operations are divided by its own time, not by the window's.
-    #[test]
-    fn a_thread_that_stops_early_is_not_slowed_by_the_others() {
-        let window = Window::new(vec![span(0, 50, 50, 500), span(0, 100, 100, 1000)]);
-        assert!((window.throughput() - 20_000.0).abs() < 1e-6);
     }
 }

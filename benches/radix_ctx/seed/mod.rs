@@ -26,10 +26,7 @@ use std::io;
 use std::time::Instant;
 
 use harness::timed::{Row, measure};
-use harness::{
-    Case, Chapter, Claim, Foreign, Group, Plan, Plot, Random, Report, Series, Table, allowed_cpus,
-    median, number,
-};
+use harness::{Case, Foreign, Group, Plan, Random, Report, Table, allowed_cpus, median, number};
 
 use self::aio::{Handle, file_in_memory};
 use self::crowd::{BYTES, Requests, Run, Side, with_crowd};
@@ -48,136 +45,43 @@ const PUBLISHED: [(usize, u32, u32); 6] = [
     (16, 19_335, 15_820),
     (32, 15_956, 13_295),
 ];
-/// The same with one context only.
-const PUBLISHED_ONE: (u32, u32) = (65_241, 65_402);
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let measured = measured(plan, report).unwrap_or_else(|error| {
+    if let Err(error) = measured(plan, report) {
         println!("# not measured: {error}");
-        Measured::default()
-    });
-    report.chapter(&measured.seed());
+    }
 }
 
-/// What there is to compare with what was published.
-#[derive(Default)]
-struct Measured {
-    /// On one core, and on two.
-    walls: [Option<Wall>; 2],
-    /// A lookup over a walk of the list, with 512 contexts.
-    lookup: Option<f64>,
-    /// The time of a request with one context only, over that with the list.
-    one_context: Option<f64>,
-}
-
-fn measured(plan: &Plan, report: &mut Report) -> io::Result<Measured> {
+fn measured(plan: &Plan, report: &mut Report) -> io::Result<()> {
     let handles = (0..THREADS).map(|_| Handle::setup()).collect::<io::Result<Vec<_>>>()?;
     let (list, table) = (list_of(&handles), table_of(&handles));
-    let lookup = per_lookup(plan, report, &list, &table);
+    per_lookup(plan, report, &list, &table);
 
     let files = (0..THREADS).map(|_| file_in_memory(BYTES)).collect::<io::Result<Vec<_>>>()?;
     let cpus = allowed_cpus()?;
-    let mut walls = [None, None];
-    for (at, measured) in walls.iter_mut().enumerate() {
-        let cores = at + 1;
-        if cpus.len() < cores {
-            println!("# not measured: {cores} cores: there is one");
-            continue;
-        }
-        *measured = wall(plan, &files, &cpus[..cores], &list, &table)?;
-        let Some(wall) = measured else {
-            println!("# not measured: {cores} cores");
-            continue;
+    let columns = ["published", "here", "less the predicted", "a request, ns", "a walk, ns"];
+    let mut figures = Table::new("512 threads: wall time of the tree over the list's", columns);
+    figures.bars = vec![0, 1];
+    for (cores, before, after) in PUBLISHED {
+        let wall = match cpus.get(..cores) {
+            Some(cpus) if cores <= 2 => wall(plan, &files, cpus, &list, &table)?,
+            _ => None,
         };
-        println!(
-            "# cores {cores}: radix/list {:.3}, {:+.3} from the predicted one: a request takes {:.0} ns, \
-             a walk {:.0} ns",
-            wall.ratio, wall.gap, wall.base, wall.walk
-        );
-        let id = if cores == 1 { "R10.wall_1core" } else { "R10.wall_2cores" };
-        report.record(id, Some(wall.ratio));
-    }
-    let one_context = one_context(plan, report, &files[0], handles[0]);
-    Ok(Measured { walls, lookup, one_context })
-}
-
-impl Measured {
-    fn seed(&self) -> Chapter {
-        let ratio = |(_, list, radix): (usize, u32, u32)| f64::from(radix) / f64::from(list);
-        let wall = |at: usize| self.walls.get(at).and_then(Option::as_ref);
-        let columns = ["list, ms", "radix, ms", "ratio", "ratio here", "list, ns", "radix, ns"];
-        let mut table = Table::new(
-            "512 threads, 1 KiB requests: wall time as published (13.1 M I/Os), and a request here",
-            columns,
-        );
-        for (at, published @ (cores, list, radix)) in PUBLISHED.into_iter().enumerate() {
-            let ours = wall(at);
-            let measured = [
-                number(ours.map(|wall| wall.ratio), 3),
-                number(ours.map(|wall| wall.base / wall.ratio), 0),
-                number(ours.map(|wall| wall.base), 0),
-            ];
-            let figures = [list.to_string(), radix.to_string(), number(Some(ratio(published)), 3)];
-            table.row(self::cores(cores), figures.into_iter().chain(measured));
-        }
-        let plot = Plot {
-            title: "Wall time with the tree over that with the list, 512 contexts".into(),
-            unit: "radix / list".into(),
-            places: PUBLISHED.iter().map(|(count, ..)| cores(*count)).collect(),
-            series: vec![
-                Series::published("ratio", PUBLISHED.map(ratio)),
-                Series::measured(
-                    "ratio, measured",
-                    (0..PUBLISHED.len()).map(|at| wall(at).map_or(f64::NAN, |wall| wall.ratio)),
-                ),
-            ],
-            ..Plot::default()
-        };
-        let (list, radix) = PUBLISHED_ONE;
-        let one = f64::from(radix) / f64::from(list);
-        let less = |ratio: f64| ratio <= 0.80;
-        let walls = [0, 1].map(|at| {
-            Claim::new(
-                &format!("{}, 512 contexts: wall time with the tree over the list", cores(at + 1)),
-                format_args!("{:.3}", ratio(PUBLISHED[at])),
-                wall(at).map(|wall| wall.ratio),
-                3,
-                less,
-            )
-        });
-        let lookup = Claim::new(
-            "512 contexts: a lookup in the tree over a walk of the list",
-            "none",
-            self.lookup,
-            4,
-            |ratio| ratio <= 0.01,
-        );
-        let one_context = Claim::new(
-            "one context: a request is no slower with the tree",
-            format_args!("{one:.4}"),
-            self.one_context,
-            4,
-            |ratio| ratio <= 1.01,
-        );
-        let beyond = Claim::new("4 to 32 cores", "0.700 to 0.833", None, 3, less)
-            .remark("Measured on one and two cores only; the census shows what more would share.");
-        Chapter {
-        command: String::new(),
-            of: "radix-ctx".into(),
-            title: "aio: convert the ioctx list to radix tree".into(),
-            about: "Before: a linked list of 512 contexts of 1 KiB, walked under an RCU guard. \
-                     After: CtxTable with the same contexts under the same guard. Each request is a real AIO \
-                     read or write of 1 KiB with two lookups."
-                .into(),
-            claims: walls.into_iter().chain([lookup, one_context, beyond]).collect(),
-            tables: vec![table],
-            plots: vec![plot],
+        let of = |get: fn(&Wall) -> f64, digits| number(wall.as_ref().map(get), digits);
+        let published = number(Some(f64::from(after) / f64::from(before)), 3);
+        let (ratio, gap) = (of(|wall| wall.ratio, 3), of(|wall| wall.gap, 3));
+        let (base, walk) = (of(|wall| wall.base, 0), of(|wall| wall.walk, 0));
+        figures.row(format!("{cores} cores"), [published, ratio, gap, base, walk]);
+        let ratio = wall.map(|wall| wall.ratio);
+        match cores {
+            1 => report.record("R10.wall_1core", ratio),
+            2 => report.record("R10.wall_2cores", ratio),
+            _ => {}
         }
     }
-}
-
-fn cores(count: usize) -> String {
-    if count == 1 { "1 core".into() } else { format!("{count} cores") }
+    print!("{figures}");
+    one_context(plan, report, &files[0], handles[0]);
+    Ok(())
 }
 
 /// The contexts in a list: in random order on the heap, and in another in the list.
@@ -197,7 +101,7 @@ fn list_of(handles: &[Handle]) -> Side<List> {
     Side { registry, ids }
 }
 
-/// The same in a table.
+/// The contexts in a table.
 fn table_of(handles: &[Handle]) -> Side<Contexts> {
     let registry = Contexts::new();
     let ids = handles.iter().map(|handle| registry.insert(Context::new(0, *handle))).collect();
@@ -205,12 +109,7 @@ fn table_of(handles: &[Handle]) -> Side<Contexts> {
 }
 
 /// Lookups alone, of random ids.
-fn per_lookup(
-    plan: &Plan,
-    report: &mut Report,
-    list: &Side<List>,
-    table: &Side<Contexts>,
-) -> Option<f64> {
+fn per_lookup(plan: &Plan, report: &mut Report, list: &Side<List>, table: &Side<Contexts>) {
     let order = order(list.ids.len());
     let rounds = Group::new("lookup, 512 contexts")
         .case(case("radix-ctx", table, &order))
@@ -220,7 +119,6 @@ fn per_lookup(
     report.against(&rounds, "radix-ctx", 1, &["list under RCU"]);
     let ratio = rounds.time_ratio("radix-ctx/1", "list under RCU/1");
     report.record("R10.lookup_vs_list", ratio);
-    ratio
 }
 
 /// Nanoseconds of a walk to a random context, with nothing else in between.
@@ -315,7 +213,7 @@ fn wall(
 }
 
 /// One thread, and one context in each registry.
-fn one_context(plan: &Plan, report: &mut Report, file: &File, handle: Handle) -> Option<f64> {
+fn one_context(plan: &Plan, report: &mut Report, file: &File, handle: Handle) {
     let (list, table) = (list_of(&[handle]), table_of(&[handle]));
     let rounds = measure(
         "a request, one context",
@@ -324,9 +222,7 @@ fn one_context(plan: &Plan, report: &mut Report, file: &File, handle: Handle) ->
     );
     report.show(&rounds);
     let ratio = rounds.time_ratio("radix-ctx/1", "list under RCU/1");
-    println!("  radix-ctx/1 over list under RCU/1: {:.4}", ratio.unwrap_or(f64::NAN));
     report.record("R10.one_context", ratio);
-    ratio
 }
 
 fn requests<'a, R: Registry>(name: &str, file: &'a File, side: &'a Side<R>) -> Row<'a> {

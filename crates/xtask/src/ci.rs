@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::process::{self, Cmd, Error, Result, read, write};
 use crate::workspace::{Scratch, Workspace, choose, packages};
-use crate::{lint, suites, tools};
+use crate::{lint, results, suites, tools};
 
 /// One part.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ const PARTS: [Part; 11] = [
     Part { name: "stress", run: |ws| suites::stress(ws, &[], suites::SECONDS) },
     Part { name: "fuzz", run: suites::fuzz_and_sanitizer },
     Part { name: "deny", run: deny },
-    Part { name: "benches", run: benches_smoke },
+    Part { name: "benches", run: |ws| results::benches(ws, Some("--smoke"), None) },
     Part { name: "demo", run: demo },
 ];
 
@@ -156,35 +156,6 @@ pub(crate) fn deny(ws: &Workspace) -> Result<()> {
     ws.cargo("deny --offline check licenses bans sources").run()?;
     // deny.toml is found in the parent folder.
     ws.cargo("deny --offline --manifest-path fuzz/Cargo.toml check licenses bans sources").run()
-}
-
-/// Every bench as short as it goes: their figures decide nothing on a shared machine, but each must build,
-/// run and end.
-///
-/// In the profile of the stress tests, which is built fast. `--workspace` each time: the features of fewer
-/// packages would compile everything anew. The server's is left out: it needs one more build of the server.
-pub(crate) fn benches_smoke(ws: &Workspace) -> Result<()> {
-    const BENCH: &str = "bench --profile stress --workspace";
-    ws.cargo(BENCH).arg("--no-run").run()?;
-    let smoke = |name: &str, options: &str| {
-        // Under 90 seconds where nothing else runs, most of it the build of the census.
-        let bench = ws.cargo(BENCH).words(&format!("--bench {name} -- --smoke {options}"));
-        bench.limit(Duration::from_secs(300)).run()
-    };
-    for name in ["percpu", "radix_ctx", "percpu_list", "mq_rbtree", "bufcache", "aio_reap"] {
-        smoke(name, "")?;
-    }
-    // One seed is enough to make a page; the benches above have measured all of them.
-    let report = ws.target.join("report");
-    smoke("seeds", &format!("--only mq_rbtree --report {}", report.display()))?;
-    let page = report.join("README.md");
-    if fs::metadata(&page).map_or(0, |page| page.len()) == 0 {
-        return Err(Error::new(format!("{} was not written", page.display())));
-    }
-    for only in ["counter", "radix", "list", "buf", "served"] {
-        smoke("census", &format!("--only {only}"))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@ mod lint;
 mod litmus;
 mod mutants;
 mod process;
+mod results;
 mod soak;
 mod source;
 mod suites;
 mod tools;
 mod workspace;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -118,6 +120,12 @@ enum Command {
         /// As short as it goes: each builds, runs and ends, no more
         #[arg(long)]
         smoke: bool,
+        /// Fewer and shorter windows
+        #[arg(long, conflicts_with = "smoke")]
+        quick: bool,
+        /// Write what they print to this page of Markdown, such as `benches/RESULTS.md`
+        #[arg(long, value_name = "FILE")]
+        results: Option<PathBuf>,
     },
     /// The import cycles among the modules of each crate and of the server
     Layers {
@@ -190,8 +198,10 @@ fn run(command: Command) -> Result<()> {
         Command::Soak { steps, list, scale } => soak::run(ws, &steps, scale, list),
         Command::Lint => lint::lint(ws),
         Command::Deny => ci::deny(ws),
-        Command::Benches { smoke: true } => ci::benches_smoke(ws),
-        Command::Benches { smoke: false } => ws.cargo("bench").run(),
+        Command::Benches { smoke, quick, results } => {
+            let pace = if quick { Some("--quick") } else { smoke.then_some("--smoke") };
+            results::benches(ws, pace, results.as_deref())
+        }
         Command::Layers { crates, check } => layers::run(ws, &crates, check),
         Command::Size => lint::sizes(ws),
         Command::Examples { crates, check } => lint::examples(ws, &crates, check),

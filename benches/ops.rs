@@ -1,0 +1,18 @@
+//! What the criterion benches of the crates share.
+
+use criterion::Criterion;
+
+/// Adds a row: `operation` over and over, called `name` with one thread.
+macro_rules! row {
+    ($group:ident, $name:literal, $operation:expr) => {
+        $group.bench_function(criterion::BenchmarkId::new($name, 1), |b| b.iter(|| $operation));
+    };
+}
+pub(crate) use row;
+
+/// Keeps the bench on one CPU.
+pub(crate) fn on_one_cpu() -> Criterion {
+    harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
+    eprintln!("percpu: {}", offlock_percpu::capabilities());
+    Criterion::default()
+}

@@ -1,0 +1,214 @@
+//! The benches in a row, and the page of their figures: `benches/RESULTS.md`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::process::{Error, Result, read, write};
+use crate::workspace::Workspace;
+
+/// The benches that print targets, without those of the server and of the census.
+const BENCHES: [&str; 6] =
+    ["percpu", "radix_ctx", "percpu_list", "mq_rbtree", "bufcache", "aio_reap"];
+
+/// Runs every bench; with `page`, what they print becomes a page of Markdown with pictures beside it.
+///
+/// `pace` is `--quick`, or `--smoke`: as short as it goes. Its figures decide nothing, but each bench must
+/// build, run and end. It uses the profile of the stress tests, which is built fast, and leaves out the
+/// server's bench, which needs one more build of the server.
+///
+/// A bench that fails does not end the others: the page says so, and the command fails at the end.
+pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -> Result<()> {
+    let smoke = pace == Some("--smoke");
+    let mut runs = BENCHES.map(|name| (name, "")).to_vec();
+    if smoke {
+        let parts =
+            ["--only counter", "--only radix", "--only list", "--only buf", "--only served"];
+        runs.extend(parts.map(|only| ("census", only)));
+    } else {
+        runs.extend([("nbd", ""), ("census", "")]);
+    }
+    // `--workspace` each time: the features of fewer packages would compile everything anew.
+    let profile = if smoke { "stress" } else { "bench" };
+    let cargo = || ws.cargo("bench --workspace --profile").arg(profile);
+    cargo().arg("--no-run").run()?;
+    let (mut printed, mut failed) = (String::new(), Vec::new());
+    for (name, only) in runs {
+        let mut bench = cargo().args(["--bench", name, "--"]).words(only).args(pace);
+        if smoke {
+            // Under 90 seconds where nothing else runs, most of it the build of the census.
+            bench = bench.limit(Duration::from_secs(300));
+        }
+        let said =
+            if page.is_some() { bench.output() } else { bench.run().map(|()| String::new()) };
+        let said = said.unwrap_or_else(|error| {
+            failed.push(name);
+            format!("# not measured: the bench {name} failed: {error}\n")
+        });
+        print!("{said}");
+        let _ = write!(printed, "\n## {name}\n\n{said}");
+    }
+    if let Some(page) = page {
+        let peers =
+            peers(&read(ws.root.join("benches/Cargo.toml"))?, &read(ws.root.join("Cargo.lock"))?);
+        let (text, pictures) = results_page(&printed, &peers);
+        write(page, text)?;
+        for (name, picture) in pictures {
+            write(page.with_extension("").join(name), picture)?;
+        }
+    }
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::new(format!("failed: {}", failed.join(", "))))
+    }
+}
+
+/// Returns the dependencies that a manifest pins, each with its version in a lock file.
+fn peers(manifest: &str, lock: &str) -> String {
+    let pinned = manifest.lines().filter(|line| line.contains("\"=") || line.contains("\"~"));
+    let peers = pinned.filter_map(|line| {
+        let name = line.split_once(" =")?.0;
+        let version =
+            lock.split_once(&format!("name = \"{name}\"\nversion = \""))?.1.split('"').next()?;
+        Some(format!("{name} {version}"))
+    });
+    peers.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the page: the targets, missed ones first; the rows that a peer wins; and all tables. And the
+/// pictures of the tables that ask for one by a comment `<!-- bars 0 2 -->` with the numbers of columns.
+fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
+    let (mut short, mut holds, mut lost, mut tables) =
+        (String::new(), String::new(), String::new(), String::new());
+    let (mut table, mut pictures) = (Vec::new(), Vec::new());
+    for line in printed.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["TARGET", id, "measured", measured, "bound", bound, verdict, spread @ ..] =
+            &words[..]
+        {
+            let rows = if *verdict == "holds" { &mut holds } else { &mut short };
+            let spread = spread.join(" ");
+            let _ = writeln!(rows, "| {id} | {measured} | {bound} | {verdict} | {spread} |");
+        } else if let Some(row) = line.strip_prefix("#   ") {
+            let _ = writeln!(lost, "- {row}");
+        } else if let ["<!--", "bars", columns @ .., "-->"] = &words[..] {
+            let columns: Vec<usize> = columns.iter().filter_map(|at| at.parse().ok()).collect();
+            let name = format!("{}.svg", pictures.len() + 1);
+            let _ = writeln!(tables, "![The table as bars](RESULTS/{name})");
+            pictures.push((name, bars(&table, &columns)));
+        } else {
+            if line.starts_with("|-") {
+                table.drain(..table.len().saturating_sub(1)); // a table before this one
+            }
+            if line.starts_with('|') {
+                table.push(line.trim_matches('|').split('|').map(str::trim).collect());
+            }
+            let text = line.strip_prefix("# ").map(|text| format!("{text}\n"));
+            let _ = writeln!(tables, "{}", text.as_deref().unwrap_or(line));
+        }
+    }
+    let heading = "| target | measured | bound | | rounds |\n|---|---|---|---|---|";
+    let page = format!(
+        "# Results\n\nWritten by `cargo xtask benches --results`. Missed targets come first.\n\n\
+         {heading}\n{short}{holds}\n## Rows that a peer wins\n\n{lost}\n\
+         The peers: {peers}. Programs print their versions below.\n{tables}"
+    );
+    (page, pictures)
+}
+
+/// Draws columns of a table: a bar for each number, all on one scale, by their logarithms if they differ a
+/// thousandfold. The first row has the headings.
+fn bars(table: &[Vec<&str>], columns: &[usize]) -> String {
+    const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-weight:600}\
+        .c0{fill:#2a78d6}.c1{fill:#c9793f}.c2{fill:#2e915c}.c3{fill:#8c959f}\
+        @media(prefers-color-scheme:dark){text{fill:#9198a1}}";
+    const BAR: f64 = 15.0;
+    const LONGEST: f64 = 360.0;
+    // The upper end of a range such as `0.98..1.00`; what was not measured is no number.
+    let value = |cell: &str| cell.rsplit("..").next().and_then(|end| end.parse::<f64>().ok());
+    let (mut drawn, mut least, mut most, mut y) = (Vec::new(), f64::MAX, 1.0_f64, BAR);
+    for row in table.iter().skip(2) {
+        y += BAR / 2.0;
+        drawn.push((y, row[0], None));
+        for (color, column) in columns.iter().enumerate() {
+            let (Some(value), name) =
+                (row.get(column + 1).copied().and_then(value), table[0][column + 1])
+            else {
+                continue;
+            };
+            (least, most) = (least.min(value), most.max(value));
+            drawn.push((y, name, Some((value, color % 4))));
+            y += BAR;
+        }
+        y = y.max(drawn.last().map_or(0.0, |(y, ..)| y + BAR));
+    }
+    let is_wide = most > 1000.0 * least.max(1.0);
+    let length = |value: f64| if is_wide { value.max(0.0).ln_1p() } else { value };
+    let unit = if is_wide { " (logarithmic)" } else { "" };
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {}\" width=\"760\" role=\"img\">\n\
+         <style>{STYLE}</style>\n<text x=\"8\" y=\"14\" class=\"n\">{}{unit}</text>\n",
+        y + BAR,
+        escaped(table.first().map_or("", |row| row[0]))
+    );
+    for (y, name, bar) in drawn {
+        let (name, base) = (escaped(name), y + 11.0);
+        let _ = match bar {
+            None => writeln!(svg, "<text x=\"8\" y=\"{base}\">{name}</text>"),
+            Some((value, color)) => {
+                let wide = LONGEST * length(value) / length(most);
+                let end = 326.0 + wide;
+                writeln!(
+                    svg,
+                    "<rect x=\"320\" y=\"{y}\" width=\"{wide:.1}\" height=\"13\" class=\"c{color}\"/>\
+                     <text x=\"{end:.1}\" y=\"{base}\">{value}</text>\
+                     <text x=\"312\" y=\"{base}\" text-anchor=\"end\">{name}</text>"
+                )
+            }
+        };
+    }
+    svg + "</svg>\n"
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    const PRINTED: &str = "\n## percpu\n\n# Some CPU\n\n| x | y |\n|---|---:|\n| z | 9 |\n\n| a < b | ns | published |\n|---|---:|---:|\n\
+        | one | 1.0 | 2 |\n| two | none | 0.5..4 |\n\n<!-- bars 0 1 -->\n# rows that we lose: 1\n\
+        #   group: a takes 2 times b\n\
+        TARGET P1.a measured 1.0 bound <=2 holds rounds 3 min 0.9 max 1.1 host dear\n\
+        TARGET P2.b measured none bound <=2 short\n";
+
+    #[test]
+    fn a_page_of_results_has_the_losses_first() {
+        let (page, _) = results_page(PRINTED, "papaya 0.2.5");
+        let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("no {text} in {page}"));
+        assert!(
+            at("| P2.b | none | <=2 | short |  |") < at("| P1.a | 1.0 | <=2 | holds | rounds 3")
+        );
+        assert!(at("- group: a takes 2 times b") < at("papaya 0.2.5"));
+        assert!(at("\nSome CPU\n") < at("| one | 1.0 | 2 |"));
+        assert!(at("| two | none |") < at("](RESULTS/1.svg)"));
+    }
+
+    #[test]
+    fn a_picture_has_a_bar_for_each_number() {
+        let (_, pictures) = results_page(PRINTED, "");
+        let [(name, picture)] = &pictures[..] else { panic!("{pictures:?}") };
+        assert_eq!((name.as_str(), picture.matches("<rect").count()), ("1.svg", 3), "{picture}");
+        assert!(picture.contains("a &lt; b") && picture.contains("width=\"360.0\""), "{picture}");
+    }
+
+    #[test]
+    fn pinned_dependencies_are_peers_of_the_locked_version() {
+        let manifest = "libc.workspace = true\nlru = { version = \"=1\" }\nslab = \"~0.4\"\n";
+        let lock = "name = \"lru\"\nversion = \"1.0.0\"\n\nname = \"slab\"\nversion = \"0.4.2\"\n";
+        assert_eq!(peers(manifest, lock), "lru 1.0.0, slab 0.4.2");
+    }
+}
