@@ -175,6 +175,26 @@ mod unit_tests {
         );
     }
 
+    /// The file that a reader is sent to, `src/tree.rs`, is one of the crate whose paragraph or row it is.
+    #[test]
+    fn each_file_on_the_map_is_there() {
+        let ws = Workspace::open().unwrap();
+        let map = read(ws.root.join("ARCHITECTURE.md")).unwrap();
+        let (mut package, mut count) = ("", 0);
+        for line in map.lines() {
+            let start = line.strip_prefix("**").or_else(|| line.strip_prefix("| `"));
+            package = start.and_then(|rest| rest.split(['*', '`']).next()).unwrap_or(package);
+            for file in line.split('`').skip(1).step_by(2).filter(|name| name.starts_with("src/")) {
+                assert!(
+                    ws.root.join("crates").join(package).join(file).exists(),
+                    "{package}: {file}"
+                );
+                count += 1;
+            }
+        }
+        assert!(count > 40, "{count} files");
+    }
+
     #[test]
     fn links_to_the_web_and_on_the_page_are_right_and_a_crate_is_added_by_its_own_name() {
         assert!(!has_relative_link("see [a](https://a.example) and [b](#b), [c]"));
