@@ -22,9 +22,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// loom sees. The last one needs a rare schedule.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "end: no section is under way",
-    "end: no change under a lock is under way",
     "release: after the last use",
-    "removal: unlock before the entry ends",
     "counting: before the blocks are read",
     "trim: no pin is left",
 ];
