@@ -268,9 +268,10 @@ impl Key {
     ///
     /// The caller has the entry, which ends.
     pub(crate) unsafe fn end_pinned(self) {
-        // Ordering: Release carries the owner's use of the value to the last unpin.
+        // Ordering: Relaxed; the end of the caller's pin comes after it, and carries the owner's use of the
+        // value to the last unpin.
         // SAFETY: by the contract of this function.
-        unsafe { self.state() }.fetch_or(GONE, Ordering::AcqRel);
+        unsafe { self.state() }.fetch_or(GONE, Ordering::Relaxed);
     }
 }
 
@@ -915,12 +916,15 @@ impl<T> Cells<T> {
         let block = unsafe { key.block() };
         // SAFETY: as above.
         let state = unsafe { key.state() };
-        let before = state.fetch_or(UNLINKED, Ordering::AcqRel);
+        // Ordering: Release pairs with the Acquire in `is_linked`; it carries what the removing thread did.
+        let before = state.fetch_or(UNLINKED, Ordering::Release);
         if !check!("unlink: no other removal came first", before & UNLINKED == 0) {
             return false;
         }
-        step!("unlink: hold the cell first", block.held.fetch_or(key.bit(), Ordering::AcqRel));
-        block.remote.fetch_xor(key.bit(), Ordering::AcqRel);
+        // Ordering: Relaxed; the next line publishes it.
+        step!("unlink: hold the cell first", block.held.fetch_or(key.bit(), Ordering::Relaxed));
+        // Ordering: Release pairs with the Acquire in a refill; it carries `held`.
+        block.remote.fetch_xor(key.bit(), Ordering::Release);
         self.count_removal(here, block);
         true
     }
@@ -998,9 +1002,8 @@ impl<T> Cells<T> {
     pub(crate) unsafe fn defer(&self, key: Key) {
         // SAFETY: the entry keeps the block.
         let block = unsafe { key.block() };
-        // Ordering: AcqRel for the word, because the thread that ends the entry may be another one.
-        // Relaxed for the links; only the thread of the snapshot uses them.
-        if block.deferred.fetch_or(key.bit(), Ordering::AcqRel) == 0 {
+        // Ordering: Relaxed, all; only the thread of the snapshot uses them, or the one that ends the list.
+        if block.deferred.fetch_or(key.bit(), Ordering::Relaxed) == 0 {
             block.link.store(self.deferred.load(Ordering::Relaxed), Ordering::Relaxed);
             self.deferred.store(ptr::from_ref(block).cast_mut(), Ordering::Relaxed);
         }
@@ -1015,7 +1018,7 @@ impl<T> Cells<T> {
                 // SAFETY: the block lives until its deferred entries are removed below.
                 let Some(block) = (unsafe { stack.as_ref() }) else { return false };
                 (at, stack) = (ptr::from_ref(block), block.link.load(Ordering::Relaxed));
-                cells = block.deferred.swap(0, Ordering::AcqRel);
+                cells = block.deferred.swap(0, Ordering::Relaxed);
             }
             let Some(index) = pop(&mut cells) else { return false };
             // SAFETY: `defer` got the entry. The snapshot has ended, or the list is ending.
@@ -1224,7 +1227,9 @@ impl<T> Cells<T> {
                 let mut now = state.load(Ordering::Relaxed);
                 while now & UNLINKED == 0 {
                     check_pins(now);
-                    let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+                    // Ordering: Acquire pairs with the Release of a refill; it carries the cleared mark of
+                    // the entry before.
+                    let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
                     match state.compare_exchange_weak(now, now + 1, success, failure) {
                         Ok(_) => {
                             pinned |= 1 << index;
@@ -1236,8 +1241,9 @@ impl<T> Cells<T> {
             }
             // The pin of a cell that is free by now counts for nothing. Nor does that of a later
             // entry in the cell, whose removal may be fast: that of the former cleared the mark.
-            let marked = block.special.load(Ordering::Acquire)
-                & block.special_remote.load(Ordering::Acquire);
+            // Ordering: Relaxed, both; the pin has acquired what cleared the mark.
+            let marked = block.special.load(Ordering::Relaxed)
+                & block.special_remote.load(Ordering::Relaxed);
             let unmarked = pinned & !marked;
             let good = pinned & occupied(block);
             let good = if check!("walk: the entry is still marked", unmarked == 0) {
@@ -1333,6 +1339,7 @@ impl<T> Cells<T> {
             let _ = unsafe { Self::remove_slow(list, key) };
             return;
         }
+        // Ordering: AcqRel, as in `remove_slow`.
         let before = state.fetch_or(GONE, Ordering::AcqRel);
         if before & (GONE | PINS) == 0 {
             // SAFETY: the entry has ended now, and no pin is left.
@@ -1361,18 +1368,21 @@ impl<T> Cells<T> {
         for block in this.blocks() {
             let mut cells = in_use(block);
             while let Some(index) = pop(&mut cells) {
-                // Ordering: AcqRel; the end of the cell sees the flag, or this sees the end.
-                let before = block.states[index as usize].fetch_or(ORPHAN, Ordering::AcqRel);
+                // The end of the cell sees the flag, or this sees the end.
+                // Ordering: Release carries the count above to `release`.
+                let before = block.states[index as usize].fetch_or(ORPHAN, Ordering::Release);
                 if before & GONE == 0 || before & PINS != 0 {
                     left += 1;
                     continue;
                 }
                 // The last unpin has begun to finish the cell, and runs no code of the program.
+                // Ordering: Acquire pairs with the Release in `finish`; it carries the last use of the cell.
                 while block.held.load(Ordering::Acquire) & 1 << index != 0 {
                     thread::yield_now();
                 }
             }
         }
+        // Ordering: Release pairs with the Acquire in `enter`; a removal comes after the flags.
         this.frozen.store(0, Ordering::Release);
         drop(walk);
         // Ordering: AcqRel, as in `release`.
@@ -1482,7 +1492,8 @@ fn learn(block: &Block) -> u64 {
     while let Some(index) = pop(&mut new) {
         // Only FREE is replaced: another state has the pins of a walk with a stale word.
         let state = &block.states[index as usize];
-        let _ = state.compare_exchange(FREE, 0, Ordering::AcqRel, Ordering::Relaxed);
+        // Ordering: Release, as in the section.
+        let _ = state.compare_exchange(FREE, 0, Ordering::Release, Ordering::Relaxed);
     }
     block.seen.store(home ^ taken, Ordering::Relaxed);
     !taken
