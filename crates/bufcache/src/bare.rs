@@ -9,7 +9,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::{Samples, mark};
 use crate::source::InFlight;
-use crate::wait::{Mode, poll_ready};
+use crate::wait::block_on;
 use crate::word::{BACK, Entry, EntryWord, Key, STALE, WRITE};
 
 /// A block that is there, and its bytes.
@@ -302,7 +302,7 @@ impl BareGroup {
 
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
-        poll_ready(self.0.join(Mode::Thread, self.0.losses(), async { sync() }, || ()))
+        block_on(self.0.join(self.0.losses(), async { sync() }, || ()))
     }
 }
 
@@ -327,7 +327,7 @@ impl BareWrites {
         let losses = self.0.group.losses();
         write();
         let sync = async { self.0.poisoned().is_none() && self.has_succeeded(device) };
-        poll_ready(self.0.group.join(Mode::Thread, losses, sync, || ()))
+        block_on(self.0.group.join(losses, sync, || ()))
     }
 
     /// As `Shared::reset` ends.
@@ -344,7 +344,7 @@ impl BareWrites {
     pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
         let writing = self.0.group.begin_write();
         let has_succeeded = self.has_succeeded(device);
-        poll_ready(writing.end(Mode::Thread)) && has_succeeded
+        block_on(writing.end()) && has_succeeded
     }
 
     fn has_succeeded(&self, device: impl FnOnce() -> bool) -> bool {

@@ -22,7 +22,7 @@ use crate::guard::{Pin, ReadGuard, WriteGuard};
 use crate::policy::{Eviction, Policy, sampled_blocks};
 use crate::source::{InFlight, Source};
 use crate::stats::CacheStats;
-use crate::wait::{Bell, Mode, poll_ready};
+use crate::wait::block_on;
 use crate::word::{IO, Key, SECTOR_BITS};
 
 /// The longest device, in bytes.
@@ -108,7 +108,6 @@ impl Cache {
             identity,
             in_flight,
             in_engines: AtomicUsize::new(0),
-            bell: Bell::new(),
             id,
             shift,
             blocks,
@@ -447,7 +446,7 @@ impl Device {
     ///
     /// The first error; its block stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.block_on(self.shared.flush_range(&self.source, blocks, Mode::Thread))
+        self.block_on(self.shared.flush_range(&self.source, blocks))
     }
 
     /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
@@ -471,7 +470,7 @@ impl Device {
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
         let how = Overwrite::Write(bytes);
-        self.block_on(self.shared.overwrite(&self.source, blocks, how, Mode::Thread))
+        self.block_on(self.shared.overwrite(&self.source, blocks, how))
     }
 
     /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
@@ -510,7 +509,7 @@ impl Device {
     /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
     pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Zero, Mode::Thread))
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Zero))
     }
 }
 
@@ -591,7 +590,7 @@ impl Device {
             if let Some(pin) = self.pin(key)? {
                 break pin;
             }
-            self.source.writes.excluded.wait_async(key.sector()).await;
+            self.source.writes.excluded.wait(key.sector()).await;
         };
         self.shared.wait_for_marks(pin.place, IO).await;
         if !self.shared.has_ended(pin.place) {
@@ -681,10 +680,9 @@ impl Device {
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer =
-            self.shared.try_lock_write(&self.source, key, Mode::Thread).inspect_err(|_| {
-                self.shared.counters.busy_locked.add(1);
-            })?;
+        let buffer = self.shared.try_lock_write(&self.source, key).inspect_err(|_| {
+            self.shared.counters.busy_locked.add(1);
+        })?;
         Ok(WriteGuard::new(self, buffer))
     }
 
@@ -714,7 +712,7 @@ impl Device {
     /// The first error; its block stays dirty. Each handle gets an error of another call or of the
     /// cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
-        let result = self.block_on(self.shared.flush(&self.source, Mode::Thread));
+        let result = self.block_on(self.shared.flush(&self.source));
         self.or_earlier(result)
     }
 
@@ -727,7 +725,7 @@ impl Device {
     /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
     /// from then on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
-        let result = self.block_on(self.shared.sync(&self.source, Mode::Thread));
+        let result = self.block_on(self.shared.sync(&self.source));
         self.or_earlier(result)
     }
 
@@ -776,7 +774,7 @@ impl Device {
     ///
     /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        let result = self.block_on(self.shared.write_through(&self.source, blocks, Mode::Thread));
+        let result = self.block_on(self.shared.write_through(&self.source, blocks));
         self.or_earlier(result)
     }
 
@@ -790,7 +788,7 @@ impl Device {
     /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard, Mode::Thread))
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard))
     }
 
     /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
@@ -862,7 +860,7 @@ impl Device {
         change: impl Future<Output = Result<(), WriteError>>,
     ) -> Result<(), WriteError> {
         self.check_wait()?;
-        poll_ready(change)
+        block_on(change)
     }
 
     /// Returns an error if the calling thread must not block for changes of the device.

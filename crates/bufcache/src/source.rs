@@ -12,7 +12,6 @@ use crate::dirty::{Writes, errno_of};
 use crate::engine::refuses_wait;
 use crate::error::{Failure, GetError};
 use crate::ids::Identity;
-use crate::wait::Bell;
 use crate::word::Key;
 
 /// An attached device. Lives as long as its handles, guards, operations and dirty buffers.
@@ -25,8 +24,6 @@ pub(crate) struct Source {
     pub(crate) in_flight: InFlight,
     /// The number of changes of the device (writes, discards, syncs) in engines of threads.
     pub(crate) in_engines: AtomicUsize,
-    /// Wakes the threads that wait for its operations.
-    pub(crate) bell: std::sync::Arc<Bell>,
     pub(crate) id: u16,
     /// The binary logarithm of the block size.
     pub(crate) shift: u32,

@@ -3,14 +3,14 @@
 //! The write-back, the sync and the discard of a device are `async` functions, which serve both.
 //!
 //! ```text
-//!  flush        ──► poll once; each wait in it blocks the thread
+//!  flush        ──► block_on: polled by the caller, which sleeps in between
 //!  flush_async  ──► Running: polled by the caller, then by each thread that ends what it waits for
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. In [`Mode::Thread`] a future of this crate is ready at its first poll, because each wait in
-//!    it blocks the thread.
+//! 1. A thread that sleeps in [`block_on`] polls again after each wake-up that came since its last
+//!    poll began.
 //! 2. A [`Running`] future is polled by one thread at a time, and once more after a wake-up that
 //!    came during a poll.
 //! 3. A running future goes on without the task that began it. It is dropped only when it is ready.
@@ -23,77 +23,38 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::{mem, thread};
+use std::{mem, ptr, thread};
 
 use offlock_sync::panics::drop_payload;
-use offlock_sync::{Futex, Mutex, WordLock, check, step};
+use offlock_sync::{Futex, Mutex, WordLock, check, const_thread_local, step};
 
-/// How an operation waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// The calling thread blocks.
-    Thread,
-    /// The operation is suspended, and goes on in the thread that ends the operation or event that
-    /// it waits for.
-    Task,
+const_thread_local! {
+    /// The data of the waker with which [`block_on`] polls on this thread. Null outside of a poll.
+    static BLOCKED: Cell<*const ()> = Cell::new(ptr::null());
 }
 
-/// Wakes the threads that sleep for an operation of one device.
-#[derive(Debug)]
-pub(crate) struct Bell(Futex);
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.0.advance();
-        step!("bell: wake the threads", self.0.wake_all());
-    }
+/// Runs a future on the calling thread, which sleeps while the future waits.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let poll = |context: &mut Context<'_>| {
+        let outer = BLOCKED.with(|blocked| blocked.replace(context.waker().data()));
+        let polled = future.as_mut().poll(context);
+        BLOCKED.with(|blocked| blocked.set(outer));
+        polled
+    };
+    let sleep = |woken: &Futex, seen| {
+        woken.wait(seen);
+        true
+    };
+    offlock_sync::block_on(poll, sleep).expect("it sleeps until the future is ready")
 }
 
-impl Bell {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self(Futex::new()))
-    }
-
-    /// Waits in that mode until `poll` is ready.
-    pub(crate) async fn until<T>(
-        self: &Arc<Self>,
-        mode: Mode,
-        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> T {
-        match mode {
-            Mode::Thread => self.sleep_until(poll),
-            Mode::Task => poll_fn(|context| poll(context)).await,
-        }
-    }
-
-    /// Blocks the calling thread until `poll` is ready, as [`until`](Self::until) does in
-    /// [`Mode::Thread`].
-    pub(crate) fn sleep_until<T>(
-        self: &Arc<Self>,
-        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> T {
-        let waker = Waker::from(Arc::clone(self));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            let seen = self.0.load();
-            if let Poll::Ready(result) = poll(&mut context) {
-                return result;
-            }
-            self.0.wait(seen);
-        }
-    }
-}
-
-/// Polls a future that waits in [`Mode::Thread`], and returns its output.
-///
-/// # Panics
-///
-/// Panics if the future is not ready (invariant 1 of this module).
-pub(crate) fn poll_ready<F: Future>(future: F) -> F::Output {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => output,
-        Poll::Pending => unreachable!("it waits by blocking the thread"),
-    }
+/// Returns whether [`block_on`] of the calling thread polls the future. Then the future may block the
+/// thread, and guards of the thread are guards of its caller. False in a [`Running`] future, also if
+/// the thread polls that inside a `block_on`.
+pub(crate) async fn is_blocking() -> bool {
+    poll_fn(|context| Poll::Ready(BLOCKED.with(|blocked| blocked.get() == context.waker().data())))
+        .await
 }
 
 /// The most wake-ups inside each other on one stack. One more runs on a new thread.
@@ -407,5 +368,45 @@ pub(crate) fn contain_job(job: impl FnOnce()) {
         job();
     } else {
         let _ = contain(job);
+    }
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_future_knows_whether_its_thread_blocks_for_it() {
+        let nested = || block_on(is_blocking());
+        let all = block_on(async {
+            let task = run(async { (is_blocking().await, block_on(is_blocking())) }).await;
+            (is_blocking().await, task, nested(), is_blocking().await)
+        });
+        assert_eq!(all, (true, (false, true), true, true));
+    }
+
+    #[test]
+    fn a_thread_that_exits_blocks_for_its_future() {
+        struct Exits(mpsc::Sender<(bool, bool)>);
+        impl Drop for Exits {
+            fn drop(&mut self) {
+                let both = async { (is_blocking().await, run(is_blocking()).await) };
+                self.0.send(block_on(both)).unwrap();
+            }
+        }
+        thread_local! {
+            static BEFORE: Cell<Option<Exits>> = const { Cell::new(None) };
+            static AFTER: Cell<Option<Exits>> = const { Cell::new(None) };
+        }
+        let (sender, told) = mpsc::channel();
+        let exits = thread::spawn(move || {
+            BEFORE.set(Some(Exits(sender.clone())));
+            assert!(block_on(is_blocking()));
+            AFTER.set(Some(Exits(sender)));
+        });
+        exits.join().unwrap();
+        assert_eq!(told.iter().collect::<Vec<_>>(), [(true, false); 2]);
     }
 }

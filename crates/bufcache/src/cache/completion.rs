@@ -10,7 +10,7 @@
 //! # Invariants
 //!
 //! 1. A [`Batch`] outlives its completions: its issuer neither moves nor drops it before every
-//!    operation has ended. `Batch::block` sees that as `left == ISSUER`, `Batch::poll` as `OVER`.
+//!    operation has ended. `Batch::wait` sees that as `left == ISSUER`, `Batch::poll` as `OVER`.
 //! 2. Each completion stores its result once, at the index of its operation. So each operation has
 //!    its own result, in whatever order the operations end.
 //! 3. `left` counts the issuer as one more operation until the issuer has stored its waker, and
@@ -33,7 +33,7 @@ use crate::dirty::errno_of;
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
 use crate::source::Source;
-use crate::wait::{Mode, contain, wake_all};
+use crate::wait::{block_on, contain, is_blocking, wake_all};
 
 /// The most operations of a batch.
 pub(super) const RUNS: usize = if cfg!(offlock_model) { 2 } else { 256 };
@@ -51,7 +51,8 @@ pub(super) type Outcome = Result<(), Option<i32>>;
 /// Operations of a device that one issuer begins and waits for.
 pub(super) struct Batch<'s> {
     source: &'s Arc<Source>,
-    mode: Mode,
+    /// The thread that blocks until the operations end; 0 if a task waits.
+    issuer: u64,
     state: State,
     /// Operations point to the state, also while the issuer has `&mut` of the batch.
     _pinned: PhantomPinned,
@@ -71,10 +72,12 @@ struct State {
 unsafe impl Sync for State {}
 
 impl<'s> Batch<'s> {
-    pub(super) fn new(source: &'s Arc<Source>, mode: Mode) -> Self {
+    /// Returns an empty batch of the future that calls this.
+    pub(super) async fn new(source: &'s Arc<Source>) -> Self {
+        let issuer = if is_blocking().await { thread_id() } else { 0 };
         let results = std::array::from_fn(|_| AtomicI32::new(0));
         let state = State { left: AtomicUsize::new(ISSUER), waker: UnsafeCell::new(None), results };
-        Self { source, mode, state, _pinned: PhantomPinned }
+        Self { source, issuer, state, _pinned: PhantomPinned }
     }
 
     /// Adds an operation. `number` is the index of its result; `alone` tells that no other
@@ -88,26 +91,17 @@ impl<'s> Batch<'s> {
         // that.
         self.state.left.fetch_add(1, Ordering::Relaxed);
         let source = Arc::clone(self.source);
-        let issuer = if self.mode == Mode::Thread { thread_id() } else { 0 };
-        Completion { of: Some((source, NonNull::from(&self.state))), number, alone, issuer }
+        let of = Some((source, NonNull::from(&self.state)));
+        Completion { of, number, alone, issuer: self.issuer }
     }
 
     /// Waits until all operations have ended.
     pub(super) async fn wait(&self) {
-        if self.mode == Mode::Thread {
-            self.block();
-        } else {
-            poll_fn(|context| self.poll(context)).await;
-        }
-    }
-
-    /// Waits on the calling thread.
-    fn block(&self) {
         let left = &self.state.left;
         // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results,
         // and what the device did with the bytes.
-        if left.load(order!(Acquire, "block: the results are stored before")) != ISSUER {
-            self.source.bell.sleep_until(|context| self.poll(context));
+        if left.load(order!(Acquire, "wait: the results are stored before")) != ISSUER {
+            poll_fn(|context| self.poll(context)).await;
         }
     }
 
@@ -137,7 +131,7 @@ impl<'s> Batch<'s> {
             self.state.waker.with_mut(|at| unsafe { *at = Some(waker) });
             // Ordering: AcqRel. The Release pairs with the Acquire fence of the operation that ends
             // last, in `Completion::end`; it carries the waker. The Acquire pairs with the Release
-            // in `Completion::end`, as in `block`.
+            // in `Completion::end`, as in `wait`.
             if left.fetch_sub(ISSUER, Ordering::AcqRel) == ISSUER {
                 // Ordering: Relaxed; no operation is left, so only the issuer loads it.
                 left.store(OVER, Ordering::Relaxed);
@@ -153,7 +147,7 @@ impl<'s> Batch<'s> {
 
     /// Returns how an operation ended. The caller has waited for the batch.
     pub(super) fn result(&self, number: usize) -> Outcome {
-        // Ordering: Relaxed; the Acquire in `block` or `poll` carries the result.
+        // Ordering: Relaxed; the Acquire in `wait` or `poll` carries the result.
         match self.state.results[number].load(Ordering::Relaxed) {
             0 => Ok(()),
             PANICKED => Err(None),
@@ -166,9 +160,9 @@ impl Drop for Batch<'_> {
     fn drop(&mut self) {
         // The issuer may unwind before it has waited.
         let left = &self.state.left;
-        // Ordering: Acquire, as in `block`. No model checks it, because a panic ends a model.
+        // Ordering: Acquire, as in `wait`. No model checks it, because a panic ends a model.
         if !matches!(left.load(Ordering::Acquire), ISSUER | OVER) {
-            self.block();
+            block_on(poll_fn(|context| self.poll(context)));
         }
     }
 }
@@ -251,7 +245,7 @@ impl Completion {
         // Ordering: Relaxed; the Release of the decrement carries it.
         batch.results[self.number].store(result, Ordering::Relaxed);
         // Ordering: Release pairs with the Acquire fence below, of the operation that ends last,
-        // and with the Acquire in `Batch::block` and `Batch::poll`; it carries the result, and what
+        // and with the Acquire in `Batch::wait` and `Batch::poll`; it carries the result, and what
         // the device did with the bytes.
         let release = order!(Release, "completion: the result is stored");
         if batch.left.fetch_sub(1, release) != 1 {

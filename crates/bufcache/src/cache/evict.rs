@@ -21,7 +21,6 @@ use crate::frames::{Frame, List, Nodes, On, Place, Victim};
 use crate::hazard;
 use crate::policy::{Looks, PASSES, Policy, Samples};
 use crate::source::Source;
-use crate::wait::Mode;
 use crate::word::{
     BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, NEW, SAMPLED, STALE, WAITED, WRITE,
 };
@@ -397,7 +396,7 @@ impl Shared {
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            let was_there = self.try_invalidate(source, key, flags, Mode::Thread)?;
+            let was_there = self.try_invalidate(source, key, flags, true)?;
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
@@ -422,14 +421,14 @@ impl Shared {
     /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
     /// invalidated, or `None` if that has to wait.
     ///
-    /// In [`Mode::Task`] the slots of the calling thread are not the task's: the thread that polls
-    /// the task may read the block, or have a guard of it.
+    /// Without `is_blocking` the slots of the calling thread are not the caller's: the thread that
+    /// polls a task may read the block, or have a guard of it.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
         flags: u64,
-        mode: Mode,
+        is_blocking: bool,
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
@@ -439,7 +438,7 @@ impl Shared {
             if word.has(flags) {
                 return Ok(Some(false));
             }
-            let is_own = || mode == Mode::Thread && hazard::protected_by_me(entry) > 0;
+            let is_own = || is_blocking && hazard::protected_by_me(entry) > 0;
             if word.has(IO | WRITE) && is_own() {
                 return Err(GetError::WouldDeadlock);
             }

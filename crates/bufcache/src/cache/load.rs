@@ -29,7 +29,7 @@ use crate::error::{Failure, GetError};
 use crate::frames::{Frame, Place};
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
-use crate::wait::{Mode, WaitSet, Waiting, contain};
+use crate::wait::{WaitSet, Waiting, contain};
 use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
@@ -359,7 +359,7 @@ impl Shared {
         source: &Arc<Source>,
         key: Key,
     ) -> Result<InvalidateResult, GetError> {
-        if self.try_invalidate(Some(source), key, 0, Mode::Task)?.is_some() {
+        if self.try_invalidate(Some(source), key, 0, false)?.is_some() {
             return Ok(InvalidateResult::NotCached);
         }
         let home = self.table.lock(key);

@@ -21,6 +21,7 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::block_on;
 use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE};
 
 /// A frame that this thread owns. Its drop gives the frame back.
@@ -104,7 +105,7 @@ impl Shared {
                     if !source.may_wait() {
                         return Err(GetError::WouldDeadlock);
                     }
-                    source.writes.excluded.wait(key.sector());
+                    block_on(source.writes.excluded.wait(key.sector()));
                 }
             }
         }

@@ -45,7 +45,7 @@ use crate::ids::{Identity, Ids};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
 use crate::stats::{Counter, HitCounters};
 use crate::table::Table;
-use crate::wait::{Mode, Reply, contain};
+use crate::wait::{Reply, contain};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
 
 /// The state that all handles of a cache share.
@@ -266,7 +266,7 @@ impl Shared {
     fn drop_retired(&self, key: Key) -> Result<bool, BuildError> {
         let mut rounds = 0;
         loop {
-            match self.try_invalidate(None, key, 0, Mode::Thread) {
+            match self.try_invalidate(None, key, 0, true) {
                 Ok(Some(_)) => return Ok(true),
                 Err(GetError::NoMemory) => return Err(BuildError::NoMemory),
                 Err(_) => return Ok(false),

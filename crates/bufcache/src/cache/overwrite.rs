@@ -20,7 +20,7 @@ use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::{Operation, Source};
-use crate::wait::{Mode, contain};
+use crate::wait::{contain, is_blocking};
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
 /// The operation on a range of the device.
@@ -41,7 +41,6 @@ impl Shared {
         source: &Arc<Source>,
         blocks: Range<u64>,
         how: Overwrite<'_>,
-        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         if source.is_read_only {
@@ -54,15 +53,15 @@ impl Shared {
         // Keeps the device attached: the task and the last handle may be dropped before the end.
         let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
         // The cleaner does this only for devices with dirty blocks.
-        self.limit_extents(source, mode).await;
+        self.limit_extents(source).await;
         self.check_sync(source)?;
-        let _excluded = source.writes.excluded.enter(sectors.clone(), mode).await;
+        let _excluded = source.writes.excluded.enter(sectors.clone()).await;
         // Before blocks are marked, because an error after that would leave them marked.
         hazard::reserve().map_err(GetError::from)?;
         if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
-        let marked = self.invalidate_or_mark_all(source, blocks, mode).await?;
+        let marked = self.invalidate_or_mark_all(source, blocks).await?;
         // Before the operation, because it may lose the old contents even if it fails.
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
@@ -75,10 +74,10 @@ impl Shared {
         });
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
-        let result = self.overwrite_on_device(source, (offset, len), how, mode).await;
+        let result = self.overwrite_on_device(source, (offset, len), how).await;
         // After the wait this may run on another thread, which has reserved no slot yet.
         while hazard::reserve().is_err() {
-            let _ = self.pause_by(mode, &mut None).await;
+            let _ = self.pause_by(&mut None).await;
         }
         source.writes.change_unsynced(|unsynced| {
             if result == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Overwrite::Write(_)) {
@@ -115,11 +114,10 @@ impl Shared {
         source: &Arc<Source>,
         (offset, len): (u64, u64),
         how: Overwrite<'_>,
-        mode: Mode,
     ) -> Outcome {
         let bytes = if let Overwrite::Write(bytes) = how { bytes } else { &[] };
         let parts = [IoSlice::new(bytes)];
-        let batch = Batch::new(source, mode);
+        let batch = Batch::new(source).await;
         // If the device panics the operation is dropped, which ends it.
         let _ = contain(|| match how {
             Overwrite::Write(_) => {
@@ -148,7 +146,6 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
-        mode: Mode,
     ) -> Result<Marked, WriteError> {
         let end = blocks.end.min(source.blocks);
         let sectors = source.sectors_of(blocks.clone());
@@ -159,8 +156,9 @@ impl Shared {
             self.table.pass_all_locks();
         }
         let (mut marked, mut since) = (Marked::new(), None);
+        let is_blocking = is_blocking().await;
         loop {
-            let mut one = |key| self.invalidate_or_mark(source, key, mode, &mut marked);
+            let mut one = |key| self.invalidate_or_mark(source, key, is_blocking, &mut marked);
             let obstacle = if is_short {
                 (blocks.start..end)
                     .filter_map(|block| source.key(block))
@@ -178,13 +176,13 @@ impl Shared {
                 OverwriteBlocked::Error(key, error) => {
                     return Err(WriteError::of_wait(error, source.block(key)));
                 }
-                OverwriteBlocked::Loading(key) if mode == Mode::Task => {
+                OverwriteBlocked::Loading(key) if !is_blocking => {
                     (key, self.wait_for_load_as_task(source, key).await)
                 }
                 OverwriteBlocked::Loading(key) => {
                     (key, self.invalidate_clean(source, key).map(drop))
                 }
-                OverwriteBlocked::Marked(key, frame) if mode == Mode::Task => {
+                OverwriteBlocked::Marked(key, frame) if !is_blocking => {
                     (key, self.wait_for_mark_as_task(frame, key, &mut since).await)
                 }
                 OverwriteBlocked::Marked(key, frame) => {
@@ -204,7 +202,7 @@ impl Shared {
                 self.wait_for_marks(place, IO).await;
                 Ok(())
             }
-            InvalidateResult::Busy => self.pause_by(Mode::Task, &mut None).await,
+            InvalidateResult::Busy => self.pause_by(&mut None).await,
         }
     }
 
@@ -212,14 +210,14 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        mode: Mode,
+        is_blocking: bool,
         marked: &mut Marked,
     ) -> Result<(), OverwriteBlocked> {
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
-            if word.has(WRITE) && mode == Mode::Thread && hazard::protected_by_me(entry) > 0 {
+            if word.has(WRITE) && is_blocking && hazard::protected_by_me(entry) > 0 {
                 return Err(OverwriteBlocked::Error(key, GetError::WouldDeadlock));
             }
             if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
@@ -227,7 +225,7 @@ impl Shared {
             }
             if !word.has(DIRTY) {
                 drop(home);
-                match self.try_invalidate(Some(source), key, DIRTY, mode) {
+                match self.try_invalidate(Some(source), key, DIRTY, is_blocking) {
                     Ok(Some(true)) => return Ok(()),
                     Ok(Some(false)) => continue, // dirty by now
                     Ok(None) => {
@@ -417,7 +415,7 @@ impl Shared {
                 self.table.prefetch(key);
             }
             let Some(key) = source.key(block) else { continue };
-            if self.invalidate_or_mark(source, key, Mode::Thread, &mut bypass.marked).is_err() {
+            if self.invalidate_or_mark(source, key, true, &mut bypass.marked).is_err() {
                 return Ok(None); // the drop of `bypass` unmarks the blocks
             }
         }
@@ -444,7 +442,7 @@ impl Shared {
         if is_too_dirty || !self.may_dirty(source, key) {
             return Err(refused(GetError::WouldBlock));
         }
-        match self.try_lock_write(source, key, Mode::Thread) {
+        match self.try_lock_write(source, key) {
             Ok(buffer) => {
                 self.counters.get.add(1);
                 return Ok(buffer);

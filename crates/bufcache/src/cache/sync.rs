@@ -22,7 +22,7 @@ use crate::engine::refuses_wait;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::{Operation, Source};
-use crate::wait::{Mode, contain, poll_ready};
+use crate::wait::{block_on, contain};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
@@ -39,9 +39,9 @@ impl Shared {
     }
 
     /// Writes all dirty blocks to the device, which does not make them durable.
-    pub(crate) async fn flush(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
+    pub(crate) async fn flush(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         self.check_sync(source)?;
-        self.flush_selected(source, &Selection::all(), mode).await
+        self.flush_selected(source, &Selection::all()).await
     }
 
     /// Writes the dirty blocks of a range to the device.
@@ -49,11 +49,10 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
-        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
-        self.flush_selected(source, &selection, mode).await
+        self.flush_selected(source, &selection).await
     }
 
     /// Writes the selected dirty blocks to the device, even if that is closed.
@@ -61,22 +60,21 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         selection: &Selection,
-        mode: Mode,
     ) -> Result<(), WriteError> {
-        let summary = self.write_back(source, selection, mode).await;
+        let summary = self.write_back(source, selection).await;
         self.check_poison(source)?;
         summary.error.map_or(Ok(()), Err)
     }
 
     /// Makes all blocks durable that were dirtied before this call.
-    pub(crate) async fn sync(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
+    pub(crate) async fn sync(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let losses = source.writes.group.losses();
-        let flushed = self.flush(source, mode).await;
+        let flushed = self.flush(source).await;
         if flushed == Err(WriteError::Closed) {
             return flushed;
         }
         // Also after an error, so that the blocks that could be written are durable.
-        self.sync_device(source, losses, mode).await?;
+        self.sync_device(source, losses).await?;
         flushed
     }
 
@@ -86,7 +84,6 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         losses: u64,
-        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_poison(source)?;
         if source.is_read_only {
@@ -101,7 +98,7 @@ impl Shared {
             }
             source.writes.change_unsynced(Unsynced::begin_sync);
             self.counters.syncs.add(1);
-            let batch = Batch::new(source, mode);
+            let batch = Batch::new(source).await;
             step!("sync: ask the device", {
                 // SAFETY: the batch is neither moved nor forgotten until the wait below.
                 let sync = unsafe { DeviceSync::new(&batch) };
@@ -118,7 +115,7 @@ impl Shared {
             }
         };
         let durable = || source.writes.change_unsynced(Unsynced::end_sync);
-        if source.writes.group.join(mode, losses, sync, durable).await {
+        if source.writes.group.join(losses, sync, durable).await {
             return Ok(());
         }
         // A reset by another thread may have ended the poisoning meanwhile. That does not make the
@@ -131,17 +128,16 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
-        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let losses = source.writes.group.losses();
         let sectors = source.sectors_of(blocks);
         let selection = Selection { sectors: sectors.clone(), durable: true, ..Selection::all() };
-        self.flush_selected(source, &selection, mode).await?;
+        self.flush_selected(source, &selection).await?;
         // Another thread may have written some of the blocks without FUA.
         let is_synced = !source.writes.unsynced(|unsynced| unsynced.touches(&sectors));
         let is_synced = check!("write through: no sector is unsynced", is_synced);
-        if is_synced { Ok(()) } else { self.sync_device(source, losses, mode).await }
+        if is_synced { Ok(()) } else { self.sync_device(source, losses).await }
     }
 
     /// Ends the poisoning of a device whose sync failed, so that it can be written again.
@@ -325,7 +321,7 @@ impl Shared {
     /// Waits for the writes, discards and zeroes that began before writers were refused.
     fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // No discard or zero runs once the whole device is excluded.
-        drop(poll_ready(source.writes.excluded.enter(0..u64::MAX, Mode::Thread)));
+        drop(block_on(source.writes.excluded.enter(0..u64::MAX)));
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);
@@ -371,8 +367,8 @@ impl Shared {
         }
         let losses = source.writes.group.losses();
         // Also of a closed device, because a reset may have dirtied blocks.
-        let flushed = poll_ready(self.flush_selected(source, &Selection::all(), Mode::Thread));
-        let synced = poll_ready(self.sync_device(source, losses, Mode::Thread)).and(flushed);
+        let flushed = block_on(self.flush_selected(source, &Selection::all()));
+        let synced = block_on(self.sync_device(source, losses)).and(flushed);
         // A write-back that fails from now on drops its block, or has cleared the block's mark
         // before the loop below looks at it, which then drops the block.
         source.in_flight.abandon();
@@ -400,7 +396,7 @@ impl Shared {
         }
         // `flush_orphan` has reported the loss of the block, and has taken it off the dirty list.
         // In the cache it would stay dirty and keep its frame for ever.
-        let invalidated = self.try_invalidate(Some(source), key, 0, Mode::Task);
+        let invalidated = self.try_invalidate(Some(source), key, 0, false);
         if !matches!(invalidated, Ok(Some(_))) {
             // The thread that ends an operation of the device must not wait for a reader or an
             // evictor.

@@ -32,7 +32,7 @@ use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::Mode;
+use crate::wait::is_blocking;
 use crate::word::{BACK, DIRTY, Entry, EntryWord, Key, READER_PIN, WAITED, WRITE};
 
 /// The contents of a block that was not cached.
@@ -184,13 +184,13 @@ impl Shared {
         }
     }
 
-    /// Locks the buffer of a cached block for writing if that needs no wait. In [`Mode::Task`] a
-    /// guard of the calling thread is not the task's, so the task may wait for its drop.
+    /// Locks the buffer of a cached block for writing if that needs no wait.
+    /// [`GetError::WouldDeadlock`] for a guard of the calling thread: if the caller is a task, the
+    /// guard is not the task's, and the task may wait for its drop.
     pub(crate) fn try_lock_write(
         &self,
         source: &Arc<Source>,
         key: Key,
-        mode: Mode,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         if !self.may_dirty(source, key) {
@@ -204,7 +204,7 @@ impl Shared {
             Err(obstacle) => {
                 buffer.slot.clear();
                 return Err(match obstacle {
-                    LockRefused::Own if mode == Mode::Thread => GetError::WouldDeadlock,
+                    LockRefused::Own => GetError::WouldDeadlock,
                     LockRefused::Closing => GetError::Closed,
                     _ => GetError::WouldBlock,
                 });
@@ -433,12 +433,8 @@ impl Shared {
     }
 
     /// Pauses in a wait for an event that wakes nothing, such as the drop of a guard.
-    pub(super) async fn pause_by(
-        &self,
-        mode: Mode,
-        since: &mut Option<Instant>,
-    ) -> Result<(), GetError> {
-        if mode == Mode::Thread {
+    pub(super) async fn pause_by(&self, since: &mut Option<Instant>) -> Result<(), GetError> {
+        if is_blocking().await {
             return self.pause(&mut 32, since);
         }
         self.time_left(since)?;

@@ -12,8 +12,8 @@
 //!
 //! 1. A block becomes clean only after the device has reported its write. Until then `DIRTY` stays
 //!    set beside `BACK`, and the frame stays on the dirty list.
-//! 2. A write-back does not wait while it has blocks marked: it writes its window first. In
-//!    [`Mode::Task`] it occupies no thread while the device writes.
+//! 2. A write-back does not wait while it has blocks marked: it writes its window first. For a task
+//!    it occupies no thread while the device writes.
 //! 3. A written block is among the unsynced sectors before it becomes clean. So a reset after a
 //!    failed sync finds the block there, or finds it dirty.
 
@@ -34,7 +34,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::is_evictable_but_dirty;
 use crate::source::{Operation, Source};
-use crate::wait::{Mode, contain, poll_ready};
+use crate::wait::{block_on, contain, is_blocking};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A guess: a MiB of blocks of 4,096 bytes.
@@ -64,7 +64,6 @@ impl Summary {
 struct Window<'t> {
     blocks: ArrayVec<DirtyBlock, WINDOW>,
     selection: &'t Selection,
-    mode: Mode,
     summary: Summary,
     /// Set once the wait for a block that another thread had marked has timed out. The write-back does not wait for such a block again.
     gave_up: bool,
@@ -87,12 +86,7 @@ enum WriteBackSkip {
 impl Shared {
     /// Writes the dirty blocks that `selection` names. A block that fails does not keep the others
     /// from being written.
-    pub(crate) async fn write_back(
-        &self,
-        source: &Arc<Source>,
-        selection: &Selection,
-        mode: Mode,
-    ) -> Summary {
+    pub(crate) async fn write_back(&self, source: &Arc<Source>, selection: &Selection) -> Summary {
         let mut summary = Summary::default();
         let Some(_operation) = Operation::begin(&**source) else {
             summary.fail(WriteError::Closed);
@@ -108,7 +102,7 @@ impl Shared {
         let found = found.as_mut_slice();
         found.sort_unstable_by_key(|dirty| dirty.key.sector());
         let blocks = ArrayVec::new();
-        let mut window = Window { blocks, selection, mode, summary, gave_up: false };
+        let mut window = Window { blocks, selection, summary, gave_up: false };
         for &next in &*found {
             if let Some(errno) = source.writes.poisoned() {
                 // The sync or durable write that needs these blocks can no longer succeed, even if
@@ -127,7 +121,7 @@ impl Shared {
 
     /// Marks a block and adds it to the window. If that has to wait, writes the window first.
     async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: DirtyBlock) {
-        let (mode, mut since, mut flushed) = (window.mode, None, 0);
+        let (mut since, mut flushed) = (None, 0);
         loop {
             let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
@@ -149,9 +143,9 @@ impl Shared {
             let waited = match obstacle {
                 WriteBackSkip::Log(number) => {
                     flushed = number;
-                    self.flush_log(source, next, number, mode).await
+                    self.flush_log(source, next, number).await
                 }
-                _ => self.wait_until_unmarked(next, mode, &mut since).await.map_err(of_wait),
+                _ => self.wait_until_unmarked(next, &mut since).await.map_err(of_wait),
             };
             if let Err(error) = waited {
                 window.gave_up |= matches!(error, WriteError::Busy { .. });
@@ -165,10 +159,9 @@ impl Shared {
     async fn wait_until_unmarked(
         &self,
         DirtyBlock { key, frame }: DirtyBlock,
-        mode: Mode,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
-        if mode == Mode::Task {
+        if !is_blocking().await {
             return self.wait_for_mark_as_task(frame, key, since).await;
         }
         let entry = self.entry(frame);
@@ -260,23 +253,21 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the log durable up to `number`. In [`Mode::Task`] a thread of the pool does that,
+    /// Makes the log durable up to `number`. For a task a thread of the pool does that,
     /// because it blocks.
     async fn flush_log(
         &self,
         source: &Arc<Source>,
         dirty: DirtyBlock,
         number: u64,
-        mode: Mode,
     ) -> Result<(), WriteError> {
         let Some(wal) = &source.writes.options.wal else { return Ok(()) };
         let block = source.block(dirty.key);
-        let flushed = match mode {
-            Mode::Thread => contain(|| wal.flush(number)),
-            Mode::Task => {
-                let wal = std::sync::Arc::clone(wal);
-                self.call(source.id, move || wal.flush(number)).wait().await
-            }
+        let flushed = if is_blocking().await {
+            contain(|| wal.flush(number))
+        } else {
+            let wal = std::sync::Arc::clone(wal);
+            self.call(source.id, move || wal.flush(number)).wait().await
         };
         match flushed {
             Ok(Ok(())) => Ok(()),
@@ -288,7 +279,7 @@ impl Shared {
     /// Writes the blocks of the window and empties it. Adjacent blocks are one operation; if that
     /// fails, each of them is written alone, unless the write is durable.
     async fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
-        let (selection, mode) = (window.selection, window.mode);
+        let selection = window.selection;
         let mut left = &window.blocks[..];
         let mut summary = window.summary;
         while !left.is_empty() {
@@ -296,8 +287,7 @@ impl Shared {
             // Registered before the write, and ended after a failed block has poisoned the device:
             // a sync that runs beside this write then sees the failure.
             let writing = selection.durable.then(|| source.writes.group.begin_write());
-            let given =
-                self.write_runs(source, left, (selection.durable, mode), &mut results).await;
+            let given = self.write_runs(source, left, selection.durable, &mut results).await;
             let (now, behind) = left.split_at(given);
             let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
             for (run, result) in runs() {
@@ -314,8 +304,7 @@ impl Shared {
                     _ => {
                         for &one in run {
                             let mut result = [None];
-                            let how = (selection.durable, mode);
-                            self.write_runs(source, &[one], how, &mut result).await;
+                            self.write_runs(source, &[one], selection.durable, &mut result).await;
                             match result[0].unwrap_or(Err(None)) {
                                 Ok(()) => {
                                     self.finish(source, &[one], selection.durable);
@@ -330,7 +319,7 @@ impl Shared {
                 }
             }
             let durable = match writing {
-                Some(writing) => writing.end(mode).await,
+                Some(writing) => writing.end().await,
                 None => false,
             };
             let has_run = |result| check!("write-back: the device has it", result == Some(Ok(())));
@@ -368,7 +357,7 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         blocks: &[DirtyBlock],
-        (durable, mode): (bool, Mode),
+        durable: bool,
         results: &mut [Option<Outcome>],
     ) -> usize {
         let mut parts = [IoSlice::new(&[]); WINDOW];
@@ -381,7 +370,7 @@ impl Shared {
             let left = source.len().saturating_sub(Source::offset(dirty.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
-        let batch = Batch::new(source, mode);
+        let batch = Batch::new(source).await;
         let depth = source.write_depth.clamp(1, RUNS);
         let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(depth);
         let alone = neighbours().nth(1).is_none();
@@ -399,7 +388,7 @@ impl Shared {
         }
         batch.wait().await;
         #[cfg(not(offlock_model))]
-        if mode == Mode::Thread && runs > 1 {
+        if runs > 1 && is_blocking().await {
             // If the page cache took the bytes, this thread has not slept, and would go on until
             // the end of its time slice of some milliseconds. Threads with less to do run first.
             std::thread::yield_now();
@@ -779,15 +768,15 @@ impl Shared {
         let selection =
             Selection { before, wait: false, include: Include::NotGivenUp, ..Selection::all() };
         // The device remembers an error for its handles.
-        poll_ready(self.write_back(source, &selection, Mode::Thread));
-        poll_ready(self.limit_extents(source, Mode::Thread));
+        block_on(self.write_back(source, &selection));
+        block_on(self.limit_extents(source));
     }
 
     /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
     /// failure poisons the device, so later calls report it.
-    pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
+    pub(super) async fn limit_extents(&self, source: &Arc<Source>) {
         if self.has_many_extents(source) {
-            let _ = self.sync_device(source, source.writes.group.losses(), mode).await;
+            let _ = self.sync_device(source, source.writes.group.losses()).await;
         }
     }
 
@@ -809,8 +798,7 @@ impl Shared {
             let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
             let mut at = 0;
             while let Some(source) = self.pool.nth_dirty(at) {
-                let written =
-                    poll_ready(self.write_back(&source, &selection, Mode::Thread)).written;
+                let written = block_on(self.write_back(&source, &selection)).written;
                 if written > 0 {
                     return written;
                 }
@@ -825,11 +813,11 @@ impl Shared {
     pub(super) fn write_back_some(&self, source: &Arc<Source>, include: Include) -> Summary {
         let selection =
             Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
-        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
+        let summary = block_on(self.write_back(source, &selection));
         if summary.written > 0 {
             return summary;
         }
-        poll_ready(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
+        block_on(self.write_back(source, &Selection { include, ..selection }))
     }
 
     /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
@@ -838,7 +826,7 @@ impl Shared {
         let include = Include::Promising;
         let selection =
             Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
-        poll_ready(self.write_back(source, &selection, Mode::Thread)).written
+        block_on(self.write_back(source, &selection)).written
     }
 
     /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are

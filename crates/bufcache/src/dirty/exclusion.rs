@@ -8,14 +8,13 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::std_lock::Mutex;
 use offlock_sync::{check, step};
 
-use crate::wait::{Bell, Mode, WaitSet, Waiting, wake_all};
+use crate::wait::{WaitSet, Waiting, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
@@ -25,8 +24,6 @@ pub(crate) struct Exclusion {
     state: Mutex<State>,
     /// Tasks and threads that wait until a sector is not excluded, by the sector.
     waiters: WaitSet<u64>,
-    /// Wakes the threads.
-    bell: Arc<Bell>,
 }
 
 #[derive(Debug, Default)]
@@ -84,15 +81,14 @@ impl Exclusion {
             count: AtomicUsize::new(0),
             state: Mutex::new(State::default()),
             waiters: WaitSet::new(),
-            bell: Bell::new(),
         }
     }
 
     /// Waits until no excluded range, and no range that was asked for earlier, overlaps a range of
     /// sectors, and excludes it. The order keeps small ranges from overtaking a large one for ever.
-    pub(crate) async fn enter(&self, range: Range<u64>, mode: Mode) -> Excluded<'_> {
+    pub(crate) async fn enter(&self, range: Range<u64>) -> Excluded<'_> {
         let mut entering = Entering { of: self, range: range.clone(), number: 0 };
-        self.bell.until(mode, |context| entering.poll(context)).await;
+        poll_fn(|context| entering.poll(context)).await;
         entering.number = 0;
         Excluded { of: self, range }
     }
@@ -133,14 +129,8 @@ impl Exclusion {
         !check!("insert: the sector is not excluded", !has)
     }
 
-    /// Blocks the thread until the sector is not excluded.
-    pub(crate) fn wait(&self, sector: u64) {
-        let mut waiting = self.waiters.wait(sector);
-        self.bell.sleep_until(|context| self.poll_gone(sector, &mut waiting, context));
-    }
-
-    /// Waits, as a task, until the sector is not excluded.
-    pub(crate) async fn wait_async(&self, sector: u64) {
+    /// Waits until the sector is not excluded.
+    pub(crate) async fn wait(&self, sector: u64) {
         let mut waiting = self.waiters.wait(sector);
         poll_fn(|context| self.poll_gone(sector, &mut waiting, context)).await;
     }
@@ -230,12 +220,12 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::wait::poll_ready;
+    use crate::wait::block_on;
 
     #[test]
     fn a_large_range_is_not_overtaken_by_small_ones() {
         let all = Exclusion::new();
-        let first = poll_ready(all.enter(0..10, Mode::Thread));
+        let first = block_on(all.enter(0..10));
         let wide_is_over = AtomicBool::new(false);
         let waiting = |count| {
             while all.state.lock().waiting.len() < count {
@@ -244,17 +234,17 @@ mod tests {
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                let wide = poll_ready(all.enter(0..100, Mode::Thread));
+                let wide = block_on(all.enter(0..100));
                 wide_is_over.store(true, Ordering::SeqCst);
                 drop(wide);
             });
             waiting(1);
             scope.spawn(|| {
-                let little = poll_ready(all.enter(50..60, Mode::Thread));
+                let little = block_on(all.enter(50..60));
                 assert!(wide_is_over.load(Ordering::SeqCst), "overtaken");
                 drop(little);
             });
-            drop(poll_ready(all.enter(200..300, Mode::Thread))); // overlaps no other range
+            drop(block_on(all.enter(200..300))); // overlaps no other range
             for _ in 0..1000 {
                 thread::yield_now();
                 if all.state.lock().waiting.len() == 2 {

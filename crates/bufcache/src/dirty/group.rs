@@ -8,19 +8,16 @@
 //! run at the time. So a sync or durable write that saw no error waits for those that ran beside
 //! it, and fails if one of them saw a loss.
 
-use std::future::Future;
-use std::sync::Arc;
+use std::future::{Future, poll_fn};
 use std::task::Poll;
 
 use offlock_sync::{Mutex, check, step};
 
-use crate::wait::{Bell, Mode, Wakers, wake_all};
+use crate::wait::{Wakers, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Group {
     state: Mutex<State>,
-    /// Wakes the threads.
-    bell: Arc<Bell>,
 }
 
 #[derive(Debug, Default)]
@@ -100,7 +97,7 @@ pub(crate) struct Writing<'g> {
 
 impl Group {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::default()), bell: Bell::new() }
+        Self { state: Mutex::new(State::default()) }
     }
 
     /// The losses that were reported so far. A caller reads it before it writes what it makes durable
@@ -118,7 +115,6 @@ impl Group {
     /// result is dropped without the lock.
     pub(crate) async fn join<T>(
         &self,
-        mode: Mode,
         since: u64,
         sync: impl Future<Output = bool>,
         durable: impl FnOnce() -> T,
@@ -128,7 +124,7 @@ impl Group {
             step!("sync: one that runs is not enough", next += 1);
             next
         };
-        let turn = self.until(mode, |state| state.turn(mine)).await;
+        let turn = self.until(|state| state.turn(mine)).await;
         let is_there =
             |losses| check!("sync: nothing is lost since the caller wrote", losses == since);
         let (number, losses) = match turn {
@@ -143,7 +139,7 @@ impl Group {
         };
         if succeeded_now {
             self.wake();
-            self.until(mode, |state| state.told(losses, writes, None)).await;
+            self.until(|state| state.told(losses, writes, None)).await;
         }
         let mut state = self.state.lock();
         let succeeded = succeeded_now && state.losses == losses;
@@ -158,28 +154,27 @@ impl Group {
         succeeded && is_there(losses)
     }
 
-    /// Waits in that mode until `poll` is ready, which is called under the lock.
-    async fn until<T>(&self, mode: Mode, mut poll: impl FnMut(&mut State) -> Poll<T>) -> T {
+    /// Waits until `poll` is ready, which is called under the lock.
+    async fn until<T>(&self, mut poll: impl FnMut(&mut State) -> Poll<T>) -> T {
         let mut number = 0;
-        self.bell
-            .until(mode, |context| {
-                let new = context.waker().clone(); // foreign code, as is its drop: not under the lock
-                let mut state = self.state.lock();
-                let polled = poll(&mut state);
-                if polled.is_ready() {
-                    return polled;
-                }
-                let mut old = None;
-                if state.waiters.has((), number) {
-                    old = Some(state.waiters.replace((), number, new));
-                } else {
-                    number = state.waiters.add((), new);
-                }
-                drop(state);
-                drop(old);
-                polled
-            })
-            .await
+        poll_fn(|context| {
+            let new = context.waker().clone(); // foreign code, as is its drop: not under the lock
+            let mut state = self.state.lock();
+            let polled = poll(&mut state);
+            if polled.is_ready() {
+                return polled;
+            }
+            let mut old = None;
+            if state.waiters.has((), number) {
+                old = Some(state.waiters.replace((), number, new));
+            } else {
+                number = state.waiters.add((), new);
+            }
+            drop(state);
+            drop(old);
+            polled
+        })
+        .await
     }
 
     /// Wakes all waiting threads and tasks.
@@ -207,14 +202,14 @@ impl Group {
 impl Writing<'_> {
     /// Ends the write, after the device has reported success. Waits for the sync and the durable
     /// writes that run. Returns false if one of them saw a loss, which may be one of this write.
-    pub(crate) async fn end(self, mode: Mode) -> bool {
+    pub(crate) async fn end(self) -> bool {
         let Self { of, losses, .. } = self;
         drop(self); // before the wait, because others wait for this write
         let (sync, writes) = {
             let state = of.state.lock();
             (state.begun, state.writes)
         };
-        of.until(mode, |state| state.told(losses, writes, Some(sync))).await;
+        of.until(|state| state.told(losses, writes, Some(sync))).await;
         of.state.lock().losses == losses
     }
 }

@@ -17,7 +17,7 @@ use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::OwnedWriteGuard;
-use crate::wait::{Mode, run};
+use crate::wait::run;
 use crate::word::Key;
 
 impl Device {
@@ -133,8 +133,8 @@ impl Device {
         loop {
             // If too much is dirty, the blocking call writes some of it first.
             if !self.shared.must_clean(&self.source) {
-                match self.shared.try_lock_write(&self.source, key, Mode::Task) {
-                    Err(GetError::WouldBlock) => {}
+                match self.shared.try_lock_write(&self.source, key) {
+                    Err(GetError::WouldBlock | GetError::WouldDeadlock) => {}
                     locked => return locked.map(|buffer| own(self.clone(), buffer)),
                 }
             }
@@ -166,7 +166,7 @@ impl Device {
     /// As [`flush`](Self::flush).
     pub async fn flush_async(&self) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
-        let result = run(async move { source.cache.flush(&source, Mode::Task).await }).await;
+        let result = run(async move { source.cache.flush(&source).await }).await;
         self.or_earlier(result)
     }
 
@@ -177,7 +177,7 @@ impl Device {
     /// As [`flush_range`](Self::flush_range).
     pub async fn flush_range_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
-        run(async move { source.cache.flush_range(&source, blocks, Mode::Task).await }).await
+        run(async move { source.cache.flush_range(&source, blocks).await }).await
     }
 
     /// [`sync`](Self::sync) for tasks.
@@ -187,7 +187,7 @@ impl Device {
     /// As [`sync`](Self::sync).
     pub async fn sync_async(&self) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
-        let result = run(async move { source.cache.sync(&source, Mode::Task).await }).await;
+        let result = run(async move { source.cache.sync(&source).await }).await;
         self.or_earlier(result)
     }
 
@@ -198,7 +198,7 @@ impl Device {
     /// As [`write_through`](Self::write_through).
     pub async fn write_through_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
-        let write = async move { source.cache.write_through(&source, blocks, Mode::Task).await };
+        let write = async move { source.cache.write_through(&source, blocks).await };
         let result = run(write).await;
         self.or_earlier(result)
     }
@@ -241,7 +241,7 @@ impl Device {
     ) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         let source = Arc::clone(&self.source);
-        run(async move { source.cache.overwrite(&source, blocks, how, Mode::Task).await }).await
+        run(async move { source.cache.overwrite(&source, blocks, how).await }).await
     }
 
     /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that
