@@ -16,9 +16,7 @@
 //! 3. A running future goes on without the task that began it. It is dropped only when it is ready.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -26,7 +24,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::{mem, ptr, thread};
 
 use offlock_sync::panics::drop_payload;
-use offlock_sync::{Futex, Mutex, WordLock, check, const_thread_local, step};
+use offlock_sync::{Futex, Mutex, check, const_thread_local, step};
 
 const_thread_local! {
     /// The data of the waker with which [`block_on`] polls on this thread. Null outside of a poll.
@@ -84,132 +82,6 @@ pub(crate) fn wake(waker: Waker) {
 /// Wakes the threads and tasks of these wakers. The caller holds no lock.
 pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
     wakers.into_iter().for_each(wake);
-}
-
-/// Wakers by what they wait for, and for each key in the order in which the waits began.
-#[derive(Debug, Default)]
-pub(crate) struct Wakers<K> {
-    waiting: BTreeMap<(K, u64), Waker>,
-    /// The number of waits so far.
-    count: u64,
-}
-
-impl<K: Copy + Ord> Wakers<K> {
-    pub(crate) const fn new() -> Self {
-        Self { waiting: BTreeMap::new(), count: 0 }
-    }
-
-    /// Adds a wait. Returns its number, from 1.
-    pub(crate) fn add(&mut self, key: K, waker: Waker) -> u64 {
-        self.count += 1;
-        self.waiting.insert((key, self.count), waker);
-        self.count
-    }
-
-    /// Replaces the waker of a wait. Returns the other one, which the caller drops without the lock,
-    /// or the new one if the wait has been woken.
-    pub(crate) fn replace(&mut self, key: K, number: u64, new: Waker) -> Waker {
-        match self.waiting.get_mut(&(key, number)) {
-            Some(waker) => mem::replace(waker, new),
-            None => new,
-        }
-    }
-
-    pub(crate) fn has(&self, key: K, number: u64) -> bool {
-        self.waiting.contains_key(&(key, number))
-    }
-
-    pub(crate) fn remove(&mut self, key: K, number: u64) -> Option<Waker> {
-        self.waiting.remove(&(key, number))
-    }
-
-    /// Returns the least key that is waited for.
-    pub(crate) fn first(&self) -> Option<K> {
-        self.waiting.first_key_value().map(|(&(key, _), _)| key)
-    }
-
-    /// Returns the number of the first wait for `key`.
-    pub(crate) fn first_of(&self, key: K) -> Option<u64> {
-        let mut all = self.waiting.range((key, 0)..=(key, u64::MAX));
-        all.next().map(|(&(_, number), _)| number)
-    }
-
-    /// Removes the waits for these keys. Returns their wakers.
-    pub(crate) fn take(&mut self, keys: RangeInclusive<K>) -> Vec<Waker> {
-        let (first, last) = keys.into_inner();
-        let range = (first, 0)..=(last, u64::MAX);
-        let found: Vec<_> = self.waiting.range(range).map(|(&wait, _)| wait).collect();
-        found.iter().filter_map(|wait| self.waiting.remove(wait)).collect()
-    }
-}
-
-/// The tasks and threads that wait for one of several events, by the event.
-///
-/// No wake-up is lost: a waiter [registers](Waiting::register), under the lock, and then looks for
-/// the event. The other side makes the event happen, and then takes the wakers, under the lock.
-/// Whichever has the lock first, the other one sees its change.
-#[derive(Debug)]
-#[repr(align(64))]
-pub(crate) struct WaitSet<K: Copy + Ord>(WordLock<Wakers<K>>);
-
-impl<K: Copy + Ord> WaitSet<K> {
-    pub(crate) fn new() -> Self {
-        Self(WordLock::new(Wakers::new()))
-    }
-
-    /// Returns a wait for an event, which is not yet registered.
-    pub(crate) fn wait(&self, event: K) -> Waiting<'_, K> {
-        Waiting { of: self, event, number: 0 }
-    }
-
-    /// Wakes the tasks and threads that wait for these events, in the order of the events. Takes as
-    /// long as what it wakes. The caller holds no lock.
-    pub(crate) fn wake(&self, events: RangeInclusive<K>) {
-        let woken = self.0.lock().take(events); // the lock is free again: wakers are foreign code
-        wake_all(woken);
-    }
-}
-
-/// A wait for an event. Its drop leaves the set.
-pub(crate) struct Waiting<'w, K: Copy + Ord> {
-    of: &'w WaitSet<K>,
-    event: K,
-    /// The number of the wait in the set, or 0.
-    number: u64,
-}
-
-impl<K: Copy + Ord> Waiting<'_, K> {
-    /// Adds the waker to the set, or replaces that of an earlier call. The caller then looks for the
-    /// event.
-    pub(crate) fn register(&mut self, waker: &Waker) {
-        let new = waker.clone(); // foreign code, as is its drop: not under the lock
-        let mut set = self.of.0.lock();
-        if set.has(self.event, self.number) {
-            let old = set.replace(self.event, self.number, new);
-            drop(set);
-            drop(old);
-        } else {
-            self.number = set.add(self.event, new);
-        }
-    }
-
-    /// Returns whether the event has happened since the last [`register`](Self::register).
-    pub(crate) fn is_woken(&self) -> bool {
-        !self.of.0.lock().has(self.event, self.number)
-    }
-}
-
-impl<K: Copy + Ord> Drop for Waiting<'_, K> {
-    fn drop(&mut self) {
-        if self.number > 0 {
-            let mut removed = None;
-            step!(
-                "wait: forget the task",
-                removed = self.of.0.lock().remove(self.event, self.number)
-            );
-            drop(removed); // foreign code: not under the lock
-        }
-    }
 }
 
 type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -397,6 +397,14 @@ impl Wakers {
     }
 }
 
+impl Iterator for Wakers {
+    type Item = Waker;
+
+    fn next(&mut self) -> Option<Waker> {
+        self.0.next()
+    }
+}
+
 impl Drop for Wakers {
     fn drop(&mut self) {
         exhaust(|| self.0.next().map(Waker::wake).is_some());

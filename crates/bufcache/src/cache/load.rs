@@ -17,10 +17,12 @@
 use std::future::poll_fn;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
-use std::task::{Context, Poll};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Instant;
 use std::{fmt, io, ptr};
 
-use offlock_sync::{Arc, check, panicking, step, thread_id};
+use offlock_sync::{Arc, WaitSet, Waiter, panicking, step, thread_id};
 
 use super::Shared;
 #[cfg(feature = "aio-reap")]
@@ -29,8 +31,8 @@ use crate::error::{Failure, GetError};
 use crate::frames::{Frame, Place};
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
-use crate::wait::{WaitSet, Waiting, contain};
-use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, WRITE};
+use crate::wait::{contain, wake_all};
+use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
 ///
@@ -211,24 +213,24 @@ const SETS: usize = if cfg!(offlock_model) { 2 } else { 64 };
 
 /// The tasks that wait for loads, writes, write-backs and pins, by frame.
 #[derive(Debug)]
-pub(super) struct Waiters(Box<[WaitSet<Frame>]>);
+pub(super) struct Waiters(Box<[WaitSet]>);
 
 impl Waiters {
     pub(super) fn new() -> Self {
         Self((0..SETS).map(|_| WaitSet::new()).collect())
     }
 
-    /// Returns a wait at a frame, which is not yet registered.
-    pub(super) fn wait(&self, frame: Frame) -> Waiting<'_, Frame> {
-        self.set(frame).wait(frame)
+    /// Returns a wait at a frame, which begins when it is polled.
+    fn wait(&self, frame: Frame) -> Waiter<'_> {
+        self.set(frame).waiter_for(frame.0.into())
     }
 
-    /// Wakes the tasks that wait at a frame.
+    /// Wakes the tasks that wait at a frame. The caller holds no lock.
     pub(super) fn wake(&self, frame: Frame) {
-        self.set(frame).wake(frame..=frame);
+        wake_all(self.set(frame).take(Some(frame.0.into())));
     }
 
-    fn set(&self, frame: Frame) -> &WaitSet<Frame> {
+    fn set(&self, frame: Frame) -> &WaitSet {
         &self.0[frame.0 as usize % SETS]
     }
 }
@@ -280,23 +282,32 @@ impl Shared {
     /// `IO` until its load ends, `WRITE` until its writer ends.
     pub(crate) async fn wait_for_marks(&self, place: Place, marks: u64) {
         let entry = self.table.entry(place);
-        let mut waiting = self.waiters.wait(entry.word().frame());
-        poll_fn(|context| Self::poll_marks(entry, marks, &mut waiting, context)).await;
+        let look = || (!entry.word().has(marks)).then_some(());
+        self.wait_as_task(entry.word().frame(), None, look).await;
     }
 
-    pub(super) fn poll_marks(
-        entry: &Entry,
-        marks: u64,
-        waiting: &mut Waiting<'_, Frame>,
-        context: &mut Context<'_>,
-    ) -> Poll<()> {
-        if entry.word().has(marks) {
-            waiting.register(context.waker());
-            if check!("poll: the marks are there still", entry.word().has(marks)) {
-                return Poll::Pending;
+    /// Waits, as a task, until `look` returns a value. Looks again whenever the waiters at a frame are
+    /// woken. Returns `None` at the time `end`.
+    pub(super) async fn wait_as_task<T>(
+        &self,
+        frame: Frame,
+        end: Option<Instant>,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let mut waiter = pin!(self.waiters.wait(frame));
+        let mut alarm = self.timer.alarm();
+        poll_fn(|context| {
+            if let Poll::Ready(value) = waiter.as_mut().poll(context, &mut look) {
+                return Poll::Ready(Some(value));
             }
-        }
-        Poll::Ready(())
+            let Some(end) = end else { return Poll::Pending };
+            if Instant::now() >= end {
+                return Poll::Ready(None);
+            }
+            alarm.set(end, context.waker());
+            Poll::Pending
+        })
+        .await
     }
 
     /// Returns why a load failed, whose entry the caller has pinned. `None` if it succeeded.

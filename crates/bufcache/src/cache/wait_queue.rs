@@ -4,7 +4,10 @@
 //! Each other task waits until it is the first, or for a quarter of the patience: the first one may
 //! be a future that is polled no more.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::mem;
+use std::ops::RangeInclusive;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -12,8 +15,61 @@ use offlock_sync::{Arc, Condvar, Mutex, spawn, step, thread};
 
 use super::Shared;
 use crate::error::GetError;
-use crate::wait::{Wakers, wake_all};
+use crate::wait::wake_all;
 use crate::word::Key;
+
+/// Wakers by what they wait for, and for each key in the order in which the waits began.
+#[derive(Debug, Default)]
+struct Wakers<K> {
+    waiting: BTreeMap<(K, u64), Waker>,
+    /// The number of waits so far.
+    count: u64,
+}
+
+impl<K: Copy + Ord> Wakers<K> {
+    const fn new() -> Self {
+        Self { waiting: BTreeMap::new(), count: 0 }
+    }
+
+    /// Adds a wait. Returns its number, from 1.
+    fn add(&mut self, key: K, waker: Waker) -> u64 {
+        self.count += 1;
+        self.waiting.insert((key, self.count), waker);
+        self.count
+    }
+
+    /// Replaces the waker of a wait. Returns the other one, which the caller drops without the lock,
+    /// or the new one if the wait has been woken.
+    fn replace(&mut self, key: K, number: u64, new: Waker) -> Waker {
+        match self.waiting.get_mut(&(key, number)) {
+            Some(waker) => mem::replace(waker, new),
+            None => new,
+        }
+    }
+
+    fn remove(&mut self, key: K, number: u64) -> Option<Waker> {
+        self.waiting.remove(&(key, number))
+    }
+
+    /// Returns the least key that is waited for.
+    fn first(&self) -> Option<K> {
+        self.waiting.first_key_value().map(|(&(key, _), _)| key)
+    }
+
+    /// Returns the number of the first wait for `key`.
+    fn first_of(&self, key: K) -> Option<u64> {
+        let mut all = self.waiting.range((key, 0)..=(key, u64::MAX));
+        all.next().map(|(&(_, number), _)| number)
+    }
+
+    /// Removes the waits for these keys. Returns their wakers.
+    fn take(&mut self, keys: RangeInclusive<K>) -> Vec<Waker> {
+        let (first, last) = keys.into_inner();
+        let range = (first, 0)..=(last, u64::MAX);
+        let found: Vec<_> = self.waiting.range(range).map(|(&wait, _)| wait).collect();
+        found.iter().filter_map(|wait| self.waiting.remove(wait)).collect()
+    }
+}
 
 /// The tasks in queue for each block.
 #[derive(Debug)]

@@ -383,26 +383,14 @@ impl Shared {
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
         let end = self.end_of_patience(self.time_left(since)?);
-        let (mut waiting, mut alarm) = (self.waiters.wait(frame), self.timer.alarm());
-        let mut is_first = true;
-        poll_fn(|context| {
-            if !mem::take(&mut is_first)
-                && (waiting.is_woken() || end.is_some_and(|end| Instant::now() >= end))
-            {
-                return Poll::Ready(());
-            }
-            waiting.register(context.waker());
+        let look = || {
             // With the waker in the set: either this finds that the block is free, or the thread
             // that frees it finds `WAITED`.
             let entry = self.table.find(key);
             let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, waited_for));
-            if !check!("wait: the block is kept", waits) {
-                return Poll::Ready(());
-            }
-            end.inspect(|end| alarm.set(*end, context.waker()));
-            Poll::Pending
-        })
-        .await;
+            (!check!("wait: the block is kept", waits)).then_some(())
+        };
+        self.wait_as_task(frame, end, look).await;
         Ok(())
     }
 
@@ -416,20 +404,8 @@ impl Shared {
     pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
         let end = self.end_of_patience(self.patience);
         let entry = self.table.entry(place);
-        let mut waiting = self.waiters.wait(entry.word().frame());
-        let mut alarm = self.timer.alarm();
-        poll_fn(|context| {
-            let polled = Self::poll_marks(entry, WRITE, &mut waiting, context);
-            if polled.is_ready() {
-                return polled.map(Ok);
-            }
-            if end.is_some_and(|end| Instant::now() >= end) {
-                return Poll::Ready(Err(GetError::Busy));
-            }
-            end.inspect(|end| alarm.set(*end, context.waker()));
-            Poll::Pending
-        })
-        .await
+        let look = || (!entry.word().has(WRITE)).then_some(());
+        self.wait_as_task(entry.word().frame(), end, look).await.ok_or(GetError::Busy)
     }
 
     /// Pauses in a wait for an event that wakes nothing, such as the drop of a guard.

@@ -8,13 +8,13 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::ops::Range;
-use std::task::{Context, Poll, Waker};
+use std::pin::pin;
 
 use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::std_lock::Mutex;
-use offlock_sync::{check, step};
+use offlock_sync::{WaitSet, check, step};
 
-use crate::wait::{WaitSet, Waiting, wake_all};
+use crate::wait::wake_all;
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
@@ -22,16 +22,15 @@ pub(crate) struct Exclusion {
     count: AtomicUsize,
     /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     state: Mutex<State>,
-    /// Tasks and threads that wait until a sector is not excluded, by the sector.
-    waiters: WaitSet<u64>,
+    /// The tasks and threads that wait for the end of an exclusion.
+    waiters: WaitSet,
 }
 
 #[derive(Debug, Default)]
 struct State {
     ranges: Vec<Range<u64>>,
-    /// Ranges that wait for their turn, by the numbers of their calls. The call that ends the
-    /// exclusion of a range excludes the next one in its place.
-    waiting: BTreeMap<u64, (Range<u64>, Waker)>,
+    /// Ranges that wait for their turn, by the numbers of their calls.
+    waiting: BTreeMap<u64, Range<u64>>,
     /// The number of ranges asked for so far.
     count: u64,
 }
@@ -45,8 +44,7 @@ impl State {
     /// a smaller number. Updates `count`, the number of excluded ranges.
     fn try_add(&mut self, count: &AtomicUsize, number: u64, range: &Range<u64>) -> bool {
         let mut earlier = self.waiting.range(..number);
-        let is_free =
-            !self.overlaps(range) && !earlier.any(|(_, (other, _))| overlap(other, range));
+        let is_free = !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range));
         if !check!("exclusion: no other range overlaps", is_free) {
             return false;
         }
@@ -54,20 +52,6 @@ impl State {
         // Ordering: Relaxed; the locks of the homes carry it.
         count.store(self.ranges.len(), Ordering::Relaxed);
         true
-    }
-
-    /// Excludes the waiting ranges that the end of the exclusion of `range` allows. Returns their
-    /// wakers.
-    fn add_next(&mut self, count: &AtomicUsize, range: &Range<u64>) -> Vec<Waker> {
-        let overlaps = self.waiting.iter().filter(|(_, (other, _))| overlap(other, range));
-        let next: Vec<_> = overlaps.map(|(&number, (other, _))| (number, other.clone())).collect();
-        let added = next.into_iter().filter(|(number, other)| self.try_add(count, *number, other));
-        let added: Vec<_> = added.map(|(number, _)| number).collect();
-        added
-            .iter()
-            .filter_map(|number| self.waiting.remove(number))
-            .map(|(_, waker)| waker)
-            .collect()
     }
 }
 
@@ -87,10 +71,10 @@ impl Exclusion {
     /// Waits until no excluded range, and no range that was asked for earlier, overlaps a range of
     /// sectors, and excludes it. The order keeps small ranges from overtaking a large one for ever.
     pub(crate) async fn enter(&self, range: Range<u64>) -> Excluded<'_> {
-        let mut entering = Entering { of: self, range: range.clone(), number: 0 };
-        poll_fn(|context| entering.poll(context)).await;
-        entering.number = 0;
-        Excluded { of: self, range }
+        let mut entering = Entering { of: self, range, number: 0 };
+        let mut waiter = pin!(self.waiters.waiter());
+        poll_fn(|context| waiter.as_mut().poll(context, || entering.try_add())).await;
+        Excluded { of: self, range: entering.range.clone() }
     }
 
     /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it
@@ -106,17 +90,12 @@ impl Exclusion {
         let mut state = self.state.lock();
         // Excluded ranges do not overlap, so another one that is equal is empty.
         state.ranges.retain(|other| other != range);
-        let next = state.add_next(&self.count, range);
         // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
         // range. A thread that finds the range excluded still looks again under this lock.
         // No model needs the pair, because a full fence of the load's slot comes between.
         self.count.store(state.ranges.len(), Ordering::Release);
         drop(state);
-        step!("exclusion: wake the next", wake_all(next));
-        if range.start < range.end {
-            let sectors = range.start..=range.end - 1;
-            step!("exclusion: wake those who wait", self.waiters.wake(sectors));
-        }
+        step!("exclusion: wake those who wait", wake_all(self.waiters.take(None)));
     }
 
     /// Returns whether a sector is excluded. The caller has the lock of the sector's home.
@@ -131,24 +110,10 @@ impl Exclusion {
 
     /// Waits until the sector is not excluded.
     pub(crate) async fn wait(&self, sector: u64) {
-        let mut waiting = self.waiters.wait(sector);
-        poll_fn(|context| self.poll_gone(sector, &mut waiting, context)).await;
-    }
-
-    fn poll_gone(
-        &self,
-        sector: u64,
-        waiting: &mut Waiting<'_, u64>,
-        context: &mut Context<'_>,
-    ) -> Poll<()> {
         let is_excluded = || self.state.lock().overlaps(&(sector..sector + 1));
-        if is_excluded() {
-            waiting.register(context.waker());
-            if check!("exclusion: the sector is excluded still", is_excluded()) {
-                return Poll::Pending;
-            }
-        }
-        Poll::Ready(())
+        let mut waiter = pin!(self.waiters.waiter());
+        let look = || (!is_excluded()).then_some(());
+        poll_fn(|context| waiter.as_mut().poll(context, look)).await;
     }
 }
 
@@ -156,48 +121,34 @@ impl Exclusion {
 struct Entering<'e> {
     of: &'e Exclusion,
     range: Range<u64>,
-    /// The number of the call, or 0 before the first poll and once the range is the caller's.
+    /// The number of the call, or 0 before the first look.
     number: u64,
 }
 
 impl Entering<'_> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let waker = context.waker().clone(); // foreign code, as is its drop: not under the lock
-        let Self { of, range, number } = self;
-        let mut state = of.state.lock();
-        let old = if *number == 0 {
+    /// Excludes the range if it is its turn.
+    fn try_add(&mut self) -> Option<()> {
+        let mut state = self.of.state.lock();
+        if self.number == 0 {
             state.count += 1;
-            *number = state.count;
-            if state.try_add(&of.count, *number, range) {
-                return Poll::Ready(());
-            }
-            state.waiting.insert(*number, (range.clone(), waker))
-        } else {
-            let Some(known) = state.waiting.get_mut(number) else { return Poll::Ready(()) };
-            Some((0..0, std::mem::replace(&mut known.1, waker)))
-        };
-        drop(state);
-        drop(old);
-        Poll::Pending
+            self.number = state.count;
+        }
+        if state.try_add(&self.of.count, self.number, &self.range) {
+            state.waiting.remove(&self.number);
+            return Some(());
+        }
+        state.waiting.entry(self.number).or_insert_with(|| self.range.clone());
+        None
     }
 }
 
 impl Drop for Entering<'_> {
     fn drop(&mut self) {
-        if self.number == 0 {
-            return;
+        let waited = self.of.state.lock().waiting.remove(&self.number);
+        if waited.is_some() {
+            // Ranges that were asked for later may have waited for this one alone.
+            wake_all(self.of.waiters.take(None));
         }
-        let mut state = self.of.state.lock();
-        let waited = state.waiting.remove(&self.number);
-        // Ranges that were asked for later may have waited for this one alone.
-        let next =
-            if waited.is_some() { state.add_next(&self.of.count, &self.range) } else { Vec::new() };
-        drop(state);
-        match waited {
-            Some(waited) => drop(waited),
-            None => self.of.leave(&self.range), // it was excluded meanwhile
-        }
-        wake_all(next);
     }
 }
 

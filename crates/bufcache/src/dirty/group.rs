@@ -9,15 +9,18 @@
 //! it, and fails if one of them saw a loss.
 
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::task::Poll;
 
-use offlock_sync::{Mutex, check, step};
+use offlock_sync::{Mutex, WaitSet, check, step};
 
-use crate::wait::{Wakers, wake_all};
+use crate::wait::wake_all;
 
 #[derive(Debug)]
 pub(crate) struct Group {
     state: Mutex<State>,
+    /// The threads and tasks that wait for a change of the state.
+    waiters: WaitSet,
 }
 
 #[derive(Debug, Default)]
@@ -35,9 +38,6 @@ struct State {
     writing: Vec<u64>,
     /// The number of reports of lost writes.
     losses: u64,
-    /// Threads and operations of tasks that wait for a change. None of them is dropped before it is
-    /// ready.
-    waiters: Wakers<()>,
 }
 
 impl State {
@@ -97,7 +97,7 @@ pub(crate) struct Writing<'g> {
 
 impl Group {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::default()) }
+        Self { state: Mutex::new(State::default()), waiters: WaitSet::new() }
     }
 
     /// The losses that were reported so far. A caller reads it before it writes what it makes durable
@@ -156,31 +156,17 @@ impl Group {
 
     /// Waits until `poll` is ready, which is called under the lock.
     async fn until<T>(&self, mut poll: impl FnMut(&mut State) -> Poll<T>) -> T {
-        let mut number = 0;
-        poll_fn(|context| {
-            let new = context.waker().clone(); // foreign code, as is its drop: not under the lock
-            let mut state = self.state.lock();
-            let polled = poll(&mut state);
-            if polled.is_ready() {
-                return polled;
-            }
-            let mut old = None;
-            if state.waiters.has((), number) {
-                old = Some(state.waiters.replace((), number, new));
-            } else {
-                number = state.waiters.add((), new);
-            }
-            drop(state);
-            drop(old);
-            polled
-        })
-        .await
+        let mut waiter = pin!(self.waiters.waiter());
+        let mut look = || match poll(&mut self.state.lock()) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        };
+        poll_fn(|context| waiter.as_mut().poll(context, &mut look)).await
     }
 
     /// Wakes all waiting threads and tasks.
     fn wake(&self) {
-        let wakers = self.state.lock().waiters.take(()..=());
-        step!("group: wake the waiters", wake_all(wakers));
+        step!("group: wake the waiters", wake_all(self.waiters.take(None)));
     }
 
     /// Begins a durable write. The caller calls this before it asks the device.

@@ -16,11 +16,8 @@ use super::world::{BLOCKS, SIZE, World, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("poll: the marks are there still", "task::inv02_a_task_is_woken"),
     ("load: wake the tasks", "task::inv02_a_task_is_woken"),
     ("enter: pin it for the requester", "task::inv02_a_requester_that_is_gone"),
-    ("wait: forget the task", "task::inv02_a_requester_that_is_gone"),
     ("publish: the bytes are there before", "task::inv02_a_requester_that_is_gone"),
     ("unpin: it was the last pin", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
     ("load: tell of the panic", "task::inv12_a_task_is_told_of_a_load_that_panics"),
@@ -31,7 +28,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("wait: the block is kept", "task::inv15_a_task_that_waits_for_a_writer"),
     ("unpin: wake the tasks that wait to write", "task::inv15_a_task_that_waits_for_a_pin"),
     ("queue: wake the next", "task::inv23_a_writer_that_is_gone_leaves_the_line"),
-    ("wait: forget the task", "task::inv23_a_writer_that_is_gone"),
     ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
 ];
 
