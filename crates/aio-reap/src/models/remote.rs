@@ -7,11 +7,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Poll, Wake, Waker};
 
 use crate::calls::{CallQueue, response};
 use crate::drive::{Served, serve};
-use offlock_sync::{Arc, is_planted, model, thread};
+use offlock_sync::{Arc, Futex, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};
 
@@ -106,27 +105,15 @@ fn inv06_calls_one_by_one_wake_the_engine() {
     });
 }
 
-/// The waker of a thread that polls.
-struct Task(Arc<Notifier>);
-
-impl Wake for Task {
-    fn wake(self: std::sync::Arc<Self>) {
-        self.0.notify();
-    }
-}
-
-/// Polls until there is a result, and parks in between, like an executor.
+/// Polls until there is a result, and sleeps in between.
 fn block_on<F: Future>(future: F) -> F::Output {
-    let parked = Arc::new(Notifier::default());
-    let waker = Waker::from(std::sync::Arc::new(Task(Arc::clone(&parked))));
     let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        parked.wait();
-        parked.clear();
-    }
+    let sleep = |woken: &Futex, seen| {
+        woken.wait(seen);
+        true
+    };
+    let output = offlock_sync::block_on(|context| future.as_mut().poll(context), sleep);
+    output.expect("it sleeps until there is one")
 }
 
 /// A response, or the drop of its responder, wakes the task. Fails if a poll stores its waker after an
