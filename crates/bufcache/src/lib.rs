@@ -85,7 +85,6 @@ mod dirty;
 mod engine;
 mod error;
 mod frames;
-mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod handle;
@@ -106,8 +105,9 @@ pub use self::dirty::{AttachOptions, Wal, WriteError};
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
-pub use self::guard::{OwnedWriteGuard, Pin, ReadGuard, WriteGuard};
-pub use self::handle::{Builder, Cache, CloseError, Device, Lost};
+pub use self::handle::{
+    Builder, Cache, CloseError, Device, Lost, OwnedWriteGuard, Pin, ReadGuard, WriteGuard,
+};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
 

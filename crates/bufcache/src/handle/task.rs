@@ -12,11 +12,10 @@ use std::ops::Range;
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 
-use super::{CloseError, Device, Seen};
+use super::{CloseError, Device, OwnedWriteGuard, Seen};
 use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
-use crate::guard::OwnedWriteGuard;
 use crate::wait::run;
 use crate::word::Key;
 
