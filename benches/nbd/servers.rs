@@ -120,6 +120,8 @@ impl Site<'_> {
 
     fn start(&self, name: &'static str, number: usize) -> io::Result<Server> {
         let socket = self.sockets.join(format!("{number}.sock"));
+        // nbdkit leaves its socket, and a second one of that name would not start.
+        let _is_new = fs::remove_file(&socket);
         let mut command = self.command(name, &socket)?;
         let metrics = (name == OURS && !self.writable)
             .then(|| self.sockets.join(format!("{number}.metrics")));
