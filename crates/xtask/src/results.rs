@@ -68,10 +68,15 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
 fn peers(manifest: &str, lock: &str) -> String {
     let pinned = manifest.lines().filter(|line| line.contains("\"=") || line.contains("\"~"));
     let peers = pinned.filter_map(|line| {
-        let name = line.split_once(" =")?.0;
-        let version =
-            lock.split_once(&format!("name = \"{name}\"\nversion = \""))?.1.split('"').next()?;
-        Some(format!("{name} {version}"))
+        let (name, rest) = line.split_once(" =")?;
+        let wanted = rest
+            .split(['=', '~'])
+            .find_map(|part| Some(part).filter(|part| part.starts_with(char::is_numeric)))?;
+        let wanted = wanted.split('"').next()?;
+        // A dependency may have another version of the same package.
+        let head = format!("name = \"{name}\"\nversion = \"");
+        let version = lock.split(&*head).skip(1).find(|version| version.starts_with(wanted))?;
+        Some(format!("{name} {}", version.split('"').next()?))
     });
     peers.collect::<Vec<_>>().join(", ")
 }
@@ -208,7 +213,8 @@ mod unit_tests {
     #[test]
     fn pinned_dependencies_are_peers_of_the_locked_version() {
         let manifest = "libc.workspace = true\nlru = { version = \"=1\" }\nslab = \"~0.4\"\n";
-        let lock = "name = \"lru\"\nversion = \"1.0.0\"\n\nname = \"slab\"\nversion = \"0.4.2\"\n";
+        let lock = "name = \"lru\"\nversion = \"1.0.0\"\n\nname = \"slab\"\nversion = \"0.3.9\"\n\n\
+                    name = \"slab\"\nversion = \"0.4.2\"\n";
         assert_eq!(peers(manifest, lock), "lru 1.0.0, slab 0.4.2");
     }
 }
