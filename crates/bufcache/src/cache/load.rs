@@ -32,7 +32,7 @@ use crate::frames::{Frame, Place};
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
 use crate::wait::{contain, wake_all};
-use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE};
+use crate::word::{DIRTY, FAILED, IO, Key, MOST_PINS, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
 ///
@@ -332,7 +332,7 @@ impl Shared {
 
 /// The result of one attempt to invalidate a block.
 pub(crate) enum InvalidateResult {
-    /// The block is not cached any more.
+    /// The block is not cached any more, or is dirty.
     NotCached,
     /// The block is being loaded or written. The entry is pinned for the caller.
     Pinned(Place),
@@ -364,13 +364,13 @@ impl Shared {
         Ok(Some(load))
     }
 
-    /// Invalidates a block for a task, unless that has to wait.
+    /// Invalidates a block for a task, unless it is dirty or that has to wait.
     pub(crate) fn invalidate_or_pin(
         &self,
         source: &Arc<Source>,
         key: Key,
     ) -> Result<InvalidateResult, GetError> {
-        if self.try_invalidate(Some(source), key, 0, false)?.is_some() {
+        if self.try_invalidate(Some(source), key, DIRTY, false)?.is_some() {
             return Ok(InvalidateResult::NotCached);
         }
         let home = self.table.lock(key);

@@ -193,7 +193,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a block is neither read nor evicted.
+    /// Waits until a block is neither read nor evicted. It may be dirty then, so the caller looks at
+    /// it again.
     async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         match self.invalidate_or_pin(source, key)? {
             InvalidateResult::NotCached => Ok(()),

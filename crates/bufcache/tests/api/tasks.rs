@@ -517,3 +517,48 @@ fn inv26_tasks_that_only_write_wait_for_the_device() {
         assert_eq!(cache.stats().get, 64);
     }
 }
+
+/// Runs a job once when it is woken.
+struct Does(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Wake for Does {
+    fn wake(self: Arc<Self>) {
+        let job = self.0.lock().unwrap().take();
+        job.into_iter().for_each(|job| job());
+    }
+}
+
+/// A block that a discard waits for is modified before the discard looks at it again.
+#[test]
+fn inv17_a_discard_that_fails_keeps_what_was_written_while_it_waited() {
+    for how in ["discard", "zero"] {
+        let (cache, device, disk) = new();
+        device.create(0).unwrap()[0] = 5;
+        // The lock of block 0 waits for a pin. So it is woken when the discard takes its mark off
+        // block 0, to wait for the load of block 1.
+        let pin = block_on(device.get_async(0)).unwrap();
+        let load = device.claim(1).unwrap().unwrap();
+        let of = device.clone();
+        let job = move || {
+            load.finish(Ok(SIZE));
+            of.get_mut(1).unwrap()[0] = 7;
+        };
+        let does = Arc::new(Does(Mutex::new(Some(Box::new(job)))));
+        let waker = Waker::from(Arc::clone(&does));
+        let mut lock = Box::pin(device.get_mut_async(0));
+        assert!(lock.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        disk.inject_next(Operation::Discard, Fault::Error(libc::EIO));
+        disk.inject_next(Operation::Zero, Fault::Error(libc::EIO));
+        let failed = block_on(async {
+            match how {
+                "discard" => device.discard_async(0..2).await,
+                _ => device.zero_by_device_async(0..2).await,
+            }
+        });
+        assert_eq!(failed, Err(WriteError::Io { errno: libc::EIO, block: 0 }));
+        assert!(does.0.lock().unwrap().is_none(), "block 1 was modified meanwhile");
+        assert_eq!(cache.stats().dirty, 2 * SIZE, "{how}: both blocks are dirty still");
+        assert_eq!(device.get(1).unwrap()[0], 7);
+        drop((lock, pin));
+    }
+}
