@@ -869,7 +869,13 @@ impl Device {
         if self.source.may_wait() { Ok(()) } else { Err(WriteError::WouldDeadlock { block: None }) }
     }
 
+    /// Adds the error of another call or of the cleaner to a success. An error of the device, which
+    /// may be the same one, takes its place; any other leaves it to the next call.
     pub(crate) fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
+        use WriteError::{Io, Panicked, Poisoned};
+        if !matches!(result, Ok(()) | Err(Io { .. } | Panicked { .. } | Poisoned { .. })) {
+            return result;
+        }
         let earlier = self.source.writes.take_new_error(&self.seen);
         match (result, earlier) {
             (Ok(()), Some(errno)) => Err(WriteError::Earlier { errno }),

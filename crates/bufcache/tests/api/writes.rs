@@ -8,7 +8,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Eviction, GetError, MemoryDevice, WriteError};
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, MemoryDevice, WriteError,
+};
 use bufcache_test::{Fault, FaultDevice, Operation, Outcome};
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
@@ -202,6 +204,36 @@ fn inv17_a_failed_write_stays_dirty_and_is_told_once_to_each_handle() {
     other.sync().unwrap();
     assert_eq!(third.flush().unwrap_err(), WriteError::Earlier { errno: libc::ENOSPC });
     third.clone().sync().unwrap();
+}
+
+/// A call that is refused, for a reason that is not the device's, does not use up the error of
+/// another call.
+#[test]
+fn inv17_an_error_stays_until_it_is_reported() {
+    type Call = fn(&Device) -> Result<(), WriteError>;
+    let calls: [Call; 5] = [
+        Device::sync,
+        Device::flush,
+        |device| device.write_through(0..64),
+        |device| block_on(device.sync_async()),
+        |device| block_on(device.flush_async()),
+    ];
+    for call in calls {
+        let (_cache, device, disk) = patient(SHORT / 10, 16, AttachOptions::new());
+        let other = device.clone();
+        fill(&device, 1, 2);
+        disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+        assert!(other.flush().is_err());
+        other.flush().unwrap();
+        fill(&device, 9, 3);
+        let guard = other.get_mut(9).unwrap();
+        let refused = thread::scope(|scope| scope.spawn(|| call(&device)).join().unwrap());
+        assert_eq!(refused, Err(WriteError::Busy { block: 9 }));
+        drop(guard);
+        let earlier = call(&device);
+        assert_eq!(earlier, Err(WriteError::Earlier { errno: libc::ENOSPC }), "it was not told");
+        assert_eq!(call(&device), Ok(()));
+    }
 }
 
 #[test]
