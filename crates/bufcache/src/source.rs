@@ -144,14 +144,13 @@ impl Source {
             Ok(count) => count.min(bytes.len()),
             Err(error) => return Err(Failure::Errno(errno_of(&error))),
         };
-        if count < bytes.len() {
-            // Only the device's own end may be inside a block.
-            let there = self.len.saturating_sub(offset);
-            if (count as u64) < there {
-                return Err(Failure::Short);
-            }
-            bytes[count..].fill(0);
+        // Only the device's own end may be inside a block. The device may be a part of a file that
+        // goes on behind it.
+        let there = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        if count < there {
+            return Err(Failure::Short);
         }
+        bytes[there..].fill(0);
         match &self.writes.options.verify {
             Some(verify) if !verify(self.block(key), bytes) => Err(Failure::Verify),
             _ => Ok(()),

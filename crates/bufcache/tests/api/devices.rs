@@ -394,3 +394,14 @@ fn a_file_grows_as_it_is_written_and_reads_as_zeros_behind_its_end() {
     file.read_exact_at(&mut bytes, 6 * SIZE as u64).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0));
 }
+
+/// The file of a device that is limited to a part of it has bytes behind the end of the device.
+#[test]
+fn the_last_block_reads_as_zeros_beyond_the_end_of_the_device() {
+    let (_kept, file) = on_disk();
+    let device = FileDevice::new(file.try_clone().unwrap()).unwrap().up_to(5000);
+    let disk = Cache::new(1 << 20).unwrap().attach(device).unwrap();
+    let block = disk.get(1).unwrap();
+    assert_eq!(block[..5000 - SIZE], numbered()[SIZE..5000]);
+    assert!(block[5000 - SIZE..].iter().all(|&byte| byte == 0), "bytes that are not the device's");
+}
