@@ -36,8 +36,8 @@ pub(crate) enum Phase {
     /// The client negotiates, until the deadline.
     Handshake(Handshake, Instant),
     Transmission(Session),
-    /// No more input is read; replies are still sent.
-    Draining,
+    /// No more input is read; replies are still sent, those of a handshake until its deadline.
+    Draining(Option<Instant>),
     /// Everything was sent. Further input is discarded until the deadline, because closing a TCP
     /// connection with unread input resets it, and the client may lose replies.
     Lingering(Instant),
@@ -136,7 +136,7 @@ impl Conn {
     pub(crate) fn wants_input(&self) -> bool {
         match &self.phase {
             Phase::Handshake(..) | Phase::Transmission(_) => self.blocked.is_none(),
-            Phase::Draining => false,
+            Phase::Draining(_) => false,
             Phase::Lingering(_) => true,
         }
     }
@@ -183,7 +183,7 @@ impl Conn {
     /// Returns whether every request was answered and no more input is wanted.
     pub(crate) fn is_finished(&self) -> bool {
         let is_sent = self.out.is_empty() && !self.holds_output();
-        matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
+        matches!(self.phase, Phase::Draining(_)) && self.active == 0 && is_sent
     }
 
     /// Adds the connection to the list of sendable ones.

@@ -118,6 +118,11 @@ impl ConnectionLimits {
         }))
     }
 
+    /// Returns whether there is no connection.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.state.lock().open == 0
+    }
+
     /// Returns the descriptor that is readable when a connection that waits may be admitted.
     pub(crate) fn freed(&self) -> &Arc<OwnedFd> {
         &self.freed

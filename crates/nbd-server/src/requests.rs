@@ -21,7 +21,9 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use aio_reap::{AlignedBuf, Engine, File};
-use nbd_protocol::{ALLOCATION_ID, Command, Extent, HeaderStyle, NbdError, ReplyHeader, Request};
+use nbd_protocol::{
+    ALLOCATION_ID, Command, CommandFlags, Extent, HeaderStyle, NbdError, ReplyHeader, Request,
+};
 use offlock_percpu::AllocError;
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
@@ -235,8 +237,9 @@ impl Requests {
     fn reply_result(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
         result.map_err(|error| {
             self.counters.errors += 1;
-            // Not a failure: the client asked for something that the image does not support.
-            if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+            // Not a failure: the client asked for zeros only if the image makes them fast.
+            let is_fast = request.flags.contains(CommandFlags::FAST_ZERO);
+            if is_fast && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 return NbdError::NotSup;
             }
             self.counters.failures += 1;

@@ -210,11 +210,17 @@ impl Server {
             if is_ready(self.ended.as_fd()) && !is_ready(stop) {
                 return Err(ServerError::Worker("one ended by itself".into()));
             }
-            if is_ready(stop) || all_served.is_some_and(is_ready) {
+            if is_ready(stop) {
                 return Ok(());
             }
-            let _ = rustix::io::read(&freed, &mut [0; 8]); // resets the count
+            // Reset before the looks below: a connection that ends later notifies again.
+            let _ = rustix::io::read(&freed, &mut [0; 8]);
+            let was_last = all_served.filter(|fd| is_ready(*fd));
+            let was_last = was_last.is_some_and(|fd| rustix::io::read(fd, &mut [0; 8]).is_ok());
             self.place_waiting();
+            if was_last && self.limits.is_unused() {
+                return Ok(()); // no client that waited for a place has got that of the last one
+            }
             self.accept();
             if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
                 // One report answers all signals so far; later signals get another one.
@@ -229,13 +235,14 @@ impl Server {
         }
     }
 
-    /// Accepts waiting connections, from each listener in turn.
+    /// Accepts waiting connections, from each listener in turn. A failure ends that for now.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
             let accepted: Vec<_> = self.listeners.accept().collect();
             if accepted.is_empty() {
                 return;
             }
+            let mut has_failed = false;
             for accepted in accepted {
                 match accepted {
                     Ok(socket) => {
@@ -247,8 +254,14 @@ impl Server {
                             self.place(admitted);
                         }
                     }
-                    Err(error) => self.cannot_accept(&error),
+                    Err(error) => {
+                        has_failed = true;
+                        self.cannot_accept(&error);
+                    }
                 }
+            }
+            if has_failed {
+                return;
             }
         }
     }

@@ -66,11 +66,12 @@ impl Worker {
         }
     }
 
-    /// Records when a payload, which holds memory, last made progress.
+    /// Records when a payload, which holds memory, last made progress. If the connection is blocked, the server
+    /// reads no more of it.
     fn watch_payload(&mut self, slot: usize) {
         let Some(conn) = self.conns.open.get_mut(slot) else { return };
         let inside = match &conn.phase {
-            Phase::Transmission(session) => session.is_inside_payload(),
+            Phase::Transmission(session) => session.is_inside_payload() && conn.blocked.is_none(),
             _ => false,
         };
         self.deadlines.watching |= inside;
@@ -191,7 +192,11 @@ impl Worker {
         let conn = &mut self.conns.open[slot];
         conn.unread = Vec::new();
         (conn.blocked, conn.stalled) = (None, None);
-        let old = std::mem::replace(&mut conn.phase, Phase::Draining);
+        let deadline = match conn.phase {
+            Phase::Handshake(_, deadline) | Phase::Draining(Some(deadline)) => Some(deadline),
+            _ => None,
+        };
+        let old = std::mem::replace(&mut conn.phase, Phase::Draining(deadline));
         if let Phase::Transmission(session) = old {
             if let Some(buf) = session.abandon() {
                 self.memory.release(buf, Some(&mut conn.account));
@@ -207,7 +212,7 @@ impl Worker {
         let mut input = bytes;
         let last = loop {
             let parsed = match self.conns.open[slot].phase {
-                Phase::Draining | Phase::Lingering(_) => Parsed::Part,
+                Phase::Draining(_) | Phase::Lingering(_) => Parsed::Part,
                 Phase::Handshake(..) => self.negotiate(slot, &mut input)?,
                 Phase::Transmission(_) => self.start_request(slot, &mut input),
             };

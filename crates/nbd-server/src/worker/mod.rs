@@ -484,7 +484,7 @@ impl Worker {
         info!(conn = %id, %peer, tls, reason, refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.requests.abandon(id, |buf| self.memory.release(buf, None));
-        self.again |= !self.conns.blocked.is_empty(); // its memory is free for them
+        self.again = true; // for the blocked ones, whose memory is free, and for operations that have ended at once
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
                 self.memory.release(buf, None);
@@ -571,7 +571,9 @@ impl Worker {
         for (_, conn) in &self.conns.open {
             let stuck = conn.stuck().is_some_and(|since| now >= since + STUCK_LIMIT);
             match conn.phase {
-                Phase::Handshake(_, deadline) if now >= deadline => {
+                Phase::Handshake(_, deadline) | Phase::Draining(Some(deadline))
+                    if now >= deadline =>
+                {
                     late.push((conn.id(), "no handshake within 10 s"));
                 }
                 Phase::Lingering(deadline) if now >= deadline => late.push((conn.id(), "done")),
@@ -581,7 +583,9 @@ impl Worker {
                 _ if self.deadlines.stopping.is_some_and(|limit| now >= limit) => {
                     late.push((conn.id(), "it took no replies while the server stopped"));
                 }
-                Phase::Handshake(..) | Phase::Lingering(_) => self.deadlines.watching = true,
+                Phase::Handshake(..) | Phase::Draining(Some(_)) | Phase::Lingering(_) => {
+                    self.deadlines.watching = true;
+                }
                 _ => self.deadlines.watching |= conn.stuck().is_some(),
             }
         }

@@ -745,6 +745,33 @@ fn a_payload_is_received_in_place_by_its_length_and_not_by_what_is_missing() {
     lab.ends_empty();
 }
 
+/// The server, not the client, holds up the rest of a payload: the client is not one that stands still.
+#[test]
+fn a_client_whose_request_waits_for_room_does_not_stand_still() {
+    let mut lab = narrow();
+    let (mut first, mut other) = (lab.client(), lab.client());
+    let long = write(64 << 10);
+    let stuck = |lab: &Lab, id| {
+        let conn = &lab.worker.conns.open[lab.worker.slot_of(id).unwrap()];
+        (conn.blocked.is_some(), conn.stuck().is_some())
+    };
+    lab.send(&mut first, &long[..32 << 10]);
+    assert_eq!(stuck(&lab, first.0), (false, true), "it stands still while it sends no more");
+    while lab.has_room() {
+        lab.ask(&mut other, cmd::READ, NONE);
+    }
+    lab.send(&mut first, &long[32 << 10..]);
+    assert_eq!(stuck(&lab, first.0), (true, false));
+    for id in [first.0, other.0] {
+        lab.worker.close(id, "a test");
+    }
+    while lab.script.in_flight() > 0 {
+        lab.complete();
+    }
+    lab.rest();
+    lab.ends_empty();
+}
+
 /// Returns the number of polls until something is found or the time is over.
 fn polls(busy_poll: &mut BusyPoll, found_at: u32) -> u32 {
     let mut polls = 0;

@@ -146,6 +146,19 @@ fn exit_with_last(lab: &Lab) -> Res {
     second.disconnect()?;
     server.finished()?;
     check!(!lab.path("s").exists(), "the socket is left");
+
+    // A client that waits for a place gets that of the last one.
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
+    let mut server = server.arg("--max-connections").arg("1").start()?;
+    let first = server.client()?;
+    let second = std::thread::scope(|scope| -> Res<Client> {
+        let second = scope.spawn(|| server.client());
+        std::thread::sleep(Duration::from_millis(50));
+        first.disconnect()?;
+        second.join().unwrap_or_else(|_| Err("the client panicked".into()))
+    })?;
+    second.disconnect()?;
+    server.finished()?;
     Ok(())
 }
 
