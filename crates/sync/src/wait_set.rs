@@ -31,6 +31,7 @@
 
 use std::fmt;
 use std::marker::PhantomPinned;
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
@@ -53,7 +54,7 @@ use crate::{WordLock, block_on, fence, step};
 /// let (open, set) = (AtomicBool::new(false), WaitSet::new());
 /// let mut waiter = pin!(set.waiter());
 /// let mut poll = || {
-///     let ready = || open.load(Relaxed).then_some("open");
+///     let ready = || open.load(Ordering::Relaxed).then_some("open");
 ///     waiter.as_mut().poll(&mut Context::from_waker(Waker::noop()), ready)
 /// };
 /// assert_eq!(poll(), Poll::Pending);
@@ -102,18 +103,22 @@ impl List {
         cell.with_mut(|entry| f(unsafe { &mut *entry }))
     }
 
-    /// Returns the first entry that `accept` accepts among those with a number below `end`.
-    fn find(&mut self, end: u64, accept: impl Fn(&Entry) -> bool) -> Link {
+    /// Returns the first entry that `accept` accepts among those with a number in `numbers`, and its number.
+    fn find(
+        &mut self,
+        numbers: Range<u64>,
+        accept: impl Fn(&Entry) -> bool,
+    ) -> Option<(NonNull<UnsafeCell<Entry>>, u64)> {
         let mut next = self.first;
         while let Some(at) = next {
-            let look = |entry: &mut Entry| (entry.number < end, accept(entry), entry.next);
+            let look = |entry: &mut Entry| (entry.number, accept(entry), entry.next);
             // SAFETY: linked.
-            let (is_below, is_accepted, behind) = unsafe { self.with(at, look) };
-            if !is_below {
+            let (number, is_accepted, behind) = unsafe { self.with(at, look) };
+            if number >= numbers.end {
                 break; // the numbers ascend
             }
-            if is_accepted {
-                return next;
+            if is_accepted && number >= numbers.start {
+                return Some((at, number));
             }
             next = behind;
         }
@@ -200,10 +205,11 @@ impl WaitSet {
         mut ready: impl FnMut() -> Option<R>,
     ) -> Option<R> {
         let mut waiter = pin!(self.waiter());
-        block_on(
+        let done = block_on(
             |context| waiter.as_mut().poll(context, &mut ready),
             |woken, seen| woken.wait_until(seen, deadline),
-        )
+        );
+        done.or_else(ready) // it may have come before the deadline, and the thread ran after it
     }
 
     /// Wakes the waiter that has waited for longest. The caller has changed what it waits for.
@@ -213,8 +219,8 @@ impl WaitSet {
         if self.is_empty() {
             return;
         }
-        let waker = self.take_next(u64::MAX, usize::MAX);
-        if let Some(waker) = waker {
+        let taken = self.take_next(0..u64::MAX, usize::MAX);
+        if let Some((waker, _)) = taken {
             waker.wake();
         }
     }
@@ -226,7 +232,7 @@ impl WaitSet {
 
     /// Wakes waiters in their order, as far as `units` suffice: one for each waiter that was woken and has not
     /// begun to look since, and those that the next waiter needs. `usize::MAX` wakes all. The caller has changed
-    /// what they wait for.
+    /// what they wait for. No waiter is woken twice by one call.
     ///
     /// A fence and a load if there is no waiter. If a waker panics, the others are woken, and the panic
     /// goes on to the caller; if another one panics meanwhile, the process aborts.
@@ -234,12 +240,15 @@ impl WaitSet {
         if self.is_empty() {
             return;
         }
-        let end = self.list.lock().next_number;
-        let mut left = units; // the most wake-ups: a waker may poll, and list its waiter again
+        // One pass: a waiter that was woken in vain is listed with its former number again.
+        let mut numbers = 0..self.list.lock().next_number;
         exhaust(|| {
-            let waker = if left > 0 { self.take_next(end, units) } else { None };
-            left = left.saturating_sub(1);
-            waker.map(Waker::wake).is_some()
+            let Some((waker, number)) = self.take_next(numbers.clone(), units) else {
+                return false;
+            };
+            numbers.start = number + 1;
+            waker.wake();
+            true
         });
     }
 
@@ -268,22 +277,23 @@ impl WaitSet {
         self.listed.load(Ordering::Relaxed) == 0
     }
 
-    /// Unlinks the first waiter that `units` suffice for, if its number is below `end`, and returns its waker.
-    fn take_next(&self, end: u64, units: usize) -> Option<Waker> {
+    /// Unlinks the first waiter that `units` suffice for and whose number is in `numbers`. Returns its waker and
+    /// its number.
+    fn take_next(&self, numbers: Range<u64>, units: usize) -> Option<(Waker, u64)> {
         let mut list = self.list.lock();
         let left = units.saturating_sub(if units == usize::MAX { 0 } else { list.woken });
         if left == 0 {
             return None;
         }
-        let at = list.find(end, |entry| entry.needs <= left)?;
+        let (at, number) = list.find(numbers, |entry| entry.needs <= left)?;
         list.woken += 1;
-        self.unlink(&mut list, at, State::Woken)
+        Some((self.unlink(&mut list, at, State::Woken)?, number))
     }
 
     /// Unlinks the first waiter with this key, or of all, if its number is below `end`, and returns its waker.
     fn take_one(&self, end: u64, key: Option<u64>) -> Option<Waker> {
         let mut list = self.list.lock();
-        let at = list.find(end, |entry| key.is_none_or(|key| key == entry.key))?;
+        let (at, _) = list.find(0..end, |entry| key.is_none_or(|key| key == entry.key))?;
         self.unlink(&mut list, at, State::Idle)
     }
 
@@ -529,7 +539,7 @@ impl fmt::Debug for Waiter<'_> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicPtr, AtomicU32};
     use std::task::Wake;
     use std::time::Duration;
 
@@ -581,6 +591,48 @@ mod tests {
         assert_eq!((counts(), set.waiting()), ([2, 2, 1], 0));
         set.wake_all();
         assert_eq!(counts(), [2, 2, 1], "none is listed");
+    }
+
+    /// Polls a waiter in each wake-up, a hundred times at most.
+    struct Polls<'a> {
+        waiter: AtomicPtr<Waiter<'a>>,
+        wakes: AtomicU32,
+    }
+
+    impl Wake for Polls<'static> {
+        fn wake(self: Arc<Self>) {
+            if self.wakes.fetch_add(1, Ordering::Relaxed) < 100 {
+                let waker = Waker::from(Arc::clone(&self));
+                // SAFETY: the waiter lives, and no other reference to it is in use.
+                let waiter = unsafe { &mut *self.waiter.load(Ordering::Relaxed) };
+                // SAFETY: the waiter is not moved before its drop.
+                let waiter = unsafe { Pin::new_unchecked(waiter) };
+                assert!(waiter.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
+            }
+        }
+    }
+
+    #[test]
+    fn a_waiter_that_waits_again_is_not_woken_again_by_the_same_call() {
+        let set: &'static WaitSet = Box::leak(Box::default());
+        let waiter: *mut Waiter<'static> = Box::leak(Box::new(set.waiter()));
+        let polls = Arc::new(Polls { waiter: AtomicPtr::new(waiter), wakes: AtomicU32::new(0) });
+        let waker = Waker::from(Arc::clone(&polls));
+        // SAFETY: the waiter lives, and no wake-up is under way.
+        let pinned = unsafe { &mut *waiter };
+        // SAFETY: the waiter is not moved before its drop.
+        let pinned = unsafe { Pin::new_unchecked(pinned) };
+        assert!(pinned.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
+        let behind = Arc::<Counting>::default();
+        let mut last = pin!(set.waiter());
+        assert!(wait(last.as_mut(), &behind).is_pending());
+        for (call, units) in [(1, usize::MAX), (2, 2)] {
+            set.wake_for(units);
+            assert_eq!((polls.wakes.load(Ordering::Relaxed), behind.get()), (call, call));
+            assert!(wait(last.as_mut(), &behind).is_pending());
+        }
+        // SAFETY: both are from `Box::leak`, and no wake-up is under way.
+        drop(unsafe { Box::from_raw(waiter) });
     }
 
     /// Each waiter that was woken has a unit, until it looks. A waiter that needs more units than there are

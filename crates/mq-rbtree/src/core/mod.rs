@@ -381,8 +381,8 @@ impl<T, L: Levels> Core<T, L> {
         if ageing.count < ageing.every.get() {
             return highest;
         }
-        ageing.count = 0;
         let level = ageing.last.and_then(|last| self.levels.below(last)).unwrap_or(highest);
+        ageing.count = 0; // after the comparisons, which may panic
         // SAFETY: `below` or `highest` has just returned the level.
         ageing.last = Some(unsafe { self.levels.priority(level) });
         level

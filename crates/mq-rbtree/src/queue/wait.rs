@@ -202,24 +202,22 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Option<Result<V, E>> {
         // A wait whose deadline is over needs no parker, whose first use allocates. In a model each deadline
         // is over, so this would leave nothing to check.
-        if wait.is_over() && !cfg!(offlock_model) {
-            return match look() {
-                Look::Done(done) => Some(done),
-                Look::Nothing | Look::Hole => {
-                    self.count_timeout();
-                    None
-                }
-            };
-        }
-        let done = {
+        if !wait.is_over() || cfg!(offlock_model) {
             let mut waiter = pin!(waiter);
             let spin = (!has_spun).then_some(&self.spin);
-            block_on(wait, spin, |cx| self.poll_wait(waiter.as_mut(), cx, &mut look))
-        };
-        if done.is_none() {
-            self.count_timeout();
+            let done = block_on(wait, spin, |cx| self.poll_wait(waiter.as_mut(), cx, &mut look));
+            if done.is_some() {
+                return done;
+            }
         }
-        done
+        // After the deadline too: what the wait was for may have come before it, and the thread ran later.
+        match look() {
+            Look::Done(done) => Some(done),
+            Look::Nothing | Look::Hole => {
+                self.count_timeout();
+                None
+            }
+        }
     }
 
     /// Polls a wait: looks at the queue, lists the waiter, and looks again.
