@@ -330,9 +330,15 @@ impl BareWrites {
         block_on(self.0.group.join(losses, sync, || ()))
     }
 
-    /// As `Shared::reset` ends.
-    pub fn forgive(&self) {
-        self.0.forgive();
+    /// As `Shared::reset` does, which calls `look` until no loss is reported meanwhile.
+    pub fn reset(&self, mut look: impl FnMut()) {
+        loop {
+            let losses = self.0.group.losses();
+            look();
+            if self.0.forgive(losses) {
+                return;
+            }
+        }
     }
 
     /// As a look for what is newer than the device begins.

@@ -146,13 +146,29 @@ impl Shared {
     /// cache since that write. Returns the other blocks. These are lost even if they are cached,
     /// because the bytes that were read from the device after the write may be older ones.
     pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
-        // One reset at a time: a second one that ended later would also end the poisoning of a sync
-        // that failed in between.
-        let mut _alone = None;
-        step!("reset: one at a time", _alone = Some(source.writes.alone.lock()));
+        // One reset at a time, and none beside a close.
+        let _alone = source.writes.alone.lock();
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }
+        loop {
+            // A write that began before the failure may note its sectors after the look at them, and
+            // a sync that covers the write may run still. Its failure makes the device no more
+            // poisoned than it is.
+            let losses = source.writes.group.losses();
+            let lost = self.keep_or_lose(source)?;
+            // All these sectors stay unsynced until a sync succeeds, because the device may lose
+            // their writes after this reset, too.
+            if source.writes.forgive(losses) {
+                let by = source.shift - 9;
+                return Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect());
+            }
+        }
+    }
+
+    /// Makes the blocks dirty that were written since the last good sync and stayed in the cache
+    /// since. Returns the sectors of the others.
+    fn keep_or_lose(&self, source: &Arc<Source>) -> Result<Extents, WriteError> {
         step!("reset: wait for the write-backs", self.wait_for_write_backs(source)?);
         let taken = source.writes.change_unsynced(|unsynced| {
             unsynced.begin_sync();
@@ -177,11 +193,7 @@ impl Shared {
                 self.keep_cached(source, key, &mut lost)?;
             }
         }
-        // All these sectors stay unsynced until a sync succeeds, because the device may lose their
-        // writes after this reset, too.
-        source.writes.forgive();
-        let by = source.shift - 9;
-        Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect())
+        Ok(lost)
     }
 
     /// Makes a block dirty if it stayed in the cache since it was written, and then removes it from

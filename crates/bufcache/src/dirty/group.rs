@@ -178,10 +178,22 @@ impl Group {
         Writing { of: self, number, losses: state.losses }
     }
 
-    /// Notes a report of lost writes. The sync and the durable writes that run fail.
-    pub(crate) fn lose(&self) {
-        self.state.lock().losses += 1;
+    /// Notes a report of lost writes, and calls `poison` under the same lock. The sync and the
+    /// durable writes that run fail.
+    pub(crate) fn lose(&self, poison: impl FnOnce()) {
+        let mut state = self.state.lock();
+        poison();
+        state.losses += 1;
+        drop(state);
         self.wake();
+    }
+
+    /// Calls `forgive` under the lock unless more losses than `since` were reported. Returns whether
+    /// it did.
+    pub(crate) fn forgive(&self, since: u64, forgive: impl FnOnce()) -> bool {
+        let state = self.state.lock();
+        let is_told = check!("reset: nothing is lost since it looked", state.losses == since);
+        is_told.then(forgive).is_some()
     }
 }
 

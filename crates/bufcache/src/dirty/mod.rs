@@ -223,13 +223,16 @@ impl Writes {
 
     /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Relaxed. The unsynced sectors and the group, which belong to the errno, are
-        // behind locks: a lock that is taken after the load comes after one that was released
-        // before the store.
-        let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Relaxed, Ordering::Relaxed);
-        // After the exchange, because a sync that begins after `lose` does not see the loss in the
-        // group and must find the device poisoned.
-        self.group.lose();
+        // Under the lock of the group, because a sync that begins after `lose` does not see the loss
+        // in the group and must find the device poisoned, and a reset must not end the poisoning
+        // between the exchange and the note of the loss.
+        self.group.lose(|| {
+            // Ordering: Relaxed. The unsynced sectors and the group, which belong to the errno, are
+            // behind locks: a lock that is taken after the load comes after one that was released
+            // before the store.
+            let (errno, relaxed) = (errno.max(1), Ordering::Relaxed);
+            let _ = self.poison.compare_exchange(0, errno, relaxed, relaxed);
+        });
     }
 
     /// Returns the errno of the sync that failed since the last reset.
@@ -239,12 +242,14 @@ impl Writes {
             .filter(|&errno| errno != 0)
     }
 
-    /// Ends the poisoning, by a reset.
-    pub(crate) fn forgive(&self) {
+    /// Ends the poisoning, by a reset that has looked at the unsynced sectors after `losses` reports
+    /// of lost writes. Returns false if there are more by now, which may be of other sectors.
+    pub(crate) fn forgive(&self, losses: u64) -> bool {
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the
         // reset has made dirty, for `is_newer` and `dirty_blocks_in_range`, which take no lock. A
         // thread that still finds the errno acts as before the reset.
-        self.poison.store(0, order!(Release, "forgive: the blocks are dirty before"));
+        let order = order!(Release, "forgive: the blocks are dirty before");
+        self.group.forgive(losses, || self.poison.store(0, order))
     }
 
     /// Sets the stage. The caller closes the device, and calls a fence after the stage `Closing`.

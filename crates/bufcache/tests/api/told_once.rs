@@ -78,7 +78,8 @@ fn disk() -> (Arc<Disk>, Device, Ends, Ends) {
     let inner = MemoryDevice::new(vec![0; 64 * SIZE]);
     let disk = Arc::new(Disk { inner, writes: AtomicU64::new(0), durable, sync });
     let builder = Cache::builder(16 * SIZE).block_size(SIZE);
-    let cache = builder.write_back_after(Duration::from_secs(3600)).build().unwrap();
+    let builder = builder.write_back_after(Duration::from_secs(3600));
+    let cache = builder.patience(Duration::from_secs(60)).build().unwrap();
     let options = AttachOptions::new().on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     device.get_mut(1).unwrap()[0] = 1;
@@ -184,6 +185,40 @@ fn inv18_a_durable_write_that_ends_behind_a_failed_sync_is_dirty_after_a_reset()
     assert_eq!(write.join().unwrap(), poisoned());
     drop((writes, syncs));
     check_reset(&disk, &device);
+}
+
+/// A write past the cache notes its blocks after the reset has asked which blocks may be lost, and a
+/// sync that began before the write fails before the reset ends.
+#[test]
+fn inv18_a_reset_does_not_end_a_failure_that_comes_meanwhile() {
+    let (disk, device, writes, syncs) = disk();
+    let (asked, written) = (device.get_mut(1).unwrap(), device.get_mut(9).unwrap());
+    let around = thread::spawn({
+        let device = device.clone();
+        move || device.write_around(9, &[9; SIZE])
+    });
+    let sync = through(&device, 1);
+    syncs.begun.recv().unwrap();
+    let write = through(&device, 2);
+    writes.begun.recv().unwrap();
+    thread::sleep(MOMENT); // the write past the cache waits for the guard of block 9
+    writes.end.send(Some(libc::EIO)).unwrap();
+    write.join().unwrap().unwrap_err();
+    let reset = thread::spawn({
+        let device = device.clone();
+        move || device.reset()
+    });
+    thread::sleep(MOMENT); // the reset waits for the guard of block 1
+    drop(written);
+    let around = around.join().unwrap();
+    syncs.end.send(Some(libc::EIO)).unwrap();
+    assert_eq!(sync.join().unwrap(), poisoned());
+    drop(asked);
+    let lost = reset.join().unwrap().unwrap();
+    let is_told = around.is_err() || lost.blocks().contains(&(9..10));
+    assert!(is_told, "the sync was told of the loss of block 9: {lost:?}");
+    drop((writes, syncs));
+    check_again(&disk, &device);
 }
 
 /// Calls that fail without an error of their own do not wait for each other for ever.

@@ -51,6 +51,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync: it has not failed", "bare::inv18_three_syncs_that_fail"),
     ("sync: nothing is lost since the caller wrote", "bare::inv20_a_sync_that_a_reset_overtakes"),
     ("forgive: the blocks are dirty before", "bare::inv24_the_end_of_a_reset"),
+    ("reset: nothing is lost since it looked", "bare::inv18_a_failure_during_a_reset"),
     ("poisoned: the reset has dirtied its blocks", "bare::inv24_the_end_of_a_reset"),
 ];
 
@@ -343,7 +344,7 @@ fn inv20_a_sync_that_a_reset_overtakes() {
                     let _ = change(&block, NOT_THERE); // unless it is durable
                     false
                 });
-                device.forgive();
+                device.reset(|| ());
             }
         });
         let write = || block.store(WRITTEN, Relaxed);
@@ -364,13 +365,31 @@ fn inv24_the_end_of_a_reset() {
         assert!(!device.sync(|| false) && device.is_poisoned());
         let resets = thread::spawn({
             let (device, dirtied) = (Arc::clone(&device), Arc::clone(&dirtied));
-            move || {
-                dirtied.store(true, Relaxed);
-                device.forgive();
-            }
+            move || device.reset(|| dirtied.store(true, Relaxed))
         });
         assert!(device.is_poisoned() || dirtied.load(Relaxed));
         resets.join().unwrap();
+    });
+}
+
+/// A write that the device loses is noted after the first failure. The reset has seen it, or the device stays
+/// poisoned.
+#[test]
+fn inv18_a_failure_during_a_reset() {
+    thoroughly(|| {
+        let (device, noted) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(false)));
+        assert!(!device.sync(|| false));
+        let writes = thread::spawn({
+            let (device, noted) = (Arc::clone(&device), Arc::clone(&noted));
+            move || {
+                noted.store(true, Relaxed);
+                device.write_durable(|| false);
+            }
+        });
+        let mut is_seen = false;
+        device.reset(|| is_seen = noted.load(Relaxed));
+        writes.join().unwrap();
+        assert!(is_seen || device.is_poisoned(), "the loss is reported nowhere");
     });
 }
 

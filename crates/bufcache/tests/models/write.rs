@@ -23,8 +23,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync: ask the device", "write::inv20_a_sync_against_the_cleaner"),
     ("sync: one that runs is not enough", "write::inv20_a_sync_that_runs_is_not_enough"),
     ("reset: wait for the write-backs", "write::inv18_a_reset_against_the_cleaner"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("reset: one at a time", "write::inv18_two_resets"),
     ("write-back: the device has it", "write::inv17_a_write_that_fails"),
     ("write-back: evict the buffers next", "write::a_buffer_that_was_due_is_evicted_once_written"),
     ("write-back: the log is durable", "write::inv16_behind_the_log"),
