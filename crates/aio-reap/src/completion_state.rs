@@ -242,30 +242,25 @@ impl CompletionState {
         self.finish(index, error);
     }
 
-    /// Drops the payload of a request that completed while the engine is dropped, and what its
-    /// result owns.
+    /// Stores the result of a request that completed while the engine is dropped. No user code runs:
+    /// the kernel may still use the buffers of other requests.
     #[cold]
-    pub(crate) fn abandon(&mut self, completion: RawCompletion) {
+    pub(crate) fn complete_at_end(&mut self, completion: RawCompletion) {
         let RawCompletion { user_data, result } = completion;
         let Some((index, slot)) = self.slab.in_flight(user_data) else { return };
-        slot.state = SlotState::Ready;
         slot.result.error = NonZeroI32::new(-result.min(0));
         slot.result.done += result.max(0) as u64;
-        self.abandon_ready(index);
+        self.make_ready(index);
     }
 
     /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
     /// their results own.
     pub(crate) fn abandon_all_ready(&mut self) {
         while let Some(index) = self.ready.pop() {
-            self.abandon_ready(index);
+            let slot = self.slab.get(index);
+            slot.payload.end(slot.result, End::Abandon);
+            self.slab.release(index);
         }
-    }
-
-    fn abandon_ready(&mut self, index: Index) {
-        let slot = self.slab.get(index);
-        slot.payload.end(slot.result, End::Abandon);
-        self.slab.release(index);
     }
 
     /// Frees a `Ready` or `Done` slot whose payload type is known.

@@ -334,8 +334,8 @@ impl State {
 }
 
 impl Drop for State {
-    /// Waits until the kernel no longer uses buffers that the slots own. Leaks the slots if it
-    /// cannot wait.
+    /// Waits until the kernel no longer uses buffers that the slots own, and only then drops them,
+    /// because a drop is user code, which may panic. Leaks the slots if it cannot wait.
     fn drop(&mut self) {
         self.unstage(); // see the contract of `backend`
         loop {
@@ -344,7 +344,7 @@ impl Drop for State {
             let completions = &mut self.completions;
             self.backend.reap(|completion| {
                 completions.in_flight = completions.in_flight.saturating_sub(1);
-                completions.abandon(completion);
+                completions.complete_at_end(completion);
             });
             if self.in_kernel() == 0 {
                 self.completions.abandon_all_ready();

@@ -12,13 +12,19 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::ffi::CString;
 use std::fs::File as StdFile;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use aio_reap::{
-    AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request,
-    SubmitError,
+    AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions,
+    Operation, ReapMode, Request, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
@@ -300,4 +306,53 @@ fn inv13_every_kind_of_buffer_keeps_its_bytes() {
         let (empty, _) = engine.read(&file, Box::<[u8]>::default(), 0).submit().unwrap().wait();
         assert_eq!(empty.unwrap(), 0);
     });
+}
+
+/// A value whose drop panics, after it has noted whether `ended` was set.
+struct Panicking(Arc<AtomicBool>, Rc<Cell<Option<bool>>>);
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        self.1.set(Some(self.0.load(Ordering::Relaxed)));
+        panic!("on purpose");
+    }
+}
+
+/// The end of an engine during a panic drops what a callback owns only after the kernel has given
+/// back every other buffer, because such a drop may panic too.
+#[test]
+fn inv13_no_value_is_dropped_at_the_end_while_a_request_is_in_flight() {
+    for engine in engines() {
+        engine.set_reap_mode(ReapMode::OnTurn);
+        let kind = engine.backend();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: `name` ends with a zero byte and outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let (ended, seen) = (Arc::new(AtomicBool::new(false)), Rc::new(Cell::new(None)));
+        let mut slow = None;
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let engine = engine; // dropped while the panic unwinds
+            let value = Panicking(Arc::clone(&ended), Rc::clone(&seen));
+            engine.nop().callback(move |_, ()| drop(value)).unwrap();
+            // The open waits until the other end is opened, on io_uring if it truncates.
+            let options = OpenOptions::write_only().flags(libc::O_TRUNC);
+            slow = Some(engine.open(&path, options).submit().unwrap());
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err() && seen.get().is_none(), "{kind}");
+        let other_end = std::thread::spawn({
+            let ended = Arc::clone(&ended);
+            move || {
+                std::thread::sleep(Duration::from_millis(50));
+                ended.store(true, Ordering::Relaxed);
+                StdFile::open(path).unwrap();
+            }
+        });
+        let last = catch_unwind(AssertUnwindSafe(|| drop(slow)));
+        assert!(last.is_err(), "{kind}: the value is dropped by the end of the engine");
+        assert_eq!(seen.get(), Some(true), "{kind}: dropped while the open was in flight");
+        other_end.join().unwrap();
+    }
 }
