@@ -515,7 +515,9 @@ impl Core {
         if self.has_work(&state) {
             return Ok(());
         }
-        if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
+        // The backend's own wait does not see the retry timer.
+        let only_completions = waker.is_none() && !state.has_remote && !state.needs_retry();
+        if only_completions && state.in_kernel() > 0 {
             return state.wait(timeout);
         }
         if self.prepare_sleep(state, timeout) { self.wake_fd.wait(timeout) } else { Ok(()) }
@@ -526,10 +528,11 @@ impl Core {
         if self.has_work(&state) {
             return false;
         }
+        let time = self.wake_fd.retry_delay().into_iter().chain(timeout).min();
         if state.in_kernel() > 0 {
             state.completions.stats.waits += 1;
-            state.backend.before_sleep(timeout);
-        } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
+            state.backend.before_sleep(time);
+        } else if let Some(time) = time {
             if state.backend.advance_time(time) {
                 return false;
             }
@@ -542,13 +545,18 @@ impl Core {
     fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>) -> bool {
         let mut state = self.state.borrow_mut();
         while !self.has_work(&state) && !waker.is_some_and(BlockOnWaker::is_woken) {
-            if state.in_kernel() == 0 {
-                if state.needs_retry() {
-                    // The last peek found EAGAIN. Clear its notification, because it would end the
-                    // delay of the retry.
-                    state.backend.acknowledge();
-                    self.wake_fd.retry_later();
+            if state.needs_retry() {
+                // The last peek found EAGAIN. Clear its notification, because it would end the
+                // delay of the retry, and then look for completions that notified meanwhile.
+                state.backend.acknowledge();
+                if state.reap() {
+                    self.wake_fd.progress();
+                    continue;
                 }
+                self.wake_fd.retry_later();
+                return false;
+            }
+            if state.in_kernel() == 0 {
                 return false;
             }
             if !spin.go_on(|| state.backend.instant()) {
@@ -592,8 +600,8 @@ pub enum ReapMode {
     /// Also right after each submission. Completions that are there by then cost no wake-up.
     #[default]
     AfterSubmit,
-    /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request: it peeks until
-    /// there is a completion. This gives the shortest latency and occupies a CPU.
+    /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request, unless another
+    /// one is to be retried after a delay: it peeks until there is a completion. This gives the shortest latency and occupies a CPU.
     Poll,
 }
 

@@ -13,9 +13,8 @@
 //! 3. The first `staged` requests on the pending list are staged in the backend. Their slots are
 //!    `InFlight`, so that the submission does not visit them, but count as pending. Code that takes
 //!    a request off the list, or cancels one in the backend, calls `unstage` before.
-//! 4. If requests are pending although there is room, then a request is in the kernel (its
-//!    completion causes a turn), or `blocked` is set (the engine arms a timer), or the program is
-//!    notified (by `Turn::pending` and the kick).
+//! 4. If requests are pending although there is room, then `blocked` is set (the engine arms a timer),
+//!    or the program is notified (by `Turn::pending` and the kick).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -130,9 +129,10 @@ impl State {
         self.completions.in_flight - self.backend.backlog()
     }
 
-    /// Returns whether only the retry timer can cause the next turn.
+    /// Returns whether the next turn must not depend on a completion, because the requests in the
+    /// kernel may never complete.
     pub(crate) fn needs_retry(&self) -> bool {
-        (self.completions.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
+        self.completions.blocked || self.backend.backlog() > 0
     }
 
     /// Returns the number of completions to deliver.

@@ -3,7 +3,7 @@
 //! ```text
 //!            ┌ the backend's own descriptor: a completion is there
 //!  epoll fd ─┼ kick (eventfd): work was left over, or another thread woke a future
-//!            ├ retry (timerfd): the kernel had no room and nothing is in flight
+//!            ├ retry (timerfd): the kernel had no room, or a request is to be tried again
 //!            └ deadline (timerfd): a request or a wait is to end
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! Errors and short transfers of real system calls, injected by strace. The results and the bytes
 //! must be correct in spite of them.
 //!
-//! Each case runs [`child`] in its own process under strace. If there is no strace, or tracing is
+//! Each case runs [`child`], or another test that is ignored, in its own process under strace. If there is no strace, or tracing is
 //! forbidden, the tests print that and are skipped.
 #![cfg(not(offlock_model))]
 
@@ -10,8 +10,9 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use aio_reap::{AlignedBuf, BackendKind, Engine};
+use aio_reap::{AlignedBuf, BackendKind, Engine, ReapMode};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 6;
@@ -41,6 +42,10 @@ fn strace_works() -> bool {
 
 impl Case<'_> {
     fn run(&self) {
+        self.run_child("child");
+    }
+
+    fn run_child(&self, child: &str) {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (file, log) = (dir.path().join("file"), dir.path().join("log"));
         // The bytes are in the file before, because a write that strace makes short moves no bytes.
@@ -54,7 +59,7 @@ impl Case<'_> {
             strace.arg("-P").arg(&file);
         }
         strace.arg(env::current_exe().unwrap());
-        strace.args(["--exact", "child", "--ignored", "--nocapture"]);
+        strace.args(["--exact", child, "--ignored", "--nocapture"]);
         strace.env("INJECTED_FILE", &file).env("INJECTED_BACKEND", self.backend);
         let output = strace.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -212,5 +217,42 @@ fn inv04_refused_submissions_and_sleeps_are_made_again() {
         ("threads", "ppoll:error=EINTR:when=1+2", &[]), // it may not need to sleep
     ] {
         Case { backend, inject, by_path: false, failed: &[], log }.run();
+    }
+}
+
+/// Sends a no-op while a read waits for its pipe.
+#[test]
+#[ignore = "what another test traces"]
+fn child_beside_a_slow_read() {
+    let Ok(backend) = env::var("INJECTED_BACKEND") else { return };
+    let polls = backend.ends_with("polling");
+    let mode = if polls { ReapMode::Poll } else { ReapMode::AfterSubmit };
+    let engine = match Engine::builder().backend(BackendKind::Uring).reap_mode(mode).build() {
+        Ok(engine) => engine,
+        Err(error) => return println!("refused: {error}"),
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
+    let Ok((result, ())) = engine.nop().submit().unwrap().wait_timeout(Duration::from_secs(10))
+    else {
+        panic!("the no-op waits for the read");
+    };
+    result.unwrap();
+    drop(writer);
+    assert_eq!(read.wait().0.unwrap(), 0);
+    assert!(engine.validate().is_idle());
+}
+
+/// A submission that found no room is made again, although the only request in flight never completes.
+#[test]
+fn inv04_a_submission_is_made_again_beside_a_slow_request() {
+    if !strace_works() {
+        return;
+    }
+    for backend in ["io_uring", "io_uring polling"] {
+        let inject = "io_uring_enter:error=EAGAIN:when=3..7";
+        let log = &["(INJECTED)", "(INJECTED)", "= 1"];
+        let case = Case { backend, inject, by_path: false, failed: &[], log };
+        case.run_child("child_beside_a_slow_read");
     }
 }

@@ -6,6 +6,7 @@ use crate::readable;
 
 use std::cell::Cell;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep, Transfer};
 use count::count;
 use readable::readable;
+
+/// A guess; much longer than all retries of one request.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
@@ -259,4 +263,30 @@ fn inv05_one_turn_reaps_everything_that_is_ready() {
     assert!(readable(&engine, Duration::ZERO), "no notification");
     let turn = engine.turn();
     assert_eq!((turn.delivered, called.get()), (READS, READS));
+}
+
+/// A retry comes also while another request stays in the kernel.
+#[test]
+fn inv04_a_request_behind_one_that_never_completes_is_retried() {
+    let (engine, script) = scripted(ReapMode::AfterSubmit);
+    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
+    assert!(!readable(fd, Duration::ZERO));
+    let _never = engine.nop().submit().unwrap();
+    let nop = engine.nop().submit().unwrap();
+    script.on_transfer(Transfer::Fail(libc::EAGAIN));
+    script.complete_nth(1);
+    engine.turn();
+    engine.validate();
+    assert!(readable(fd, PATIENCE), "no turn would retry after an EAGAIN");
+    engine.turn();
+    assert_eq!(script.in_flight(), 2);
+    script.complete_nth(1);
+    engine.turn();
+    nop.wait().0.unwrap();
+    script.on_submit(SubmitStep::Again);
+    let _refused = engine.nop().submit().unwrap();
+    engine.validate();
+    assert!(readable(fd, PATIENCE), "no turn would submit again");
+    engine.turn();
+    assert_eq!(script.in_flight(), 2);
 }
