@@ -401,13 +401,15 @@ impl Core {
     }
 }
 
-/// On drop, kicks or arms the retry timer if work is left, so that another turn follows.
+/// On drop, kicks or arms the retry timer if work is left, so that another turn follows. A panic that
+/// unwinds always causes a turn: it may have left completions whose notification was cleared, and
+/// futures that may take a slot.
 struct Rearm<'c>(&'c Core);
 
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
         let state = self.0.state.borrow(); // user code never runs under a borrow
-        if self.0.has_work(&state) {
+        if panicking() || self.0.has_work(&state) {
             self.0.wake_fd.kick();
         } else if state.needs_retry() {
             self.0.wake_fd.retry_later();

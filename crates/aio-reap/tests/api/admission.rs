@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -232,4 +234,22 @@ fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
     engine.turn();
     assert_eq!(woken.count(), 1);
     assert!(next.poll(&mut Context::from_waker(&waker)).is_ready());
+}
+
+/// A callback that panics has given up its slot, so a turn must wake the next future.
+#[test]
+fn inv06_a_panic_of_a_callback_leaves_no_future_behind() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
+    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
+    assert!(!readable(fd, Duration::ZERO));
+    engine.nop().callback(|_, ()| panic!("on purpose")).unwrap();
+    let mut task = Task::new(&engine);
+    assert!(task.poll().is_pending());
+    script.complete(1);
+    assert!(catch_unwind(AssertUnwindSafe(|| engine.turn())).is_err());
+    assert!(readable(fd, Duration::ZERO), "no turn would wake the future");
+    engine.turn();
+    assert_eq!(task.wakes(), 1);
+    assert!(matches!(task.poll(), Poll::Ready(Ok(_))));
 }

@@ -7,6 +7,7 @@ use crate::readable;
 
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,8 +17,8 @@ use std::thread;
 use std::time::Duration;
 
 use aio_reap::{
-    AllocateMode, BufList, CompletionQueue, Engine, NoResponse, Outcome, Remote, Response,
-    SharedFile, SubmitError,
+    AllocateMode, BufList, CompletionQueue, Engine, NoResponse, Outcome, ReapMode, Remote,
+    Response, SharedFile, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
@@ -27,6 +28,8 @@ use readable::readable;
 use testkit::block_on;
 
 const SHORT: Duration = Duration::from_millis(20);
+/// A guess; much longer than any wait of these tests.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn scripted(depth: usize, capacity: usize) -> (Engine, Script) {
     let script = Script::new();
@@ -460,4 +463,25 @@ fn calls_may_use_what_belongs_to_the_engines_thread() {
     script.complete(1);
     engine.turn();
     assert_eq!(QUEUE.with(|queue| queue.pop().unwrap().token), 9);
+}
+
+/// A call that panics takes no completion with it, although its turn has cleared the notification.
+#[test]
+fn inv06_a_panic_of_a_call_leaves_completions_notified() {
+    let check = |engine: &Engine| {
+        let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
+        engine.set_reap_mode(ReapMode::OnTurn);
+        let nop = engine.nop().submit().unwrap();
+        assert!(readable(fd, PATIENCE), "the completion does not notify");
+        engine.remote().call(|_| panic!("on purpose")).unwrap();
+        let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.turn()));
+        assert!(turn.is_err() && !nop.is_done());
+        assert!(readable(fd, Duration::ZERO), "{}: no turn would follow", engine.backend());
+        engine.turn();
+        assert!(nop.is_done());
+    };
+    let (engine, script) = scripted(4, 4);
+    script.on_submit(SubmitStep::Inline);
+    check(&engine);
+    on_every_backend(check);
 }
