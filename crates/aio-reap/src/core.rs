@@ -495,7 +495,8 @@ impl Core {
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None))
+        // The remotes first: a load that sees the last one gone carries its calls.
+        drive::serve(|| self.has_remotes() || self.has_calls(), turn, || self.sleep(None, None))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.

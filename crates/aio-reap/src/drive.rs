@@ -110,7 +110,8 @@ pub(crate) enum Served {
     Idle,
 }
 
-/// Turns an engine until it has no sender and no request.
+/// Turns an engine until it has no sender and no request. `has_senders` includes the calls that
+/// senders have left.
 ///
 /// # Errors
 ///
@@ -125,7 +126,8 @@ pub(crate) fn serve<E>(
         let alone = check!("serve: no sender is left", !has_senders());
         match turn() {
             Served::Progress => continue,
-            Served::Idle if alone => return Ok(()),
+            // The turn may have made a sender.
+            Served::Idle if alone && !has_senders() => return Ok(()),
             Served::Idle | Served::Busy => {}
         }
         // If the last sender left during the turn, the turn may have cleared its notification.

@@ -485,3 +485,34 @@ fn inv06_a_panic_of_a_call_leaves_completions_notified() {
     check(&engine);
     on_every_backend(check);
 }
+
+/// A call makes the next remote in the turn that began without one.
+#[test]
+fn inv14_serving_goes_on_with_a_remote_that_a_call_has_made() {
+    for at_once in [true, false] {
+        let (engine, _script) = scripted(4, 4);
+        let ran = Arc::new(AtomicU64::new(0));
+        let (to_worker, remotes) = mpsc::channel::<Remote>();
+        let worker = thread::spawn({
+            let ran = Arc::clone(&ran);
+            move || {
+                let Ok(remote) = remotes.recv() else { return };
+                thread::sleep(SHORT);
+                _ = remote.call(move |_| _ = ran.fetch_add(1, Ordering::Relaxed));
+            }
+        });
+        let counter = Arc::clone(&ran);
+        let call = move |engine: &Engine| {
+            let remote = engine.remote();
+            if at_once {
+                remote.call(move |_| _ = counter.fetch_add(1, Ordering::Relaxed)).unwrap();
+            } else {
+                to_worker.send(remote).unwrap();
+            }
+        };
+        engine.remote().call(call).unwrap();
+        engine.serve().unwrap();
+        assert_eq!(ran.load(Ordering::Relaxed), 1, "it ended with a remote or a call left");
+        worker.join().unwrap();
+    }
+}
