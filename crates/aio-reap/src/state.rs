@@ -132,7 +132,7 @@ impl State {
     /// Returns whether the next turn must not depend on a completion, because the requests in the
     /// kernel may never complete.
     pub(crate) fn needs_retry(&self) -> bool {
-        self.completions.blocked || self.backend.backlog() > 0
+        self.completions.blocked || self.backend.has_unsubmitted()
     }
 
     /// Returns the number of completions to deliver.
@@ -146,7 +146,7 @@ impl State {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.ready() > 0
             || self.completions.enqueued > 0
-            || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
+            || (!self.completions.blocked && (can_submit || self.backend.has_unsubmitted()))
     }
 
     /// Returns the number of requests that are not in the kernel and that another turn would
@@ -165,7 +165,7 @@ impl State {
     /// a slot.
     pub(crate) fn can_only_wait(&self) -> bool {
         let completions = &self.completions;
-        let quiet = !completions.blocked && self.backend.backlog() == 0;
+        let quiet = !completions.blocked && !self.backend.has_unsubmitted();
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
             && completions.pending.len() == 0
@@ -189,7 +189,7 @@ impl State {
             let CompletionState { slab, pending, .. } = &mut *completions;
             let batch = Batch::new(slab, pending, staged, room - staged);
             let offered = staged + batch.len();
-            if offered == 0 && self.backend.backlog() == 0 {
+            if offered == 0 && !self.backend.has_unsubmitted() {
                 completions.blocked = false;
                 return;
             }

@@ -220,6 +220,45 @@ fn inv04_refused_submissions_and_sleeps_are_made_again() {
     }
 }
 
+/// Cancels a read that waits for its pipe.
+#[test]
+#[ignore = "what another test traces"]
+fn cancelling_child() {
+    if env::var_os("INJECTED_FILE").is_none() {
+        return;
+    }
+    let engine = match Engine::builder().backend(BackendKind::Uring).build() {
+        Ok(engine) => engine,
+        Err(error) => return println!("refused: {error}"),
+    };
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
+    assert!(read.cancel());
+    let Ok((result, _)) = read.wait_timeout(Duration::from_secs(10)) else {
+        panic!("the cancellation never reached the kernel");
+    };
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    assert!(engine.validate().is_idle());
+}
+
+/// The enter that passes a cancellation to the kernel fails.
+#[test]
+fn inv04_a_cancellation_without_room_is_submitted_again() {
+    if !strace_works() {
+        return;
+    }
+    for inject in ["io_uring_enter:error=EAGAIN:when=3", "io_uring_enter:error=EAGAIN:when=3..8"] {
+        let case = Case {
+            backend: "io_uring",
+            inject,
+            by_path: false,
+            failed: &[],
+            log: &["(INJECTED)", "= 1"],
+        };
+        case.run_child("cancelling_child");
+    }
+}
+
 /// Sends a no-op while a read waits for its pipe.
 #[test]
 #[ignore = "what another test traces"]

@@ -105,6 +105,10 @@ impl Backend for Device {
         select!(self, backend => backend.backlog())
     }
 
+    fn has_unsubmitted(&self) -> bool {
+        select!(self, backend => backend.has_unsubmitted())
+    }
+
     fn cancel(&mut self, user_data: u64) -> bool {
         select!(self, backend => backend.cancel(user_data))
     }

@@ -115,6 +115,11 @@ pub(crate) trait Backend {
         0
     }
 
+    /// Returns whether the kernel is still to take accepted requests or cancellations.
+    fn has_unsubmitted(&self) -> bool {
+        self.backlog() > 0
+    }
+
     /// Returns the time for deadlines and timeouts.
     fn instant(&self) -> Instant {
         Instant::now()

@@ -178,7 +178,7 @@ impl Uring {
         let accepted = staged + push_all(&mut self.queue, batch);
         self.backlog += accepted;
         let mut stop = (accepted < offered).then_some(Stop::Busy);
-        while self.backlog > 0 {
+        while self.has_unsubmitted() {
             match self.enter(wanted) {
                 // Without SUBMIT_ALL the kernel stops after a request that it refuses, which gets a
                 // completion. If it consumed none, it has no room.
@@ -256,7 +256,7 @@ impl Backend for Uring {
     /// Refuses while the kernel has entries to consume. Those of an older submission come first, and
     /// that of a cancellation would be counted as a staged one.
     fn can_stage(&self) -> bool {
-        self.backlog + self.cancels_queued == 0
+        !self.has_unsubmitted()
     }
 
     #[inline(always)]
@@ -340,6 +340,11 @@ impl Backend for Uring {
 
     fn backlog(&self) -> usize {
         self.backlog
+    }
+
+    #[inline]
+    fn has_unsubmitted(&self) -> bool {
+        self.backlog + self.cancels_queued > 0
     }
 }
 
