@@ -375,14 +375,23 @@ impl Drop for Engine {
         if !self.is_owner {
             return;
         }
-        // During a panic no callback and no call runs. `State::drop` waits for the requests in
-        // flight.
+        let _end = EndOnPanic(&self.core); // also if a call panics in the shutdown
         if !panicking() {
             // After an error requests stay undelivered. `State::drop` waits for them or leaks them.
             let _ = self.shutdown();
-        } else {
-            self.core.state.borrow_mut().closed = true;
-            self.core.drop_calls();
+        }
+    }
+}
+
+/// On drop, ends an engine if a panic unwinds: no callback and no call runs. `State::drop` waits for the
+/// requests in flight.
+struct EndOnPanic<'c>(&'c Core);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.state.borrow_mut().closed = true;
+            self.0.drop_calls();
         }
     }
 }

@@ -6,13 +6,13 @@ use crate::counted;
 use crate::readable;
 
 use std::cell::Cell;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -515,4 +515,19 @@ fn inv14_serving_goes_on_with_a_remote_that_a_call_has_made() {
         assert_eq!(ran.load(Ordering::Relaxed), 1, "it ended with a remote or a call left");
         worker.join().unwrap();
     }
+}
+
+/// A call that panics while the engine is dropped leaves no other one behind.
+#[test]
+fn inv14_a_panic_of_a_call_at_the_end_ends_the_others() {
+    let (engine, _script) = scripted(4, 4);
+    let _holds_the_core = engine.nop().submit().unwrap();
+    let remote = engine.remote();
+    remote.call(|_| panic!("on purpose")).unwrap();
+    let mut after = nop(&remote);
+    let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(engine)));
+    assert!(end.is_err());
+    let polled = Pin::new(&mut after).poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(polled, Poll::Ready(Err(NoResponse)), "a queued call was left behind");
+    assert!(matches!(remote.call(|_| ()), Err(SubmitError::Closed(_))));
 }
