@@ -54,7 +54,7 @@ use crate::{WordLock, block_on, fence, step};
 /// let (open, set) = (AtomicBool::new(false), WaitSet::new());
 /// let mut waiter = pin!(set.waiter());
 /// let mut poll = || {
-///     let ready = || open.load(Ordering::Relaxed).then_some("open");
+///     let ready = || open.load(Relaxed).then_some("open");
 ///     waiter.as_mut().poll(&mut Context::from_waker(Waker::noop()), ready)
 /// };
 /// assert_eq!(poll(), Poll::Pending);
