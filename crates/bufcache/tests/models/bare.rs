@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bufcache::bare::{Bare, BareGroup, BareOperation, BareWrites};
 use offlock_sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use offlock_sync::thread;
+use offlock_sync::{model, thread};
 
 use super::world::thoroughly;
 
@@ -395,7 +395,7 @@ fn inv18_a_failure_during_a_reset() {
 
 #[test]
 fn inv18_three_syncs_that_fail() {
-    thoroughly(|| {
+    model(|| {
         let group = Arc::new(BareGroup::new());
         let sync = |group: Arc<BareGroup>| {
             let synced = group.join(|| {
