@@ -43,13 +43,13 @@ fn inv15_a_writer_against_a_reader() {
 /// A getter that finds a block in creation waits for the guard, and not longer than the cache's patience.
 #[test]
 fn inv15_a_getter_against_a_creator() {
-    thoroughly(|| against_a_creator(Device::try_create, |device| device.get(0).map(drop)));
+    model(|| against_a_creator(Device::try_create, |device| device.get(0).map(drop)));
 }
 
 #[test]
 fn inv15_a_task_against_a_creator() {
     let get = |device: &Device| block_on(device.get_async(0)).map(drop);
-    thoroughly(move || against_a_creator(Device::create, get));
+    model(move || against_a_creator(Device::create, get));
 }
 
 fn against_a_creator(
