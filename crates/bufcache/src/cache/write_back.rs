@@ -98,6 +98,9 @@ impl Shared {
             summary.fail(WriteError::Closed);
             return summary;
         };
+        let is_of_all = selection.most == usize::MAX && selection.sectors == (0..u64::MAX);
+        let load = &source.writes.load;
+        let _flushing = (is_of_all && selection.wait).then(|| load.begin_flush());
         let mut found = match self.dirty_blocks(source, selection) {
             Ok(found) => found,
             Err(error) => {
@@ -114,6 +117,11 @@ impl Shared {
                 // The sync or durable write that needs these blocks can no longer succeed, even if
                 // a reset ends the poisoning meanwhile.
                 window.summary.fail(WriteError::Poisoned { errno });
+                break;
+            }
+            if is_of_all && !selection.wait && load.is_flushing() {
+                // The cleaner leaves the rest to the flush: beside each other each of them finds the
+                // next block marked by the other, so that a write has only a few blocks.
                 break;
             }
             if window.blocks.len() == WINDOW {

@@ -61,6 +61,8 @@ pub(crate) struct Load {
     failing: std::sync::atomic::AtomicI32,
     /// The number of write calls to the device that are running.
     writing: std::sync::atomic::AtomicUsize,
+    /// The number of write-backs of all dirty blocks that a flush or sync waits for.
+    flushing: std::sync::atomic::AtomicUsize,
     /// Set once a writer of the device has asked for a buffer.
     wants: std::sync::atomic::AtomicBool,
 }
@@ -97,6 +99,16 @@ impl Load {
         self.writing.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Notes that a flush or sync writes all dirty blocks, until the guard is dropped.
+    pub(crate) fn begin_flush(&self) -> Flushing<'_> {
+        self.flushing.fetch_add(1, Ordering::Relaxed);
+        Flushing(self)
+    }
+
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.flushing.load(Ordering::Relaxed) > 0
+    }
+
     pub(crate) fn wants(&self) -> bool {
         self.wants.load(Ordering::Relaxed)
     }
@@ -114,6 +126,15 @@ impl Load {
         if self.failing().is_some() {
             self.failing.store(0, Ordering::Relaxed);
         }
+    }
+}
+
+/// From [`Load::begin_flush`].
+pub(crate) struct Flushing<'l>(&'l Load);
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        self.0.flushing.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -114,6 +114,32 @@ fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
+/// Beside each other, the cleaner and a flush each find the next block marked by the other: a write then has few
+/// blocks.
+#[test]
+fn the_cleaner_leaves_the_blocks_to_a_flush_that_runs() {
+    const BLOCKS: u64 = 20;
+    let builder = Cache::builder(64 * SIZE).write_back_after(Duration::from_secs(1));
+    let builder = builder.dirty_limits(100, 100).patience(Duration::from_secs(60));
+    let cache = builder.build().unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![0; BLOCKS as usize * SIZE])).unwrap();
+    (0..BLOCKS).for_each(|block| device.create(block).unwrap().fill(2));
+    let guard = device.get_mut(0).unwrap();
+    let mut flush = pin!(device.flush_async());
+    assert!(!is_ready(flush.as_mut()), "the first block is locked");
+    thread::sleep(Duration::from_millis(1500)); // the cleaner has come
+    assert_eq!(cache.stats().write_calls, 0, "by the cleaner");
+    drop(guard);
+    block_on(flush).unwrap();
+    assert_eq!((cache.stats().write_calls, cache.stats().dirty), (1, 0));
+    device.create(3).unwrap().fill(3);
+    let since = Instant::now();
+    while cache.stats().dirty > 0 {
+        assert!(since.elapsed() < Duration::from_secs(30), "it cleans after the flush");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Scattered blocks and one run, as many at once as the device takes, and a sync behind all of them: this thread ends
 /// each step, and so makes the next.
 #[test]
