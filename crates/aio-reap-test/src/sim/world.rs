@@ -11,7 +11,7 @@
 //!    times.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BinaryHeap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::mem;
@@ -52,8 +52,9 @@ pub(super) struct World {
 /// The requests of one engine in flight.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// By the time of the completion ([`NEVER`] before a script tells it), then by number.
-    in_flight: BTreeMap<(u64, u64), InFlight>,
+    /// By [`InFlight::key`]. The order keeps its memory, so that a test of an engine counts the engine's
+    /// allocations only.
+    in_flight: VecDeque<InFlight>,
     notifier: Notifier,
     /// The notifier is readable.
     rung: bool,
@@ -65,6 +66,9 @@ const NEVER: u64 = u64::MAX;
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
+    /// The time of the completion, [`NEVER`] before a script tells it.
+    at: u64,
+    number: u64,
     /// The times at which the device took it and at which a server begins.
     since: u64,
     begins: u64,
@@ -74,9 +78,30 @@ struct InFlight {
     result: Option<i32>,
 }
 
+impl InFlight {
+    fn key(&self) -> (u64, u64) {
+        (self.at, self.number)
+    }
+}
+
 impl Ring {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { in_flight: BTreeMap::new(), notifier: Notifier::new()?, rung: false })
+        Ok(Self { in_flight: VecDeque::new(), notifier: Notifier::new()?, rung: false })
+    }
+
+    fn insert(&mut self, new: InFlight) {
+        let at = self.in_flight.partition_point(|one| one.key() < new.key());
+        self.in_flight.insert(at, new);
+    }
+
+    /// Returns the number of requests whose completion is before `time`, the index of the others.
+    fn before(&self, time: u64) -> usize {
+        self.in_flight.partition_point(|one| one.at < time)
+    }
+
+    /// Returns the number of requests that a script has not completed.
+    fn waiting(&self) -> usize {
+        self.in_flight.len() - self.before(NEVER)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -101,7 +126,7 @@ impl Ring {
 
     /// Returns the time at which its next request completes or has completed.
     fn next(&self) -> Option<u64> {
-        self.in_flight.keys().next().map(|&(at, _)| at)
+        self.in_flight.front().map(|first| first.at)
     }
 }
 
@@ -187,7 +212,7 @@ impl World {
             Some(script) => script.submission(offered),
             None => self.share(offered),
         };
-        let waiting = self.ring(ring).in_flight.range((NEVER, 0)..).count();
+        let waiting = self.ring(ring).waiting();
         for request in requests.take(accepted) {
             self.accept(ring, request);
             if inline {
@@ -220,8 +245,8 @@ impl World {
         let end = self.end(&request);
         let number = self.next_number();
         self.log(at, request.user_data);
-        let in_flight = InFlight { since, begins, request, end, result: None };
-        self.ring(ring).in_flight.insert((at, number), in_flight);
+        let new = InFlight { at, number, since, begins, request, end, result: None };
+        self.ring(ring).insert(new);
     }
 
     fn next_number(&mut self) -> u64 {
@@ -253,15 +278,12 @@ impl World {
         let (now, number) = (self.clock, self.next_number());
         let Some(script) = &mut self.script else { return false };
         let Some(ring) = self.rings.iter_mut().flatten().next() else { return false };
-        let Some(&key) = ring.in_flight.range((NEVER, 0)..).nth(nth).map(|(key, _)| key) else {
-            return false;
-        };
         let first = ring.next() == Some(NEVER);
-        let one = ring.in_flight.remove(&key).expect("it was found");
+        let Some(one) = ring.in_flight.remove(ring.before(NEVER) + nth) else { return false };
         let end = script.transfers.pop_front().unwrap_or(Transfer::Full);
         // SAFETY: the ring has the accepted requests of a living engine that have not completed.
         let result = Some(unsafe { end.carry_out(&one.request) });
-        ring.in_flight.insert((now, number), InFlight { begins: now, result, ..one });
+        ring.insert(InFlight { at: now, number, begins: now, result, ..one });
         if first {
             ring.signal();
         }
@@ -313,9 +335,12 @@ impl World {
         self.spend(self.model.costs.peek);
         let now = self.clock;
         loop {
-            let first = self.ring(ring).in_flight.first_entry();
-            let Some(first) = first.filter(|first| first.key().0 <= now) else { return };
-            let InFlight { since, request, end, result, .. } = first.remove();
+            let ring = self.ring(ring);
+            if ring.next().is_none_or(|at| at > now) {
+                return;
+            }
+            let Some(first) = ring.in_flight.pop_front() else { return };
+            let InFlight { since, request, end, result, .. } = first;
             self.reaped += 1;
             self.in_device = self.in_device.saturating_add(now - since);
             self.spend(self.model.costs.completion);
@@ -369,30 +394,28 @@ impl World {
     pub(super) fn cancel(&mut self, ring: usize, user_data: u64) -> bool {
         let now = self.clock;
         let waits = |one: &InFlight| one.request.user_data == user_data && one.begins > now;
-        let found = self.ring(ring).in_flight.iter().find(|(_, one)| waits(one));
-        let found = found.map(|(&key, &one)| (key, one));
+        let found = self.ring(ring).in_flight.iter().position(waits);
         if let Some(script) = &mut self.script {
             script.cancels += 1;
             let cancel = script.cancel;
-            if let (Cancel::Works, Some((key, _))) = (cancel, found) {
+            if let (Cancel::Works, Some(index)) = (cancel, found) {
                 script.transfers.push_front(Transfer::Fail(libc::ECANCELED));
-                let waiting = self.ring(ring).in_flight.range((NEVER, 0)..key).count();
-                self.complete(waiting);
+                let nth = index - self.ring(ring).before(NEVER); // those that it has completed do not wait
+                self.complete(nth);
             }
             return cancel != Cancel::Refused;
         }
-        let Some((key, found)) = found else { return true };
-        let in_flight = &mut self.ring(ring).in_flight;
-        in_flight.remove(&key);
+        let ring = self.ring(ring);
+        let Some(found) = found.and_then(|index| ring.in_flight.remove(index)) else { return true };
         let end = Transfer::Fail(libc::ECANCELED);
-        in_flight.insert((now, key.1), InFlight { begins: now, end, ..found });
+        ring.insert(InFlight { at: now, begins: now, end, ..found });
         self.log(now, user_data);
         true
     }
 
     pub(super) fn visible(&self) -> usize {
         let rings = self.rings.iter().flatten();
-        rings.map(|ring| ring.in_flight.range(..=(self.clock, u64::MAX)).count()).sum()
+        rings.map(|ring| ring.in_flight.partition_point(|one| one.at <= self.clock)).sum()
     }
 }
 
