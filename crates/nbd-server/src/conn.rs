@@ -15,8 +15,7 @@ use crate::connection_limits::Permit;
 use crate::export::Export;
 use crate::extents;
 use crate::memory::{Account, BufferPool, OutOfMemory};
-use crate::registry::Connection;
-use crate::registry::Listed;
+use crate::registry::{Connection, Listed};
 use crate::requests::{Step, Target, WorkerImage};
 use crate::tls::{Tls, Wire};
 

@@ -387,7 +387,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Returns the process and the user that connected to a Unix socket.
+/// Returns the process and the user that connected to a Unix socket. Not by rustix's
+/// `socket_peercred`, whose pid is never 0; that of a process in another PID namespace is.
 fn credentials(socket: &Socket) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;

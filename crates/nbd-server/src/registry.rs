@@ -1,8 +1,9 @@
 //! The list of sessions: all connections of the server.
 //!
 //! A worker changes the list once for each connection, never for a request. The main thread
-//! iterates over the list without holding a lock, to count the connections of each export. When the server stops, it closes the
-//! list, so that no connection enters it, and drains it to tell each connection to end.
+//! iterates over the list without holding a lock, to count the connections of each export. When
+//! the server stops, it closes the list, so that no connection enters it, and drains it to tell
+//! each connection to end.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -129,10 +129,10 @@ impl Job {
             (Command::Flush, buf) => (self.image.sync().await, buf),
             (Command::Trim { fua }, buf) => {
                 let inner = self.image.inner(offset, end);
-                let result = self.discard(inner).await;
+                let result = self.discard(inner).await; // a TRIM need not trim the ends
                 let trimmed = match is_unsupported(&result) {
                     true => Ok(()), // a TRIM may have no effect
-                    false => result.map_err(|error| self.image.of_write(error)), // it need not trim the ends
+                    false => result.map_err(|error| self.image.of_write(error)),
                 };
                 (self.then_sync(fua, trimmed).await, buf)
             }

@@ -10,8 +10,7 @@ use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{Conns, EVICTED, Worker};
-use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
-use crate::conn::{Next, Session};
+use crate::conn::{BlockedOn, InPlace, Next, OUTSTANDING, Phase, Session};
 use crate::connection_limits::Peer;
 use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
@@ -66,8 +65,8 @@ impl Worker {
         }
     }
 
-    /// Records when a payload, which holds memory, last made progress. If the connection is blocked, the server
-    /// reads no more of it.
+    /// Records when a payload, which holds memory, last made progress. Not while the connection is
+    /// blocked: then the server, not the client, reads no more of it.
     fn watch_payload(&mut self, slot: usize) {
         let Some(conn) = self.conns.open.get_mut(slot) else { return };
         let inside = match &conn.phase {

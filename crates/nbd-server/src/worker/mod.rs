@@ -484,7 +484,9 @@ impl Worker {
         info!(conn = %id, %peer, tls, reason, refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.requests.abandon(id, |buf| self.memory.release(buf, None));
-        self.again = true; // for the blocked ones, whose memory is free, and for operations that have ended at once
+        // Retries blocked connections, whose memory is free now, and handles operations that ended at
+        // once.
+        self.again = true;
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
                 self.memory.release(buf, None);
@@ -508,7 +510,7 @@ const STUCK_LIMIT: Duration = Duration::from_secs(3);
 /// How long replies have to leave after a stop request.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// What of a worker waits for a time.
+/// The deadlines of a worker's connections, and of its own end.
 #[derive(Default)]
 struct Deadlines {
     /// Set once the worker is to end; it closes what is left at this time.
@@ -597,7 +599,7 @@ impl Worker {
 
 /// How long to poll: the measured time to wake a client on another CPU of a virtual machine, and as
 /// much again for its answer.
-const LIMIT: Duration = Duration::from_micros(100);
+const POLL_LIMIT: Duration = Duration::from_micros(100);
 /// Most sleeps between two busy polls. A guess: failed polls then cost less than a thousandth of
 /// the time.
 const MAX_SKIPPED: u32 = 1024;
@@ -633,7 +635,7 @@ impl BusyPoll {
                 self.penalty /= 2;
                 return Ok(Some(found));
             }
-            if start.elapsed() >= LIMIT {
+            if start.elapsed() >= POLL_LIMIT {
                 self.penalty = (self.penalty * 2).clamp(1, MAX_SKIPPED);
                 self.skip = self.penalty;
                 return Ok(None);
@@ -644,20 +646,20 @@ impl BusyPoll {
 }
 
 /// How long a batch may wait. Measured: 20 to 40 us made no difference.
-const BATCH: Duration = Duration::from_micros(25);
+const BATCH_WAIT: Duration = Duration::from_micros(25);
 /// A client with this many unread replies is busy for longer than a batch takes. Measured: with
 /// four, waiting halved the throughput.
-const BUSY: usize = 8;
+const BUSY_REPLIES: usize = 8;
 
 impl Worker {
-    /// Waits while every client of `events` has many replies to read, for [`BATCH`] at most.
+    /// Waits while every client of `events` has many replies to read, for [`BATCH_WAIT`] at most.
     fn fill_batch(&mut self, events: &[epoll::Event]) {
         let mut busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));
         if !busy() {
             return;
         }
         let start = Instant::now();
-        while start.elapsed() < BATCH && busy() {
+        while start.elapsed() < BATCH_WAIT && busy() {
             std::thread::yield_now(); // the client may need this CPU to read
         }
     }
@@ -675,7 +677,7 @@ impl Worker {
         let Conn { socket, out, .. } = conn;
         // Asks the kernel only if the bytes sent since the last answer may be enough, not for each
         // request of a client that waits for its reply before the next.
-        let many = BUSY * out.reply_cost;
+        let many = BUSY_REPLIES * out.reply_cost;
         if out.unread >= many {
             out.unread = unread(socket);
         }
