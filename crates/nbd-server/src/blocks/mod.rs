@@ -409,24 +409,25 @@ impl Image {
         }
     }
 
-    /// Returns the error to answer. That of a poisoned device is EIO: a client must see lost data,
-    /// whatever the reason of the failed sync was. A panic of the device, which the cache has made
-    /// an error, marks the image as failed.
+    /// Returns the error to answer.
     pub(crate) fn of_get(&self, error: GetError) -> io::Error {
-        if let GetError::Panicked { .. } = error {
-            self.fail();
-        }
         let is_poisoned = matches!(error, GetError::Poisoned { .. });
-        io::Error::from_raw_os_error(if is_poisoned { libc::EIO } else { error.errno() })
+        self.error(error.errno(), is_poisoned, matches!(error, GetError::Panicked { .. }))
     }
 
-    /// Returns the error to answer, as [`of_get`](Self::of_get) does.
+    /// Returns the error to answer.
     pub(crate) fn of_write(&self, error: WriteError) -> io::Error {
-        if let WriteError::Panicked { .. } = error {
+        let is_poisoned = matches!(error, WriteError::Poisoned { .. });
+        self.error(error.errno(), is_poisoned, matches!(error, WriteError::Panicked { .. }))
+    }
+
+    /// A poisoned device is EIO whatever failed first: the client must see lost data. A panic of the
+    /// device marks the image as failed.
+    fn error(&self, errno: i32, is_poisoned: bool, has_panicked: bool) -> io::Error {
+        if has_panicked {
             self.fail();
         }
-        let is_poisoned = matches!(error, WriteError::Poisoned { .. });
-        io::Error::from_raw_os_error(if is_poisoned { libc::EIO } else { error.errno() })
+        io::Error::from_raw_os_error(if is_poisoned { libc::EIO } else { errno })
     }
 
     pub(crate) fn has_failed(&self) -> bool {

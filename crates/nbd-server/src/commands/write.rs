@@ -34,7 +34,7 @@ impl Job {
     pub(super) async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         let image = &self.image;
         loop {
-            let done = image.try_write(offset, bytes).map_err(|error| self.image.of_get(error))?;
+            let done = image.try_write(offset, bytes).map_err(|error| image.of_get(error))?;
             (offset, bytes) = (offset + done as u64, &bytes[done..]);
             // An empty range has no part.
             let Some(piece) = image.pieces(offset, bytes.len()).next().filter(|p| p.count > 0)
@@ -56,10 +56,10 @@ impl Job {
                     let all = move |device: bufcache::Device| device.flush_range(0..u64::MAX);
                     change(|| image.device.call_async(all))
                         .await
-                        .map_err(|error| self.image.of_write(error))?;
-                    self.change(piece, write).await.map_err(|error| self.image.of_get(error))?;
+                        .map_err(|error| image.of_write(error))?;
+                    self.change(piece, write).await.map_err(|error| image.of_get(error))?;
                 }
-                result => result.map_err(|error| self.image.of_get(error))?,
+                result => result.map_err(|error| image.of_get(error))?,
             }
             (offset, bytes) = (offset + piece.count as u64, &bytes[piece.count..]);
         }

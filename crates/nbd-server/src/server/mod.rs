@@ -20,8 +20,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::connection_limits::Peer;
-use crate::connection_limits::{Admitted, ConnectionLimits, Refused, Waiting};
+use crate::connection_limits::{Admitted, ConnectionLimits, Peer, Refused, Waiting};
 use crate::diagnostics;
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
@@ -213,13 +212,13 @@ impl Server {
             if is_ready(stop) {
                 return Ok(());
             }
-            // Reset before the looks below: a connection that ends later notifies again.
+            // Reset both before looking at the limits: a connection that ends later notifies again.
             let _ = rustix::io::read(&freed, &mut [0; 8]);
-            let was_last = all_served.filter(|fd| is_ready(*fd));
-            let was_last = was_last.is_some_and(|fd| rustix::io::read(fd, &mut [0; 8]).is_ok());
+            let take = |fd| is_ready(fd) && rustix::io::read(fd, &mut [0; 8]).is_ok();
+            let last_ended = all_served.is_some_and(take);
             self.place_waiting();
-            if was_last && self.limits.is_unused() {
-                return Ok(()); // no client that waited for a place has got that of the last one
+            if last_ended && self.limits.is_unused() {
+                return Ok(()); // no waiting client has taken the place of the last one
             }
             self.accept();
             if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
