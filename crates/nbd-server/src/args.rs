@@ -158,18 +158,13 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["images", "export_dir"], help_heading = "Figures")]
     pub(crate) verbose: bool,
 
-    /// Without an image: run the built-in client on the server at this Unix socket, whose image it
-    /// overwrites.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["images", "export_dir", "size", "cache", "backend", "depth", "workers", "verbose"], help_heading = "Figures")]
-    pub(crate) demo_server: Option<PathBuf>,
-
     /// Serve metrics for Prometheus on this Unix socket (mode 0600), by HTTP at `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
 }
 
 /// The options that the demonstration has.
-const DEMO: [&str; 7] = ["size", "cache", "backend", "depth", "workers", "verbose", "demo_server"];
+const DEMO: [&str; 6] = ["size", "cache", "backend", "depth", "workers", "verbose"];
 
 impl Args {
     /// Parses the command line of the process, and ends the process with a message if it is wrong.

@@ -223,10 +223,6 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
                 .into(),
         );
     }
-    if let Some(socket) = &args.demo_server {
-        let report = demo::run(socket, &DemoOptions::default())?;
-        return Ok(print(format!("the server at {} has {report}\n", socket.display()))?);
-    }
     let folder = PrivateFolder::create()?;
     let socket = folder.path.join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);
