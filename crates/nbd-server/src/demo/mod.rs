@@ -212,7 +212,7 @@ fn phase<P: Plan + Send>(
     }
 }
 
-/// The progress bar over the three phases.
+/// The progress bar over the phases.
 struct Bar(ProgressBar);
 
 impl Bar {

@@ -5,13 +5,11 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
+use super::TRIMS_AT_A_TIME;
 use super::model::Kind;
 
 /// The longest latency that a histogram distinguishes, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
-
-/// The name of the line on TRIMs without other requests.
-const ONLY_TRIMS: &str = "trims alone, 16 at a time";
 
 /// The measurements of one connection, or all of them, in one phase.
 #[derive(Clone, Debug)]
@@ -177,7 +175,8 @@ impl fmt::Display for DemoReport {
             "\n  {:<28} {:>10} {:>8} {:>12} {:>8}",
             "latency of random requests", "requests", "p50 us", "p99 us", "max us"
         )?;
-        let trims = self.trims.iter().map(|kind| (ONLY_TRIMS, kind));
+        let only_trims = format!("trims alone, {TRIMS_AT_A_TIME} at a time");
+        let trims = self.trims.iter().map(|kind| (&*only_trims, kind));
         for (name, kind) in self.kinds.iter().map(|kind| (kind.name, kind)).chain(trims) {
             let [p50, p99, max] =
                 [kind.p50, kind.p99, kind.max].map(|time| time.as_secs_f64() * 1e6);
