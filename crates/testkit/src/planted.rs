@@ -18,8 +18,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The processor time after which a model counts as hung: nearly three times what the slowest takes.
-/// Time of the clock would depend on what else runs.
+/// The processor time after which a model counts as hung: far more than any model takes. Wall-clock
+/// time would depend on the load of the machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The time without any processor time after which a model counts as blocked.
@@ -244,7 +244,11 @@ fn wait(child: &mut Child, limit: Duration, blocked: Duration) -> ExitStatus {
         if used > limit || since.elapsed() > blocked {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("the model neither passed nor failed in {used:?} of processor time");
+            let why =
+                if used > limit { "used too much processor time" } else { "has been blocked" };
+            panic!(
+                "the model neither passed nor failed: after {used:?} of processor time it {why}"
+            );
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -266,14 +270,17 @@ mod tests {
     #[test]
     fn a_child_that_hangs_is_killed() {
         const TICKS: Duration = Duration::from_millis(100);
-        for (script, limit, blocked) in
-            [("while :; do :; done", TICKS, BLOCKED), ("exec sleep 1000", LIMIT, TICKS)]
-        {
+        for (script, limit, blocked, why) in [
+            ("while :; do :; done", TICKS, BLOCKED, "used too much processor time"),
+            ("exec sleep 1000", LIMIT, TICKS, "has been blocked"),
+        ] {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 wait(&mut child, limit, blocked)
             }));
-            assert!(waited.is_err(), "{script}");
+            let panic = waited.expect_err(script);
+            let said = panic.downcast_ref::<String>().unwrap();
+            assert!(said.ends_with(why), "{script}: {said}");
         }
         let mut child = Command::new("sh").args(["-c", "exit 3"]).spawn().unwrap();
         assert_eq!(wait(&mut child, LIMIT, BLOCKED).code(), Some(3));
