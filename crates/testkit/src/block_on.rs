@@ -1,14 +1,14 @@
-//! An executor for one future on the calling thread.
+//! An executor for one future on the calling thread, and a waker that counts its calls.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Much longer than any operation under test takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::wait::PATIENCE;
 
 struct Unpark(Thread);
 
@@ -42,9 +42,40 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
+/// The number of times that its wakers were called.
+#[derive(Debug, Default)]
+pub struct WakeCount(AtomicUsize);
+
+impl WakeCount {
+    /// Begins at zero.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Returns a waker that adds one.
+    pub fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(Arc::clone(self))
+    }
+
+    /// Returns how often a waker was called.
+    pub fn count(&self) -> usize {
+        // Ordering: SeqCst, like the add in `wake`: the tests that compare it with other flags
+        // need a single order.
+        self.0.load(SeqCst)
+    }
+}
+
+impl Wake for WakeCount {
+    fn wake(self: Arc<Self>) {
+        // Ordering: SeqCst, with the load in `count`.
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::time::Duration;
 
     use super::*;
 

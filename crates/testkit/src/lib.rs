@@ -3,7 +3,7 @@
 //! | Module | Contents |
 //! |---|---|
 //! | [`alloc`] | allocators that count calls and bytes, and refuse on request |
-//! | [`block_on`](mod@block_on) | an executor for one future |
+//! | [`block_on`](mod@block_on) | an executor for one future, and a waker that counts its calls |
 //! | [`canary`] | values that detect a use after their drop, and a count of the living ones |
 //! | [`child`] | tests in a process of their own: this test program run again |
 //! | [`corpus`] | the replay of a fuzz target's committed inputs |
@@ -16,7 +16,6 @@
 //! | [`stress`] | how long a stress test runs |
 //! | [`traces`] | traces of block numbers, in the formats of the caching literature |
 //! | [`wait`] | waiting for another thread's effect |
-//! | [`wake`] | a waker that counts its calls |
 //! | [`watchdog`] | the end of a test that makes no progress |
 //!
 //! This crate is never published and depends on no member of the workspace.
@@ -35,10 +34,8 @@ pub mod signals;
 pub mod stress;
 pub mod traces;
 pub mod wait;
-pub mod wake;
 pub mod watchdog;
 
-pub use block_on::block_on;
+pub use block_on::{WakeCount, block_on};
 pub use rng::Rng;
 pub use wait::{in_time, wait_until};
-pub use wake::WakeCount;

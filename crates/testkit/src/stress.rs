@@ -3,8 +3,7 @@
 use std::env;
 use std::time::{Duration, Instant};
 
-/// Many times what any test needs beside other programs.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::wait::PATIENCE;
 
 /// Returns the time of a stress test: `OFFLOCK_STRESS_SECONDS`, or `default` seconds.
 ///

@@ -5,8 +5,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Much longer than any test waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Much longer than any test waits or needs, also beside other programs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` returns true.
 ///
