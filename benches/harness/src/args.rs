@@ -33,6 +33,8 @@ pub enum ArgsError {
     Unknown(String),
     /// A value must follow this argument.
     NoValue(String),
+    /// This is no list of numbers of threads.
+    BadNumbers(String),
 }
 
 impl fmt::Display for ArgsError {
@@ -40,6 +42,9 @@ impl fmt::Display for ArgsError {
         match self {
             Self::Unknown(arg) => write!(f, "this bench has no argument `{arg}`")?,
             Self::NoValue(flag) => write!(f, "a value must follow `{flag}`")?,
+            Self::BadNumbers(list) => {
+                write!(f, "`--threads` takes numbers above 0, such as 1,2,4; not `{list}`")?;
+            }
         }
         f.write_str("; `--help` lists the arguments")
     }
@@ -86,7 +91,7 @@ impl Args {
     ///
     /// # Errors
     ///
-    /// If the bench has no such argument, or a value is missing.
+    /// If the bench has no such argument, or a value is missing or wrong.
     pub fn parse<S: Into<String>>(
         source: &str,
         args: impl IntoIterator<Item = S>,
@@ -114,7 +119,7 @@ impl Args {
                     let list = value()?;
                     let numbers = list.split(',').map(|n| n.parse().ok().filter(|n| *n > 0));
                     let numbers: Option<Vec<usize>> = numbers.collect();
-                    let numbers = numbers.ok_or_else(|| ArgsError::Unknown(list.clone()))?;
+                    let numbers = numbers.ok_or(ArgsError::BadNumbers(list))?;
                     let mut all = [vec![1, 2], numbers].concat();
                     all.sort_unstable();
                     all.dedup();
@@ -196,6 +201,11 @@ mod tests {
         let none = Err(ArgsError::NoValue("--only".into()));
         assert_eq!(Args::parse(SOURCE, ["--only"]), none);
         assert_eq!(Args::parse(SOURCE, ["--only", "--bench"]), none, "cargo appends it");
+        assert_eq!(parse(["--threads", "4,2"]).threads, Some(vec![1, 2, 4]));
+        for list in ["two", "0,1", ""] {
+            let refused = Args::parse(SOURCE, ["--threads", list]);
+            assert_eq!(refused, Err(ArgsError::BadNumbers(list.into())));
+        }
     }
 
     #[test]
