@@ -186,8 +186,11 @@ impl Lab {
         self.worker.requests.counters.closed
     }
 
-    /// Checks that no context, no reference to one, and no buffer is left.
-    fn ends_empty(self) {
+    /// Closes the clients, and checks that no context, no reference to one, and no buffer is left.
+    fn ends_empty(mut self, clients: impl IntoIterator<Item = (Id, UnixStream)>) {
+        for (id, _client) in clients {
+            self.worker.close(id, "a test");
+        }
         let Self { worker, connections, registry, .. } = self;
         assert!(worker.requests.is_idle() && worker.conns.open.is_empty());
         assert_eq!(worker.memory.used(), 0);
@@ -227,8 +230,7 @@ fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once(
     lab.complete();
     assert_eq!(lab.closed(), 1);
     second.1.read_exact(&mut [0; 16 + BLOCK]).expect("its own reply");
-    lab.worker.close(second.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([second]);
 }
 
 #[test]
@@ -247,8 +249,7 @@ fn a_write_goes_on_to_its_end_after_the_close() {
     lab.ask_for(&mut next, cmd::FLUSH, CommandFlags::NONE, 1, 0);
     lab.rest();
     assert_eq!(reply(&mut next, 0), (1, 5), "EIO: the lost client's failure is remembered");
-    lab.worker.close(next.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([next]);
 }
 
 #[test]
@@ -271,8 +272,7 @@ fn operations_of_closed_connections_count_towards_the_limit() {
     }
     next.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
     assert_eq!(lab.closed(), MOST as u64);
-    lab.worker.close(next.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([next]);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
     lab.complete();
     busy.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
     assert_eq!(busy.1.read(&mut [0; 1]).unwrap(), 0, "and then the end");
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn a_connection_during_the_stop_is_refused() {
     assert!(lab.worker.load.reserve());
     lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn the_page_counts_sessions() {
         .collect();
     assert!(text.contains("'a.img': 0"), "{text}");
     assert_eq!(counts[1..3], [["adds", "removals"], ["1", "1"]], "{text}");
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 /// A READ of a device with units of 512 bytes gets the bytes that it asked for, also if it asks for
@@ -374,8 +374,7 @@ fn a_reply_has_the_bytes_that_were_asked_for() {
             "32 MiB in whole units are more"
         );
         assert_eq!(ask(&mut lab, 1, 0), 0);
-        lab.worker.close(client.0, "a test");
-        lab.ends_empty();
+        lab.ends_empty([client]);
     }
 }
 
@@ -407,9 +406,7 @@ fn a_long_cache_request_leaves_room_for_others() {
     lab.worker.stop();
     lab.complete();
     assert_eq!((lab.script.in_flight(), reply(&mut client, 0)), (0, (2, 0)));
-    lab.worker.close(client.0, "a test");
-    lab.worker.close(other.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client, other]);
 }
 
 /// The length of the shortest large transfer.
@@ -469,8 +466,7 @@ fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
         assert_eq!(reply(&mut client, len), (nr as u64, 0));
     }
     assert_eq!(lab.waiting(), 0);
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[test]
@@ -496,8 +492,7 @@ fn a_large_write_is_not_held_up_for_ever() {
         lab.complete();
         reply(&mut client, BLOCK);
     }
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[test]
@@ -516,7 +511,7 @@ fn below_the_depth_nothing_waits() {
     lab.ask(&mut client, cmd::READ, NONE);
     lab.worker.close(client.0, "a test");
     lab.complete();
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 #[test]
@@ -539,8 +534,7 @@ fn the_buffers_of_queued_requests_come_back_at_the_close() {
         lab.complete();
         assert_eq!(reply(&mut second, 0), (0xc0, 0));
     }
-    lab.worker.close(second.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([second]);
 }
 
 #[test]
@@ -566,7 +560,7 @@ fn a_request_of_many_steps_goes_on_after_the_close() {
     let image = std::fs::read(&lab.image).unwrap();
     assert!(image[..LARGE + 100].iter().all(|&byte| byte == 0), "it was not done to the end");
     assert!(image[LARGE + 100..].iter().all(|&byte| byte == 0xee));
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 #[test]
@@ -586,7 +580,7 @@ fn the_server_does_not_end_before_what_waits_is_answered() {
     }
     assert_eq!(client.1.read(&mut [0; 1]).unwrap(), 0, "the end");
     assert!(lab.worker.has_stopped());
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 #[test]
@@ -608,8 +602,7 @@ fn a_flush_that_waited_while_another_failed_does_not_succeed() {
         assert_eq!(reply(&mut client, 0), (nr, 5), "EIO");
     }
     assert_eq!(lab.disk.count(Operation::Sync), 1, "the kernel reported what it lost already");
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 /// Makes a server of `count` images. Their requests go to the script, except those that the cache
@@ -662,7 +655,7 @@ fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     for client in [hung, other] {
         lab.worker.close(client.0, "a test");
     }
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 /// More slow TRIMs than places are requested. A READ gets a place nevertheless, and all requests
@@ -694,8 +687,7 @@ fn blocking_operations_leave_slots_to_reads() {
         .collect();
     answered.sort_unstable();
     assert!(answered.into_iter().eq(0..=TRIMS));
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 /// Returns a WRITE: its header and payload.
@@ -742,7 +734,7 @@ fn a_payload_is_received_in_place_by_its_length_and_not_by_what_is_missing() {
         lab.complete();
     }
     lab.rest();
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 /// The server, not the client, holds up the rest of a payload: the client is not one that stands still.
@@ -769,7 +761,7 @@ fn a_client_whose_request_waits_for_room_does_not_stand_still() {
         lab.complete();
     }
     lab.rest();
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 /// Returns the number of polls until something is found or the time is over.

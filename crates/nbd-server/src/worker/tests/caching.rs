@@ -74,9 +74,7 @@ fn a_second_read_needs_no_device() {
     assert_eq!(lab.read(&mut client, 2 * BLOCK), (vec![7; 2 * BLOCK], false));
     let counters = lab.worker.requests.counters;
     assert_eq!((counters.reads, counters.hits), (5, 3));
-    lab.worker.close(client.0, "a test");
-    lab.worker.close(other.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client, other]);
 }
 
 #[test]
@@ -88,8 +86,7 @@ fn long_reads_are_not_kept() {
     }
     assert!(lab.read(&mut client, BLOCK).1, "nor is a part of it");
     assert!(lab.read(&mut client, SMALL as usize).1 && !lab.read(&mut client, SMALL as usize).1);
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[test]
@@ -106,8 +103,7 @@ fn a_change_is_seen_by_the_next_read() {
             assert!(!lab.read(&mut client, BLOCK).1);
         }
     }
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[test]
@@ -124,9 +120,7 @@ fn a_read_that_failed_is_not_kept_and_fails_alone() {
     assert_eq!(reply(&mut other, BLOCK), (0xc0, 0));
     assert!(lab.read(&mut other, BLOCK).1, "whose claim failed is kept by the next");
     assert!(!lab.read(&mut other, BLOCK).1 && lab.read(&mut client, 2 * BLOCK).1);
-    lab.worker.close(client.0, "a test");
-    lab.worker.close(other.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client, other]);
 }
 
 /// A read that began before a write may return the old content, and keeps it in the cache. So the
@@ -153,9 +147,7 @@ fn a_write_waits_for_a_read_of_its_block() {
     lab.rest();
     assert_eq!(reply(&mut writer, 0), (2, 0));
     assert_eq!(lab.read(&mut reader, BLOCK), (vec![0x5a; BLOCK], false));
-    lab.worker.close(reader.0, "a test");
-    lab.worker.close(writer.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([reader, writer]);
 }
 
 #[test]
@@ -172,8 +164,7 @@ fn the_write_of_a_closed_connection_ends_all_the_same() {
     assert_eq!((lab.closed(), lab.worker.memory.used()), (2, 0));
     let mut client = lab.client();
     assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 /// The device panics, which the cache takes for an error of the device. The image has failed from then
@@ -194,8 +185,7 @@ fn a_device_that_panics_fails_the_image() {
         assert_eq!(ask(command, len), (1, EIO));
         assert_eq!([ask(cmd::TRIM, BLOCK), ask(cmd::FLUSH, 0)], [(1, EIO); 2]);
         assert_eq!(lab.read(&mut client, BLOCK).0, vec![0x5a; BLOCK], "reads go on");
-        lab.worker.close(client.0, "a test");
-        lab.ends_empty();
+        lab.ends_empty([client]);
     }
 }
 
@@ -220,8 +210,7 @@ fn a_panic_marks_its_image_as_failed() {
     assert_eq!(reply(&mut client, 0), (1, EIO), "FLUSH");
     assert_eq!(lab.worker.shared.exports.blocks.failed(), ["a.img"]);
     assert!(lab.worker.shared.exports.sync().is_err(), "the last sync");
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[test]
@@ -235,8 +224,7 @@ fn a_long_read_sees_what_is_dirty_and_writes_nothing_back() {
     let mut bytes = vec![0; 16 + 2 * SMALL as usize];
     client.1.read_exact(&mut bytes).unwrap();
     assert!(bytes[16..][..BLOCK] == [0x5a; BLOCK] && bytes[16..][BLOCK..].iter().all(|b| *b == 0));
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[test]
@@ -254,8 +242,7 @@ fn a_request_waits_while_the_engine_has_no_room() {
     lab.complete();
     assert_eq!(reply(&mut client, BLOCK), (0xc0, 0));
     assert!(!lab.read(&mut client, BLOCK).1, "it was kept");
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
+    lab.ends_empty([client]);
 }
 
 #[global_allocator]
@@ -387,7 +374,7 @@ fn a_hit_allocates_nothing_and_frees_nothing() {
     let Hitter { mut lab, id, .. } = hitter;
     let ((), last) = calls(|| lab.worker.close(id, "a test"));
     assert!(last.freed > 0, "{last:?}");
-    lab.ends_empty();
+    lab.ends_empty([]);
 }
 
 #[test]
