@@ -1,4 +1,5 @@
-//! Reading big-endian fields from the front of a slice.
+//! Reading big-endian fields from the front of a slice: what both sides of the protocol and the options
+//! share.
 
 /// The bytes not yet read. Every read returns `None` when too few are left, and then takes none.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,5 @@
-//! Event notifiers: eventfds with which one thread ends another's wait.
+//! Event notifiers: eventfds with which one thread ends another's wait. A module of its own,
+//! because the main thread, the workers, the limits and the metrics use it.
 
 use std::io;
 use std::os::fd::OwnedFd;

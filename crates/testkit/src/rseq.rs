@@ -1,4 +1,5 @@
-//! Threads without a registered rseq area, like a thread that libc did not make.
+//! Threads without a registered rseq area, like a thread that libc did not make. In a module of its
+//! own for its assembly and its `unsafe`, which the tests of two crates need.
 
 /// Unregisters the calling thread's rseq area. Returns the CPU id that the kernel leaves in it.
 ///
