@@ -124,6 +124,12 @@ pub(crate) fn run_read(plan: &Plan, report: &mut Report) {
                 black_box(**swappable.load());
             }
         }))
+        .case(Case::new("arc_swap::Cache load", 1, |_| {
+            let mut cache = arc_swap::Cache::new(&swappable);
+            move |_| {
+                black_box(**cache.load());
+            }
+        }))
         .case(Case::new("parking_lot RwLock read", 1, |_| {
             |_| {
                 black_box(*locked.read());

@@ -1,4 +1,4 @@
-//! Every short example runs to its end: each checks its own results.
+//! Every short example and every recipe runs to its end: each checks its own results.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// The short examples, which take no argument: the sources beside this package's manifest that have a `main`.
+/// The short examples and the recipes, which take no argument: the sources that have a `main`.
 fn without_arguments() -> Result<Vec<String>, Box<dyn Error>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(env!("CARGO_MANIFEST_DIR"))? {
+    let (mut names, folder) = (Vec::new(), Path::new(env!("CARGO_MANIFEST_DIR")));
+    for entry in fs::read_dir(folder)?.chain(fs::read_dir(folder.join("recipes"))?) {
         let path = entry?.path();
         let is_source = path.extension().is_some_and(|extension| extension == "rs");
         if is_source && fs::read_to_string(&path)?.contains("\nfn main() ") {
@@ -50,7 +50,7 @@ fn output(command: &mut Command) -> Result<String, Box<dyn Error>> {
 #[test]
 fn each_short_example_finds_its_results_right() -> Outcome {
     let names = without_arguments()?;
-    assert!(names.len() >= 16, "{names:?}");
+    assert!(names.len() >= 22, "{names:?}");
     for name in names {
         assert!(!output(&mut Command::new(program(&name)?))?.is_empty(), "{name} prints nothing");
     }
