@@ -6,14 +6,15 @@
 //!
 //! A worker frees the place of a connection when it handles the connection's end, which may be
 //! after the main thread accepts the same client's next connection. So a connection that reaches a
-//! limit waits for a moment ([`Waiting`]), and is admitted if a place becomes free meanwhile. Only
-//! then it takes the place of the oldest half-open one: clients within the limit evict no handshake
-//! of each other, and silent connections do not keep other clients out.
+//! limit waits ([`Waiting`]) for a moment, and then until each worker has handled what had arrived
+//! ([`Nudge`]). It is admitted if a place becomes free meanwhile. Only then it takes the place of
+//! the oldest half-open one: clients within the limit evict no handshake of each other, however
+//! slow the machine is, and silent connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
@@ -28,9 +29,12 @@ const SHARE: usize = 4;
 /// Half-open connections that a peer may always have, for servers with a low limit. A guess:
 /// clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
-/// How long a connection waits for a free place: longer than a worker takes to handle the end of a
-/// connection, even on a busy machine.
+/// How long a connection waits for a free place before the workers are nudged, so that the requests
+/// of a client that has left may end.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// How long a nudged worker may stand still before it is left out. By then each handshake that was
+/// under way has ended.
+const NUDGE_LIMIT: Duration = Duration::from_secs(10);
 /// Most connections that wait, of all peers. Each has a descriptor; further ones evict or are refused
 /// at once.
 const MOST_WAITING: usize = 64;
@@ -244,11 +248,31 @@ impl Drop for Permit {
     }
 }
 
+/// Each worker holds one until it has handled what had arrived when the nudge was sent. The main
+/// thread is woken when the last worker drops it.
+#[derive(Debug)]
+pub(crate) struct Nudge(Arc<OwnedFd>);
+
+impl Drop for Nudge {
+    fn drop(&mut self) {
+        notify(&self.0);
+    }
+}
+
 /// The connections that have reached a limit and wait for a place, of the main thread.
 #[derive(Debug)]
 pub(crate) struct Waiting<S> {
     /// The oldest first.
-    queue: VecDeque<(S, Peer, Instant)>,
+    queue: VecDeque<Queued<S>>,
+}
+
+#[derive(Debug)]
+struct Queued<S> {
+    socket: S,
+    peer: Peer,
+    /// When the workers are nudged, then when they are waited for no longer.
+    until: Instant,
+    nudge: Option<Weak<Nudge>>,
 }
 
 impl<S> Default for Waiting<S> {
@@ -274,16 +298,17 @@ impl<S> Waiting<S> {
         if let Ok((permit, evicted)) = limits.admit(peer, false) {
             return Some(Ok((socket, permit, evicted)));
         }
+        let until = now + PATIENCE;
         if self.queue.len() >= MOST_WAITING {
             if let Some(at) = self.newest_of_crowd(peer.key()) {
-                let (other, its_peer, _) = self.queue.remove(at)?;
-                self.queue.push_back((socket, peer, now + PATIENCE));
-                (socket, peer) = (other, its_peer);
+                let other = self.queue.remove(at)?;
+                self.queue.push_back(Queued { socket, peer, until, nudge: None });
+                (socket, peer) = (other.socket, other.peer);
             }
             let admitted = limits.admit(peer, true).map_err(|reason| (peer, reason));
             return Some(admitted.map(|(permit, evicted)| (socket, permit, evicted)));
         }
-        self.queue.push_back((socket, peer, now + PATIENCE));
+        self.queue.push_back(Queued { socket, peer, until, nudge: None });
         None
     }
 
@@ -291,23 +316,34 @@ impl<S> Waiting<S> {
     /// it has at most one more than `peer`.
     fn newest_of_crowd(&self, peer: PeerKey) -> Option<usize> {
         let mut counts = HashMap::<_, usize>::new();
-        self.queue.iter().for_each(|(_, peer, _)| *counts.entry(peer.key()).or_default() += 1);
+        self.queue.iter().for_each(|one| *counts.entry(one.peer.key()).or_default() += 1);
         let its = counts.get(&peer).copied().unwrap_or_default();
         let (crowd, most) = counts.into_iter().max_by_key(|&(_, count)| count)?;
-        let is_its = |(_, peer, _): &(S, Peer, Instant)| peer.key() == crowd;
-        self.queue.iter().rposition(is_its).filter(|_| most > its + 1)
+        let newest = self.queue.iter().rposition(|one| one.peer.key() == crowd);
+        newest.filter(|_| most > its + 1)
     }
 
     /// Returns a waiting connection that is admitted, or that has waited long enough and found none
-    /// to evict. `None` if the others go on waiting.
+    /// to evict. `None` if the others go on waiting. `send` sends a nudge to each worker.
     pub(crate) fn next(
         &mut self,
         limits: &Arc<ConnectionLimits>,
         now: Instant,
+        mut send: impl FnMut(&Arc<Nudge>),
     ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
         for at in 0..self.queue.len() {
-            let (_, peer, until) = self.queue[at];
-            let may_evict = now >= until;
+            let Queued { peer, until, nudge, .. } = &mut self.queue[at];
+            let (peer, is_due) = (*peer, now >= *until);
+            // Before the limits are read: then they show each place that a worker freed before.
+            let may_evict = match nudge {
+                Some(nudge) => is_due || nudge.strong_count() == 0,
+                None => false,
+            };
+            if is_due && nudge.is_none() {
+                let sent = Arc::new(Nudge(Arc::clone(&limits.freed)));
+                (*nudge, *until) = (Some(Arc::downgrade(&sent)), now + NUDGE_LIMIT);
+                send(&sent);
+            }
             match limits.admit(peer, may_evict) {
                 Err(_) if !may_evict => {}
                 Err(reason) => {
@@ -315,8 +351,7 @@ impl<S> Waiting<S> {
                     return Some(Err((peer, reason)));
                 }
                 Ok((permit, evicted)) => {
-                    let (socket, ..) = self.queue.remove(at)?;
-                    return Some(Ok((socket, permit, evicted)));
+                    return Some(Ok((self.queue.remove(at)?.socket, permit, evicted)));
                 }
             }
         }
@@ -326,7 +361,7 @@ impl<S> Waiting<S> {
 
     /// Returns when the first connection has waited long enough.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.queue.front().map(|&(.., until)| until)
+        self.queue.iter().map(|one| one.until).min()
     }
 }
 
@@ -429,6 +464,17 @@ mod tests {
         Ok((permit, evicted.map(|(id, _)| id.to_bits() - (1 << 32))))
     }
 
+    /// As the main thread, with workers that acknowledge each nudge at once.
+    fn next<S>(
+        waiting: &mut Waiting<S>,
+        limits: &Arc<ConnectionLimits>,
+        now: Instant,
+    ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
+        let mut is_nudged = false;
+        let found = waiting.next(limits, now, |_| is_nudged = true);
+        if is_nudged { waiting.next(limits, now, |_| {}) } else { found }
+    }
+
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
         let limits = ConnectionLimits::new(4, Some(4), None).unwrap();
@@ -511,20 +557,21 @@ mod tests {
         let (_, mut first, _) = waiting.admit(&limits, 1, A, now).unwrap().unwrap();
         assert!(first.finish_handshake());
         assert!(
-            waiting.admit(&limits, 2, A, now).is_none() && waiting.next(&limits, now).is_none()
+            waiting.admit(&limits, 2, A, now).is_none()
+                && next(&mut waiting, &limits, now).is_none()
         );
         assert_eq!(waiting.until(), Some(now + PATIENCE));
         let is_told = || rustix::io::read(limits.freed(), &mut [0; 8]).is_ok();
         assert!(!is_told());
         drop(first);
         assert!(is_told());
-        let (socket, mut second, evicted) = waiting.next(&limits, now).unwrap().unwrap();
+        let (socket, mut second, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
         assert!((socket, evicted) == (2, None) && second.finish_handshake());
-        assert!(waiting.next(&limits, now).is_none() && waiting.until().is_none());
+        assert!(next(&mut waiting, &limits, now).is_none() && waiting.until().is_none());
         // One that gets no place is refused in the end, and a crowd does not grow.
         assert!(waiting.admit(&limits, 3, A, now).is_none());
         assert_eq!(
-            waiting.next(&limits, now + PATIENCE).unwrap().unwrap_err(),
+            next(&mut waiting, &limits, now + PATIENCE).unwrap().unwrap_err(),
             (A, Refused::Peer(1))
         );
         for socket in 0..MOST_WAITING {
@@ -546,17 +593,49 @@ mod tests {
         let (_, mut first, _) = waiting.admit(&limits, 2, A, now).unwrap().unwrap();
         first.set_location(id(2), 0);
         assert!(waiting.admit(&limits, 3, A, now).is_none(), "it took a place in use");
-        assert!(waiting.next(&limits, now + PATIENCE / 2).is_none());
+        assert!(next(&mut waiting, &limits, now + PATIENCE / 2).is_none());
         olds.pop();
-        let (socket, second, evicted) = waiting.next(&limits, now).unwrap().unwrap();
+        let (socket, second, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
         second.set_location(id(3), 0);
         assert!((socket, evicted) == (3, None) && first.finish_handshake());
         // A half-open client that stays keeps others out for no longer than they wait.
         assert!(
-            waiting.admit(&limits, 4, A, now).is_none() && waiting.next(&limits, now).is_none()
+            waiting.admit(&limits, 4, A, now).is_none()
+                && next(&mut waiting, &limits, now).is_none()
         );
-        let (_, _third, evicted) = waiting.next(&limits, now + PATIENCE).unwrap().unwrap();
+        let (_, _third, evicted) = next(&mut waiting, &limits, now + PATIENCE).unwrap().unwrap();
         assert_eq!(evicted, Some((id(3), 0)));
+    }
+
+    /// The machine is busy: workers come to the end of a connection long after its client.
+    #[test]
+    fn a_connection_waits_for_workers_that_are_late() {
+        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        for (is_free, is_left_out) in [(true, false), (false, false), (false, true)] {
+            let (mut first, _) = admit(&limits, A, 0).unwrap();
+            assert!(first.finish_handshake() && waiting.admit(&limits, 1, A, now).is_none());
+            let mut nudges = Vec::new();
+            let due = now + PATIENCE;
+            assert!(waiting.next(&limits, due, |nudge| nudges = vec![nudge.clone(); 2]).is_none());
+            nudges.pop();
+            let late = due + NUDGE_LIMIT / 2;
+            assert!(waiting.next(&limits, late, |_| unreachable!()).is_none(), "one is late");
+            assert_eq!(waiting.until(), Some(due + NUDGE_LIMIT));
+            let held = (!is_free).then_some(first);
+            let _ = rustix::io::read(limits.freed(), &mut [0; 8]);
+            if !is_left_out {
+                nudges.pop();
+                assert!(
+                    rustix::io::read(limits.freed(), &mut [0; 8]).is_ok(),
+                    "nothing told of it"
+                );
+            }
+            let late = if is_left_out { due + NUDGE_LIMIT } else { late };
+            let found = waiting.next(&limits, late, |_| unreachable!()).unwrap();
+            assert_eq!(found.is_ok(), is_free);
+            drop(held);
+        }
     }
 
     #[test]
@@ -568,7 +647,7 @@ mod tests {
         let mut half = half.into_iter();
         assert!(half.next().unwrap().finish_handshake());
         assert!(rustix::io::read(limits.freed(), &mut [0; 8]).is_ok(), "nothing told of it");
-        let (socket, _permit, evicted) = waiting.next(&limits, now).unwrap().unwrap();
+        let (socket, _permit, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
         assert_eq!((socket, evicted), (25, None));
     }
 
@@ -589,7 +668,11 @@ mod tests {
         let refused = waiting.admit(&limits, 2000, B, now).unwrap();
         assert_eq!(refused.unwrap_err().0, B, "it has as many as the crowd");
         drop(first);
-        assert_eq!(waiting.next(&limits, now).unwrap().unwrap().0, 0, "the oldest is the first");
+        assert_eq!(
+            next(&mut waiting, &limits, now).unwrap().unwrap().0,
+            0,
+            "the oldest is the first"
+        );
     }
 
     #[test]
