@@ -88,6 +88,8 @@ const ALIGN: usize = 128;
 const FROZEN: u8 = 1;
 /// The end of the list keeps them out.
 const ENDING: u8 = 2;
+/// In place of the stack of deferred removals: the list has ended.
+const ENDED: *mut Block = ptr::without_provenance_mut(1);
 /// The share that the end of a list has in `orphans` while it counts.
 const COUNTING: u64 = 1 << 62;
 
@@ -139,7 +141,7 @@ pub(crate) struct Cells<T> {
     frozen: AtomicU8,
     /// The thread that has a snapshot, or 0.
     owner: AtomicU64,
-    /// The blocks of which this thread has dropped entries meanwhile.
+    /// The blocks of which this thread has dropped entries meanwhile, or [`ENDED`].
     deferred: AtomicPtr<Block>,
     closed: AtomicBool,
     /// The cells that outlive the list.
@@ -430,8 +432,8 @@ impl<T> Cells<T> {
 
     /// Returns whether this thread has a snapshot.
     pub(crate) fn is_owner(&self) -> bool {
-        // Ordering: Relaxed; only this thread stores its own id.
-        self.owner.load(Ordering::Relaxed) == thread_id()
+        // Ordering: Acquire pairs with the Release in `thaw`. Only this thread stores its own id.
+        self.owner.load(order!(Acquire, "owner: the snapshot has ended")) == thread_id()
     }
 
     /// No section that saw the list before the caller's stores commits after this call.
@@ -993,20 +995,41 @@ impl<T> Cells<T> {
         }
     }
 
-    /// Leaves an entry on the list until the end of this thread's snapshot.
+    /// Leaves an entry on the list until the end of this thread's snapshot. If the thread has forgotten the
+    /// snapshot, another one may end the list at this moment, and take the stack.
     ///
     /// # Safety
     ///
-    /// The caller has the entry, which passes to the snapshot.
+    /// The caller has the entry, which ends, and with it perhaps the list.
     #[cold]
-    pub(crate) unsafe fn defer(&self, key: Key) {
-        // SAFETY: the entry keeps the block.
+    pub(crate) unsafe fn defer(list: NonNull<Self>, key: Key) {
+        // SAFETY: the entry keeps the list, which is not used after the stack has the entry.
+        let stack = unsafe { &list.as_ref().deferred };
+        // SAFETY: as above, the block.
         let block = unsafe { key.block() };
-        // Ordering: Relaxed, all; only the thread of the snapshot uses them, or the one that ends the list.
-        if block.deferred.fetch_or(key.bit(), Ordering::Relaxed) == 0 {
-            block.link.store(self.deferred.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.deferred.store(ptr::from_ref(block).cast_mut(), Ordering::Relaxed);
+        // Ordering: AcqRel pairs with itself in `remove_deferred`. Release carries this thread's use of the value
+        // to the drop, Acquire the look at the link that is stored below.
+        let order = order!(AcqRel, "defer: after the last use by the entry");
+        if block.deferred.fetch_or(key.bit(), order) != 0 {
+            return; // the stack has the block
         }
+        // Ordering: Acquire, both loads, pairs with the Release in `end`; it carries the end of the snapshot, so that
+        // this thread is not its owner below.
+        let acquire = order!(Acquire, "defer: before the removal");
+        let mut top = stack.load(acquire);
+        while top != ENDED {
+            block.link.store(top, Ordering::Relaxed);
+            let new = ptr::from_ref(block).cast_mut();
+            // Ordering: Release pairs with the Acquire in `end`; it carries the link, the bit, and the use of the
+            // value.
+            let release = order!(Release, "defer: the link is stored");
+            match stack.compare_exchange(top, new, release, acquire) {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+        // SAFETY: the caller has the entry, which the end of the list has not found.
+        let _ = unsafe { Self::remove_slow(list, key) };
     }
 
     /// Removes the entries of a stack that [`defer`](Self::defer) made. A block on it has such an
@@ -1018,7 +1041,9 @@ impl<T> Cells<T> {
                 // SAFETY: the block lives until its deferred entries are removed below.
                 let Some(block) = (unsafe { stack.as_ref() }) else { return false };
                 (at, stack) = (ptr::from_ref(block), block.link.load(Ordering::Relaxed));
-                cells = block.deferred.swap(0, Ordering::Relaxed);
+                // Ordering: AcqRel, as in `defer`.
+                let order = order!(AcqRel, "deferred: before the value is dropped");
+                cells = block.deferred.swap(0, order);
             }
             let Some(index) = pop(&mut cells) else { return false };
             // SAFETY: `defer` got the entry. The snapshot has ended, or the list is ending.
@@ -1090,12 +1115,14 @@ impl<T> Cells<T> {
     }
 
     pub(crate) fn thaw(&self) {
-        self.owner.store(0, Ordering::Relaxed);
         // Ordering: Release, all. They pair with the Acquire in `enter` and with the loads of sections,
         // and carry what the snapshot has read.
         self.frozen.store(0, Ordering::Release);
         self.head.add_gate.fetch_sub(1, Ordering::Release);
         self.head.gate.fetch_sub(1, Ordering::Release);
+        // Ordering: Release pairs with the Acquire in `is_owner`. A thread that has forgotten its snapshot
+        // must not wait for it in `enter` while another thread ends the list.
+        self.owner.store(0, order!(Release, "thaw: the owner last"));
     }
 
     /// Ends a snapshot, and removes the entries that its thread has dropped.
@@ -1298,8 +1325,9 @@ impl<T> Cells<T> {
         if this.frozen.load(Ordering::Relaxed) != 0 {
             this.thaw(); // a snapshot was forgotten
         }
-        let deferred = this.deferred.load(Ordering::Relaxed);
-        this.deferred.store(ptr::null_mut(), Ordering::Relaxed);
+        // Ordering: AcqRel pairs with the exchange in `defer`. Acquire carries the links and the uses of the values,
+        // Release the end of the snapshot.
+        let deferred = this.deferred.swap(ENDED, order!(AcqRel, "end: before a link is read"));
         let mut blocks = (0..this.shard_count()).flat_map(|shard| this.chain(shard, BORROWED));
         let (mut at, mut cells) = (ptr::null::<Block>(), 0);
         struct Forgotten<F: FnMut()>(F);

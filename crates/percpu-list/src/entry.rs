@@ -171,10 +171,8 @@ impl<T> Drop for Entry<'_, T> {
     fn drop(&mut self) {
         // SAFETY: this is the entry, which ends.
         if unsafe { Cells::remove(self.list, self.key) }.is_err() {
-            // SAFETY: the entry keeps the list.
-            let list = unsafe { self.list.as_ref() };
-            // SAFETY: the entry passes to this thread's snapshot.
-            unsafe { list.defer(self.key) };
+            // SAFETY: this is the entry, which passes to this thread's snapshot.
+            unsafe { Cells::defer(self.list, self.key) };
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The end of a list, of its blocks and of the entries that outlive it.
 
+use std::mem::forget;
+
 use offlock_sync::virtual_cpu::without_sections;
 use offlock_sync::{Arc, model};
 
@@ -13,14 +15,30 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("release: after the last use", "ends::inv13_the_last_entry_frees_the_list"),
     ("end: no change under a lock is under way", "ends::inv13_a_list_ends_beside_a_slow_removal"),
     ("removal: unlock before the entry ends", "ends::inv13_a_list_ends_beside_a_reference"),
+    ("defer: after the last use by the entry", FORGOTTEN),
+    ("defer: before the removal", FORGOTTEN),
+    ("defer: the link is stored", FORGOTTEN),
+    ("end: before a link is read", FORGOTTEN),
+    ("deferred: before the value is dropped", FORGOTTEN),
+    ("thaw: the owner last", FORGOTTEN),
+    ("owner: the snapshot has ended", FORGOTTEN),
     ("trim: no thread counts", "ends::inv14_a_trim_meets_a_count"),
     ("counting: before the blocks are read", "ends::inv14_a_trim_meets_a_count"),
     ("trim: no pin is left", "ends::inv14_a_trim_meets_a_walk"),
 ];
 
+const FORGOTTEN: &str = "ends::inv13_a_list_ends_beside_the_thread_of_a_forgotten_snapshot";
+
 /// The planted bugs that only loom finds. Some leak the list or free it too early, which only
-/// loom sees. The last one needs a rare schedule.
+/// loom sees, or weaken an ordering. The last one needs a rare schedule.
 pub(super) const LOOM_ONLY: &[&str] = &[
+    "defer: after the last use by the entry",
+    "defer: before the removal",
+    "defer: the link is stored",
+    "end: before a link is read",
+    "deferred: before the value is dropped",
+    "thaw: the owner last",
+    "owner: the snapshot has ended",
     "end: no section is under way",
     "release: after the last use",
     "counting: before the blocks are read",
@@ -84,6 +102,24 @@ fn inv13_the_last_entry_frees_the_list() {
         drop(second);
         there.join().unwrap();
         assert_eq!(drops.count(), 2);
+    });
+}
+
+/// A thread has forgotten its snapshot, and drops entries of two blocks while another thread ends the list: it
+/// leaves each to the end of the list, or removes it.
+#[test]
+fn inv13_a_list_ends_beside_the_thread_of_a_forgotten_snapshot() {
+    model(|| {
+        let (list, first, drops) = alone();
+        let [second, third] = [1, 2].map(|value| list.insert_arc(drops.payload(value)).unwrap());
+        forget(list.lock_all().unwrap());
+        let there = spawn_on(ONE, move || drop(list));
+        for (value, entry) in [first, second, third].into_iter().enumerate() {
+            assert_eq!(entry.read(), value as u64);
+            drop(entry);
+        }
+        there.join().unwrap();
+        assert_eq!(drops.count(), 3);
     });
 }
 
