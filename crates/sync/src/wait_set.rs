@@ -29,6 +29,7 @@
 //! 5. `List::woken` counts the waiters that were woken and have not begun to look since. Each of them will
 //!    see one unit, so a wake-up is needed only for the units above that number.
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomPinned;
 use std::ops::Range;
@@ -177,7 +178,8 @@ impl WaitSet {
     fn create(&self, needs: usize, key: u64) -> Waiter<'_> {
         let (state, number) = (State::Idle, 0);
         let entry = Entry { state, previous: None, next: None, waker: None, number, needs, key };
-        Waiter { set: self, entry: UnsafeCell::new(entry), _pinned: PhantomPinned }
+        let (entry, was_listed) = (UnsafeCell::new(entry), Cell::new(false));
+        Waiter { set: self, entry, was_listed, _pinned: PhantomPinned }
     }
 
     /// Returns the number of waiters that are listed.
@@ -429,12 +431,16 @@ impl Drop for Wakers {
 pub struct Waiter<'a> {
     set: &'a WaitSet,
     entry: UnsafeCell<Entry>,
+    /// Set by the owner while other threads may use the entry. Otherwise its state is [`State::Idle`], and
+    /// needs no lock.
+    was_listed: Cell<bool>,
     _pinned: PhantomPinned,
 }
 
 // SAFETY: the entry is used under the lock only (invariant 1), and a waker may be used on any thread.
 unsafe impl Send for Waiter<'_> {}
-// SAFETY: a `&Waiter` gives access to nothing.
+// SAFETY: a `&Waiter` gives access to nothing: `was_listed` is used by `poll` and the drop, which borrow it
+// exclusively.
 unsafe impl Sync for Waiter<'_> {}
 
 impl Waiter<'_> {
@@ -464,6 +470,9 @@ impl Waiter<'_> {
 
     /// Counts the waiter as woken no more.
     fn begin_to_look(&self) {
+        if !self.was_listed.get() {
+            return;
+        }
         let mut list = self.set.list.lock();
         let begin = |entry: &mut Entry| {
             let woken = entry.state == State::Woken;
@@ -484,6 +493,7 @@ impl Waiter<'_> {
     /// Links the waiter at the end, or changes the waker of a linked one.
     fn list(&self, waker: &Waker) {
         let mut waker = waker.clone();
+        self.was_listed.set(true);
         let mut list = self.set.list.lock();
         let swap = |entry: &mut Entry| {
             entry.waker.as_mut().map(|linked| std::mem::swap(linked, &mut waker)).is_some()
@@ -505,6 +515,9 @@ impl Waiter<'_> {
 
     /// Unlinks the waiter if it is linked. Returns the state that it had.
     fn leave(&self) -> State {
+        if !self.was_listed.replace(false) {
+            return State::Idle;
+        }
         let mut list = self.set.list.lock();
         let leave = |entry: &mut Entry| std::mem::replace(&mut entry.state, State::Idle);
         // SAFETY: the waiter is borrowed.
@@ -542,6 +555,8 @@ mod tests {
     use std::sync::atomic::{AtomicPtr, AtomicU32};
     use std::task::Wake;
     use std::time::Duration;
+
+    use testkit::in_time;
 
     use super::*;
 
@@ -738,6 +753,19 @@ mod tests {
         assert_eq!(ready, Poll::Ready(7));
         a.set(set.waiter()); // drops the first one
         assert_eq!(second.get(), 0);
+    }
+
+    /// The test holds the lock: a wait that takes it would block.
+    #[test]
+    fn a_wait_that_was_never_listed_takes_no_lock() {
+        let set: &WaitSet = Box::leak(Box::default());
+        let _list = set.list.lock();
+        in_time("a poll that is ready, and the drops", || {
+            let mut waiter = pin!(set.waiter());
+            let mut context = Context::from_waker(Waker::noop());
+            assert_eq!(waiter.as_mut().poll(&mut context, || Some(7)), Poll::Ready(7));
+            waiter.set(set.waiter()); // drops the first one; the second one is never polled
+        });
     }
 
     #[test]
