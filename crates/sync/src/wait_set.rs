@@ -104,13 +104,14 @@ impl List {
         cell.with_mut(|entry| f(unsafe { &mut *entry }))
     }
 
-    /// Returns the first entry that `accept` accepts among those with a number in `numbers`, and its number.
+    /// Returns the first entry that `accept` accepts among those from `next` on with a number in `numbers`,
+    /// the entry's number, and the entry behind it. `next` is linked.
     fn find(
         &mut self,
+        mut next: Link,
         numbers: Range<u64>,
         accept: impl Fn(&Entry) -> bool,
-    ) -> Option<(NonNull<UnsafeCell<Entry>>, u64)> {
-        let mut next = self.first;
+    ) -> Option<(NonNull<UnsafeCell<Entry>>, u64, Link)> {
         while let Some(at) = next {
             let look = |entry: &mut Entry| (entry.number, accept(entry), entry.next);
             // SAFETY: linked.
@@ -119,7 +120,7 @@ impl List {
                 break; // the numbers ascend
             }
             if is_accepted && number >= numbers.start {
-                return Some((at, number));
+                return Some((at, number, behind));
             }
             next = behind;
         }
@@ -262,9 +263,8 @@ impl WaitSet {
         let mut taken = Vec::new();
         if !self.is_empty() {
             let end = self.list.lock().next_number;
-            // One at a time, because the allocator may use the list.
-            while let Some(waker) = self.take_one(end, key) {
-                taken.push(waker);
+            while self.take_into(&mut taken, end, key) {
+                taken.reserve(1); // without the lock, because the allocator may use the list
             }
         }
         Wakers(taken.into_iter())
@@ -287,16 +287,26 @@ impl WaitSet {
         if left == 0 {
             return None;
         }
-        let (at, number) = list.find(numbers, |entry| entry.needs <= left)?;
+        let first = list.first;
+        let (at, number, _) = list.find(first, numbers, |entry| entry.needs <= left)?;
         list.woken += 1;
         Some((self.unlink(&mut list, at, State::Woken)?, number))
     }
 
-    /// Unlinks the first waiter with this key, or of all, if its number is below `end`, and returns its waker.
-    fn take_one(&self, end: u64, key: Option<u64>) -> Option<Waker> {
+    /// Unlinks the waiters with this key, or all, whose number is below `end`, until `taken` is full of their
+    /// wakers. Returns whether one is left.
+    fn take_into(&self, taken: &mut Vec<Waker>, end: u64, key: Option<u64>) -> bool {
         let mut list = self.list.lock();
-        let (at, _) = list.find(0..end, |entry| key.is_none_or(|key| key == entry.key))?;
-        self.unlink(&mut list, at, State::Idle)
+        let mut next = list.first;
+        let accept = |entry: &Entry| key.is_none_or(|key| key == entry.key);
+        while let Some((at, _, behind)) = list.find(next, 0..end, accept) {
+            if taken.len() == taken.capacity() {
+                return true;
+            }
+            taken.extend(self.unlink(&mut list, at, State::Idle));
+            next = behind;
+        }
+        false
     }
 
     /// Links an entry of a pinned waiter behind those with a lower number: at the end, unless it was woken in
