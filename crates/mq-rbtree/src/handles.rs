@@ -12,7 +12,7 @@ use offlock_sync::{Arc, check, step};
 
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
-use crate::queue::{Builder, Queue, Received};
+use crate::queue::{Builder, Look, Queue, Received, Wait};
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
@@ -41,8 +41,9 @@ pub struct Sender<T, L: Levels = Bitmap> {
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
 /// It has the methods of its [`Queue`]. Clones are receivers of the same queue; each message goes to one of them. When the last receiver
-/// is dropped the queue closes, and its messages are dropped; those behind a sender that is stopped
-/// between its claim and its publication for 50 ms, when the last sender is dropped.
+/// is dropped the queue closes, and its messages are dropped. A message that a guard puts back later stays until
+/// the last sender is dropped, and so do those behind a sender that is stopped between its claim and its
+/// publication for 50 ms.
 ///
 /// ```
 /// use mq_rbtree::{Queue, ReceiveError};
@@ -152,8 +153,10 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
         if was_last(&self.shared.receivers) {
             step!("last receiver: close before the drain", self.close());
             // One by one: this neither holds the lock for long nor needs memory for all messages. If the
-            // drop of one panics, the drop of the queue drops the others.
-            while self.receive_deadline(Instant::now() + FOR_A_SENDER).is_ok() {}
+            // drop of one panics, the drop of the queue drops the others. A message in a guard is not
+            // waited for, as a receive does.
+            let look = || self.look_to_receive(Wait::Until(Instant::now() + FOR_A_SENDER));
+            while let Look::Done(Ok(_)) = look() {}
         }
     }
 }

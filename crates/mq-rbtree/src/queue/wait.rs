@@ -246,7 +246,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    fn look_to_receive(&self, wait: Wait) -> Look<Result<Received<T, L>, ReceiveError>> {
+    pub(crate) fn look_to_receive(&self, wait: Wait) -> Look<Result<Received<T, L>, ReceiveError>> {
         let mut preload = Preload::new();
         let Some(mut state) = self.lock_until(Access::Wait, wait) else { return Look::Hole };
         let received = state.receive(&mut preload);

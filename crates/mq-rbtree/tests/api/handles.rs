@@ -156,6 +156,7 @@ fn drops_the_last_receiver(publish_during_the_drop: bool) -> bool {
     let all = Arc::strong_count(&message) == 1;
     assert!(all || took >= Duration::from_millis(50), "the drop gave up after {took:?}");
     publish.into_iter().for_each(|publish| publish());
+    assert_eq!(sender.stats().timeouts, 0, "the drop is no receive");
     drop(sender);
     assert_eq!(Arc::strong_count(&message), 1);
     all
@@ -171,6 +172,20 @@ fn the_drop_of_the_last_receiver_waits_for_a_sender_that_was_preempted() {
 #[test]
 fn inv22_the_drop_of_the_last_receiver_ends_beside_a_stopped_sender() {
     drops_the_last_receiver(false);
+}
+
+/// A message in a guard keeps its place, and is dropped with the guard or the queue.
+#[test]
+fn the_drop_of_the_last_receiver_does_not_wait_for_a_guard() {
+    let (sender, receiver) = Queue::builder(2).channel().unwrap();
+    sender.send("lent", 9).unwrap();
+    sender.send("dropped", 1).unwrap();
+    let guard = sender.receive_guard().unwrap();
+    drop(receiver);
+    assert_eq!(sender.stats().timeouts, 0, "nothing was waited for");
+    assert_eq!((sender.len(), sender.stats().guarded, sender.is_closed()), (0, 1, true));
+    drop(guard);
+    assert_eq!(sender.try_receive(), Ok(("lent", 9)));
 }
 
 /// The types are `Send` and `Sync` exactly if the messages allow it.
