@@ -30,6 +30,14 @@ use crate::stats::Counters;
 /// Threads share a queue by reference or in an `Arc`. A queue that closes when its last sender or
 /// receiver is dropped comes from [`Builder::channel`](crate::Builder::channel).
 ///
+/// # Futures
+///
+/// A waiting future is woken when there is a message, or room, for it. Until it is polled or dropped, the
+/// queue leaves one message, or its room, to it, and wakes no other waiter for that. So a future that was woken
+/// and is kept without a poll, also a leaked one, costs others a wake-up as long as it is kept: whenever one
+/// message is in the queue, none of the other waiters is woken. Receivers that need not wait may take the
+/// message.
+///
 /// ```
 /// use std::thread;
 /// use mq_rbtree::Queue;

@@ -41,8 +41,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Receives the next message asynchronously: the future waits while there is none.
     ///
     /// Dropping the future loses no message: it takes one only when it is ready. Poll it until it is ready,
-    /// or drop it: one that was woken and is kept without a poll leaves its message to receivers that need
-    /// not wait, and no other waiter is woken for it.
+    /// or drop it: see [Futures](Self#futures).
     ///
     /// ```
     /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -78,8 +77,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Sends a message asynchronously: the future waits while there is no room.
     ///
     /// Dropping the future before it is ready drops the message, which is not sent. Poll it until it is
-    /// ready, or drop it: one that was woken and is kept without a poll leaves its room to senders that need
-    /// not wait, and no other waiter is woken for it. A task that must not borrow owns a
+    /// ready, or drop it: see [Futures](Self#futures). A task that must not borrow owns a
     /// [`Sender`](crate::Sender): `async move { sender.send_async(message, priority).await }`.
     ///
     /// ```
