@@ -2,7 +2,7 @@
 //!
 //! | chapter | the idea |
 //! |---|---|
-//! | [`lists`] | a list and a lock for each CPU, and an entry that remembers its list |
+//! | [`lists`] | cells for each CPU, a sequence without a lock, and an entry that is the address of its cell |
 
 #[doc = include_str!("guide/lists.md")]
 pub mod lists {}
