@@ -16,7 +16,7 @@ const MAX_REPLY_DATA: usize = 2 * MAX_STRING + 16;
 /// Most entries of a list a client keeps.
 const MAX_LISTED: usize = 10_000;
 
-/// What a server said that a client cannot go on from.
+/// An error of the server after which the client must close the connection.
 ///
 /// # Examples
 ///
@@ -37,7 +37,7 @@ pub enum ClientError {
     #[error("malformed reply to an option")]
     BadOptionReply,
     /// The server refused an option.
-    #[error("server refused option {option}: error {code:#x} {message:?}")]
+    #[error("server refused option {option} with error {code:#x}: {message:?}")]
     Refused {
         /// The option.
         option: u32,
@@ -57,12 +57,12 @@ pub enum ClientError {
         /// Length of its payload in bytes.
         len: u64,
     },
-    /// Bytes in plaintext behind the reply that starts TLS: they are not the server's by any proof.
-    #[error("{0} bytes in plaintext behind the reply to STARTTLS")]
+    /// Bytes in plaintext follow the reply that starts TLS. An attacker may have injected them.
+    #[error("{0} bytes in plaintext follow the reply to STARTTLS")]
     PlaintextBehindStartTls(usize),
 }
 
-/// What [`ClientHandshake::receive`] asks of its caller.
+/// The next step of a client, as [`ClientHandshake::receive`] returns it.
 ///
 /// # Examples
 ///
@@ -87,7 +87,7 @@ pub enum ClientStep {
     Listed(Vec<ListedExport>),
 }
 
-/// What the client learned about its export.
+/// The export of a client, as the server described it in the handshake.
 ///
 /// # Examples
 ///
@@ -103,7 +103,7 @@ pub enum ClientStep {
 pub struct Connected {
     /// Size in bytes.
     pub size: u64,
-    /// What the export can do.
+    /// The optional commands and properties of the export.
     pub flags: TransmissionFlags,
     /// The headers of requests and replies.
     pub style: HeaderStyle,
@@ -318,7 +318,7 @@ impl ClientHandshake {
         self.state = State::Structured;
     }
 
-    /// After chunks were granted.
+    /// Continues the handshake once the server has granted structured replies.
     fn choose(&mut self, out: &mut Vec<u8>) {
         if !self.ask_allocation {
             return self.go(out);

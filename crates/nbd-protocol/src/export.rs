@@ -1,11 +1,11 @@
-//! What a server tells about an image.
+//! Exports: the description of an image that a server sends to clients.
 
 use std::borrow::Cow;
 
 use crate::style::HeaderStyle;
 use crate::wire::{MAX_PAYLOAD, TransmissionFlags};
 
-/// What a client learns about one export.
+/// The description of an export that a server sends to a client.
 ///
 /// # Examples
 ///
@@ -24,8 +24,8 @@ pub struct ExportInfo {
     pub description: String,
     /// Size in bytes.
     pub size: u64,
-    /// What the export can do. `HAS_FLAGS` is added, and flags that need another are left out, by
-    /// [`ExportInfo::advertised`].
+    /// The optional commands and properties of the export. [`ExportInfo::advertised`] adds `HAS_FLAGS`,
+    /// and omits flags whose precondition is missing.
     pub flags: TransmissionFlags,
     /// Smallest unit, in bytes, of offsets and lengths: a power of two up to 65,536. 0 counts as 1.
     pub min_block: u32,
@@ -50,7 +50,7 @@ impl ExportInfo {
         }
     }
 
-    /// What a list shows of it.
+    /// Returns the name and the description, as a list of exports shows them.
     #[must_use]
     pub fn listed(&self) -> ListedExport {
         ListedExport { name: self.name.clone(), description: self.description.clone() }
@@ -119,20 +119,22 @@ pub struct ListedExport {
 /// assert!(table.find("other").is_none());
 /// ```
 pub trait Exports {
-    /// The export called `name`, to tell about it; the empty name asks for the default export.
+    /// Returns the export called `name`, for its description. The empty name is that of the default export.
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>>;
 
-    /// The same for a client that is about to use it. It may fail where [`find`](Self::find) does not.
+    /// Returns the export called `name` for a client that is about to use it. May return `None` where
+    /// [`find`](Self::find) does not.
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
         self.find(name)
     }
 
-    /// What a client is told if the last [`find`](Self::find) or [`open`](Self::open) returned `None`.
+    /// Returns the message for the client if the last [`find`](Self::find) or [`open`](Self::open) returned
+    /// `None`.
     fn refusal(&self) -> Cow<'static, str> {
         Cow::Borrowed("no such export")
     }
 
-    /// All canonical names and descriptions, in the order LIST shows them.
+    /// Returns all canonical names and descriptions, in the order in which LIST shows them.
     fn list(&self) -> Vec<ListedExport>;
 }
 

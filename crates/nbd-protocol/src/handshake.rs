@@ -30,7 +30,7 @@ use crate::wire::{
     MAX_STRING, OPTION_MAGIC, TransmissionFlags, opt, rep,
 };
 
-/// Options one client may send before it is cut off. A guess: real clients send under ten.
+/// The number of options that a client may send before it is cut off. Real clients send fewer than ten.
 pub const MAX_OPTIONS: u32 = 256;
 /// Longest option data that is kept and parsed, in bytes: the longest name and room for every
 /// kind of information several times over.
@@ -43,7 +43,7 @@ pub const MAX_OPTION_DRAIN: u32 = 1 << 20;
 /// Once a client was sent this many bytes of replies, it may send no further option.
 pub const MAX_REPLIES: usize = 1 << 20;
 
-/// What [`Handshake::receive`] asks of its caller.
+/// The next step of a server, as [`Handshake::receive`] returns it.
 ///
 /// # Examples
 ///
@@ -73,7 +73,7 @@ pub enum Step {
     Close(CloseReason),
 }
 
-/// What both sides agreed on.
+/// The result of a handshake: the export, and what both sides agreed on.
 ///
 /// # Examples
 ///
@@ -109,14 +109,14 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// What [`Request::check`](crate::Request::check) needs to know.
+    /// Returns the part of the agreement that [`Request::check`](crate::Request::check) needs.
     #[must_use]
     pub fn agreed(&self) -> Agreed {
         Agreed { style: self.style, allocation: self.allocation }
     }
 }
 
-/// Why a handshake ended without an export.
+/// The reason for which a handshake ended without an export.
 ///
 /// # Examples
 ///
@@ -142,7 +142,7 @@ pub enum CloseReason {
     #[error("option starts with {0:#018x} instead of the option magic")]
     BadOptionMagic(u64),
     /// A client without fixed newstyle may only send EXPORT_NAME.
-    #[error("option {0} ({name}) without fixed newstyle", name = option_name(*.0))]
+    #[error("client without fixed newstyle sent option {0} ({name})", name = option_name(*.0))]
     NotFixedNewstyle(u32),
     /// EXPORT_NAME with a name that is not offered; the option has no error reply.
     #[error("no export named {0:?}")]
@@ -151,7 +151,7 @@ pub enum CloseReason {
     #[error("malformed export name")]
     BadExportName,
     /// An option with far more data than any has.
-    #[error("option {option} ({name}) with {len} bytes of data", name = option_name(*.option))]
+    #[error("option {option} ({name}) has too much data: {len} bytes", name = option_name(*.option))]
     OptionTooLong {
         /// The option.
         option: u32,
@@ -162,14 +162,14 @@ pub enum CloseReason {
     #[error("too many options")]
     TooManyOptions,
     /// EXPORT_NAME before TLS where TLS is required; the option has no error reply.
-    #[error("EXPORT_NAME without TLS, which is required")]
+    #[error("client sent EXPORT_NAME before TLS, which is required")]
     TlsRequired,
-    /// Bytes behind STARTTLS that came before its reply: they are not the client's by any proof, and would
-    /// pass for what it sends over TLS.
-    #[error("{0} bytes in plaintext behind STARTTLS, before its reply")]
+    /// Bytes in plaintext follow STARTTLS before its reply. An attacker may have injected them, and they would
+    /// pass for bytes that the client sends over TLS.
+    #[error("{0} bytes in plaintext follow STARTTLS before its reply")]
     PlaintextBehindStartTls(usize),
     /// EXPORT_NAME after extended headers were negotiated, which the protocol forbids.
-    #[error("EXPORT_NAME with extended headers")]
+    #[error("client sent EXPORT_NAME after it negotiated extended headers")]
     ExportNameWithExtendedHeaders,
 }
 

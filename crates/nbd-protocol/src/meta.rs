@@ -15,7 +15,7 @@ const BASE: &str = "base:";
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MetaRequest<'a> {
     pub(crate) name: &'a str,
-    /// As on the wire; `parse` has found it whole.
+    /// The queries as encoded on the wire. `parse` has checked their lengths.
     queries: &'a [u8],
 }
 
@@ -93,7 +93,7 @@ fn query<'a>(data: &mut Bytes<'a>) -> Option<&'a str> {
 pub struct Extent {
     /// Length in bytes, at least 1.
     pub len: u64,
-    /// Of [`state`](crate::wire::state).
+    /// Flags of [`state`](crate::wire::state).
     pub flags: u64,
 }
 

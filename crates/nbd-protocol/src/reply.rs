@@ -38,12 +38,14 @@ pub struct Reply {
     pub request_offset: Option<u64>,
     /// Nothing more comes for that request but the data of this reply.
     pub done: bool,
-    /// What it says.
+    /// The result, or the data, that the reply announces.
     pub content: ReplyContent,
 }
 
-/// What one reply says. Where it has an offset or a length, the server chose them: before it makes a buffer or
-/// writes to one, a client checks that the range lies in that of its request.
+/// The content of one reply.
+///
+/// The server chose its offset and length. A client checks that this range lies in that of its request before it
+/// allocates or writes a buffer.
 ///
 /// # Examples
 ///

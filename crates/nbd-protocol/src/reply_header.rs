@@ -45,8 +45,8 @@ impl ReplyHeader {
         header
     }
 
-    /// What precedes the data of a successful READ, all `request.len` bytes of it: a simple reply, or the
-    /// one chunk that carries them, marked as the last.
+    /// Makes the header before all the data of a successful READ: a simple reply, or the header of one chunk of
+    /// `request.len` bytes, marked as the last.
     ///
     /// A chunk must describe at least one byte, so with a length of 0 this is [`done`](Self::done).
     #[must_use]
@@ -54,8 +54,8 @@ impl ReplyHeader {
         Self::data_chunk(request, style, request.offset, request.len, true)
     }
 
-    /// What precedes `len` bytes of a READ that belong at `offset`, and of which more may follow unless
-    /// `last`. Without chunks there is one reply only, for all of the data.
+    /// Makes the header before `len` bytes of a READ that belong at `offset`. Other chunks may follow unless
+    /// `last`. Without chunks there is only one reply, for all of the data.
     ///
     /// The length field of a compact chunk holds `len + 8` in 32 bits; the maximum block size keeps far
     /// below.
@@ -81,9 +81,8 @@ impl ReplyHeader {
         header
     }
 
-    /// What precedes the [`Extent`]s of a BLOCK_STATUS, `extents` of them, each encoded in the form of
-    /// `style`: the one chunk that carries them all, marked as the last. The protocol wants one extent
-    /// at least.
+    /// Makes the header before the [`Extent`]s of a BLOCK_STATUS: that of one chunk for all `extents` of them,
+    /// marked as the last. Each extent is encoded in the form of `style`. The protocol demands at least one.
     ///
     /// # Panics
     ///

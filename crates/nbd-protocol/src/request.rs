@@ -71,7 +71,7 @@ impl AsRef<[u8]> for RequestHeader {
     }
 }
 
-/// What a client negotiated that decides which of its requests are in order.
+/// The part of the negotiation that decides which requests are valid.
 ///
 /// # Examples
 ///
@@ -136,7 +136,7 @@ pub enum Command {
     },
     /// The range will be read soon.
     Cache,
-    /// Which parts of the range are holes.
+    /// Report which parts of the range are holes.
     BlockStatus {
         /// Answer with one extent.
         one: bool,
@@ -189,7 +189,7 @@ pub struct LengthTooLong(pub u64);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPayload {
-    /// It is longer than the maximum: to skip it would take as long as the client likes.
+    /// The payload exceeds the maximum. The client decides how long it would take to skip it.
     #[error("a payload of {len} bytes exceeds the maximum of {max}")]
     TooLong {
         /// Length in bytes.
@@ -197,7 +197,7 @@ pub enum BadPayload {
         /// The maximum that was given.
         max: u32,
     },
-    /// An extended WRITE of so many bytes without PAYLOAD_LEN: its data, if it is sent, would be taken for
+    /// An extended WRITE lacks the flag PAYLOAD_LEN. Its data, if the client sends any, would be read as
     /// requests.
     #[error("a WRITE of {0} bytes without the flag PAYLOAD_LEN")]
     NoFlag(u64),
@@ -259,9 +259,9 @@ impl Request {
         if style.is_extended() { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC }
     }
 
-    /// How many bytes of payload follow the header, whether or not the request is valid: those of a WRITE,
-    /// or with extended headers those of any request with the flag PAYLOAD_LEN. The client chooses the
-    /// number, up to [`u64::MAX`]: a server takes [`checked_payload_len`](Self::checked_payload_len).
+    /// Returns the number of bytes of payload that follow the header, whether or not the request is valid: those
+    /// of a WRITE, or with extended headers those of any request with the flag PAYLOAD_LEN. The client chooses the
+    /// number, up to [`u64::MAX`]: a server calls [`checked_payload_len`](Self::checked_payload_len).
     #[must_use]
     pub const fn payload_len(&self, style: HeaderStyle) -> u64 {
         let has_payload = if style.is_extended() {
@@ -272,9 +272,9 @@ impl Request {
         if has_payload { self.len } else { 0 }
     }
 
-    /// The same for a server that accepts payloads of up to `max` bytes, its
-    /// [`max_block`](ExportInfo::max_block). A request that [`check`](Self::check) refuses must still have
-    /// them drained.
+    /// Returns the number of bytes of payload for a server that accepts up to `max` of them, its
+    /// [`max_block`](ExportInfo::max_block). The server must read the payload also if [`check`](Self::check) refuses
+    /// the request.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! How the headers of the transmission phase look, and how the session is protected.
+//! The forms of the headers in the transmission phase, and the policy for TLS.
 
 /// The headers that both sides use after the handshake.
 ///
@@ -45,7 +45,7 @@ impl HeaderStyle {
     }
 }
 
-/// What one side wants of TLS (`NBD_OPT_STARTTLS`).
+/// The policy of one side for TLS (`NBD_OPT_STARTTLS`).
 ///
 /// The crate does no cryptography: it says when TLS starts
 /// ([`Step::StartTls`](crate::Step::StartTls), [`ClientStep::StartTls`](crate::ClientStep::StartTls))
@@ -65,7 +65,7 @@ pub enum TlsPolicy {
     /// Never: a server refuses STARTTLS, a client does not ask.
     #[default]
     Off,
-    /// If the other side wants it. A client asks, and continues in plaintext if it is refused, so an
+    /// TLS if the other side wants it. A client asks, and continues in plaintext if it is refused, so an
     /// attacker between the two can prevent TLS.
     On,
     /// Always: a server answers nothing else before, a client ends the handshake if it is refused.

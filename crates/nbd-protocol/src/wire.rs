@@ -142,9 +142,9 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 
 /// States of an extent in [`BASE_ALLOCATION`] (`NBD_STATE_*`).
 pub mod state {
-    /// Nothing is allocated for it.
+    /// The extent has no storage.
     pub const HOLE: u64 = 1 << 0;
-    /// It reads as zeroes.
+    /// The extent reads as zeros.
     pub const ZERO: u64 = 1 << 1;
 }
 
@@ -241,7 +241,7 @@ macro_rules! flags16 {
 }
 
 flags16! {
-    /// What an export can do (`NBD_FLAG_*`, 16 bits).
+    /// The optional commands and properties of an export (`NBD_FLAG_*`, 16 bits).
     ///
     /// # Examples
     ///

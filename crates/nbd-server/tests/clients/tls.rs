@@ -226,7 +226,7 @@ fn injected(lab: &Lab) -> Res {
         let answered = client.closed_within(Duration::from_secs(5))?;
         check!(answered == 0, "{answered} bytes were answered");
         let log = server.log();
-        check!(log.contains("16 bytes in plaintext behind STARTTLS"), "{log}");
+        check!(log.contains("16 bytes in plaintext follow STARTTLS"), "{log}");
         server.stop()?;
     }
     Ok(())
