@@ -21,7 +21,7 @@ use self::ops::{on_one_cpu, row};
 const PRIORITIES: u32 = 32_768;
 const BATCH: u64 = 64;
 
-/// Why nothing is refused.
+/// The message of `expect`: no call is refused.
 const OPEN: &str = "open, below its limits, with memory";
 
 /// A message into an empty queue and out of it, and a look at an empty one.

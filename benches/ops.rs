@@ -1,4 +1,4 @@
-//! What the criterion benches of the crates share.
+//! The common part of the criterion benches of the crates.
 
 use criterion::Criterion;
 

@@ -21,7 +21,7 @@ use self::ops::{on_one_cpu, row};
 
 const ENTRIES: u64 = 1000;
 
-/// Why nothing is refused.
+/// The message of `expect`: no call is refused.
 const FREE: &str = "there is memory, and this thread has nothing locked";
 
 /// Adding an entry and removing it.

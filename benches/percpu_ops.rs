@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use self::ops::{on_one_cpu, row};
 
-/// Why no lock here is refused.
+/// The message of `expect`: no lock is refused.
 const FREE: &str = "no thread panics or locks twice";
 
 fn current_cpu(c: &mut Criterion) {

@@ -24,9 +24,9 @@ type Value = [u64; 7];
 
 const CONTEXTS: u64 = 512;
 
-/// Why no table is full.
+/// The message of `expect`: no table is full.
 const ROOM: &str = "memory for a context, and no limit";
-/// Why every lookup finds its context.
+/// The message of `expect`: every lookup finds its context.
 const THERE: &str = "no thread removed it";
 
 fn table() -> (CtxTable<Value>, Vec<Id>) {

@@ -114,7 +114,7 @@ impl Store {
     }
 }
 
-/// What the store holds after a loss of power: its pages, with the log played over them.
+/// Returns the values of the store after a loss of power: its pages, with the log played over them.
 fn recover(image: &[u8]) -> Result<BTreeMap<u64, u64>, String> {
     let records: Vec<_> =
         image[LOG as usize..].chunks(SECTOR).map_while(Record::from_sector).collect();

@@ -28,7 +28,7 @@ const DEPTH: usize = 64;
 /// The size of a transfer, in bytes; measured. With 128 KiB large files cost a third more CPU time.
 const CHUNK: usize = 512 << 10;
 
-/// What a copy has done.
+/// The results of a copy.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) files: u64,

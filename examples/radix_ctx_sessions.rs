@@ -11,7 +11,7 @@ const CLIENTS: u64 = 4;
 const LOGINS: u64 = 2_000; // per client
 const REQUESTS: u64 = 10; // per login
 
-/// Whose session a cookie is of: a lookup that takes no lock and never waits.
+/// Returns the user of a cookie: a lookup that takes no lock and never waits.
 fn user_of(sessions: &CtxTable<u64>, cookie: u64) -> Result<u64, LookupError> {
     let id = Id::from_bits(cookie).ok_or(LookupError::NotFound)?; // any number may come
     sessions.with(id, |user| *user)

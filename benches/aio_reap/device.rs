@@ -1,5 +1,5 @@
-//! What is read: a file on a RAM disk that this bench sets up, and one on the disk of the temporary
-//! folder.
+//! The devices that are read: a file on a RAM disk that this bench sets up, and a file on the disk of the
+//! temporary folder.
 //!
 //! The RAM disk is a zram device of its own with ext2 on it. A shell takes it down when the pipe to it
 //! closes: at the end of the guard, and also when this process is killed.
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 use harness::Random;
 use tempfile::TempDir;
 
-/// What every read is a multiple of, and aligned to.
+/// The size and alignment of every read, in bytes.
 pub(crate) const BLOCK: usize = 4096;
 /// Size of the file; a RAM disk has some room beside it.
 const BYTES: u64 = 128 << 20;
 
 /// A file of which every block was written, for direct reads.
 pub(crate) struct Device {
-    /// What the tables call it.
+    /// The name in the tables.
     pub(crate) name: &'static str,
     pub(crate) path: PathBuf,
     /// Goes before the folder in which it is mounted.
@@ -65,13 +65,13 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// What is in a block.
+/// The content of a block.
 #[derive(Clone, Copy)]
 enum Content {
     /// One word all over, which zram keeps instead of the block: a read fills a page, which is the
     /// least that a RAM disk can do. Anything else it would have to unpack or look up.
     Word,
-    /// What no device can store in fewer bytes, so that a read of any block moves it.
+    /// Bytes that no device can compress, so that a read of any block moves all of them.
     Noise,
 }
 

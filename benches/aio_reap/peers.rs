@@ -1,8 +1,8 @@
-//! Which runtimes were compiled in.
+//! The runtimes that were compiled in.
 
 use crate::reads::Rows;
 
-/// Those whose tasks wait for a ring.
+/// The runtimes whose tasks wait for a ring.
 #[cfg(feature = "runtimes")]
 pub(crate) const TASKS_ON_RINGS: &[&str] = &["tokio-uring/1", "monoio/1", "compio/1"];
 #[cfg(not(feature = "runtimes"))]

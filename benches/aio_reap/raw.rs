@@ -12,7 +12,7 @@ use crate::device::{BLOCK, open};
 use crate::nops::ring;
 use crate::reads::{Feed, Job, Reader};
 
-/// What its ring is set up with: what the engine asks for.
+/// The set-up flags of the ring: those that the engine asks for.
 pub(crate) const FLAGS: &str = "io_uring: COOP_TASKRUN | TASKRUN_FLAG | SINGLE_ISSUER | SUBMIT_ALL, where the kernel knows them";
 
 /// The ring, and the buffers by their token.

@@ -21,7 +21,7 @@ use harness::{FioMix, Plan, Rounds, Span, Window, allowed_cpus, pin, thread_cpu_
 
 use crate::device::{BLOCK, Device};
 
-/// What every row does.
+/// The work of every row.
 #[derive(Clone)]
 pub(crate) struct Job {
     pub(crate) path: PathBuf,
@@ -48,7 +48,7 @@ impl Feed {
         Self { state, blocks: job.blocks, until, handed, over }
     }
 
-    /// Where to read next.
+    /// Returns the next offset to read.
     #[inline(always)]
     pub(crate) fn next(&self) -> Option<u64> {
         let handed = self.handed.get();
@@ -78,7 +78,7 @@ pub(crate) trait Reader {
 /// Makes an implementation; why it could not is its row's line.
 pub(crate) type Make = fn(&Job) -> io::Result<Box<dyn Reader>>;
 
-/// How a row is measured.
+/// The way in which a row is measured.
 pub(crate) enum Kind {
     Thread(Make),
     /// Arguments of fio beside those that every row of it has.
@@ -159,7 +159,7 @@ pub(crate) fn measure(
     rounds
 }
 
-/// How long fio is measured, which takes a while to start.
+/// Returns the time for which fio is measured. fio takes a while to start.
 pub(crate) fn fio_length(plan: &Plan) -> Duration {
     50 * plan.window
 }

@@ -94,7 +94,7 @@ macro_rules! reads {
     }};
 }
 
-/// Is in two parts already.
+/// Returns the answer, which is in two parts already.
 fn pair<R>(answer: (R, Buf)) -> (R, Buf) {
     answer
 }

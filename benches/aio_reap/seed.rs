@@ -190,7 +190,7 @@ impl Load {
         self.bytes = 0;
     }
 
-    /// Until then, and for what is in flight.
+    /// Runs until then, and until the requests in flight have ended.
     fn run(&mut self, until: Instant) {
         // Every request is wanted from the start of the window on.
         let start = Instant::now();
@@ -262,7 +262,7 @@ impl Load {
     }
 }
 
-/// Where to read, and how much.
+/// The offsets and the length of the reads.
 struct Pattern {
     blocks: u64,
     random: Random,

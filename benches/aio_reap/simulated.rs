@@ -45,7 +45,7 @@ const REQUESTS: u64 = 400_000;
 const WARM_UP: u64 = 20_000;
 /// Requests a second: 249.9 in flight over 1389.8 us, and 1318.4 with the change.
 const PUBLISHED_RATE: [f64; 2] = [249.9 / 1389.8e-6, 249.9 / 1318.4e-6];
-/// From a completion to the job's next request, in nanoseconds: 6.1 requests at that rate.
+/// The time from a completion to the job's next request, in nanoseconds: 6.1 requests at that rate.
 const PAUSE: u64 = 34_000;
 /// Half of the mean time is the size's.
 const PICOS_PER_BYTE: u64 = 20_000_000 / 10_732;
@@ -62,7 +62,7 @@ struct Simulated {
     rate: f64,
     /// MiB a second.
     throughput: f64,
-    /// As the guest sees it, in microseconds.
+    /// The mean latency that the guest sees, in microseconds.
     mean: f64,
     p99: f64,
     p9999: f64,

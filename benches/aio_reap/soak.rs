@@ -14,7 +14,7 @@ use testkit::alloc::counted;
 const WARM_UP: u64 = 200_000;
 const MODES: [ReapMode; 3] = [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll];
 
-/// What one run found.
+/// The result of one run.
 struct Soaked {
     requests: u64,
     failed: u64,

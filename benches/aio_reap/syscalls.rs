@@ -55,7 +55,7 @@ impl SystemCalls {
         Ok(Self(unsafe { File::from_raw_fd(fd as RawFd) }))
     }
 
-    /// How many so far, this one included.
+    /// Returns the number of calls so far, this one included.
     pub(crate) fn count(&mut self) -> io::Result<u64> {
         let mut count = [0; 8];
         self.0.read_exact(&mut count)?;

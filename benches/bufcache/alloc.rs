@@ -37,7 +37,7 @@ fn text(count: f64) -> String {
 /// Blocks dirtied between two flushes.
 const BATCH: u64 = 64;
 
-/// Of blocks that are there and dirtied, of flushes of some, and of misses that have dirty ones written.
+/// Counts the allocations of writes to cached blocks, of flushes, and of misses that evict dirty blocks.
 fn writes(table: &mut Table) {
     let cache = Cache::builder(ROOM * 4096).dirty_limits(100, 100).build().expect("memory");
     let device = cache.attach(Nowhere).expect("memory");

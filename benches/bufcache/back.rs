@@ -17,10 +17,10 @@ use crate::pages::{PAGE, fill};
 const PAGES: usize = 1 << 13;
 /// Written between two syncs.
 const BATCH: usize = 512;
-/// Why nothing is refused.
+/// The message of `expect`: no write is refused.
 const DISK: &str = "a disk that writes";
 
-/// Which pages are written next.
+/// The order in which pages are written.
 struct Next {
     random: Option<Random>,
     at: u64,

@@ -7,9 +7,9 @@ use crate::ours::Ours;
 use crate::pages::{Pages, reads};
 use crate::peers::{Bare, Lru, Moka, Quick};
 
-/// So many reads before they repeat: no branch predictor learns them.
+/// The number of reads before they repeat. No branch predictor learns so many.
 const READS: usize = 1 << 20;
-/// As YCSB has it.
+/// The exponent of Zipf's law in YCSB.
 const EXPONENT: f64 = 0.99;
 
 pub(crate) fn run_64k(plan: &Plan, report: &mut Report) {
@@ -61,7 +61,8 @@ pub(crate) fn run_hot(plan: &Plan, report: &mut Report) {
     report.record("B3.scale.hot", scales.map(|(any, sampled)| any.lower(sampled)));
 }
 
-/// With a quarter more room than pages: nothing is evicted, even where room is counted by parts.
+/// Measures hits with room for a quarter more pages than there are, so that no cache evicts, even if it counts
+/// room by parts.
 fn group(plan: &Plan, report: &mut Report, name: &str, n: usize, keys: &[u32]) -> Rounds {
     let room = n + n / 4 + 64;
     let ours = Ours::filled(n, room);

@@ -98,7 +98,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("B13.get_beside_hung_device", ratio);
 }
 
-/// How many times the p99 of gets is what it is without a hung device, where reads take so long.
+/// Returns the p99 of gets beside a hung device over the p99 without it. Each read takes `read`.
 fn beside_hung(plan: &Plan, read: Duration) -> Option<f64> {
     let (_alone_cache, alone) = cache(read);
     let (beside_cache, beside) = cache(read);

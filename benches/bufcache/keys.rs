@@ -1,4 +1,4 @@
-//! Which page is asked for next: patterns, the same in every run.
+//! The pages that are requested: patterns, the same in every run.
 
 use harness::Random;
 
@@ -10,7 +10,7 @@ pub(crate) fn zipf(n: usize, exponent: f64, count: usize) -> Vec<u32> {
     ranks.into_iter().map(|rank| numbers[rank as usize]).collect()
 }
 
-/// The same, where the most frequent number is 0, the next one 1, and so on.
+/// Returns Zipf-distributed numbers of which 0 is the most frequent, then 1, and so on.
 fn zipf_ranks(n: usize, exponent: f64, count: usize) -> Vec<u32> {
     let mut random = Random::new(n as u64);
     let mut sums: Vec<f64> = Vec::with_capacity(n);

@@ -23,7 +23,7 @@ impl BlockDevice for Numbers {
 /// More pages than anything here asks for.
 pub(crate) const MANY: u64 = 1 << 35;
 
-/// Why nothing is refused.
+/// The message of `expect`: no get is refused.
 pub(crate) const OPEN: &str = "memory, a device of numbers that does not fail, and no fork";
 
 pub(crate) struct Ours {

@@ -1,4 +1,4 @@
-//! What every implementation can do here, and the loops that all of them run.
+//! The interface of every implementation, and the loops that all of them run.
 
 use std::hint::black_box;
 
@@ -7,12 +7,12 @@ use harness::Case;
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
 
-/// What peers keep.
+/// The value that peers keep.
 pub(crate) type Page = [u8; PAGE];
 
 /// Something that keeps pages, known by numbers.
 pub(crate) trait Pages: Sync + Sized {
-    /// As the tables have it.
+    /// The name in the tables.
     const NAME: &'static str;
 
     /// None yet, and room for so many.
@@ -36,8 +36,8 @@ pub(crate) fn fill(number: u64, page: &mut [u8]) {
     page.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_ne_bytes()));
 }
 
-/// Where a page is read: lookups in a page of a tree or a directory end anywhere in it. At one place for
-/// all, pages that are aligned to their size would share a few sets of the CPU's caches.
+/// Returns the offset that is read in a page. Lookups in a page of a tree or a directory end anywhere in it. With one
+/// offset for all, pages that are aligned to their size would share a few sets of the CPU's caches.
 #[inline(always)]
 pub(crate) fn place(number: u64) -> usize {
     (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize & (PAGE - 8)

@@ -21,8 +21,8 @@ fn made(number: u64) -> Arc<Page> {
     unsafe { page.assume_init() }
 }
 
-/// What a single thread would have that needs to forget nothing: a hash map of boxes. It is
-/// filled once, and only read then.
+/// A hash map of boxes: enough for a single thread that never evicts. It is
+/// filled once, and then only read.
 pub(crate) struct Bare {
     map: HashMap<u64, Box<Page>, FxBuildHasher>,
 }

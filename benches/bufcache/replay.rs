@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use crate::ours::OPEN;
 use crate::pages::{fill, word};
 
-/// What the recordings count in.
+/// The unit of the recordings, in bytes.
 pub(crate) const SECTOR: usize = 512;
 /// The lengths that are in them, in sectors, and one between.
 const LENGTHS: [u16; 6] = [1, 2, 4, 8, 16, 32];
@@ -23,7 +23,7 @@ const ROOM: usize = 4096;
 /// A buffer that is asked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Get {
-    /// In sectors, both.
+    /// Address and length, in sectors.
     pub(crate) address: u32,
     pub(crate) length: u16,
 }

@@ -31,7 +31,7 @@ struct Buffer {
 
 type Index = BTreeMap<u32, Arc<Buffer>>;
 
-/// How long the lock was held, in nanoseconds; empty where that is not asked.
+/// The times for which the lock was held, in nanoseconds; empty where they are not measured.
 type Holds = Vec<f64>;
 
 /// The lock, and when it was taken.

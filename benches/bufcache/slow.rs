@@ -16,7 +16,7 @@ use crate::ours::OPEN;
 const BLOCK: usize = 512;
 const HOT: u64 = 1024;
 const ROOM: usize = 4096;
-/// How long a read takes.
+/// The time that a read takes.
 const SLOW: Duration = Duration::from_micros(100);
 /// Hits of a window.
 const HITS: u64 = 200_000;
@@ -49,7 +49,7 @@ fn hits(device: &Device) -> f64 {
     percentile(&times, 99.9).unwrap_or(f64::NAN)
 }
 
-/// With frames of its own that are touched already, and the hot blocks in it.
+/// Makes a cache whose frames are touched already, with the hot blocks in it.
 fn cache() -> (Cache, Device) {
     let builder = Cache::builder(ROOM * BLOCK).block_size(BLOCK);
     let cache = builder.dirty_limits(50, 75).build().expect(OPEN);

@@ -75,7 +75,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the plugin says of one run.
+/// The result of one run, as the plugin prints it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Reading {
     /// Distinct lines that an operation touches.

@@ -21,7 +21,7 @@ use crate::structures::{BLOCK, BLOCKS, CACHED, Shared, blocks_of_bufcache, leak}
 /// Look-ups of a connection for each event: see the server's `worker`.
 const LOOKUPS: usize = 3;
 
-/// What a thread has to itself: the block it is at, the reply, and figures.
+/// The state of one thread: its current block, the reply, and figures.
 struct Worker {
     at: u64,
     reply: Box<[u8; BLOCK]>,
@@ -42,7 +42,7 @@ impl Worker {
     }
 }
 
-/// As the server does: contexts by id, a block under a guard, and figures of the worker's own.
+/// Makes the operation of the server: a context by its id, a block under a guard, and figures of the worker.
 pub(crate) fn crates(_threads: usize) -> Shared {
     let connections = leak(CtxTable::<AtomicUsize>::new());
     let disk = blocks_of_bufcache(BLOCKS);

@@ -1,4 +1,4 @@
-//! What the census knows: name, what makes the operation, and the target that it decides.
+//! The structures of the census: the name of each, its operation, and the target that it decides.
 
 use std::collections::BinaryHeap;
 use std::hint::black_box;
@@ -26,7 +26,7 @@ pub(crate) type Shared = Box<dyn Fn(usize) -> Operation + Sync>;
 pub(crate) struct Structure {
     /// One word: an argument of the program.
     pub(crate) name: &'static str,
-    /// What one operation is.
+    /// The operation that is counted.
     pub(crate) operation: &'static str,
     /// The id in the section `[census]` of `targets.toml`; the worst of those that share one counts.
     pub(crate) target: Option<&'static str>,
@@ -186,7 +186,7 @@ fn list(_threads: usize) -> Shared {
     })
 }
 
-/// What the single-lock list links.
+/// The node of the single-lock list.
 #[repr(align(128))]
 struct Node(LinkedListLink);
 
@@ -195,8 +195,8 @@ intrusive_adapter!(NodeAdapter = Box<Node>: Node { 0 => LinkedListLink });
 /// The list under its lock.
 type Locked = CachePadded<Mutex<LinkedList<NodeAdapter>>>;
 
-/// As two operations, each under the lock. Every thread takes off what it has just added, unless
-/// another has done so meanwhile, and then that one's: it moves as many lines.
+/// Two operations, each under the lock. Every thread takes off the entry that it has just added, or, if
+/// another thread has done so meanwhile, the entry of that thread: it moves as many lines.
 fn list_mutex(_threads: usize) -> Shared {
     let list: &'static Locked =
         leak(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))));
@@ -212,7 +212,7 @@ fn list_mutex(_threads: usize) -> Shared {
 /// The capacity of a queue in messages: more than there are threads, so that no thread waits.
 const MESSAGES: usize = 1024;
 
-/// Why nothing here is refused.
+/// The message of `expect`: no call is refused.
 const ROOM: &str = "fewer threads than messages that fit, and memory";
 const SENT: &str = "each thread sends before it receives";
 
@@ -253,7 +253,7 @@ fn mq_crossbeam(_threads: usize) -> Shared {
 pub(crate) const BLOCKS: u64 = 64;
 pub(crate) const BLOCK: usize = 4096;
 
-/// So many blocks, all of them there.
+/// Makes a device of this many blocks, all of them cached.
 pub(crate) fn blocks_of_bufcache(blocks: u64) -> &'static bufcache::Device {
     let cache = bufcache::Cache::new(2 * BLOCKS as usize * BLOCK).expect(CACHED);
     let device = bufcache::MemoryDevice::new(vec![1; blocks as usize * BLOCK]);
@@ -274,7 +274,7 @@ fn bufcache_hits(blocks: u64) -> Shared {
     })
 }
 
-/// Why a block can be had.
+/// The message of `expect`: every block can be read.
 pub(crate) const CACHED: &str = "there is memory, and the device is in memory";
 
 fn buf_hot(_threads: usize) -> Shared {
@@ -315,7 +315,7 @@ fn aio_engine(_threads: usize) -> Shared {
     })
 }
 
-/// Why nothing fails.
+/// The message of `expect`: no request fails.
 const ENGINE: &str = "memory, a descriptor, and a free slot";
 
 fn shared_counter(_threads: usize) -> Shared {

@@ -68,7 +68,7 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     report.record("M6.cache_hits.pct", Some(cache_hits()));
 }
 
-/// Of nodes for a priority that comes and goes, how many in a hundred are the one kept before.
+/// Returns the share, in percent, of nodes that were the kept one, for a priority that comes and goes.
 fn cache_hits() -> f64 {
     let queue = <Tree as Queue>::new(BURST);
     let pair = |n| {

@@ -39,8 +39,8 @@ impl Kernel {
         Ok(Self(queue))
     }
 
-    /// How many messages a queue takes here, up to `most`: as many where the calling thread can have
-    /// an IPC namespace of its own, which those that it starts from then on are in as well.
+    /// Returns the number of messages that a queue can hold here, up to `most`: `most` if the calling thread can have
+    /// an IPC namespace of its own, which the threads that it starts later share.
     pub(crate) fn room(most: usize) -> usize {
         static RAISED: Once = Once::new();
         RAISED.call_once(|| {

@@ -1,4 +1,4 @@
-//! What a program uses instead, at the versions of `benches/Cargo.toml`. crossbeam and kanal have no priorities:
+//! The peers, at the versions of `benches/Cargo.toml`. crossbeam and kanal have no priorities:
 //! they show what a queue costs without them.
 
 use std::cmp::Reverse;

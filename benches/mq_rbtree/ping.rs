@@ -12,7 +12,7 @@ use crate::queue::{Ours, Queue, Tree};
 
 /// Messages that a queue takes.
 const MOST: usize = 16;
-/// Not timed, at the start of a window: a queue learns how long to look.
+/// The number of messages at the start of a window that are not timed: a queue learns how long to spin.
 const WARM_UP: usize = 64;
 const PERCENTS: [f64; 3] = [50.0, 99.0, 99.9];
 
@@ -45,7 +45,7 @@ fn window<'a, Q: Queue + 'a>(trips: usize) -> (&'static str, Window<'a>) {
     (Q::NAME, Box::new(run))
 }
 
-/// What the windows of one implementation gave: a percentile of each round.
+/// The result of the windows of one implementation: a percentile of each round.
 #[derive(Default)]
 struct Measured {
     rounds: Vec<Option<[f64; 3]>>,

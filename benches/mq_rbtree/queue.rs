@@ -1,4 +1,4 @@
-//! What every implementation can do here, and the loops that all of them run.
+//! The interface of every implementation, and the loops that all of them run.
 //!
 //! A message is a number. What has priorities gives the highest first and the oldest of it; heaps have
 //! a sequence number for that, which is part of what they cost.
@@ -10,7 +10,7 @@ use mq_rbtree::{Bitmap, Builder, Levels, RbTree};
 
 /// An implementation. Static dispatch throughout.
 pub(crate) trait Queue: Send + Sync + Sized {
-    /// As the tables have it.
+    /// The name in the tables.
     const NAME: &'static str;
 
     /// An empty one for so many messages.
@@ -23,7 +23,7 @@ pub(crate) trait Queue: Send + Sync + Sized {
     fn receive(&self) -> u64;
 }
 
-/// Why nothing is refused.
+/// The message of `expect`: no call is refused.
 pub(crate) const OPEN: &str = "open, below its limits, with memory, and no fork";
 
 /// Levels that are found by a number.

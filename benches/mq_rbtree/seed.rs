@@ -16,7 +16,7 @@ use offlock_sync::WordLock;
 
 use crate::queue::{Priorities, Queue, Tree};
 
-/// As deep as the kernel's test.
+/// The depth of the queue in the kernel's test.
 const DEPTH: usize = 65_528;
 const LEVELS: u32 = 32_768;
 /// Operations of a window: an array moves a megabyte for one of them.
@@ -72,7 +72,7 @@ impl Queue for Plain {
     }
 }
 
-/// Which priority is next.
+/// The order of the priorities.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     Constant,
@@ -154,7 +154,7 @@ impl Row {
     }
 }
 
-/// What the seed's author published of empty queues: nanoseconds of a send and of a receive. Of full ones
+/// The published times on empty queues: nanoseconds of a send and of a receive. For full queues the author published
 /// only that the cache makes 10 to 20 of difference.
 const PUBLISHED: [(&str, [f64; 2]); 3] =
     [(Array::NAME, [305.0, 288.0]), (Plain::NAME, [349.0, 318.0]), (CACHED, [310.0, 322.0])];
@@ -212,7 +212,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// What a look at the clock adds to what it measures.
+/// Returns the time that a look at the clock adds to a measurement.
 fn clock() -> f64 {
     let times = (0..10_000).map(|_| {
         let start = Instant::now();

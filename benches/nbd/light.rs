@@ -31,7 +31,7 @@ const BUFFER: usize = 1 << 20;
 struct Client {
     stream: UnixStream,
     blocks: u64,
-    /// Of each read in flight its block, and when it was sent; a cookie is an index.
+    /// The block of each read in flight, and the time at which it was sent; a cookie is an index.
     flights: Vec<(u64, Instant)>,
     free: Vec<usize>,
     requests: Vec<u8>,

@@ -53,7 +53,7 @@ const DISTURBED: f64 = 0.15;
 /// The row with an export whose device answers no more.
 const HUNG: &str = "W9.write_beside_hung_export.p99";
 
-/// How long is measured.
+/// The length of the measurement.
 struct Pace {
     rounds: usize,
     window: Duration,

@@ -10,7 +10,7 @@ use harness::Header;
 use crate::rows::Row;
 
 const WIDTH: f64 = 760.0;
-/// Where the bars begin; the names of the rows stand before them.
+/// The position at which the bars begin; the names of the rows stand before them.
 const BARS: f64 = 200.0;
 /// The longest bar; its figure stands behind it.
 const LONGEST: f64 = 500.0;

@@ -1,4 +1,4 @@
-//! What is measured: the rows of the table, and which target each of them decides.
+//! The rows of the table, and the target that each of them decides.
 
 use harness::{Args, FioSide, Ratio, Rounds, median};
 
@@ -19,7 +19,7 @@ pub(crate) struct Load {
     pub(crate) cpus: usize,
     /// The image is read past the page cache.
     pub(crate) direct: bool,
-    /// Not by fio, but by [`light`](crate::light): its blocks at random.
+    /// Measured by [`light`](crate::light) and not by fio, with random blocks.
     pub(crate) light: bool,
     /// The target that this row decides.
     pub(crate) target: Option<&'static str>,
@@ -107,7 +107,7 @@ pub(crate) struct Row {
     windows: Vec<Vec<Window>>,
 }
 
-/// What one window showed.
+/// The result of one window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) reads: FioSide,

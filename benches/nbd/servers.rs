@@ -24,7 +24,7 @@ pub(crate) const DIRECT_PEER: &str = "qemu-nbd native";
 /// nbdkit's file plugin, 16 threads per connection (its default).
 pub(crate) const NBDKIT: &str = "nbdkit file";
 
-/// How long a server may take until it greets its clients.
+/// The time that a server may take until it greets its clients.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A server that greets its clients.
@@ -33,7 +33,7 @@ pub(crate) struct Server {
     pub(crate) socket: PathBuf,
     pub(crate) process: Process,
     log: PathBuf,
-    /// Where ours tells its figures.
+    /// The socket on which our server reports its figures.
     metrics: Option<PathBuf>,
 }
 
@@ -71,7 +71,7 @@ impl Server {
     }
 }
 
-/// Where the servers find things.
+/// The paths that the servers need.
 pub(crate) struct Site<'a> {
     /// Our server's program, if it could be built.
     pub(crate) program: Option<PathBuf>,

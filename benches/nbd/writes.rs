@@ -28,13 +28,13 @@ pub(crate) struct Job {
     name: &'static str,
     /// fio's arguments.
     args: &'static str,
-    /// Those of the jobs beside it.
+    /// The operations of the jobs beside it.
     beside: &'static str,
     /// The targets that the row decides, by the ends of their names.
     targets: &'static [(&'static str, Figure)],
 }
 
-/// What of a window is compared.
+/// The figure of a window that is compared.
 #[derive(Debug, Clone, Copy)]
 enum Figure {
     /// Operations per second.

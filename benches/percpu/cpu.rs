@@ -6,7 +6,7 @@ use std::hint::black_box;
 use harness::{Case, Group, Plan, Report};
 
 thread_local! {
-    /// What a program does that gives each thread a number instead of asking for its CPU.
+    /// The number of a thread, for a program that numbers its threads instead of asking for the CPU.
     static SLOT: Cell<usize> = const { Cell::new(0) };
 }
 

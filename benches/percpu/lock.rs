@@ -11,7 +11,7 @@ use harness::{Case, Group, Plan, Report};
 use offlock_percpu::lglock::LgLock;
 use parking_lot::Mutex;
 
-/// Why no lock here is refused.
+/// The message of `expect`: no lock is refused.
 const FREE: &str = "no thread panics or locks twice";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {

@@ -51,7 +51,7 @@ const FAMILIES: [Family; 8] = [
     Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
 ];
 
-/// What `--only` can ask for beside the families.
+/// The name that `--only` accepts beside the families.
 const WITHOUT_RSEQ: &str = "P8 without rseq";
 /// Tells the child that it is one.
 const CHILD: &str = "OFFLOCK_BENCH_WITHOUT_RSEQ";

@@ -32,7 +32,7 @@ fn run_heavy(plan: &Plan, report: &mut Report) {
     report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()/1", "membarrier/1"));
 }
 
-/// What is replaced: two cache lines, as a small node.
+/// The value that is replaced: two cache lines, as a small node.
 type Value = [u64; 16];
 
 /// Allocate, swap in, retire what was there, and free what is due: everything, on the one thread

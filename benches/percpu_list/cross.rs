@@ -43,7 +43,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("L4.mutex_list.tput", ratio);
 }
 
-/// Where an object waits to be removed: full from when it was added.
+/// The place in which an object waits for its removal: full once the object is added.
 struct Place<T> {
     full: AtomicBool,
     ticket: Handed<T>,

@@ -4,7 +4,7 @@ use percpu_list::{ArcEntry, Entry, PerCpuList};
 
 use crate::registry::{Registry, Walk};
 
-/// Why no call is refused here.
+/// The message of `expect`: no call is refused.
 const FREE: &str = "there is memory, and no thread walks";
 
 /// The list that owns what is on it: an object is a number here, and made anew by each addition.
@@ -40,7 +40,7 @@ impl Walk for Owning {
     }
 }
 
-/// The same by entries that do not borrow the list: a task that is spawned can keep them.
+/// The list with entries that do not borrow it, as a spawned task keeps them.
 pub(crate) struct Shared(PerCpuList<u64>);
 
 impl Registry for Shared {

@@ -52,7 +52,7 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
     }
 }
 
-/// What a lock for an addition and one for a removal take at the least: the row `two exchanges/1`.
+/// The least cost of a lock for an addition and one for a removal: the row `two exchanges/1`.
 fn exchanges<'a>() -> Case<'a> {
     Case::new("two exchanges", 1, |_| {
         let word = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! What a program uses instead: a doubly linked list, a slab, and linked lists in shards, each under a mutex; and
+//! The peers: a doubly linked list, a slab, and linked lists in shards, each under a mutex; and
 //! sharded-slab and dashmap, at the versions of `benches/Cargo.toml`.
 //!
 //! Mutexes are parking_lot's, each on a line of its own.
@@ -16,7 +16,7 @@ use slab::Slab;
 
 use crate::registry::{Registry, Walk};
 
-/// What a linked list links.
+/// The node of a linked list.
 #[repr(align(64))]
 pub(crate) struct Node {
     number: u64,
@@ -149,7 +149,7 @@ impl Walk for ShardedList {
     }
 }
 
-/// What a slab keeps the address of.
+/// The object whose address a slab stores.
 #[repr(align(64))]
 pub(crate) struct Plain {
     number: u64,

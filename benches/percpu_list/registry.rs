@@ -1,4 +1,4 @@
-//! What every implementation can do here, and the loops that all of them run.
+//! The interface of every implementation, and the loops that all of them run.
 //!
 //! What is registered are objects: a cache line each, as much as any open file or connection has at
 //! least. An intrusive list links the object; a slab keeps its address; a list that owns values keeps
@@ -10,11 +10,11 @@ use harness::Case;
 
 /// An implementation. Static dispatch throughout.
 pub(crate) trait Registry: Sync + Sized {
-    /// As the tables have it.
+    /// The name in the tables.
     const NAME: &'static str;
-    /// What is registered: it is there before it is added, and after it is removed.
+    /// The registered object, which exists before it is added and after it is removed.
     type Object: Send + Sync;
-    /// What a program keeps to remove an object again.
+    /// The handle by which a program removes an object.
     type Ticket<'a>: Send
     where
         Self: 'a;
@@ -37,7 +37,7 @@ pub(crate) trait Walk: Registry {
     fn each(&self, f: impl FnMut(u64));
 }
 
-/// How many entries `live` rows have beside those that come and go.
+/// The number of entries that `live` rows have beside those that come and go.
 pub(crate) const LIVE: usize = 100_000;
 
 /// Objects that are in a registry, until this is dropped.
@@ -68,7 +68,7 @@ impl<'a, R: Registry> Entries<'a, R> {
         *entry = Some(self.registry.add(object));
     }
 
-    /// How many there are.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -72,7 +72,7 @@ fn hits(events: &[Event]) -> Option<Stats> {
     Some(sequentially(events))
 }
 
-/// What the list has counted after all events, each on its CPU.
+/// Returns the counters of the list after all events, each on its CPU.
 fn sequentially(events: &[Event]) -> Stats {
     let cpus = allowed_cpus().expect("this process has CPUs");
     let replay = || {
@@ -135,13 +135,13 @@ fn throughput(
 struct Step {
     object: u32,
     action: Action,
-    /// The other thread must have added it before.
+    /// The event waits until the other thread has added the file.
     after: bool,
-    /// The other thread is to know that it was added.
+    /// The event tells the other thread that the file was added.
     tell: bool,
 }
 
-/// What each thread does, and how many events there are.
+/// The events of each thread, and their number.
 struct Script {
     threads: [Vec<Step>; CPUS],
     objects: usize,

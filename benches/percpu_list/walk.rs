@@ -12,7 +12,7 @@ use crate::peers::{MutexList, MutexSlab, ShardedList};
 use crate::registry::{Entries, LIVE, Registry, Walk};
 
 const OURS: &str = Owning::NAME;
-/// Why nothing is refused here.
+/// The message of `expect`: no call is refused.
 const FREE: &str = "this thread has nothing locked";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {

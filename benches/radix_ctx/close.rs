@@ -81,7 +81,7 @@ fn measure(plan: &Plan, group: &str) -> Rounds {
     rounds
 }
 
-/// Why no wait is refused.
+/// The message of `expect`: no wait is refused.
 const FREE: &str = "no guard is held";
 
 fn together(map: &Ctx<Value>) {

@@ -1,4 +1,4 @@
-//! What every implementation can do here, and the loops that all of them run.
+//! The interface of every implementation, and the loops that all of them run.
 //!
 //! A map is filled with entries 0 to `n` and says under which key each can be found: a hash map is
 //! told its keys (dense, from 0), a table hands out its own. Loops run over keys, so that they are
@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use harness::{Case, Random};
 
-/// What a context is, unless a row says otherwise: 56 bytes.
+/// The context of most rows: 56 bytes.
 pub(crate) type Value = [u64; 7];
 
 /// The context of entry `n`.
@@ -18,11 +18,11 @@ pub(crate) fn value(n: u64) -> Value {
 
 /// An implementation with values `V`. Static dispatch throughout.
 pub(crate) trait Map<V>: Sync + Sized {
-    /// As the tables have it.
+    /// The name in the tables.
     const NAME: &'static str;
-    /// What a program keeps to find a value again.
+    /// The key by which a program finds a value again.
     type Key: Copy + Send + Sync;
-    /// What a read needs.
+    /// The guard that a read needs.
     type Guard<'g>
     where
         Self: 'g;
@@ -34,7 +34,7 @@ pub(crate) trait Map<V>: Sync + Sized {
     /// Makes a guard.
     fn enter(&self) -> Self::Guard<'_>;
 
-    /// What `f` says of the value under `key`.
+    /// Returns the result of `f` on the value under `key`.
     fn read<R>(
         &self,
         guard: &Self::Guard<'_>,
@@ -84,7 +84,7 @@ impl Pack for usize {
     }
 }
 
-/// Within a `Map`: a read needs no guard.
+/// The items of a `Map` whose reads need no guard.
 macro_rules! unguarded {
     () => {
         type Guard<'g>
@@ -103,7 +103,7 @@ pub(crate) trait Walk<V>: Map<V> {
     fn each(&self, f: impl FnMut(&V));
 }
 
-/// So many lookups before the order repeats, for a small map: no branch predictor learns it.
+/// The least number of lookups before the order repeats, for a small map. No branch predictor learns so many.
 const LEAST: usize = 1 << 14;
 
 /// The order of lookups among `n` entries, a power of two long: each once in random order where
@@ -122,7 +122,7 @@ pub(crate) fn order(n: usize) -> Vec<u32> {
 pub(crate) struct Filled<M: Map<V>, V = Value> {
     pub(crate) map: M,
     pub(crate) keys: Vec<M::Key>,
-    /// In the order of the entries.
+    /// The keys in the order of the entries.
     pub(crate) ascending: Vec<M::Key>,
 }
 

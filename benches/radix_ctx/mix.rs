@@ -20,7 +20,7 @@ const HALF: usize = ENTRIES / 2;
 const OUT: usize = 64;
 /// Operations before the stream repeats.
 const STREAM: usize = 1 << 16;
-/// In the stream: not a read.
+/// The number in a stream that stands for a write.
 const WRITE: u32 = u32::MAX;
 
 /// A map and the keys of its entries, as of the last insert of each.
@@ -64,7 +64,7 @@ impl<M: Change<Value>> Shared<M> {
     }
 }
 
-/// What thread `thread` does: an entry to read, or [`WRITE`].
+/// Returns the operations of thread `thread`: an entry to read, or [`WRITE`].
 fn stream(thread: usize, reads: u64) -> Vec<u32> {
     let mut random = Random::new(70 + thread as u64);
     let mut next = || {

@@ -1,4 +1,4 @@
-//! What is measured: the table, with its values in its slots.
+//! The measured table, with its values in its slots.
 
 use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id};
@@ -8,7 +8,7 @@ use crate::peers::fill;
 use crate::seed::aio::Handle;
 use crate::seed::list::{Context, Registry};
 
-/// Why a table takes everything.
+/// The message of `expect`: no insertion is refused.
 const ROOM: &str = "memory for a context, and no limit";
 
 /// radix-ctx: a [`CtxTable`] without limits.

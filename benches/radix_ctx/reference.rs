@@ -16,7 +16,7 @@ const IDS: usize = 512;
 
 const OURS: &str = "get_ref + drop";
 
-/// Which ids are looked up.
+/// The ids that are looked up.
 #[derive(Clone, Copy, PartialEq)]
 enum Ids {
     All,

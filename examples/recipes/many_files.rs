@@ -32,7 +32,7 @@ async fn read_file(engine: &Engine, path: &Path, buf: &mut Vec<u8>) -> io::Resul
     Ok(())
 }
 
-/// What all tasks have found.
+/// The results of all tasks.
 #[derive(Default)]
 struct Totals {
     files: Cell<u64>,

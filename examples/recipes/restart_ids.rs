@@ -11,7 +11,7 @@ use std::path::Path;
 
 use radix_ctx::{CtxTable, Id};
 
-/// What a client brings back: the run of the server, and an id of that run.
+/// The number that a client brings back: the run of the server, and an id of that run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Cookie {
     run: u64,

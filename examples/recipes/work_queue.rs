@@ -23,7 +23,7 @@ struct Job {
     attempts: u32,
 }
 
-/// Where a job has ended.
+/// The ends of the jobs.
 #[derive(Default)]
 struct Ended {
     done: Vec<u32>,

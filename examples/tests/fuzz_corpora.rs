@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Of one corpus, in bytes: a clone and a replay should not notice it.
+/// The largest size of one corpus in bytes: a clone and a replay should not notice it.
 const MOST: u64 = 256 << 10;
-/// What is committed, by `fuzz/.gitignore`; other names are what a run has found here.
+/// The names of committed inputs, as in `fuzz/.gitignore`; files with other names are finds of local runs.
 const COMMITTED: [&str; 3] = ["captured-", "found-", "seed-"];
 
 /// Says what is wrong with the fuzz targets below `root`; nothing if all is well.
@@ -61,7 +61,7 @@ fn listed(manifest: &str) -> BTreeSet<String> {
     programs.filter_map(name).collect()
 }
 
-/// What is in a folder; nothing if there is no such folder.
+/// Returns the entries of a folder; none if there is no such folder.
 fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()

@@ -198,12 +198,12 @@ mod the_check {
 
     const HEAD: &str = "# Invariants\n\n| # | statement | tool | test |\n|---|---|---|---|\n";
 
-    /// What is wrong with a crate of this table and this `tests/it.rs`.
+    /// Returns the problems of a crate with this table and this `tests/it.rs`.
     fn verdict(table: &str, source: &str) -> Vec<String> {
         verdict_with(table, source, &[])
     }
 
-    /// The same, with litmus tests: their names and texts.
+    /// Returns the problems of a crate with litmus tests: their names and texts.
     fn verdict_with(table: &str, source: &str, litmus: &[(&str, &str)]) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("crates/it");

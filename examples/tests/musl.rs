@@ -31,7 +31,7 @@ const CRATES: [(&str, &str, &str); 6] = [
 
 const FEATURES: &str = "bufcache/aio-reap,mq-rbtree/stream";
 
-/// Where Debian's package puts the library, on x86_64 and on aarch64.
+/// The path of the library in Debian's package, on x86_64 and on aarch64.
 const MUSL: [&str; 2] = ["/lib/x86_64-linux-musl/libc.so", "/lib/aarch64-linux-musl/libc.so"];
 
 /// Undefined symbols that musl's C library need not export, and what defines them.
@@ -44,7 +44,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// What a command prints on its standard output.
+/// Returns the standard output of a command.
 ///
 /// # Panics
 ///

@@ -10,7 +10,7 @@ use crate::ours::OPEN;
 /// Hits among the keys, with room for so many.
 pub(crate) type Hits = fn(&[u32], usize) -> u64;
 
-/// What the targets are about, and what it is compared with. OPT knows the future.
+/// The name of the policy that the targets are about, and the names of its peers. OPT knows the future.
 pub(crate) const OURS: &str = "bufcache";
 pub(crate) const OPT: &str = "OPT";
 pub(crate) const QUICK_CACHE: &str = "quick_cache";
@@ -35,7 +35,7 @@ fn bufcache(keys: &[u32], room: usize, eviction: Eviction) -> u64 {
     bufcache_replay::hits(keys, room, eviction).expect(OPEN)
 }
 
-/// In one part, which is the best for its hits.
+/// Replays the keys on a cache of one part, which is best for its hits.
 fn quick_cache(keys: &[u32], room: usize) -> u64 {
     let mut cache = quick_cache::unsync::Cache::<u32, ()>::new(room);
     let hit = |key: &&u32| {

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::{env, error, fmt, process};
 
-/// What the user asked of a bench.
+/// The arguments of a bench.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     /// Fewer and shorter windows: the bench ends within 60 s.
     pub quick: bool,
-    /// As few and short ones as there can be: that the bench runs and ends. Its figures say nothing. It is
-    /// `quick`, too.
+    /// As few and short windows as possible, to check that the bench runs and ends. The figures mean nothing.
+    /// Implies `quick`.
     pub smoke: bool,
     /// Only the rows or groups whose name contains this (`--only NAME`).
     pub only: Option<String>,
@@ -17,7 +17,7 @@ pub struct Args {
     pub threads: Option<Vec<usize>>,
     /// The I/O engine to measure (`--backend NAME`), for benches that have one.
     pub backend: Option<String>,
-    /// Where to draw what was measured (`--picture FILE`), for benches that do.
+    /// The file for a picture of the results (`--picture FILE`), for benches that draw one.
     pub picture: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
@@ -26,7 +26,7 @@ pub struct Args {
     pub help: bool,
 }
 
-/// Why the arguments of a bench are refused.
+/// The reasons for which the arguments of a bench are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ArgsError {
     /// The bench has no such argument.
@@ -52,7 +52,7 @@ impl fmt::Display for ArgsError {
 
 impl error::Error for ArgsError {}
 
-/// What every bench takes, in the words of its help.
+/// The arguments of every bench, in the words of its help.
 const COMMON: &str = "\
 Arguments of every bench:
   --quick      fewer and shorter windows

@@ -1,4 +1,4 @@
-//! How and where this bench was built, for those that build more.
+//! The circumstances of this build, for benches that build other programs.
 
 use std::env;
 use std::io;

@@ -21,19 +21,19 @@ pub struct Family {
 
 /// A target bench of families.
 pub struct Bench<'a> {
-    /// As cargo calls it, and its section of the targets.
+    /// The name of the bench in cargo, and of its section in the targets.
     pub name: &'a str,
     /// Its `main.rs`, whose documentation is the help: `include_str!("main.rs")`.
     pub source: &'a str,
     /// All targets: `include_str!("../targets.toml")`.
     pub targets: &'a str,
-    /// What the figures depend on beside the machine; printed below the header.
+    /// The conditions that the figures depend on beside the machine; printed below the header.
     pub about: &'a dyn Display,
     /// [`Plan::limit`] with `--quick`: by the number of groups.
     pub quick_limit: Duration,
     /// And without.
     pub limit: Duration,
-    /// In the order in which they are measured.
+    /// The families in the order in which they are measured.
     pub families: &'a [Family],
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::process::Process;
 
-/// How long fio may take over its run time: it starts, connects and reports.
+/// The time that fio may take beyond its run time: it starts, connects and reports.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// The operations of one direction in a window, of all jobs together: reads, writes, or both counted together.
@@ -28,7 +28,7 @@ pub struct FioSide {
     pub busy: f64,
 }
 
-/// What fio measured in a window that reads, writes, or does both.
+/// The results of fio in a window that reads, writes, or does both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FioMix {
     /// The reads, if there were any.
@@ -100,7 +100,7 @@ fn latency(side: &Value, percent: &str) -> io::Result<Duration> {
     Ok(Duration::from_nanos(nanos as u64))
 }
 
-/// What fio writes about one run.
+/// The report of fio about one run.
 fn report<S: AsRef<str>>(
     cpu: usize,
     runtime: Duration,

@@ -1,4 +1,4 @@
-//! How much of the measured CPUs went to processes that are not part of the measurement.
+//! The share of the measured CPUs that went to processes outside the measurement.
 //!
 //! The overlap rule of [`crate::Window`] needs the threads to be ours. For windows between other
 //! programs this asks the kernel instead: time that the CPUs were busy, less the time that our

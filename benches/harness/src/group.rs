@@ -27,18 +27,18 @@ use crate::window::{Span, Window};
 /// 30 ns), far below a window.
 const CHUNK: Duration = Duration::from_micros(10);
 
-/// How often all rounds are measured again if a case has no window that counts: the load of a busy machine
-/// changes within seconds.
+/// The number of times that all rounds are measured again if a case has no window that counts: the load of a
+/// busy machine changes within seconds.
 const AGAIN: usize = 2;
 
-/// How a group is measured.
+/// The parameters of a measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Rounds; each measures every case once.
     pub rounds: usize,
     /// Length of one window.
     pub window: Duration,
-    /// How often a window that does not count is tried again within its round.
+    /// The number of times that a window that does not count is tried again within its round.
     pub retries: usize,
     /// Windows of several threads count from this overlap on (see [`Window::overlap`]). Those of one
     /// thread are tried again below it as well, or a ratio of two threads to one would compare

@@ -1,4 +1,4 @@
-//! What every bench of the workspace shares.
+//! The common parts of every bench of the workspace.
 //!
 //! A bench names its [`Case`]s, a [`Group`] measures them in interleaved rounds through one generic
 //! loop on pinned threads, and [`Targets`] turns the ratios into the lines that a reader greps:

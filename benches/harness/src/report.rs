@@ -1,9 +1,9 @@
-//! What a family of rows hands in: its table, the ratios to its peers, and the targets they decide.
+//! The report of a family of rows: its table, the ratios to its peers, and the targets that they decide.
 
 use crate::rounds::Rounds;
 use crate::targets::{Measured, TargetError, Targets};
 
-/// What a bench with several families of rows has measured so far.
+/// The results so far of a bench with several families of rows.
 #[derive(Debug)]
 pub struct Report {
     targets: Targets,

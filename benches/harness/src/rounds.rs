@@ -70,7 +70,7 @@ impl Rounds {
         self.cases.iter().any(|case| case.threads <= threads && lacks(case))
     }
 
-    /// What the comparison is called.
+    /// The name of the comparison.
     pub fn group(&self) -> &str {
         &self.group
     }

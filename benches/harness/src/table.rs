@@ -5,9 +5,9 @@ use std::fmt;
 /// A table of figures.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
-    /// What it shows: the heading of the first column.
+    /// The title of the table: the heading of the first column.
     pub title: String,
-    /// Of all columns but the first, which has the names of the rows.
+    /// The headings of all columns but the first, which has the names of the rows.
     pub columns: Vec<String>,
     /// A name and what the columns have.
     pub rows: Vec<(String, Vec<String>)>,

@@ -23,22 +23,22 @@ use crate::stats::Ratio;
 #[derive(Debug, Clone)]
 pub struct Targets {
     entries: Vec<Entry>,
-    /// Not all of them are asked for.
+    /// Only some of the targets are asked for.
     some: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Entry {
     id: String,
-    /// As the file has it.
+    /// The bound as written in the file.
     text: String,
     bound: Bound,
     measured: Option<f64>,
-    /// What stands behind the verdict: the spread and the kind of host.
+    /// The spread of the rounds and the kind of host.
     spread: String,
 }
 
-/// What was measured for a target: a figure, or the ratios of some rounds.
+/// The measured value of a target: a figure, or the ratios of some rounds.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
     figure: Option<f64>,
@@ -57,7 +57,7 @@ impl From<Option<Ratio>> for Measured {
     }
 }
 
-/// Why targets could not be read or recorded: each is a slip in the file or in the bench.
+/// The reasons for which targets could not be read or recorded: each is a mistake in the file or in the bench.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TargetError {

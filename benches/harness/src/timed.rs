@@ -16,7 +16,7 @@ use crate::window::{Span, Window};
 /// One row, called `name/1`.
 pub struct Row<'a> {
     name: String,
-    /// Before each window, and not in it.
+    /// A function that runs before each window and is not timed.
     before: Box<dyn FnMut() + 'a>,
     /// Some operations; how many.
     run: Box<dyn FnMut() -> u64 + 'a>,
@@ -28,7 +28,7 @@ impl<'a> Row<'a> {
         Self { name: name.to_string(), before: Box::new(|| ()), run: Box::new(run) }
     }
 
-    /// Does something before each window.
+    /// Sets a function that runs before each window.
     #[must_use]
     pub fn before(self, before: impl FnMut() + 'a) -> Self {
         Self { before: Box::new(before), ..self }
@@ -114,14 +114,14 @@ impl Clock {
     }
 }
 
-/// How some threads did a piece of work.
+/// The result of some threads that did a piece of work.
 ///
 /// A thread that waits may sleep, as its implementation chose. So a window counts by how long the threads
 /// would have run and did not, which the kernel tells (`schedstat`: time on a run queue).
 #[derive(Debug)]
 pub struct Timed {
     window: Window,
-    /// From the first start to the last end.
+    /// The time from the first start to the last end.
     pub whole: Duration,
 }
 
@@ -161,7 +161,7 @@ pub fn at_once(threads: usize, work: impl Fn(usize) + Sync) -> Timed {
     Timed { window: Window::new(spans), whole: end - start }
 }
 
-/// How long this thread has been ready to run, but did not.
+/// Returns the time for which this thread was ready to run, but did not run.
 fn kept_waiting() -> Duration {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let number = text.split_whitespace().nth(1).and_then(|number| number.parse().ok());

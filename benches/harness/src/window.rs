@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-/// What one thread did in one window. `start` and `end` count from any moment that all threads of
+/// The work of one thread in one window. `start` and `end` count from any moment that all threads of
 /// the window share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {

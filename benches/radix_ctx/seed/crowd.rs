@@ -14,7 +14,7 @@ use harness::{Random, with_cpus};
 use super::aio::{self, BLOCK, Handle, Request};
 use super::list::Registry;
 
-/// Of each thread's file.
+/// The size of each thread's file.
 pub(super) const BYTES: usize = 256 * BLOCK;
 /// Far more than a request needs.
 const STACK: usize = 64 << 10;
@@ -44,12 +44,12 @@ impl Requests {
     }
 }
 
-/// What the next run is.
+/// The parameters of the next run.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// Which of the registries.
+    /// Whether the list is measured, and not the table.
     pub(super) before: bool,
-    /// Of each thread.
+    /// The number of requests of each thread.
     pub(super) requests: usize,
 }
 
@@ -69,7 +69,7 @@ struct State {
     over: bool,
 }
 
-/// Where the threads wait for the next run, and the leader for its end.
+/// The gate at which the threads wait for the next run, and the leader for its end.
 #[derive(Default)]
 struct Gate {
     state: Mutex<State>,
@@ -98,7 +98,7 @@ impl Gate {
         }
     }
 
-    /// How long `run` took.
+    /// Starts `run` and returns the time that it took.
     fn lead(&self, run: Run, threads: usize) -> Duration {
         let mut state = self.lock();
         (state.run, state.done) = (Some(run), 0);

@@ -25,7 +25,7 @@ impl Context {
     }
 }
 
-/// Where contexts are looked up.
+/// A registry in which contexts are looked up.
 pub(crate) trait Registry: Sync {
     /// The handle of the context called `id`, looked up under a guard of its own.
     fn find(&self, id: u64) -> Option<Handle>;
@@ -42,7 +42,7 @@ impl List {
         Self { head: AtomicPtr::default() }
     }
 
-    /// In front of all others, as the seed's list did.
+    /// Adds the context in front of all others, as the seed's list did.
     pub(crate) fn push(&mut self, mut context: Box<Context>) {
         *context.next.get_mut() = *self.head.get_mut();
         *self.head.get_mut() = Box::into_raw(context);

@@ -147,15 +147,15 @@ fn case<'a, R: Registry>(name: &str, side: &'a Side<R>, order: &'a [u32]) -> Cas
     })
 }
 
-/// What the runs of one number of cores say.
+/// The results of the runs with one number of cores.
 struct Wall {
     /// Wall time with the table over that with the list.
     ratio: f64,
-    /// That, less the predicted ratio.
+    /// The measured ratio minus the predicted one.
     gap: f64,
     /// CPU nanoseconds of a request with the table.
     base: f64,
-    /// Those of a walk.
+    /// CPU nanoseconds of a walk.
     walk: f64,
 }
 

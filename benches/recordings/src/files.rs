@@ -7,9 +7,9 @@ use crate::packed::{LoadError, load};
 pub struct Recording {
     /// A word: what was running.
     pub name: &'static str,
-    /// How many files were released.
+    /// The number of files that were released.
     pub removals: u64,
-    /// How many of these on the CPU that had allocated them.
+    /// The number of these that were released on the CPU that had allocated them.
     pub cpu_hits: u64,
     packed: &'static [u8],
 }
@@ -30,23 +30,23 @@ pub const BUILD16: Recording = Recording {
     packed: include_bytes!("../files-build16.bin.gz"),
 };
 
-/// How many CPUs the recorded machine had.
+/// The number of CPUs of the recorded machine.
 pub const CPUS: usize = 2;
 
-/// What happened to a file.
+/// An event of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Which file: numbers are dense, from 0, and used again after a release.
+    /// The number of the file: dense, from 0, and used again after a release.
     pub file: u32,
-    /// Whose.
+    /// The number of the task.
     pub task: u16,
-    /// Where: 0 or 1.
+    /// The CPU, 0 or 1.
     pub cpu: u8,
-    /// What.
+    /// The kind of the event.
     pub action: Action,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The file was opened, and its object allocated.

@@ -1,4 +1,4 @@
-//! What kernels did under load, recorded: see `README.md` for the formats and where they come from.
+//! Recordings of kernels under load: see `README.md` for the formats and where they come from.
 //!
 //! ```
 //! let recording = recordings::files::DBENCH64;

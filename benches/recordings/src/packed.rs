@@ -1,17 +1,17 @@
-//! What the formats have in common: gzip, a name, a number of records, records of 8 bytes.
+//! The common part of the formats: gzip, a name, a number of records, records of 8 bytes.
 
 use std::fmt;
 use std::io::{self, Read};
 
 use flate2::read::GzDecoder;
 
-/// Why a recording could not be read: the file is damaged.
+/// The reason for which a recording could not be read: the file is damaged.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It is not gzip, or is cut short.
+    /// The file is not gzip, or is cut short.
     Unpack(io::Error),
-    /// It begins with another format's name.
+    /// The file begins with the name of another format.
     Format,
     /// There are more or fewer records than it says.
     Length,

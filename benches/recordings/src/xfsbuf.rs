@@ -7,9 +7,9 @@ use crate::packed::{LoadError, load};
 pub struct Recording {
     /// A word: what was running.
     pub name: &'static str,
-    /// How often a buffer was asked for.
+    /// The number of gets.
     pub gets: u64,
-    /// How often there was none, and one was allocated.
+    /// The number of gets that found no buffer and allocated one.
     pub allocations: u64,
     packed: &'static [u8],
 }
@@ -33,16 +33,16 @@ pub const CREATE8: Recording = Recording {
 /// The thread of an event that a worker of the kernel caused.
 pub const WORKER: u8 = 255;
 
-/// What happened to a buffer.
+/// An event of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Which: its address on the disk, in blocks of 512 bytes.
+    /// The address of the buffer on the disk, in blocks of 512 bytes.
     pub address: u32,
-    /// How long it is, in blocks of 512 bytes.
+    /// The length of the buffer, in blocks of 512 bytes.
     pub length: u16,
-    /// Whose: 0 to 7, or [`WORKER`].
+    /// The thread: 0 to 7, or [`WORKER`].
     pub thread: u8,
-    /// What.
+    /// The kind of the event.
     pub operation: Operation,
     /// Whether it was for later.
     pub read_ahead: bool,
@@ -50,7 +50,7 @@ pub struct Event {
     pub try_lock: bool,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Looked up, and made if there was none.

@@ -67,7 +67,7 @@ impl Replay {
     }
 }
 
-/// What was in the cache when the recording began: asked for, and never allocated.
+/// Returns the buffers that were in the cache when the recording began: got, and never allocated.
 fn resident(events: &[Event]) -> Vec<Event> {
     let allocated: BTreeSet<u32> = events
         .iter()

@@ -34,15 +34,15 @@ impl Change<'_> {
     }
 }
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It has not ended, or it panicked.
+    /// The operation has not ended, or it panicked.
     InFlight,
-    /// It succeeded.
+    /// The operation succeeded.
     Done,
-    /// It failed.
+    /// The operation failed.
     Failed,
 }
 
@@ -77,7 +77,7 @@ pub struct Recorded {
     pub begin: u64,
     /// The moment at which it ended.
     pub end: Option<u64>,
-    /// How it ended.
+    /// The outcome of the operation.
     pub outcome: Outcome,
     /// The moment at which a change became durable.
     pub durable: Option<u64>,

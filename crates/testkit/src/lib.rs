@@ -1,4 +1,4 @@
-//! What the tests and benches of several crates share.
+//! Helpers that the tests and benches of several crates share.
 //!
 //! | Module | Contents |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! How long a stress test runs.
+//! The length of a stress test.
 
 use std::env;
 use std::time::{Duration, Instant};

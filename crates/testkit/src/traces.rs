@@ -22,11 +22,11 @@ pub struct Trace {
     pub name: String,
     /// Blocks, numbered from 0 in the order of their first requests.
     pub keys: Vec<u32>,
-    /// How many different blocks it has.
+    /// The number of different blocks of the trace.
     pub blocks: usize,
 }
 
-/// Why a trace was not read.
+/// The reasons for which a trace was not read.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -41,7 +41,7 @@ pub enum TraceError {
     Packed {
         /// The file.
         path: PathBuf,
-        /// What the program that unpacks it wrote.
+        /// The standard error of the program that unpacks it.
         message: String,
     },
     /// A line cannot be used.
@@ -55,7 +55,7 @@ pub enum TraceError {
     },
 }
 
-/// Why a line of a trace cannot be used.
+/// The reasons for which a line of a trace cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LineError {

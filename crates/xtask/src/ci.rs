@@ -37,7 +37,7 @@ pub(crate) fn list() {
     PARTS.iter().for_each(|part| println!("{}", part.name));
 }
 
-/// For one part, of which each takes minutes: what hangs ends here. A busy machine needs longer.
+/// The time limit of one part. Each takes minutes; a busy machine needs longer.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Runs the parts with these names, or all if none is named.
@@ -91,8 +91,8 @@ fn promised(ws: &Workspace, line: &str) -> Result<Cmd> {
     Ok(ws.cmd(program).words(words))
 }
 
-/// What a user does: a crate of their own, the libraries added by path, and the README's examples. And
-/// whether the libraries can be published.
+/// Does what a user does: a crate of their own, the libraries added by path, and the README's examples. Checks
+/// that the libraries can be published.
 fn adopt(ws: &Workspace) -> Result<()> {
     let crates = ws.libraries()?;
     let scratch = Scratch::new("adopt")?;

@@ -16,7 +16,7 @@ use crate::process::{Error, Result};
 use crate::source::{self, Module, attributes, is_test};
 use crate::workspace::{Crate, Workspace, choose};
 
-/// How many re-exports are followed before a name is taken for a circle of them.
+/// The number of re-exports that are followed before a name is taken for a circle of them.
 const MOST: usize = 16;
 
 /// Prints the groups of modules that import each other, of these crates or of all.
@@ -67,7 +67,7 @@ struct Use {
     line: usize,
 }
 
-/// What the items of a module name.
+/// The names that the items of a module use.
 #[derive(Default)]
 struct Names {
     /// Items that are defined here, macros among them.
@@ -210,7 +210,7 @@ fn without_literals(tokens: TokenStream) -> TokenStream {
     trees.collect()
 }
 
-/// What a path leads to.
+/// The item that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Module(usize),

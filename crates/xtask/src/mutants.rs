@@ -215,7 +215,7 @@ pub(crate) fn unlabelled(ws: &Workspace, crates: &[Crate]) -> Result<()> {
 /// An ordering or a fence without a label.
 #[derive(Debug, PartialEq, Eq)]
 struct Site {
-    /// Of the ordering's path, or of the fence's statement.
+    /// The span of the ordering's path, or of the fence's statement.
     bytes: Range<usize>,
     line: usize,
     /// The orderings that are one step weaker; of a fence none, which is left out.

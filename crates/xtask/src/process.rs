@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// Why a command failed: a message, and the exit status that this program ends with.
+/// The failure of a command: a message, and the exit status of this program.
 #[derive(Debug)]
 pub(crate) struct Error {
     message: String,
@@ -204,9 +204,9 @@ fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// How long a group may take to end after SIGTERM, before it gets SIGKILL.
+/// The time that a process group may take to end after SIGTERM, before it gets SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
-/// How often a child is looked at while its time is limited.
+/// The interval between two looks at a child whose time is limited.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// When every command must have ended.

@@ -11,7 +11,7 @@ use crate::process::{Error, Result, read};
 /// A file, or an inline module in it.
 pub(crate) struct Module {
     pub(crate) file: PathBuf,
-    /// Of the file, such as `rcu::domain`; of the root, `crate`.
+    /// The path of the module, such as `rcu::domain`; of the root, `crate`.
     pub(crate) name: String,
     pub(crate) parent: usize,
     /// More than one where a cfg decides between several.
@@ -103,7 +103,7 @@ fn add(
     Ok(this)
 }
 
-/// What `#[path = "..."]` says.
+/// Returns the path in `#[path = "..."]`.
 fn path_attribute(attribute: &Attribute) -> Option<String> {
     let Meta::NameValue(meta) = &attribute.meta else { return None };
     match &meta.value {

@@ -99,7 +99,7 @@ pub(crate) fn models(
     if any { Ok(()) } else { Err(Error::new(format!("no model matches {}", filter.join(" ")))) }
 }
 
-/// For all stress tests of one crate together: a test that hangs.
+/// The time limit of all stress tests of one crate together, for a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// The default of each stress test. A busy machine needs longer, which a test sees for itself; the
 /// soak runs for longer.

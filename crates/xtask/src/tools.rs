@@ -1,4 +1,4 @@
-//! What the checks need on a machine: toolchains, Debian packages, cargo subcommands.
+//! The requirements of the checks on a machine: toolchains, Debian packages, cargo subcommands.
 
 use crate::process::{Error, Result, read};
 use crate::workspace::{Workspace, is_command};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::process::{Cmd, Error, Result, read, write};
 
-/// Where commands run, and with which settings.
+/// The folder and the settings with which commands run.
 #[derive(Clone)]
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
@@ -152,7 +152,7 @@ pub(crate) struct Crate {
     pub(crate) dir: PathBuf,
     /// The folder's name.
     pub(crate) name: String,
-    /// What cargo calls it.
+    /// The name of the package in cargo.
     pub(crate) package: String,
     pub(crate) published: bool,
 }

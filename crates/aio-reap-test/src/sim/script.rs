@@ -1,4 +1,4 @@
-//! What a test in script mode determines: how submissions end, and how requests do.
+//! The decisions of a test in script mode: how submissions end, and how requests end.
 
 use std::collections::VecDeque;
 
@@ -66,7 +66,7 @@ pub enum Cancel {
     Refused,
 }
 
-/// What a script determines, and its log.
+/// The decisions of a script, and its log.
 #[derive(Debug, Default)]
 pub(super) struct Directions {
     pub(super) steps: VecDeque<SubmitStep>,

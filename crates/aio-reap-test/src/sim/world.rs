@@ -45,7 +45,7 @@ pub(super) struct World {
     pub(super) reaped: u64,
     pub(super) in_device: u64,
     pub(super) fingerprint: u64,
-    /// What the test determines, in script mode.
+    /// The decisions of the test, in script mode.
     pub(super) script: Option<Directions>,
 }
 

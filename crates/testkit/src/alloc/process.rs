@@ -51,7 +51,7 @@ fn count(allocations: u64, bytes: i64) {
     }
 }
 
-/// What all threads did while [`counted`] ran.
+/// The allocations of all threads while [`counted`] ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// Calls that allocate: `alloc`, `alloc_zeroed` and `realloc`.
