@@ -1,6 +1,8 @@
 //! An entry without a cache around it: the locks of a cache are fences for a checker, which hide
 //! what is missing elsewhere.
 
+use std::convert::Infallible;
+
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::thread;
 
@@ -330,15 +332,9 @@ impl BareWrites {
         block_on(self.0.group.join(losses, sync, || ()))
     }
 
-    /// As `Shared::reset` does, which calls `look` until no loss is reported meanwhile.
+    /// Resets the device like `Shared::reset`. Calls `look` until no loss is reported meanwhile.
     pub fn reset(&self, mut look: impl FnMut()) {
-        loop {
-            let losses = self.0.group.losses();
-            look();
-            if self.0.forgive(losses) {
-                return;
-            }
-        }
+        _ = self.0.forgive_after(|| Ok::<(), Infallible>(look()));
     }
 
     /// As a look for what is newer than the device begins.

@@ -151,19 +151,14 @@ impl Shared {
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }
-        loop {
-            // A write that began before the failure may note its sectors after the look at them, and
-            // a sync that covers the write may run still. Its failure makes the device no more
-            // poisoned than it is.
-            let losses = source.writes.group.losses();
-            let lost = self.keep_or_lose(source)?;
-            // All these sectors stay unsynced until a sync succeeds, because the device may lose
-            // their writes after this reset, too.
-            if source.writes.forgive(losses) {
-                let by = source.shift - 9;
-                return Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect());
-            }
-        }
+        // A write that began before the failure may note its sectors after the look at them, and a sync
+        // that covers the write may run still. Its failure makes the device no more poisoned than it
+        // is, so the look is repeated.
+        let lost = source.writes.forgive_after(|| self.keep_or_lose(source))?;
+        // All these sectors stay unsynced until a sync succeeds, because the device may lose their
+        // writes after this reset, too.
+        let by = source.shift - 9;
+        Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect())
     }
 
     /// Makes the blocks dirty that were written since the last good sync and stayed in the cache

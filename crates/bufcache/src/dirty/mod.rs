@@ -242,9 +242,27 @@ impl Writes {
             .filter(|&errno| errno != 0)
     }
 
-    /// Ends the poisoning, by a reset that has looked at the unsynced sectors after `losses` reports
-    /// of lost writes. Returns false if there are more by now, which may be of other sectors.
-    pub(crate) fn forgive(&self, losses: u64) -> bool {
+    /// Ends the poisoning after `look`, which looks at the unsynced sectors for a reset, and returns
+    /// its result. Calls `look` again if a loss was reported meanwhile, which may be of other sectors.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `look`. The device then stays poisoned.
+    pub(crate) fn forgive_after<T, E>(
+        &self,
+        mut look: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        loop {
+            let losses = self.group.losses();
+            let found = look()?;
+            if self.forgive(losses) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Ends the poisoning unless more losses than `losses` were reported. Returns whether it did.
+    fn forgive(&self, losses: u64) -> bool {
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the
         // reset has made dirty, for `is_newer` and `dirty_blocks_in_range`, which take no lock. A
         // thread that still finds the errno acts as before the reset.
