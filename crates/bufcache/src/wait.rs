@@ -35,16 +35,23 @@ const_thread_local! {
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let poll = |context: &mut Context<'_>| {
-        let outer = BLOCKED.with(|blocked| blocked.replace(context.waker().data()));
-        let polled = future.as_mut().poll(context);
-        BLOCKED.with(|blocked| blocked.set(outer));
-        polled
+        let _outer = Outer(BLOCKED.with(|blocked| blocked.replace(context.waker().data())));
+        future.as_mut().poll(context)
     };
     let sleep = |woken: &Futex, seen| {
         woken.wait(seen);
         true
     };
     offlock_sync::block_on(poll, sleep).expect("it sleeps until the future is ready")
+}
+
+/// The mark `BLOCKED` of the `block_on` around this one. The drop restores it, also if the future panics.
+struct Outer(*const ());
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        BLOCKED.with(|blocked| blocked.set(self.0));
+    }
 }
 
 /// Returns whether [`block_on`] of the calling thread polls the future. Then the future may block the
@@ -257,6 +264,12 @@ mod tests {
             (is_blocking().await, task, nested(), is_blocking().await)
         });
         assert_eq!(all, (true, (false, true), true, true));
+    }
+
+    #[test]
+    fn a_panic_removes_the_mark() {
+        contain(|| block_on(async { panic!("on purpose") })).unwrap_err();
+        assert!(BLOCKED.with(|blocked| blocked.get().is_null()));
     }
 
     #[test]
