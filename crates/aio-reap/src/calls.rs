@@ -11,8 +11,8 @@
 //!    that makes the queue non-empty wakes the engine after its push. The engine clears the wake fd
 //!    before it takes.
 //! 2. A closed queue is empty and refuses calls. `close` returns the calls that were sent before.
-//! 3. The last sender wakes the engine after its calls are in the queue. An engine that sees no
-//!    sender finds those calls with its next `take`.
+//! 3. The last sender wakes the engine after its calls are in the queue. One look under the lock finds
+//!    the sender or its calls, so an engine that finds neither, and has none taken, gets no more calls.
 //! 4. The response, or the drop of its responder, is stored before its task is woken. A poll looks for
 //!    it and stores its waker under one hold of the lock.
 
@@ -117,9 +117,10 @@ impl<C> CallQueue<C> {
         }
     }
 
-    /// Engine: returns whether a handle is left. If not, the next `take` takes the last call.
-    pub(crate) fn has_senders(&self) -> bool {
-        self.state.lock().senders != 0
+    /// Engine: returns whether the queue has calls, or a handle that may send one.
+    pub(crate) fn may_have_calls(&self) -> bool {
+        let queue = self.state.lock();
+        queue.senders != 0 || !check!("may_have_calls: none is queued", queue.calls.is_empty())
     }
 }
 
@@ -133,6 +134,11 @@ pub(crate) struct RemoteCalls<C> {
 impl<C> RemoteCalls<C> {
     pub(crate) fn has_calls(&self) -> bool {
         !self.taken.is_empty() || self.queue.has_calls()
+    }
+
+    /// Returns whether a call has not begun, or a handle may send one.
+    pub(crate) fn may_have_calls(&self) -> bool {
+        !self.taken.is_empty() || self.queue.may_have_calls()
     }
 
     /// Takes the queued calls, and with `close` refuses later ones. Returns the number of calls that

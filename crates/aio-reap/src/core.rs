@@ -165,9 +165,9 @@ impl Core {
         self.calls.borrow().as_ref().is_some_and(RemoteCalls::has_calls)
     }
 
-    /// Returns whether a remote of this engine is left.
-    fn has_remotes(&self) -> bool {
-        self.calls.borrow().as_ref().is_some_and(|calls| calls.queue.has_senders())
+    /// Returns whether a call of another thread has not begun, or may come.
+    fn may_have_calls(&self) -> bool {
+        self.calls.borrow().as_ref().is_some_and(RemoteCalls::may_have_calls)
     }
 
     /// Returns the queue of the calls of other threads. The first call makes it.
@@ -488,15 +488,14 @@ impl Core {
         Ok(())
     }
 
-    /// Turns the engine until no remote is left and no request is left.
+    /// Turns the engine until no request, no remote and no call of one is left.
     pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
         let turn = || match self.turn(true, false) {
             turn if turn.delivered > 0 => Served::Progress,
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        // The remotes first: a load that sees the last one gone carries its calls.
-        drive::serve(|| self.has_remotes() || self.has_calls(), turn, || self.sleep(None, None))
+        drive::serve(|| self.may_have_calls(), turn, || self.sleep(None, None))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.

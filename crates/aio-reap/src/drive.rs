@@ -11,8 +11,9 @@
 //!
 //! 1. When the driver waits, the descriptor was not readable at some time after the edge was
 //!    cleared. An event that makes it readable later makes another edge.
-//! 2. [`serve`] ends by a turn that began without a sender. The load that saw the last one gone
-//!    carries every request that was sent, so that turn took them.
+//! 2. [`serve`] ends after a turn that left nothing, by a look that finds neither a sender nor a queued
+//!    call. The look comes after the turn, because the turn may have made a sender, or cleared the
+//!    notification of the last one that left.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -99,7 +100,7 @@ pub(crate) fn block_on<T, E>(
     }
 }
 
-/// The end of a turn of [`serve`].
+/// What a turn of [`serve`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
     /// Completions were delivered, so another turn may find more work.
@@ -110,29 +111,23 @@ pub(crate) enum Served {
     Idle,
 }
 
-/// Turns an engine until it has no sender and no request. `has_senders` includes the calls that
-/// senders have left.
+/// Turns an engine until it has no request and no call of another thread may come. `may_have_calls`
+/// returns whether there is a sender or a queued call, by one look.
 ///
 /// # Errors
 ///
 /// Returns the error of `sleep`.
 pub(crate) fn serve<E>(
-    has_senders: impl Fn() -> bool,
+    may_have_calls: impl Fn() -> bool,
     mut turn: impl FnMut() -> Served,
     mut sleep: impl FnMut() -> Result<(), E>,
 ) -> Result<(), E> {
     loop {
-        // Checked before the turn: invariant 2.
-        let alone = check!("serve: no sender is left", !has_senders());
         match turn() {
-            Served::Progress => continue,
-            // The turn may have made a sender.
-            Served::Idle if alone && !has_senders() => return Ok(()),
-            Served::Idle | Served::Busy => {}
-        }
-        // If the last sender left during the turn, the turn may have cleared its notification.
-        if alone || check!("serve: a sender will notify", has_senders()) {
-            sleep()?;
+            Served::Progress => {}
+            // Looked at after the turn: invariant 2.
+            Served::Idle if check!("serve: no call may come", !may_have_calls()) => return Ok(()),
+            Served::Idle | Served::Busy => sleep()?,
         }
     }
 }

@@ -20,8 +20,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("end: wake the task", "remote::inv06_a_response_wakes_its_task"),
     ("close: take what was sent", "remote::closing_runs_or_refuses_every_call"),
     ("drop_sender: wake the engine", "remote::serving_ends_with_the_last_sender"),
-    ("serve: no sender is left", "remote::serving_takes_the_last_call"),
-    ("serve: a sender will notify", "remote::serving_takes_the_last_call"),
+    ("serve: no call may come", "remote::serving_takes_the_call_of_a_sender_that_a_turn_makes"),
+    ("may_have_calls: none is queued", "remote::serving_takes_the_last_call"),
 ];
 
 /// The number of a call, and what its sender waits for.
@@ -174,20 +174,22 @@ fn closing_runs_or_refuses_every_call() {
     });
 }
 
-/// A sender sends `calls` and is dropped. The engine serves as long as there is a sender.
+/// A sender sends `calls` and is dropped. The engine serves as long as there is a sender. With
+/// `made_by_turn` the first turn makes the sender.
 ///
 /// A turn clears the notifier only after a sleep, like the engine's own `clear`.
-fn serve_until_the_end(calls: u32) {
+fn serve_until_the_end(calls: u32, made_by_turn: bool) {
     thoroughly(move || {
         let shared = Shared::new(1);
-        shared.queue.add_sender();
-        let sender = thread::spawn({
+        let add_sender = || {
+            shared.queue.add_sender();
             let shared = Arc::clone(&shared);
-            move || {
+            thread::spawn(move || {
                 (1..=calls).for_each(|number| _ = shared.send(number));
                 shared.queue.drop_sender();
-            }
-        });
+            })
+        };
+        let mut sender = (!made_by_turn).then(add_sender);
         let (slept, mut taken, mut ran) = (Cell::new(false), VecDeque::new(), Vec::new());
         let turn = || {
             if slept.take() {
@@ -195,6 +197,7 @@ fn serve_until_the_end(calls: u32) {
             }
             shared.queue.take(&mut taken);
             run_all(&mut taken, &mut ran);
+            sender.get_or_insert_with(add_sender);
             Served::Idle
         };
         let sleep = || {
@@ -202,21 +205,27 @@ fn serve_until_the_end(calls: u32) {
             slept.set(true);
             Ok::<(), Infallible>(())
         };
-        _ = serve(|| shared.queue.has_senders(), turn, sleep);
+        _ = serve(|| shared.queue.may_have_calls(), turn, sleep);
         assert_eq!(ran.len(), calls as usize, "left behind");
-        sender.join().unwrap();
+        sender.expect("there was one").join().unwrap();
     });
 }
 
 /// Fails if the drop of the last sender does not notify.
 #[test]
 fn serving_ends_with_the_last_sender() {
-    serve_until_the_end(0);
+    serve_until_the_end(0, false);
 }
 
-/// Fails if the engine checks for senders only after it took their calls, or if it sleeps by a check
-/// from before the turn, which may have cleared the last notification.
+/// Fails if the engine looks for senders but not for their calls after the turn, or if it looks before
+/// the turn, which may clear the last notification.
 #[test]
 fn serving_takes_the_last_call() {
-    serve_until_the_end(1);
+    serve_until_the_end(1, false);
+}
+
+/// Fails if the engine does not look for calls that may come after a turn that left nothing.
+#[test]
+fn serving_takes_the_call_of_a_sender_that_a_turn_makes() {
+    serve_until_the_end(1, true);
 }
