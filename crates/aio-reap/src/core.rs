@@ -35,8 +35,8 @@ pub(crate) struct Core {
     calls: RefCell<Option<RemoteCalls<Call>>>,
     plugs: Cell<usize>,
     pub(crate) driver: Driver,
-    /// User code, such as a callback, is running in a caller of the current function.
-    dispatching: Cell<bool>,
+    /// Set while user code, such as a callback, runs in a caller of the current function.
+    is_dispatching: Cell<bool>,
 }
 
 impl Core {
@@ -55,7 +55,7 @@ impl Core {
             calls: RefCell::new(None),
             plugs: Cell::new(0),
             driver: Driver::default(),
-            dispatching: Cell::new(false),
+            is_dispatching: Cell::new(false),
         }
     }
 
@@ -65,7 +65,7 @@ impl Core {
     }
 
     pub(crate) fn is_dispatching(&self) -> bool {
-        self.dispatching.get()
+        self.is_dispatching.get()
     }
 
     pub(crate) fn plug(&self) {
@@ -90,14 +90,14 @@ impl Core {
     /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
     #[inline]
     pub(crate) fn flush_unless_held(&self) {
-        if self.plugs.get() == 0 && !self.dispatching.get() {
+        if self.plugs.get() == 0 && !self.is_dispatching.get() {
             self.flush(true);
         }
     }
 
     /// Submits like [`flush_unless_held`](Self::flush_unless_held), but neither reaps nor delivers.
     pub(crate) fn submit_unless_held(&self) {
-        if self.plugs.get() == 0 && !self.dispatching.get() {
+        if self.plugs.get() == 0 && !self.is_dispatching.get() {
             self.flush(false);
         }
     }
@@ -106,7 +106,7 @@ impl Core {
     fn flush(&self, delivers: bool) {
         if self.driver.is_driven() {
             let waker = self.driver.request_turn();
-            let _guard = self.dispatching();
+            let _guard = self.enter_dispatch();
             return waker.into_iter().for_each(Waker::wake);
         }
         if delivers {
@@ -208,9 +208,10 @@ impl Core {
             return;
         }
         let _rearm = RearmOnPanic(self);
-        let _guard = self.dispatching();
+        let _guard = self.enter_dispatch();
         for _ in 0..count {
-            let Some(call) = self.next_call() else { return }; // a call waited, and that turn ran the rest
+            // A call may wait for the engine, and that turn runs the rest.
+            let Some(call) = self.next_call() else { return };
             call(self);
         }
     }
@@ -235,7 +236,7 @@ impl Core {
             let count = count(&state);
             let Some(waker) = state.waiting.next_to_wake(count) else { return };
             drop(state);
-            let _guard = self.dispatching();
+            let _guard = self.enter_dispatch();
             waker.wake();
         }
     }
@@ -274,14 +275,14 @@ impl Core {
     fn drop_deferred(&self) {
         let deferred = mem::take(&mut self.state.borrow_mut().completions.deferred_drops);
         if !deferred.is_empty() {
-            let _guard = self.dispatching();
+            let _guard = self.enter_dispatch();
             drop(deferred);
         }
     }
 
     /// Marks that user code runs while the returned guard lives.
-    fn dispatching(&self) -> Dispatching<'_> {
-        Dispatching { core: self, outermost: !self.dispatching.replace(true) }
+    fn enter_dispatch(&self) -> DispatchGuard<'_> {
+        DispatchGuard { core: self, is_outermost: !self.is_dispatching.replace(true) }
     }
 
     /// Delivers the completions that are ready now. User code runs here, and no borrow is held.
@@ -293,7 +294,7 @@ impl Core {
         if ready == 0 {
             return 0;
         }
-        let _guard = self.dispatching();
+        let _guard = self.enter_dispatch();
         for delivered in 0..ready {
             let mut state = self.state.borrow_mut();
             let completions = &mut state.completions;
@@ -432,7 +433,7 @@ impl Drop for AdmitOnDrop<'_> {
     }
 }
 
-/// Like [`Rearm`] if a panic unwinds. Otherwise a round follows.
+/// On drop during a panic, causes a turn like [`Rearm`]. Without a panic a round follows, which has one.
 struct RearmOnPanic<'c>(&'c Core);
 
 impl Drop for RearmOnPanic<'_> {
@@ -443,16 +444,16 @@ impl Drop for RearmOnPanic<'_> {
     }
 }
 
-/// Ends a dispatch, also if a callback panics.
-struct Dispatching<'c> {
+/// Marks that user code runs. The drop ends the mark, also if a callback panics.
+struct DispatchGuard<'c> {
     core: &'c Core,
-    outermost: bool,
+    is_outermost: bool,
 }
 
-impl Drop for Dispatching<'_> {
+impl Drop for DispatchGuard<'_> {
     fn drop(&mut self) {
-        if self.outermost {
-            self.core.dispatching.set(false);
+        if self.is_outermost {
+            self.core.is_dispatching.set(false);
         }
     }
 }
@@ -602,8 +603,9 @@ pub enum ReapMode {
     /// Also right after each submission. Completions that are there by then cost no wake-up.
     #[default]
     AfterSubmit,
-    /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request, unless another
-    /// one is to be retried after a delay: it peeks until there is a completion. This gives the shortest latency and occupies a CPU.
+    /// Like `AfterSubmit`, but a wait peeks for completions and does not sleep while the kernel has a
+    /// request, unless another request is to be retried after a delay. This gives the shortest latency
+    /// and occupies a CPU.
     Poll,
 }
 

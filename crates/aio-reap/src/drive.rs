@@ -1,5 +1,5 @@
-//! The loops that turn an engine for others: the driver beside other tasks in an edge-triggered event
-//! loop such as tokio's, the executor of one future, and the server of other threads' requests.
+//! The loops that turn an engine: the driver beside other tasks in an edge-triggered event loop such as
+//! tokio's, the executor of one future, and the server of the calls of other threads.
 //!
 //! ```text
 //!  wait for an edge ─► clear it ─► turn ─► readable? ─ no ─► wait for an edge
@@ -24,11 +24,12 @@ use offlock_sync::{Arc, check, order};
 
 use crate::sys;
 
-/// The task that drives an engine, and what it is to do. Only the engine's thread uses it.
+/// The state of the task that drives an engine. Only the engine's thread uses it.
 #[derive(Debug, Default)]
 pub(crate) struct Driver {
+    /// Set while a task drives the engine.
     driven: Cell<bool>,
-    /// A request was made since the last turn of the driver.
+    /// Set if a request was made since the last turn of the driver.
     is_wanted: Cell<bool>,
     /// The waker of the task, while it sleeps.
     waker: RefCell<Option<Waker>>,

@@ -383,8 +383,8 @@ impl Drop for Engine {
     }
 }
 
-/// On drop, ends an engine if a panic unwinds: no callback and no call runs. `State::drop` waits for the
-/// requests in flight.
+/// On drop during a panic, closes the engine and drops the calls of other threads. No callback runs, and
+/// `State::drop` waits for the requests in flight.
 struct EndOnPanic<'c>(&'c Core);
 
 impl Drop for EndOnPanic<'_> {

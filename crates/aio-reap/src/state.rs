@@ -129,8 +129,8 @@ impl State {
         self.completions.in_flight - self.backend.backlog()
     }
 
-    /// Returns whether the next turn must not depend on a completion, because the requests in the
-    /// kernel may never complete.
+    /// Returns whether requests or cancellations wait for room in the kernel. A timer must then cause the
+    /// next turn, because the requests in the kernel may never complete.
     pub(crate) fn needs_retry(&self) -> bool {
         self.completions.blocked || self.backend.has_unsubmitted()
     }
@@ -222,7 +222,7 @@ impl State {
                     // The error is about the first request that was not accepted, not about those
                     // behind it.
                     let Some(index) = completions.pending.pop() else {
-                        completions.blocked = true; // the backlog failed, so a retry after a delay is all that is left
+                        completions.blocked = true; // an older entry failed: retry after a delay
                         return;
                     };
                     completions.refuse(index, NonZeroI32::new(errno));

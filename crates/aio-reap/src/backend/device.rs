@@ -14,7 +14,7 @@ use crate::completion_state::CompletionState;
 use crate::op::{RawCompletion, Sub, Submitted};
 use crate::slab::Batch;
 
-/// One of the backends. It has a tag of its own, because [`stage`](Backend::stage) reads it for each
+/// The backend of an engine. It has a tag of its own, because [`stage`](Backend::stage) reads it for each
 /// request and should not derive it from a field.
 #[repr(u8)]
 pub(crate) enum Device {

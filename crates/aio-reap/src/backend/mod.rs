@@ -39,8 +39,9 @@ pub(crate) trait Backend {
         false
     }
 
-    /// Stores a request for the next `submit`, so that its slot is not read there. Returns false if the request was not stored. Only called while [`can_stage`](Self::can_stage), with
-    /// no call of `submit` or `cancel` since, for at most as many requests as fit in flight.
+    /// Stores a request for the next `submit`, so that its slot is not read there. Returns false if the
+    /// request was not stored. Only called while [`can_stage`](Self::can_stage), with no call of
+    /// `submit` or `cancel` since, for at most as many requests as fit in flight.
     fn stage(&mut self, _request: Sub) -> bool {
         false
     }
@@ -115,7 +116,7 @@ pub(crate) trait Backend {
         0
     }
 
-    /// Returns whether the kernel is still to take accepted requests or cancellations.
+    /// Returns whether accepted requests or cancellations wait until the kernel takes them.
     fn has_unsubmitted(&self) -> bool {
         self.backlog() > 0
     }
