@@ -1,5 +1,5 @@
-//! An entry without a cache around it: the locks of a cache are fences for a checker, which hide
-//! what is missing elsewhere.
+//! Parts of a cache for models: an entry, an operation, the samples of a thread and the syncs of a device,
+//! without the locks of a cache. For a checker these are fences, and hide a fence that is missing.
 
 use std::convert::Infallible;
 
@@ -14,7 +14,7 @@ use crate::source::InFlight;
 use crate::wait::block_on;
 use crate::word::{BACK, Entry, EntryWord, Key, STALE, WRITE};
 
-/// A block that is there, and its bytes.
+/// The entry of one block, and the bytes of the block.
 #[derive(Debug)]
 pub struct Bare {
     entry: Entry,
@@ -27,7 +27,7 @@ pub struct Bare {
 unsafe impl Sync for Bare {}
 
 impl Bare {
-    /// An entry that may be read.
+    /// Returns an entry whose block may be read.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
@@ -36,7 +36,7 @@ impl Bare {
         bare
     }
 
-    /// One whose block is being loaded.
+    /// Returns an entry whose block is being loaded.
     #[must_use]
     pub fn loading() -> Self {
         let bare = Self::empty();
@@ -44,14 +44,14 @@ impl Bare {
         bare
     }
 
-    /// Ends the load with these bytes.
+    /// Ends the load of the block with `bytes`.
     pub fn load(&self, bytes: u64) {
         // SAFETY: no other thread accesses the bytes before they are published.
         self.bytes.with_mut(|at| unsafe { at.write(bytes) });
         self.entry.publish();
     }
 
-    /// Makes the block that is being loaded one with these bytes, as a thread does that creates it.
+    /// Ends the load of the block by the creation of a block with `bytes`.
     pub fn create(&self, bytes: u64) {
         let slot = hazard::protect_kept(&self.entry).unwrap();
         self.entry.change(WRITE, 0);
@@ -68,22 +68,22 @@ impl Bare {
         Self { entry: Entry::new(), bytes: UnsafeCell::new(0) }
     }
 
-    /// Claims a load, as a miss does, and fills the buffer with what `device` has.
+    /// Begins a load like a miss, and ends it with the bytes that `device` returns.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), EntryWord::loading(Frame(0))));
         self.load(device());
     }
 
-    /// Uses the place, hides its block and frees it, as the thread does that has evicted the block.
-    /// `is_first` of its bucket or not.
+    /// Uses the entry of an evicted block, hides the block and frees the entry. `is_first` says whether
+    /// the entry is the first one of its bucket.
     pub fn give_back(&self, is_first: bool) {
-        // SAFETY: this thread has the place until it is free; the checker says so if not.
+        // SAFETY: this thread has the entry until it is free; the checker says so if not.
         self.bytes.with_mut(|at| unsafe { at.write(8) });
         self.entry.hide();
         self.entry.free(is_first);
     }
 
-    /// Takes the place for another block, and uses it. Returns false if it is not free yet.
+    /// Takes the entry for another block, and uses it. Returns false if the entry is not free yet.
     pub fn take_over(&self) -> bool {
         let taken = self.entry.take(Key::new(1, 8), EntryWord::loading(Frame(1)));
         if taken {
@@ -97,7 +97,7 @@ impl Bare {
         Key::new(1, 0)
     }
 
-    /// As a hit does. What it read, if it was there.
+    /// Reads the bytes under a hazard slot like a hit. Returns `None` if the block may not be read.
     pub fn read(&self) -> Option<u64> {
         let slot = hazard::protect(&self.entry).ok()?;
         let there = self.entry.look(Self::key()).is_some_and(EntryWord::is_readable);
@@ -117,7 +117,7 @@ impl Bare {
         }
     }
 
-    /// Returns what goes to the device under `BACK`, unless a thread writes the bytes.
+    /// Returns the bytes that a write-back gives the device under `BACK`, unless a thread writes them.
     pub fn write_back(&self) -> Option<u64> {
         let seen = self.entry.word();
         let marked = !seen.has(WRITE) && self.entry.try_change(seen, BACK, 0).is_ok();
@@ -129,8 +129,8 @@ impl Bare {
         })
     }
 
-    /// Reads the bytes under a pin and drops it. Uses the place if it was the last pin, as the thread
-    /// does that frees the block of a failed load.
+    /// Reads the bytes under a pin and drops the pin. After the last pin it uses the entry, like the
+    /// thread that frees the block of a failed load.
     pub fn leave(&self) {
         // SAFETY: the pin keeps the entry as it is.
         self.bytes.with(|at| unsafe { at.read() });
@@ -152,7 +152,7 @@ impl Bare {
         assert!(self.entry.try_pin(self.entry.word()).is_ok());
     }
 
-    /// Waits under a pin until the block is there, and returns what it reads under the pin.
+    /// Waits under a pin until the block may be read, and returns the bytes.
     pub fn wait(&self) -> u64 {
         self.entry.pin().unwrap();
         while !self.entry.word().is_readable() {
@@ -161,8 +161,8 @@ impl Bare {
         self.read_and_unpin()
     }
 
-    /// Pins the block if it is there and has not changed since the look at its word. Returns what it
-    /// reads under the pin.
+    /// Pins the block if it may be read and has not changed since the look at its word. Returns the
+    /// bytes.
     pub fn pin_and_read(&self) -> Option<u64> {
         let seen = self.entry.word();
         let pinned = seen.is_readable() && self.entry.try_pin(seen).is_ok();
@@ -181,15 +181,15 @@ impl Bare {
         let slot = hazard::protect_kept(&self.entry).unwrap();
         self.entry.unpin();
         #[cfg(offlock_shuttle)]
-        (0..8).for_each(|_| thread::yield_now()); // it sees a schedule, not a race
+        (0..8).for_each(|_| thread::yield_now()); // shuttle sees a schedule, not a race
         // SAFETY: the slot keeps the entry as it is.
         let bytes = self.bytes.with(|at| unsafe { at.read() });
         slot.clear();
         bytes
     }
 
-    /// Invalidates and buries the entry. Returns whether it could be freed.
-    pub fn bury(&self) -> bool {
+    /// Invalidates the entry. Returns whether it could be freed.
+    pub fn invalidate(&self) -> bool {
         self.entry.change(STALE, 0);
         let left = hazard::is_left(&self.entry);
         if left {
@@ -199,7 +199,7 @@ impl Bare {
         left
     }
 
-    /// Evicts the buffer. Returns whether it could.
+    /// Evicts the block. Returns false if a slot protects it.
     pub fn evict(&self) -> bool {
         if !mark(&self.entry) {
             return false;
@@ -222,7 +222,7 @@ pub struct BareOperation {
 }
 
 impl BareOperation {
-    /// The device and its operation.
+    /// Returns a device whose operation is in flight.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
@@ -246,7 +246,7 @@ impl BareOperation {
 
     /// Returns whether the operation is in flight.
     #[must_use]
-    pub fn any(&self) -> bool {
+    pub fn is_in_flight(&self) -> bool {
         self.in_flight.any()
     }
 
@@ -265,23 +265,23 @@ impl BareOperation {
     }
 }
 
-/// Hits of sampled blocks, of one thread.
+/// The ring of one thread for its hits of sampled blocks.
 #[derive(Debug)]
 pub struct BareSamples(Samples);
 
 impl BareSamples {
-    /// A ring for so many.
+    /// Returns a ring for `len` hits.
     #[must_use]
     pub fn new(len: usize) -> Self {
         Self(Samples::new(len, len).unwrap())
     }
 
-    /// As a hit does, in the one thread that has the ring.
+    /// Notes a hit, in the thread of the ring.
     pub fn add(&self, tag: u32) {
         self.0.add(0, tag);
     }
 
-    /// As a miss does that has the lock of the shadows.
+    /// Takes the hits like a miss that has the lock of the shadows.
     #[must_use]
     pub fn drain(&self) -> Vec<u32> {
         let mut tags = Vec::new();
@@ -290,41 +290,41 @@ impl BareSamples {
     }
 }
 
-/// The syncs of a device that run at the same time, without the device.
+/// The group commit of a device.
 #[derive(Debug)]
 pub struct BareGroup(Group);
 
 impl BareGroup {
-    /// A group without a sync.
+    /// Returns a group in which no sync runs.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
         Self(Group::new())
     }
 
-    /// Whether a sync that began after this call has succeeded.
+    /// Returns whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
         block_on(self.0.join(self.0.losses(), async { sync() }, || ()))
     }
 }
 
-/// Syncs and durable writes of a device that tells one of them what it has lost.
+/// The syncs and durable writes of a device that reports lost writes once.
 pub struct BareWrites(Writes);
 
 impl BareWrites {
-    /// A device that has lost nothing.
+    /// Returns a device that has lost nothing.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
         Self(Writes::new(1, AttachOptions::new()))
     }
 
-    /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.
+    /// Syncs like `Shared::sync_device`. `device` returns false to report a loss.
     pub fn sync(&self, device: impl FnOnce() -> bool) -> bool {
         self.write_and_sync(|| (), device)
     }
 
-    /// As `Shared::sync` does.
+    /// Writes and syncs like `Shared::sync`.
     pub fn write_and_sync(&self, write: impl FnOnce(), device: impl FnOnce() -> bool) -> bool {
         let losses = self.0.group.losses();
         write();
@@ -337,12 +337,12 @@ impl BareWrites {
         _ = self.0.forgive_after(|| Ok::<(), Infallible>(look()));
     }
 
-    /// As a look for what is newer than the device begins.
+    /// Returns whether a sync has failed since the last reset.
     pub fn is_poisoned(&self) -> bool {
         self.0.poisoned().is_some()
     }
 
-    /// As `Shared::write_window` does for a durable write.
+    /// Writes like `Shared::write_window` for a durable write. `device` returns false to report a loss.
     pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
         let writing = self.0.group.begin_write();
         let has_succeeded = self.has_succeeded(device);

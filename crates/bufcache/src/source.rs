@@ -32,7 +32,7 @@ pub(crate) struct Source {
     /// grow. A device that became smaller refuses writes beyond its end.
     pub(crate) len: u64,
     pub(crate) is_read_only: bool,
-    /// As the device said when it was attached.
+    /// The write depth that the device returned when it was attached.
     pub(crate) write_depth: usize,
     pub(crate) writes: Writes,
 }

@@ -151,9 +151,9 @@ impl Shared {
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }
-        // A write that began before the failure may note its sectors after the look at them, and a sync
-        // that covers the write may run still. Its failure makes the device no more poisoned than it
-        // is, so the look is repeated.
+        // A write that began before the failure may note its sectors after the look at them, and the
+        // sync that covers the write may fail then. This failure changes no errno, so the reset looks
+        // again if a loss was reported.
         let lost = source.writes.forgive_after(|| self.keep_or_lose(source))?;
         // All these sectors stay unsynced until a sync succeeds, because the device may lose their
         // writes after this reset, too.

@@ -28,8 +28,8 @@ struct State {
     /// The number of syncs that have begun. Only the latest can be running.
     begun: u64,
     running: bool,
-    /// The device has answered the sync that runs.
-    told: bool,
+    /// The device has answered the running sync.
+    is_answered: bool,
     /// The number of the latest sync that failed.
     failed: u64,
     /// The number of durable writes that have begun.
@@ -41,19 +41,14 @@ struct State {
 }
 
 impl State {
-    fn writes_before(&self, number: u64) -> bool {
+    /// Returns whether a durable write up to that number runs.
+    fn has_write_up_to(&self, number: u64) -> bool {
         self.writing.iter().any(|write| *write <= number)
     }
 
-    /// Returns whether a caller that was told of no loss need not wait for the writes up to that
-    /// number.
-    fn is_told(&self, losses: u64, writes: u64) -> bool {
-        self.losses != losses || !self.writes_before(writes)
-    }
-
     /// Returns whether the sync with that number runs and the device has not answered it.
-    fn asks(&self, sync: u64) -> bool {
-        self.running && !self.told && self.begun == sync
+    fn is_unanswered(&self, sync: u64) -> bool {
+        self.running && !self.is_answered && self.begun == sync
     }
 
     /// Returns what a caller does about the sync that it needs, whose number is `mine`.
@@ -67,27 +62,28 @@ impl State {
             return Poll::Pending;
         }
         self.begun += 1;
-        (self.running, self.told) = (true, false);
+        (self.running, self.is_answered) = (true, false);
         Poll::Ready(Turn::Begin(self.begun, self.losses))
     }
 
     /// Returns ready once the results of the durable writes up to `writes`, and of the sync `sync`,
     /// are noted, or a loss after the first `losses` is.
-    fn told(&self, losses: u64, writes: u64, sync: Option<u64>) -> Poll<()> {
-        let asks = sync.is_some_and(|sync| self.asks(sync)) && self.losses == losses;
-        if self.is_told(losses, writes) && !asks { Poll::Ready(()) } else { Poll::Pending }
+    fn results(&self, losses: u64, writes: u64, sync: Option<u64>) -> Poll<()> {
+        let is_unanswered = sync.is_some_and(|sync| self.is_unanswered(sync));
+        let is_open = is_unanswered || self.has_write_up_to(writes);
+        if is_open && self.losses == losses { Poll::Pending } else { Poll::Ready(()) }
     }
 }
 
 /// What a caller does about the sync that it needs.
 enum Turn {
-    /// Nothing: it has ended. `true` if it succeeded, and the number of losses so far.
+    /// Nothing, because the sync has ended: whether it succeeded, and the number of losses so far.
     Over(bool, u64),
-    /// The caller begins it. Its number, and the number of losses so far.
+    /// The caller begins the sync: its number, and the number of losses so far.
     Begin(u64, u64),
 }
 
-/// A durable write, from before its call of the device until its result is noted.
+/// A durable write, which begins before its call of the device and ends when its result is noted.
 #[must_use = "syncs wait while this lives"]
 pub(crate) struct Writing<'g> {
     of: &'g Group,
@@ -100,16 +96,16 @@ impl Group {
         Self { state: Mutex::new(State::default()), waiters: WaitSet::new() }
     }
 
-    /// The losses that were reported so far. A caller reads it before it writes what it makes durable
-    /// with [`join`](Self::join).
+    /// Returns the number of losses that were reported so far. A caller reads it before the writes that
+    /// it makes durable with [`join`](Self::join).
     pub(crate) fn losses(&self) -> u64 {
         self.state.lock().losses
     }
 
     /// Waits for a sync that began after this call, and begins it if no other caller does. Returns
     /// whether it succeeded: false also if a later sync, or a durable write beside it, has failed, or
-    /// if there are more losses than `since`. A reset may have ended the poisoning meanwhile: then
-    /// what the caller wrote may be lost on the device, and dirty again.
+    /// if there are more losses than `since`. A reset may have ended the poisoning meanwhile: then the
+    /// device may have lost the caller's writes, and their blocks are dirty again.
     ///
     /// `sync` must not panic. `durable` is called under a lock before the next sync begins; its
     /// result is dropped without the lock.
@@ -125,21 +121,21 @@ impl Group {
             next
         };
         let turn = self.until(|state| state.turn(mine)).await;
-        let is_there =
+        let is_kept =
             |losses| check!("sync: nothing is lost since the caller wrote", losses == since);
         let (number, losses) = match turn {
-            Turn::Over(succeeded, losses) => return succeeded && is_there(losses),
+            Turn::Over(succeeded, losses) => return succeeded && is_kept(losses),
             Turn::Begin(number, losses) => (number, losses),
         };
         let succeeded_now = sync.await;
         let writes = {
             let mut state = self.state.lock();
-            state.told = true;
+            state.is_answered = true;
             state.writes
         };
         if succeeded_now {
             self.wake();
-            self.until(|state| state.told(losses, writes, None)).await;
+            self.until(|state| state.results(losses, writes, None)).await;
         }
         let mut state = self.state.lock();
         let succeeded = succeeded_now && state.losses == losses;
@@ -151,7 +147,7 @@ impl Group {
         drop(state);
         self.wake();
         drop(forgotten);
-        succeeded && is_there(losses)
+        succeeded && is_kept(losses)
     }
 
     /// Waits until `poll` is ready, which is called under the lock.
@@ -192,8 +188,8 @@ impl Group {
     /// it did.
     pub(crate) fn forgive(&self, since: u64, forgive: impl FnOnce()) -> bool {
         let state = self.state.lock();
-        let is_told = check!("reset: nothing is lost since it looked", state.losses == since);
-        is_told.then(forgive).is_some()
+        let is_current = check!("reset: nothing is lost since it looked", state.losses == since);
+        is_current.then(forgive).is_some()
     }
 }
 
@@ -207,7 +203,7 @@ impl Writing<'_> {
             let state = of.state.lock();
             (state.begun, state.writes)
         };
-        of.until(|state| state.told(losses, writes, Some(sync))).await;
+        of.until(|state| state.results(losses, writes, Some(sync))).await;
         of.state.lock().losses == losses
     }
 }

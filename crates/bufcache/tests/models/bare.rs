@@ -113,7 +113,7 @@ fn wakes_against_a_reclaim() {
         let bare = Arc::clone(&bare);
         move || assert_eq!(bare.wake(), 7)
     });
-    bare.bury();
+    bare.invalidate();
     wakes.join().unwrap();
 }
 
@@ -221,7 +221,7 @@ fn inv10_a_creator_against_an_invalidation() {
             let bare = Arc::clone(&bare);
             move || bare.create(9)
         });
-        bare.bury();
+        bare.invalidate();
         creates.join().unwrap();
     });
 }
@@ -307,7 +307,7 @@ fn inv23_an_operation_that_is_waited_for() {
                 assert!(!device.end());
             }
         });
-        assert!(device.any() || worked.load(Relaxed));
+        assert!(device.is_in_flight() || worked.load(Relaxed));
         ends.join().unwrap();
     });
 }
@@ -326,8 +326,7 @@ fn inv19_the_last_handle_against_a_write_that_fails() {
     });
 }
 
-/// One of them syncs for the two that wait.
-/// The device gives up what was written, and says so to another sync, after which a reset ends the poisoning.
+/// The device loses a write and reports that to another sync, after which a reset ends the poisoning.
 #[test]
 fn inv20_a_sync_that_a_reset_overtakes() {
     const NOT_THERE: u64 = 0;
@@ -357,7 +356,7 @@ fn inv20_a_sync_that_a_reset_overtakes() {
     });
 }
 
-/// Without a lock, as a look for what is newer than the device.
+/// A thread that finds the poisoning ended finds the blocks that the reset has made dirty, without a lock.
 #[test]
 fn inv24_the_end_of_a_reset() {
     thoroughly(|| {
@@ -372,8 +371,8 @@ fn inv24_the_end_of_a_reset() {
     });
 }
 
-/// A write that the device loses is noted after the first failure. The reset has seen it, or the device stays
-/// poisoned.
+/// A write that the device loses is noted after the first failure. Either the reset has seen it, or the
+/// device stays poisoned.
 #[test]
 fn inv18_a_failure_during_a_reset() {
     thoroughly(|| {
@@ -393,6 +392,7 @@ fn inv18_a_failure_during_a_reset() {
     });
 }
 
+/// One caller begins the sync for the two that wait, and fails for both.
 #[test]
 fn inv18_three_syncs_that_fail() {
     model(|| {
