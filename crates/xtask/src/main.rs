@@ -7,6 +7,7 @@ mod litmus;
 mod mutants;
 mod process;
 mod results;
+mod scale;
 mod soak;
 mod source;
 mod suites;
@@ -127,6 +128,15 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         results: Option<PathBuf>,
     },
+    /// The rows that threads share, at 1, 2, 4, 8 ... and all CPUs, on a page with pictures
+    Scale {
+        /// Build nothing: this folder has the programs
+        #[arg(long, value_name = "FOLDER")]
+        programs: Option<PathBuf>,
+        /// Where the page is written, and the pictures beside it
+        #[arg(long, value_name = "FILE", default_value = "scale.md")]
+        page: PathBuf,
+    },
     /// The import cycles among the modules of each crate and of the server
     Layers {
         /// The crates, such as `percpu` or `nbd-server`; all if none is named
@@ -163,6 +173,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     process::handle_signals().map_err(|error| Error::io("signals", error))?;
+    if let Command::Scale { programs: Some(programs), page } = &command {
+        return scale::measure(programs, page); // there may be no workspace
+    }
     let ws = &Workspace::open()?;
     match command {
         Command::Ci { list: true, .. } => {
@@ -202,6 +215,7 @@ fn run(command: Command) -> Result<()> {
             let pace = if quick { Some("--quick") } else { smoke.then_some("--smoke") };
             results::benches(ws, pace, results.as_deref())
         }
+        Command::Scale { page, .. } => scale::measure(&scale::build(ws)?, &page),
         Command::Layers { crates, check } => layers::run(ws, &crates, check),
         Command::Size => lint::sizes(ws),
         Command::Examples { crates, check } => lint::examples(ws, &crates, check),

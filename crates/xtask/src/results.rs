@@ -124,7 +124,7 @@ fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
 
 /// Draws columns of a table: a bar for each number, all on one scale, by their logarithms if they differ a
 /// thousandfold. The first row has the headings.
-fn bars(table: &[Vec<&str>], columns: &[usize]) -> String {
+pub(crate) fn bars(table: &[Vec<&str>], columns: &[usize]) -> String {
     const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-weight:600}\
         .c0{fill:#2a78d6}.c1{fill:#c9793f}.c2{fill:#2e915c}.c3{fill:#8c959f}\
         @media(prefers-color-scheme:dark){text{fill:#9198a1}}";

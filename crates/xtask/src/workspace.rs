@@ -242,10 +242,6 @@ impl TestBinary {
         {
             return None;
         }
-        let value = |json: &str, key: &str| {
-            let (_, rest) = json.split_once(&format!("\"{key}\":\""))?;
-            rest.split_once('"').map(|(value, _)| value.to_string())
-        };
         let target = line.split_once("\"target\":{")?.1;
         Some(TestBinary {
             package: Path::new(&value(line, "manifest_path")?).parent()?.to_path_buf(),
@@ -254,6 +250,12 @@ impl TestBinary {
             executable: value(line, "executable")?.into(),
         })
     }
+}
+
+/// Returns the first text of this name in one line of cargo's JSON.
+pub(crate) fn value(json: &str, key: &str) -> Option<String> {
+    let (_, rest) = json.split_once(&format!("\"{key}\":\""))?;
+    rest.split_once('"').map(|(value, _)| value.to_string())
 }
 
 /// A folder for temporary files, outside the workspace, which is removed when this is dropped.
