@@ -5,9 +5,6 @@
 //! lock that its holder takes again.
 #![cfg(not(offlock_model))]
 
-#[path = "common/no_id.rs"]
-mod no_id;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::env;
 use std::process::{Command, Stdio};
@@ -17,8 +14,6 @@ use std::time::{Duration, Instant};
 
 use offlock_percpu::{CpuId, capabilities, node_of, possible_cpus, rcu};
 use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef};
-
-use no_id::take_id;
 
 static BYTES: PerCpuCounter = PerCpuCounter::new();
 /// The same count in an atomic: the expected sum.
@@ -112,10 +107,6 @@ const FIRST_USES: &[(&str, fn())] = &[
 fn child_first_use() {
     let Ok(name) = env::var("OFFLOCK_FIRST_USE") else { return };
     let (_, first_use) = FIRST_USES.iter().find(|(known, _)| *known == name).expect("a case");
-    if env::var("OFFLOCK_WITHOUT_ID").is_ok() {
-        // `None` if rseq is not in use: no thread has an id then.
-        assert!(take_id().is_none_or(|id| id < 0), "the thread still has its CPU id");
-    }
     STATE.store(ON, Relaxed);
     first_use();
     for _ in 0..1_000 {
@@ -129,12 +120,10 @@ fn child_first_use() {
 }
 
 /// The conditions of a case.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Case {
     /// Counts from the first allocation of the process.
     early: bool,
-    /// Runs on a thread that has no CPU id.
-    without_id: bool,
     /// libc registers no rseq area.
     rseq_off: bool,
 }
@@ -146,9 +135,6 @@ fn in_process(name: &str, case: Case) {
     child.env("OFFLOCK_FIRST_USE", name).stdout(Stdio::piped()).stderr(Stdio::piped());
     if case.early {
         child.env("OFFLOCK_COUNT_EARLY", "1");
-    }
-    if case.without_id {
-        child.env("OFFLOCK_WITHOUT_ID", "1");
     }
     if case.rseq_off {
         child.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
@@ -177,16 +163,7 @@ fn in_process(name: &str, case: Case) {
 fn inv03_an_allocator_can_count() {
     for &(name, _) in FIRST_USES {
         for (early, rseq_off) in [(true, false), (false, false), (true, true), (false, true)] {
-            in_process(name, Case { early, rseq_off, ..Case::default() });
+            in_process(name, Case { early, rseq_off });
         }
-    }
-}
-
-/// If the first thread has no CPU id, a helper thread runs the self-test of the sections. Its
-/// allocations are counted while the first thread waits for the result.
-#[test]
-fn inv03_an_allocator_can_count_the_first_use_of_a_thread_without_an_id() {
-    for &(name, _) in FIRST_USES {
-        in_process(name, Case { without_id: true, ..Case::default() });
     }
 }

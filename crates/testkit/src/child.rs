@@ -3,8 +3,8 @@
 use std::env;
 use std::process::Command;
 
-/// Names the test that a child process runs.
-const CHILD: &str = "OFFLOCK_TEST_CHILD";
+/// The environment variable that names the test that a child process runs.
+pub const CHILD: &str = "OFFLOCK_TEST_CHILD";
 
 /// Runs `f` in a process of its own: for the test `name` alone, this test program is started again.
 ///

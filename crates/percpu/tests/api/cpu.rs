@@ -4,9 +4,10 @@ use std::env;
 use std::process::Command;
 use std::thread;
 
-use offlock_percpu::{capabilities, current_cpu, possible_cpus};
+use offlock_percpu::{PerCpuCounter, capabilities, current_cpu, possible_cpus};
 
 use crate::no_id::take_id;
+use testkit::child::{CHILD, in_own_process};
 use testkit::pin::{allowed_cpus, pin_to};
 
 /// Pins this thread to each allowed CPU, and checks the id, its source and the slot.
@@ -72,6 +73,24 @@ fn inv14_with_rseq_switched_off_the_answers_are_the_same() {
 /// Runs the checks in the mode in which this process was started.
 fn check_in_this_process() {
     thread::spawn(check_while_pinned).join().unwrap();
+}
+
+/// The first use of a process may be on a thread that libc did not create. The sections of the other
+/// threads stay on.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+#[test]
+fn inv14_a_first_use_without_an_id_leaves_sections_on() {
+    if env::var_os(CHILD).is_none() && capabilities().sections.is_err() {
+        return;
+    }
+    in_own_process("cpu::inv14_a_first_use_without_an_id_leaves_sections_on", || {
+        let first_use = || {
+            assert_eq!(testkit::rseq::unregister(), -1);
+            PerCpuCounter::new().increment();
+        };
+        thread::spawn(first_use).join().unwrap();
+        assert_eq!(capabilities().sections, Ok(()));
+    });
 }
 
 #[cfg(offlock_portable)]
