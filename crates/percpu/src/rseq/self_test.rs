@@ -167,14 +167,9 @@ mod tests {
         assert_eq!(decided(Ok(Correct)), (Ok(()), true));
         assert_eq!(decided(Err("no barrier")), (Err("no barrier"), false));
         assert_eq!(decided(Ok(NoId)), (Ok(()), true), "another thread may have an id");
-        for faulty in [
-            AddsTwice,
-            IgnoresGate,
-            ComparesHalf,
-            ChangesWhenRefused,
-            WrongCpu,
-            CountsNothing,
-        ] {
+        for faulty in
+            [AddsTwice, IgnoresGate, ComparesHalf, ChangesWhenRefused, WrongCpu, CountsNothing]
+        {
             let (decided, enabled) = decided(Ok(faulty));
             assert!(decided.is_err() && !enabled, "{faulty:?}: {decided:?}");
         }

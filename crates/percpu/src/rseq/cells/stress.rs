@@ -2,9 +2,10 @@
 //! same instructions without a section: on an rseq area that the kernel does not know.
 
 use std::collections::HashSet;
+use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use testkit::rng;
 use testkit::signals::{ThreadTimer, handle};
 use testkit::stress::stress_time;
 
-use super::{Block, Refused, Sections, TestList, passes, self_test};
+use super::{Block, Cell, Head, Refused, SHARD, Sections};
 use crate::fence::heavy_rseq;
 
 /// Returns sections that run as plain code, on the CPU where the thread was when it first asked.
@@ -36,12 +37,118 @@ fn unprotected(real: Sections) -> Sections {
     Sections { area: at.wrapping_sub(thread_pointer) as isize, ..real }
 }
 
+/// A value: three words, of which one is not in a pair, and a drop.
+struct Value([u64; 3]);
+
+impl Drop for Value {
+    fn drop(&mut self) {}
+}
+
+/// A block with its cells.
+#[repr(C)]
+struct Whole {
+    block: Block,
+    cells: [Cell<Value>; 64],
+}
+
+/// A shard whose current block is its only one.
+#[repr(C, align(128))]
+struct Shard {
+    current: AtomicPtr<Block>,
+}
+
+const _: () = assert!(size_of::<Shard>() == SHARD);
+
+/// A list with one block for each CPU.
+struct TestList {
+    head: Head,
+    shards: Box<[Shard]>,
+}
+
+// SAFETY: the blocks change by sections and atomic operations only, and are freed by the drop.
+unsafe impl Send for TestList {}
+// SAFETY: as above.
+unsafe impl Sync for TestList {}
+
 impl TestList {
+    fn new(cpus: u32) -> Self {
+        let shards: Box<[Shard]> =
+            (0..cpus).map(|_| Shard { current: AtomicPtr::default() }).collect();
+        for (cpu, shard) in shards.iter().enumerate() {
+            let word = || AtomicU64::new(0);
+            let block = Block {
+                home: word(),
+                adds: word(),
+                seen: word(),
+                misses: word(),
+                special: word(),
+                mask: u64::MAX,
+                current: ptr::from_ref(&shard.current),
+                cpu: cpu as u32,
+                slot: cpu as u32,
+                states: [const { AtomicU32::new(0) }; 64],
+                remote: word(),
+                held: word(),
+                special_remote: word(),
+                next: AtomicPtr::default(),
+                list: ptr::null(),
+                deferred: word(),
+                link: AtomicPtr::default(),
+                serial: 0,
+            };
+            let cells = [const { Cell(MaybeUninit::uninit()) }; 64];
+            let whole = Box::into_raw(Box::new(Whole { block, cells }));
+            shard.current.store(whole.cast(), Ordering::Relaxed);
+        }
+        let first = ptr::from_ref(&shards[0]).cast();
+        let gate = || AtomicU64::new(0);
+        let head = Head { gate: gate(), add_gate: gate(), shards: first, stride: SHARD };
+        Self { head, shards }
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        // SAFETY: the blocks live until the drop of the list.
+        self.shards.iter().map(|shard| unsafe { &*shard.current.load(Ordering::Relaxed) })
+    }
+
+    fn insert(&self, sections: Sections, value: [u64; 3]) -> Result<(*const Block, u32), Refused> {
+        let cell = Cell(MaybeUninit::new(Value(value)));
+        // SAFETY: there is a shard for each CPU, whose current block has cells of `Value`.
+        unsafe { sections.insert::<_, 0>(&raw const self.head, &raw const cell) }
+    }
+
     /// Calls `refill` for the blocks, of which that of this CPU is refilled.
     fn refill(&self, sections: Sections) {
         for block in self.blocks() {
             // SAFETY: the block and its shard are alive.
             let _ = unsafe { sections.refill(block) };
+        }
+    }
+
+    /// Removes by a section on any CPU.
+    fn remove(
+        &self,
+        sections: Sections,
+        (block, index): (*const Block, u32),
+    ) -> Result<[u64; 3], Refused> {
+        let mut out = Cell(MaybeUninit::<Value>::uninit());
+        // SAFETY: the caller has the entry of the cell, in a block of this list.
+        let mut done = unsafe { sections.remove(&raw const self.head, block, index, &raw mut out) };
+        if done == Err(Refused::OtherCpu) {
+            // SAFETY: as above.
+            done =
+                unsafe { sections.remove_remote(&raw const self.head, block, index, &raw mut out) };
+        }
+        // SAFETY: the section has moved the value, whose drop is empty.
+        done.map(|()| unsafe { out.0.assume_init_ref() }.0)
+    }
+}
+
+impl Drop for TestList {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            // SAFETY: the pointer is that of a box of `Whole`, and the cells need no drop.
+            drop(unsafe { Box::from_raw(shard.current.load(Ordering::Relaxed).cast::<Whole>()) });
         }
     }
 }
@@ -53,12 +160,6 @@ fn sections() -> Option<(Sections, u32)> {
         println!("sections are off: nothing to test");
     }
     Some((found?, crate::possible_cpus() as u32))
-}
-
-#[test]
-fn inv17_the_self_test_passes() {
-    let Some((sections, _)) = sections() else { return };
-    (0..1_000).for_each(|_| assert_eq!(self_test(sections), Some(true)));
 }
 
 /// On one CPU a block fills up, is empty again, and another CPU frees its cells.
@@ -114,22 +215,6 @@ fn a_thread_without_an_id_runs_no_section_on_a_block_of_no_cpu() {
 
     let Some((sections, cpus)) = sections() else { return };
     thread::spawn(move || check(sections, cpus)).join().unwrap();
-}
-
-/// The first list of a process may be one that such a thread makes. The lists of other threads have sections.
-#[test]
-#[cfg(target_env = "gnu")]
-fn a_thread_without_an_id_does_not_decide_for_all() {
-    let Some((sections, _)) = sections() else { return };
-    let tested = OnceLock::new();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            assert_eq!(testkit::rseq::unregister(), -1);
-            assert!(!passes(&tested, sections));
-        });
-    });
-    assert!(passes(&tested, sections));
-    assert_eq!(tested.get(), Some(&true));
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
