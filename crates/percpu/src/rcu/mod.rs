@@ -69,6 +69,3 @@ pub use self::domain::end_thread;
 pub use self::domain::{GracePeriod, SynchronizeError, start_grace_period, synchronize};
 pub use self::domain::{Guard, is_pinned, pin};
 pub use self::retire::{Batch, Stats, barrier, poll, retire_raw, stats};
-
-#[cfg(test)]
-mod tests;

@@ -8,6 +8,9 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
+use offlock_percpu::rcu::{
+    Atomic, Batch, GracePeriod, Guard, Owned, RetireHead, Stats, SynchronizeError, Unlinked,
+};
 use offlock_percpu::{
     AllocError, Capabilities, CpuId, LgLock, PerCpu, PerCpuCounter, PercpuRef, RefBlock, Reference,
 };
@@ -72,6 +75,22 @@ fn locks_and_references_go_where_they_may() {
     <WordGuard<'_, Cell<u8>> as NotSync<_>>::none();
 }
 
+#[test]
+fn rcu_types_go_where_they_may() {
+    everywhere::<Atomic<u64>>();
+    everywhere::<Owned<u64>>();
+    everywhere::<Unlinked<u64>>();
+    everywhere::<Batch>();
+    everywhere::<RetireHead>();
+    plain::<GracePeriod>();
+    plain::<Stats>();
+    plain::<SynchronizeError>();
+    <Guard as NotSend<_>>::none();
+    <Guard as NotSync<_>>::none();
+    <Owned<Cell<u8>> as NotSync<_>>::none();
+    <Owned<MutexGuard<'static, u8>> as NotSend<_>>::none();
+}
+
 /// Types that contain the structures, or refer to them, are unwind safe by their fields.
 #[test]
 fn structures_stay_usable_after_a_caught_panic() {
@@ -88,6 +107,10 @@ mod covariant {
 
     fn reference<'a>(reference: Reference<'static>) -> Reference<'a> {
         reference
+    }
+
+    fn owned<'a>(owned: Owned<&'static u8>) -> Owned<&'a u8> {
+        owned
     }
 
     fn slots<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {
