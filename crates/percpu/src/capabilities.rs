@@ -49,17 +49,8 @@ impl fmt::Display for Capabilities {
 /// Returns the mechanisms that the structures of this crate use in this process.
 ///
 /// Decided once. The first call reads `/sys`, registers the process with membarrier and runs a
-/// self-test of the sections. It allocates, and threads that call at the same time wait for it.
-/// Afterwards no other first use in this crate makes threads wait. A program that cannot afford to
-/// run out of memory later calls this function at its start.
-///
-/// # Aborts
-///
-/// The first call aborts like `Box::new` if there is no memory for the contents of `/sys`.
-///
-/// ```
-/// println!("{}", offlock_percpu::capabilities());
-/// ```
+/// self-test of the sections. It allocates, and threads that call at the same time wait for it. A
+/// program that cannot afford to run out of memory later calls this function at its start.
 #[must_use]
 pub fn capabilities() -> Capabilities {
     static STARTED: OnceLock<()> = OnceLock::new();

@@ -31,11 +31,6 @@ use crate::starting::starting;
 ///
 /// If neither rseq nor `sched_getcpu` has an answer, each thread gets a slot number in turn and
 /// keeps it. That is correct, but says nothing about the CPU.
-///
-/// ```
-/// let cpu = offlock_percpu::current_cpu();
-/// assert!(cpu.index() < offlock_percpu::possible_cpus());
-/// ```
 #[inline]
 #[must_use]
 pub fn current_cpu() -> CpuId {
@@ -76,11 +71,6 @@ pub(crate) fn rseq_ids() -> Result<(), &'static str> {
 /// Returns 0 for a CPU that does not exist, or whose node `/sys` did not say when the process asked
 /// first. The first call reads a folder for each possible CPU. Threads that call at the same time
 /// wait for it.
-///
-/// ```
-/// let cpu = offlock_percpu::current_cpu();
-/// println!("{cpu} is on node {}", offlock_percpu::node_of(cpu));
-/// ```
 #[must_use]
 pub fn node_of(cpu: CpuId) -> u32 {
     static NODES: OnceLock<Box<[u32]>> = OnceLock::new();

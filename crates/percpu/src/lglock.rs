@@ -102,10 +102,6 @@ impl<T> LgLock<T> {
     /// Creates a lock with a slot for every possible CPU, whose value is `init(cpu)`.
     ///
     /// If `init` panics, the values made so far are dropped and the panic goes on.
-    ///
-    /// # Aborts
-    ///
-    /// If memory is out, like `Box::new`. No other method allocates.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
         Self { slots: Slot::boxed_slice(cpu::possible_cpus(), init) }

@@ -33,13 +33,6 @@
 //! 3. A `try_get` counts on open words only, and so before the fold of a kill.
 //! 4. Only the thread that takes `atomic` to 0 accesses `release`. It takes the closure out before it
 //!    calls it, and accesses nothing in the `PercpuRef` afterwards.
-//!
-//! # Thread exit, forgotten references, panics
-//!
-//! A thread may exit at any time, because counts belong to CPUs and not to threads. A forgotten
-//! [`Reference`] is never put, so the release closure never runs. A panic of the release closure
-//! unwinds from the put of the last reference, or from the kill. If that thread already unwinds, the
-//! process aborts, like for any panic in a drop.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::{array, fmt, mem};
@@ -194,17 +187,13 @@ impl PercpuRef {
     /// Creates a live count with one reference, the initial one. Allocates.
     ///
     /// `release` runs when the count reaches zero, on the thread that put the last reference, with
-    /// no lock held. The closure should not panic: if an unwinding thread drops the last reference,
-    /// a panic of the closure aborts the process.
+    /// no lock held. A panic of the closure goes on from the put of that reference, or from the kill;
+    /// if that thread already unwinds, the process aborts.
     ///
     /// The closure may free the memory of the `PercpuRef` itself only if [`put`](Self::put) put the
     /// last reference, because `put` takes a raw pointer. A [`Reference`], and the `&self` of
     /// [`kill`](Self::kill), must stay valid until their call returns. So
     /// [leak](Reference::leak) a reference before the kill, and `put` it after the kill.
-    ///
-    /// # Aborts
-    ///
-    /// If there is no memory, like `Box::new`.
     #[must_use]
     pub fn new(release: impl FnOnce() + Send + 'static) -> Self {
         let words = Words::new().unwrap_or_else(|_| out_of_memory::<u64>(cpu::possible_cpus()));
@@ -274,10 +263,6 @@ impl PercpuRef {
     /// # Errors
     ///
     /// [`KillError::AlreadyDying`] for a second kill, which changes nothing.
-    ///
-    /// # Panics
-    ///
-    /// If the release closure runs here and panics.
     pub fn kill(&self) -> Result<(), KillError> {
         // Ordering: Relaxed, both; every section that commits after the barrier sees it, and only a
         // second kill reads the gate otherwise.
@@ -391,11 +376,6 @@ impl fmt::Debug for PercpuRef {
 /// assert!(refs.is_zero());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// # Panics
-///
-/// The drop of the last reference panics if the release closure does. On a thread that already
-/// unwinds this aborts the process.
 #[must_use = "dropping the reference puts it at once"]
 pub struct Reference<'a> {
     refs: &'a PercpuRef,

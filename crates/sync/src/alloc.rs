@@ -1,11 +1,4 @@
 //! Fallible allocation, until `Box::try_new` is stable.
-//!
-//! ```
-//! use offlock_sync::alloc::try_box;
-//!
-//! let boxed = try_box(7).expect("out of memory");
-//! assert_eq!(*boxed, 7);
-//! ```
 
 use std::alloc::{Layout, alloc, handle_alloc_error};
 use std::mem::MaybeUninit;

@@ -94,7 +94,7 @@ impl<T: fmt::Debug> fmt::Debug for Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// Allocates a node with `value`. Aborts if there is no memory, like `Box::new`.
+    /// Allocates a node with `value`.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from_box(Box::new(Self::node(value)))
@@ -218,7 +218,7 @@ impl<T: Send + Sync + 'static> fmt::Debug for Atomic<T> {
 }
 
 impl<T: Send + Sync + 'static> Atomic<T> {
-    /// Returns a pointer to a new node with `value`. Aborts if there is no memory for the node.
+    /// Returns a pointer to a new node with `value`.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from(Owned::new(value))

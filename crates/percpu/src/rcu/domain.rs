@@ -503,18 +503,6 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 /// list as long as the largest number of threads that ever read at the same time, and may allocate.
 /// A guard may live in a thread-local variable and drop while the thread ends. Must not be called
 /// from a signal handler.
-///
-/// ```
-/// use offlock_percpu::rcu;
-///
-/// let shared = rcu::Atomic::new(7);
-/// let guard = rcu::pin();
-/// assert_eq!(shared.load(&guard), &7);
-/// ```
-///
-/// # Aborts
-///
-/// Aborts if there is no memory for the slot. A thread that has pinned once needs no more memory.
 #[inline]
 pub fn pin() -> Guard {
     let slot = LOCAL.with(|local| local.slot.get());
@@ -566,14 +554,6 @@ fn unpin_and_release(slot: &Slot) {
 }
 
 /// Returns whether the calling thread holds a [`Guard`]. Wait-free.
-///
-/// ```
-/// use offlock_percpu::rcu;
-///
-/// assert!(!rcu::is_pinned());
-/// let _guard = rcu::pin();
-/// assert!(rcu::is_pinned());
-/// ```
 #[inline]
 #[must_use]
 pub fn is_pinned() -> bool {
@@ -596,15 +576,6 @@ pub fn end_thread() {
 /// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
 /// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters.
 /// Never allocates.
-///
-/// ```
-/// use offlock_percpu::rcu::{self, SynchronizeError};
-///
-/// let guard = rcu::pin();
-/// assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
-/// drop(guard);
-/// assert_eq!(rcu::synchronize(), Ok(()));
-/// ```
 ///
 /// # Errors
 ///
@@ -638,16 +609,6 @@ pub struct GracePeriod {
 /// Once [`poll`](GracePeriod::poll) of the cookie returns true, no reader can reach those objects.
 /// Wait-free, without a shared write or a system call. The grace period advances only when a thread
 /// polls, retires objects or waits.
-///
-/// ```
-/// use offlock_percpu::rcu;
-///
-/// let guard = rcu::pin();
-/// let period = rcu::start_grace_period();
-/// assert!(!period.poll(), "this thread still reads");
-/// drop(guard);
-/// while !period.poll() { /* do something else */ }
-/// ```
 pub fn start_grace_period() -> GracePeriod {
     GracePeriod { target: domain().target() }
 }

@@ -42,11 +42,6 @@
 //!   recurse.
 //! - *The process ends* (`main` returns, or `exit`): retired objects that are not dropped yet stay
 //!   so, like any `static`. A [`barrier`] at the end of `main` drops them.
-//! - *A thread ends while a guard lives* (in a thread-local variable): the guard protects the
-//!   loaded values until it drops.
-//! - *A guard is forgotten* (`mem::forget`): the reader never leaves, so memory grows. There is no
-//!   other effect.
-//! - *A signal handler* must not call any function of this module.
 //!
 //! # Source
 //!

@@ -138,14 +138,6 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 /// not left or if another thread advances grace periods. Costs one [`heavy`](crate::fence::heavy),
 /// rarely two, and none if no object waits. The drops run on this thread, after all other work of
 /// the call. A call from inside such a drop drops nothing.
-///
-/// ```
-/// use offlock_percpu::rcu::{self, Atomic, Owned};
-///
-/// let shared = Atomic::new(7);
-/// shared.store(Owned::new(8)); // retires the 7
-/// rcu::poll(); // drops the 7, unless a reader pinned before still reads
-/// ```
 pub fn poll() -> usize {
     let domain = domain();
     if let Some(mut gp) = domain.try_lock_gp() {
@@ -210,17 +202,6 @@ fn free_list(first: *mut RetireHead) {
 /// Blocks like [`synchronize`](super::synchronize), then runs drops on this thread, then waits for the drops that other
 /// threads have begun. It does not wait for objects retired during the call. Use it before code is
 /// unloaded, or in a test before drops are counted.
-///
-/// ```
-/// use offlock_percpu::rcu::{self, Atomic, Owned};
-/// use std::sync::Arc;
-///
-/// let value = Arc::new(7);
-/// Atomic::new(Arc::clone(&value)).store(Owned::new(Arc::new(8))); // retires the clone
-/// rcu::barrier()?;
-/// assert_eq!(Arc::strong_count(&value), 1);
-/// # Ok::<(), rcu::SynchronizeError>(())
-/// ```
 ///
 /// # Errors
 ///
@@ -387,11 +368,6 @@ impl fmt::Display for Stats {
 ///
 /// Waits for bag locks, which are held for a few instructions. Never allocates. It takes time in
 /// proportion to the number of CPUs and of threads.
-///
-/// ```
-/// let stats = offlock_percpu::rcu::stats();
-/// println!("{stats}");
-/// ```
 #[must_use]
 pub fn stats() -> Stats {
     let domain = domain();
