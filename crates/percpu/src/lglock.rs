@@ -43,7 +43,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crossbeam_utils::CachePadded;
 use offlock_sync::atomic::{AtomicU64, Ordering};
@@ -262,11 +261,6 @@ fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
     }
     taken
 }
-
-// No lock is poisoned: a guard unlocks during unwinding, and the value stays as the panicking code left
-// it, which other threads see even without `catch_unwind`. So there is no bound on `T`.
-impl<T> UnwindSafe for LgLock<T> {}
-impl<T> RefUnwindSafe for LgLock<T> {}
 
 impl<T: Default> Default for LgLock<T> {
     fn default() -> Self {

@@ -34,7 +34,6 @@
 //! 4. Only the thread that takes `atomic` to 0 accesses `release`. It takes the closure out before it
 //!    calls it, and accesses nothing in the `PercpuRef` afterwards.
 
-use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::{array, fmt, mem};
 
 use crossbeam_utils::CachePadded;
@@ -338,10 +337,6 @@ impl PercpuRef {
         release.unwrap_or_else(|| Box::new(|| ())) // never empty: `new` fills the cell
     }
 }
-
-// The release closure is the only code of the user, and runs with the count consistent.
-impl UnwindSafe for PercpuRef {}
-impl RefUnwindSafe for PercpuRef {}
 
 impl fmt::Debug for PercpuRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

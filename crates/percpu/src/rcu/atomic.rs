@@ -23,7 +23,6 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use offlock_sync::atomic::{AtomicPtr, Ordering};
@@ -83,9 +82,6 @@ pub struct Owned<T> {
 unsafe impl<T: Send> Send for Owned<T> {}
 // SAFETY: a `&Owned<T>` gives access to a `&T` only, as a `&Box<T>` does.
 unsafe impl<T: Sync> Sync for Owned<T> {}
-// The same bounds as `Box<T>`: the head is not accessed before the value is retired.
-impl<T: UnwindSafe> UnwindSafe for Owned<T> {}
-impl<T: RefUnwindSafe> RefUnwindSafe for Owned<T> {}
 
 impl<T: fmt::Debug> fmt::Debug for Owned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -205,10 +201,6 @@ pub struct Atomic<T: Send + Sync + 'static> {
     /// Never null, because it is from [`Owned::into_node_ptr`].
     node: AtomicPtr<Watched<Node<T>>>,
 }
-
-// The same bounds as `Arc<T>`: several threads may have a `&T`. No operation panics half-way.
-impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Atomic<T> {}
-impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Atomic<T> {}
 
 impl<T: Send + Sync + 'static> fmt::Debug for Atomic<T> {
     /// Omits the value, because a load needs a guard.
@@ -376,9 +368,6 @@ pub struct Unlinked<T: Send + Sync + 'static> {
 unsafe impl<T: Send + Sync + 'static> Send for Unlinked<T> {}
 // SAFETY: a `&Unlinked<T>` gives access to a `&T` only, and `T` is `Sync`.
 unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
-// The same bounds as `Arc<T>`: readers may have a `&T` too.
-impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Unlinked<T> {}
-impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Unlinked<T> {}
 
 impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for Unlinked<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -45,7 +45,6 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
@@ -489,10 +488,6 @@ pub struct Guard {
     /// Makes the guard `!Send` and `!Sync`: only the owning thread may access the slot's nesting.
     _not_send: PhantomData<*mut ()>,
 }
-
-// Unwinding drops a guard like any other value.
-impl UnwindSafe for Guard {}
-impl RefUnwindSafe for Guard {}
 
 const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 

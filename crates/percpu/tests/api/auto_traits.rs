@@ -4,7 +4,6 @@
 //! tests of `LgLock` have the same checks.
 
 use std::cell::Cell;
-use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
@@ -12,7 +11,7 @@ use offlock_percpu::rcu::{
     Atomic, Batch, GracePeriod, Guard, Owned, RetireHead, Stats, SynchronizeError, Unlinked,
 };
 use offlock_percpu::{
-    AllocError, Capabilities, CpuId, LgLock, PerCpu, PerCpuCounter, PercpuRef, RefBlock, Reference,
+    AllocError, Capabilities, CpuId, PerCpu, PerCpuCounter, PercpuRef, RefBlock, Reference,
 };
 use offlock_sync::{WordGuard, WordLock};
 
@@ -89,15 +88,6 @@ fn rcu_types_go_where_they_may() {
     <Guard as NotSync<_>>::none();
     <Owned<Cell<u8>> as NotSync<_>>::none();
     <Owned<MutexGuard<'static, u8>> as NotSend<_>>::none();
-}
-
-/// Types that contain the structures, or refer to them, are unwind safe by their fields.
-#[test]
-fn structures_stay_usable_after_a_caught_panic() {
-    fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
-    unwind_safe::<PerCpu<PerCpuCounter>>();
-    unwind_safe::<Reference<'_>>();
-    unwind_safe::<&LgLock<Cell<u32>>>();
 }
 
 /// A longer lifetime may stand for a shorter one, inside and outside.
