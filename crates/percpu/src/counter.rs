@@ -27,7 +27,6 @@ use offlock_sync::{const_fn, order};
 
 use crate::cpu;
 use crate::rseq;
-use crate::starting::is_starting;
 use crate::words::Words;
 
 /// The value of `base` if there was no memory for words, so that every add goes to `remote`. It is
@@ -115,6 +114,9 @@ impl PerCpuCounter {
 
     /// Allocates the words now instead of at the first add.
     ///
+    /// A global allocator, or a signal handler, may add to the counter once this has returned. An
+    /// earlier add of theirs may wait for itself.
+    ///
     /// # Errors
     ///
     /// [`AllocError`] if memory is out. Every add then goes to one shared word.
@@ -163,9 +165,7 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        // An allocator that counts may get here inside the start-up that `words_or_alloc` waits for.
-        let words = if is_starting() { None } else { self.words_or_alloc() };
-        match words {
+        match self.words_or_alloc() {
             Some(_) => self.add(delta),
             None => self.add_remote(delta),
         }

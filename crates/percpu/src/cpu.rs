@@ -22,8 +22,6 @@ use offlock_sync::native::OnceLock;
 #[cfg(offlock_virtual_cpu)]
 use offlock_sync::virtual_cpu as imp;
 
-use crate::starting::starting;
-
 /// Returns the CPU that the calling thread runs on.
 ///
 /// The answer is a hint, since the thread may migrate before it is used. Choose a slot by it, and
@@ -75,7 +73,7 @@ pub(crate) fn rseq_ids() -> Result<(), &'static str> {
 pub fn node_of(cpu: CpuId) -> u32 {
     static NODES: OnceLock<Box<[u32]>> = OnceLock::new();
     let read = || nodes(Path::new("/sys/devices/system/cpu"), possible_cpus());
-    let nodes = NODES.get().unwrap_or_else(|| starting(|| NODES.get_or_init(read)));
+    let nodes = NODES.get_or_init(read);
     nodes.get(cpu.index()).copied().unwrap_or(0)
 }
 
@@ -223,13 +221,13 @@ mod imp {
             };
             (source, rseq)
         };
-        *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
+        *BACKEND.get_or_init(detect)
     }
 
     #[cold]
     #[inline(never)]
     fn count_possible() -> usize {
-        let text = starting(|| fs::read_to_string("/sys/devices/system/cpu/possible"));
+        let text = fs::read_to_string("/sys/devices/system/cpu/possible");
         let found = text.ok().and_then(|text| after_last(&text)).unwrap_or_else(configured_cpus);
         // Ordering: Relaxed, both; the number publishes nothing else. The first thread decides, because
         // two threads may guess differently.

@@ -42,7 +42,6 @@ pub mod rcu;
 mod refcount;
 mod rseq;
 mod slots;
-mod starting;
 mod words;
 
 pub use self::capabilities::{Capabilities, capabilities};

@@ -168,7 +168,6 @@ mod imp {
     use offlock_sync::std_lock::Mutex;
 
     use crate::cpu;
-    use crate::starting::starting;
 
     /// The size in bytes of the region of one CPU, with 8,192 words. A guess.
     pub(crate) const STRIDE: usize = 1 << 16;
@@ -223,10 +222,6 @@ mod imp {
 
         /// Takes a unit of words, all 0.
         pub(super) fn take(&self) -> Result<NonNull<AtomicU64>, AllocError> {
-            starting(|| self.take_unit()) // `take_unit` allocates under the lock
-        }
-
-        fn take_unit(&self) -> Result<NonNull<AtomicU64>, AllocError> {
             let cpus = cpu::possible_cpus(); // before the lock, because the first call reads /sys
             let mut free = self.free.lock();
             if let Some(base) = free.returned.pop() {
@@ -270,7 +265,7 @@ mod imp {
                     }
                 }
             }
-            self.free.lock().returned.push(base); // within the capacity that `take_unit` reserved
+            self.free.lock().returned.push(base); // within the capacity that `take` reserved
         }
     }
 

@@ -1,169 +1,78 @@
-//! An allocator that counts its calls with a `PerCpuCounter`, even those of the first use.
-//!
-//! Each case runs in a process of its own. The counting begins at the first allocation of the
-//! process, or right before the first use that the case tests. A process that hangs has found a
-//! lock that its holder takes again.
+//! Calls of the crate inside an allocation of the same thread, which may interrupt any other call: by a
+//! global allocator that counts, or a signal handler. A process that hangs has found a lock that its
+//! holder takes again.
 #![cfg(not(offlock_model))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::env;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use offlock_percpu::{CpuId, capabilities, node_of, possible_cpus, rcu};
-use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef};
+use offlock_percpu::{LgLock, PerCpuCounter, PercpuRef, capabilities, rcu};
+use testkit::child::in_own_process;
 
 static BYTES: PerCpuCounter = PerCpuCounter::new();
 /// The same count in an atomic: the expected sum.
 static TWIN: AtomicI64 = AtomicI64::new(0);
 
-/// Whether to count; decided by the environment at the first allocation.
-static STATE: AtomicU8 = AtomicU8::new(UNDECIDED);
-const UNDECIDED: u8 = 0;
-const OFF: u8 = 1;
-const ON: u8 = 2;
-
-struct Counting;
-
-impl Counting {
-    #[inline]
-    fn count(size: i64) {
-        if STATE.load(Relaxed) == UNDECIDED {
-            // SAFETY: reads the environment, which no thread of this program changes.
-            let early = !unsafe { libc::getenv(c"OFFLOCK_COUNT_EARLY".as_ptr()) }.is_null();
-            STATE.store(if early { ON } else { OFF }, Relaxed);
-        }
-        if STATE.load(Relaxed) == ON {
-            BYTES.add(size);
-            TWIN.fetch_add(size, Relaxed);
-        }
-    }
+thread_local! {
+    /// What the allocations of the thread call.
+    static INSIDE: Cell<Option<fn(usize)>> = const { Cell::new(None) };
 }
 
-// SAFETY: every call goes to the system's allocator, and the adds do not unwind.
-unsafe impl GlobalAlloc for Counting {
+struct Calling;
+
+// SAFETY: every call goes to the system's allocator, and what is called inside does not unwind.
+unsafe impl GlobalAlloc for Calling {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        Self::count(layout.size() as i64);
+        // An exiting thread has no thread-local variables any more.
+        if let Ok(Some(call)) = INSIDE.try_with(Cell::get) {
+            call(layout.size());
+        }
         // SAFETY: the caller's promises are handed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        Self::count(-(layout.size() as i64));
         // SAFETY: the caller's promises are handed on.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static CALLING: Calling = Calling;
 
-/// The functions that may be the first use of the crate in a process, by name.
-const FIRST_USES: &[(&str, fn())] = &[
-    ("an allocation", || drop(std::hint::black_box(vec![1_u8; 100]))),
-    ("capabilities", || println!("{}", capabilities())),
-    ("possible_cpus", || assert!(possible_cpus() > 0)),
-    ("node_of", || _ = node_of(CpuId::new(0))),
-    ("slots", || assert_eq!(*PerCpu::new(|_| 7).local(), 7)),
-    ("sum", || _ = BYTES.sum()),
-    ("many counters", || {
-        // Enough counters for the pool to grow under its lock, and to take their words back.
-        let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();
-        counters.iter().for_each(PerCpuCounter::increment);
-    }),
-    ("reference", || {
-        let object = PercpuRef::new(|| drop(vec![1_u8; 9]));
-        drop(object.try_get());
-        object.kill().unwrap();
-    }),
-    ("lock", || {
-        let lock = LgLock::new(|_| Vec::new());
-        lock.local().unwrap().push(1);
-        drop(lock.global().unwrap());
-    }),
-    ("rcu", || {
-        let current = rcu::Atomic::new(vec![1]);
-        current.store(rcu::Owned::new(vec![2]));
-        rcu::barrier().unwrap();
-    }),
-    ("threads", || {
-        thread::scope(|scope| {
-            for n in 1..9 {
-                scope.spawn(move || {
-                    for size in 0..2_000 {
-                        drop(std::hint::black_box(vec![0_u8; size % 512 * n]));
-                    }
-                });
-            }
-        });
-    }),
-];
+/// Ends the process if it hangs.
+fn limit_time() {
+    // SAFETY: takes a number and accesses no memory.
+    unsafe { libc::alarm(60) };
+}
 
-/// The child of the test below.
 #[test]
-#[ignore = "a child of inv03_an_allocator_can_count"]
-fn child_first_use() {
-    let Ok(name) = env::var("OFFLOCK_FIRST_USE") else { return };
-    let (_, first_use) = FIRST_USES.iter().find(|(known, _)| *known == name).expect("a case");
-    STATE.store(ON, Relaxed);
-    first_use();
-    for _ in 0..1_000 {
-        drop(std::hint::black_box(vec![0_u8; 300]));
-    }
-    // The test harness sleeps until this test ends, and this thread allocates nothing between the
-    // loads.
-    let (twin, sum) = (TWIN.load(Relaxed), BYTES.sum());
-    assert_eq!(sum, twin, "the counter differs from the atomic");
-    println!("counted: {}", BYTES.sum());
-}
-
-/// The conditions of a case.
-#[derive(Clone, Copy, Debug)]
-struct Case {
-    /// Counts from the first allocation of the process.
-    early: bool,
-    /// libc registers no rseq area.
-    rseq_off: bool,
-}
-
-/// Runs the first use `name` in a process of its own; panics if it fails, or hangs.
-fn in_process(name: &str, case: Case) {
-    let mut child = Command::new(env::current_exe().unwrap());
-    child.args(["--exact", "child_first_use", "--ignored", "--nocapture"]);
-    child.env("OFFLOCK_FIRST_USE", name).stdout(Stdio::piped()).stderr(Stdio::piped());
-    if case.early {
-        child.env("OFFLOCK_COUNT_EARLY", "1");
-    }
-    if case.rseq_off {
-        child.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
-    }
-    let (mut child, began) = (child.spawn().unwrap(), Instant::now());
-    let hung = loop {
-        if child.try_wait().unwrap().is_some() {
-            break false;
-        }
-        if began.elapsed() > Duration::from_secs(30) {
-            child.kill().unwrap();
-            break true;
-        }
-        thread::sleep(Duration::from_millis(1));
-    };
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let good = !hung && output.status.success() && said.contains("counted: ");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(good, "{name}, {case:?}, hung {hung}, {}:\n{said}{errors}", output.status);
-}
-
-/// Counts from the first allocation, or from the first use of the crate, with and without an rseq
-/// area of libc.
-#[test]
-fn inv03_an_allocator_can_count() {
-    for &(name, _) in FIRST_USES {
-        for (early, rseq_off) in [(true, false), (false, false), (true, true), (false, true)] {
-            in_process(name, Case { early, rseq_off });
-        }
-    }
+fn inv03_an_allocator_counts_once_its_counter_is_reserved() {
+    in_own_process("inv03_an_allocator_counts_once_its_counter_is_reserved", || {
+        limit_time();
+        BYTES.reserve().unwrap();
+        let count = |size: usize| {
+            BYTES.add(size as i64);
+            TWIN.fetch_add(size as i64, Relaxed);
+        };
+        let use_all = || {
+            INSIDE.set(Some(count));
+            println!("{}", capabilities());
+            // Enough counters for the pool to grow under its lock, and to take their words back.
+            let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();
+            counters.iter().for_each(PerCpuCounter::increment);
+            let object = PercpuRef::new(|| drop(vec![1_u8; 9]));
+            drop(object.try_get());
+            object.kill().unwrap();
+            LgLock::new(|_| Vec::new()).local().unwrap().push(1);
+            rcu::Atomic::new(vec![1]).store(rcu::Owned::new(vec![2]));
+            rcu::poll();
+            INSIDE.set(None);
+        };
+        thread::scope(|scope| (0..4).for_each(|_| _ = scope.spawn(use_all)));
+        assert_eq!(BYTES.sum(), TWIN.load(Relaxed));
+        assert!(BYTES.sum() > 0);
+    });
 }

@@ -45,7 +45,6 @@ use self::self_test::decide;
 use super::area;
 use super::operations::{Added, Operations, Refused};
 use crate::cpu::{CpuId, possible_cpus, rseq_ids};
-use crate::starting::starting;
 use crate::words::{STRIDE, Words};
 
 #[path = "self_test.rs"]
@@ -73,7 +72,7 @@ pub(super) fn state() -> Result<(), &'static str> {
     // the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
     let enable = |params: RseqOperations| LIMIT.store(params.limit, Ordering::Release);
     let decide = || decide(usable(), enable);
-    *STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
+    *STATE.get_or_init(decide)
 }
 
 /// Returns the operations if the process has an rseq area and a barrier that restarts sections.
