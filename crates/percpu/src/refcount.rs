@@ -195,6 +195,8 @@ impl PercpuRef {
     /// [leak](Reference::leak) a reference before the kill, and `put` it after the kill.
     #[must_use]
     pub fn new(release: impl FnOnce() + Send + 'static) -> Self {
+        // Decides both now: a get may interrupt what the first use of them waits for.
+        let _ = (rseq::available(), cpu::recent_cpu());
         let words = Words::new().unwrap_or_else(|_| out_of_memory::<u64>(cpu::possible_cpus()));
         Self {
             gate: AtomicU64::new(0),

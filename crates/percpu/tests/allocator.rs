@@ -5,6 +5,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::thread;
 
@@ -14,6 +15,9 @@ use testkit::child::in_own_process;
 static BYTES: PerCpuCounter = PerCpuCounter::new();
 /// The same count in an atomic: the expected sum.
 static TWIN: AtomicI64 = AtomicI64::new(0);
+
+/// A live count.
+static LIVE: OnceLock<PercpuRef> = OnceLock::new();
 
 thread_local! {
     /// What the allocations of the thread call.
@@ -74,5 +78,19 @@ fn inv03_an_allocator_counts_once_its_counter_is_reserved() {
         thread::scope(|scope| (0..4).for_each(|_| _ = scope.spawn(use_all)));
         assert_eq!(BYTES.sum(), TWIN.load(Relaxed));
         assert!(BYTES.sum() > 0);
+    });
+}
+
+/// The first get of a process may interrupt the pool of words, which the first use of sections would
+/// wait for.
+#[test]
+fn a_get_of_a_live_object_waits_for_nothing() {
+    in_own_process("a_get_of_a_live_object_waits_for_nothing", || {
+        limit_time();
+        LIVE.set(PercpuRef::new(|| ())).unwrap();
+        let mut all = Vec::with_capacity(100);
+        INSIDE.set(Some(|_| drop(LIVE.get().unwrap().try_get().expect("live"))));
+        all.extend((0..100).map(|_| PercpuRef::new(|| ())));
+        INSIDE.set(None);
     });
 }
