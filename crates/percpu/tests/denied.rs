@@ -7,7 +7,9 @@
 mod store_buffer;
 
 use std::env;
-use std::process::Command;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
@@ -123,12 +125,16 @@ fn everything_counts() {
     rcu::barrier().unwrap();
 }
 
-fn in_process(case: &str) {
-    let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "child_under_a_filter", "--ignored", "--nocapture"])
+fn run(child: &str, case: &str) -> Output {
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", child, "--ignored", "--nocapture"])
         .env("OFFLOCK_DENIED", case)
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+fn in_process(case: &str) {
+    let child = run("child_under_a_filter", case);
     let said = String::from_utf8_lossy(&child.stdout);
     let good = child.status.success() && said.contains("all right under the filter");
     assert!(good, "{case}: {said}{}", String::from_utf8_lossy(&child.stderr));
@@ -144,4 +150,27 @@ fn inv14_without_membarrier_the_results_are_the_same() {
 #[test]
 fn inv14_without_the_barrier_for_sections_the_results_are_the_same() {
     in_process("EINVAL, rseq only");
+}
+
+/// The child of the test below. Its standard error is a pipe without a reader.
+#[test]
+#[ignore = "a child of the other tests"]
+fn child_under_a_late_filter() {
+    if env::var_os("OFFLOCK_DENIED").is_none() || capabilities().membarrier.is_err() {
+        return;
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    // SAFETY: `writer` is open, and no other code uses the number 2 as an owner.
+    assert_eq!(unsafe { libc::dup2(writer.as_raw_fd(), 2) }, 2);
+    deny_membarrier(libc::EPERM, false);
+    fence::heavy();
+}
+
+/// A caller that went on would take a fence for one that did not run.
+#[test]
+fn a_barrier_that_fails_later_aborts_also_without_standard_error() {
+    let child = run("child_under_a_late_filter", "late");
+    let aborts = capabilities().membarrier.is_ok();
+    assert_eq!(child.status.signal(), aborts.then_some(libc::SIGABRT), "{child:?}");
 }

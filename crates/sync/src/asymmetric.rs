@@ -20,7 +20,7 @@ pub(crate) fn compiler_fence() {
 
 #[cfg(not(offlock_model))]
 mod imp {
-    use std::io;
+    use std::io::{self, Write};
     use std::process;
 
     use super::{Ordering, fence};
@@ -147,7 +147,11 @@ mod imp {
     #[inline]
     fn membarrier_or_abort(command: libc::c_int) {
         if let Err(error) = membarrier(command) {
-            eprintln!("offlock: membarrier {command} worked before and fails now: {error}");
+            // Not by `eprintln!`, which unwinds if the message cannot be written.
+            let _ = writeln!(
+                io::stderr(),
+                "offlock: membarrier {command} worked before and fails now: {error}"
+            );
             process::abort();
         }
     }
