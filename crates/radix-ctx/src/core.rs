@@ -134,6 +134,20 @@ impl<T: Send + Sync + 'static> Core<T> {
         this
     }
 
+    /// Returns the allocation of a core.
+    pub(super) fn allocation(this: NonNull<Self>) -> NonNull<Watched<Self>> {
+        // SAFETY: a core lies at that offset of its allocation (`place`).
+        unsafe { this.byte_sub(Watched::<Self>::OFFSET) }.cast()
+    }
+
+    /// Tells a model checker that the core is used until here.
+    #[inline(always)]
+    pub(super) fn lives(&self) {
+        #[cfg(offlock_model)]
+        // SAFETY: the memory of a core stays until the end of a model, and the checker sees a free.
+        let _: &Self = unsafe { Self::allocation(self.this).as_ref() };
+    }
+
     /// Returns the core of a slab.
     pub(super) fn of(slab: &Slab<T>) -> NonNull<Self> {
         slab.owner().cast()

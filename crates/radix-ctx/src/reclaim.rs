@@ -37,7 +37,7 @@ use std::ptr::NonNull;
 use offlock_percpu::fence::{heavy, heavy_rseq};
 use offlock_percpu::rcu::{self, Batch, Guard, RetireHead};
 use offlock_sync::atomic::Ordering;
-use offlock_sync::quarantine::{self, Watched};
+use offlock_sync::quarantine;
 use offlock_sync::{Wakers, WordGuard, check, order, step};
 
 use crate::core::{Core, LANES, RetireLists, State};
@@ -468,6 +468,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         state.callback_frees |= queue && state.is_over();
         drop(state);
         core.changes.wake_all();
+        core.lives();
         drop(guard); // invariant 6
         if queue {
             // SAFETY: the core stays until this thread has queued the callback, which was marked above.
@@ -658,9 +659,7 @@ impl<T: Send + Sync + 'static> Drop for CallbackEnd<T> {
         if state.callback_frees {
             drop(state);
             drop(guard); // the core may have many slabs: their frees need not delay a grace period
-            // SAFETY: the core lies in the `Watched` that `Builder::build` made.
-            let core = unsafe { self.0.byte_sub(Watched::<Core<T>>::OFFSET) };
-            let core = core.cast::<Watched<Core<T>>>();
+            let core = Core::allocation(self.0);
             // SAFETY: a box of `Builder::build`. The table and every context are gone. Since the last of
             // them went, a grace period has ended, for which every thread that used the core was pinned.
             return quarantine::free(unsafe { Box::from_raw(core.as_ptr()) });
