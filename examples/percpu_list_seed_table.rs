@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             open.insert(file, list.insert(())?);
         } else if let Some(entry) = open.remove(file) {
             hits += u64::from(entry.slot().index() == cpu);
-            entry.remove().map_err(|refused| refused.reason)?;
+            entry.remove()?;
         }
     }
     let stats = list.stats(); // before those that are open still are dropped, here

@@ -263,18 +263,6 @@ impl Key {
         // SAFETY: by the contract of this function.
         check_pins(unsafe { self.state() }.fetch_add(1, Ordering::Relaxed));
     }
-
-    /// Ends an entry that is off the list, and of which the caller has a pin.
-    ///
-    /// # Safety
-    ///
-    /// The caller has the entry, which ends.
-    pub(crate) unsafe fn end_pinned(self) {
-        // Ordering: Relaxed; the end of the caller's pin comes after it, and carries the owner's use of the
-        // value to the last unpin.
-        // SAFETY: by the contract of this function.
-        unsafe { self.state() }.fetch_or(GONE, Ordering::Relaxed);
-    }
 }
 
 /// Ends the process like `Arc`, if the cell has so many pins that forgotten references could overflow them.

@@ -7,11 +7,9 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use offlock_percpu::CpuId;
-#[cfg(doc)]
 use offlock_percpu::lglock::LockError;
 
 use crate::cells::{Cells, Key};
-use crate::error::RemoveError;
 
 /// A value on a list. Dropping the entry removes the value, and drops it unless a [`Ref`] exists.
 ///
@@ -124,35 +122,26 @@ impl<T> Entry<'_, T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread has a snapshot. The error contains the entry, whose
-    /// value stays on the list.
+    /// [`LockError::Deadlock`] if this thread has a snapshot, at whose end the value is removed.
     #[inline]
-    pub fn remove(self) -> Result<bool, RemoveError<Self>> {
+    pub fn remove(self) -> Result<bool, LockError> {
         let entry = ManuallyDrop::new(self); // it ends also if the drop of the value panics
         // SAFETY: this is the entry, which ends.
-        unsafe { Cells::remove(entry.list, entry.key) }
-            .map_err(|reason| RemoveError { entry: ManuallyDrop::into_inner(entry), reason })
+        unsafe { entry.end() }
     }
 
-    /// Removes the value from the list, and returns a reference that keeps it alive.
+    /// # Safety
     ///
-    /// # Errors
-    ///
-    /// The errors of [`remove`](Self::remove).
-    pub fn into_ref(self) -> Result<Ref<T>, RemoveError<Self>> {
-        let found = self.share();
-        // SAFETY: the entry keeps the list.
-        let list = unsafe { self.list.as_ref() };
-        // SAFETY: `found` pins the cell.
-        match unsafe { list.unlink(self.key) } {
-            Ok(_) => {
-                let entry = ManuallyDrop::new(self);
-                // SAFETY: the entry ends, off the list, and `found` pins the cell.
-                unsafe { entry.key.end_pinned() };
-                Ok(found)
-            }
-            Err(reason) => Err(RemoveError { entry: self, reason }),
+    /// The entry ends.
+    #[inline(always)]
+    unsafe fn end(&self) -> Result<bool, LockError> {
+        // SAFETY: by the contract of this function.
+        let removed = unsafe { Cells::remove(self.list, self.key) };
+        if removed.is_err() {
+            // SAFETY: as above. The entry passes to this thread's snapshot.
+            unsafe { Cells::defer(self.list, self.key) };
         }
+        removed
     }
 }
 
@@ -170,10 +159,7 @@ impl<T> Drop for Entry<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this is the entry, which ends.
-        if unsafe { Cells::remove(self.list, self.key) }.is_err() {
-            // SAFETY: this is the entry, which passes to this thread's snapshot.
-            unsafe { Cells::defer(self.list, self.key) };
-        }
+        let _ = unsafe { self.end() };
     }
 }
 

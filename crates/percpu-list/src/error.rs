@@ -1,4 +1,4 @@
-//! The errors: why an add or a removal was refused, with the value or the entry.
+//! The errors: why an add was refused, with the value.
 
 use std::error::Error;
 use std::fmt;
@@ -101,65 +101,37 @@ pub struct InsertError<T> {
     pub reason: Refused,
 }
 
-/// The error of a removal: the entry, which is still on its list, and why it was not removed.
-///
-/// ```
-/// use percpu_list::{LockError, PerCpuList};
-///
-/// let sessions = PerCpuList::new();
-/// let alice = sessions.insert("alice")?;
-/// let snapshot = sessions.lock_all()?; // this thread holds every slot
-/// let refused = alice.remove().unwrap_err();
-/// assert_eq!(refused.reason, LockError::Deadlock);
-/// let alice = refused.entry;
-/// drop(snapshot);
-/// assert!(alice.remove().unwrap());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub struct RemoveError<E> {
-    /// The entry that was not removed.
-    pub entry: E,
-    /// Why it was not removed.
-    pub reason: LockError,
+impl<T> InsertError<T> {
+    /// Returns the matching errno value.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.reason.errno()
+    }
 }
 
-macro_rules! refusal {
-    ($name:ident<$what:ident>) => {
-        impl<$what> $name<$what> {
-            /// Returns the matching errno value.
-            #[must_use]
-            pub fn errno(&self) -> i32 {
-                self.reason.errno()
-            }
-        }
+/// Prints only the reason, so the value need not be `Debug`.
+impl<T> fmt::Debug for InsertError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InsertError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
 
-        /// Prints only the reason, so the value need not be `Debug`.
-        impl<$what> fmt::Debug for $name<$what> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name))
-                    .field("reason", &self.reason)
-                    .finish_non_exhaustive()
-            }
-        }
+impl<T> fmt::Display for InsertError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
 
-        impl<$what> fmt::Display for $name<$what> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.reason.fmt(f)
-            }
-        }
+impl<T> Error for InsertError<T> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.reason.source()
+    }
+}
 
-        impl<$what> Error for $name<$what> {
-            fn source(&self) -> Option<&(dyn Error + 'static)> {
-                self.reason.source()
-            }
-        }
-
-        impl<$what> From<$name<$what>> for io::Error {
-            fn from(error: $name<$what>) -> Self {
-                Self::from_raw_os_error(error.errno())
-            }
-        }
-    };
+impl<T> From<InsertError<T>> for io::Error {
+    fn from(error: InsertError<T>) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
 }
 
 /// Drops the value, and returns the reason.
@@ -168,13 +140,3 @@ impl<T> From<InsertError<T>> for Refused {
         error.reason
     }
 }
-
-/// Drops the entry, which is removed at the end of the snapshot, and returns the reason.
-impl<E> From<RemoveError<E>> for Refused {
-    fn from(error: RemoveError<E>) -> Self {
-        error.reason.into()
-    }
-}
-
-refusal!(InsertError<T>);
-refusal!(RemoveError<E>);

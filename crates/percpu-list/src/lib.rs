@@ -146,8 +146,8 @@
 //!
 //! # Errors
 //!
-//! A refused call changes nothing, and returns what it was given: [`InsertError`] contains the
-//! value, and [`RemoveError`] contains the entry. Every error has `errno()`, and converts into an
+//! A refused call changes nothing; [`InsertError`] contains the value. An entry whose removal is refused is removed
+//! at the end of its thread's snapshot. Every error has `errno()`, and converts into an
 //! [`io::Error`](std::io::Error).
 //!
 //! | errno | error | returned by |
@@ -221,7 +221,7 @@ pub use offlock_percpu::lglock::LockError;
 pub use offlock_percpu::{AllocError, CpuId};
 
 pub use self::entry::{ArcEntry, Entry, Ref};
-pub use self::error::{InsertError, Refused, RemoveError};
+pub use self::error::{InsertError, Refused};
 pub use self::list::PerCpuList;
 pub use self::snapshot::{Snapshot, SnapshotIter};
 pub use self::stats::Stats;

@@ -60,7 +60,8 @@ fn end(entry: Entry<'_, Value>, rng: &mut Rng) {
         }
         _ => {
             entry.ended.store(true, Relaxed);
-            let value = entry.into_ref().unwrap();
+            let value = entry.share();
+            drop(entry);
             value.canary.read();
         }
     }

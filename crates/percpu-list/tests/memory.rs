@@ -237,7 +237,7 @@ fn inv13_no_byte_is_left_of_a_list() {
             assert_eq!(list.drain().take(many / 2).count(), many / 2);
             drop(entries);
             let mut entries = fill();
-            let kept = entries.pop().map(|entry| entry.into_ref().unwrap());
+            let kept = entries.pop().map(|entry| entry.share());
             entries.into_iter().for_each(std::mem::forget);
             drop(list);
             assert_eq!(

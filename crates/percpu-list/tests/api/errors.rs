@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use percpu_list::{
     AllocError, ArcEntry, CpuId, Drain, Entry, InsertError, Iter, LockError, PerCpuList, Ref,
-    Refused, RemoveError, Snapshot, SnapshotIter, Stats,
+    Refused, Snapshot, SnapshotIter, Stats,
 };
 
 #[test]
@@ -34,13 +34,6 @@ fn every_error_has_a_text_and_an_errno() {
         );
         assert!(format!("{error:?}").contains("InsertError") && error.value == 1);
         assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
-    }
-    for reason in [LockError::Deadlock, LockError::WouldBlock, LockError::NoSuchCpu(cpu)] {
-        let error = RemoveError { entry: Cell::new(3), reason };
-        assert_eq!((error.errno(), error.to_string()), (reason.errno(), reason.to_string()));
-        assert!(error.source().is_none() && format!("{error:?}").contains("RemoveError"));
-        assert_eq!(error.entry.get(), 3);
-        assert_eq!(io::Error::from(error).raw_os_error(), Some(reason.errno()));
     }
 }
 

@@ -136,7 +136,8 @@ fn inv04_a_second_removal_returns_false() {
     assert_eq!([list.remove(&found), list.remove(&found)], [Ok(true), Ok(false)]);
     assert!(!entry.remove().unwrap());
     let entry = list.insert(2).unwrap();
-    let found = entry.into_ref().unwrap();
+    let found = entry.share();
+    drop(entry);
     assert_eq!(list.remove(&found), Ok(false));
     list.validate();
 }
@@ -156,10 +157,7 @@ fn inv09_a_lock_inside_a_snapshot_is_an_error_and_never_hangs() {
     assert_eq!(list.trim(), Err(LockError::Deadlock));
     assert_eq!(list.drain().next().unwrap().map(drop), Err(LockError::Deadlock));
     assert_eq!(list.remove(&found), Err(LockError::Deadlock));
-    let error = entry.remove().unwrap_err();
-    assert_eq!(error.reason, LockError::Deadlock);
-    let error = error.entry.into_ref().unwrap_err();
-    drop(error.entry);
+    assert_eq!(entry.remove(), Err(LockError::Deadlock));
     drop(other.insert(3).unwrap()); // another list has other locks
     assert_eq!(snapshot.iter().copied().collect::<Vec<_>>(), [1]);
     drop(snapshot);
@@ -224,8 +222,7 @@ fn inv09_a_value_is_dropped_after_the_unlock() {
     let list = Arc::new(PerCpuList::new());
     let add = || list.insert(Phoenix(Some(Arc::clone(&list)), 3)).unwrap();
     drop(add());
-    drop(add().remove());
-    drop(add().into_ref());
+    assert_eq!(add().remove(), Ok(true));
     let one = add();
     let found = one.share();
     assert_eq!(list.remove(&found), Ok(true));
@@ -253,7 +250,8 @@ fn inv13_a_reference_outlives_its_list() {
     let entry = list.insert_arc(Box::new(2)).unwrap();
     drop(list);
     assert!(entry.is_linked() && **entry == 2); // the entry keeps its block
-    let found = entry.into_ref().unwrap();
+    let found = entry.share();
+    drop(entry);
     assert_eq!(**found, 2);
 }
 
@@ -322,7 +320,7 @@ fn values<T: Send + Sync>(new: impl Fn(u8) -> T, read: impl Fn(&T) -> u8) {
     list.lock_all().unwrap().for_each(|value| seen[usize::from(read(value))] += 1);
     assert!(seen.iter().all(|times| *times == 2));
     assert!(entries.iter().enumerate().all(|(n, entry)| read(entry) == n as u8));
-    let found = entries.pop().unwrap().into_ref().unwrap();
+    let found = entries.pop().unwrap().share();
     entries.drain(..100).for_each(|entry| assert!(entry.remove().unwrap()));
     let again = list.insert(new(7)).unwrap();
     assert_eq!((read(&again), read(&found), list.len()), (7, 199, 156));

@@ -62,8 +62,8 @@ fn inv05_a_value_that_panics_in_its_drop_is_off_the_list() {
     let bomb = || list.insert(Bomb { dropped, armed: true }).unwrap();
     for (way, f) in [
         &(|| drop(bomb())) as &dyn Fn(),
-        &|| drop(bomb().remove()),
-        &|| drop(bomb().into_ref()),
+        &|| _ = bomb().remove(),
+        &|| drop(bomb().share()),
         &|| {
             let entry = bomb();
             let snapshot = list.lock_all().unwrap();

@@ -215,9 +215,10 @@ impl<'l> Epoch<'l> {
         assert_eq!(entry.is_linked(), linked);
         match way {
             0 => drop(entry),
-            1 => assert_eq!(entry.remove().map_err(|error| error.reason), Ok(linked)),
+            1 => assert_eq!(entry.remove(), Ok(linked)),
             _ => {
-                let found = entry.into_ref().expect("there is no snapshot");
+                let found = entry.share();
+                drop(entry);
                 assert!(found.id() == id && !found.is_linked());
                 self.values.get_mut(&id).unwrap().refs.push(found);
             }

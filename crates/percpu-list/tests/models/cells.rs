@@ -167,7 +167,8 @@ fn inv07_a_pinned_cell_is_not_reused() {
 fn inv07_a_cell_is_reused_after_the_last_unpin() {
     model(|| {
         let (list, [goes, stays], drops) = with();
-        let found = goes.into_ref().unwrap();
+        let found = goes.share();
+        drop(goes);
         let ends = spawn_on(ONE, move || {
             assert_eq!(found.read(), 0);
             drop(found);
@@ -205,7 +206,8 @@ fn inv07_a_refill_beside_a_pinned_cell() {
 fn inv07_a_refill_beside_the_last_unpin() {
     model(|| {
         let (list, [goes, other], drops) = with();
-        let found = goes.into_ref().unwrap();
+        let found = goes.share();
+        drop(goes);
         set_current(ONE);
         drop(other);
         set_current(ZERO);

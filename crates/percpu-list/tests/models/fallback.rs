@@ -96,7 +96,8 @@ fn inv03_a_freed_cell_is_reused() {
 fn inv07_a_cell_is_reused_after_the_last_unpin() {
     model(|| {
         let (list, [goes, stays], drops) = with();
-        let found = goes.into_ref().unwrap();
+        let found = goes.share();
+        drop(goes);
         let ends = spawn_on(ONE, move || {
             assert_eq!(found.read(), 0);
             drop(found);
