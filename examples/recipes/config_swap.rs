@@ -44,8 +44,8 @@ struct Server {
 impl Server {
     /// Answers a request, with one configuration from its begin to its end.
     async fn answer(&self) -> (String, String) {
-        // One load for the whole request. The guard must end before the first `.await`, so this takes what the
-        // request needs later: a copy of a small value, an `Arc` of a large one.
+        // One load for the whole request. The guard must end before the first `.await`, so this takes the values
+        // that the request needs later: a copy of a small one, an `Arc` of a large one.
         let (version, banner, backends) = {
             let guard = rcu::pin();
             let config = self.config.load(&guard);
