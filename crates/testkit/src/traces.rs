@@ -73,7 +73,7 @@ pub enum LineError {
         /// The number of blocks.
         count: u64,
     },
-    /// With this line the trace has more requests than the limit.
+    /// The trace has more requests than the limit from this line on.
     Requests {
         /// The requests of this line.
         count: u64,
@@ -82,7 +82,7 @@ pub enum LineError {
         /// The limit.
         limit: u64,
     },
-    /// With this line the trace has more different blocks than the limit.
+    /// The trace has more different blocks than the limit from this line on.
     Blocks {
         /// The limit.
         limit: u64,

@@ -362,7 +362,7 @@ fn unpacked(ws: &Workspace) -> Option<Cmd> {
 mod tests {
     use super::*;
 
-    /// Where herd7 is not installed, as in CI, a quote goes stale unseen otherwise.
+    /// Without this test a quote goes stale unseen where herd7 is not installed, as in CI.
     #[test]
     fn every_quote_is_in_the_sources() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -26,7 +26,7 @@ use crate::suites::models_command;
 use crate::tools;
 use crate::workspace::{Crate, Workspace, choose, files, stem};
 
-/// For one run of a patch's test. Without it a bug that makes the test hang would never end.
+/// The time limit of one run of a patch's test. Without it a bug that makes the test hang would never end.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Plants mutants at random in each crate, and prints which of them its tests catch.

@@ -104,7 +104,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The default of each stress test. A busy machine needs longer, which a test sees for itself; the
 /// soak runs for longer.
 pub(crate) const SECONDS: u32 = 1;
-/// What a second run of the same tests leaves out: a stall of ten seconds. Shorter ones remain.
+/// The tests that a second run leaves out: a stall of ten seconds. Shorter stalls remain.
 const SECOND_RUN: &str = "--skip a_reader_stalled_for_ten_seconds";
 /// Switches rseq off in glibc.
 pub(crate) const WITHOUT_RSEQ: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");

@@ -26,7 +26,7 @@ pub struct Model {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Service {
-    /// The same time for every request.
+    /// Every request takes this time.
     Fixed(u64),
     /// An exponential distribution with this mean.
     Exponential(u64),

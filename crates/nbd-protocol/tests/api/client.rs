@@ -1,4 +1,4 @@
-//! What our client makes of the replies of other servers, written by hand here.
+//! The client against replies of other servers, written by hand here.
 
 use nbd_protocol::wire::{
     BASE_ALLOCATION, FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_REPLY_MAGIC, opt, rep,
@@ -18,7 +18,7 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     [&OPTION_REPLY_MAGIC.to_be_bytes()[..], &fields.concat(), data].concat()
 }
 
-/// What the client asks after the greeting and these replies, and its last step.
+/// Returns the options that the client sends after the greeting and these replies, and its last step.
 fn hears(
     mut client: ClientHandshake,
     replies: &[Vec<u8>],
@@ -37,7 +37,7 @@ fn simple() -> ClientHandshake {
 /// The size and the flags of an export.
 const EXPORT: &[u8] = b"\0\0\0\0\0\0\0\0\x10\0\0\x05";
 
-/// What the client has learned from this information, after the size.
+/// Returns the export as the client knows it after this information, which follows the size.
 fn learned(data: &[u8]) -> Result<Connected, ClientError> {
     let [export, more] = [EXPORT, data].map(|data| reply(opt::GO, rep::INFO, data));
     match hears(simple(), &[export, more, reply(opt::GO, rep::ACK, b"")])? {
@@ -118,7 +118,7 @@ fn a_list_has_names_and_descriptions_and_an_end() {
     assert_eq!(list(&more), Err(ClientError::BadOptionReply));
 }
 
-/// What the client asks for after the replies, as the options of a session.
+/// Checks the options that the client sends after the replies, as those of a session.
 fn asks(client: ClientHandshake, replies: &[Vec<u8>], options: &[(u32, &[u8])]) {
     let (asked, step) = hears(client, replies).unwrap();
     assert_eq!(step, ClientStep::More);

@@ -1,4 +1,4 @@
-//! What a client may say during the handshake, and what it hears.
+//! The messages of a client during the handshake, and the replies of the server.
 
 use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_MAGIC, opt, rep};
 
@@ -41,7 +41,7 @@ pub(crate) fn serve(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
     serve_by(Handshake::base_allocation, input)
 }
 
-/// The same by a server that offers extended headers.
+/// Serves the input by a server that offers extended headers.
 pub(crate) fn serve_extended(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
     serve_by(|handshake| handshake.extended_headers().base_allocation(), input)
 }
@@ -329,7 +329,7 @@ pub(crate) fn negotiate(
     negotiate_with(client, server, greeting, exports)
 }
 
-/// The same with a server that has said `to_client`.
+/// Negotiates with a server that has sent `to_client`.
 pub(crate) fn negotiate_with(
     mut client: ClientHandshake,
     mut server: Handshake,

@@ -1,4 +1,4 @@
-//! Metadata contexts: who may choose which, for what export, and what a client learns of it.
+//! Metadata contexts: the clients that may choose one, the exports that have one, and the replies.
 
 use nbd_protocol::wire::{BASE_ALLOCATION, cmd, opt, rep};
 
@@ -19,7 +19,7 @@ pub(crate) fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
     data
 }
 
-/// What is said to options after structured replies were granted: types and data.
+/// Returns the replies to options after structured replies were granted: types and data.
 fn replies(options: &[(u32, &[u8])]) -> Vec<(u32, Vec<u8>)> {
     let options = [&[(opt::STRUCTURED_REPLY, &b""[..])], options].concat();
     let input = session(FIXED, &options);
@@ -28,7 +28,7 @@ fn replies(options: &[(u32, &[u8])]) -> Vec<(u32, Vec<u8>)> {
     replies.into_iter().skip(1).map(|(_, kind, data)| (kind, data)).collect()
 }
 
-/// What they say of one option.
+/// Returns the replies to one option.
 fn said(option: u32, name: &str, queries: &[&str]) -> Vec<(u32, Vec<u8>)> {
     replies(&[(option, &meta(name, queries))])
 }

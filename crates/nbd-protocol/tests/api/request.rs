@@ -1,4 +1,4 @@
-//! Which requests are refused, and with which error; what replies look like on the wire.
+//! Refused requests, with their errors, and the bytes of replies.
 
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{

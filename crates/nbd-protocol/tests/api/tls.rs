@@ -10,7 +10,7 @@ use crate::driven;
 use crate::handshake::{FIXED, info, negotiate_with, session};
 use crate::meta::meta;
 
-/// What a server with `policy` answers to each input, the types of its replies.
+/// Returns the steps of a server with `policy` for each input, and the types of its replies.
 fn answers(policy: TlsPolicy, inputs: &[&[u8]]) -> Vec<(Step, Vec<(u32, u32)>)> {
     let mut server =
         Handshake::new(&mut Vec::new()).extended_headers().base_allocation().tls(policy);
@@ -97,7 +97,7 @@ fn inv06_over_tls_everything_is_answered_and_tls_starts_once() {
     assert_eq!(said[1], (Step::More, vec![(opt::STARTTLS, rep::ERR_UNSUP)]));
 }
 
-/// What was injected behind STARTTLS would pass for the client's first option over TLS.
+/// Bytes that are injected behind STARTTLS would pass for the client's first option over TLS.
 #[test]
 fn inv07_plaintext_behind_starttls_ends_the_handshake() {
     for policy in [TlsPolicy::On, TlsPolicy::Require] {

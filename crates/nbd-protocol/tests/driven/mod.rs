@@ -1,4 +1,4 @@
-//! What the fuzz target runs. The test of the corpus runs it with stable Rust.
+//! The body of the fuzz target. The test of the corpus runs it with stable Rust.
 //!
 //! The first byte of an input chooses the parser of the rest (its two low bits) and the length of the
 //! pieces it arrives in (the others, plus 1): a client's whole session, a server's handshake, a
