@@ -11,6 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use aio_reap::Engine;
 use bufcache::{AttachOptions, Cache, Device, EngineDevice, Wal, lend_engine};
@@ -126,7 +127,8 @@ fn write(page: &mut [u8], key: u64, value: u64) {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (folder, crashed) = (tempfile::tempdir()?, tempfile::tempdir()?);
-    let cache = Cache::new(32 * 4096)?; // half of the pages
+    // Half of the pages. A put fails if the disk frees no buffer within the patience, a second by default.
+    let cache = Cache::builder(32 * 4096).patience(Duration::from_secs(60)).build()?;
     let store = Rc::new(Store::open(folder.path(), &cache)?);
     let engine = Rc::new(Engine::new()?);
     let tasks = LocalSet::new();

