@@ -100,7 +100,7 @@ pub(crate) fn models(
 }
 
 /// The time limit of all stress tests of one crate together, for a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(900);
 /// The default of each stress test. A busy machine needs longer, which a test sees for itself; the
 /// soak runs for longer.
 pub(crate) const SECONDS: u32 = 1;
