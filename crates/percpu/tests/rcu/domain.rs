@@ -238,10 +238,12 @@ fn stalled(stall: Duration) {
     const OBJECT: usize = 1 << 10;
     let _alone = alone();
     let mut worst = Duration::ZERO;
+    // Enough to fill the bag of one CPU, which begins a grace period, wherever the thread runs.
+    let enough = 1024 * offlock_percpu::possible_cpus() as u64 + 1000;
     let (mut retired, mut slow) = (0_u64, 0);
     with_reader(|| {
         let mut until = None;
-        while until.is_none_or(|until| Instant::now() < until) || retired < 1000 {
+        while until.is_none_or(|until| Instant::now() < until) || retired < enough {
             let began = Instant::now();
             unlinked([0_u8; OBJECT]).retire();
             let took = began.elapsed();
