@@ -6,6 +6,8 @@ use std::sync::{Arc, Weak};
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use radix_ctx::{CtxTable, WaitError};
 
+use crate::alone::alone;
+
 thread_local! {
     /// The violations that probes have found on this thread. Probes on other threads see the guards of
     /// other tests, so they count nothing.
@@ -38,6 +40,7 @@ fn violations(table: &Weak<CtxTable<usize>>, rounds: usize, mut round: impl FnMu
 /// The drop of a table queues the callback that frees its core.
 #[test]
 fn inv18_the_drop_of_a_table_runs_drops_without_a_guard() {
+    let _alone = alone();
     let found = violations(&Weak::new(), 5_000, || drop(CtxTable::<usize>::new()));
     assert_eq!(found, 0, "drops under a guard");
 }
@@ -45,6 +48,7 @@ fn inv18_the_drop_of_a_table_runs_drops_without_a_guard() {
 /// The last reference to a context vacates its slot, which releases an empty slab.
 #[test]
 fn inv18_the_last_reference_runs_drops_without_a_guard() {
+    let _alone = alone();
     let table = CtxTable::new();
     let found = violations(&Weak::new(), 1_500, || {
         let held: Vec<_> = (0..129).map(|n| table.insert_ref(n).unwrap()).collect();
@@ -58,6 +62,7 @@ fn inv18_the_last_reference_runs_drops_without_a_guard() {
 /// A reclaim releases empty slabs. The drops of other objects that this causes are not drops of contexts.
 #[test]
 fn inv18_a_drop_of_another_object_may_wait_for_the_table() {
+    let _alone = alone();
     let table = Arc::new(CtxTable::new());
     let found = violations(&Arc::downgrade(&table), 1_500, || {
         (0..129).for_each(|n| _ = table.insert(n).unwrap());

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, InsertRefused, LookupError};
 
+use crate::alone::alone;
+
 #[test]
 fn a_table_from_its_first_context_to_its_last_reference() {
+    let _alone = alone();
     let table = CtxTable::new();
     let ids: Vec<_> = (0..1000).map(|i| table.insert(Arc::new(i)).unwrap()).collect();
     for (i, id) in ids.iter().enumerate() {
@@ -47,6 +50,7 @@ fn a_table_from_its_first_context_to_its_last_reference() {
 
 #[test]
 fn inv08_a_full_table_gives_the_value_back() {
+    let _alone = alone();
     let table = CtxTable::builder().max_index(3).build();
     let ids: Vec<_> = (0..4).map(|i| table.insert(i).unwrap()).collect();
     let refused = table.insert(9).unwrap_err();
@@ -64,6 +68,7 @@ fn inv08_a_full_table_gives_the_value_back() {
 /// `insert_ref` takes the reference before another thread can remove the context.
 #[test]
 fn a_context_is_inserted_with_a_reference() {
+    let _alone = alone();
     let table = CtxTable::builder().max_contexts(1).build();
     let first = table.insert_ref("one".to_string()).unwrap();
     let id = CtxRef::id(&first);
@@ -81,6 +86,7 @@ fn a_context_is_inserted_with_a_reference() {
 /// without contexts is released then.
 #[test]
 fn inv17_an_empty_slab_that_is_used_again_stays() {
+    let _alone = alone();
     let table = CtxTable::new();
     let remove = |id| table.remove(id).unwrap().wait().unwrap();
     let below: Vec<_> = (0..64).map(|n| table.insert(n).unwrap()).collect();
@@ -97,6 +103,7 @@ fn inv17_an_empty_slab_that_is_used_again_stays() {
 /// generation 1.
 #[test]
 fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
+    let _alone = alone();
     let table = CtxTable::new();
     let insert = |n| {
         let id = table.insert(n).unwrap();
@@ -125,6 +132,7 @@ fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
 
 #[test]
 fn retain_removes_what_it_is_told_once() {
+    let _alone = alone();
     let table = CtxTable::new();
     let ids: Vec<_> = (0..1000).map(|i| table.insert(i).unwrap()).collect();
     let mut seen = Vec::new();
@@ -150,6 +158,7 @@ fn retain_removes_what_it_is_told_once() {
 /// `keep` returns, or panics. No later call of the table is needed: `retain` has told RCU of what it removed.
 #[test]
 fn what_retain_removed_is_dropped_by_rcu() {
+    let _alone = alone();
     for panics in [false, true] {
         let table = CtxTable::new();
         let value = Arc::new(());

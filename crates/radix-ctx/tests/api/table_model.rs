@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use radix_ctx::{CtxTable, InsertRefused, LookupError};
 
+use crate::alone::alone;
 use crate::table_ops::{self, Limits, Op};
 
 /// Returns a configuration of `PROPTEST_CASES` cases, or of 40.
@@ -29,12 +30,14 @@ proptest! {
     fn inv12_any_sequence_of_operations_equals_the_map(
         input in prop::collection::vec(any::<u8>(), 0..480),
     ) {
+        let _alone = alone();
         table_ops::run(&input);
     }
 
     /// Stale ids stay stale while slabs are freed and made again.
     #[test]
     fn inv12_stale_ids_stay_stale(ops in ops(&[0, 11, 11, 12, 19, 19, 20, 23, 27, 29])) {
+        let _alone = alone();
         run(Limits { contexts: None, max_index: u32::MAX - 2 }, &ops);
     }
 
@@ -43,6 +46,7 @@ proptest! {
         max_index in 0..140_u32,
         ops in ops(&[0, 6, 12, 14, 15, 19, 25, 26]),
     ) {
+        let _alone = alone();
         run(Limits { contexts: None, max_index }, &ops);
     }
 
@@ -51,12 +55,14 @@ proptest! {
         contexts in prop::option::of(0..20_u64),
         ops in ops(&[0, 4, 5, 12, 13, 14, 15, 16, 19, 27]),
     ) {
+        let _alone = alone();
         run(Limits { contexts, max_index: u32::MAX - 2 }, &ops);
     }
 }
 
 #[test]
 fn every_input_of_the_corpus_holds() {
+    let _alone = alone();
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/radix_ops");
     testkit::corpus::replay(corpus, 10, 300, table_ops::run);
 }
@@ -64,6 +70,7 @@ fn every_input_of_the_corpus_holds() {
 /// The limit is checked before the indexes.
 #[test]
 fn inv16_quota_then_index() {
+    let _alone = alone();
     let table = CtxTable::builder().max_contexts(2).max_index(1).build();
     let refused = || table.insert("back").unwrap_err();
     let ids = [table.insert("a").unwrap(), table.insert("b").unwrap()];
@@ -87,6 +94,7 @@ fn inv16_quota_then_index() {
 /// The removal of a context makes room for another one at once, even if a reference keeps the old one.
 #[test]
 fn inv15_an_insert_after_a_removal_fits() {
+    let _alone = alone();
     let table = CtxTable::builder().max_contexts(3).build();
     let mut ids = [(); 3].map(|()| table.insert(0).unwrap());
     let held = table.get_ref(ids[1]).unwrap();
