@@ -73,18 +73,18 @@ fn stress_inv07_everything_at_once() {
     });
     let (begin, time) = (Instant::now(), stress_time(3));
     let (mut walks, mut snapshots) = (0, 0);
-    // On a busy machine the start of a round takes a second.
-    while begin.elapsed() < time || (walks.min(snapshots) <= 3 && begin.elapsed() < time * 20) {
+    let limit = time + Duration::from_secs(60);
+    while begin.elapsed() < time || (walks.min(snapshots) <= 3 && begin.elapsed() < limit) {
         let left = time.saturating_sub(begin.elapsed()).max(time / 2);
-        let done = round(&TABLES, Instant::now() + left.min(Duration::from_secs(10)));
+        let done = round(&TABLES, left.min(Duration::from_secs(10)));
         (walks, snapshots) = (walks + done.0, snapshots + done.1);
         TABLES.dropped.iter().chain(&TABLES.bumps).for_each(|count| count.store(0, Relaxed));
     }
     assert!(walks > 3 && snapshots > 3);
 }
 
-/// Works on a new list until `end`, or until the ids are used up. Returns the numbers of walks and of snapshots.
-fn round(tables: &'static Tables, end: Instant) -> (u64, u64) {
+/// Works on a new list for `time`, or until the ids are used up. Returns the numbers of walks and of snapshots.
+fn round(tables: &'static Tables, time: Duration) -> (u64, u64) {
     let list = PerCpuList::<Value>::new();
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let add = |after: u64| {
@@ -100,6 +100,7 @@ fn round(tables: &'static Tables, end: Instant) -> (u64, u64) {
     handle(nothing);
     let stay: Vec<_> =
         (0..STAY).map(|n| on(cpus[n as usize % cpus.len()], || add(u64::MAX))).collect();
+    let end = Instant::now() + time; // on a busy machine the inserts above take seconds
     thread::scope(|scope| {
         for worker in 0..5 {
             let (cpus, exchange, found, add, ended) = (&cpus, &exchange, &found, &add, &on_all);
