@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// The processor time after which a model counts as hung: far more than any model takes. Wall-clock
 /// time would depend on the load of the machine.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// The time without any processor time after which a model counts as blocked.
 const BLOCKED: Duration = Duration::from_secs(60);

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than a busy machine keeps a runnable thread waiting.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::wait::PATIENCE;
 
-/// Runs `f`. If `progress` returns the same number for 20 seconds meanwhile, prints the text of
+/// Runs `f`. If `progress` returns the same number for a minute meanwhile, prints the text of
 /// `report` and aborts the process.
 pub fn watched<R>(
     progress: impl Fn() -> u64 + Sync,
