@@ -7,7 +7,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
 use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, GetError, WriteError};
@@ -15,7 +14,6 @@ use testkit::block_on::block_on;
 use testkit::wait::{in_time, wait_for};
 
 const SIZE: usize = 512;
-const SLOW: Duration = Duration::from_millis(300);
 
 /// A panic's payload whose drop panics.
 struct Bomb;
@@ -29,8 +27,10 @@ impl Drop for Bomb {
 /// Reads as sevens, and takes all writes.
 #[derive(Default)]
 struct Disk {
-    slow_reads: bool,
-    slow_writes: bool,
+    /// Reads wait for this flag.
+    reads_wait_for: Option<Arc<AtomicBool>>,
+    /// Writes wait for this flag.
+    writes_wait_for: Option<Arc<AtomicBool>>,
     /// Writes fail.
     full: bool,
     _drop: BadDrop,
@@ -44,6 +44,10 @@ impl Disk {
             panic_any(Bomb);
         }
     }
+}
+
+fn wait_for_flag(flag: &Option<Arc<AtomicBool>>) {
+    wait_for("the flag", || flag.as_ref().is_none_or(|flag| flag.load(Relaxed)));
 }
 
 /// A drop that panics, once it has set the flag.
@@ -70,18 +74,14 @@ impl BlockDevice for Disk {
     }
 
     fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        if self.slow_reads {
-            thread::sleep(SLOW);
-        }
+        wait_for_flag(&self.reads_wait_for);
         self.explode();
         buf.fill(7);
         Ok(buf.len())
     }
 
     fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        if self.slow_writes {
-            thread::sleep(SLOW);
-        }
+        wait_for_flag(&self.writes_wait_for);
         self.explode();
         if self.full { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
     }
@@ -122,21 +122,27 @@ fn cleans(cache: &Cache) {
 
 #[test]
 fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
-    // The end of the last handle waits for the device's operations as long as this, which is less than a read takes.
+    // The end of the last handle waits for the device's operations as long as this. The read ends after it.
     let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
+    let has_no_handle = Arc::new(AtomicBool::new(false));
     let (dropped, _drop) = bad_drop();
-    let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
+    let reads_wait_for = Some(Arc::clone(&has_no_handle));
+    let disk = Disk { reads_wait_for, _drop, ..Disk::default() };
     cache.attach(disk).unwrap().readahead(0..1);
+    has_no_handle.store(true, Relaxed);
     wait_for("the device is dropped", || dropped.load(Relaxed));
     reads_ahead(&cache);
     // The same, where a task's load is the last to have the device.
+    has_no_handle.store(false, Relaxed);
     let (dropped, _drop) = bad_drop();
-    let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
+    let reads_wait_for = Some(Arc::clone(&has_no_handle));
+    let disk = Disk { reads_wait_for, _drop, ..Disk::default() };
     let disk = cache.attach(disk).unwrap();
     let mut task = Box::pin(async move { disk.get_async(1).await.map(drop) });
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(task.as_mut().poll(&mut context).is_pending());
     drop(task);
+    has_no_handle.store(true, Relaxed);
     wait_for("the device is dropped", || dropped.load(Relaxed));
     reads_ahead(&cache);
 }
@@ -169,16 +175,19 @@ fn a_verifier_whose_payload_panics_ends_the_load() {
 
 #[test]
 fn a_device_whose_drop_panics_leaves_the_cleaner() {
-    // The end of the last handle waits for the cleaner as long as this, which is less than a write takes: then the
-    // cleaner has the device.
+    // The end of the last handle waits for the cleaner as long as this. The write ends after it, when the cleaner
+    // alone has the device.
     let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
     let (dropped, _drop) = bad_drop();
     let options = AttachOptions::new().on_loss(|_| {});
-    let disk = Disk { slow_writes: true, _drop, ..Disk::default() };
+    let has_no_handle = Arc::new(AtomicBool::new(false));
+    let writes_wait_for = Some(Arc::clone(&has_no_handle));
+    let disk = Disk { writes_wait_for, _drop, ..Disk::default() };
     let disk = cache.attach_with(disk, options).unwrap();
     dirty(&disk, 1);
     wait_for("the cleaner writes", || cache.stats().write_calls > 0);
     drop(disk);
+    has_no_handle.store(true, Relaxed);
     wait_for("the device is dropped", || dropped.load(Relaxed));
     cleans(&cache);
 }

@@ -257,6 +257,11 @@ impl Storm {
         }
     }
 
+    /// The numbers of writes and of reads.
+    fn calls(&self) -> [u64; 2] {
+        [&self.writes, &self.reads].map(|of| of.load(Ordering::Relaxed))
+    }
+
     fn rage(&self, until: Instant) {
         thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -268,7 +273,10 @@ impl Storm {
                 });
             }
             // Until it was one, on a machine that has others to run.
-            let enough = |stats: &CacheStats| stats.evictions > 500 && stats.written > 500;
+            let enough = |stats: &CacheStats| {
+                let [writes, reads] = self.calls();
+                stats.evictions > 500 && stats.written > 500 && writes > 1000 && reads > 1000
+            };
             while Instant::now() < until
                 || (!enough(&self.cache.stats())
                     && Instant::now() < until + Duration::from_secs(60))
@@ -290,7 +298,7 @@ impl Storm {
             assert_eq!(device.reset().unwrap().blocks(), []);
         }
         let stats = self.cache.stats();
-        let [writes, reads] = [&self.writes, &self.reads].map(|of| of.load(Ordering::Relaxed));
+        let [writes, reads] = self.calls();
         println!("{writes} writes, {reads} reads; {stats}");
         assert_eq!(stats.dirty, 0);
         assert!(writes > 1000 && reads > 1000, "a storm in a teacup: {writes}, {reads}, {stats}");

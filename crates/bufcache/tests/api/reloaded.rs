@@ -169,9 +169,16 @@ fn inv24_a_block_that_was_read_again_before_a_good_sync_is_a_copy() {
 /// Block 1 is written before the sync begins, and block 2 after that. Both are read again while it runs.
 #[test]
 fn inv24_a_sync_vouches_for_the_blocks_that_were_written_before_it_began() {
+    // On a busy machine the sync ends before the blocks are read again.
+    let in_time = (0..8).any(|attempt| vouches_beside(Duration::from_millis(500 << attempt)));
+    assert!(in_time, "the sync ends too early");
+}
+
+/// Returns whether the blocks were read again before the sync, which takes this long, had ended.
+fn vouches_beside(sync: Duration) -> bool {
     let (cache, device, disk) = new();
     write_and_evict(&cache, &device, 1, 2);
-    disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(500)));
+    disk.inject_next(Operation::Sync, Fault::Delay(sync));
     let syncing = thread::spawn({
         let device = device.clone();
         move || device.sync()
@@ -179,12 +186,15 @@ fn inv24_a_sync_vouches_for_the_blocks_that_were_written_before_it_began() {
     wait_for("a sync", || disk.count(Operation::Sync) > 0);
     write_and_evict(&cache, &device, 2, 2);
     drop((device.get(1).unwrap(), device.get(2).unwrap()));
-    assert!(!syncing.is_finished(), "on a busy machine");
+    let in_time = !syncing.is_finished();
     syncing.join().unwrap().unwrap();
-    fill(&device, 1, 3);
-    device.flush().unwrap();
-    disk.give_up_writes().unwrap();
-    assert_eq!(lost(&device), [2]);
+    if in_time {
+        fill(&device, 1, 3);
+        device.flush().unwrap();
+        disk.give_up_writes().unwrap();
+        assert_eq!(lost(&device), [2]);
+    }
+    in_time
 }
 
 /// The fault device itself.

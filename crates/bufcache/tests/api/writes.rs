@@ -303,16 +303,19 @@ fn tries(options: AttachOptions, errno: i32) -> u64 {
     let (_cache, device, disk) = patient(Duration::from_millis(20), 1, options);
     fill(&device, 1, 2);
     disk.inject(Operation::Write, .., Fault::Error(errno));
-    let (mut last, mut quiet) = (0, 0);
+    let (mut last, mut quiet, mut since) = (0, 0, Instant::now());
     // A wait may end before its first try where the machine has others to run.
-    while quiet < 3 {
+    while quiet < 3 || since.elapsed() < Duration::from_secs(1) {
         assert_eq!(device.get(7).unwrap_err(), GetError::NoFreeBuffers);
         let now = disk.count(Operation::Write);
         if now > 20 {
             return now;
         }
-        quiet = if now == last { quiet + 1 } else { 0 };
-        last = now;
+        if now == last {
+            quiet += 1;
+        } else {
+            (last, quiet, since) = (now, 0, Instant::now());
+        }
     }
     // A flush tries it still.
     disk.heal();
