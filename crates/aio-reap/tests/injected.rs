@@ -234,7 +234,7 @@ fn cancelling_child() {
     let (reader, _writer) = std::io::pipe().unwrap();
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
     assert!(read.cancel());
-    let Ok((result, _)) = read.wait_timeout(Duration::from_secs(10)) else {
+    let Ok((result, _)) = read.wait_timeout(Duration::from_secs(60)) else {
         panic!("the cancellation never reached the kernel");
     };
     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
@@ -272,7 +272,7 @@ fn child_beside_a_slow_read() {
     };
     let (reader, writer) = std::io::pipe().unwrap();
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
-    let Ok((result, ())) = engine.nop().submit().unwrap().wait_timeout(Duration::from_secs(10))
+    let Ok((result, ())) = engine.nop().submit().unwrap().wait_timeout(Duration::from_secs(60))
     else {
         panic!("the no-op waits for the read");
     };

@@ -159,6 +159,7 @@ fn no_allocation_per_request_after_warm_up() {
             );
         }
     }
-    let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));
-    assert_eq!(one.allocations, 1, "the allocator counts");
+    // The main thread of the test harness may allocate meanwhile, but not each time.
+    let one = || counted(|| drop(std::hint::black_box(vec![0_u8; 1]))).1.allocations;
+    assert!((0..4).any(|_| one() == 1), "the allocator counts");
 }

@@ -102,6 +102,7 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         deadlines(engine);
         waits_for_slots(engine, 64); // the capacity that `on_every_backend` sets
     });
-    let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));
-    assert_eq!(one.allocations, 1, "the allocator counts");
+    // The main thread of the test harness may allocate meanwhile, but not each time.
+    let one = || counted(|| drop(std::hint::black_box(vec![0_u8; 1]))).1.allocations;
+    assert!((0..4).any(|_| one() == 1), "the allocator counts");
 }

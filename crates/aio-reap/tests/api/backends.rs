@@ -353,6 +353,7 @@ fn inv20_a_signal_ends_no_wait() {
         }
         for timeout in [Some(Duration::from_millis(60)), None] {
             let end = writer.try_clone().unwrap();
+            let start = Instant::now(); // before the start of the thread, which ends the wait
             let sender = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(20));
                 // SAFETY: that thread waits for this one.
@@ -362,7 +363,6 @@ fn inv20_a_signal_ends_no_wait() {
                     io::Write::write_all(&mut { end }, b"x").unwrap();
                 }
             });
-            let start = Instant::now();
             let delivered = engine.wait(timeout).unwrap().delivered;
             assert_eq!(delivered, usize::from(timeout.is_none()));
             assert!(start.elapsed() >= Duration::from_millis(60), "the signal has ended it");

@@ -18,7 +18,7 @@ use count::count;
 use readable::readable;
 
 /// A guess; much longer than all retries of one request.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 

@@ -358,7 +358,7 @@ fn inv06_a_call_ends_every_kind_of_sleep() {
             drop(writer);
         });
         if !pipe.is_done() {
-            engine.wait(Some(Duration::from_secs(20))).unwrap(); // the first request ends it
+            engine.wait(Some(Duration::from_secs(60))).unwrap(); // the first request ends it
         }
         engine.block_on(pipe).unwrap().0.unwrap_or_default();
         engine.serve().unwrap();
