@@ -141,7 +141,7 @@ fn inv14_event_loops_on_both_sides_lose_no_wake_up() {
         let epoll = Epoll::on(&ready, libc::EPOLLIN | libc::EPOLLET);
         let mut n = 0;
         while n < MESSAGES {
-            assert!(epoll.wait(20_000), "a lost wake-up");
+            assert!(epoll.wait(60_000), "a lost wake-up");
             ready.clear();
             while n < MESSAGES && sender.try_send(n, 1).is_ok() {
                 n += 1;
@@ -152,7 +152,7 @@ fn inv14_event_loops_on_both_sides_lose_no_wake_up() {
     let epoll = Epoll::on(&ready, libc::EPOLLIN | libc::EPOLLET);
     let mut n = 0;
     while n < MESSAGES {
-        assert!(epoll.wait(20_000), "a lost wake-up");
+        assert!(epoll.wait(60_000), "a lost wake-up");
         ready.clear();
         while let Ok((message, _)) = queue.try_receive() {
             assert_eq!(message, n);
@@ -177,7 +177,7 @@ impl Loop<'_> {
         let ready = Readiness::new(self.queue, interest).unwrap();
         let epoll = Epoll::on(&ready, flags);
         loop {
-            assert!(epoll.wait(20_000), "a lost wake-up");
+            assert!(epoll.wait(60_000), "a lost wake-up");
             ready.clear();
             if work().is_break() {
                 return;

@@ -11,7 +11,7 @@ use std::io;
 use std::pin::pin;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,8 +30,8 @@ const AHEAD: [u64; 2] = [64, 8];
 const RECEIVES: u64 = 3;
 /// Stops of a round.
 const STOPS: u32 = 40;
-/// The sender may also be stopped while it has the lock. Then it goes on after so many looks, a second.
-const LOOKS: u32 = 10_000;
+/// The sender may also be stopped while it has the lock. Then it goes on after this time.
+const STOPPED: Duration = Duration::from_millis(1_500);
 
 /// What the processes share.
 #[derive(Default)]
@@ -45,6 +45,15 @@ struct Page {
     passed: AtomicU32,
     blocked: AtomicU32,
 }
+
+impl Page {
+    fn stops(&self) -> u32 {
+        self.blocked.load(SeqCst) + self.passed.load(SeqCst)
+    }
+}
+
+/// The page of the round that runs.
+static PAGE: Mutex<Option<&Page>> = Mutex::new(None);
 
 /// Returns a zeroed page that a forked child shares.
 fn shared() -> &'static Page {
@@ -90,10 +99,12 @@ fn stop_again_and_again(thread: libc::pid_t, page: &Page) -> libc::c_int {
             true => page.release.load(SeqCst),
             false => page.receives.load(SeqCst) >= before + RECEIVES,
         };
-        let passed = (0..LOOKS).any(|_| {
+        // A nap may take long on a busy machine, so the time counts. The clock may be read in the child.
+        let (began, mut passed) = (Instant::now(), false);
+        while !passed && began.elapsed() < STOPPED {
             nap();
-            is_over()
-        });
+            passed = is_over();
+        }
         let count = if passed { &page.passed } else { &page.blocked };
         count.fetch_add(1, SeqCst);
         if ptrace(libc::PTRACE_CONT, thread) != 0 {
@@ -202,6 +213,7 @@ fn round() -> Seen {
     let queue: Queue<Message> = Queue::new(1024).unwrap();
     let (page, [sent, received]) =
         (shared(), [(); 2].map(|()| [(); 2].map(|()| AtomicU64::new(0))));
+    *PAGE.lock().unwrap() = Some(page);
     let mut seen = Seen::default();
     thread::scope(|scope| {
         let (queue, sent, received) = (&queue, &sent, &received);
@@ -224,7 +236,7 @@ fn round() -> Seen {
             thread::sleep(Duration::from_micros(100));
         }
         assert!(queue.close());
-        seen.closed = u64::from(page.blocked.load(SeqCst) + page.passed.load(SeqCst) == STOPS);
+        seen.closed = u64::from(page.stops() == STOPS);
         page.release.store(true, SeqCst);
         let counts = [stopped, other].map(|sender| sender.join().unwrap());
         seen.held_back = receiver.join().unwrap();
@@ -245,7 +257,7 @@ fn stress_inv22_a_sender_is_stopped_at_random_moments() {
     let (rounds, mut seen) = (AtomicU64::new(0), Seen::default());
     let rounds = &rounds;
     let seen = watched(
-        || rounds.load(SeqCst),
+        || PAGE.lock().unwrap().map_or(0, Page::stops).into(),
         || "a round does not end".into(),
         || {
             while Instant::now() < until || seen.closed == 0 || seen.held_back.max(seen.blocked) < 8

@@ -81,9 +81,9 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
     queue.try_send(1, 0).unwrap();
     let publish = queue.claim(2, 0).unwrap();
     queue.try_send(3, 0).unwrap();
-    let (begin, wait) = (Instant::now(), Wait::Until(Instant::now() + Duration::from_secs(2)));
+    let (begin, wait) = (Instant::now(), Wait::Until(Instant::now() + Duration::from_secs(60)));
     assert!(queue.spin_to_receive(wait, position).is_none());
-    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(begin.elapsed() < Duration::from_secs(30));
     publish();
     assert_eq!(queue.drain(), [(1, 0), (2, 0), (3, 0)]);
 }

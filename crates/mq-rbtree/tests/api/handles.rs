@@ -152,7 +152,7 @@ fn drops_the_last_receiver(publish_during_the_drop: bool) -> bool {
         drop(receiver);
         begin.elapsed()
     });
-    assert!(took < Duration::from_secs(5));
+    assert!(took < Duration::from_secs(60));
     let all = Arc::strong_count(&message) == 1;
     assert!(all || took >= Duration::from_millis(50), "the drop gave up after {took:?}");
     publish.into_iter().for_each(|publish| publish());

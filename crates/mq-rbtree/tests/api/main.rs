@@ -3,6 +3,8 @@
 //! A test that needs its own allocator, resource limit or fork is in a test program of its own.
 #![cfg(not(offlock_model))]
 
+#[path = "../common/asleep.rs"]
+mod asleep;
 mod edges;
 mod errors;
 mod futures;

@@ -6,7 +6,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// Longer than any thread takes to fall asleep.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Starts a thread, and returns when it sleeps.
 pub(crate) fn asleep<'scope, R: Send + 'scope>(
