@@ -72,7 +72,7 @@ fn try_add(
     delta: i64,
 ) -> bool {
     match rseq::add(gate, open_value, words, delta as u64) {
-        Ok(_) => true,
+        Ok(()) => true,
         Err(Refused::Closed) => false,
         Err(Refused::NoCpu) => try_add_without_section(words, remote, delta),
     }
@@ -541,7 +541,7 @@ impl RefBlock {
     #[must_use = "a reference that was taken must be put"]
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
         match rseq::add(gate, open, &self.words.words(i), 1) {
-            Ok(_) => true,
+            Ok(()) => true,
             Err(Refused::Closed) => false,
             Err(Refused::NoCpu) => self.try_get_without_section(i, gate, open),
         }

@@ -46,7 +46,7 @@ impl<'a> Part<'a> {
 
 #[test]
 fn every_descriptor_in_this_program_is_sound() {
-    println!("{}", offlock_percpu::capabilities()); // links the sections that the self-test runs
+    println!("{}", offlock_percpu::capabilities()); // links the self-test
     let bytes = fs::read(env::current_exe().unwrap()).unwrap();
     let file = ElfFile64::parse(&*bytes).unwrap();
     let descriptors = Part::named(&file, "__rseq_cs");
@@ -85,5 +85,5 @@ fn every_descriptor_in_this_program_is_sound() {
         assert_eq!(failures.read(abort - 4), SIGNATURE, "in front of {abort:#x}");
     }
     println!("{count} descriptors");
-    assert!(count >= 4, "add, bounded add, claim and swap are in the self-test");
+    assert!(count >= 2, "the self-test adds with a gate and without");
 }

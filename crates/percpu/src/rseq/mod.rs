@@ -13,7 +13,7 @@
 //!
 //! ```text
 //!  default, x86_64         sections in assembly                 (x86_64.rs)
-//!  every other build       none: `available()` is false         (portable.rs)
+//!  every other build       none: `available()` is false         (below)
 //!  model checkers          one mutex per virtual CPU            (model.rs)
 //! ```
 //!
@@ -23,10 +23,6 @@
 //!    word is changed. So in one process every word is changed by sections alone, or by atomic
 //!    operations alone.
 
-use offlock_sync::atomic::AtomicU64;
-
-use crate::words::Words;
-
 #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 pub(crate) mod area;
 #[cfg(offlock_model)]
@@ -35,40 +31,50 @@ mod imp;
 #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 #[path = "x86_64.rs"]
 mod imp;
+
+pub mod cells;
+
+pub(crate) use self::imp::{add, available, count, state};
+
+/// The reason why a section did not commit. A refused section has changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "without sections `NoCpu` is the only refusal")]
+pub(crate) enum Refused {
+    /// No section can run: the thread has no CPU id, the process runs no sections, or that is not
+    /// decided yet. Where sections are [`available`], the caller must add to an atomic of its own,
+    /// never to the word.
+    NoCpu,
+    /// The value of the gate was not `open_value`.
+    Closed,
+}
+
+/// Builds without sections. The compiler removes the code behind these.
 #[cfg(all(
     any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu),
     not(offlock_model)
 ))]
-#[path = "portable.rs"]
-mod imp;
+mod imp {
+    use offlock_sync::atomic::AtomicU64;
 
-pub mod cells;
-mod operations;
+    use super::Refused;
+    use crate::words::Words;
 
-pub(crate) use self::operations::Refused;
-use self::operations::{Added, Operations};
+    pub(crate) fn state() -> Result<(), &'static str> {
+        Err(if cfg!(offlock_virtual_cpu) { "the CPUs are virtual" } else { "not in this build" })
+    }
 
-/// Returns whether this process runs sections. The first call decides. Later calls cost a load and a
-/// branch where sections run, and one more load elsewhere.
-#[inline(always)]
-pub(crate) fn available() -> bool {
-    imp::available()
-}
+    #[inline(always)]
+    pub(crate) fn available() -> bool {
+        false
+    }
 
-/// Returns whether this process runs sections, and if not, why. The first call decides.
-pub(crate) fn state() -> Result<(), &'static str> {
-    imp::state()
-}
+    #[inline(always)]
+    pub(crate) fn add(_: &AtomicU64, _: u64, _: &Words, _: u64) -> Result<(), Refused> {
+        Err(Refused::NoCpu)
+    }
 
-/// Adds `delta` (wrapping) to this CPU's word and returns the CPU. It commits
-/// only if the value of `gate` is `open_value`.
-#[inline(always)]
-pub(crate) fn add(gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
-    imp::operations().ok_or(Refused::NoCpu)?.add(gate, open_value, words, delta)
-}
-
-/// Adds `delta` (wrapping) to this CPU's word, which has no gate, and returns the CPU.
-#[inline(always)]
-pub(crate) fn count(words: &Words, delta: u64) -> Added {
-    imp::operations().ok_or(Refused::NoCpu)?.count(words, delta)
+    #[inline(always)]
+    pub(crate) fn count(_: &Words, _: u64) -> Result<(), Refused> {
+        Err(Refused::NoCpu)
+    }
 }

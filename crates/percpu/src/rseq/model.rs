@@ -8,27 +8,43 @@
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{check, virtual_cpu};
 
-use super::operations::{Added, Operations, Refused};
+use super::Refused;
 use crate::words::Words;
 
-pub(super) fn state() -> Result<(), &'static str> {
+/// Returns whether this model runs sections.
+pub(crate) fn state() -> Result<(), &'static str> {
     available().then_some(()).ok_or("not in this model")
 }
 
-pub(super) fn available() -> bool {
+pub(crate) fn available() -> bool {
     virtual_cpu::sections()
 }
 
-/// Returns the operations if sections run in this model and the calling thread has a CPU id.
-pub(super) fn operations() -> Option<VirtualCpus> {
-    (available() && virtual_cpu::has_id()).then_some(VirtualCpus)
+/// Adds `delta` (wrapping) to this CPU's word. Commits only if the value of `gate` is `open_value`.
+pub(crate) fn add(
+    gate: &AtomicU64,
+    open_value: u64,
+    words: &Words,
+    delta: u64,
+) -> Result<(), Refused> {
+    section(words, delta, || {
+        // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that
+        // opens the gate again, and carries the changes made while the gate was closed. The
+        // store that closes the gate needs no partner here: `heavy_rseq` follows it.
+        check!("section: its gate is open", gate.load(Ordering::Acquire) == open_value)
+    })
 }
 
-/// The operations on the virtual CPUs.
-pub(super) struct VirtualCpus;
+/// Adds `delta` (wrapping) to this CPU's word, which has no gate.
+pub(crate) fn count(words: &Words, delta: u64) -> Result<(), Refused> {
+    section(words, delta, || true)
+}
 
 /// Adds to this CPU's word under the mutex of the CPU, if `is_open` is true there.
-fn section(words: &Words, delta: u64, is_open: impl FnOnce() -> bool) -> Added {
+fn section(words: &Words, delta: u64, is_open: impl FnOnce() -> bool) -> Result<(), Refused> {
+    if !(available() && virtual_cpu::has_id()) {
+        return Err(Refused::NoCpu);
+    }
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
     if !is_open() {
@@ -37,20 +53,5 @@ fn section(words: &Words, delta: u64, is_open: impl FnOnce() -> bool) -> Added {
     let word = words.slot(cpu);
     // Ordering: Release, as every store is on x86_64. It pairs with the Acquire loads of a fold.
     word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
-    Ok(cpu)
-}
-
-impl Operations for VirtualCpus {
-    fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
-        section(words, delta, || {
-            // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that
-            // opens the gate again, and carries the changes made while the gate was closed. The
-            // store that closes the gate needs no partner here: `heavy_rseq` follows it.
-            check!("section: its gate is open", gate.load(Ordering::Acquire) == open_value)
-        })
-    }
-
-    fn count(&self, words: &Words, delta: u64) -> Added {
-        section(words, delta, || true)
-    }
+    Ok(())
 }

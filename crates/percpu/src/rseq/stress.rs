@@ -18,9 +18,8 @@ use testkit::signals::{ThreadTimer, handle};
 use testkit::stress::{keep_running, stress_time};
 
 use super::self_test::getcpu;
-use super::{RseqOperations, operations, state};
+use super::{Refused, RseqOperations, operations, state};
 use crate::fence;
-use crate::rseq::operations::{Operations, Refused};
 use crate::words::Words;
 
 const THREADS: usize = 8;
@@ -57,7 +56,7 @@ fn thread_pointer() -> usize {
 /// Returns parameters with which the same code runs without a section.
 fn unprotected(real: RseqOperations) -> RseqOperations {
     FAKE.with(|fake| {
-        fake.cpu_id.store(getcpu() as u32, Ordering::Relaxed);
+        fake.cpu_id.store(getcpu(), Ordering::Relaxed);
         let at = ptr::from_ref(fake).addr();
         RseqOperations { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
     })
@@ -89,7 +88,7 @@ impl RseqOperations {
                 sum = out(reg) _,
                 starts = inout(reg) starts,)
         };
-        super::outcome(cpu, self).map(|_| starts)
+        super::outcome(cpu, self).map(|()| starts)
     }
 }
 

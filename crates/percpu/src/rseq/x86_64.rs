@@ -41,10 +41,9 @@ use offlock_sync::atomic::AtomicU64;
 use offlock_sync::native::OnceLock;
 use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
-use self::self_test::decide;
-use super::area;
-use super::operations::{Added, Operations, Refused};
-use crate::cpu::{CpuId, possible_cpus, rseq_ids};
+use self::self_test::self_test;
+use super::{Refused, area};
+use crate::cpu::{possible_cpus, rseq_ids};
 use crate::words::{STRIDE, Words};
 
 #[path = "self_test.rs"]
@@ -59,20 +58,46 @@ static LIMIT: AtomicU32 = AtomicU32::new(0);
 /// so high a number.
 const REFUSED_CLOSED: u32 = -2_i32 as u32;
 
+/// Returns whether this process runs sections. The first call decides. Later calls cost a load and a
+/// branch where sections run, and one more load elsewhere.
 #[inline(always)]
-pub(super) fn available() -> bool {
+pub(crate) fn available() -> bool {
     // Ordering: Relaxed; `operations` loads `LIMIT` again, with Acquire, before it uses the offset.
     LIMIT.load(Ordering::Relaxed) != 0 || state().is_ok()
 }
 
-/// Returns whether sections run in this process, and if not, why. The first call decides.
-pub(super) fn state() -> Result<(), &'static str> {
+/// Returns whether this process runs sections, and if not, why. The first call decides.
+///
+/// Sections also run if the first call is on a thread that cannot test them. A thread without a CPU id
+/// is none of libc's, and its sections all refuse. A helper thread would have no id either: glibc gives
+/// a thread an id only if its parent has one.
+pub(crate) fn state() -> Result<(), &'static str> {
     static STATE: OnceLock<Result<(), &'static str>> = OnceLock::new();
-    // Ordering: Release pairs with the Acquire in `operations`; it carries the offset. No test checks
-    // the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
-    let enable = |params: RseqOperations| LIMIT.store(params.limit, Ordering::Release);
-    let decide = || decide(usable(), enable);
-    *STATE.get_or_init(decide)
+    *STATE.get_or_init(|| {
+        let found = usable()?;
+        self_test(|gate, words, delta| found.run(gate, words, delta)).unwrap_or(Ok(()))?;
+        // Ordering: Release pairs with the Acquire in `operations`; it carries the offset. No test
+        // checks the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
+        LIMIT.store(found.limit, Ordering::Release);
+        Ok(())
+    })
+}
+
+/// Adds `delta` (wrapping) to this CPU's word. Commits only if the value of `gate` is `open_value`.
+#[inline(always)]
+pub(crate) fn add(
+    gate: &AtomicU64,
+    open_value: u64,
+    words: &Words,
+    delta: u64,
+) -> Result<(), Refused> {
+    operations().ok_or(Refused::NoCpu)?.add(gate, open_value, words, delta)
+}
+
+/// Adds `delta` (wrapping) to this CPU's word, which has no gate.
+#[inline(always)]
+pub(crate) fn count(words: &Words, delta: u64) -> Result<(), Refused> {
+    operations().ok_or(Refused::NoCpu)?.count(words, delta)
 }
 
 /// Returns the operations if the process has an rseq area and a barrier that restarts sections.
@@ -86,14 +111,14 @@ fn usable() -> Result<RseqOperations, &'static str> {
 
 /// The operations. Holds the offset of the rseq area and the number of possible CPUs.
 #[derive(Clone, Copy)]
-pub(super) struct RseqOperations {
+struct RseqOperations {
     area: isize,
     limit: u32,
 }
 
 /// Returns the operations if sections run in this process.
 #[inline(always)]
-pub(super) fn operations() -> Option<RseqOperations> {
+fn operations() -> Option<RseqOperations> {
     // Ordering: Acquire pairs with the Release in `state`; it carries the offset.
     let limit = LIMIT.load(Ordering::Acquire);
     (limit != 0).then(|| RseqOperations { area: area::offset(), limit })
@@ -152,13 +177,10 @@ macro_rules! section {
     }};
 }
 
-/// Returns the CPU or the refusal that the register contains.
+/// Returns the refusal that the register contains, if any.
 #[inline(always)]
-fn outcome(cpu: u32, params: RseqOperations) -> Added {
-    if cpu < params.limit {
-        return Ok(CpuId::new(cpu));
-    }
-    Err(refusal(cpu))
+fn outcome(cpu: u32, params: RseqOperations) -> Result<(), Refused> {
+    if cpu < params.limit { Ok(()) } else { Err(refusal(cpu)) }
 }
 
 /// Out of line, because the compiler would compute it even for a section that committed.
@@ -168,47 +190,53 @@ fn refusal(cpu: u32) -> Refused {
     if cpu == REFUSED_CLOSED { Refused::Closed } else { Refused::NoCpu }
 }
 
-impl Operations for RseqOperations {
+impl RseqOperations {
     #[inline(always)]
-    fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
+    fn add(
+        self,
+        gate: &AtomicU64,
+        open_value: u64,
+        words: &Words,
+        delta: u64,
+    ) -> Result<(), Refused> {
         // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset `find` returned
         // after it checked that the area contains the field. It stores once more, to the word of a
         // CPU below `limit`, an atomic of `words`. The gate is only read, and neither the gate nor
         // the word is accessed after that store, so both may be freed then. Plain accesses in
         // assembly are atomic here, because they are aligned and of 8 bytes.
         let cpu = unsafe {
-            section!(*self, words, ["cmp qword ptr [{gate}], {open}", "jne 66f"],
+            section!(self, words, ["cmp qword ptr [{gate}], {open}", "jne 66f"],
                 ["add qword ptr [{word}], {delta}"],
                 gate = in(reg) std::ptr::from_ref::<AtomicU64>(gate),
                 open = in(reg) open_value,
                 delta = in(reg) delta,)
         };
-        outcome(cpu, *self)
+        outcome(cpu, self)
     }
 
     #[inline(always)]
-    fn count(&self, words: &Words, delta: u64) -> Added {
+    fn count(self, words: &Words, delta: u64) -> Result<(), Refused> {
         // SAFETY: the area and the word are those of `add`. There is no gate.
         let cpu = unsafe {
-            section!(*self, words, [], ["add qword ptr [{word}], {delta}"], delta = in(reg) delta,)
+            section!(self, words, [], ["add qword ptr [{word}], {delta}"], delta = in(reg) delta,)
         };
-        outcome(cpu, *self)
+        outcome(cpu, self)
+    }
+
+    /// Adds `delta`, with a gate and the value that opens it, or without.
+    fn run(
+        self,
+        gate: Option<(&AtomicU64, u64)>,
+        words: &Words,
+        delta: u64,
+    ) -> Result<(), Refused> {
+        match gate {
+            Some((gate, open_value)) => self.add(gate, open_value, words, delta),
+            None => self.count(words, delta),
+        }
     }
 }
 
 #[cfg(test)]
 #[path = "stress.rs"]
 mod stress;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn usable_parameters_are_in_use() {
-        let Ok(found) = usable() else { return assert!(state().is_err()) };
-        assert_eq!(state(), Ok(()));
-        let real = operations().expect("in use");
-        assert_eq!((found.area, found.limit), (real.area, real.limit));
-    }
-}
