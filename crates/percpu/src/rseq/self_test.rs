@@ -1,6 +1,6 @@
 //! The start-up self-test: sections stay off if the kernel, an emulator or libc gets them wrong.
 //!
-//! The test checks sections that are not interrupted. `sched_getcpu`
+//! The test checks sections that are not interrupted. The kernel
 //! confirms the CPU. A section that commits changes its word and no other. A refused section changes nothing.
 //!
 //! The stress tests check that an interrupted section restarts. Here a signal or a migration would
@@ -19,10 +19,14 @@ use crate::words::Words;
 /// migrate between the kernel's answer and the section.
 const TRIES: usize = 100;
 
-/// Returns the CPU as libc knows it, or a number that is no CPU.
+/// Returns the CPU as the kernel knows it, or a number that is no CPU. glibc's `sched_getcpu` would not
+/// do: it returns the id in the rseq area.
 pub(super) fn getcpu() -> u32 {
-    // SAFETY: takes no arguments and writes no memory of this program; it reports errors by -1.
-    unsafe { libc::sched_getcpu() as u32 }
+    let mut cpu = u32::MAX;
+    let none = std::ptr::null_mut::<u32>();
+    // SAFETY: writes `cpu`, and nothing through the null pointers.
+    unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, none, none) };
+    cpu
 }
 
 /// Tests sections on the calling thread. `run` adds by a section, with a gate and the value that opens
@@ -77,7 +81,7 @@ fn check(
             run(None, 1).is_ok() && word.load(Ordering::Relaxed) == before + 1
         })
     });
-    ensure(confirmed, "sched_getcpu never returned the CPU whose word changed")
+    ensure(confirmed, "getcpu never returned the CPU whose word changed")
 }
 
 #[cfg(test)]
@@ -133,5 +137,35 @@ mod tests {
             let error = test(defect).expect("a CPU id").expect_err(defect);
             assert!(error.contains(word), "{defect}: {error}");
         }
+    }
+
+    /// The id in the area is the number of another CPU, as after a kernel or an emulator that did not
+    /// write it again.
+    #[test]
+    fn inv17_a_stale_id_is_found() {
+        let Ok(found) = super::super::usable() else { return };
+        let test = move || {
+            self_test(|gate, words, delta| {
+                let mut cpu = 0_u32;
+                // SAFETY: writes `cpu`.
+                unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, 0, 0) };
+                let stale = (cpu + 1) % possible_cpus() as u32;
+                // SAFETY: the id in the area of this thread, which the kernel writes again when it
+                // moves the thread.
+                unsafe {
+                    std::arch::asm!(
+                        "mov dword ptr fs:[{area} + 4], {stale:e}",
+                        area = in(reg) found.area,
+                        stale = in(reg) stale,
+                        options(nostack, preserves_flags),
+                    );
+                }
+                found.run(gate, words, delta)
+            })
+        };
+        let is_found = move || test().is_some_and(|tested| tested.is_err());
+        // On a busy machine the kernel may write the id again just before a section.
+        let once = std::thread::spawn(move || (0..100).any(|_| is_found())).join().unwrap();
+        assert!(once || possible_cpus() == 1);
     }
 }
