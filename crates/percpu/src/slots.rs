@@ -41,18 +41,6 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// A shared `PerCpu<T>` gives `&T` of one slot to every thread that asks, so it is `Sync` only if
 /// `T: Send + Sync`.
 ///
-/// ```compile_fail,E0277
-/// fn shared<T: Sync>(_: &T) {}
-/// // Two threads on one CPU would share the cell.
-/// shared(&offlock_percpu::PerCpu::new(|_| std::cell::Cell::new(0)));
-/// ```
-///
-/// ```compile_fail,E0277
-/// fn shared<T: Sync>() {}
-/// // A guard belongs to its thread, and a slot does not.
-/// shared::<offlock_percpu::PerCpu<std::sync::MutexGuard<'static, u8>>>();
-/// ```
-///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// use offlock_percpu::PerCpu;
@@ -105,20 +93,6 @@ impl<T> PerCpu<T> {
         &self.slots[cpu::current_cpu().index()] // invariant 1
     }
 
-    /// Returns the slot of `cpu`, or `None` if there is no such CPU. Wait-free.
-    #[inline]
-    #[must_use]
-    pub fn get(&self, cpu: CpuId) -> Option<&T> {
-        self.slots.get(cpu.index()).map(|slot| &**slot)
-    }
-
-    /// Returns the slot of `cpu` for exclusive use, or `None` if there is no such CPU.
-    #[inline]
-    #[must_use]
-    pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
-        self.slots.get_mut(cpu.index()).map(|slot| &mut **slot)
-    }
-
     /// Returns the number of slots: at least 1, and above the index of every CPU id.
     #[inline]
     #[must_use]
@@ -134,7 +108,7 @@ impl<T> PerCpu<T> {
     }
 }
 
-/// Returns the slot of a CPU that is known to exist. [`PerCpu::get`] is the checked form.
+/// Returns the slot of a CPU. Wait-free.
 ///
 /// # Panics
 ///
@@ -153,12 +127,6 @@ fn cpu_of(index: usize) -> CpuId {
     CpuId::new(index as u32)
 }
 
-impl<T: Default> Default for PerCpu<T> {
-    fn default() -> Self {
-        Self::new(|_| T::default())
-    }
-}
-
 impl<T: fmt::Debug> fmt::Debug for PerCpu<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter().map(|(cpu, slot)| (cpu.get(), slot))).finish()
@@ -168,17 +136,14 @@ impl<T: fmt::Debug> fmt::Debug for PerCpu<T> {
 #[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
-    use std::cell::Cell;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::rc::Rc;
-
-    use proptest::prelude::*;
 
     use crate::possible_cpus;
 
     /// Checks the addresses of the slots against invariant 2.
     fn check_spacing<T: Default>() {
-        let slots = PerCpu::<T>::default();
+        let slots = PerCpu::new(|_| T::default());
         let at: Vec<usize> =
             slots.iter().map(|(_, slot)| std::ptr::from_ref(slot).addr()).collect();
         assert_eq!(at.len(), slots.capacity());
@@ -192,48 +157,22 @@ mod tests {
         check_spacing::<u8>();
         check_spacing::<[u64; 16]>();
         check_spacing::<[u64; 17]>();
-        for (size, align) in [
-            (size_of::<Slot<u8>>(), align_of::<Slot<u8>>()),
-            (size_of::<Slot<[u8; 128]>>(), align_of::<Slot<[u8; 128]>>()),
-            (size_of::<Slot<[u8; 129]>>(), align_of::<Slot<[u8; 129]>>()),
-        ] {
-            assert_eq!((size % 128, align), (0, 128));
-        }
-    }
-
-    proptest! {
-        /// Two values have no line in common, wherever in a line they start.
-        #[test]
-        fn inv18_no_line_holds_two_values(count in 1_usize..40) {
-            let slots: Vec<Slot<[u8; 72]>> = (0..count).map(|_| CachePadded::new([0; 72])).collect();
-            let lines = slots.iter().map(|slot| {
-                let at = std::ptr::from_ref::<[u8; 72]>(slot).addr();
-                (at / 128, (at + size_of_val(&**slot) - 1) / 128)
-            });
-            let lines: Vec<_> = lines.collect();
-            prop_assert!(lines.windows(2).all(|pair| pair[0].1 < pair[1].0), "{lines:?}");
-        }
     }
 
     #[test]
     fn every_cpu_has_a_slot_and_no_slot_is_beyond_capacity() {
-        let mut slots = PerCpu::new(CpuId::get);
+        let slots = PerCpu::new(CpuId::get);
         assert_eq!(slots.capacity(), possible_cpus());
-        assert!((0..slots.capacity() as u32).all(|cpu| slots.get(CpuId::new(cpu)) == Some(&cpu)));
+        assert!((0..slots.capacity() as u32).all(|cpu| slots[CpuId::new(cpu)] == cpu));
         assert!((*slots.local() as usize) < slots.capacity());
-        let beyond = CpuId::new(slots.capacity() as u32);
-        assert_eq!(slots.get(beyond), None);
-        assert_eq!(slots.get_mut(beyond), None);
-        assert_eq!(slots.get(CpuId::new(u32::MAX)), None);
-
-        *slots.get_mut(CpuId::new(0)).unwrap() = 5;
-        let want = |cpu: CpuId| if cpu.get() == 0 { 5 } else { cpu.get() };
-        assert!(slots.iter().all(|(cpu, &slot)| slot == want(cpu)));
-        assert_eq!(slots.iter().len(), slots.capacity());
-        assert_eq!((&slots[CpuId::new(0)], slots.iter().clone().count()), (&5, slots.capacity()));
+        assert!(slots.iter().all(|(cpu, &slot)| slot == cpu.get()));
+        assert_eq!(
+            (slots.iter().len(), slots.iter().clone().count()),
+            (slots.capacity(), possible_cpus())
+        );
         let backwards: Vec<CpuId> = slots.iter().rev().map(|(cpu, _)| cpu).collect();
         assert!(backwards.is_sorted_by(|a, b| a > b) && backwards.len() == slots.capacity());
-        assert!(format!("{slots:?}").starts_with("{0: 5"));
+        assert!(format!("{slots:?}").starts_with("{0: 0"));
     }
 
     #[test]
@@ -248,23 +187,5 @@ mod tests {
         }));
         assert!(made.is_err());
         assert_eq!(Rc::strong_count(&alive), 1);
-    }
-
-    /// `Send`, `Sync` and covariance.
-    #[expect(dead_code, reason = "compiling is the test")]
-    mod marker {
-        use super::*;
-
-        fn send<T: Send>() {}
-        fn sync<T: Sync>() {}
-
-        fn threads() {
-            send::<PerCpu<Cell<u8>>>();
-            sync::<PerCpu<offlock_sync::atomic::AtomicU64>>();
-        }
-
-        fn covariant<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {
-            slots
-        }
     }
 }

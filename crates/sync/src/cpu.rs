@@ -40,18 +40,6 @@ impl CpuId {
     }
 }
 
-impl From<u32> for CpuId {
-    fn from(id: u32) -> Self {
-        Self(id)
-    }
-}
-
-impl From<CpuId> for u32 {
-    fn from(cpu: CpuId) -> Self {
-        cpu.0
-    }
-}
-
 impl fmt::Display for CpuId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cpu {}", self.0)
