@@ -22,8 +22,7 @@ use crate::words;
 #[non_exhaustive]
 pub struct Capabilities {
     /// Whether [`current_cpu`](crate::current_cpu) reads the id that the kernel keeps in each
-    /// thread's rseq area. Otherwise it calls `sched_getcpu`, and if that fails each thread keeps a
-    /// slot of its own.
+    /// thread's rseq area. Otherwise it calls `sched_getcpu`.
     pub rseq_ids: Result<(), &'static str>,
     /// Whether rseq sections change the per-CPU words. Otherwise atomics do.
     pub sections: Result<(), &'static str>,

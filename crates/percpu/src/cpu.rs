@@ -1,12 +1,12 @@
 //! The CPU of the calling thread, the number of CPUs, and the memory node of each.
 //!
-//! Every call of [`current_cpu`] tries three sources in this order:
+//! Every call of [`current_cpu`] tries these in this order:
 //!
 //! ```text
-//!  rseq area: cpu_id < possible? --no--> sched_getcpu() >= 0? --no--> the thread's own slot
-//!        | yes                                | yes: modulo possible     | modulo possible
-//!        v                                    v                          v
-//!      CpuId                                CpuId                      CpuId
+//!  rseq area: cpu_id < possible? --no--> sched_getcpu() >= 0? --no--> CPU 0
+//!        | yes                                | yes: modulo possible
+//!        v                                    v
+//!      CpuId                                CpuId
 //! ```
 //!
 //! # Invariants
@@ -27,8 +27,7 @@ use offlock_sync::virtual_cpu as imp;
 /// The answer is a hint, since the thread may migrate before it is used. Choose a slot by it, and
 /// let the slot's own lock or atomic decide. The index is always below [`possible_cpus`].
 ///
-/// If neither rseq nor `sched_getcpu` has an answer, each thread gets a slot number in turn and
-/// keeps it. That is correct, but says nothing about the CPU.
+/// If neither rseq nor `sched_getcpu` has an answer, it is CPU 0: any thread may use any slot.
 #[inline]
 #[must_use]
 pub fn current_cpu() -> CpuId {
@@ -145,8 +144,10 @@ mod imp {
         })
     }
 
+    /// The first call decides.
     pub(super) fn rseq_ids() -> Result<(), &'static str> {
-        backend().1
+        static IDS: OnceLock<Result<(), &'static str>> = OnceLock::new();
+        *IDS.get_or_init(|| area::start_ids(possible() as u32))
     }
 
     #[inline(always)]
@@ -163,19 +164,15 @@ mod imp {
     #[cold]
     #[inline(never)]
     fn current_slow() -> CpuId {
-        let (source, _) = backend();
+        let _ = rseq_ids();
         // The first call of the process comes here although the area has an id.
-        if let Some(cpu) = area::current() {
-            return cpu;
-        }
-        let getcpu = if source == Source::ThreadSlot { -1 } else { getcpu() };
-        without_rseq(getcpu, thread_slot, possible() as u32)
+        area::current().unwrap_or_else(|| without_rseq(getcpu(), possible() as u32))
     }
 
     /// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of
     /// `sched_getcpu`.
-    fn without_rseq(getcpu: i32, thread_slot: impl FnOnce() -> u32, capacity: u32) -> CpuId {
-        let id = u32::try_from(getcpu).unwrap_or_else(|_| thread_slot());
+    fn without_rseq(getcpu: i32, capacity: u32) -> CpuId {
+        let id = u32::try_from(getcpu).unwrap_or(0);
         // A CPU that `/sys` did not list shares the slot of another CPU: slower, never out of bounds.
         CpuId::new(if id < capacity { id } else { id % capacity })
     }
@@ -184,44 +181,6 @@ mod imp {
     fn getcpu() -> i32 {
         // SAFETY: takes no arguments and writes no memory of this program; it reports errors by -1.
         unsafe { libc::sched_getcpu() }
-    }
-
-    /// Returns the slot number of the calling thread, which never changes. Threads get their numbers in
-    /// turn, so that they spread evenly over the slots.
-    fn thread_slot() -> u32 {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        std::thread_local! {
-            // Ordering: Relaxed; only the values must differ, and they publish nothing.
-            static SLOT: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
-        }
-        // Nothing to drop, so it can be read at any point of a thread's exit.
-        SLOT.with(|slot| *slot)
-    }
-
-    /// The source of the ids that [`current`] returns.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Source {
-        /// The calling thread's rseq area. A thread without one uses `sched_getcpu`.
-        Rseq,
-        /// `sched_getcpu`.
-        GetCpu,
-        /// Neither works: each thread keeps a slot number of its own, given out in turn.
-        ThreadSlot,
-    }
-
-    /// Returns the source of CPU ids, and whether rseq is in use. The first call decides.
-    fn backend() -> (Source, Result<(), &'static str>) {
-        static BACKEND: OnceLock<(Source, Result<(), &'static str>)> = OnceLock::new();
-        let detect = || {
-            let rseq = area::start_ids(possible() as u32);
-            let source = match rseq {
-                Ok(()) => Source::Rseq,
-                _ if getcpu() >= 0 => Source::GetCpu,
-                _ => Source::ThreadSlot,
-            };
-            (source, rseq)
-        };
-        *BACKEND.get_or_init(detect)
     }
 
     #[cold]
@@ -249,27 +208,12 @@ mod imp {
         numbers.try_fold(0, |last: u32, cpu| Some(last.max(cpu? + 1)))
     }
 
-    /// Returns the number of slots for a machine without `/sys`: the count of libc, or more if the
-    /// affinity mask of this thread has a higher CPU. At least 1 and at most [`MAX_CPUS`].
+    /// Returns the number of slots for a machine without `/sys`: the count of libc. A higher CPU shares
+    /// the slot of another.
     fn configured_cpus() -> u32 {
-        const WORDS: usize = MAX_CPUS as usize / 64;
-
         // SAFETY: takes a number and returns one, -1 for an error.
         let counted = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-
-        let mut mask = [0_u64; WORDS];
-        // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The
-        // size is an argument, so the smaller pointee type of the pointer does not matter.
-        let rc =
-            unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
-        let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
-        u32::try_from(counted).unwrap_or(0).max(allowed).clamp(1, MAX_CPUS)
-    }
-
-    /// Returns one more than the number of the last CPU in an affinity mask, or 0 for an empty mask.
-    fn cpus_up_to_last(mask: &[u64]) -> u32 {
-        let last = mask.iter().rposition(|&word| word != 0);
-        last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
+        u32::try_from(counted).unwrap_or(0).clamp(1, MAX_CPUS)
     }
 
     #[cfg(test)]
@@ -282,16 +226,15 @@ mod imp {
             #[test]
             fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
                 getcpu in prop_oneof![any::<i32>(), -2..200],
-                slot in any::<u32>(),
                 capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
             ) {
-                let cpu = without_rseq(getcpu, || slot, capacity);
+                let cpu = without_rseq(getcpu, capacity);
                 prop_assert!(cpu.get() < capacity);
                 if (0..capacity as i32).contains(&getcpu) {
                     prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
                 }
                 if getcpu < 0 {
-                    prop_assert_eq!(cpu.get(), slot % capacity, "an error gives the thread's slot");
+                    prop_assert_eq!(cpu.get(), 0, "an error gives CPU 0");
                 }
             }
         }
@@ -303,31 +246,16 @@ mod imp {
             use testkit::pin::{allowed_cpus, pin_to};
 
             let hop = || {
-                let mut hops = 0;
                 for cpu in allowed_cpus().into_iter().cycle().take(200) {
                     pin_to(&[cpu]);
-                    let calls = if backend().0 == Source::Rseq { 1 } else { REUSE_LIMIT };
+                    let calls = if rseq_ids().is_ok() { 1 } else { REUSE_LIMIT };
                     let seen: Vec<CpuId> = (0..calls).map(|_| recent()).collect();
                     assert!(seen.iter().all(|seen| seen.get() < possible() as u32));
-                    if backend().0 != Source::ThreadSlot {
-                        assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{:?}", backend());
-                        hops += 1;
-                    }
+                    assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{:?}", rseq_ids());
                 }
-                hops
             };
             // A new thread, because it stays pinned.
-            let hops = std::thread::spawn(hop).join().unwrap();
-            println!("{hops} hops"); // 1 allowed CPU: all hops are to it
-        }
-
-        #[test]
-        fn thread_keeps_its_slot_and_the_next_thread_gets_another() {
-            let here = thread_slot();
-            let there = std::thread::spawn(|| (thread_slot(), thread_slot())).join().unwrap();
-            assert_eq!(here, thread_slot());
-            assert_eq!(there.0, there.1);
-            assert_ne!(here, there.0);
+            std::thread::spawn(hop).join().unwrap();
         }
 
         #[test]
@@ -346,22 +274,6 @@ mod imp {
             {
                 assert_eq!(after_last(text), None, "{text:?}");
             }
-        }
-
-        #[test]
-        fn inv01_the_count_covers_what_the_kernel_allows() {
-            for (mask, want) in [
-                (&[0, 0][..], 0),
-                (&[1, 0], 1),
-                (&[0b1010, 0], 4),
-                (&[1, 1 << 5], 70),
-                (&[0, 1 << 63], 128),
-            ] {
-                assert_eq!(cpus_up_to_last(mask), want, "{mask:?}");
-            }
-            let allowed = testkit::pin::allowed_cpus();
-            assert!(allowed.iter().all(|&cpu| cpu < configured_cpus() as usize));
-            assert!(configured_cpus() as usize <= possible());
         }
     }
 }
