@@ -7,7 +7,7 @@ use offlock_sync::native::OnceLock;
 use crate::cpu::rseq_ids;
 use crate::fence;
 use crate::rseq;
-use crate::words;
+use crate::words::Words;
 
 /// The mechanisms that the structures of this crate use in this process: each is `Ok` if it is in
 /// use, and otherwise says why not. `Display` gives one line. See [`capabilities`].
@@ -53,7 +53,8 @@ impl fmt::Display for Capabilities {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     static STARTED: OnceLock<()> = OnceLock::new();
-    STARTED.get_or_init(words::start);
+    // Counts the CPUs and maps the first words.
+    STARTED.get_or_init(|| drop(Words::new()));
     let reason = "missing, or refused by the kernel or a filter";
     let membarrier = fence::has_membarrier().then_some(()).ok_or(reason);
     Capabilities { rseq_ids: rseq_ids(), sections: rseq::state(), membarrier }

@@ -31,11 +31,6 @@ use crate::cpu::{self, CpuId};
 
 pub(crate) use self::imp::STRIDE;
 
-/// Initialises the pool of single words: counts the CPUs and maps the first chunk.
-pub(crate) fn start() {
-    drop(Words::new());
-}
-
 /// One word for every CPU.
 #[derive(Debug)]
 pub(crate) struct Words {

@@ -26,11 +26,11 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use offlock_sync::atomic::{AtomicPtr, Ordering};
+use offlock_sync::order;
 use offlock_sync::quarantine::{Watched, free};
-use offlock_sync::{order, step};
 
 use super::bags::RetireHead;
-use super::domain::{Guard, pin};
+use super::domain::Guard;
 use super::retire::retire_raw;
 
 /// A value behind the head that retires it.
@@ -93,34 +93,10 @@ impl<T> Owned<T> {
     /// Allocates a node with `value`.
     #[must_use]
     pub fn new(value: T) -> Self {
-        Self::from_box(Box::new(Self::node(value)))
-    }
-
-    fn node(value: T) -> Watched<Node<T>> {
         // SAFETY: only an `Unlinked<T>` retires the head of this node, once, through `head_of`.
         let head = unsafe { RetireHead::new(free_node::<T>) };
-        Watched::new(Node { head, value })
-    }
-
-    fn from_box(node: Box<Watched<Node<T>>>) -> Self {
-        let node = Box::into_raw(node);
-        // SAFETY: a box is never null.
-        Self { node: unsafe { NonNull::new_unchecked(node) } }
-    }
-
-    /// Takes a node that an `Owned`, an `Atomic` or an `Unlinked` has given up.
-    ///
-    /// # Safety
-    ///
-    /// - `node` is from [`Owned::into_node_ptr`], and is converted back once.
-    /// - No reader can reach the node or has a reference into it.
-    unsafe fn from_node_ptr(node: NodePtr<T>) -> Self {
-        Self { node }
-    }
-
-    /// Returns the pointer that `into_node_ptr` will return.
-    fn as_node_ptr(&self) -> NodePtr<T> {
-        self.node
+        let node = Box::new(Watched::new(Node { head, value }));
+        Self { node: NonNull::from(Box::leak(node)) }
     }
 
     /// Gives up the node without freeing it.
@@ -154,18 +130,12 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-impl<T> From<T> for Owned<T> {
-    fn from(value: T) -> Self {
-        Self::new(value)
-    }
-}
-
 /// A pointer to a `T` that readers follow without a lock.
 ///
 /// It always points to a value; use an `Option` as `T` if there may be none. Several writers may
-/// write: [`update`](Atomic::update) keeps the change of another writer, [`store`](Atomic::store)
-/// overwrites it. Dropping the `Atomic` frees the value at once. No reference to the value is left
-/// then, because [`load`](Atomic::load) borrows the `Atomic`.
+/// write, and each overwrites the value of the one before: a writer that changes a part of the value
+/// holds a lock from the load to the [`store`](Atomic::store). Dropping the `Atomic` frees the value at
+/// once. No reference to the value is left then, because [`load`](Atomic::load) borrows the `Atomic`.
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Owned};
@@ -222,8 +192,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     #[inline]
     pub fn load<'g>(&'g self, guard: &'g Guard) -> &'g T {
         let _ = guard;
-        // Ordering: Acquire pairs with the Release of `swap` and `update`; it carries
-        // the node.
+        // Ordering: Acquire pairs with the Release of `swap`; it carries the node.
         let node = self.node.load(Ordering::Acquire);
         // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
         // period before its end waits for the guard (invariant 2).
@@ -251,74 +220,6 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     pub fn store(&self, new: Owned<T>) {
         drop(self.swap(new));
     }
-
-    /// Replaces the value by the result of `f`, and retires the old value.
-    ///
-    /// If another writer changes the value first, `f` is called again with the new value, so no
-    /// update is lost. Lock-free. `f` runs while the thread is [`pin`]ned, so it must not wait for
-    /// a grace period. `f` must not change this `Atomic`, or `update` never ends. If `f` panics, the
-    /// value does not change. Aborts if there is no memory for the new node, like `Box::new`.
-    ///
-    /// ```
-    /// use offlock_percpu::rcu::{self, Atomic};
-    ///
-    /// let routes = Atomic::new(vec!["10.0.0.1"]);
-    /// std::thread::scope(|s| {
-    ///     for route in ["10.0.0.2", "10.0.0.3"] {
-    ///         let routes = &routes;
-    ///         s.spawn(move || routes.update(|old| [old.as_slice(), &[route]].concat()));
-    ///     }
-    /// });
-    /// assert_eq!(routes.load(&rcu::pin()).len(), 3);
-    /// ```
-    pub fn update(&self, mut f: impl FnMut(&T) -> T) {
-        let guard = pin();
-        // Ordering: Acquire pairs with the Release of `swap` and of the exchange below; it carries
-        // the node.
-        let mut found = self.node.load(Ordering::Acquire);
-        // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
-        // period before its end waits for the guard (invariant 2).
-        let mut new = Owned::new(f(&unsafe { &*found }.value));
-        let old = loop {
-            let publish = order!(Release, "update: the node is built");
-            // Ordering: Release on success pairs with the Acquire in `load`; it carries the new
-            // node. Acquire on failure pairs with the Release of the exchange that put the found
-            // node in. The guard keeps the address of `found` from a second use meanwhile.
-            let exchanged = self.node.compare_exchange(
-                found,
-                new.as_node_ptr().as_ptr(),
-                publish,
-                Ordering::Acquire,
-            );
-            match exchanged {
-                // SAFETY: `old` was in this `Atomic`, and only this exchange took it out.
-                Ok(old) => break unsafe { Unlinked::new(old) },
-                Err(other) => found = other,
-            }
-            // SAFETY: as above.
-            let current = &unsafe { &*found }.value;
-            step!("update: compute again from the value found", *new = f(current));
-        };
-        let _ = new.into_node_ptr(); // the node is in the `Atomic`
-        // First: the drops that `retire` may run may wait for a grace period.
-        drop(guard);
-        drop(old);
-    }
-
-    /// Takes the node out of the pointer.
-    ///
-    /// # Safety
-    ///
-    /// The caller does not use or drop the `Atomic` again.
-    unsafe fn take(&mut self) -> Owned<T> {
-        // Ordering: Relaxed; `&mut self` excludes other threads.
-        let node = self.node.load(Ordering::Relaxed);
-        // SAFETY: the pointer is from `into_node_ptr`, so it is not null.
-        let node = unsafe { NonNull::new_unchecked(node) };
-        // SAFETY: the caller does not use the `Atomic` again, so the node is converted back once.
-        // No reader can reach it, because `&mut self` borrows the `Atomic` exclusively.
-        unsafe { Owned::from_node_ptr(node) }
-    }
 }
 
 impl<T: Default + Send + Sync + 'static> Default for Atomic<T> {
@@ -333,16 +234,14 @@ impl<T: Send + Sync + 'static> From<Owned<T>> for Atomic<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> From<T> for Atomic<T> {
-    fn from(value: T) -> Self {
-        Self::new(value)
-    }
-}
-
 impl<T: Send + Sync + 'static> Drop for Atomic<T> {
     fn drop(&mut self) {
-        // SAFETY: the `Atomic` is not used after its drop.
-        drop(unsafe { self.take() });
+        // Ordering: Relaxed; `&mut self` excludes other threads.
+        let node = self.node.load(Ordering::Relaxed);
+        // SAFETY: the pointer is from `into_node_ptr`, so it is not null.
+        let node = unsafe { NonNull::new_unchecked(node) };
+        // No reader can reach the node: `&mut self` borrows the `Atomic` exclusively.
+        drop(Owned { node });
     }
 }
 

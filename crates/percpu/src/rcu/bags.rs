@@ -13,7 +13,6 @@ use crossbeam_utils::CachePadded;
 use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::native::atomic::AtomicU64 as Statistic;
-use offlock_sync::native::atomic::Ordering::Relaxed;
 use offlock_sync::{check, const_fn, order, thread};
 
 use crate::cpu::{self, CpuId};
@@ -347,12 +346,6 @@ impl Bags {
             });
         }
         (objects, bytes)
-    }
-
-    /// Adds a number of freed objects to the statistics.
-    pub(super) fn count_reclaimed(&self, objects: usize) {
-        // Ordering: Relaxed; a statistic.
-        self.reclaimed.fetch_add(objects as u64, Relaxed);
     }
 }
 

@@ -164,15 +164,10 @@ impl Domain {
             }),
         });
     }
-
-    /// Waits until `target` is completed.
-    pub(super) fn wait_for(&'static self, target: u64) {
-        wait_until(|| self.advance(target));
-    }
 }
 
 /// Calls `done` until it returns true, with growing pauses.
-fn wait_until(mut done: impl FnMut() -> bool) {
+pub(super) fn wait_until(mut done: impl FnMut() -> bool) {
     let mut backoff = Backoff::default();
     while !done() {
         backoff.wait();

@@ -15,7 +15,7 @@
 //! Two closed segments are enough. While the first one waits, newly closed objects are merged into
 //! the second one, and the target of the second one rises. When the first one is freed, the second
 //! one takes its place, and its target no longer rises. So a closed object leaves its bag after at
-//! most two waits, and `drain` waits at most twice.
+//! most two waits, and `barrier` waits at most twice.
 //!
 //! The target of a segment is computed under the bag's lock, after the last object is added. A
 //! target computed earlier would be too low for an object that another thread adds in between, and
@@ -36,7 +36,9 @@ use offlock_sync::{const_thread_local, step};
 use crate::cpu;
 
 use super::bags::{Bag, Bags, RetireHead, Segment, is_full, next_of};
-use super::domain::{Domain, GpGuard, SynchronizeError, domain, init_domain, is_pinned};
+use super::domain::{
+    Domain, GpGuard, SynchronizeError, domain, init_domain, is_pinned, wait_until,
+};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
@@ -168,7 +170,8 @@ fn free_due(domain: &'static Domain) -> (usize, u64) {
 fn free_batch(bags: &Bags, batch: Segment) -> usize {
     if batch.objects != 0 {
         free_list(batch.first);
-        bags.count_reclaimed(batch.objects);
+        // Ordering: Relaxed; a statistic.
+        bags.reclaimed.fetch_add(batch.objects as u64, Relaxed);
     }
     batch.objects
 }
@@ -211,14 +214,7 @@ pub fn barrier() -> Result<(), SynchronizeError> {
     if is_pinned() || is_freeing() {
         return Err(SynchronizeError::WouldDeadlock);
     }
-    drain(init_domain());
-    Ok(())
-}
-
-/// Waits until every object that was retired before is freed, on any thread.
-///
-/// The implementation of [`barrier`](super::barrier).
-pub(super) fn drain(domain: &'static Domain) {
+    let domain = init_domain();
     let bags = &domain.bags;
     // An object retired before this call is in a bag or in flight. `close_all` closes the bags.
     let target = close_all(domain, domain.try_lock_gp().as_ref());
@@ -227,6 +223,7 @@ pub(super) fn drain(domain: &'static Domain) {
     let target = wait_and_free(domain, target);
     step!("barrier: wait for objects merged since", wait_and_free(domain, target));
     step!("barrier: wait for the drops of other threads", bags.in_flight.wait());
+    Ok(())
 }
 
 /// Waits until `target` is completed and frees the due objects of all bags. Returns the highest
@@ -235,7 +232,7 @@ fn wait_and_free(domain: &'static Domain, target: u64) -> u64 {
     if target == 0 {
         return 0;
     }
-    domain.wait_for(target);
+    wait_until(|| domain.advance(target));
     free_due(domain).1
 }
 
@@ -288,28 +285,6 @@ impl Batch {
     /// - The object may be freed on any thread, at any time after the batch is retired.
     pub unsafe fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
         self.list.push(head, bytes);
-    }
-
-    /// Moves all objects of `other` into this batch. Wait-free.
-    pub fn append(&mut self, other: &mut Self) {
-        self.list.splice(&mut other.list);
-    }
-
-    /// Returns the number of objects.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.list.objects
-    }
-
-    /// Returns whether the batch has no objects.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
-    /// Retires all objects of the batch: each is freed once no reader can hold a reference to it.
-    pub fn retire(self) {
-        drop(self);
     }
 }
 
