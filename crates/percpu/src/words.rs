@@ -332,54 +332,33 @@ mod tests {
 
     #[test]
     fn inv18_words_of_different_cpus_are_pages_apart() {
-        let words = Words::new().unwrap();
-        let at: Vec<usize> = words.iter().map(|word| std::ptr::from_ref(word).addr()).collect();
-        for pair in at.windows(2) {
-            assert_eq!(pair[1] - pair[0], STRIDE);
+        let (words, block) = (Words::new().unwrap(), WordBlock::new().unwrap());
+        let addresses = |words: &Words| -> Vec<usize> {
+            words.iter().map(|word| std::ptr::from_ref(word).addr()).collect()
+        };
+        let [first, last] = [0, BLOCK - 1].map(|i| addresses(&block.words(i)));
+        assert_eq!((first[0] % (BLOCK * 8), last[0] - first[0]), (0, (BLOCK - 1) * 8));
+        for at in [addresses(&words), first, last] {
+            assert!(at.windows(2).all(|pair| pair[1] - pair[0] == STRIDE));
         }
     }
 
     #[test]
-    fn returned_word_comes_back_as_zero() {
+    fn returned_words_come_back_as_zero() {
         for _ in 0..3 {
             let words: Vec<Words> = (0..100).map(|_| Words::new().unwrap()).collect();
-            for word in words.iter().flat_map(Words::iter) {
-                assert_eq!(word.swap(7, Ordering::Relaxed), 0);
-            }
-        }
-    }
-
-    #[test]
-    fn returned_block_comes_back_as_zero() {
-        for _ in 0..3 {
             let blocks: Vec<_> = (0..300).map(|_| WordBlock::new().unwrap()).collect();
-            for i in (0..BLOCK).rev() {
-                for (n, block) in blocks.iter().enumerate() {
-                    for word in block.words(i).iter() {
-                        let name = n * BLOCK + i + 1;
-                        assert_eq!(word.swap(name as u64, Ordering::Relaxed), 0);
-                    }
-                }
+            let in_blocks =
+                blocks.iter().flat_map(|block| (0..BLOCK).rev().map(|i| block.words(i)));
+            let all: Vec<_> = words.iter().map(Words::alias).chain(in_blocks).collect();
+            for (name, words) in all.iter().enumerate() {
+                let fill = |word: &AtomicU64| word.swap(name as u64 + 1, Ordering::Relaxed);
+                assert!(words.iter().all(|word| fill(word) == 0));
             }
-            for (n, block) in blocks.iter().enumerate() {
-                for i in 0..BLOCK {
-                    let name = (n * BLOCK + i + 1) as u64;
-                    assert!(block.words(i).iter().all(|w| w.load(Ordering::Relaxed) == name));
-                }
+            for (name, words) in all.iter().enumerate() {
+                let value = name as u64 + 1;
+                assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == value));
             }
-        }
-    }
-
-    #[test]
-    fn inv18_words_of_a_block_are_pages_apart_for_each_cpu() {
-        let block = WordBlock::new().unwrap();
-        let at = |i| -> Vec<usize> {
-            block.words(i).iter().map(|word| std::ptr::from_ref(word).addr()).collect()
-        };
-        assert_eq!(at(0)[0] % (BLOCK * 8), 0);
-        assert_eq!(at(BLOCK - 1)[0] - at(0)[0], (BLOCK - 1) * 8);
-        for pair in at(BLOCK - 1).windows(2) {
-            assert_eq!(pair[1] - pair[0], STRIDE);
         }
     }
 
