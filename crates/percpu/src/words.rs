@@ -274,6 +274,9 @@ mod imp {
             // `ENOMEM`, or `EAGAIN` or `EPERM` in a program that locks its memory (`mlockall`).
             return Err(AllocError::new());
         }
+        // A huge page would be the memory of many CPUs. A kernel without them refuses, which is as good.
+        // SAFETY: advice about the new mapping, which changes no contents.
+        let _ = unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
         Ok(NonNull::new(at.cast()).expect("a mapping is not at null"))
     }
 }
@@ -341,6 +344,24 @@ mod tests {
         for at in [addresses(&words), first, last] {
             assert!(at.windows(2).all(|pair| pair[1] - pair[0] == STRIDE));
         }
+    }
+
+    /// A huge page would be the memory of 32 CPUs, on the node of the first thread.
+    #[test]
+    fn inv18_words_of_different_cpus_share_no_huge_page() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        let at = Words::new().unwrap().base().addr();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let is_around = |line: &str| {
+            let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+            let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16));
+            Some((start.ok()?..end.ok()?).contains(&at))
+        };
+        let lines = maps.lines().skip_while(|line| is_around(line) != Some(true));
+        let flags = lines.into_iter().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "nh"), "{flags}");
     }
 
     #[test]
