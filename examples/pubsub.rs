@@ -27,7 +27,7 @@ use clap::Parser;
 use mq_rbtree::{Queue, SendRefused};
 use offlock_percpu::PerCpuCounter;
 use parking_lot::RwLock;
-use percpu_list::{ArcEntry, PerCpuList, Refused};
+use percpu_list::{Entry, PerCpuList, Refused};
 use radix_ctx::{CtxRef, CtxTable, Id};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -145,18 +145,18 @@ impl Broker {
         self.clients.insert_ref(client).map_err(|error| error.reason.to_string())
     }
 
-    fn subscribe(&self, topic: &str, id: Id) -> Result<ArcEntry<Id>, Refused> {
+    fn subscribe(&self, topic: &str, id: Id) -> Result<Entry<Id>, Refused> {
         // Under the lock, because `unsubscribe` removes an empty list under the exclusive lock.
         if let Some(list) = self.topics.read().get(topic) {
-            return list.insert_arc(id).map_err(Refused::from);
+            return list.insert(id).map_err(Refused::from);
         }
         let mut topics = self.topics.write();
         if let Some(list) = topics.get(topic) {
-            return list.insert_arc(id).map_err(Refused::from); // another client has made it meanwhile
+            return list.insert(id).map_err(Refused::from); // another client has made it meanwhile
         }
         let list = Arc::new(PerCpuList::new());
         // Before the topic exists: one without a subscriber would stay.
-        let entry = list.insert_arc(id).map_err(Refused::from)?;
+        let entry = list.insert(id).map_err(Refused::from)?;
         topics.insert(topic.to_string(), list);
         Ok(entry)
     }
@@ -166,7 +166,7 @@ impl Broker {
     }
 
     /// Ends a subscription, and frees the topic if it was the last one.
-    fn unsubscribe(&self, topic: &str, entry: ArcEntry<Id>) {
+    fn unsubscribe(&self, topic: &str, entry: Entry<Id>) {
         drop(entry);
         if self.subscribers(topic).is_some_and(|list| list.is_empty()) {
             let mut topics = self.topics.write();
@@ -200,7 +200,7 @@ impl Broker {
     }
 }
 
-type Subscriptions = HashMap<String, ArcEntry<Id>>;
+type Subscriptions = HashMap<String, Entry<Id>>;
 
 /// Serves a client until it leaves, its stream fails, or its context is removed.
 async fn connection(broker: Arc<Broker>, client: CtxRef<Client>, stream: TcpStream) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 
-use crate::ours::{Owning, Shared};
+use crate::ours::Owning;
 use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
 use crate::registry::{Entries, LIVE, Registry, pair};
 
@@ -135,12 +135,10 @@ fn show(report: &mut Report, rounds: &Rounds) {
 /// Values that the registry owns.
 pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     let (ours, dashmap, sharded_slab) = (Owning::new(), Dash::new(), ShardedSlab::new());
-    let shared = Shared::new();
     let mut group = Group::new("insert and remove a value");
     for threads in [1, 2] {
         group = group
             .case(pair(&ours, OURS, threads))
-            .case(pair(&shared, Shared::NAME, threads))
             .case(pair(&dashmap, DASHMAP, threads))
             .case(pair(&sharded_slab, SHARDED_SLAB, threads));
     }
@@ -149,7 +147,6 @@ pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     for threads in [1, 2] {
         report.against(&rounds, OURS, threads, &[DASHMAP, SHARDED_SLAB]);
     }
-    report.record("L5.arc_vs_borrowed", ratio(&rounds, Shared::NAME, OURS));
     report.record("L5.dashmap", ratio(&rounds, OURS, DASHMAP));
     report.record("L5.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
 }

@@ -10,7 +10,7 @@ use testkit::pin::{allowed_cpus, pin_to};
 /// Files that are made by `add` and destroyed by `remove`.
 struct Files<'a> {
     list: &'a PerCpuList<u32>,
-    entries: Vec<Option<percpu_list::Entry<'a, u32>>>,
+    entries: Vec<Option<percpu_list::Entry<u32>>>,
 }
 
 impl Files<'_> {

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use percpu_list::{ArcEntry, InsertError, LockError, PerCpuList, Stats};
+use percpu_list::{Entry, InsertError, LockError, PerCpuList, Stats};
 use radix_ctx::{CtxTable, Id};
 
 use crate::export::ExportTable;
 
 /// An entry in the list of sessions. Dropping it removes it.
-pub(crate) type Listed = ArcEntry<Client>;
+pub(crate) type Listed = Entry<Client>;
 
 /// A connection in the list of sessions.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Registry {
 
     /// Adds a connection to the list, in the slot of the worker's CPU. Fails once the server stops.
     pub(crate) fn add(&self, client: Client) -> Result<Listed, InsertError<Client>> {
-        self.sessions.insert_arc(client)
+        self.sessions.insert(client)
     }
 
     /// Refuses further connections, removes all from the list, and calls `tell` once with each

@@ -69,14 +69,9 @@ const ORPHAN: u32 = 1 << 29;
 const PINS: u32 = ORPHAN - 1;
 const _: () = assert!(FREE == UNLINKED | GONE);
 
-/// Blocks of entries that borrow the list, and of entries that may outlive it. The end of the list
-/// drops the values of the former, whose entries were forgotten.
-pub(crate) const BORROWED: usize = 0;
-pub(crate) const KEPT: usize = 1;
-
 /// The number of blocks that a walk marks and pins at a time.
 pub(crate) const BATCH: usize = if cfg!(offlock_model) { 1 } else { 16 };
-/// The cells of the first block of a kind in a shard, and of the others.
+/// The cells of the first block of a shard, and of the others.
 const FIRST_CELLS: u32 = if cfg!(offlock_model) { 2 } else { 8 };
 /// The number of blocks that an addition searches for room before it makes a new one.
 const SEARCHED: usize = 16;
@@ -93,17 +88,17 @@ const ENDED: *mut Block = ptr::without_provenance_mut(1);
 /// The share that the end of a list has in `orphans` while it counts.
 const COUNTING: u64 = 1 << 62;
 
-/// The part of a list that belongs to a CPU. The arrays have a place for each kind of block.
+/// The part of a list that belongs to a CPU.
 #[repr(C, align(128))]
 struct Shard {
     /// Used by sections of this CPU.
-    current: [AtomicPtr<Block>; 2],
-    /// The blocks into which threads without sections insert.
-    shared: [AtomicPtr<Block>; 2],
-    first: [AtomicPtr<Block>; 2],
-    last: [AtomicPtr<Block>; 2],
+    current: AtomicPtr<Block>,
+    /// The block into which threads without sections insert.
+    shared: AtomicPtr<Block>,
+    first: AtomicPtr<Block>,
+    last: AtomicPtr<Block>,
     /// Where the next search for room begins.
-    search: [AtomicPtr<Block>; 2],
+    search: AtomicPtr<Block>,
     /// Removals without a section on the CPU of the block. A refill counts them as misses, and `stats` subtracts
     /// them.
     slow_hits: AtomicU64,
@@ -351,15 +346,14 @@ impl<T> Cells<T> {
 
     /// Makes an empty list. It ends by [`end`](Self::end).
     pub(crate) fn create() -> NonNull<Self> {
-        let (places, word) =
-            (|| [AtomicPtr::default(), AtomicPtr::default()], || AtomicU64::new(0));
+        let word = || AtomicU64::new(0);
         let shards: Box<[Shard]> = (0..possible_cpus() as u32)
             .map(|cpu| Shard {
-                current: places(),
-                shared: places(),
-                first: places(),
-                last: places(),
-                search: places(),
+                current: AtomicPtr::default(),
+                shared: AtomicPtr::default(),
+                first: AtomicPtr::default(),
+                last: AtomicPtr::default(),
+                search: AtomicPtr::default(),
                 slow_hits: word(),
                 node_misses: word(),
                 adds: word(),
@@ -397,25 +391,20 @@ impl<T> Cells<T> {
         self.shards.len()
     }
 
-    /// The first block of a kind in a shard.
-    pub(crate) fn first(&self, shard: usize, kind: usize) -> *const Block {
+    /// The first block of a shard.
+    pub(crate) fn first(&self, shard: usize) -> *const Block {
         // Ordering: Acquire pairs with the Release in `link`; it carries the block.
-        self.shards[shard].first[kind].load(order!(Acquire, "blocks: before a block is read"))
+        self.shards[shard].first.load(order!(Acquire, "blocks: before a block is read"))
     }
 
-    /// The blocks of a kind in a shard. They live while the caller has a snapshot, has locked the
-    /// shard or `walk`, or counts.
-    fn chain(&self, shard: usize, kind: usize) -> impl Iterator<Item = &Block> {
+    /// All blocks. They live while the caller has a snapshot, has locked `walk`, or counts.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Block> {
         // SAFETY: by the contract of this function the blocks live.
         let block = |at: *const Block| unsafe { at.as_ref() };
-        let first = block(self.first(shard, kind));
-        std::iter::successors(first, move |now| block(next(now)))
-    }
-
-    /// All blocks, with the contract of [`chain`](Self::chain).
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Block> {
-        let chains = (0..self.shard_count()).flat_map(|shard| [(shard, BORROWED), (shard, KEPT)]);
-        chains.flat_map(|(shard, kind)| self.chain(shard, kind))
+        let chain = move |shard| {
+            std::iter::successors(block(self.first(shard)), move |now| block(next(now)))
+        };
+        (0..self.shard_count()).flat_map(chain)
     }
 
     /// Returns whether this thread has a snapshot.
@@ -535,9 +524,9 @@ impl<T> Cells<T> {
 
     // ---- additions ----
 
-    /// Adds a value in the slot of the current CPU, in a block of the kind `KIND`.
+    /// Adds a value in the slot of the current CPU.
     #[inline(always)]
-    pub(crate) fn insert<const KIND: usize>(&self, value: T) -> Result<Key, InsertError<T>> {
+    pub(crate) fn insert(&self, value: T) -> Result<Key, InsertError<T>> {
         let place = match Self::stage(value) {
             Ok(place) => place,
             Err(value) => return Err(InsertError { value, reason: AllocError::new().into() }),
@@ -547,10 +536,10 @@ impl<T> Cells<T> {
             let done = self.sections.map(|sections| {
                 if Self::BOXED {
                     // SAFETY: there is a shard for each CPU, whose blocks have cells of this type.
-                    unsafe { sections.insert::<Large<T>, KIND>(head, source.cast()) }
+                    unsafe { sections.insert::<Large<T>>(head, source.cast()) }
                 } else {
                     // SAFETY: as above.
-                    unsafe { sections.insert::<T, KIND>(head, source.cast()) }
+                    unsafe { sections.insert::<T>(head, source.cast()) }
                 }
             });
             let refused = match done {
@@ -558,7 +547,7 @@ impl<T> Cells<T> {
                 Some(Err(refused)) => refused,
                 None => Section::OtherCpu,
             };
-            match self.insert_slow(KIND, refused, &place) {
+            match self.insert_slow(refused, &place) {
                 Ok(Some(key)) => return Ok(key),
                 Ok(None) => {}
                 Err(reason) => {
@@ -572,12 +561,7 @@ impl<T> Cells<T> {
     /// Adds a value without a section, or makes room for one.
     #[cold]
     #[inline(never)]
-    fn insert_slow(
-        &self,
-        kind: usize,
-        refused: Section,
-        place: &Place<T>,
-    ) -> Result<Option<Key>, Refused> {
+    fn insert_slow(&self, refused: Section, place: &Place<T>) -> Result<Option<Key>, Refused> {
         let here = current_cpu();
         let shard = &self.shards[here.index()];
         let sections = self.sections.filter(|_| refused != Section::OtherCpu);
@@ -588,11 +572,11 @@ impl<T> Cells<T> {
             drop(self.exclusive.lock()); // a snapshot or a close has begun, and ends here
             return Ok(None);
         }
-        let block = match self.find_room(shard, kind, cpu) {
+        let block = match self.find_room(shard, cpu) {
             Some(found) => found,
             None => {
                 drop(guard); // the allocator may use the list
-                let new = self.make_block(shard, here, cpu, kind)?;
+                let new = self.make_block(shard, here, cpu)?;
                 guard = match self.enter_open(shard) {
                     Ok(guard) => guard,
                     Err(reason) => {
@@ -601,7 +585,7 @@ impl<T> Cells<T> {
                         return Err(reason);
                     }
                 };
-                self.link(shard, kind, new)
+                self.link(shard, new)
             }
         };
         let _guard = guard;
@@ -612,7 +596,7 @@ impl<T> Cells<T> {
             return Ok(None);
         }
         // Ordering: Relaxed, all here; the lock of the shard orders these words, except the last.
-        shard.shared[kind].store(ptr::from_ref(block).cast_mut(), Ordering::Relaxed);
+        shard.shared.store(ptr::from_ref(block).cast_mut(), Ordering::Relaxed);
         let home = load_own(&block.home);
         let index = (!(home ^ load_own(&block.seen))).trailing_zeros();
         block.moves(index);
@@ -652,11 +636,11 @@ impl<T> Cells<T> {
     }
 
     /// Finds a block with room. The caller holds the lock of the shard. `cpu` is that of the block.
-    fn find_room<'a>(&'a self, shard: &'a Shard, kind: usize, cpu: u32) -> Option<&'a Block> {
+    fn find_room<'a>(&'a self, shard: &'a Shard, cpu: u32) -> Option<&'a Block> {
         // Ordering: Relaxed, all here; they change under the lock of the shard.
         if cpu == NO_CPU {
             // SAFETY: blocks live while the shard is locked.
-            let now = unsafe { shard.shared[kind].load(Ordering::Relaxed).as_ref() };
+            let now = unsafe { shard.shared.load(Ordering::Relaxed).as_ref() };
             if let Some(block) = now {
                 let free =
                     !(block.home.load(Ordering::Relaxed) ^ block.seen.load(Ordering::Relaxed));
@@ -665,11 +649,11 @@ impl<T> Cells<T> {
                 }
             }
         }
-        let mut at = shard.search[kind].load(Ordering::Relaxed).cast_const();
+        let mut at = shard.search.load(Ordering::Relaxed).cast_const();
         let mut found = None;
         for _ in 0..SEARCHED {
             if at.is_null() {
-                at = shard.first[kind].load(Ordering::Relaxed);
+                at = shard.first.load(Ordering::Relaxed);
             }
             // SAFETY: as above.
             let Some(block) = (unsafe { at.as_ref() }) else { break };
@@ -681,7 +665,7 @@ impl<T> Cells<T> {
                 break;
             }
         }
-        shard.search[kind].store(at.cast_mut(), Ordering::Relaxed);
+        shard.search.store(at.cast_mut(), Ordering::Relaxed);
         found
     }
 
@@ -696,10 +680,9 @@ impl<T> Cells<T> {
         shard: &Shard,
         slot: CpuId,
         cpu: u32,
-        kind: usize,
     ) -> Result<NonNull<Block>, AllocError> {
         // Ordering: Relaxed; a stale answer only changes the size.
-        let is_first = shard.first[kind].load(Ordering::Relaxed).is_null();
+        let is_first = shard.first.load(Ordering::Relaxed).is_null();
         let cells = if is_first { FIRST_CELLS } else { CELLS as u32 };
         let layout = Self::layout(cells).ok_or_else(AllocError::new)?;
         // SAFETY: the layout has a size.
@@ -713,7 +696,7 @@ impl<T> Cells<T> {
             misses: word(),
             special: word(),
             mask,
-            current: &raw const shard.current[kind],
+            current: &raw const shard.current,
             cpu,
             slot: slot.get(),
             states: std::array::from_fn(|_| AtomicU32::new(0)),
@@ -737,15 +720,15 @@ impl<T> Cells<T> {
     }
 
     /// Appends a new block to its chain. The caller holds the lock of the shard.
-    fn link<'a>(&'a self, shard: &'a Shard, kind: usize, new: NonNull<Block>) -> &'a Block {
+    fn link<'a>(&'a self, shard: &'a Shard, new: NonNull<Block>) -> &'a Block {
         // Ordering: Relaxed, both; a walk that must see an entry of the block begins after it was added.
         let serial = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         // SAFETY: no other thread knows the block.
         unsafe { (*new.as_ptr()).serial = serial };
-        let last = shard.last[kind].load(Ordering::Relaxed);
-        shard.last[kind].store(new.as_ptr(), Ordering::Relaxed);
+        let last = shard.last.load(Ordering::Relaxed);
+        shard.last.store(new.as_ptr(), Ordering::Relaxed);
         // SAFETY: blocks live while the shard is locked.
-        let place = unsafe { last.as_ref() }.map_or(&shard.first[kind], |last| &last.next);
+        let place = unsafe { last.as_ref() }.map_or(&shard.first, |last| &last.next);
         // Ordering: Release pairs with the Acquire in `first` and `next`; it carries the block.
         place.store(new.as_ptr(), order!(Release, "link: the block is complete"));
         // SAFETY: as above.
@@ -1141,15 +1124,11 @@ impl<T> Cells<T> {
         Ok(())
     }
 
-    /// Frees the blocks that have no entries and no pins, except the first of each kind in a shard.
+    /// Frees the blocks that have no entries and no pins, except the first of each shard.
     pub(crate) fn trim(&self) -> Result<(), LockError> {
         let guard = self.freeze()?;
         let walk = self.walk.lock();
-        for shard in &self.shards {
-            for kind in [BORROWED, KEPT] {
-                self.trim_chain(shard, kind);
-            }
-        }
+        self.shards.iter().for_each(|shard| self.trim_shard(shard));
         // Ordering: Relaxed; changed and read under `walk`.
         self.trims.fetch_add(1, Ordering::Relaxed);
         self.thaw();
@@ -1172,10 +1151,10 @@ impl<T> Cells<T> {
         Ok(())
     }
 
-    fn trim_chain(&self, shard: &Shard, kind: usize) {
+    fn trim_shard(&self, shard: &Shard) {
         // SAFETY: blocks live while the list is frozen.
         let block = |at: *const Block| unsafe { at.as_ref() };
-        let Some(mut kept) = block(shard.first[kind].load(Ordering::Relaxed)) else { return };
+        let Some(mut kept) = block(shard.first.load(Ordering::Relaxed)) else { return };
         // Ordering: Relaxed, the others here; the list is frozen.
         while let Some(now) = block(kept.next.load(Ordering::Relaxed)) {
             // A walk that found the cell free may not have taken its pin back yet.
@@ -1190,11 +1169,11 @@ impl<T> Cells<T> {
             // counts already, and so has not read the link to it.
             kept.next.store(after, Ordering::Release);
             if after.is_null() {
-                shard.last[kind].store(ptr::from_ref(kept).cast_mut(), Ordering::Relaxed);
+                shard.last.store(ptr::from_ref(kept).cast_mut(), Ordering::Relaxed);
             }
             for hint in [&shard.current, &shard.shared, &shard.search] {
-                if hint[kind].load(Ordering::Relaxed) == at {
-                    hint[kind].store(ptr::null_mut(), Ordering::Relaxed);
+                if hint.load(Ordering::Relaxed) == at {
+                    hint.store(ptr::null_mut(), Ordering::Relaxed);
                 }
             }
             shard.adds.fetch_add(now.adds.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -1291,12 +1270,11 @@ impl<T> Cells<T> {
 
     // ---- the end ----
 
-    /// Ends the list: drops the values whose entries were forgotten, and frees the memory when the
-    /// last entry or pin ends.
+    /// Ends the list, and frees the memory when the last entry or pin ends.
     ///
     /// # Safety
     ///
-    /// No other thread uses the list, except by entries of the kind [`KEPT`] and by pins.
+    /// No other thread uses the list, except by entries and pins.
     pub(crate) unsafe fn end(list: NonNull<Self>) {
         struct Abandon<T>(NonNull<Cells<T>>);
 
@@ -1316,64 +1294,19 @@ impl<T> Cells<T> {
         // Ordering: AcqRel pairs with the exchange in `defer`. Acquire carries the links and the uses of the values,
         // Release the end of the snapshot.
         let deferred = this.deferred.swap(ENDED, order!(AcqRel, "end: before a link is read"));
-        let mut blocks = (0..this.shard_count()).flat_map(|shard| this.chain(shard, BORROWED));
-        let (mut at, mut cells) = (ptr::null::<Block>(), 0);
-        struct Forgotten<F: FnMut()>(F);
-        impl<F: FnMut()> Drop for Forgotten<F> {
-            fn drop(&mut self) {
-                (self.0)();
-            }
-        }
-        let _forgotten = Forgotten(|| {
-            exhaust(|| {
-                while cells == 0 {
-                    let Some(block) = blocks.next() else { return false };
-                    (at, cells) = (ptr::from_ref(block), in_use(block));
-                }
-                // SAFETY: the entry borrowed the list, so it was forgotten.
-                pop(&mut cells).is_some_and(|index| unsafe {
-                    Self::end_forgotten(list, Key::new(at, index));
-                    true
-                })
-            });
-        }); // also after a panic of the next line
         Self::remove_deferred(list, deferred);
-    }
-
-    /// Ends an entry that was forgotten, if it has not ended.
-    ///
-    /// # Safety
-    ///
-    /// The list is ending, and the entry borrowed it.
-    unsafe fn end_forgotten(list: NonNull<Self>, key: Key) {
-        // SAFETY: the list lives, and with it its blocks.
-        let block = unsafe { key.block() };
-        // SAFETY: as above.
-        let state = unsafe { key.state() };
-        if occupied(block) & key.bit() != 0 {
-            // SAFETY: the entry has no owner.
-            let _ = unsafe { Self::remove_slow(list, key) };
-            return;
-        }
-        // Ordering: AcqRel, as in `remove_slow`.
-        let before = state.fetch_or(GONE, Ordering::AcqRel);
-        if before & (GONE | PINS) == 0 {
-            // SAFETY: the entry has ended now, and no pin is left.
-            drop(unsafe { Self::finish(key) });
-        }
     }
 
     /// Frees the list, or leaves that to the last of its cells.
     ///
     /// # Safety
     ///
-    /// That of [`end`](Self::end), and no borrowed entry is left.
+    /// That of [`end`](Self::end).
     unsafe fn abandon(list: NonNull<Self>) {
         // SAFETY: the list lives until `release` at the earliest.
         let this = unsafe { list.as_ref() };
         let walk = this.walk.lock();
-        let is_kept = |shard: &Shard| !shard.first[KEPT].load(Ordering::Relaxed).is_null();
-        if this.shards.iter().any(is_kept) {
+        if this.blocks().next().is_some() {
             this.frozen.store(ENDING, Ordering::Relaxed);
             this.head.gate.fetch_add(1, Ordering::Relaxed); // and it stays
             step!("end: no section is under way", this.restart_sections());
@@ -1444,8 +1377,8 @@ impl<T> Cells<T> {
                 unsafe { Self::free_block(block) };
             }
         };
-        for first in this.shards.iter().flat_map(|shard| &shard.first) {
-            free(first.load(Ordering::Relaxed), |block| block.next.load(Ordering::Relaxed));
+        for shard in &this.shards {
+            free(shard.first.load(Ordering::Relaxed), |block| block.next.load(Ordering::Relaxed));
         }
         free(this.unlinked.load(Ordering::Relaxed), |block| block.link.load(Ordering::Relaxed));
         #[cfg(offlock_model)] // its memory stays, so that a later use fails the model
@@ -1529,10 +1462,10 @@ mod tests {
         let child = || {
             testkit::child::in_own_process(name, || {
                 let list = PerCpuList::new();
-                let entry = list.insert_arc(7).unwrap();
+                let entry = list.insert(7).unwrap();
                 forget(entry.share());
                 // SAFETY: the entry is not dropped before the end of the block.
-                let block = unsafe { &*list.cells().first(entry.slot().index(), KEPT) };
+                let block = unsafe { &*list.cells().first(entry.slot().index()) };
                 let state = block.states.iter().find(|state| state.load(Ordering::Relaxed) != 0);
                 state.unwrap().store(PINS / 2, Ordering::Relaxed);
                 forget(list.iter().next().unwrap());

@@ -13,27 +13,26 @@ use crate::cells::{Cells, Key};
 
 /// A value on a list. Dropping the entry removes the value, and drops it unless a [`Ref`] exists.
 ///
-/// The entry of [`PerCpuList::insert`](crate::PerCpuList::insert) borrows the list for `'l`. That of
-/// [`PerCpuList::insert_arc`](crate::PerCpuList::insert_arc) is an [`ArcEntry`]. A function can
-/// accept both:
+/// The entry does not borrow the list: it can be stored anywhere, and may outlive the list.
 ///
 /// ```
 /// use percpu_list::{Entry, PerCpuList};
 ///
-/// fn length(session: &Entry<'_, String>) -> usize {
-///     session.len()
+/// struct Connection {
+///     registered: Entry<u32>, // removed from the list with the connection
 /// }
 ///
-/// let sessions = PerCpuList::new();
-/// let [alice, bob] = ["alice", "bob"].map(String::from);
-/// assert_eq!(length(&sessions.insert(alice)?), 5);
-/// assert_eq!(length(&sessions.insert_arc(bob)?), 3);
-/// # Ok::<(), percpu_list::InsertError<String>>(())
+/// let connections = PerCpuList::new();
+/// let connection = Connection { registered: connections.insert(7)? };
+/// assert_eq!((*connection.registered, connections.len()), (7, 1));
+/// drop(connection);
+/// assert!(connections.is_empty());
+/// # Ok::<(), percpu_list::InsertError<u32>>(())
 /// ```
 ///
 /// If this thread has a [`Snapshot`](crate::Snapshot) of the list, a dropped entry is removed at its
-/// end. The drop waits for a snapshot of another thread. A forgotten entry stays on the list until
-/// the list is dropped or drained.
+/// end. The drop waits for a snapshot of another thread. A forgotten entry stays on the list until a
+/// drain; its value is not dropped, and its list keeps its memory.
 ///
 /// ```
 /// use percpu_list::PerCpuList;
@@ -46,46 +45,27 @@ use crate::cells::{Cells, Key};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "dropping an entry removes it at once"]
-pub struct Entry<'l, T> {
+pub struct Entry<T> {
     key: Key,
     list: NonNull<Cells<T>>,
-    _list: PhantomData<(&'l (), T)>,
+    /// Tells the compiler that the entry drops a `T`.
+    _value: PhantomData<T>,
 }
-
-/// The [`Entry`] of [`PerCpuList::insert_arc`](crate::PerCpuList::insert_arc), which can be stored
-/// anywhere and may outlive its list.
-///
-/// ```
-/// use percpu_list::{ArcEntry, PerCpuList};
-///
-/// struct Connection {
-///     registered: ArcEntry<u32>, // removed from the list with the connection
-/// }
-///
-/// let connections = PerCpuList::new();
-/// let connection = Connection { registered: connections.insert_arc(7)? };
-/// assert_eq!((*connection.registered, connections.len()), (7, 1));
-/// drop(connection);
-/// assert!(connections.is_empty());
-/// # Ok::<(), percpu_list::InsertError<u32>>(())
-/// ```
-pub type ArcEntry<T> = Entry<'static, T>;
 
 // SAFETY: the new thread may drop the value, for which it is `Send`, and shares it with walks, for
 // which it is `Sync`.
-unsafe impl<T: Send + Sync> Send for Entry<'_, T> {}
+unsafe impl<T: Send + Sync> Send for Entry<T> {}
 // SAFETY: a shared entry gives out `&T` and, by `share`, references that may drop the value on any
 // thread. `T` is `Send` and `Sync`.
-unsafe impl<T: Send + Sync> Sync for Entry<'_, T> {}
+unsafe impl<T: Send + Sync> Sync for Entry<T> {}
 
-impl<T> Entry<'_, T> {
+impl<T> Entry<T> {
     /// # Safety
     ///
-    /// The key is that of an entry of the list, which passes to the result. The list lives for the
-    /// lifetime of the result, or the entry is of the kind that may outlive it.
+    /// The key is that of an entry of the list, which passes to the result.
     #[inline(always)]
     pub(crate) unsafe fn new(key: Key, list: NonNull<Cells<T>>) -> Self {
-        Self { key, list, _list: PhantomData }
+        Self { key, list, _value: PhantomData }
     }
 
     /// Returns the CPU whose slot the value was added to.
@@ -145,7 +125,7 @@ impl<T> Entry<'_, T> {
     }
 }
 
-impl<T> Deref for Entry<'_, T> {
+impl<T> Deref for Entry<T> {
     type Target = T;
 
     #[inline]
@@ -155,7 +135,7 @@ impl<T> Deref for Entry<'_, T> {
     }
 }
 
-impl<T> Drop for Entry<'_, T> {
+impl<T> Drop for Entry<T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this is the entry, which ends.
@@ -163,7 +143,7 @@ impl<T> Drop for Entry<'_, T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Entry<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for Entry<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Entry")
             .field("slot", &self.slot())

@@ -29,7 +29,7 @@
 //! | to | call |
 //! |---|---|
 //! | create a list | [`new`](PerCpuList::new) |
-//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere and may outlive the list, at the same cost |
+//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`], which can be stored anywhere and may outlive the list |
 //! | remove | drop the [`Entry`], or call [`Entry::remove`]; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk |
 //! | keep a value alive | [`Entry::share`] returns a [`Ref`] |
 //! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) |
@@ -43,20 +43,6 @@
 //! - Walk with `iter` to print or visit entries. Use `lock_all` for an answer that was true at one
 //!   moment ("were both there?").
 //!
-//! # An entry in a spawned thread or task
-//!
-//! An [`Entry`] borrows its list. That of [`insert_arc`](PerCpuList::insert_arc) does not:
-//!
-//! ```
-//! use percpu_list::{ArcEntry, PerCpuList};
-//!
-//! let list = PerCpuList::new();
-//! let entry: ArcEntry<String> = list.insert_arc("alice".into())?;
-//! std::thread::spawn(move || drop(entry)).join().unwrap(); // removes it
-//! assert!(list.is_empty());
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
 //! # A map of lists
 //!
 //! The subscribers of a topic, the sessions of a user: a list for each key. Add under the shared lock
@@ -67,7 +53,7 @@
 //! use std::collections::HashMap;
 //! use std::sync::{Arc, RwLock};
 //!
-//! use percpu_list::{ArcEntry, PerCpuList, Refused};
+//! use percpu_list::{Entry, PerCpuList, Refused};
 //!
 //! type Subscribers = PerCpuList<u32>;
 //!
@@ -77,15 +63,15 @@
 //! }
 //!
 //! impl Topics {
-//!     fn subscribe(&self, topic: &str, client: u32) -> Result<ArcEntry<u32>, Refused> {
+//!     fn subscribe(&self, topic: &str, client: u32) -> Result<Entry<u32>, Refused> {
 //!         if let Some(list) = self.lists.read().unwrap().get(topic) {
-//!             return Ok(list.insert_arc(client)?);
+//!             return Ok(list.insert(client)?);
 //!         }
 //!         let mut lists = self.lists.write().unwrap();
-//!         Ok(lists.entry(topic.into()).or_default().insert_arc(client)?)
+//!         Ok(lists.entry(topic.into()).or_default().insert(client)?)
 //!     }
 //!
-//!     fn unsubscribe(&self, topic: &str, subscription: ArcEntry<u32>) {
+//!     fn unsubscribe(&self, topic: &str, subscription: Entry<u32>) {
 //!         drop(subscription);
 //!         let is_empty = |list: &Arc<Subscribers>| list.is_empty();
 //!         if self.lists.read().unwrap().get(topic).is_some_and(is_empty) {
@@ -141,7 +127,7 @@
 //! | an [`Entry`], a [`Ref`] | 16, 8 |
 //!
 //! Values do not move, so a block stays while one of its cells is used, until a [`trim`](PerCpuList::trim).
-//! Entries of `insert` and of `insert_arc` have blocks of their own. Slots are for possible CPUs. If a
+//! Slots are for possible CPUs. If a
 //! CPU goes offline, its slot stays, and the entries there remain visible and removable.
 //!
 //! # Errors
@@ -158,18 +144,18 @@
 //!
 //! # Special cases
 //!
-//! - *A forgotten [`Entry`]* (`mem::forget`): its value stays on the list until the list is dropped
-//!   or drained.
+//! - *A forgotten [`Entry`]* (`mem::forget`): its value stays on the list until a drain, and is not dropped. The memory of
+//!   the list stays.
 //! - *Snapshots of two lists*: threads that take them in different orders wait for each other for ever.
 //! - *A thread that has a snapshot and waits for another thread*, which adds to the list or removes from it: both wait for
 //!   ever.
 //! - *A loop over `iter`*: a [`Ref`] that ends may be the last of a removed entry. Its end drops the value, so a caller must
 //!   not hold a lock that such a drop takes.
-//! - *A value that owns an [`ArcEntry`] of its own list*: the end of the list does not drop it.
+//! - *A value that owns an [`Entry`] of its own list*: the end of the list does not drop it.
 //! - *A forgotten snapshot*: calls of other threads that wait for it wait for ever. A forgotten walk or
 //!   [`Ref`] keeps its values and their blocks.
-//! - *Drop of the list*: it drops the values of forgotten entries that borrowed the list. Other entries and
-//!   references keep their values and the memory of the list until the last of them ends.
+//! - *Drop of the list*: entries and references keep their values and the memory of the list until the last of them
+//!   ends.
 //! - *A panic while a snapshot exists*: additions and removals go on, and nothing is poisoned. A panic in
 //!   the drop of a value propagates to the caller whose call dropped it; other values that the call
 //!   drops are still dropped. A second panic meanwhile aborts the process.
@@ -220,7 +206,7 @@ mod walk;
 pub use offlock_percpu::lglock::LockError;
 pub use offlock_percpu::{AllocError, CpuId};
 
-pub use self::entry::{ArcEntry, Entry, Ref};
+pub use self::entry::{Entry, Ref};
 pub use self::error::{InsertError, Refused};
 pub use self::list::PerCpuList;
 pub use self::snapshot::{Snapshot, SnapshotIter};

@@ -6,8 +6,8 @@ use std::ptr::{self, NonNull};
 
 use offlock_percpu::lglock::LockError;
 
-use crate::cells::{BORROWED, Cells, KEPT};
-use crate::entry::{ArcEntry, Entry, Ref};
+use crate::cells::Cells;
+use crate::entry::{Entry, Ref};
 use crate::error::InsertError;
 use crate::snapshot::Snapshot;
 use crate::stats::Stats;
@@ -35,9 +35,7 @@ use crate::walk::{Drain, Iter};
 /// than 256 bytes, or aligned to more than 64, has an allocation of its own. Values are dropped with
 /// no lock held.
 ///
-/// The drop of the list drops the values of entries that borrowed it and were forgotten. Entries of
-/// [`insert_arc`](Self::insert_arc) and [`Ref`]s may outlive the list, and keep its memory until the
-/// last of them ends.
+/// Entries and [`Ref`]s may outlive the list, and keep its memory until the last of them ends.
 ///
 /// The list is `Send` and `Sync` if `T` is both, because walks share values, and any thread may
 /// drop the last reference to one. It is invariant in `T`:
@@ -74,7 +72,7 @@ impl<T> PerCpuList<T> {
         unsafe { self.cells.as_ref() }
     }
 
-    /// Adds a value in the slot of the current CPU. The entry borrows the list.
+    /// Adds a value in the slot of the current CPU. The entry may outlive the list.
     ///
     /// Allocates a block of cells if the slot has no free one, and memory for a large value. The
     /// [table](crate#waits) says what it waits for.
@@ -84,22 +82,9 @@ impl<T> PerCpuList<T> {
     /// [`InsertError`] contains the value and the reason: the list is closed, memory is out, or
     /// this thread has a [`Snapshot`].
     #[inline(always)]
-    pub fn insert(&self, value: T) -> Result<Entry<'_, T>, InsertError<T>> {
-        let key = self.cells().insert::<BORROWED>(value)?;
-        // SAFETY: the key is that of a new entry, which borrows the list.
-        Ok(unsafe { Entry::new(key, self.cells) })
-    }
-
-    /// Adds a value like [`insert`](Self::insert), with an entry that does not borrow the list: it
-    /// can be stored anywhere, and may outlive the list. It costs the same.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`insert`](Self::insert).
-    #[inline(always)]
-    pub fn insert_arc(&self, value: T) -> Result<ArcEntry<T>, InsertError<T>> {
-        let key = self.cells().insert::<KEPT>(value)?;
-        // SAFETY: the key is that of a new entry, of the kind that keeps the cells.
+    pub fn insert(&self, value: T) -> Result<Entry<T>, InsertError<T>> {
+        let key = self.cells().insert(value)?;
+        // SAFETY: the key is that of a new entry.
         Ok(unsafe { Entry::new(key, self.cells) })
     }
 
@@ -185,7 +170,7 @@ impl<T> PerCpuList<T> {
         Drain::new(self.cells())
     }
 
-    /// Frees the memory of blocks without entries, except the first of each kind in a slot. Blocks are never freed
+    /// Frees the memory of blocks without entries, except the first of each slot. Blocks are never freed
     /// otherwise before the end of the list, because a value does not move.
     ///
     /// Stops additions and removals meanwhile, like [`lock_all`](Self::lock_all). If another thread
@@ -212,7 +197,7 @@ impl<T> PerCpuList<T> {
 
 impl<T> Drop for PerCpuList<T> {
     fn drop(&mut self) {
-        // SAFETY: entries of `insert` borrow the list, and so do walks and snapshots.
+        // SAFETY: walks and snapshots borrow the list.
         unsafe { Cells::end(self.cells) };
     }
 }

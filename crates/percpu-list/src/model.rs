@@ -23,7 +23,7 @@ impl Sections {
     /// # Safety
     ///
     /// See there.
-    pub(crate) unsafe fn insert<T, const KIND: usize>(
+    pub(crate) unsafe fn insert<T>(
         self,
         head: *const Head,
         source: *const Cell<T>,
@@ -41,8 +41,8 @@ impl Sections {
             return Err(Refused::Closed);
         }
         // SAFETY: by the contract of this function there is a shard for each CPU, which begins with
-        // its current blocks.
-        let current = unsafe { &*head.shards.byte_add(cpu.index() * head.stride).add(KIND) };
+        // its current block.
+        let current = unsafe { &*head.shards.byte_add(cpu.index() * head.stride) };
         let at = current.load(Ordering::Relaxed).cast_const();
         // SAFETY: by the contract of this function a current block lives as long as the list.
         let Some(block) = (unsafe { at.as_ref() }) else { return Err(Refused::NoRoom) };

@@ -60,7 +60,7 @@ impl<'a, T> Snapshot<'a, T> {
     /// Iterates over the values, slot by slot. Within a slot they are in no particular order.
     pub fn iter(&self) -> SnapshotIter<'_, T> {
         let left = self.len();
-        SnapshotIter { cells: self.cells, chain: 0, block: None, entries: 0, left }
+        SnapshotIter { cells: self.cells, shard: 0, block: None, entries: 0, left }
     }
 
     /// Calls `f` with every value. Faster than [`iter`](Self::iter).
@@ -107,7 +107,7 @@ impl<'s, T> IntoIterator for &'s Snapshot<'_, T> {
 /// ```
 pub struct SnapshotIter<'s, T> {
     cells: &'s Cells<T>,
-    chain: usize,
+    shard: usize,
     block: Option<&'s Block>,
     /// The entries of the block that are left.
     entries: u64,
@@ -119,13 +119,13 @@ impl<'s, T> SnapshotIter<'s, T> {
     fn next_block(&mut self) {
         let after = match self.block {
             Some(block) => next(block),
-            None => self.cells.first(self.chain / 2, self.chain % 2),
+            None => self.cells.first(self.shard),
         };
         // SAFETY: blocks live as long as the snapshot.
         self.block = unsafe { after.as_ref() };
         match self.block {
             Some(block) => self.entries = occupied(block),
-            None => self.chain += 1,
+            None => self.shard += 1,
         }
     }
 }

@@ -9,7 +9,7 @@ use offlock_percpu::cells::Block;
 use offlock_percpu::lglock::LockError;
 use offlock_sync::panics::exhaust;
 
-use crate::cells::{BATCH, Cells, KEPT, Key, next, occupied, pop};
+use crate::cells::{BATCH, Cells, Key, next, occupied, pop};
 use crate::entry::Ref;
 
 /// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs, for
@@ -39,10 +39,9 @@ use crate::entry::Ref;
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
     cells: &'a Cells<T>,
-    /// The chain of blocks where the walk is: a shard and a kind.
+    /// The shard where the walk is.
     shard: usize,
-    kind: usize,
-    /// The last block of this chain that the walk has seen, or null, and its serial number. The
+    /// The last block of this shard that the walk has seen, or null, and its serial number. The
     /// block may be gone if there was a trim meanwhile.
     at: *const Block,
     serial: u64,
@@ -66,7 +65,7 @@ impl<'a, T> Iter<'a, T> {
     pub(crate) fn new(cells: &'a Cells<T>) -> Self {
         let (batch, newest) = ([(ptr::null(), 0); BATCH], cells.newest());
         let (at, _value) = (ptr::null(), PhantomData);
-        Self { cells, shard: 0, kind: 0, at, serial: 0, trims: 0, newest, batch, len: 0, _value }
+        Self { cells, shard: 0, at, serial: 0, trims: 0, newest, batch, len: 0, _value }
     }
 
     /// Returns the next block. The caller has locked `walk`, under which blocks live.
@@ -76,7 +75,7 @@ impl<'a, T> Iter<'a, T> {
             let after = match unsafe { self.at.as_ref() } {
                 Some(block) => next(block),
                 None if self.shard == self.cells.shard_count() => return None,
-                None => self.cells.first(self.shard, self.kind),
+                None => self.cells.first(self.shard),
             };
             // SAFETY: as above.
             match unsafe { after.as_ref() }.filter(|block| block.serial <= self.newest) {
@@ -86,8 +85,7 @@ impl<'a, T> Iter<'a, T> {
                 }
                 None => {
                     (self.at, self.serial) = (ptr::null(), 0);
-                    (self.shard, self.kind) =
-                        if self.kind == KEPT { (self.shard + 1, 0) } else { (self.shard, KEPT) };
+                    self.shard += 1;
                 }
             }
         }
@@ -97,7 +95,7 @@ impl<'a, T> Iter<'a, T> {
     fn resume(&mut self) {
         let mut at = ptr::null();
         if self.serial != 0 {
-            let mut after = self.cells.first(self.shard, self.kind);
+            let mut after = self.cells.first(self.shard);
             // SAFETY: the caller has locked `walk`, under which blocks live.
             while let Some(block) = unsafe { after.as_ref() }
                 && block.serial <= self.serial

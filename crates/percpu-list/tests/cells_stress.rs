@@ -10,7 +10,7 @@ use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu_list::{ArcEntry, PerCpuList, Ref};
+use percpu_list::{Entry, PerCpuList, Ref};
 use testkit::pin::{allowed_cpus, on, pin_to};
 use testkit::rng;
 use testkit::signals::{ThreadTimer, handle};
@@ -90,10 +90,10 @@ fn round(tables: &'static Tables, time: Duration) -> (u64, u64) {
     let add = |after: u64| {
         let id = next.fetch_add(1, Relaxed);
         let value = Value { magic: MAGIC ^ id, id, after, bumps: AtomicU32::new(0), tables };
-        list.insert_arc(value).unwrap()
+        list.insert(value).unwrap()
     };
     let cpus = allowed_cpus();
-    let exchange: Mutex<Vec<ArcEntry<Value>>> = Mutex::default();
+    let exchange: Mutex<Vec<Entry<Value>>> = Mutex::default();
     let found: Mutex<Vec<Ref<Value>>> = Mutex::default();
     let (walks, snapshots) = (AtomicU64::new(0), AtomicU64::new(0));
     let on_all = || stop.load(Relaxed) || next.load(Relaxed) > IDS as u64 - 10_000;

@@ -45,10 +45,10 @@ impl Drop for Value {
     }
 }
 
-type Shelf<'a> = Mutex<Option<Entry<'a, Value>>>;
+type Shelf<'a> = Mutex<Option<Entry<Value>>>;
 
 /// Removes an entry that any thread may have added, in one of several ways.
-fn end(entry: Entry<'_, Value>, rng: &mut Rng) {
+fn end(entry: Entry<Value>, rng: &mut Rng) {
     match rng.usize(..3) {
         0 => {
             entry.ended.store(true, Relaxed);

@@ -7,8 +7,8 @@ use std::io;
 use std::rc::Rc;
 
 use percpu_list::{
-    AllocError, ArcEntry, CpuId, Drain, Entry, InsertError, Iter, LockError, PerCpuList, Ref,
-    Refused, Snapshot, SnapshotIter, Stats,
+    AllocError, CpuId, Drain, Entry, InsertError, Iter, LockError, PerCpuList, Ref, Refused,
+    Snapshot, SnapshotIter, Stats,
 };
 
 #[test]
@@ -60,8 +60,8 @@ type List<T> = PerCpuList<T>;
 #[test]
 fn send_and_sync_follow_the_values() {
     send_and_sync::<List<u8>>();
-    send_and_sync::<Entry<'_, u8>>();
-    send_and_sync::<ArcEntry<u8>>();
+    send_and_sync::<Entry<u8>>();
+    send_and_sync::<Entry<u8>>();
     send_and_sync::<Ref<u8>>();
     send_and_sync::<(Stats, Refused, InsertError<u8>)>();
     send::<(Iter<'_, u8>, Drain<'_, u8>)>();
@@ -78,9 +78,9 @@ fn values_that_are_not_send_and_sync_make_lists_neither() {
     <List<Cell<u8>> as NotSync<_>>::none();
     <Ref<Cell<u8>> as NotSend<_>>::none();
     <Ref<Rc<u8>> as NotSync<_>>::none();
-    <Entry<'_, Cell<u8>> as NotSend<_>>::none();
-    <Entry<'_, Cell<u8>> as NotSync<_>>::none();
-    <ArcEntry<Rc<u8>> as NotSend<_>>::none();
+    <Entry<Cell<u8>> as NotSend<_>>::none();
+    <Entry<Cell<u8>> as NotSync<_>>::none();
+    <Entry<Rc<u8>> as NotSend<_>>::none();
     <Iter<'_, Cell<u8>> as NotSend<_>>::none();
     <Drain<'_, Rc<u8>> as NotSend<_>>::none();
     <SnapshotIter<'_, Rc<u8>> as NotSend<_>>::none();

@@ -64,11 +64,11 @@ impl Counted {
     }
 }
 
-/// A value that is alive: its entry exists, it was forgotten on its list, or there is a reference.
-struct Value<'l> {
+/// A value that is alive: its entry exists, or there is a reference.
+struct Value {
     list: usize,
     cpu: usize,
-    entry: Option<Entry<'l, Canary>>,
+    entry: Option<Entry<Canary>>,
     refs: Vec<Ref<Canary>>,
     linked: bool,
 }
@@ -90,7 +90,7 @@ struct Epoch<'l> {
     cpus: &'l [usize],
     here: usize,
     count: &'l Arc<AtomicI64>,
-    values: BTreeMap<u64, Value<'l>>,
+    values: BTreeMap<u64, Value>,
     walks: Vec<Walk<'l>>,
     counted: [Counted; 2],
     closed: [bool; 2],
@@ -142,8 +142,11 @@ pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
         let outlive = epoch.end(last[1]);
         let held = outlive.len() as i64;
         drop(lists);
-        assert_eq!(count.load(Relaxed), held, "a list drops what is forgotten on it");
-        assert!(outlive.iter().all(|found| !found.is_linked() && found.id() < u64::MAX));
+        assert_eq!(count.load(Relaxed), held);
+        for Value { entry, refs, .. } in &outlive {
+            assert!(entry.iter().all(|entry| entry.is_linked() && entry.id() < u64::MAX));
+            assert!(refs.iter().all(|found| found.is_linked() == entry.is_some()));
+        }
         drop(outlive);
         assert_eq!(count.load(Relaxed), 0);
     }
@@ -163,7 +166,7 @@ impl<'l> Epoch<'l> {
         ids.get(usize::from(at) % ids.len().max(1)).copied()
     }
 
-    fn entry(&mut self, at: u8) -> Option<(u64, Entry<'l, Canary>)> {
+    fn entry(&mut self, at: u8) -> Option<(u64, Entry<Canary>)> {
         let id = self.pick(at, |value| value.entry.is_some())?;
         Some((id, self.values.get_mut(&id)?.entry.take()?))
     }
@@ -377,16 +380,16 @@ impl<'l> Epoch<'l> {
         assert!(alive == 0 || alive > 0 && !self.walks.is_empty(), "{alive} too many live");
     }
 
-    /// Drops the lists. Some entries are forgotten, and some references outlive the lists.
-    fn end(mut self, way: u8) -> Vec<Ref<Canary>> {
+    /// Returns the values that outlive the lists, by an entry or a reference.
+    fn end(mut self, way: u8) -> Vec<Value> {
         self.walks.clear();
         let mut outlive = Vec::new();
-        for (id, value) in mem::take(&mut self.values) {
-            match value.entry {
-                Some(entry) if value.linked && (id + u64::from(way)) % 3 == 0 => mem::forget(entry),
-                other => drop(other),
+        for (id, mut value) in mem::take(&mut self.values) {
+            value.refs.truncate(1);
+            value.entry.take_if(|_| !value.linked || (id + u64::from(way)) % 3 != 0);
+            if value.entry.is_some() || !value.refs.is_empty() {
+                outlive.push(value);
             }
-            outlive.extend(value.refs.into_iter().next());
         }
         outlive
     }

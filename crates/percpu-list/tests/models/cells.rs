@@ -87,8 +87,8 @@ fn inv07_a_walk_meets_a_cell_that_is_reused() {
             let (list, drops) = (Arc::clone(&list), drops.clone());
             move || {
                 drop(goes);
-                let keeps = list.insert_arc(drops.payload(1)).unwrap();
-                let comes = list.insert_arc(drops.payload(2)).unwrap();
+                let keeps = list.insert(drops.payload(1)).unwrap();
+                let comes = list.insert(drops.payload(2)).unwrap();
                 drop((comes, keeps));
             }
         });
@@ -110,7 +110,7 @@ fn inv07_a_walk_meets_the_next_entry_of_a_cell() {
             let (list, drops) = (Arc::clone(&list), drops.clone());
             move || {
                 drop(goes);
-                list.insert_arc(drops.payload(1)).unwrap()
+                list.insert(drops.payload(1)).unwrap()
             }
         });
         set_current(ONE);
@@ -134,7 +134,7 @@ fn inv07_a_refill_meets_the_pin_of_a_stale_walk() {
         set_current(ONE);
         drop(goes);
         set_current(ZERO);
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         walks.join().unwrap();
         list.validate();
         drop((comes, stays));
@@ -150,7 +150,7 @@ fn inv07_a_pinned_cell_is_not_reused() {
         let (list, [goes, stays], drops) = with(); // fills the first block
         let found: Vec<_> = list.iter().collect();
         let removes = spawn_on(ONE, move || drop(goes));
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         let mut values: Vec<u64> = found.iter().map(|value| value.read()).collect();
         values.sort_unstable();
         assert_eq!((values, comes.read()), (vec![0, 1], 2));
@@ -173,7 +173,7 @@ fn inv07_a_cell_is_reused_after_the_last_unpin() {
             assert_eq!(found.read(), 0);
             drop(found);
         });
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         ends.join().unwrap();
         list.validate();
         drop((comes, stays));
@@ -192,7 +192,7 @@ fn inv07_a_refill_beside_a_pinned_cell() {
         drop(other);
         set_current(ZERO);
         let removes = spawn_on(ONE, move || drop(goes));
-        let come = [2, 3].map(|value| list.insert_arc(drops.payload(value)).unwrap());
+        let come = [2, 3].map(|value| list.insert(drops.payload(value)).unwrap());
         assert_eq!((found.read(), come[0].read(), come[1].read()), (0, 2, 3));
         removes.join().unwrap();
         drop((found, come));
@@ -215,7 +215,7 @@ fn inv07_a_refill_beside_the_last_unpin() {
             assert_eq!(found.read(), 0);
             drop(found);
         });
-        let come = [2, 3].map(|value| list.insert_arc(drops.payload(value)).unwrap());
+        let come = [2, 3].map(|value| list.insert(drops.payload(value)).unwrap());
         assert_eq!((come[0].read(), come[1].read()), (2, 3));
         ends.join().unwrap();
         drop(come);
@@ -246,7 +246,7 @@ fn reuse_of_a_freed_cell(marked: bool) {
             assert_eq!(goes.read(), 0);
             drop(goes);
         });
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         assert_eq!((comes.read(), stays.read()), (2, 1));
         removes.join().unwrap();
         list.validate();
@@ -266,7 +266,7 @@ fn inv07_a_mark_is_that_of_the_entry_in_the_cell() {
         let next = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
             move || {
-                let comes = list.insert_arc(drops.payload(2)).unwrap();
+                let comes = list.insert(drops.payload(2)).unwrap();
                 let found: Vec<_> = list.iter().collect();
                 drop(comes);
                 assert!(found.iter().all(|value| value.read() < 3));
@@ -292,7 +292,7 @@ fn inv04_a_reference_removes_no_later_entry() {
             move || list.remove(&found).unwrap()
         });
         drop(entry);
-        let again = list.insert_arc(drops.payload(1)).unwrap();
+        let again = list.insert(drops.payload(1)).unwrap();
         removes.join().unwrap();
         assert!(again.is_linked());
         list.validate();
@@ -312,7 +312,7 @@ fn inv07_an_entry_that_stays_is_seen_once_beside_changes() {
             let (list, drops) = (Arc::clone(&list), drops.clone());
             move || {
                 drop(goes);
-                [2, 3].map(|value| list.insert_arc(drops.payload(value)).unwrap())
+                [2, 3].map(|value| list.insert(drops.payload(value)).unwrap())
             }
         });
         let mut seen = [0; 4];

@@ -46,9 +46,9 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 ];
 
 /// Returns a list that is not shared, with an entry of the slot of this CPU.
-fn alone() -> (List, percpu_list::ArcEntry<super::payload::Payload>, Drops) {
+fn alone() -> (List, percpu_list::Entry<super::payload::Payload>, Drops) {
     let (list, drops) = (List::new(), Drops::new());
-    let entry = list.insert_arc(drops.payload(0)).unwrap();
+    let entry = list.insert(drops.payload(0)).unwrap();
     (list, entry, drops)
 }
 
@@ -93,7 +93,7 @@ fn inv13_a_list_ends_beside_a_reference() {
 fn inv13_the_last_entry_frees_the_list() {
     model(|| {
         let (list, first, drops) = alone();
-        let second = list.insert_arc(drops.payload(1)).unwrap();
+        let second = list.insert(drops.payload(1)).unwrap();
         drop(list);
         let there = spawn_on(ONE, move || {
             assert_eq!(first.read(), 0);
@@ -111,7 +111,7 @@ fn inv13_the_last_entry_frees_the_list() {
 fn inv13_a_list_ends_beside_the_thread_of_a_forgotten_snapshot() {
     model(|| {
         let (list, first, drops) = alone();
-        let [second, third] = [1, 2].map(|value| list.insert_arc(drops.payload(value)).unwrap());
+        let [second, third] = [1, 2].map(|value| list.insert(drops.payload(value)).unwrap());
         forget(list.lock_all().unwrap());
         let there = spawn_on(ONE, move || drop(list));
         for (value, entry) in [first, second, third].into_iter().enumerate() {

@@ -57,7 +57,7 @@ fn inv07_a_walk_meets_an_addition() {
         let (list, [], drops) = with();
         let adds = spawn_on(ONE, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || list.insert_arc(drops.payload(1)).unwrap()
+            move || list.insert(drops.payload(1)).unwrap()
         });
         list.iter().for_each(|found| assert_eq!(found.read(), 1));
         drop(adds.join().unwrap());
@@ -83,7 +83,7 @@ fn inv03_a_freed_cell_is_reused() {
     model(|| {
         let (list, [goes, stays], drops) = with();
         let removes = spawn_on(ONE, move || drop(goes));
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         assert_eq!((comes.read(), stays.read()), (2, 1));
         removes.join().unwrap();
         list.validate();
@@ -102,7 +102,7 @@ fn inv07_a_cell_is_reused_after_the_last_unpin() {
             assert_eq!(found.read(), 0);
             drop(found);
         });
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         ends.join().unwrap();
         list.validate();
         drop((comes, stays));
@@ -116,7 +116,7 @@ fn inv07_a_pinned_cell_is_not_reused() {
         let (list, [goes, stays], drops) = with();
         let found = goes.share();
         let removes = spawn_on(ONE, move || drop(goes));
-        let comes = list.insert_arc(drops.payload(2)).unwrap();
+        let comes = list.insert(drops.payload(2)).unwrap();
         assert_eq!((found.read(), comes.read()), (0, 2));
         drop(found);
         removes.join().unwrap();
@@ -135,12 +135,12 @@ fn inv03_a_thread_without_an_id_shares_the_list() {
             let (list, drops) = (Arc::clone(&list), drops.clone());
             move || {
                 take_id();
-                let comes = list.insert_arc(drops.payload(1)).unwrap();
+                let comes = list.insert(drops.payload(1)).unwrap();
                 drop(goes);
                 comes
             }
         });
-        let here = list.insert_arc(drops.payload(2)).unwrap();
+        let here = list.insert(drops.payload(2)).unwrap();
         let there = there.join().unwrap();
         list.validate();
         assert_eq!((list.len(), list.stats().removals), (2, 1));

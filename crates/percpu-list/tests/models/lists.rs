@@ -1,7 +1,7 @@
 //! Entries that several threads add, remove, drain and drop at the same time.
 
 use offlock_sync::{Arc, model};
-use percpu_list::{ArcEntry, PerCpuList, Refused};
+use percpu_list::{Entry, PerCpuList, Refused};
 
 use super::payload::{Drops, ONE, Payload, ZERO, spawn_on, thoroughly};
 
@@ -23,13 +23,13 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 ];
 
 pub(super) type List = PerCpuList<Payload>;
-pub(super) type Shared = ArcEntry<Payload>;
+pub(super) type Shared = Entry<Payload>;
 
 /// Creates a list with `N` entries in slot 0, whose values are 0, 1 and so on.
 pub(super) fn with<const N: usize>() -> (Arc<List>, [Shared; N], Drops) {
     let (list, drops) = (Arc::new(List::new()), Drops::new());
     let entries = std::array::from_fn(|n| {
-        list.insert_arc(drops.payload(n as u64)).unwrap() // the main thread is on CPU 0
+        list.insert(drops.payload(n as u64)).unwrap() // the main thread is on CPU 0
     });
     (list, entries, drops)
 }
@@ -101,7 +101,7 @@ pub(super) fn close_meets_an_addition() {
     let (list, [], drops) = with();
     let adds = spawn_on(ZERO, {
         let (list, drops) = (Arc::clone(&list), drops.clone());
-        move || match list.insert_arc(drops.payload(1)) {
+        move || match list.insert(drops.payload(1)) {
             Ok(entry) => Some(entry),
             Err(error) => {
                 assert_eq!((error.reason, error.value.read()), (Refused::Closed, 1));
@@ -125,7 +125,7 @@ fn inv08_nothing_is_added_once_close_returned() {
         let (list, [stays], drops) = with();
         let adds = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || list.insert_arc(drops.payload(1)).ok()
+            move || list.insert(drops.payload(1)).ok()
         });
         list.close().unwrap();
         let drained = drain(&list);
@@ -149,7 +149,7 @@ fn a_slots_first_entry_is_seen_finished() {
                 list.iter().for_each(|found| assert_eq!(found.read(), 1));
             }
         });
-        drop(list.insert_arc(drops.payload(1)).unwrap());
+        drop(list.insert(drops.payload(1)).unwrap());
         reader.join().unwrap();
         list.validate();
         assert_eq!((list.len(), drops.count()), (0, 1));
@@ -162,9 +162,9 @@ fn two_first_entries_of_a_slot_share_a_block() {
         let (list, [], drops) = with();
         let adds = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || list.insert_arc(drops.payload(1)).unwrap()
+            move || list.insert(drops.payload(1)).unwrap()
         });
-        let entry = list.insert_arc(drops.payload(0)).unwrap();
+        let entry = list.insert(drops.payload(0)).unwrap();
         let entries = [entry, adds.join().unwrap()];
         list.validate();
         assert_eq!((list.len(), list.stats().adds), (2, 2));
@@ -181,7 +181,7 @@ fn inv10_a_list_with_an_entry_is_never_empty() {
         let (list, [stays], drops) = with();
         let changes = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || drop(list.insert_arc(drops.payload(1)).unwrap())
+            move || drop(list.insert(drops.payload(1)).unwrap())
         });
         assert!(!list.is_empty());
         let stats = list.stats();

@@ -35,14 +35,14 @@ fn inv06_the_first_of_two_adds_is_seen_first() {
     model(|| {
         let (list, [stays], drops) = with();
         set_current(ONE);
-        drop(list.insert_arc(drops.payload(3)).unwrap()); // leaves a block in slot 1
+        drop(list.insert(drops.payload(3)).unwrap()); // leaves a block in slot 1
         set_current(ZERO);
         let adds = spawn_on(ZERO, {
             let list = Arc::clone(&list);
             move || {
-                let first = list.insert_arc(drops.payload(1)).unwrap();
+                let first = list.insert(drops.payload(1)).unwrap();
                 set_current(ONE);
-                [first, list.insert_arc(drops.payload(2)).unwrap()]
+                [first, list.insert(drops.payload(2)).unwrap()]
             }
         });
         let seen = seen(&list);
@@ -57,13 +57,13 @@ fn inv06_a_removal_before_an_add_is_seen() {
     model(|| {
         let (list, [entry], drops) = with();
         set_current(ONE);
-        let stays = list.insert_arc(drops.payload(2)).unwrap();
+        let stays = list.insert(drops.payload(2)).unwrap();
         set_current(ZERO);
         let adds = spawn_on(ONE, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
             move || {
                 drop(entry);
-                list.insert_arc(drops.payload(1)).unwrap()
+                list.insert(drops.payload(1)).unwrap()
             }
         });
         let seen = seen(&list);
@@ -103,7 +103,7 @@ fn inv06_a_snapshot_does_not_grow() {
         let (list, [stays], drops) = with();
         let adds = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || list.insert_arc(drops.payload(1)).unwrap()
+            move || list.insert(drops.payload(1)).unwrap()
         });
         read_twice(&list);
         drop((adds.join().unwrap(), stays));

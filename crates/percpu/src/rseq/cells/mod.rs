@@ -1,7 +1,7 @@
 //! The sections of percpu-list, whose values are in cells of blocks.
 //!
 //! ```text
-//!  list -> shards: | cpu 0: current blocks, ... | cpu 1: ...      SHARD bytes each
+//!  list -> shards: | cpu 0: current block, ...  | cpu 1: ...      SHARD bytes each
 //!                      v
 //!  block: | home | adds | seen | misses | special ... | states | remote ... | 64 cells |
 //! ```
@@ -67,7 +67,7 @@ pub struct Head {
     /// Additions are refused while it is not 0.
     pub add_gate: AtomicU64,
     /// The shard of CPU 0. The others follow, `stride` bytes each, which are [`SHARD`] outside a
-    /// model. A shard begins with the current blocks of its CPU, one for each kind of block.
+    /// model. A shard begins with the current block of its CPU.
     pub shards: *const AtomicPtr<Block>,
     /// The number of bytes of a shard.
     pub stride: usize,
@@ -89,7 +89,7 @@ pub struct Block {
     pub special: AtomicU64,
     /// The cells that exist.
     pub mask: u64,
-    /// The place of the current block of this kind, in the block's shard.
+    /// The place of the current block, in the block's shard.
     pub current: *const AtomicPtr<Block>,
     /// The CPU of the block, or [`NO_CPU`].
     pub cpu: u32,

@@ -12,7 +12,7 @@ impl Sections {
         None
     }
 
-    pub unsafe fn insert<T, const KIND: usize>(
+    pub unsafe fn insert<T>(
         self,
         _: *const Head,
         _: *const Cell<T>,

@@ -114,7 +114,7 @@ impl TestList {
     fn insert(&self, sections: Sections, value: [u64; 3]) -> Result<(*const Block, u32), Refused> {
         let cell = Cell(MaybeUninit::new(Value(value)));
         // SAFETY: there is a shard for each CPU, whose current block has cells of `Value`.
-        unsafe { sections.insert::<_, 0>(&raw const self.head, &raw const cell) }
+        unsafe { sections.insert(&raw const self.head, &raw const cell) }
     }
 
     /// Calls `refill` for the blocks, of which that of this CPU is refilled.

@@ -90,7 +90,7 @@ impl Sections {
         Some(Self { area: area::offset(), limit: possible_cpus() as u32 })
     }
 
-    /// Copies the value at `source` into a free cell of this CPU's current block of the kind `KIND`,
+    /// Copies the value at `source` into a free cell of this CPU's current block,
     /// and returns the block and the cell. Refused if the list is closed or the block seems full.
     ///
     /// # Safety
@@ -99,7 +99,7 @@ impl Sections {
     /// its CPU with cells of `T`. They live during the call. If the result is not an error, the
     /// value has moved.
     #[inline(always)]
-    pub unsafe fn insert<T, const KIND: usize>(
+    pub unsafe fn insert<T>(
         self,
         head: *const Head,
         source: *const Cell<T>,
@@ -118,7 +118,7 @@ impl Sections {
                     "jne 66f",
                     "shl {t}, 7",
                     "add {t}, qword ptr [{head} + 16]",
-                    "mov {blk}, qword ptr [{t} + {kind}]",
+                    "mov {blk}, qword ptr [{t}]",
                     "test {blk}, {blk}",
                     "jz 99f",
                     "mov {h}, qword ptr [{blk}]",
@@ -159,7 +159,6 @@ impl Sections {
                 s = out(reg) _,
                 x = out(xmm_reg) _,
                 y = out(xmm_reg) _,
-                kind = const KIND * size_of::<usize>(),
                 stride = const Copy::<T>::STRIDE,
                 n16 = const Copy::<T>::IN_16,
                 n8 = const Copy::<T>::IN_8,)
