@@ -217,10 +217,10 @@ impl Server {
             let take = |fd| is_ready(fd) && rustix::io::read(fd, &mut [0; 8]).is_ok();
             let last_ended = all_served.is_some_and(take);
             self.place_waiting();
-            if last_ended && self.limits.is_unused() {
-                return Ok(()); // no waiting client has taken the place of the last one
-            }
             self.accept();
+            if last_ended && self.limits.is_unused() {
+                return Ok(()); // no client that has come has taken the place of the last one
+            }
             if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
                 // One report answers all signals so far; later signals get another one.
                 while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}

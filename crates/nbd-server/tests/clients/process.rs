@@ -9,7 +9,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, cmd};
 use crate::image;
-use crate::lab::{Lab, Res, check, fail, signal, trial, wait_until};
+use crate::lab::{Lab, PATIENCE, Res, check, fail, signal, trial, wait_until};
 use crate::need::Need;
 use crate::server::Launch;
 
@@ -57,12 +57,12 @@ fn fork(lab: &Lab) -> Res {
         }
         let log = leads_to(2)?;
         let logged = || fs::read_to_string(&log).ok()?.contains("negotiated").then_some(());
-        check!(wait_until(Duration::from_secs(10), logged).is_some(), "{}", log.display());
+        check!(wait_until(logged).is_some(), "{}", log.display());
         client.disconnect()
     };
     let served = served();
     signal(pid, libc::SIGTERM);
-    let ended = wait_until(Duration::from_secs(20), || (!pid_file.exists()).then_some(()));
+    let ended = wait_until(|| (!pid_file.exists()).then_some(()));
     if ended.is_none() {
         signal(pid, libc::SIGKILL);
         fail!("it goes on after SIGTERM");
@@ -78,7 +78,7 @@ fn fork(lab: &Lab) -> Res {
     let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
     signal(pid, libc::SIGTERM);
     check!(code == 0, "exit code {code}:\n{log}");
-    let ended = wait_until(Duration::from_secs(20), || (!pid_file.exists()).then_some(()));
+    let ended = wait_until(|| (!pid_file.exists()).then_some(()));
     check!(ended.is_some(), "the second goes on after SIGTERM");
     Ok(())
 }
@@ -122,15 +122,15 @@ fn run_is_ended(lab: &Lab) -> Res {
     let script = format!("echo $$ >{}; exec sleep 300", pid_file.display());
     let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
     let mut server = server.start_silent()?;
-    let pid = wait_until(Duration::from_secs(20), || {
+    let pid = wait_until(|| {
         fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok())
     });
     let Some(pid) = pid else { fail!("the command did not start") };
     server.signal(libc::SIGTERM);
-    let ended = server.wait_for(Duration::from_secs(20))?;
+    let ended = server.wait_for(PATIENCE)?;
     check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
     let gone = || (!fs::exists(format!("/proc/{pid}")).unwrap_or(true)).then_some(());
-    check!(wait_until(Duration::from_secs(20), gone).is_some(), "the command goes on");
+    check!(wait_until(gone).is_some(), "the command goes on");
     Ok(())
 }
 
@@ -150,13 +150,10 @@ fn exit_with_last(lab: &Lab) -> Res {
     // A client that waits for a place gets that of the last one.
     let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
     let mut server = server.arg("--max-connections").arg("1").start()?;
-    let first = server.client()?;
-    let second = std::thread::scope(|scope| -> Res<Client> {
-        let second = scope.spawn(|| server.client());
-        std::thread::sleep(Duration::from_millis(50));
-        first.disconnect()?;
-        second.join().unwrap_or_else(|_| Err("the client panicked".into()))
-    })?;
+    let (first, mut second) = (server.client()?, server.connect()?);
+    first.disconnect()?;
+    second.greet()?;
+    second.go("vol")?;
     second.disconnect()?;
     server.finished()?;
     Ok(())
@@ -216,7 +213,7 @@ fn hang_up(lab: &Lab) -> Res {
         check!(size("vol")? == MIB, "it has grown without a signal");
         server.hang_up();
         let grown = || size("vol").ok().filter(|&size| size == 3 * MIB);
-        check!(wait_until(Duration::from_secs(20), grown).is_some(), "{} bytes", size("vol")?);
+        check!(wait_until(grown).is_some(), "{} bytes", size("vol")?);
         let sizes = (size("end")?, size("part")?);
         check!(sizes == (3 * MIB - (512 << 10), 8 << 10), "{sizes:?}");
 
@@ -243,11 +240,7 @@ fn hang_up(lab: &Lab) -> Res {
             fs::OpenOptions::new().write(true).open(&other)?.set_len(len)?;
             server.hang_up();
             let grown = || size("other").ok().filter(|&size| size == len);
-            check!(
-                wait_until(Duration::from_secs(20), grown).is_some(),
-                "{} bytes",
-                size("other")?
-            );
+            check!(wait_until(grown).is_some(), "{} bytes", size("other")?);
         }
         check!(size("vol")? == 3 * MIB, "it has shrunk");
         server.stop()?;
