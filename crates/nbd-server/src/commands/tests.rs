@@ -414,7 +414,7 @@ fn many_durable_writes_end_beside_a_flush() {
         }
     });
     for round in 0..5 {
-        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(round), "they wait for ever");
+        assert_eq!(told.recv_timeout(Duration::from_secs(120)), Ok(round), "they wait for ever");
     }
 }
 
@@ -444,7 +444,7 @@ fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
 fn flushes_at_a_time_share_two_syncs() {
     let mut lab = Lab::new(64 * BLOCK, 1 << 20);
     lab.write(0, BLOCK, 7, false).unwrap();
-    lab.disk.inject(Operation::Sync, .., Fault::Delay(Duration::from_millis(500)));
+    lab.disk.inject(Operation::Sync, .., Fault::Delay(Duration::from_secs(3)));
     let mut flushes: Vec<_> =
         (0..100).map(|_| Box::pin(lab.job(FLUSH, request(0, 0)).run(None, || false))).collect();
     for flush in &mut flushes {

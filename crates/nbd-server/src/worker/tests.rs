@@ -590,7 +590,7 @@ fn a_flush_that_waited_while_another_failed_does_not_succeed() {
     lab.disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
     // Both are sent before the worker receives, and the delay keeps the first from ending before
     // the second is seen.
-    lab.disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(200)));
+    lab.disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_secs(3)));
     for cookie in 0..2 {
         let flush = Request { flags: NONE, command: cmd::FLUSH, cookie, offset: 0, len: 0 };
         client.1.write_all(flush.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();

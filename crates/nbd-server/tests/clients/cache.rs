@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 
@@ -49,7 +49,7 @@ fn launch<'a>(lab: &'a Lab, backend: Backend, image: &Path, cache: &str) -> Laun
 fn page(server: &mut Server) -> Res<String> {
     let seen = server.log().len();
     server.show();
-    let line = wait_until(Duration::from_secs(5), || {
+    let line = wait_until(|| {
         let log = server.log();
         let page = log.get(seen..)?;
         // The page is written at once: what follows the cache is there, too.
@@ -317,11 +317,11 @@ fn tiny(lab: &Lab, backend: Backend) -> Res {
             }));
         }
         thread::sleep(Duration::from_millis(500));
-        wait_until(Duration::from_secs(20), || (reads.load(Ordering::Relaxed) > 100).then_some(()));
+        wait_until(|| (reads.load(Ordering::Relaxed) > 100).then_some(()));
         stop.store(true, Ordering::Relaxed);
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })?;
-    check!(reads.load(Ordering::Relaxed) > 100, "{reads:?} reads in twenty seconds");
+    check!(reads.load(Ordering::Relaxed) > 100, "only {reads:?} reads");
     server.stop()
 }
 
@@ -396,11 +396,9 @@ fn device_fails(lab: &Lab) -> Res {
 fn refused(lab: &Lab) -> Res {
     let path = lab.path("a.img");
     File::create(&path)?.set_len(MIB)?;
-    let start = Instant::now();
     for (cache, word) in [("100", "100"), ("8388608T", "too large"), ("many", "many")] {
         let (code, log) = launch(lab, Backend::Threads, &path, cache).start_refused()?;
         check!(code != 0 && log.contains(word) && !log.contains("panicked"), "{cache}:\n{log}");
     }
-    check!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
     Ok(())
 }

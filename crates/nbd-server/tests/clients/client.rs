@@ -8,9 +8,8 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
-use crate::lab::{Res, check, fail};
+use crate::lab::{PATIENCE, Res, check, fail};
 
 /// Option numbers of the handshake.
 pub(crate) mod opt {
@@ -172,8 +171,8 @@ impl Client {
 
     pub(crate) fn over(stream: UnixStream) -> Res<Client> {
         // A server that neither answers nor closes fails the trial instead of hanging it.
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Client { stream, export: Export::default(), next_cookie: 0x1000 })
     }
 
@@ -224,14 +223,13 @@ impl Client {
         scene
     }
 
-    /// Reads what is left until the server closes; fails if it keeps the connection for `limit`.
-    pub(crate) fn closed_within(&mut self, limit: Duration) -> Res<usize> {
-        self.stream.set_read_timeout(Some(limit))?;
+    /// Reads what is left until the server closes; fails if it keeps the connection.
+    pub(crate) fn closed(&mut self) -> Res<usize> {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
             Ok(n) => Ok(n),
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(rest.len()),
-            Err(e) => fail!("the server did not close the connection within {limit:?}: {e}"),
+            Err(e) => fail!("the server did not close the connection: {e}"),
         }
     }
 
@@ -382,7 +380,7 @@ impl Client {
     /// Says goodbye and waits for the server to close.
     pub(crate) fn disconnect(mut self) -> Res {
         self.request(0, cmd::DISC, 0, 0)?;
-        let rest = self.closed_within(Duration::from_secs(10))?;
+        let rest = self.closed()?;
         check!(rest == 0, "{rest} bytes after DISC");
         Ok(())
     }

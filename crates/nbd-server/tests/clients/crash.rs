@@ -6,14 +6,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 
 use crate::client::{Answer, Client, MIB, cmd, header};
 use crate::image::{self, Random};
 use crate::images::fio;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, wait_until};
+use crate::lab::{Backend, Lab, PATIENCE, Res, check, fail, per_backend, wait_until};
 use crate::need::Need;
 use crate::server::Launch;
 
@@ -41,9 +40,7 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
     };
     let outcome: Res = thread::scope(|scope| {
         let bystander = scope.spawn(|| bystander(&socket, &stop, &rounds));
-        let started = wait_until(Duration::from_secs(10), || {
-            (rounds.load(Ordering::Relaxed) > 0).then_some(())
-        });
+        let started = wait_until(|| (rounds.load(Ordering::Relaxed) > 0).then_some(()));
         let result = (|| {
             check!(started.is_some(), "the bystander is not served at all");
             let quiet = sockets()?;
@@ -56,22 +53,19 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
                 let mut command = fio(&server, &[&load[..], &end[..]].concat());
                 command.current_dir(lab.dir()).stdout(std::process::Stdio::null());
                 let mut victim = lab.spawn(&mut command)?;
-                let busy = wait_until(Duration::from_secs(20), || {
+                let busy = wait_until(|| {
                     let more = fs::metadata(&image).ok()?.blocks() > before + 256;
                     let connected = sockets().ok()? >= quiet + 4;
                     (more && connected).then_some(())
                 });
                 check!(busy.is_some(), "fio wrote nothing");
                 victim.signal(libc::SIGKILL);
-                victim.wait_for(Duration::from_secs(5))?;
+                victim.wait_for(PATIENCE)?;
                 let seen = rounds.load(Ordering::Relaxed);
-                let goes_on = wait_until(Duration::from_secs(10), || {
-                    (rounds.load(Ordering::Relaxed) > seen + 20).then_some(())
-                });
+                let goes_on =
+                    wait_until(|| (rounds.load(Ordering::Relaxed) > seen + 20).then_some(()));
                 check!(goes_on.is_some(), "the other client stalled after the kill");
-                let released = wait_until(Duration::from_secs(10), || {
-                    (sockets().ok()? <= quiet).then_some(())
-                });
+                let released = wait_until(|| (sockets().ok()? <= quiet).then_some(()));
                 check!(released.is_some(), "sockets of the dead client stay open");
                 // Punch its part, so that the second round can be seen to write again.
                 let mut client = server.client()?;
@@ -86,7 +80,7 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
     });
     outcome?;
     let seen = server.log().len();
-    let empty = wait_until(Duration::from_secs(10), || {
+    let empty = wait_until(|| {
         server.show();
         let log = server.log();
         let page = log.get(seen..)?;
@@ -154,9 +148,7 @@ fn sigterm(lab: &Lab, backend: Backend) -> Res {
         };
         let writers: Vec<_> = (0u64..).zip(clients).map(start).collect();
         // Past one full cycle, so that overwrites are under way.
-        wait_until(Duration::from_secs(30), || {
-            (total.load(Ordering::Relaxed) > WRITERS * BLOCKS * 5 / 4).then_some(())
-        });
+        wait_until(|| (total.load(Ordering::Relaxed) > WRITERS * BLOCKS * 5 / 4).then_some(()));
         server.terminate();
         writers.into_iter().map(|w| w.join().expect("returns its failures")).collect()
     });

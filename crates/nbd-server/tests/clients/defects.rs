@@ -5,13 +5,12 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, brief, cmd, info_data, opt, rep};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, Tracked, check, fail, tail, trial, wait_until};
+use crate::lab::{Backend, Lab, PATIENCE, Res, Tracked, check, fail, tail, trial, wait_until};
 use crate::need::{self, Need};
 use crate::server::{Launch, Server};
 
@@ -126,7 +125,7 @@ fn new_name(lab: &Lab) -> Res {
 fn qemu_io(lab: &Lab, options: &[&str], command: &str, image: &Path) -> Res<bool> {
     let mut qemu = Command::new("qemu-io");
     qemu.args(options).args(["-f", "raw", "-c", command]).arg(image);
-    let done = lab.run(&mut qemu, Duration::from_secs(20))?;
+    let done = lab.run(&mut qemu)?;
     let refused = done.text.contains("lock");
     check!(refused || done.status.success(), "qemu-io: {}\n{}", done.status, done.text);
     Ok(!refused)
@@ -140,7 +139,7 @@ fn qemu_holds(lab: &Lab, options: &[&str], image: &Path) -> Res<Tracked> {
     let qemu = qemu.args(["-t", "-f", "raw", "-k"]).arg(&socket).args(options).arg(image);
     let holder = lab.spawn(qemu)?;
     let is_there = || Client::connect(&socket).ok();
-    check!(wait_until(Duration::from_secs(20), is_there).is_some(), "qemu-nbd does not listen");
+    check!(wait_until(is_there).is_some(), "qemu-nbd does not listen");
     Ok(holder)
 }
 
@@ -217,7 +216,7 @@ fn full_output(lab: &Lab) -> Res {
     let mut process = launch.start_silent()?;
     let socket = lab.path("s");
     let client = || Client::connect(&socket).ok();
-    let Some(mut client) = wait_until(Duration::from_secs(20), client) else {
+    let Some(mut client) = wait_until(client) else {
         fail!("it does not listen");
     };
     client.greet()?;
@@ -225,7 +224,7 @@ fn full_output(lab: &Lab) -> Res {
     check!(client.read(0, 4096)?.is_ok(), "not served");
     client.disconnect()?;
     process.signal(libc::SIGTERM);
-    let ended = process.wait_for(Duration::from_secs(20))?;
+    let ended = process.wait_for(PATIENCE)?;
     check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
     drop(held);
     Ok(())
@@ -321,11 +320,11 @@ fn growth_past_the_limit(lab: &Lab) -> Res {
     OpenOptions::new().write(true).open(&path)?.set_len(CACHE_LIMIT + 4096)?;
     server.hang_up();
     let grown = || size_of(&server, "vol").ok().filter(|&size| size > MIB);
-    let size = wait_until(Duration::from_secs(20), grown).ok_or("it has not grown")?;
+    let size = wait_until(grown).ok_or("it has not grown")?;
     let mut client = server.client()?;
     works_at(&mut client, size - 8192)?;
     check!(size == CACHE_LIMIT, "{size} bytes");
-    check!(server.log().contains("2^57"), "the log does not say so:\n{}", server.log());
+    server.logged("2^57")?;
     server.still_serves()?;
     server.stop()
 }
@@ -421,7 +420,7 @@ fn too_few_descriptors(lab: &Lab) -> Res {
                     format!("ulimit -n {limit}: it starts and serves nothing: {error}")
                 })?;
                 check!(client.read(0, 4096)?.is_ok(), "ulimit -n {limit}: a read");
-                check!(server.log().contains("below --max-connections"), "{}", server.log());
+                server.logged("below --max-connections")?;
                 client.disconnect()?;
                 server.stop()?;
                 served += 1;
@@ -461,8 +460,8 @@ fn log_names_peer(lab: &Lab) -> Res {
     let me = format!("peer=pid {}", std::process::id());
     let lines = |log: &str| log.lines().filter(|line| line.contains(&me)).count();
     let both = || (lines(&server.log()) == 2).then_some(());
-    check!(wait_until(Duration::from_secs(5), both).is_some(), "no {me}:\n{}", server.log());
-    check!(server.log().contains("tls=false"), "no word about TLS:\n{}", server.log());
+    check!(wait_until(both).is_some(), "no {me}:\n{}", server.log());
+    server.logged("tls=false")?;
     server.stop()
 }
 
@@ -474,8 +473,8 @@ fn bad_names(lab: &Lab) -> Res {
         image::sparse(&dir.join(name), MIB)?;
     }
     let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir).start()?;
-    let log = server.log();
-    check!(log.contains("two\\nlines") && !log.contains("hidden"), "{log}");
+    let log = server.logged("two\\nlines")?;
+    check!(!log.contains("hidden"), "{log}");
     server.client_of("good")?.disconnect()?;
     server.stop()
 }
@@ -491,6 +490,6 @@ fn large_in_folder(lab: &Lab) -> Res {
     let (kind, text) = client.option_reply(opt::GO)?;
     let text = String::from_utf8_lossy(&text).into_owned();
     check!(kind == rep::ERR_UNKNOWN && text.contains("too large"), "{kind:#x}: {text}");
-    check!(server.log().contains("size="), "no reason in the log:\n{}", server.log());
+    server.logged("size=")?;
     server.stop()
 }

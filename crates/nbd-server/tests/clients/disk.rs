@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, brief, cmd, err, flag};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, with_lag};
+use crate::lab::{Backend, Lab, Res, check, per_backend};
 use crate::need::{self, Need};
 use crate::server::Launch;
 
@@ -62,12 +62,13 @@ fn beside_a_full_disk(lab: &Lab, backend: Backend) -> Res {
         }
     }
     check!(errors > 0, "16 MiB fit on a disk of 2 MiB, and a cache of 8 MiB");
+    // Each write that had to wait for room in the cache would be late, and not some of them.
+    let mut late = 0;
     for block in 0..500 {
         let began = Instant::now();
-        let (answer, lag) = with_lag(|| other.write(block * BLOCK, &data, 0));
-        answer?.ok("a write to the healthy image")?;
-        let (took, limit) = (began.elapsed(), Duration::from_secs(1) + 3 * lag);
-        check!(took < limit, "write {block} to the healthy image took {took:?}");
+        other.write(block * BLOCK, &data, 0)?.ok("a write to the healthy image")?;
+        late += u32::from(began.elapsed() > Duration::from_secs(1));
+        check!(late < 20, "{late} of {} writes to the healthy image took over 1 s", block + 1);
     }
     other.flush()?.ok("FLUSH of the healthy image")?;
     check!(full.read(0, BLOCK as u32)? == Ok(data), "what the full disk acknowledged");

@@ -90,7 +90,7 @@ fn uring_refused(lab: &Lab) -> Res {
     let launch = Launch::bare(lab).arg("--image").arg(format!("vol={}", image.display()));
     let launch = launch.arg("--backend").arg("auto").without_uring();
     let mut server = launch.on_socket("s").start()?;
-    let log = server.log();
+    let log = server.logged("not permitted")?;
     let named = log.lines().any(|l| l.contains("uring") && l.contains("not permitted"));
     check!(named, "no line names io_uring and the reason:\n{log}");
     check!(!log.contains("backend=uring"), "it runs on io_uring all the same:\n{log}");

@@ -4,13 +4,12 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 
 use crate::client::{MIB, be32, err, flag, opt, rep};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
 use crate::need::Need;
 use crate::server::{Launch, Server};
 
@@ -168,9 +167,7 @@ fn locks(lab: &Lab) -> Res {
     };
     let owner = other("a.img").start()?;
     check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is in use by another server");
-    let said =
-        wait_until(Duration::from_secs(10), || server.log().contains("in use").then_some(()));
-    check!(said.is_some(), "the log does not say why:\n{}", server.log());
+    server.logged("in use")?;
     owner.stop()?;
     server.client_of("a.img")?.write(0, &[1; 512], 0)?.ok("the other server is gone")?;
     let (code, log) = other("a.img").start_refused()?;
@@ -190,9 +187,7 @@ fn let_go(lab: &Lab) -> Res {
     let mut client = server.client_of("a.img")?;
     client.write(4096, &[1; 4096], 0)?.ok("a write that nobody flushes")?;
     client.disconnect()?;
-    let done =
-        wait_until(Duration::from_secs(30), || server.log().contains("let go").then_some(()));
-    check!(done.is_some(), "it was not let go of:\n{}", server.log());
+    server.logged("let go")?;
     let owner = Launch::new(lab, Backend::Threads)
         .socket(&lab.path("s2"))
         .image(&dir.join("a.img"))

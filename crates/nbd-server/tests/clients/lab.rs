@@ -29,8 +29,11 @@ macro_rules! check {
 }
 pub(crate) use check;
 
-/// How long a whole trial may take before its children are killed.
-const TRIAL_DEADLINE: Duration = Duration::from_secs(120);
+/// How long a whole trial may take before its children are killed. It bounds only hangs, as
+/// [`PATIENCE`] does.
+const TRIAL_DEADLINE: Duration = Duration::from_secs(600);
+/// How long to wait for an event that must come: no machine, however busy, is this late.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(100);
 
 /// How the server does its device I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,9 +216,9 @@ impl Lab {
         Ok(Tracked { child, children: Arc::clone(&self.children) })
     }
 
-    /// Runs a tool to its end, or kills it after `limit`. Its output goes through files, so a
+    /// Runs a tool to its end, or kills it after [`PATIENCE`]. Its output goes through files, so a
     /// full pipe cannot block it.
-    pub(crate) fn run(&self, command: &mut Command, limit: Duration) -> Res<Finished> {
+    pub(crate) fn run(&self, command: &mut Command) -> Res<Finished> {
         let number = self.tools_run.get();
         self.tools_run.set(number + 1);
         let log = self.path(&format!("tool-{number}.log"));
@@ -223,17 +226,17 @@ impl Lab {
         command.current_dir(self.dir());
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         let mut child = self.spawn(command)?;
-        let status = child.wait_for(limit)?;
+        let status = child.wait_for(PATIENCE)?;
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         match status {
             Some(status) => Ok(Finished { status, text }),
-            None => fail!("{command:?} did not end within {limit:?}\n{text}"),
+            None => fail!("{command:?} did not end within {PATIENCE:?}\n{text}"),
         }
     }
 
     /// Runs a tool that must succeed; gives its output.
     pub(crate) fn run_ok(&self, command: &mut Command) -> Res<String> {
-        let done = self.run(command, Duration::from_secs(60))?;
+        let done = self.run(command)?;
         check!(done.status.success(), "{command:?}: {}\n{}", done.status, done.text);
         Ok(done.text)
     }
@@ -289,9 +292,9 @@ impl Drop for Tracked {
     }
 }
 
-/// Polls `probe` until it gives a value, for up to `limit`.
-pub(crate) fn wait_until<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + limit;
+/// Polls `probe` until it gives a value, for up to [`PATIENCE`].
+pub(crate) fn wait_until<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = probe() {
             return Some(value);
@@ -301,29 +304,6 @@ pub(crate) fn wait_until<T>(limit: Duration, mut probe: impl FnMut() -> Option<T
         }
         thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Runs `body`, and tells how much later than it had asked for a thread beside it ran, all in all: what
-/// a machine that has other work, or stands still for a moment, is late by.
-pub(crate) fn with_lag<T>(body: impl FnOnce() -> T) -> (T, Duration) {
-    const PAUSE: Duration = Duration::from_millis(10);
-    let (over, is_over) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        let watch = scope.spawn(move || {
-            let mut lag = Duration::ZERO;
-            loop {
-                let paused = Instant::now();
-                let goes_on = is_over.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout);
-                lag += paused.elapsed().saturating_sub(PAUSE);
-                if !goes_on {
-                    return lag;
-                }
-            }
-        });
-        let result = body();
-        drop(over);
-        (result, watch.join().expect("it does not panic"))
-    })
 }
 
 /// The last `lines` lines of a text, indented, for a failure message.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
@@ -12,9 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, flag, header};
 use crate::image;
-use crate::lab::{
-    Backend, Lab, Res, check, fail, per_backend, signal, trial, wait_until, with_lag,
-};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, signal, trial, wait_until};
 use crate::need::{self, Need};
 use crate::server::{Launch, Server};
 
@@ -66,24 +64,17 @@ fn greedy(server: &Server) -> Res<Client> {
     Ok(client)
 }
 
-/// For `time`, writes and reads as a well-behaved client; each round must take under 5 s, and what the
-/// machine is late by, and the server's memory stay within its bound.
+/// For `time`, writes and reads as a well-behaved client; each round must be answered, and the server's
+/// memory stay within its bound.
 fn served_meanwhile(server: &Server, time: Duration) -> Res {
     let mut client = server.client()?;
     let start = Instant::now();
     let mut random = image::Random::new(42);
     while start.elapsed() < time {
-        let round = Instant::now();
         let (offset, data) = (4096 * random.below(1024), random.bytes(4096));
-        let (done, lag) = with_lag(|| -> Res {
-            client.write(offset, &data, 0)?.ok("a write meanwhile")?;
-            check!(client.read(offset, 4096)? == Ok(data), "other bytes meanwhile");
-            check!(client.read(32 * MIB, 1 << 17)?.is_ok(), "128 KiB meanwhile");
-            Ok(())
-        });
-        done?;
-        let (took, limit) = (round.elapsed(), Duration::from_secs(5) + 3 * lag);
-        check!(took < limit, "a round took {took:?}");
+        client.write(offset, &data, 0)?.ok("a write meanwhile")?;
+        check!(client.read(offset, 4096)? == Ok(data), "other bytes meanwhile");
+        check!(client.read(32 * MIB, 1 << 17)?.is_ok(), "128 KiB meanwhile");
         let resident = server.memory("VmRSS")?;
         check!(resident < MEMORY_BOUND, "{} MiB resident", resident / MIB);
         std::thread::sleep(Duration::from_millis(20));
@@ -126,13 +117,9 @@ fn large_reads(lab: &Lab, backend: Backend) -> Res {
         crowd.push(greedy(&server)?);
     }
     let mut client = server.client()?;
-    client.stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     for i in 0..8 {
         let wanted = image::bytes_at(&lab.path("a.img"), i * 2 * MIB, 2 << 20)?;
-        match client.read(i * 2 * MIB, 2 << 20) {
-            Ok(bytes) => check!(bytes == Ok(wanted), "other bytes meanwhile"),
-            Err(e) => fail!("2 MiB beside hogs took over 5 s: {}", e.message().unwrap_or("")),
-        }
+        check!(client.read(i * 2 * MIB, 2 << 20)? == Ok(wanted), "other bytes meanwhile");
     }
     drop(crowd);
     server.stop()
@@ -165,46 +152,45 @@ fn stalled_writers(lab: &Lab, backend: Backend) -> Res {
 }
 
 /// Beside a client that takes 1,000 replies of 32 MiB slowly but steadily, so that no deadline
-/// closes it, another one's READs of 1 MiB take under 2 s each.
+/// closes it, another one's READs of 1 MiB wait for no reply of the first.
 fn slow_reader(lab: &Lab, backend: Backend) -> Res {
     let mut server = start(lab, backend)?;
     let mut slow = greedy(&server)?;
-    let stop = AtomicBool::new(false);
-    let taken = std::thread::scope(|scope| -> Res<u64> {
-        // 12 MiB/s at most: one of its replies takes longer than the other client may wait.
-        let reader = scope.spawn(|| -> Res<u64> {
-            let mut taken = 0;
-            // Ordering: Relaxed; it publishes nothing.
+    let (stop, taken) = (AtomicBool::new(false), AtomicU64::new(0));
+    // Ordering: Relaxed, all; they publish nothing.
+    std::thread::scope(|scope| -> Res {
+        let reader = scope.spawn(|| -> Res {
             while !stop.load(Ordering::Relaxed) {
                 slow.recv_vec(MIB as usize / 4)?;
-                taken += MIB / 4;
+                taken.fetch_add(MIB / 4, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Ok(taken)
+            Ok(())
         });
         std::thread::sleep(Duration::from_millis(300)); // the server takes all it will take
-        let other = one_mib_reads(lab, &server);
-        stop.store(true, Ordering::Relaxed); // see above
-        let taken = reader.join().expect("the reader does not panic")?;
-        other.map(|()| taken)
+        let other = one_mib_reads(lab, &server, &taken);
+        stop.store(true, Ordering::Relaxed);
+        reader.join().expect("the reader does not panic")?;
+        other
     })?;
+    let taken = taken.into_inner();
     check!(taken >= 2 * MIB, "the slow reader took only {taken} bytes: it was not served");
     drop(slow);
     server.still_serves()?;
     server.stop()
 }
 
-/// Eight READs of 1 MiB, verified, each within 2 s, and what the machine is late by.
-fn one_mib_reads(lab: &Lab, server: &Server) -> Res {
+/// Eight READs of 1 MiB, verified. The slow reader is the clock, which is as late as the machine: no
+/// READ takes it most of a reply, for which it takes 96 steps.
+fn one_mib_reads(lab: &Lab, server: &Server, taken: &AtomicU64) -> Res {
     let mut client = server.client()?;
     for i in 0..8 {
         let wanted = image::bytes_at(&lab.path("a.img"), i * 3 * MIB, 1 << 20)?;
-        let began = Instant::now();
-        let (bytes, lag) = with_lag(|| client.read(i * 3 * MIB, 1 << 20));
-        let took = began.elapsed();
-        check!(bytes? == Ok(wanted), "other bytes meanwhile");
-        let limit = Duration::from_secs(2) + 3 * lag; // the client's, the server's, and the slow reader's
-        check!(took < limit, "1 MiB beside a slow reader took {took:?}");
+        let before = taken.load(Ordering::Relaxed);
+        let bytes = client.read(i * 3 * MIB, 1 << 20)?;
+        let meanwhile = taken.load(Ordering::Relaxed) - before;
+        check!(bytes == Ok(wanted), "other bytes meanwhile");
+        check!(meanwhile < 24 * MIB, "1 MiB beside {meanwhile} bytes of a slow reader");
         std::thread::sleep(Duration::from_millis(100));
     }
     client.disconnect()
@@ -223,10 +209,9 @@ fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
         crowd.push(client);
     }
     std::thread::sleep(Duration::from_millis(300)); // their headers are understood
-    other.stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let began = Instant::now();
     let done = AtomicBool::new(!trickle);
-    let (bytes, lag) = std::thread::scope(|scope| {
+    let bytes = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 for client in &crowd {
@@ -235,7 +220,7 @@ fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
                 std::thread::sleep(Duration::from_millis(200));
             }
         });
-        let result = with_lag(|| other.read(0, MAX_PAYLOAD));
+        let result = other.read(0, MAX_PAYLOAD);
         done.store(true, Ordering::Relaxed);
         result
     });
@@ -245,12 +230,9 @@ fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
         format!("a READ of 32 MiB beside stalled WRITEs, after {took:?}: {error}")
     })?;
     check!(bytes == Ok(wanted), "other bytes meanwhile");
-    let limit = Duration::from_secs(8) + 3 * lag; // the server's, the client's, and the kernel's between
-    check!(took < limit, "a READ of 32 MiB beside stalled WRITEs took {took:?}");
     // Otherwise the memory was not used up and nothing was shown.
     check!(took > Duration::from_secs(1), "it did not have to wait: {took:?}");
-    let log = server.log();
-    check!(log.contains("others wait for its memory"), "nobody was closed for it:\n{log}");
+    server.logged("others wait for its memory")?;
     drop(crowd);
     server.still_serves()?;
     server.stop()
@@ -319,9 +301,7 @@ fn vanishes(lab: &Lab, backend: Backend) -> Res {
         let bytes = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 7, 0, 0, 0, 99]].concat();
         client.send(&bytes[..len])?;
     }
-    let released = wait_until(Duration::from_secs(10), || {
-        (server.descriptors().ok()?.len() <= quiet).then_some(())
-    });
+    let released = wait_until(|| (server.descriptors().ok()?.len() <= quiet).then_some(()));
     check!(released.is_some(), "the descriptors of vanished clients stay open");
     let untouched = other.read(16 * MIB, 65536)?;
     let wanted = image::bytes_at(&lab.path("a.img"), 16 * MIB, 65536)?;
@@ -331,8 +311,8 @@ fn vanishes(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
-/// A client that says nothing, and one that trickles bytes, are closed 10 s after they came; one
-/// that finished its handshake may stay silent.
+/// A client that says nothing, and one that trickles bytes, are closed 10 s after they came, and not
+/// much earlier; one that finished its handshake may stay silent.
 fn handshake_deadline(lab: &Lab) -> Res {
     let mut server = start(lab, Backend::Threads)?;
     let mut idle = server.client()?;
@@ -342,32 +322,18 @@ fn handshake_deadline(lab: &Lab) -> Res {
     trickling.read_greeting()?;
     trickling.send(&3u32.to_be_bytes())?;
     let option = [&b"IHAVEOPT"[..], &[0, 0, 0, 99, 0, 0, 0, 200], &[0; 200]].concat();
-    let mut closed_at = None;
-    // How much later than asked for we ran again: on such a machine the server may be late as well.
-    let mut lag = Duration::ZERO;
     trickling.stream.set_nonblocking(true)?;
-    for byte in option {
-        // A closed stream refuses bytes.
-        if trickling.stream.write(&[byte]).is_err() {
-            closed_at = Some(began.elapsed());
-            break;
-        }
-        const PAUSE: Duration = Duration::from_millis(200);
-        let paused = Instant::now();
-        std::thread::sleep(PAUSE);
-        lag += paused.elapsed().saturating_sub(PAUSE);
-        if began.elapsed() > Duration::from_secs(20) + lag {
-            break;
-        }
-    }
-    let fits = |t: Duration| (8.0..15.0 + lag.as_secs_f64()).contains(&t.as_secs_f64());
-    check!(closed_at.is_some_and(fits), "the trickling client was closed after {closed_at:?}");
-    // The silent one was to be closed by now as well.
-    silent.closed_within(Duration::from_secs(3))?;
-    check!(fits(began.elapsed()), "the silent client was closed after {:?}", began.elapsed());
+    // A closed stream refuses bytes.
+    let is_closed = option.iter().any(|&byte| {
+        std::thread::sleep(Duration::from_millis(200));
+        trickling.stream.write(&[byte]).is_err()
+    });
+    check!(is_closed, "the trickling client has sent an option of 216 bytes");
+    silent.closed()?;
+    let took = began.elapsed();
+    check!(took > Duration::from_secs(8), "the clients were closed after {took:?}");
     check!(idle.read(0, 4096)?.is_ok(), "a client past its handshake was closed too");
-    let log = server.log();
-    check!(log.contains("handshake"), "nothing logged about the deadline:\n{log}");
+    server.logged("no handshake within 10 s")?;
     server.still_serves()?;
     server.stop()
 }
@@ -382,16 +348,12 @@ fn connection_limit(lab: &Lab) -> Res {
     for _ in 0..4 {
         four.push(server.client()?);
     }
-    let mut fifth = server.connect()?;
-    fifth.stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    check!(fifth.read_greeting().is_err(), "a fifth client was greeted");
-    drop(fifth);
+    check!(server.connect()?.closed()? == 0, "a fifth client was greeted");
     for client in &mut four {
         check!(client.read(0, 4096)?.is_ok(), "one of the four");
     }
     four.pop().expect("four of them").disconnect()?;
-    let again = wait_until(Duration::from_secs(5), || server.client().ok());
-    check!(again.is_some(), "no room although one of the four left");
+    server.client()?;
     server.stop()
 }
 
@@ -421,8 +383,7 @@ fn half_open(lab: &Lab) -> Res {
     for client in &mut late {
         check!(client.read(0, 4096)?.is_ok(), "a client past its handshake was closed");
     }
-    let log = server.log();
-    check!(log.contains("gives way"), "nothing logged about those that were closed:\n{log}");
+    server.logged("gives way")?;
     drop((crowd, early, late));
     server.stop()
 }
@@ -454,8 +415,7 @@ fn two_per_address(lab: &Lab, option: [&str; 2]) -> Res {
         check!(client.read(0, 4096)?.is_ok(), "a client within the limit was closed");
     }
     drop(two);
-    let again = wait_until(Duration::from_secs(5), || connect([127, 0, 0, 1]).ok());
-    check!(again.is_some(), "no room although both clients left");
+    connect([127, 0, 0, 1])?;
     server.stop()
 }
 

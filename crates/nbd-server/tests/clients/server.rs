@@ -10,11 +10,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::lab::{Backend, Lab, Res, Tracked, check, fail, tail, wait_until};
+use crate::lab::{Backend, Lab, PATIENCE, Res, Tracked, check, fail, tail, wait_until};
 use crate::sandbox;
-
-/// How long a server may take to listen, and to end after SIGTERM.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The program under test.
 pub(crate) fn binary() -> PathBuf {
@@ -180,7 +177,7 @@ impl<'a> Launch<'a> {
         // It writes a line for each listener, the one of TCP last.
         let last = if self.args.iter().any(|arg| arg == "--tcp") { "tcp:" } else { "" };
         let last = format!("listening on {last}");
-        let listening = wait_until(PATIENCE, || {
+        let listening = wait_until(|| {
             let text = fs::read_to_string(&stdout).unwrap_or_default();
             let ended = matches!(process.wait_for(Duration::ZERO), Ok(Some(_)));
             let complete = text.ends_with('\n') && text.contains(&last);
@@ -298,9 +295,15 @@ impl Server {
         log
     }
 
+    /// Waits until it has logged `text`; gives its log.
+    pub(crate) fn logged(&self, text: &str) -> Res<String> {
+        let read = || Some(self.log()).filter(|log| log.contains(text));
+        wait_until(read).ok_or_else(|| format!("no {text:?} in the log:\n{}", self.log()).into())
+    }
+
     /// Waits for a log line after the first `seen` bytes; fails if there is none.
     pub(crate) fn logged_since(&self, seen: usize, about: &str) -> Res<String> {
-        let new = wait_until(Duration::from_secs(5), || {
+        let new = wait_until(|| {
             let log = self.log();
             let new = log.get(seen..).unwrap_or("");
             new.ends_with('\n').then(|| new.to_string())

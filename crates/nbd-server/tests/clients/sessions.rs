@@ -9,7 +9,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, tail, trial, wait_until, with_lag};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, tail, trial, wait_until};
 use crate::server::{Launch, Server};
 
 /// The server's limit for a handshake.
@@ -74,7 +74,7 @@ fn page(text: &str) -> Res<Page> {
 fn ask(server: &mut Server) -> Res<Page> {
     let before = pages(&server.log())?.len();
     server.show();
-    let found = wait_until(Duration::from_secs(10), || match pages(&server.log()) {
+    let found = wait_until(|| match pages(&server.log()) {
         Ok(mut pages) if pages.len() > before => pages.pop().map(Ok),
         Ok(_) => None,
         Err(error) => Some(Err(error)),
@@ -82,18 +82,14 @@ fn ask(server: &mut Server) -> Res<Page> {
     found.unwrap_or_else(|| fail!("nothing was shown:\n{}", tail(&server.log(), 20)))
 }
 
-/// Reads until told to stop; gives the longest that one read took.
-fn read_on(mut client: Client, reads: &AtomicU64, stop: &AtomicBool) -> Res<Duration> {
-    let mut slowest = Duration::ZERO;
+/// Reads until told to stop.
+fn read_on(mut client: Client, reads: &AtomicU64, stop: &AtomicBool) -> Res {
     // Ordering: Relaxed; the reader stops some time later, and nothing else depends on it.
     while !stop.load(Ordering::Relaxed) {
-        let began = Instant::now();
         check!(client.read(0, 4096)?.is_ok(), "a read meanwhile");
-        slowest = slowest.max(began.elapsed());
         reads.fetch_add(1, Ordering::Relaxed);
     }
-    client.disconnect()?;
-    Ok(slowest)
+    client.disconnect()
 }
 
 /// Runs `body` while two clients read all the time; each must be served throughout.
@@ -103,18 +99,12 @@ fn beside_readers<T>(server: &mut Server, body: impl FnOnce(&mut Server) -> Res<
     thread::scope(|scope| {
         let (reads, stop) = (&reads, &stop);
         let readers = clients.map(|client| scope.spawn(|| read_on(client, reads, stop)));
-        let ((result, served), lag) = with_lag(|| {
-            let result = body(server);
-            let before = reads.load(Ordering::Relaxed);
-            let served = wait_until(Duration::from_secs(20), || {
-                (reads.load(Ordering::Relaxed) > before + 100).then_some(())
-            });
-            (result, served)
-        });
+        let result = body(server);
+        let before = reads.load(Ordering::Relaxed);
+        let served = wait_until(|| (reads.load(Ordering::Relaxed) > before + 100).then_some(()));
         stop.store(true, Ordering::Relaxed); // see `read_on`
         for reader in readers {
-            let slowest = reader.join().expect("a reader does not panic")?;
-            check!(slowest < Duration::from_secs(3) + lag, "a read took {slowest:?}");
+            reader.join().expect("a reader does not panic")?;
         }
         check!(served.is_some(), "the readers are not served any more");
         result
@@ -148,7 +138,7 @@ fn shows(lab: &Lab, backend: Backend) -> Res {
     })?;
     drop(early);
     clients.into_iter().try_for_each(Client::disconnect)?;
-    let gone = wait_until(Duration::from_secs(10), || {
+    let gone = wait_until(|| {
         ask(&mut server).ok().filter(|page| page.open == 0 && page.adds == page.removals)
     });
     let Some(page) = gone else { fail!("some are left:\n{}", tail(&server.log(), 20)) };
@@ -171,8 +161,8 @@ fn flood(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// At SIGTERM each of many sessions is told to end, wherever it stands, soon; and who comes
-/// meanwhile is let in before or not at all.
+/// At SIGTERM each of many sessions is told to end, wherever it stands, and ends by itself; and who
+/// comes meanwhile is let in before or not at all.
 fn ends(lab: &Lab, backend: Backend) -> Res {
     let mut server = start(lab, backend, &["--max-connections", "1000"])?;
     let mut clients = Vec::new();
@@ -196,29 +186,22 @@ fn ends(lab: &Lab, backend: Backend) -> Res {
                 Ok(_) => drop(count.fetch_add(1, Ordering::Relaxed)), // waited for below
                 Err(_) => refused += 1,
             }
-            client.closed_within(Duration::from_millis(1)).ok();
+            client.stream.set_read_timeout(Some(Duration::from_millis(1))).ok();
+            client.closed().ok();
         }
         refused
     });
-    let some = wait_until(Duration::from_secs(10), || {
-        (greetings.load(Ordering::Relaxed) > 2).then_some(())
-    });
+    let some = wait_until(|| (greetings.load(Ordering::Relaxed) > 2).then_some(()));
     check!(some.is_some(), "nobody is let in beside the others");
-    let began = Instant::now();
     server.terminate();
-    let (ended, lag) = with_lag(|| -> Res {
-        for client in &mut clients {
-            let rest = client.closed_within(Duration::from_secs(20))?;
-            check!(rest == 0, "{rest} bytes nobody asked for");
-        }
-        server.finished()
-    });
-    ended?;
-    let took = began.elapsed();
-    check!(took < Duration::from_secs(5) + lag, "300 sessions took {took:?} to end");
+    for client in &mut clients {
+        check!(client.closed()? == 0, "bytes nobody asked for");
+    }
+    server.finished()?;
     let refused = came.join().expect("no panic");
 
     let log = server.log();
+    check!(!log.contains("while the server stopped"), "one did not end:\n{}", tail(&log, 20));
     // On a slow machine, some of those that were only greeted are gone by then.
     let late = log.matches("no handshake within").count() as u64;
     let told =

@@ -4,13 +4,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 
 use crate::client::MIB;
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, trial};
+use crate::lab::{Backend, Lab, PATIENCE, Res, check, fail, trial};
 use crate::server::{self, Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -182,7 +181,7 @@ fn tcp_is_loopback(lab: &Lab) -> Res {
             .collect();
         check!(listening == [format!("0100007F{suffix}")], "bound to {listening:?}");
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         let mut hello = [0; 8];
         std::io::Read::read_exact(&mut stream, &mut hello)?;
         check!(&hello == b"NBDMAGIC", "greeting over TCP {hello:?}");

@@ -37,8 +37,6 @@ const DEPTH: usize = 16;
 const MOST: usize = 16;
 /// Kills in one trial, so that each stays within a trial's deadline.
 const PER_TRIAL: usize = 25;
-/// How soon the next server must listen. A guess: a hundred times what it takes on an idle machine.
-const AT_ONCE: Duration = Duration::from_secs(5);
 
 pub(crate) fn trials() -> Vec<Trial> {
     let asked = std::env::var("OFFLOCK_TEARINGS").ok();
@@ -126,7 +124,6 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>, cache: &
             .start()
             .map_err(|e| format!("tearing {tearing}: {}", e.message().unwrap_or("")))?;
         slowest = slowest.max(dead.elapsed());
-        check!(slowest < AT_ONCE, "tearing {tearing}: the next server took {slowest:?}");
         verify(&server, &mut blocks).map_err(|e| {
             format!("tearing {tearing}, killed after {pause:?}: {}", e.message().unwrap_or(""))
         })?;
@@ -162,9 +159,8 @@ fn kill_under_load(
                 move || write_until_killed(client, n * BLOCKS, (mine, cached), acknowledged);
             writers.push(scope.spawn(start));
         }
-        let busy = wait_until(Duration::from_secs(20), || {
-            (acknowledged.load(Ordering::Relaxed) > before + 100).then_some(())
-        });
+        let busy =
+            wait_until(|| (acknowledged.load(Ordering::Relaxed) > before + 100).then_some(()));
         thread::sleep(pause);
         drop(server); // SIGKILL, and waits until it is gone
         let ended: Res = writers.into_iter().try_for_each(|w| w.join().expect("no panic"));

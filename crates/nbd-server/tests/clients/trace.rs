@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use crate::client::REQUEST_MAGIC;
 use crate::lab::{Res, check, wait_until};
@@ -27,7 +26,7 @@ pub(crate) struct Strace(Vec<String>);
 
 impl Strace {
     pub(crate) fn read(log: &Path) -> Res<Strace> {
-        let ended = wait_until(Duration::from_secs(10), || {
+        let ended = wait_until(|| {
             let text = fs::read_to_string(log).ok()?;
             let last = text.lines().last()?;
             last.contains("+++ exited with").then(|| text.lines().map(String::from).collect())

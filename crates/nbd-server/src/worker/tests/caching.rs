@@ -288,7 +288,7 @@ impl Hitter {
     fn new() -> Self {
         let mut lab = Lab::caching(Limits { depth: MOST, most: MOST }, MOST + 1, "1M");
         let (id, client) = lab.client();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let engine = Rc::clone(&lab.worker.requests.engine);
         Self { lab, id, client, events: Vec::with_capacity(256), engine }
     }
