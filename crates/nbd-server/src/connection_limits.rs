@@ -29,9 +29,11 @@ const SHARE: usize = 4;
 /// Half-open connections that a peer may always have, for servers with a low limit. A guess:
 /// clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
-/// How long a connection waits for a free place before the workers are nudged, so that the requests
-/// of a client that has left may end.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long a connection waits for a free place before the workers are nudged: longer than the last
+/// requests of a client that has left take, and its last TCP segment. Another CPU may pass on the
+/// segment, so that on a busy machine the client's next connection overtakes it. Seen with 30 busy
+/// threads on two CPUs: by more than 250 ms.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a nudged worker may stand still before it is left out. By then each handshake that was
 /// under way has ended.
 const NUDGE_LIMIT: Duration = Duration::from_secs(10);
