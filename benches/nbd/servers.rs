@@ -216,6 +216,9 @@ impl Site<'_> {
                     command.args(["--cache", "1100M"]); // all of the image, as in the page cache
                 }
                 if let Some(backend) = self.backend {
+                    // Of other images, libaio passes all requests on to threads.
+                    let is_for_others = backend == "aio" && name != OURS_DIRECT;
+                    let backend = if is_for_others { "threads" } else { backend };
                     command.args(["--backend", backend]);
                 }
                 command

@@ -183,7 +183,10 @@ impl Args {
         let args = Self::from_arg_matches(&matches)?;
         let is_given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let images = &args.images;
-        let (kind, reason) = if images.is_empty() && args.export_dir.is_none() {
+        let (kind, reason) = if args.backend == Some(BackendKind::Aio) && !args.direct {
+            let reason = "--backend aio needs --direct: all requests of other images go to threads";
+            (ErrorKind::MissingRequiredArgument, reason.into())
+        } else if images.is_empty() && args.export_dir.is_none() {
             let ids = matches.ids().map(|id| id.as_str());
             // A group of all options is among the ids.
             let options = ids.filter(|id| command.get_arguments().any(|arg| arg.get_id() == id));
@@ -225,7 +228,7 @@ fn backends() -> impl TypedValueParser<Value = Backend> {
     let kinds = [
         ("auto", "The first of the following that the system allows", None),
         ("uring", "io_uring", Some(BackendKind::Uring)),
-        ("aio", "Linux AIO for --direct images, threads for the rest", Some(BackendKind::Aio)),
+        ("aio", "Linux AIO, of --direct images only", Some(BackendKind::Aio)),
         ("threads", "Blocking system calls in a pool of threads", Some(BackendKind::Threads)),
     ];
     PossibleValuesParser::new(kinds.map(|(name, help, _)| PossibleValue::new(name).help(help)))
@@ -308,6 +311,8 @@ mod tests {
             ("x --image a --socket s --socket-mode 444", "write permission"),
             ("x --image a --socket s --max-connections 2 --max-per-peer 3", "--max-per-peer 3"),
             ("x --image a --socket s --insecure", "--insecure"),
+            ("x --image a --socket s --backend aio", "needs --direct"),
+            ("x --backend aio", "needs --direct"),
             ("x --image a --socket s --metrics s", "same path"),
             ("x --image a,size=0 --socket s", "no bytes"),
             ("x --image a,size=1K,size=2K --socket s", "twice"),
@@ -326,7 +331,7 @@ mod tests {
             "x --image a --socket s --socket-mode 660 --size 1M",
             "x --image a,readonly --image b --socket s --size 1M",
             "x --image a --tcp 0.0.0.0:1 --insecure --max-connections 2 --max-per-peer 2",
-            "x --export-dir d --run true --read-only",
+            "x --export-dir d --run true --read-only --direct --backend aio",
         ] {
             assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).err());
         }
