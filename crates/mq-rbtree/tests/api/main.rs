@@ -7,14 +7,12 @@
 mod asleep;
 mod edges;
 mod errors;
-mod futures;
 mod guards;
 mod handles;
 mod limits;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;
 mod no_memory;
-mod ops;
 mod orders;
 #[path = "../common/panicking.rs"]
 mod panicking;

@@ -188,6 +188,27 @@ fn inv06_an_order_that_panics_loses_no_message_beside_reserves() {
     }
 }
 
+/// A sender that was woken for room panics. The messages stay, and the room is the next sender's.
+#[test]
+fn inv14_a_blocked_send_whose_order_panics_leaves_its_room() {
+    let queue: Queue<u32, RbTree<Key>> = Queue::with_keys(3).unwrap();
+    (1..4).for_each(|n| queue.send(n, Key(n)).unwrap());
+    let flags = [WakeCount::new(), WakeCount::new()];
+    let mut sends = [9, 8].map(|n| Box::pin(queue.send_async(n, Key(n))));
+    for (send, flag) in sends.iter_mut().zip(&flags) {
+        assert!(poll(send, flag.waker()).is_pending());
+    }
+    assert_eq!(queue.try_receive(), Ok((3, Key(3))));
+    let [mut first, mut second] = sends;
+    COMPARISONS.set(0);
+    assert!(panics(|| poll(&mut first, flags[0].waker())));
+    drop(first);
+    assert_eq!((flags[0].count(), flags[1].count()), (1, 1));
+    assert!(poll(&mut second, flags[1].waker()).is_ready());
+    assert_eq!(queue.drain(), [(8, Key(8)), (2, Key(2)), (1, Key(1))]);
+    queue.validate();
+}
+
 /// A permit is passed on if its task's own poll panics and the task is dropped.
 #[test]
 fn inv14_a_receive_whose_order_panics_keeps_no_message() {

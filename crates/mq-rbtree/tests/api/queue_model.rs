@@ -1,14 +1,15 @@
-//! Queues with all kinds of limits against a model, on one thread: messages, levels, and wake-ups.
+//! Queues with all kinds of limits against a model, on one thread: messages, levels, and wake-ups. By random
+//! steps, by the fuzz target's corpus, and by written steps.
 #![cfg(not(offlock_model))]
 
-use crate::mq_ops::queue_ops;
+use crate::mq_ops::{self, Style, queue_ops};
 
 use std::cmp::Reverse;
 
 use mq_rbtree::{Bitmap, RbTree};
 use proptest::prelude::*;
 
-use queue_ops::{Limits, Step, run};
+use queue_ops::{Limits, Step};
 
 /// The number of cases: `PROPTEST_CASES`, or a few.
 fn cases() -> ProptestConfig {
@@ -16,147 +17,278 @@ fn cases() -> ProptestConfig {
     ProptestConfig::with_cases(asked.map_or(25, |cases| cases.parse().expect("a number")))
 }
 
-fn message() -> impl Strategy<Value = Step> {
-    let late = prop::bool::weighted(0.2);
-    (any::<u8>(), late).prop_map(|(priority, late)| Step::Send { priority, late })
+/// Generates limits and steps, as bytes.
+fn input() -> impl Strategy<Value = ([u8; 6], Vec<u8>)> {
+    (any::<[u8; 6]>(), prop::collection::vec(any::<u8>(), 0..800))
 }
 
-fn received() -> impl Strategy<Value = Step> {
-    prop::bool::weighted(0.2).prop_map(|late| Step::Receive { late })
-}
-
-fn guarded() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        3 => Just(Step::Guard),
-        1 => any::<u8>().prop_map(|which| Step::AcceptGuard { which }),
-        2 => any::<u8>().prop_map(|which| Step::DropGuard { which }),
-    ]
-}
-
-/// Steps without waits.
-fn plain() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        12 => message(),
-        8 => received(),
-        2 => any::<[u8; 2]>().prop_map(|[count, priority]| Step::SendBatch { count, priority }),
-        2 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most }),
-        1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
-        4 => guarded(),
-    ]
-}
-
-/// Steps with waits.
-fn mixed() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        16 => plain(),
-        4 => Just(Step::WaitToReceive),
-        6 => any::<u8>().prop_map(|priority| Step::WaitToSend { priority }),
-        8 => (any::<u8>(), any::<bool>())
-            .prop_map(|(which, other_waker)| Step::PollReceive { which, other_waker }),
-        8 => (any::<u8>(), any::<bool>())
-            .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
-        3 => any::<u8>().prop_map(|which| Step::DropReceive { which }),
-        3 => any::<u8>().prop_map(|which| Step::DropSend { which }),
-        2 => any::<[u8; 2]>()
-            .prop_map(|[priority, refused]| Step::SendShort { priority, refused }),
-        2 => any::<[u8; 2]>()
-            .prop_map(|[which, refused]| Step::PollSendShort { which, refused }),
-        1 => Just(Step::Drain),
-    ]
-}
-
-/// Steps with more waiters than there is room for.
-fn crowded() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => any::<u8>().prop_map(|priority| Step::WaitToSend { priority }),
-        3 => (any::<u8>(), any::<bool>())
-            .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
-        3 => received(),
-        2 => message(),
-        2 => guarded(),
-        1 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most: most % 6 }),
-        1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
-        1 => mixed(),
-    ]
-}
-
-/// Steps of a queue that is open mostly: the close comes late, if at all.
-fn steps(of: impl Strategy<Value = Step>) -> impl Strategy<Value = Vec<Step>> {
-    let open = prop::collection::vec(of, 1..200);
-    (open, prop::bool::weighted(0.3), any::<prop::sample::Index>()).prop_map(
-        |(mut steps, closes, at)| {
-            if closes {
-                steps.insert(at.index(steps.len()), Step::Close);
-            }
-            steps
-        },
-    )
-}
-
-fn limits() -> impl Strategy<Value = Limits> {
-    (
-        prop_oneof![3 => 1_usize..8, 2 => 8_usize..300],
-        prop::collection::vec((any::<u8>(), 1_u8..4), 0..3),
-        prop::option::weighted(0.3, 1_u32..5),
-        prop::bool::weighted(0.2),
-        0_usize..4,
-    )
-        .prop_map(|(messages, reserves, ageing, no_alloc, spare)| Limits {
-            messages,
-            reserves,
-            ageing,
-            no_alloc,
-            spare,
-        })
+/// Runs steps of a style. The kinds: a bitmap, a tree, and a tree whose least key comes first.
+fn random(kind: u8, style: Style, (mut head, steps): ([u8; 6], Vec<u8>)) {
+    head[0] = kind;
+    head[2] = 2 * style as u8 + head[2] % 2;
+    mq_ops::run(&[&head[..], &steps].concat());
 }
 
 proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn inv01_a_bitmap_queue_gives_the_oldest_message_of_the_highest_priority(
-        limits in limits(), steps in steps(plain()),
-    ) {
-        run::<Bitmap>(&limits, &steps);
+    fn inv01_a_bitmap_queue_gives_the_oldest_message_of_the_highest_priority(input in input()) {
+        random(0, Style::Plain, input);
     }
 
     #[test]
-    fn inv01_a_tree_queue_gives_the_oldest_message_of_the_highest_priority(
-        limits in limits(), steps in steps(plain()),
-    ) {
-        run::<RbTree<u32>>(&limits, &steps);
+    fn inv01_a_tree_queue_gives_the_oldest_message_of_the_highest_priority(input in input()) {
+        random(1, Style::Plain, input);
     }
 
-    /// With reversed keys, the least key comes first.
     #[test]
-    fn inv03_a_tree_queue_follows_the_order_of_its_keys(
-        limits in limits(), steps in steps(plain()),
-    ) {
-        run::<RbTree<Reverse<u64>>>(&limits, &steps);
+    fn inv03_a_tree_queue_follows_the_order_of_its_keys(input in input()) {
+        random(2, Style::Plain, input);
     }
 
     /// The model compares lengths, bytes, levels and waiters, and the order of the wake-ups.
     #[test]
-    fn inv02_a_bitmap_queue_with_waiting_tasks_matches_the_model(
-        limits in limits(), steps in steps(mixed()),
-    ) {
-        run::<Bitmap>(&limits, &steps);
+    fn inv02_a_bitmap_queue_with_waiting_tasks_matches_the_model(input in input()) {
+        random(0, Style::Mixed, input);
     }
 
     #[test]
-    fn inv02_a_tree_queue_with_waiting_tasks_matches_the_model(
-        limits in limits(), steps in steps(mixed()),
-    ) {
-        run::<RbTree<u32>>(&limits, &steps);
+    fn inv02_a_tree_queue_with_waiting_tasks_matches_the_model(input in input()) {
+        random(1, Style::Mixed, input);
     }
 
     /// Few places and many senders: each is woken once, in the order of arrival. A sender
     /// that only a reserve keeps out does not block the others.
     #[test]
-    fn inv10_tasks_are_woken_in_the_order_of_arrival(
-        mut limits in limits(), steps in steps(crowded()),
-    ) {
-        limits.messages = limits.messages.min(8);
-        run::<Bitmap>(&limits, &steps);
+    fn inv10_tasks_are_woken_in_the_order_of_arrival((mut head, steps) in input()) {
+        head[1] %= 128; // at most eight messages
+        random(0, Style::Crowded, (head, steps));
+    }
+
+    #[test]
+    fn inv17_random_bytes_lose_no_message((head, steps) in input()) {
+        mq_ops::run(&[&head[..], &steps].concat());
+    }
+}
+
+#[test]
+fn inv17_every_input_of_the_corpus_loses_no_message() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/mq_ops");
+    testkit::corpus::replay(corpus, 12, 400, mq_ops::run);
+}
+
+// Written steps.
+
+const RECEIVE: Step = Step::Receive { late: false };
+const WAIT: Step = Step::WaitToReceive;
+
+fn send(priority: u8) -> Step {
+    Step::Send { priority, late: false }
+}
+
+fn wait(priority: u8) -> Step {
+    Step::WaitToSend { priority }
+}
+
+fn poll(which: u8) -> Step {
+    Step::PollReceive { which, other_waker: false }
+}
+
+fn poll_send(which: u8) -> Step {
+    Step::PollSend { which, other_waker: false }
+}
+
+/// A queue of so many messages without other limits.
+fn plain(messages: usize) -> Limits {
+    Limits { messages, reserves: vec![], ageing: None, no_alloc: false, spare: 2, quiet: false }
+}
+
+/// Runs the steps on each kind of queue, with and without a look at the whole queue after each step.
+fn run(limits: &Limits, steps: &[Step]) {
+    for quiet in [false, true] {
+        let limits = Limits { quiet, ..limits.clone() };
+        queue_ops::run::<Bitmap>(&limits, steps);
+        queue_ops::run::<RbTree<u32>>(&limits, steps);
+        queue_ops::run::<RbTree<Reverse<u64>>>(&limits, steps);
+    }
+}
+
+/// A future is dropped while it is listed, when it was woken, and when its message is gone. Each time the next
+/// one proceeds in its place.
+#[test]
+fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
+    let gone = Step::DropReceive { which: 0 };
+    run(&plain(4), &[WAIT, WAIT, gone, send(1), poll(0)]);
+    run(&plain(4), &[WAIT, WAIT, send(1), gone, poll(0)]);
+    run(&plain(4), &[WAIT, WAIT, send(1), RECEIVE, gone, poll(0), send(1), poll(0)]);
+}
+
+#[test]
+fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
+    let gone = Step::DropSend { which: 0 };
+    let full = [send(1), wait(9), wait(1)];
+    let then = |rest: &[Step]| run(&plain(1), &[&full, rest].concat());
+    then(&[gone, RECEIVE, poll_send(0), RECEIVE]);
+    then(&[RECEIVE, gone, poll_send(0), RECEIVE]);
+    then(&[RECEIVE, send(1), gone, poll_send(0), RECEIVE, poll_send(0), RECEIVE]);
+}
+
+#[test]
+fn inv14_the_waker_of_the_last_poll_is_the_one_that_is_called() {
+    let receive = Step::PollReceive { which: 0, other_waker: true };
+    let sends = Step::PollSend { which: 0, other_waker: true };
+    run(
+        &plain(1),
+        &[WAIT, receive, receive, send(1), wait(1), sends, sends, poll(0), poll_send(0)],
+    );
+}
+
+/// A task is polled without a wake-up and takes the message of another one that was woken. The sender that is
+/// woken then must not wake it as well.
+#[test]
+fn inv14_a_barging_task_gets_no_permit() {
+    let gone = Step::DropReceive { which: 0 };
+    let barges = [WAIT, WAIT, send(1), wait(1), poll(1), poll_send(0)];
+    run(&plain(1), &[&barges[..], &[gone, RECEIVE, WAIT, send(1), poll(0)]].concat());
+}
+
+#[test]
+fn inv08_a_batch_wakes_a_receiver_for_each_message() {
+    let batch = Step::SendBatch { count: 2, priority: 1 };
+    run(&plain(2), &[WAIT, WAIT, WAIT, batch, poll(0), poll(1), send(1), poll(0)]);
+}
+
+#[test]
+fn inv10_receivers_are_woken_in_the_order_of_arrival() {
+    run(&plain(4), &[&[WAIT; 4][..], &[9, 1, 5, 3].map(send), &[poll(0); 4]].concat());
+}
+
+/// A receive beside blocked senders wakes the first one, which sends its message by itself.
+#[test]
+fn inv11_a_receive_wakes_one_blocked_sender() {
+    let full = [send(5), send(5), send(5), wait(9), wait(1)];
+    let rest = [RECEIVE, poll_send(0), RECEIVE, poll_send(0), Step::Drain];
+    run(&plain(3), &[&full[..], &rest].concat());
+}
+
+#[test]
+fn a_close_ends_every_wait() {
+    let (receives, sends) = ([WAIT; 20], [wait(1); 20]);
+    let polls = [poll(0); 20];
+    run(&plain(1), &[&receives[..], &[send(1), Step::Close], &polls].concat());
+    let polls = [poll_send(0); 20];
+    run(&plain(1), &[&[send(1)], &sends[..], &[Step::Close], &polls, &[RECEIVE; 2]].concat());
+}
+
+#[test]
+fn a_reserve_is_kept_for_its_class() {
+    let limits = Limits { reserves: vec![(8, 2), (3, 3)], ..plain(10) };
+    let classes = [&[send(0); 6][..], &[send(3); 4], &[send(8); 3], &[send(12)]].concat();
+    run(&limits, &[&classes[..], &[RECEIVE, send(2)].repeat(7)].concat());
+}
+
+#[test]
+fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
+    let limits = Limits { reserves: vec![(8, 2)], ..plain(4) };
+    let full = [send(9), send(9), send(10), send(10), wait(1), wait(8), wait(9)];
+    let rest = [RECEIVE, poll_send(1), RECEIVE, poll_send(1), RECEIVE, RECEIVE, RECEIVE];
+    run(&limits, &[&full[..], &rest, &[poll_send(0); 2]].concat());
+}
+
+/// In a flood of the highest priority, ageing serves the lowest.
+#[test]
+fn a_flood_does_not_starve_a_low_priority() {
+    for ageing in [None, Some(1), Some(4)] {
+        let flood = [send(12), send(12), send(12), RECEIVE].repeat(9);
+        run(&Limits { ageing, ..plain(4) }, &[&[send(0)], &flood[..]].concat());
+    }
+}
+
+/// A message that is received alone from the ring takes the slot of the next one: the order is that of a
+/// queue without a ring. Nothing else drains the ring in between.
+#[test]
+fn inv01_a_message_that_is_alone_in_the_ring_keeps_the_order() {
+    for (depth, levels) in [(1, 2), (2, 2), (3, 3), (8, 3), (100, 1), (100, 8), (300, 13)] {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = |n: u64| {
+            seed = seed.rotate_left(17).wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(n);
+            send((seed >> 32) as u8 % levels)
+        };
+        let mut steps: Vec<_> = (0..depth).map(&mut next).collect();
+        steps.extend((depth..2_000).flat_map(|n| [next(n), RECEIVE]));
+        let limits = Limits { quiet: true, ..plain(depth as usize + 1) };
+        queue_ops::run::<Bitmap>(&limits, &steps);
+    }
+}
+
+#[test]
+fn inv25_a_message_goes_back_in_front_of_newer_ones() {
+    let lent = [send(5), send(5), send(1), Step::Guard, Step::Guard, send(5), send(9)];
+    let back = [1, 0].map(|which| Step::DropGuard { which });
+    run(&plain(8), &[&lent[..], &back, &[Step::Drain]].concat());
+}
+
+#[test]
+fn the_peak_is_of_the_messages_in_the_queue_and_in_guards_together() {
+    let (accept, back) = (Step::AcceptGuard { which: 0 }, Step::DropGuard { which: 0 });
+    let lent = [send(5), Step::Guard, send(5), send(5), accept];
+    // Without a look at the queue since the sends. The message that comes back is counted once.
+    run(&plain(8), &lent);
+    run(&plain(8), &[&lent[..], &[Step::Guard, send(5), back, Step::Guard, send(5)]].concat());
+}
+
+#[test]
+fn inv25_a_message_keeps_its_place() {
+    let limits = Limits { reserves: vec![(8, 1)], ..plain(3) };
+    let full = [send(1), Step::Guard, send(1), send(1), send(9), send(9)];
+    run(&limits, &[&full[..], &[Step::Drain, Step::AcceptGuard { which: 0 }, send(1)]].concat());
+}
+
+/// The queue is closed and its message in a guard; each of many waiters ends with it.
+#[test]
+fn inv25_a_closed_queue_ends_with_its_last_guard() {
+    for end in [Step::AcceptGuard { which: 0 }, Step::DropGuard { which: 0 }] {
+        let lent = [send(1), Step::Guard, Step::Close, RECEIVE];
+        run(&plain(1), &[&lent[..], &[WAIT; 9], &[end], &[poll(0); 9], &[RECEIVE]].concat());
+    }
+}
+
+/// It goes to a receiver that waits, before a sender that waits for its place.
+#[test]
+fn inv25_a_message_put_back_is_a_message_that_comes() {
+    let lent = [send(1), Step::Guard, send(9), Step::Guard, WAIT, wait(3)];
+    let back = [Step::DropGuard { which: 0 }, poll(0), poll_send(0)];
+    run(&plain(2), &[&lent[..], &back].concat());
+}
+
+/// Whatever became of the nodes meanwhile, each guard has the one for its way back: a step that drops a guard
+/// has no memory.
+#[test]
+fn inv25_a_way_back_allocates_nothing() {
+    let sends: Vec<_> = (0..64).map(|n| send(n / 5)).collect();
+    let back = [Step::DropGuard { which: 0 }; 64];
+    run(&plain(64), &[&sends[..], &[Step::Guard; 64], &back, &[Step::Drain]].concat());
+}
+
+/// One allocation that is refused fails no send. Without memory a send changes nothing and gives the message
+/// back.
+#[test]
+fn inv06_without_memory_a_send_changes_nothing_and_gives_the_message_back() {
+    for refused in 0..6 {
+        let short = |n| Step::SendShort { priority: n, refused };
+        let sends: Vec<_> = (0..200).map(|n| short(n / 15)).collect();
+        run(&Limits { spare: 0, ..plain(300) }, &[&sends[..], &[send(13), Step::Drain]].concat());
+    }
+}
+
+/// A sender that is woken for room and has no memory for its level leaves the room to the next one.
+#[test]
+fn inv06_a_blocked_sender_without_memory_gets_its_message_back() {
+    for spare in [0, 1] {
+        let full = [send(5), send(5), send(4), wait(9), wait(5)];
+        let short = Step::PollSendShort { which: 0, refused: 5 };
+        let limits = Limits { spare, ..plain(3) };
+        run(&limits, &[&full[..], &[RECEIVE, short, poll_send(0), Step::Drain]].concat());
     }
 }

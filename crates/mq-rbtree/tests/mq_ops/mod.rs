@@ -1,7 +1,7 @@
-//! The fuzz target: converts bytes to the limits and steps of `queue_ops`.
+//! Converts bytes to the limits and steps of `queue_ops`: for the fuzz target and the property tests.
 //!
-//! Six bytes select the limits, and each following four bytes one step. So a part of one input
-//! means the same in another.
+//! Six bytes select the kind of queue, the limits and the style of the steps, and each following four bytes
+//! one step. So a part of one input means the same in another.
 
 #[path = "../queue_ops/mod.rs"]
 pub(crate) mod queue_ops;
@@ -20,7 +20,8 @@ use queue_ops::{Limits, Step};
 pub(crate) fn run(input: &[u8]) -> usize {
     let Some((head, rest)) = input.split_first_chunk() else { return 0 };
     let limits = limits(head);
-    let steps: Vec<Step> = rest.chunks(4).filter_map(step).collect();
+    let style = STYLES[usize::from(head[2] / 2) % STYLES.len()];
+    let steps: Vec<Step> = rest.chunks(4).filter_map(|bytes| step(style, bytes)).collect();
     match head[0] % 3 {
         0 => queue_ops::run::<Bitmap>(&limits, &steps),
         1 => queue_ops::run::<RbTree<u32>>(&limits, &steps),
@@ -29,40 +30,66 @@ pub(crate) fn run(input: &[u8]) -> usize {
     steps.len()
 }
 
-fn limits(&[_, size, _, first, second, habits]: &[u8; 6]) -> Limits {
+fn limits(&[_, size, style, first, second, habits]: &[u8; 6]) -> Limits {
     let reserves = [first, second].into_iter().filter(|reserve| *reserve != 0);
+    let ageing = Some(u32::from(habits >> 1 & 3)).filter(|every| *every != 0);
     Limits {
         messages: if size < 128 { usize::from(size % 8) + 1 } else { usize::from(size) },
         reserves: reserves.map(|reserve| (reserve / 4, reserve % 4)).collect(),
-        ageing: Some(u32::from(habits >> 1 & 3)).filter(|every| *every != 0),
+        ageing,
         no_alloc: habits >> 3 & 7 == 7,
         spare: usize::from(habits >> 6),
+        // A message that is alone in the ring is not counted for ageing, because no other one waits.
+        quiet: style % 2 == 1 && ageing.is_none(),
     }
 }
 
-fn step(bytes: &[u8]) -> Option<Step> {
+/// How often each step comes, of 32.
+#[derive(Clone, Copy)]
+pub(crate) enum Style {
+    Mixed,
+    /// No waits.
+    Plain,
+    /// More waiting senders than there is room for.
+    Crowded,
+}
+
+pub(crate) const STYLES: [Style; 3] = [Style::Mixed, Style::Plain, Style::Crowded];
+
+fn step(style: Style, bytes: &[u8]) -> Option<Step> {
     let mut four = [0; 4];
     four[..bytes.len()].copy_from_slice(bytes);
     let [what, a, b, c] = four;
     let odd = c % 2 == 1;
-    Some(match what % 32 {
-        0..5 => Step::Send { priority: a, late: odd },
-        5..8 => Step::SendShort { priority: a, refused: c },
-        8..12 => Step::Receive { late: odd },
-        12 => Step::SendBatch { count: c, priority: a },
-        13 => Step::ReceiveBatch { most: a },
-        14 => Step::DrainFilter { modulus: a },
-        15 => Step::Drain,
-        16..18 => Step::WaitToReceive,
-        18..21 => Step::WaitToSend { priority: a },
-        21..23 => Step::PollReceive { which: a, other_waker: odd },
-        23..25 => Step::PollSend { which: a, other_waker: odd },
-        25..27 => Step::PollSendShort { which: a, refused: b },
-        27 => Step::DropReceive { which: a },
-        28 => Step::DropSend { which: a },
-        29 | 30 => return None,
+    // The steps below in their order, and how often each comes.
+    let often = match style {
+        Style::Mixed => [5, 3, 4, 1, 1, 1, 1, 2, 3, 2, 2, 2, 1, 1, 3],
+        Style::Plain => [11, 0, 9, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 7],
+        Style::Crowded => [3, 0, 5, 0, 1, 1, 0, 1, 10, 0, 5, 1, 0, 1, 4],
+    };
+    let (mut which, mut left) = (0, what % 32);
+    while left >= often[which] {
+        left -= often[which];
+        which += 1;
+    }
+    Some(match which {
+        0 => Step::Send { priority: a, late: odd },
+        1 => Step::SendShort { priority: a, refused: c },
+        2 => Step::Receive { late: odd },
+        3 => Step::SendBatch { count: c, priority: a },
+        4 => Step::ReceiveBatch { most: a },
+        5 => Step::DrainFilter { modulus: a },
+        6 => Step::Drain,
+        7 => Step::WaitToReceive,
+        8 => Step::WaitToSend { priority: a },
+        9 => Step::PollReceive { which: a, other_waker: odd },
+        10 => Step::PollSend { which: a, other_waker: odd },
+        11 => Step::PollSendShort { which: a, refused: b },
+        12 => Step::DropReceive { which: a },
+        13 => Step::DropSend { which: a },
         _ => match a % 16 {
-            15 => Step::Close,
+            // Rare, because little happens after it.
+            15 if b % 8 == 0 => Step::Close,
             0..5 => Step::Guard,
             5..8 => Step::AcceptGuard { which: b },
             8..13 => Step::DropGuard { which: b },
