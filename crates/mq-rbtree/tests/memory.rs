@@ -8,19 +8,13 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt::{self, Debug, Write};
 use std::future::Future;
-use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Builder, Interest, Levels, PRIORITIES, Queue, QueueStats, RbTree, Readiness,
-    ReceiveError, SendRefused,
+    Bitmap, Builder, Levels, PRIORITIES, Queue, QueueStats, RbTree, ReceiveError, SendRefused,
 };
-
-use testkit::wait_until;
 
 thread_local! {
     /// How many allocations of this thread succeed before one is refused; if negative, all.
@@ -351,65 +345,6 @@ fn inv05_a_spare_that_cannot_be_made_before_the_lock_fails_no_send() {
     one_failure_fails_nothing::<RbTree<u32>>(203);
 }
 
-/// From the nth allocation on there is no memory: an operation that needs some is refused and
-/// changes nothing, and the others proceed.
-fn no_memory_refuses_only_what_needs_it<L: Levels<Priority = u32>>() {
-    for nth in 0.. {
-        let queue: Queue<u32, L> = Builder::new(300).spare_nodes(2).build().unwrap();
-        let (mut sent, mut back) = (0, 0);
-        FOR_EVER.set(true);
-        LEFT.set(nth);
-        for n in 0..200 {
-            let before = (queue.len(), queue.stats().sent);
-            match queue.send(n, n % 50 * 163) {
-                Ok(()) => sent += 1,
-                Err(error) => {
-                    assert_eq!((error.value, error.reason), (n, SendRefused::NoMemory));
-                    assert_eq!((queue.len(), queue.stats().sent), before);
-                    back += 1;
-                }
-            }
-            queue.validate();
-        }
-        // The same with a future and with a batch.
-        let mut cx = Context::from_waker(Waker::noop());
-        if back > 0 {
-            let Poll::Ready(result) = pin!(queue.send_async(7, 32_000)).poll(&mut cx) else {
-                panic!("it waits for memory")
-            };
-            assert!(
-                result.is_ok_and(|()| {
-                    sent += 1;
-                    true
-                }) || LEFT.get() == 0
-            );
-        }
-        let empty = LEFT.get() == 0;
-        LEFT.set(-1);
-        FOR_EVER.set(false);
-        queue.validate();
-        assert_eq!(queue.len(), sent);
-        assert!(queue.send(1, 32_001).is_ok(), "memory is there again");
-        let order: Vec<_> = std::iter::from_fn(|| queue.try_receive().ok()).collect();
-        assert!(
-            order.len() == sent + 1
-                && order.is_sorted_by(|a, b| a.1 > b.1 || a.1 == b.1 && a.0 < b.0)
-        );
-        queue.validate();
-        if !empty {
-            assert_eq!(back, 0);
-            assert!(nth >= 3, "nothing was refused");
-            break;
-        }
-    }
-}
-
-#[test]
-fn inv06_without_memory_a_send_changes_nothing_and_gives_the_message_back() {
-    no_memory_refuses_only_what_needs_it::<Bitmap>();
-    no_memory_refuses_only_what_needs_it::<RbTree<u32>>();
-}
-
 #[test]
 fn inv06_a_batch_without_memory_stops_at_the_message_that_needs_some() {
     let queue: Queue<u32> = Queue::new(100).unwrap();
@@ -423,111 +358,6 @@ fn inv06_a_batch_without_memory_stops_at_the_message_that_needs_some() {
     let refused = refused.unwrap_err();
     assert_eq!((refused.sent, refused.reason), (2, SendRefused::NoMemory));
     assert_eq!((batch, queue.len()), (VecDeque::from([(3, 5_000), (4, 10)]), 64));
-    queue.validate();
-}
-
-/// A receiver makes room, but cannot allocate the level for the message of a blocked sender. The
-/// sender proceeds by itself with its own memory, or reports that there is none. Memory that it
-/// preloaded before its wait is kept for that level, if the tree keeps any.
-fn a_blocked_sender_goes_on(sender_has_memory: bool, spare: usize) {
-    let queue: Queue<u32, RbTree<u32>> =
-        Builder::new(3).spare_nodes(spare).spin(false).build().unwrap();
-    queue.send(1, 100).unwrap();
-    queue.send(2, 100).unwrap(); // the level stays, so its node is not freed
-    queue.send(0, 50).unwrap(); // takes the node that was kept, if one was
-    thread::scope(|scope| {
-        let blocked = scope.spawn(|| {
-            // The memory that a thread needs once for its waits is allocated here.
-            let soon = Instant::now() + Duration::from_millis(1);
-            assert_eq!(queue.send_deadline(0, 1, soon).unwrap_err().reason, SendRefused::Timeout);
-            if !sender_has_memory {
-                FOR_EVER.set(true);
-                LEFT.set(0);
-            }
-            let result = queue.send(3, 20_000);
-            LEFT.set(-1);
-            result
-        });
-        wait_until(|| {
-            let stats = queue.stats();
-            stats.waiting == (1, 0) && stats.timeouts == 1
-        });
-        FOR_EVER.set(true);
-        LEFT.set(0);
-        let received = queue.try_receive();
-        LEFT.set(-1);
-        FOR_EVER.set(false);
-        assert_eq!(received, Ok((1, 100)));
-        let result = blocked.join().unwrap();
-        if sender_has_memory {
-            assert!(result.is_ok());
-            assert_eq!(queue.try_receive(), Ok((3, 20_000)));
-        } else {
-            let error = result.unwrap_err();
-            assert_eq!((error.value, error.reason), (3, SendRefused::NoMemory));
-        }
-    });
-    assert_eq!(queue.try_receive(), Ok((2, 100)));
-    queue.validate();
-}
-
-#[test]
-fn inv06_a_blocked_sender_goes_on_though_the_receiver_has_no_memory() {
-    a_blocked_sender_goes_on(true, 0);
-    a_blocked_sender_goes_on(true, 1);
-}
-
-#[test]
-fn inv06_a_blocked_sender_without_memory_gets_its_message_back() {
-    a_blocked_sender_goes_on(false, 0);
-}
-
-/// Room that a sender cannot use, because it has no memory, is offered to the waiter behind it, and
-/// to the readiness descriptor.
-#[test]
-fn inv14_no_wake_up_is_lost_when_memory_is_out() {
-    let queue: Queue<u32, RbTree<u32>> =
-        Queue::builder_with_keys(2).spare_nodes(0).spin(false).build().unwrap();
-    queue.send(1, 100).unwrap();
-    queue.send(2, 100).unwrap();
-    let ready = Readiness::new(&queue, Interest::Writable).unwrap();
-    let is_rung = || {
-        let mut fd = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the pointer is to one structure of this frame.
-        unsafe { libc::poll(&mut fd, 1, 0) == 1 }
-    };
-    ready.clear();
-    assert!(!is_rung());
-    thread::scope(|scope| {
-        let blocked = scope.spawn(|| {
-            let soon = Instant::now() + Duration::from_millis(1);
-            assert!(queue.send_deadline(0, 1, soon).is_err()); // allocates what a thread needs once
-            FOR_EVER.set(true);
-            LEFT.set(0);
-            let result = queue.send(3, 20_000);
-            LEFT.set(-1);
-            result
-        });
-        wait_until(|| {
-            let stats = queue.stats();
-            stats.waiting == (1, 0) && stats.timeouts == 1
-        });
-        let mut behind = pin!(queue.send_async(4, 100));
-        let mut cx = Context::from_waker(Waker::noop());
-        assert!(behind.as_mut().poll(&mut cx).is_pending());
-        FOR_EVER.set(true);
-        LEFT.set(0);
-        let received = queue.try_receive();
-        LEFT.set(-1);
-        FOR_EVER.set(false);
-        assert_eq!(received, Ok((1, 100)));
-        assert_eq!(blocked.join().unwrap().unwrap_err().reason, SendRefused::NoMemory);
-        assert_eq!(queue.stats().waiting, (0, 0), "the next waiter has a permit");
-        assert!(is_rung());
-        queue.validate();
-        assert!(behind.as_mut().poll(&mut cx).is_ready());
-    });
-    assert_eq!(queue.len(), 2);
     queue.validate();
 }
 

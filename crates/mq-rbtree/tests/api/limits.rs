@@ -2,24 +2,13 @@
 #![cfg(not(offlock_model))]
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::thread;
 
 use mq_rbtree::{
     Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused,
 };
 use proptest::prelude::*;
-
-use testkit::WakeCount;
-use testkit::wait_until;
-
-fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> bool {
-    future.as_mut().poll(&mut Context::from_waker(&flag.waker())).is_pending()
-}
 
 /// Returns the reason why a message is refused now.
 fn refused<T, L: Levels>(
@@ -56,56 +45,6 @@ fn limits_that_leave_no_room_are_refused() {
     }
     // The nodes are allocated one by one: no number of them is too large.
     assert!(Queue::<u8, RbTree<u32>>::builder_with_keys(1).spare_nodes(usize::MAX).build().is_ok());
-}
-
-#[test]
-fn a_reserve_is_kept_for_its_class() {
-    // Of 10 places, 2 are for priorities from 100, and 3 more for priorities from 50.
-    let builder = Queue::<u8>::builder(10).reserve(100, 2).reserve(50, 3);
-    let queue = builder.build().unwrap();
-    for (priority, room) in [(0, 5), (49, 0), (50, 3), (99, 0), (100, 2), (32_767, 0)] {
-        for _ in 0..room {
-            assert_eq!(refused(&queue, 1, priority), None, "{priority}");
-        }
-        assert_eq!(refused(&queue, 1, priority), Some(SendRefused::Full), "{priority}");
-        queue.validate();
-    }
-    // Places freed by a higher class serve a lower one only when more than the reserves are free.
-    for _ in 0..5 {
-        assert!(queue.receive().unwrap().1 >= 50);
-        assert_eq!(refused(&queue, 1, 49), Some(SendRefused::Full));
-    }
-    assert_eq!(queue.receive(), Ok((1, 0)));
-    assert_eq!((refused(&queue, 1, 49), refused(&queue, 1, 49)), (None, Some(SendRefused::Full)));
-}
-
-#[test]
-fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
-    let queue = Queue::<u32>::builder(4).reserve(100, 2).spin(false).build().unwrap();
-    (0..4).for_each(|n| queue.send(n, 100 + n).unwrap());
-    let (low_flag, high_flag) = (WakeCount::new(), WakeCount::new());
-    let mut low = Box::pin(queue.send_async(10, 1));
-    assert!(is_pending(&mut low, &low_flag));
-    let mut high = Box::pin(queue.send_async(11, 100));
-    assert!(is_pending(&mut high, &high_flag));
-    thread::scope(|scope| {
-        let blocked = scope.spawn(|| queue.send(12, 200));
-        wait_until(|| queue.stats().waiting == (3, 0));
-        assert_eq!(queue.receive(), Ok((3, 103)));
-        assert_eq!((low_flag.count(), high_flag.count()), (0, 1), "behind it, but served");
-        assert!(!is_pending(&mut high, &high_flag));
-        assert_eq!(queue.receive(), Ok((2, 102)));
-        assert!(blocked.join().unwrap().is_ok());
-        queue.validate();
-        assert_eq!((queue.len(), low_flag.count()), (4, 0));
-        // When unreserved places are free, the low sender is served.
-        for _ in 0..3 {
-            queue.receive().unwrap();
-        }
-        assert_eq!(low_flag.count(), 1);
-        assert!(!is_pending(&mut low, &low_flag));
-    });
-    queue.validate();
 }
 
 /// Any number of messages is the limit of the slots, also one that ends in the middle of a chunk.
@@ -193,30 +132,6 @@ proptest! {
     fn ageing_serves_every_message_in_time((every, levels, steps) in ageing_cases()) {
         is_served_in_time::<Bitmap>(every, levels, &steps);
         is_served_in_time::<RbTree<u32>>(every, levels, &steps);
-    }
-}
-
-/// In a flood of the highest priority, the lowest is served with ageing, and is not without.
-#[test]
-fn a_flood_does_not_starve_a_low_priority() {
-    for (every, pops_until_low) in [(Some(10), 20), (Some(1), 2), (None, 1_000)] {
-        let mut builder = Queue::<u32>::builder(4);
-        if let Some(every) = every.and_then(NonZeroU32::new) {
-            builder = builder.ageing(every);
-        }
-        let queue = builder.build().unwrap();
-        queue.send(0, 0).unwrap();
-        let mut pops = 0;
-        while pops < 1_000 {
-            while queue.try_send(1, 32_767).is_ok() {}
-            pops += 1;
-            if queue.receive().unwrap() == (0, 0) {
-                break;
-            }
-        }
-        assert_eq!(pops, pops_until_low, "{every:?}");
-        let low = queue.drain().into_iter().filter(|message| message.1 == 0).count();
-        assert_eq!(low, usize::from(every.is_none()));
     }
 }
 

@@ -52,43 +52,6 @@ fn inv10_threads_are_served_in_the_order_of_arrival() {
     });
 }
 
-/// A receive beside blocked senders wakes the first one, which sends its message by itself.
-#[test]
-fn inv11_a_receive_wakes_one_blocked_sender() {
-    let queue: Queue<u32> = Queue::builder(3).spin(false).build().unwrap();
-    (0..3).for_each(|n| queue.send(n, 5).unwrap());
-    thread::scope(|scope| {
-        let queue = &queue;
-        let send = |n: u32| move || queue.send(n, n);
-        let threads = one_by_one(scope, queue, [9, 1].map(send).into_iter());
-        assert_eq!(queue.receive(), Ok((0, 5)));
-        let mut threads = threads.into_iter();
-        assert!(threads.next().unwrap().join().unwrap().is_ok());
-        assert_eq!((queue.len(), queue.stats().waiting, queue.stats().peak), (3, (1, 0), 3));
-        assert_eq!(queue.receive(), Ok((9, 9)));
-        assert!(threads.next().unwrap().join().unwrap().is_ok());
-    });
-    for expected in [(1, 5), (2, 5), (1, 1)] {
-        assert_eq!(queue.receive(), Ok(expected));
-    }
-}
-
-/// Two receivers that wait take the messages of a batch, for which there is room.
-#[test]
-fn inv08_each_waiting_thread_takes_one_message() {
-    let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
-    thread::scope(|scope| {
-        let queue = &queue;
-        let threads = one_by_one(scope, queue, [0, 0].map(|_| || queue.receive()).into_iter());
-        let mut batch = VecDeque::from([(1, 1), (2, 2)]);
-        assert!(matches!(queue.try_send_batch(&mut batch), Ok(2)));
-        let mut got: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        got.sort_by_key(|received| received.map_or(0, |(n, _)| n));
-        assert_eq!(got, [Ok((1, 1)), Ok((2, 2))]);
-    });
-    queue.validate();
-}
-
 #[test]
 fn inv13_a_past_deadline_only_ends_blocking_operations() {
     for past in [Instant::now() - Duration::from_secs(1), Instant::now()] {
@@ -131,35 +94,6 @@ fn inv13_a_wait_ends_at_its_deadline_and_not_before() {
             assert_eq!(thread.join().unwrap(), Ok((3, 3)));
         }
     });
-}
-
-#[test]
-fn a_close_ends_every_wait() {
-    for full in [false, true] {
-        let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-        if full {
-            queue.send(77, 7).unwrap();
-        }
-        thread::scope(|scope| {
-            let waits = (0..9).map(|n| {
-                let queue = &queue;
-                move || {
-                    if full {
-                        let error = queue.send(n, 1).unwrap_err();
-                        assert_eq!((error.value, error.reason), (n, SendRefused::Closed));
-                    } else {
-                        assert_eq!(queue.receive(), Err(ReceiveError::Closed));
-                    }
-                }
-            });
-            let threads = one_by_one(scope, &queue, waits);
-            assert_eq!((queue.close(), queue.close()), (true, false));
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-        });
-        queue.validate();
-        assert_eq!(queue.try_receive().is_ok(), full, "what was there can be received");
-        assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
-    }
 }
 
 /// A batch that waits for each of its messages, against a receiver that takes what is in the queue.
