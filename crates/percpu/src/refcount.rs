@@ -95,39 +95,81 @@ fn try_add_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> boo
 /// Adds `delta` to a word, and returns whether the word was open. An add to a closed word is void.
 #[inline]
 fn add_if_open(word: &AtomicU64, delta: i64) -> bool {
-    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close_and_sum`; it
-    // carries what the holder did with the object. Acquire, in a void add, pairs with the
+    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `fold`; it carries
+    // what the holder did with the object. Acquire, in a void add, pairs with the
     // Release of that swap, for the accesses of the calling thread to the atomic after it.
     (word.fetch_add(delta as u64, Ordering::AcqRel) as i64) < OPEN_LIMIT
 }
 
-/// Closes the words and `remote`, and returns their sum since they were opened.
-///
-/// Where sections run, the gate must be closed and no section may still be able to commit. The words
-/// then keep their values, because only sections may change a word: `folded` is their sum at the last
-/// fold, and this function updates it.
-fn close_and_sum(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 {
-    let counted = if rseq::available() {
-        // Ordering: Acquire pairs with the Release of a section's store; it carries what the
-        // holders did before their puts. No model checks it: `heavy_rseq` of a model locks the mutex
-        // of each virtual CPU, and that carries it too.
-        let mut sum =
-            words.iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire)));
-        let before = std::mem::replace(folded, sum);
-        step!("fold: only since the last fold", sum = sum.wrapping_sub(before));
-        sum
-    } else {
-        words.iter().fold(0, |sum: u64, word| {
-            // Ordering: AcqRel. Acquire pairs with the Release in `add_if_open`; it carries what the
-            // holders did before their puts. Release pairs with the Acquire of a void add, for the
-            // accesses of its thread to the atomic after it.
-            sum.wrapping_add(word.swap(CLOSED, order!(AcqRel, "fold: the holders of the word")))
-        })
-    };
-    // Ordering: AcqRel. Acquire pairs with the Release in `add_if_open`; it carries what the holders
-    // did before their puts. Release pairs with the Acquire of a void add, for the accesses of its
-    // thread to the atomic after it.
-    counted.wrapping_add(remote.swap(CLOSED, Ordering::AcqRel)) as i64
+/// The part of a count outside the words, which threads without a CPU id write, and all threads after
+/// the fold.
+struct Count {
+    /// The references and puts that the words and `remote` refused, and [`BIAS`] until the fold.
+    atomic: AtomicI64,
+    remote: AtomicU64,
+    /// The sum of the words at the last fold, where sections run. Only the owner uses it.
+    folded: AtomicU64,
+}
+
+impl Count {
+    /// Takes one more reference, after its word refused. The calling thread already has one.
+    fn get_more(&self) {
+        // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero, and
+        // passing the new reference to another thread orders that thread after this.
+        self.atomic.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Puts a reference, after its word refused. Returns true if it was the last.
+    ///
+    /// # Safety
+    ///
+    /// The reference keeps `*this` alive until it is put.
+    #[cold]
+    unsafe fn put(this: *const Self) -> bool {
+        let order = order!(AcqRel, "put: the use is done");
+        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of the
+        // `fetch_add` in `fold`; it carries what the holder of this reference did with the object.
+        // SAFETY: the contract of this function.
+        unsafe { &*this }.atomic.fetch_sub(1, order) == 1
+    }
+
+    /// Closes the words and `remote`, and adds their sum since they were opened to `atomic`, which is
+    /// the count from now on. Drops the bias and `initial` references. Returns true if none is left.
+    ///
+    /// Where sections run, the gate must be closed and no section may still be able to commit. The
+    /// words then keep their values, because only sections may change a word.
+    fn fold(&self, words: &Words, initial: i64) -> bool {
+        let counted = if rseq::available() {
+            // Ordering: Acquire pairs with the Release of a section's store; it carries what the
+            // holders did before their puts. No model checks it: `heavy_rseq` of a model locks the
+            // mutex of each virtual CPU, and that carries it too.
+            let mut sum = words
+                .iter()
+                .fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire)));
+            // Ordering: Relaxed, both; only the owner uses it.
+            let before = self.folded.load(Ordering::Relaxed);
+            self.folded.store(sum, Ordering::Relaxed);
+            step!("fold: only since the last fold", sum = sum.wrapping_sub(before));
+            sum
+        } else {
+            words.iter().fold(0, |sum: u64, word| {
+                // Ordering: AcqRel. Acquire pairs with the Release in `add_if_open`; it carries what
+                // the holders did before their puts. Release pairs with the Acquire of a void add,
+                // for the accesses of its thread to the atomic after it.
+                sum.wrapping_add(word.swap(CLOSED, order!(AcqRel, "fold: the holders of the word")))
+            })
+        };
+        // Ordering: AcqRel. Acquire pairs with the Release in `add_if_open`; it carries what the
+        // holders did before their puts. Release pairs with the Acquire of a void add, for the
+        // accesses of its thread to the atomic after it.
+        let counted = counted.wrapping_add(self.remote.swap(CLOSED, Ordering::AcqRel)) as i64;
+        let delta = counted - BIAS - initial;
+        // Ordering: AcqRel. Acquire pairs with the Release in `put` of a put between the closing of
+        // the words and this; it carries what that holder did with the object. Release pairs with the
+        // Acquire of the last put; it carries what the loads and swaps above acquired.
+        let order = order!(AcqRel, "kill: the uses so far are done");
+        self.atomic.fetch_add(delta, order) + delta == 0
+    }
 }
 
 type ReleaseFn = Box<dyn FnOnce() + Send>;
@@ -169,8 +211,7 @@ pub struct PercpuRef {
 
 /// The fields that threads without a CPU id write, and all threads after the kill.
 struct Cold {
-    atomic: AtomicI64,
-    remote: AtomicU64,
+    count: Count,
     release: UnsafeCell<Option<ReleaseFn>>,
 }
 
@@ -202,8 +243,11 @@ impl PercpuRef {
             gate: AtomicU64::new(0),
             words,
             cold: CachePadded::new(Cold {
-                atomic: AtomicI64::new(BIAS + 1),
-                remote: AtomicU64::new(0),
+                count: Count {
+                    atomic: AtomicI64::new(BIAS + 1),
+                    remote: AtomicU64::new(0),
+                    folded: AtomicU64::new(0),
+                },
                 release: UnsafeCell::new(Some(Box::new(release))),
             }),
         }
@@ -216,7 +260,8 @@ impl PercpuRef {
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get(&self) -> Option<Reference<'_>> {
-        self.try_add(1).then(|| Reference { refs: self })
+        try_add(&self.words, &self.cold.count.remote, &self.gate, 0, 1)
+            .then(|| Reference { refs: self })
     }
 
     /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count.
@@ -247,10 +292,15 @@ impl PercpuRef {
         // Another thread may free `*this` once the put is counted, while this thread is still
         // inside `try_add`. So the arguments of `try_add` are references to atomics, which may dangle
         // after their last use, and words that are not part of `*this`.
-        if !try_add(&words.alias(), &cold.remote, gate, 0, -1) {
-            // SAFETY: the contract of this function; `try_add` returned false, so the reference is
-            // not put yet.
-            unsafe { Self::put_atomic(this) };
+        if try_add(&words.alias(), &cold.count.remote, gate, 0, -1) {
+            return;
+        }
+        // SAFETY: `try_add` returned false, so the reference is not put yet.
+        if unsafe { Count::put(&cold.count) } {
+            // SAFETY: this was the last reference. The owner frees `*this` in the closure or after
+            // it, or holds a borrow until this call returns.
+            let release = unsafe { &*this }.take_release();
+            release();
         }
     }
 
@@ -272,15 +322,7 @@ impl PercpuRef {
         if rseq::available() {
             step!("fold: no section still counts", fence::heavy_rseq());
         }
-        // Every word was 0 when the count was made.
-        let counted = close_and_sum(&self.words, &self.cold.remote, &mut 0);
-        let delta = counted - BIAS - 1; // 1 for the initial reference
-        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the
-        // closing of the words and this; it carries what that holder did with the object. Release
-        // pairs with the Acquire of the last put in `put_atomic`; it carries what `close_and_sum`
-        // acquired from the holders.
-        let order = order!(AcqRel, "kill: the uses so far are done");
-        if self.cold.atomic.fetch_add(delta, order) + delta == 0 {
+        if self.cold.count.fold(&self.words, 1) {
             self.take_release()();
         }
         Ok(())
@@ -291,45 +333,9 @@ impl PercpuRef {
     /// The release closure may still be running.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `put_atomic` and in `kill`; it carries what all
+        // Ordering: Acquire pairs with the Release in `Count::put` and `fold`; it carries what all
         // holders did with their references.
-        self.cold.atomic.load(Ordering::Acquire) == 0
-    }
-
-    /// Adds `delta` to a word. Returns false if it is closed; the caller then changes `atomic`.
-    #[inline(always)]
-    fn try_add(&self, delta: i64) -> bool {
-        try_add(&self.words, &self.cold.remote, &self.gate, 0, delta)
-    }
-
-    /// Takes one more reference. The caller already has one, so this never fails.
-    #[inline]
-    fn get_more(&self) {
-        if !self.try_add(1) {
-            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero,
-            // and passing the new reference to another thread orders that thread after this.
-            self.cold.atomic.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Subtracts a reference from `atomic`, and runs the release closure if it was the last one.
-    ///
-    /// # Safety
-    ///
-    /// The conditions of [`put`](Self::put).
-    #[cold]
-    unsafe fn put_atomic(this: *const Self) {
-        let order = order!(AcqRel, "put: the use is done");
-        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of the
-        // `fetch_add` in `kill`; it carries what the holder of this reference did with the object.
-        // SAFETY: the reference to put keeps `*this` alive until this instruction.
-        let before = unsafe { &*this }.cold.atomic.fetch_sub(1, order);
-        if before == 1 {
-            // SAFETY: this was the last reference. The owner frees `*this` in the closure or after
-            // it, or holds a borrow until this call returns.
-            let release = unsafe { &*this }.take_release();
-            release();
-        }
+        self.cold.count.atomic.load(Ordering::Acquire) == 0
     }
 
     /// Takes the release closure out. The calling thread must not use `self` after this.
@@ -389,7 +395,10 @@ impl Reference<'_> {
 impl Clone for Reference<'_> {
     #[inline]
     fn clone(&self) -> Self {
-        self.refs.get_more();
+        let PercpuRef { gate, words, cold } = self.refs;
+        if !try_add(words, &cold.count.remote, gate, 0, 1) {
+            cold.count.get_more();
+        }
         Self { refs: self.refs }
     }
 }
@@ -467,15 +476,6 @@ pub struct RefBlock {
     // The line that every get and put reads; no operation writes it.
     words: WordBlock,
     counts: CachePadded<[Count; BLOCK]>,
-}
-
-/// The part of a count outside the words, which threads without a CPU id write, and all threads after
-/// a kill.
-struct Count {
-    atomic: AtomicI64,
-    remote: AtomicU64,
-    /// The sum of the words at the last fold, where sections run. Only the owner uses it.
-    folded: AtomicU64,
 }
 
 #[cfg(all(target_arch = "x86_64", not(offlock_model)))]
@@ -563,10 +563,9 @@ impl RefBlock {
     /// was closed.
     #[inline]
     pub fn get_more(&self, i: usize, gate: &AtomicU64, open: u64) {
-        if !self.try_add(i, gate, open, 1) {
-            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero,
-            // and passing the new reference to another thread orders that thread after this.
-            self.counts[i].atomic.fetch_add(1, Ordering::Relaxed);
+        let count = &self.counts[i];
+        if !try_add(&self.words.words(i), &count.remote, gate, open, 1) {
+            count.get_more();
         }
     }
 
@@ -597,7 +596,7 @@ impl RefBlock {
             return false;
         }
         // SAFETY: the contract of this function; the reference is not put yet.
-        unsafe { Self::put_atomic(this, i) }
+        unsafe { Count::put(&counts[i]) }
     }
 
     /// Closes count `i` and sums it up. Returns true if no reference is left, and false if a later
@@ -609,38 +608,7 @@ impl RefBlock {
     /// counts. Loads a word of every CPU.
     #[must_use = "the object must be cleaned up if no reference is left"]
     pub fn fold(&self, i: usize) -> bool {
-        let Count { atomic, remote, folded } = &self.counts[i];
-        // Ordering: Relaxed, for the load and the store of `folded`; only the owner uses it.
-        let mut sum = folded.load(Ordering::Relaxed);
-        let counted = close_and_sum(&self.words.words(i), remote, &mut sum);
-        folded.store(sum, Ordering::Relaxed);
-        let delta = counted - BIAS;
-        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the
-        // closing of the gate and this; it carries what that holder did with the object. Release
-        // pairs with the Acquire of the last put in `put_atomic`; it carries what
-        // `close_and_sum` acquired from the holders.
-        atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
-    }
-
-    /// Adds `delta` for the holder of a reference. Returns false if the atomic is the count.
-    #[inline(always)]
-    fn try_add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
-        try_add(&self.words.words(i), &self.counts[i].remote, gate, open, delta)
-    }
-
-    /// Puts a reference in the atomic. Returns true if it was the last.
-    ///
-    /// # Safety
-    ///
-    /// That of [`put`](Self::put).
-    #[cold]
-    unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
-        // SAFETY: the reference to put keeps the block alive until it is put.
-        let Self { counts, .. } = unsafe { &*this };
-        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here,
-        // and of `fold`; it carries what the holder of this reference did with the object.
-        let before = counts[i].atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done"));
-        before == 1
+        self.counts[i].fold(&self.words.words(i), 0)
     }
 }
 

@@ -15,7 +15,7 @@ use super::{both_modes, model};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("put a count: the use is done", "ref_block::inv21_one_of_two_puts_after_the_fold_is_the_last"),
+    ("put: the use is done", "ref_block::inv21_one_of_two_puts_after_the_fold_is_the_last"),
     (
         "kill a count: no section still counts",
         "ref_block::inv21_a_life_ends_once_and_after_every_look",
@@ -32,8 +32,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["put a count: the use is done", "fold: the holders of the word"];
+pub(super) const LOOM_ONLY: &[&str] = &["put: the use is done", "fold: the holders of the word"];
 
 /// The count in use, so that its neighbour is beside it.
 const I: usize = RefBlock::COUNTS - 1;
