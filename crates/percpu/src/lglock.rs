@@ -2,54 +2,38 @@
 //! its CPU cheaply, and also that of another CPU or of all.
 //!
 //! ```text
-//!  LgLock  slots -> | cpu 0: word, owner, waiters, value | cpu 1: word, owner, ... | ...
+//!  LgLock -> | cpu 0: WordLock<T>, owner | cpu 1: WordLock<T>, owner | ...
 //! ```
 //!
-//! ```
-//! use offlock_percpu::lglock::{LgLock, LockError};
-//!
-//! let queues = LgLock::new(|_cpu| Vec::new());
-//! queues.local()?.push("job"); // the queue of this CPU
-//! let jobs: usize = queues.global()?.iter().map(|(_cpu, queue)| queue.len()).sum();
-//! assert_eq!(jobs, 1);
-//! # Ok::<(), LockError>(())
-//! ```
-//!
-//! A slot stores the id of the thread that locked it. A thread that asks for a slot that it holds
-//! gets [`LockError::Deadlock`] instead of waiting for itself, so the methods that wait return a
-//! `Result` too. Only living threads have an id of their own: a thread that starts after another
-//! forgot its guard and exited may have the same id, and then gets `Deadlock` too. No thread
+//! A slot has the id of the thread that holds it. A call that would wait for a slot that its thread
+//! holds, or for a slot before one that its thread holds, returns [`LockError::Deadlock`] instead, so
+//! the calls return a `Result`. Only living threads have an id of their own: a thread that starts after
+//! another forgot its guard and exited may have the same id, and then gets `Deadlock` too. No thread
 //! unlocks that slot, so the wait would last for ever.
 //!
-//! Locks are neither fair nor recursive. A waiter makes a few attempts, then sleeps until an
-//! unlock. A panic inside a guard unlocks. There is no poisoning, so the code that changes a value
-//! must keep it consistent. A guard in a thread-local variable unlocks when the variable is
-//! destroyed. A forgotten guard keeps its slot locked for ever.
+//! Locks are neither fair nor recursive. A waiter makes attempts for some microseconds, then sleeps
+//! until an unlock. A panic inside a guard unlocks. There is no poisoning, so the code that changes a
+//! value must keep it consistent. A signal handler must not use a lock.
 //!
-//! A signal handler must not use a lock.
-//!
-//! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010). The word with
-//! an owner is new here.
+//! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010). The owner is new
+//! here.
 //!
 //! # Invariants
 //!
-//! 1. Only the thread that changed a slot's word from 0 uses the slot's value, until it releases
-//!    the word.
-//! 2. A guard keeps the word that it locked. An unlock never asks for the CPU again.
-//! 3. A thread waits for a slot only if it holds neither that slot nor a later one. So threads do
+//! 1. A guard keeps the slot that it locked. An unlock never asks for the CPU again.
+//! 2. A thread waits for a slot only if it holds neither that slot nor a later one. So threads do
 //!    not wait in a circle inside one lock.
-//! 4. No wake-up is lost: see `offlock_sync::Parker`.
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem;
 use std::ops::{Deref, DerefMut};
 
-use crossbeam_utils::CachePadded;
 use offlock_sync::atomic::{AtomicU64, Ordering};
-use offlock_sync::cell::UnsafeCell;
-use offlock_sync::{Parker, SpinLimit, impl_error, order, spin, thread_id};
+use offlock_sync::{WordGuard, WordLock, check, impl_error, thread_id};
 
 use crate::cpu::{self, CpuId};
+use crate::slots::PerCpu;
 
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
 ///
@@ -72,29 +56,17 @@ use crate::cpu::{self, CpuId};
 /// ```
 ///
 /// A thread that locks more than one slot by separate calls must lock them in ascending order, as
-/// [`global`](Self::global) does. A call that would wait for a
-/// slot that its thread holds, or for a slot before one that its thread holds, returns
-/// [`LockError::Deadlock`] instead.
+/// [`global`](Self::global) does.
 ///
-/// `LgLock<T>` is `Sync` if `T` is `Send`, like a mutex. It is invariant in `T`:
-///
-/// ```compile_fail
-/// fn shorten<'a>(lock: offlock_percpu::lglock::LgLock<&'static str>) -> offlock_percpu::lglock::LgLock<&'a str> {
-///     lock
-/// }
-/// ```
-pub struct LgLock<T> {
-    /// One slot for every CPU below `cpu::possible_cpus()`.
-    slots: Box<[CachePadded<Slot<T>>]>,
-}
+/// `LgLock<T>` is `Sync` if `T` is `Send`, like a mutex.
+pub struct LgLock<T>(PerCpu<Slot<T>>);
 
-/// What a call does if a slot is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// Waits, or returns [`LockError::Deadlock`] if the wait could last for ever.
-    Wait,
-    /// Returns [`LockError::WouldBlock`] where `Wait` waits.
-    Try,
+/// The value of a CPU under its lock.
+struct Slot<T> {
+    lock: WordLock<T>,
+    /// The id of the thread that holds the lock. Set after the lock is taken, and cleared before it is
+    /// released.
+    owner: AtomicU64,
 }
 
 impl<T> LgLock<T> {
@@ -102,14 +74,15 @@ impl<T> LgLock<T> {
     ///
     /// If `init` panics, the values made so far are dropped and the panic goes on.
     #[must_use]
-    pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self { slots: Slot::boxed_slice(cpu::possible_cpus(), init) }
+    pub fn new(mut init: impl FnMut(CpuId) -> T) -> Self {
+        let slot = |cpu| Slot { lock: WordLock::new(init(cpu)), owner: AtomicU64::new(0) };
+        Self(PerCpu::new(slot))
     }
 
     /// Returns the number of slots: one for every possible CPU.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.0.capacity()
     }
 
     /// Locks the slot of the current CPU. Blocks while another thread holds it.
@@ -122,144 +95,59 @@ impl<T> LgLock<T> {
     /// [`LockError::Deadlock`] where the call could wait for ever.
     #[inline]
     pub fn local(&self) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.slot(cpu::current_cpu())?, Mode::Wait)
-    }
-
-    /// Locks the slot of the current CPU, if it is free. Never blocks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`local`](Self::local), and [`LockError::WouldBlock`] where that waits.
-    #[inline]
-    pub fn try_local(&self) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.slot(cpu::current_cpu())?, Mode::Try)
+        self.local_on(cpu::current_cpu())
     }
 
     /// Locks the slot of `cpu`. Blocks while another thread holds it.
     ///
     /// # Errors
     ///
-    /// The errors of [`local`](Self::local), and [`LockError::NoSuchCpu`].
+    /// Those of [`local`](Self::local).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `cpu` has no slot: its index is not below the `capacity`.
     #[inline]
     pub fn local_on(&self, cpu: CpuId) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.slot(cpu)?, Mode::Wait)
+        let (slot, me) = (&self.0[cpu], thread_id());
+        let guard = match slot.lock.try_lock() {
+            Some(guard) => guard,
+            None => self.wait(cpu, me)?,
+        };
+        // Ordering: Relaxed; only the calling thread looks for its own id.
+        slot.owner.store(me, Ordering::Relaxed);
+        Ok(LocalGuard { cpu, owner: &slot.owner, guard })
     }
 
-    /// Locks the slot of `cpu`, if it is free. Never blocks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`local_on`](Self::local_on), and [`LockError::WouldBlock`] where that waits.
-    #[inline]
-    pub fn try_local_on(&self, cpu: CpuId) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.slot(cpu)?, Mode::Try)
+    /// Locks a slot that is held.
+    #[cold]
+    #[inline(never)]
+    fn wait(&self, cpu: CpuId, me: u64) -> Result<WordGuard<'_, T>, LockError> {
+        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees
+        // its own store. An exited thread with the same id that forgot its guard may have stored it
+        // too; then the slot stays locked for ever.
+        let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
+        let from_here = self.0.iter().skip(cpu.index());
+        let free = from_here.map(|(_, slot)| slot).all(|slot| !mine(slot));
+        if !check!("lock a slot: none from it on is held", free) {
+            return Err(LockError::Deadlock);
+        }
+        Ok(self.0[cpu].lock.lock())
     }
 
     /// Locks every slot, in ascending order. Blocks while another thread holds one of them.
     ///
     /// # Errors
     ///
-    /// The errors of [`local`](Self::local).
+    /// Those of [`local`](Self::local).
     pub fn global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
-        // SAFETY: the guard has no slots.
-        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
-        for (index, slot) in self.slots.iter().enumerate() {
-            self.acquire(slot, Mode::Wait)?; // on an error, `guard` releases the slots before this one
-            std::mem::forget(guard);
-            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
-            guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
+        let mut all = GlobalGuard { lock: self, held: 0, _guards: PhantomData };
+        while all.held < self.capacity() {
+            mem::forget(self.local_on(CpuId::new(all.held as u32))?); // on an error `all` unlocks
+            all.held += 1;
         }
-        Ok(guard)
+        Ok(all)
     }
-
-    /// Returns the value of `cpu`, or `None` if it has no slot. Locks nothing: `&mut self` proves
-    /// that no guard exists.
-    #[must_use]
-    pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
-        self.slots.get_mut(cpu.index()).map(|slot| slot.get_mut())
-    }
-
-    #[inline(always)]
-    fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
-        self.slots.get(cpu.index()).map(|slot| &**slot).ok_or(LockError::NoSuchCpu(cpu))
-    }
-
-    #[inline(always)]
-    fn lock<'a>(&'a self, slot: &'a Slot<T>, mode: Mode) -> Result<LocalGuard<'a, T>, LockError> {
-        self.acquire(slot, mode)?;
-        // SAFETY: `acquire` acquired the word, and this is its only guard.
-        Ok(unsafe { self.guard(slot) })
-    }
-
-    /// # Safety
-    ///
-    /// The calling thread has acquired the slot's word, and makes no other guard for it.
-    #[inline(always)]
-    unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
-        // SAFETY: the contract of this function; `LocalGuard` is `!Send`.
-        let raw = unsafe { RawGuard::new(slot) };
-        // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
-        // value.
-        unsafe { LocalGuard::new(slot, raw) }
-    }
-
-    /// Acquires the slot's word once it is 0.
-    #[inline(always)]
-    fn acquire(&self, slot: &Slot<T>, mode: Mode) -> Result<(), LockError> {
-        let me = thread_id();
-        if try_acquire(slot, me) { Ok(()) } else { self.acquire_slow(slot, me, mode) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn acquire_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
-        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees
-        // its own store. An exited thread with the same id that forgot its guard may have stored it
-        // too; then the slot stays locked for ever.
-        let owned_by_me = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
-        if owned_by_me(slot) {
-            return Err(LockError::Deadlock);
-        }
-        let attempt = || {
-            // Ordering: Relaxed; this load only avoids an exchange on the holder's cache line.
-            let free = slot.word.load(Ordering::Relaxed) == 0;
-            (free && try_acquire(slot, me)).then_some(())
-        };
-        // A `try_` method does not wait, so it may lock in any order.
-        if mode == Mode::Try {
-            return Err(LockError::WouldBlock);
-        }
-        // The thread spins first, because the check below reads a cache line of every CPU from this
-        // one on.
-        if spin(SpinLimit::SHORT, attempt).is_some() {
-            return Ok(());
-        }
-        // A thread waits for slots in ascending order only (invariant 3).
-        if self.slots[slot.cpu.index()..].iter().any(|slot| owned_by_me(slot)) {
-            return Err(LockError::Deadlock);
-        }
-        slot.parker.park(attempt);
-        Ok(())
-    }
-}
-
-#[inline(always)]
-fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
-    let acquire = order!(Acquire, "lock a slot: the value");
-    // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value. Relaxed
-    // on failure: the value is not used then.
-    let taken = if cfg!(offlock_model) {
-        // Equivalent, because the word has two values. loom lets a swap that read HELD undo a
-        // release.
-        slot.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
-    } else {
-        slot.word.swap(HELD, acquire) == 0
-    };
-    if taken {
-        // Ordering: Relaxed; only the calling thread looks for its own id.
-        slot.owner.store(me, Ordering::Relaxed);
-    }
-    taken
 }
 
 impl<T: Default> Default for LgLock<T> {
@@ -274,13 +162,10 @@ impl<T> fmt::Debug for LgLock<T> {
     }
 }
 
-/// Makes a guard `!Send` and `!Sync`; an `impl` for each guard restores `Sync` for `T: Sync`.
-type NotSend = PhantomData<*mut ()>;
-
 /// Exclusive access to one slot; unlocks on drop.
 ///
 /// The guard keeps the slot that it locked, even if the thread moves to another CPU. A forgotten
-/// guard leaves the slot locked for ever: see the [module](super).
+/// guard leaves the slot locked for ever.
 ///
 /// ```
 /// use offlock_percpu::lglock::{LgLock, LocalGuard, LockError};
@@ -296,28 +181,17 @@ type NotSend = PhantomData<*mut ()>;
 /// ```
 #[must_use = "the slot is unlocked when the guard drops"]
 pub struct LocalGuard<'a, T> {
-    slot: &'a Slot<T>,
-    _raw: RawGuard<'a>,
-    _not_send: NotSend,
+    cpu: CpuId,
+    owner: &'a AtomicU64,
+    guard: WordGuard<'a, T>,
 }
 
-// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes it.
-unsafe impl<T: Sync> Sync for LocalGuard<'_, T> {}
-
-impl<'a, T> LocalGuard<'a, T> {
-    /// # Safety
-    ///
-    /// While `raw` lives, its thread may use the slot's value, and no other code may.
-    #[inline(always)]
-    unsafe fn new(slot: &'a Slot<T>, raw: RawGuard<'a>) -> Self {
-        Self { slot, _raw: raw, _not_send: PhantomData }
-    }
-
+impl<T> LocalGuard<'_, T> {
     /// Returns the CPU of the slot.
     #[inline]
     #[must_use]
     pub fn cpu(&self) -> CpuId {
-        self.slot.cpu
+        self.cpu
     }
 }
 
@@ -326,18 +200,22 @@ impl<T> Deref for LocalGuard<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: by the contract of `new` this thread may use the value while `raw` lives; `&self`
-        // excludes `deref_mut`.
-        unsafe { &*self.slot.as_ptr() }
+        &self.guard
     }
 }
 
 impl<T> DerefMut for LocalGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: by the contract of `new` this thread may use the value while `raw` lives; `&mut
-        // self` excludes other references.
-        unsafe { &mut *self.slot.as_mut_ptr() }
+        &mut self.guard
+    }
+}
+
+impl<T> Drop for LocalGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Ordering: Relaxed; only the calling thread looks for its own id.
+        self.owner.store(0, Ordering::Relaxed);
     }
 }
 
@@ -362,69 +240,49 @@ impl<T: fmt::Debug> fmt::Debug for LocalGuard<'_, T> {
 /// ```
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct GlobalGuard<'a, T> {
-    slots: &'a [CachePadded<Slot<T>>],
-    _not_send: NotSend,
+    lock: &'a LgLock<T>,
+    /// The first slots, which this thread holds by guards that it has forgotten.
+    held: usize,
+    /// What the guard stands for: it is `!Send`, as they are.
+    _guards: PhantomData<WordGuard<'a, T>>,
 }
 
-// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes it.
-unsafe impl<T: Sync> Sync for GlobalGuard<'_, T> {}
-
-impl<'a, T> GlobalGuard<'a, T> {
-    /// # Safety
-    ///
-    /// The calling thread has acquired the words of all `slots`, and only the guard releases them.
-    unsafe fn new(slots: &'a [CachePadded<Slot<T>>]) -> Self {
-        Self { slots, _not_send: PhantomData }
-    }
-
+impl<T> GlobalGuard<'_, T> {
     /// Returns the number of slots.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// Returns the value of `cpu`, or `None` if it has no slot.
-    #[must_use]
-    pub fn get(&self, cpu: CpuId) -> Option<&T> {
-        let slot = self.slots.get(cpu.index())?;
-        // SAFETY: by the contract of `new` this thread holds the slot; `&self` excludes `get_mut`.
-        Some(unsafe { &*slot.as_ptr() })
-    }
-
-    /// Returns the value of `cpu`, or `None` if it has no slot.
-    #[must_use]
-    pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
-        let slot = self.slots.get(cpu.index())?;
-        // SAFETY: by the contract of `new` this thread holds the slot; `&mut self` excludes other
-        // references.
-        Some(unsafe { &mut *slot.as_mut_ptr() })
+        self.lock.capacity()
     }
 
     /// Iterates over all slots in ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CpuId, &T)> + ExactSizeIterator + Clone {
         // The `&self` in the closure makes the iterator `Send` only if `T` is `Sync`.
-        let value = move |cpu| (cpu, self.get(cpu).expect("below the capacity"));
-        (0..self.slots.len() as u32).map(CpuId::new).map(value)
+        self.lock.0.iter().map(move |(cpu, slot)| {
+            let _ = self;
+            // SAFETY: this thread holds the lock. `&self` excludes `iter_mut`.
+            (cpu, unsafe { &*slot.lock.as_ptr() })
+        })
     }
 
     /// Iterates over all slots in ascending order.
     pub fn iter_mut(
         &mut self,
     ) -> impl DoubleEndedIterator<Item = (CpuId, &mut T)> + ExactSizeIterator {
-        self.slots.iter().map(|slot| {
-            // SAFETY: by the contract of `new` this thread holds the slot. The mutable borrow of the
-            // guard excludes every other use, and each slot is visited once.
-            (slot.cpu, unsafe { &mut *slot.as_mut_ptr() })
+        self.lock.0.iter().map(|(cpu, slot)| {
+            // SAFETY: this thread holds the lock. `&mut self` excludes every other use, and each slot
+            // is visited once.
+            (cpu, unsafe { &mut *slot.lock.as_mut_ptr() })
         })
     }
 }
 
 impl<T> Drop for GlobalGuard<'_, T> {
     fn drop(&mut self) {
-        for slot in self.slots {
-            // SAFETY: by the contract of `new` this thread holds the word, and only this drop
-            // releases it.
-            drop(unsafe { RawGuard::new(slot) });
+        for (_, slot) in self.lock.0.iter().take(self.held) {
+            // Ordering: Relaxed; only the calling thread looks for its own id.
+            slot.owner.store(0, Ordering::Relaxed);
+            // SAFETY: this thread has forgotten the guard of the slot, in `global`.
+            unsafe { slot.lock.unlock() };
         }
     }
 }
@@ -432,100 +290,6 @@ impl<T> Drop for GlobalGuard<'_, T> {
 impl<T: fmt::Debug> fmt::Debug for GlobalGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
-    }
-}
-
-/// The word of a held slot.
-///
-/// It is not the id of the owner, because an exchange with a constant acquires a free word and
-/// leaves a held word unchanged, and is a tenth faster than a compare-exchange.
-const HELD: u64 = 1;
-
-/// The value of a CPU and its lock. Each is alone on its cache lines (`CachePadded`).
-///
-/// The fields that an unlock reads share the cache line of the word that it writes.
-#[derive(Debug)]
-#[repr(C)]
-struct Slot<T> {
-    /// [`HELD`], or 0.
-    word: AtomicU64,
-    /// The id of the thread that holds the slot. Set after the word is acquired, and cleared before
-    /// the word is released.
-    owner: AtomicU64,
-    parker: Parker,
-    cpu: CpuId,
-    value: UnsafeCell<T>,
-}
-
-// SAFETY: `value` is reached through guards only, and those give `&mut T` to one thread at a time
-// (invariant 1 of the module), which is a move as far as `T` can tell, so `T: Send` suffices. A
-// shared guard, which gives out `&T`, requires `T: Sync` itself. The rest is atomics and locks.
-unsafe impl<T: Send> Sync for Slot<T> {}
-
-impl<T> Slot<T> {
-    /// Creates `count` free slots, for the CPUs from 0 on.
-    fn boxed_slice(count: usize, mut init: impl FnMut(CpuId) -> T) -> Box<[CachePadded<Self>]> {
-        let slot = |index| {
-            let cpu = CpuId::new(index as u32);
-            CachePadded::new(Self {
-                word: AtomicU64::new(0),
-                owner: AtomicU64::new(0),
-                parker: Parker::new(),
-                cpu,
-                value: UnsafeCell::new(init(cpu)),
-            })
-        };
-        (0..count).map(slot).collect()
-    }
-
-    /// Returns a pointer for a thread that holds the slot and only reads the value.
-    #[inline(always)]
-    fn as_ptr(&self) -> *const T {
-        self.value.with(|value| value)
-    }
-
-    /// Returns a pointer for a thread that holds the slot.
-    #[inline(always)]
-    fn as_mut_ptr(&self) -> *mut T {
-        self.value.with_mut(|value| value)
-    }
-
-    /// Returns the value without locking.
-    fn get_mut(&mut self) -> &mut T {
-        let value = self.as_mut_ptr();
-        // SAFETY: a guard borrows the slot, so `&mut self` excludes every guard.
-        unsafe { &mut *value }
-    }
-}
-
-/// The lock on a slot, without access to the value; unlocks on drop.
-#[derive(Debug)]
-struct RawGuard<'a> {
-    word: &'a AtomicU64,
-    owner: &'a AtomicU64,
-    parker: &'a Parker,
-}
-
-impl<'a> RawGuard<'a> {
-    /// # Safety
-    ///
-    /// The calling thread has acquired the slot's word and stored its id as the owner. No other
-    /// `RawGuard` of the slot exists, and this one stays on the calling thread.
-    #[inline(always)]
-    unsafe fn new<T>(slot: &'a Slot<T>) -> Self {
-        Self { word: &slot.word, owner: &slot.owner, parker: &slot.parker }
-    }
-}
-
-impl Drop for RawGuard<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // Ordering: Relaxed; only the calling thread looks for its own id.
-        self.owner.store(0, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire in `try_acquire`, by which the next holder takes
-        // the word. It carries the slot's value.
-        self.word.store(0, order!(Release, "unlock a slot: the value"));
-        self.parker.unpark_one();
     }
 }
 
@@ -538,82 +302,31 @@ impl Drop for RawGuard<'_> {
 /// let cpu = CpuId::new(0);
 /// let guard = lock.local_on(cpu)?;
 /// assert_eq!(lock.local_on(cpu).err(), Some(LockError::Deadlock)); // this thread holds the slot
-/// std::thread::scope(|scope| {
-///     scope.spawn(|| assert_eq!(lock.try_local_on(cpu).err(), Some(LockError::WouldBlock)));
-/// });
 /// drop(guard);
 /// # Ok::<(), LockError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Another thread holds a slot that the call needs. Only the `try_` methods return this; the
-    /// other methods wait. Maps to `EAGAIN`.
-    WouldBlock,
     /// The wait could last for ever, because the calling thread holds the slot itself, or holds a
-    /// slot that must be locked after it. Maps to `EDEADLK`.
-    ///
-    /// A forgotten guard counts as held. The kernel reuses thread ids, so a later thread with the
-    /// id of the exited holder gets this error too.
+    /// slot that must be locked after it. Maps to `EDEADLK`. A forgotten guard counts as held.
     Deadlock,
-    /// The CPU has no slot: its index is not below the lock's `capacity`. Maps to `EINVAL`.
-    NoSuchCpu(CpuId),
 }
 
 impl_error! {
     [] LockError {
-        Self::WouldBlock => EAGAIN, "another thread holds the slot";
         Self::Deadlock => EDEADLK, "this thread holds the slot, or one that must be locked after it";
-        Self::NoSuchCpu(cpu) => EINVAL, "no slot for {cpu}";
     }
 }
 
 #[cfg(all(test, not(offlock_model)))]
 mod tests {
     use super::*;
-    use std::io;
-
-    use crate::cpu;
-
-    /// This holds for any size of the value. The parker, which an unlock reads, is on the cache
-    /// line of the word.
-    #[test]
-    fn inv18_slots_of_different_cpus_never_share_a_line() {
-        fn check<T: Default>() {
-            let slots = Slot::<T>::boxed_slice(cpu::possible_cpus(), |_| T::default());
-            for slot in &slots {
-                assert_eq!(std::ptr::from_ref::<Slot<T>>(slot).addr() % 128, 0);
-            }
-            assert_eq!(size_of::<CachePadded<Slot<T>>>() % 128, 0);
-            assert!(std::mem::offset_of!(Slot<T>, parker) + size_of::<Parker>() <= 64);
-        }
-        check::<()>();
-        check::<u8>();
-        check::<[u64; 12]>();
-        check::<Vec<u8>>();
-    }
 
     /// A slot with a small value takes 128 bytes.
     #[test]
-    fn a_small_value_fits_in_the_line_of_its_lock() {
-        assert_eq!(size_of::<CachePadded<Slot<[u64; 9]>>>(), 128);
+    fn a_small_value_fits_in_the_lines_of_its_slot() {
+        assert_eq!(size_of::<Slot<[u64; 3]>>(), 128);
         assert!(size_of::<LgLock<u8>>() <= 32);
-    }
-
-    #[test]
-    fn every_error_has_an_errno_and_a_message() {
-        let cpu = CpuId::new(9);
-        for (error, errno, message) in [
-            (LockError::WouldBlock, libc::EAGAIN, "another thread holds the slot"),
-            (
-                LockError::Deadlock,
-                libc::EDEADLK,
-                "this thread holds the slot, or one that must be locked after it",
-            ),
-            (LockError::NoSuchCpu(cpu), libc::EINVAL, "no slot for cpu 9"),
-        ] {
-            assert_eq!((error.errno(), error.to_string().as_str()), (errno, message));
-            assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
-        }
     }
 }

@@ -69,9 +69,31 @@ impl<T> WordLock<T> {
     /// Returns the value without locking: `&mut self` proves that no guard exists.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
-        let value = self.value.with_mut(|value| value);
+        let value = self.as_mut_ptr();
         // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard.
         unsafe { &mut *value }
+    }
+
+    /// Returns a pointer to the value, for a thread that has forgotten a guard and only reads.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const T {
+        self.value.with(|value| value)
+    }
+
+    /// Returns a pointer to the value, for a thread that has forgotten a guard.
+    #[inline(always)]
+    pub fn as_mut_ptr(&self) -> *mut T {
+        self.value.with_mut(|value| value)
+    }
+
+    /// Unlocks in place of a guard.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread has forgotten the guard, and nothing uses the value any more.
+    #[inline(always)]
+    pub unsafe fn unlock(&self) {
+        drop(self.guard());
     }
 
     #[inline(always)]
@@ -137,19 +159,17 @@ impl<T> Deref for WordGuard<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        let value = self.lock.value.with(|value| value);
         // SAFETY: invariant 1: this guard's thread holds the word. `&self` excludes `deref_mut`.
-        unsafe { &*value }
+        unsafe { &*self.lock.as_ptr() }
     }
 }
 
 impl<T> DerefMut for WordGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        let value = self.lock.value.with_mut(|value| value);
         // SAFETY: invariant 1: this guard's thread holds the word. `&mut self` excludes other
         // references.
-        unsafe { &mut *value }
+        unsafe { &mut *self.lock.as_mut_ptr() }
     }
 }
 

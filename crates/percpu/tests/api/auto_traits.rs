@@ -1,12 +1,12 @@
 //! `Send`, `Sync` and the variance of the public types. A compile-time test.
 //!
-//! A type that loses `Send` or `Sync` breaks its callers, and one that gains it may be unsound. The
-//! tests of `LgLock` have the same checks.
+//! A type that loses `Send` or `Sync` breaks its callers, and one that gains it may be unsound.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
+use offlock_percpu::lglock::{GlobalGuard, LgLock, LocalGuard};
 use offlock_percpu::rcu::{
     Atomic, Batch, GracePeriod, Guard, Owned, RetireHead, Stats, SynchronizeError, Unlinked,
 };
@@ -68,6 +68,16 @@ fn locks_and_references_go_where_they_may() {
     sync::<PercpuRef>();
     send::<RefBlock>();
     sync::<RefBlock>();
+    send::<LgLock<Cell<u8>>>();
+    sync::<LgLock<Cell<u8>>>();
+    <LgLock<MutexGuard<'static, u8>> as NotSend<_>>::none();
+    <LgLock<MutexGuard<'static, u8>> as NotSync<_>>::none();
+    sync::<LocalGuard<'_, u8>>();
+    sync::<GlobalGuard<'_, u8>>();
+    <LocalGuard<'static, u8> as NotSend<_>>::none();
+    <GlobalGuard<'static, u8> as NotSend<_>>::none();
+    <LocalGuard<'static, Cell<u8>> as NotSync<_>>::none();
+    <GlobalGuard<'static, Cell<u8>> as NotSync<_>>::none();
     send::<WordLock<Cell<u8>>>();
     sync::<WordLock<Cell<u8>>>();
     sync::<WordGuard<'_, u8>>();
@@ -101,6 +111,10 @@ mod covariant {
 
     fn owned<'a>(owned: Owned<&'static u8>) -> Owned<&'a u8> {
         owned
+    }
+
+    fn guard<'a>(guard: LocalGuard<'static, u8>) -> LocalGuard<'a, u8> {
+        guard
     }
 
     fn slots<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {

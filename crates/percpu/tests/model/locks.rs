@@ -54,12 +54,11 @@ impl<'a> Locks<'a> {
         if self.held.len() == MOST {
             self.held.clear();
         }
-        let tries = what.is_multiple_of(2);
         match what / 2 % 5 {
-            0 => self.local(tries),
+            0 => self.local(),
             1 => {
-                let got = if tries { self.lock.try_local_on(a) } else { self.lock.local_on(a) };
-                self.took(got.map(Guard::Local), self.refusal(a), &[a.index()]);
+                let refused = self.busy(&[a]);
+                self.took(self.lock.local_on(a).map(Guard::Local), refused, &[a.index()]);
             }
             2 | 3 => {
                 let slots: Vec<usize> = (0..self.values.len()).collect();
@@ -74,9 +73,8 @@ impl<'a> Locks<'a> {
     }
 
     /// Locks the slot of the current CPU, which is known only after the call.
-    fn local(&mut self, tries: bool) {
-        let got = if tries { self.lock.try_local() } else { self.lock.local() };
-        match got {
+    fn local(&mut self) {
+        match self.lock.local() {
             Ok(mut guard) => {
                 let slot = guard.cpu().index();
                 assert_eq!(self.busy(&[guard.cpu()]), None);
@@ -89,12 +87,6 @@ impl<'a> Locks<'a> {
                 assert_eq!((error, self.held.is_empty()), (LockError::Deadlock, false));
             }
         }
-    }
-
-    /// Returns the error that a call for this slot must give, if any.
-    fn refusal(&self, cpu: CpuId) -> Option<LockError> {
-        let exists = cpu.index() < self.values.len();
-        if exists { self.busy(&[cpu]) } else { Some(LockError::NoSuchCpu(cpu)) }
     }
 
     fn busy(&self, cpus: &[CpuId]) -> Option<LockError> {

@@ -58,8 +58,7 @@ fn amount(base: u8, shift: u8) -> u64 {
 }
 
 fn cpu(a: u8) -> CpuId {
-    // One of these CPUs does not exist.
-    CpuId::new(u32::from(a) % (possible_cpus() as u32 + 1))
+    CpuId::new(u32::from(a) % possible_cpus() as u32)
 }
 
 struct Counting {
