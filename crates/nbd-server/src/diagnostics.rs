@@ -24,7 +24,7 @@ use tracing::warn;
 /// Most lines in the queue: a burst of connections, and a page of statistics.
 const MOST: usize = 1024;
 /// How long the end of the server waits for the queue, and its start for standard output.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 
 /// Lines that were dropped since the server started.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -230,7 +230,7 @@ mod tests {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", "diagnostics::tests::child_that_panics"]).env(CHILD, "1");
         let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        thread::sleep(PATIENCE / 10); // so that the pipe is full when the thread panics
+        thread::sleep(Duration::from_millis(100)); // so that the pipe is full when the thread panics
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3));

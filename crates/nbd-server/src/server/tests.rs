@@ -220,6 +220,7 @@ fn a_connection_goes_to_the_worker_that_is_less_busy() {
 fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
     serve(&["--workers", "2", "--size", "1M"], |lab| {
         let mut reporter = lab.reporter.clone();
+        reporter.patience = SILENCE;
         assert_eq!(reporter.report().workers, 2);
         let (dead, _inbox) = Inbox::new(Instant::now()).unwrap();
         reporter.workers.push(dead);
