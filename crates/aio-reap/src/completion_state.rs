@@ -6,9 +6,8 @@
 use std::mem;
 use std::num::NonZeroI32;
 
-use crate::error::RequestError;
 use crate::file::File;
-use crate::op::{AtEof, Kind, Op, RawCompletion};
+use crate::op::{Kind, Op, RawCompletion};
 use crate::payload::{DeferredDrop, Deliver, End, RawResult};
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
@@ -42,7 +41,7 @@ pub(crate) struct CompletionState {
 pub(crate) struct NewRequest<T> {
     pub(crate) file: Option<File>,
     pub(crate) op: Op,
-    pub(crate) at_eof: AtEof,
+    pub(crate) zero_fill: bool,
     pub(crate) target: CompletionTarget,
     pub(crate) payload: T,
 }
@@ -72,11 +71,11 @@ impl CompletionState {
         request: NewRequest<T>,
         stage: impl FnOnce(u64, usize) -> bool,
     ) -> u64 {
-        let NewRequest { file, op, at_eof, target, payload } = request;
+        let NewRequest { file, op, zero_fill, target, payload } = request;
         let slot = self.slab.get(index);
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         slot.target = target;
-        slot.at_eof = at_eof;
+        slot.zero_fill = zero_fill;
         slot.retries = 0;
         slot.op = op;
         slot.result = RawResult { done: 0, error: None };
@@ -184,10 +183,8 @@ impl CompletionState {
                 // block.
                 Kind::Read if whole == 0 => {
                     slot.progress(moved);
-                    match slot.at_eof {
-                        AtEof::Stop => {}
-                        AtEof::ZeroFill => slot.zero_rest(),
-                        AtEof::Fail => slot.result.error = Some(RequestError::END_OF_FILE),
+                    if slot.zero_fill {
+                        slot.zero_rest();
                     }
                 }
                 _ if slot.cancel_errno().is_some() => {

@@ -8,45 +8,32 @@ use thiserror::Error;
 /// The reason why an accepted request failed, and the number of bytes that it had transferred
 /// before.
 ///
-/// Short transfers are continued, so an error, a cancellation, or the end of the file in an exact
-/// read may come after part of the request. The first [`transferred`](Self::transferred) bytes of
-/// the buffer are then in the file, or were read.
+/// Short transfers are continued, so an error or a cancellation may come after part of the request. The
+/// first [`transferred`](Self::transferred) bytes of the buffer are then in the file, or were read.
 ///
 /// `?` converts it to an [`io::Error`], which keeps the reason and drops the count.
 ///
 /// ```
 /// use aio_reap::Engine;
-/// use std::io::ErrorKind;
 ///
 /// # fn main() -> std::io::Result<()> {
 /// let engine = Engine::new()?;
-/// let file = engine.attach(tempfile::tempfile()?)?;
-/// engine.write(&file, b"eleven byte".to_vec(), 0).submit()?.wait().0?;
-/// // The file ends before the buffer is full.
-/// let (read, buf) = engine.read(&file, vec![0; 512], 0).exact().submit()?.wait();
-/// let error = read.unwrap_err();
-/// assert_eq!((error.kind(), error.transferred()), (ErrorKind::UnexpectedEof, 11));
-/// assert_eq!(&buf[..11], b"eleven byte");
-/// // A device that takes no bytes at all.
 /// let full = engine.attach(std::fs::OpenOptions::new().write(true).open("/dev/full")?)?;
 /// let error = engine.write(&full, vec![7; 512], 0).submit()?.wait().0.unwrap_err();
+/// assert_eq!((error.errno(), error.transferred()), (libc::ENOSPC, 0));
 /// assert_eq!(error.to_string(), "No space left on device (os error 28)");
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RequestError {
-    /// An errno, or [`END_OF_FILE`](Self::END_OF_FILE).
-    reason: NonZeroI32,
+    errno: NonZeroI32,
     transferred: usize,
 }
 
 impl RequestError {
-    /// Represents [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof), which has no errno.
-    pub(crate) const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
-
-    pub(crate) fn new(reason: NonZeroI32, transferred: usize) -> Self {
-        Self { reason, transferred }
+    pub(crate) fn new(errno: NonZeroI32, transferred: usize) -> Self {
+        Self { errno, transferred }
     }
 
     /// Returns the number of bytes that were transferred before the error. They are the first ones
@@ -58,27 +45,13 @@ impl RequestError {
         self.transferred
     }
 
-    /// Returns the errno, or `None` at the end of the file, which has none, as for an
-    /// [`io::Error`].
-    pub fn raw_os_error(&self) -> Option<i32> {
-        (self.reason != Self::END_OF_FILE).then_some(self.reason.get())
-    }
-
-    /// Returns the errno, or `EIO` at the end of the file.
+    /// Returns the errno.
     pub fn errno(&self) -> i32 {
-        self.raw_os_error().unwrap_or(libc::EIO)
-    }
-
-    /// Returns the kind of the [`io::Error`] that it converts to.
-    pub fn kind(&self) -> io::ErrorKind {
-        self.reason().kind()
+        self.errno.get()
     }
 
     fn reason(&self) -> io::Error {
-        match self.raw_os_error() {
-            Some(errno) => io::Error::from_raw_os_error(errno),
-            None => io::ErrorKind::UnexpectedEof.into(),
-        }
+        io::Error::from_raw_os_error(self.errno())
     }
 }
 

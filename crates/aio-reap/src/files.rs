@@ -313,7 +313,7 @@ impl OpenOptions {
 /// assert!(stat.is_file() && stat.size > 0);
 /// assert_eq!(stat.mode & 0o7000, 0);
 /// let missing = engine.stat("/no such file").submit()?.wait().0.unwrap_err();
-/// assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+/// assert_eq!(missing.errno(), libc::ENOENT);
 /// # Ok(())
 /// # }
 /// ```

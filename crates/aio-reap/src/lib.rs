@@ -111,8 +111,8 @@
 //! and counts as in flight.
 //!
 //! **Short transfers** are continued where they stopped (on a direct file, at the start of the
-//! block where they stopped). A read ends early only at the end of the file. There it stops, is filled with [zeros](Request::zero_fill), or
-//! [fails](Request::exact). A write never ends early: it fails with `ENOSPC` if the device takes no
+//! block where they stopped). A read ends early only at the end of the file. There it stops, or is filled
+//! with [zeros](Request::zero_fill). A write never ends early: it fails with `ENOSPC` if the device takes no
 //! more bytes. `EINTR` and `EAGAIN` are retried up to 16 times in a row.
 //!
 //! **Stack.** Callbacks run after the reap loop. A callback runs inside another one only if the

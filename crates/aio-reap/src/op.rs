@@ -92,17 +92,6 @@ impl Kind {
     }
 }
 
-/// The behaviour of a read that ends at the end of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtEof {
-    /// A read succeeds with the number of bytes that it read.
-    Stop,
-    /// The read fills the rest of the buffer with zeros.
-    ZeroFill,
-    /// The read fails with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof).
-    Fail,
-}
-
 /// The memory that an operation's pointer names: the bytes of one buffer (or none), or a number of
 /// `struct iovec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

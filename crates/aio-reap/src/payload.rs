@@ -47,7 +47,7 @@ pub(crate) type DeferredDrop = Rc<dyn Any>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawResult {
     pub(crate) done: u64,
-    /// An errno or [`RequestError::END_OF_FILE`].
+    /// The errno of a request that failed.
     pub(crate) error: Option<NonZeroI32>,
 }
 

@@ -13,7 +13,7 @@ use crate::completion_state::NewRequest;
 use crate::core::{AdmitOnDrop, Core};
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
-use crate::op::{AtEof, Op};
+use crate::op::Op;
 use crate::operation::{Callback, Operation, Owned, Reply};
 use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
@@ -46,7 +46,7 @@ pub struct Request<'e, B, T = usize> {
     core: &'e Rc<Core>,
     file: Option<File>,
     op: Op,
-    at_eof: AtEof,
+    zero_fill: bool,
     misaligned: bool,
     invalid_path: bool,
     cancel_at: Option<Instant>,
@@ -63,7 +63,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
             core,
             file,
             op,
-            at_eof: AtEof::Stop,
+            zero_fill: false,
             misaligned: false,
             invalid_path: false,
             cancel_at: None,
@@ -74,15 +74,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
 
     /// Makes a read fill the buffer with zeros after the end of the file, instead of ending early.
     pub fn zero_fill(mut self) -> Self {
-        self.at_eof = AtEof::ZeroFill;
-        self
-    }
-
-    /// Makes a read fail with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof) if the file ends
-    /// before its buffer is full. The buffer then holds the bytes that were read. A write is
-    /// always exact.
-    pub fn exact(mut self) -> Self {
-        self.at_eof = AtEof::Fail;
+        self.zero_fill = true;
         self
     }
 
@@ -262,10 +254,10 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         }
         let completions = &mut state.completions;
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
-        let Self { file, op, at_eof, cancel_at, buf, .. } = self;
+        let Self { file, op, zero_fill, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
         let user_data =
-            state.queue(index, NewRequest { file, op, at_eof, target, payload: payload(buf) });
+            state.queue(index, NewRequest { file, op, zero_fill, target, payload: payload(buf) });
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }

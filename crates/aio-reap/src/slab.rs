@@ -11,7 +11,7 @@ use std::task::Waker;
 use std::{mem, slice};
 
 use crate::file::File;
-use crate::op::{AtEof, Op, Sub};
+use crate::op::{Op, Sub};
 use crate::payload::{Payload, RawResult};
 
 /// The number of a slot.
@@ -69,7 +69,8 @@ pub(crate) struct Slot {
     pub(crate) generation: u32,
     pub(crate) state: SlotState,
     pub(crate) target: CompletionTarget,
-    pub(crate) at_eof: AtEof,
+    /// A read that ends at the end of the file fills the rest of its buffer with zeros.
+    pub(crate) zero_fill: bool,
     /// The number of EAGAIN and EINTR completions in a row, or a [`CancelReason`].
     pub(crate) retries: u8,
     pub(crate) op: Op,
@@ -85,7 +86,7 @@ impl Slot {
         generation: 0,
         state: SlotState::Free,
         target: CompletionTarget::Callback,
-        at_eof: AtEof::Stop,
+        zero_fill: false,
         retries: 0,
         op: Op::NOP,
         result: RawResult { done: 0, error: None },
@@ -376,7 +377,7 @@ pub(crate) fn finish_submission(slab: &mut Slab, list: &mut Fifo, offered: usize
 /// let engine = Engine::new()?;
 /// let plug = engine.plug(); // the request stays in the engine
 /// let id = engine.nop().callback(|result, ()| {
-///     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+///     assert_eq!(result.unwrap_err().errno(), libc::ECANCELED);
 /// })?;
 /// assert!(engine.cancel(id));
 /// drop(plug);

@@ -126,14 +126,14 @@ fn child() {
         for result in [written, read] {
             match result {
                 Ok(moved) => assert_eq!(moved, BLOCK),
-                Err(error) => println!("\nfailed: {}", error.raw_os_error().unwrap()),
+                Err(error) => println!("\nfailed: {}", error.errno()),
             }
         }
         assert_eq!(&buf[..], &bytes[..]);
     }
     for sync in [engine.fdatasync(&file), engine.fsync(&file)] {
         if let (Err(error), _) = sync.submit().unwrap().wait() {
-            println!("\nfailed: {}", error.raw_os_error().unwrap());
+            println!("\nfailed: {}", error.errno());
         }
     }
     assert!(engine.validate().is_idle());
@@ -237,7 +237,7 @@ fn cancelling_child() {
     let Ok((result, _)) = read.wait_timeout(Duration::from_secs(60)) else {
         panic!("the cancellation never reached the kernel");
     };
-    assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    assert_eq!(result.unwrap_err().errno(), libc::ECANCELED);
     assert!(engine.validate().is_idle());
 }
 

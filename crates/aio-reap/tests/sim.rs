@@ -221,7 +221,7 @@ fn cancelling_ends_what_no_server_has_taken_up() {
     drop(plug);
     assert!(first.cancel() && second.cancel());
     let error = second.wait().0.unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
+    assert_eq!(error.errno(), libc::ECANCELED);
     assert!(sim.now() < 1_000_000);
     first.wait().0.unwrap();
     assert!(sim.now() >= 1_000_000);
@@ -263,7 +263,7 @@ fn inv09_deadlines_come_in_virtual_time() {
         // No server has begun it, so it can be cancelled. Only the engine waits for it.
         let late = engine.nop().cancel_at(sim.instant() + HOUR).submit().unwrap();
         let error = late.wait().0.unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
+        assert_eq!(error.errno(), libc::ETIMEDOUT);
         hours(4);
         slow.wait().0.unwrap();
         assert!(started.elapsed() < Duration::from_secs(60), "{mode:?}");
@@ -285,7 +285,7 @@ fn inv12_endless_retries_end_with_the_error() {
         let engine = Engine::builder().depth(4).reap_mode(mode).build_sim(&sim).unwrap();
         for _ in 0..20 {
             let error = engine.nop().submit().unwrap().wait().0.unwrap_err();
-            assert!(matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)), "{error}");
+            assert!(matches!(error.errno(), libc::EINTR | libc::EAGAIN), "{error}");
         }
         assert_eq!(engine.stats().retries, 20 * 16, "{mode:?}");
         // Half of the completions are EAGAIN, after which the engine waits for 100 us or longer.

@@ -38,8 +38,8 @@ fn scripted(depth: usize) -> (Engine, Script) {
     (Engine::builder().depth(depth).build_sim(&script).unwrap(), script)
 }
 
-fn errno(result: Result<usize, aio_reap::RequestError>) -> Option<i32> {
-    result.unwrap_err().raw_os_error()
+fn errno(result: Result<usize, aio_reap::RequestError>) -> i32 {
+    result.unwrap_err().errno()
 }
 
 /// Attaches a pipe, whose reads block until its writer writes, if the backend supports that.
@@ -66,7 +66,7 @@ fn pending_requests_are_cancelled_for_certain_and_keep_the_order_of_the_rest() {
     for (nth, read) in cancelled {
         assert!(read.is_done());
         let (result, buf) = read.wait();
-        assert_eq!((errno(result), buf), (Some(libc::ECANCELED), vec![nth as u8]));
+        assert_eq!((errno(result), buf), (libc::ECANCELED, vec![nth as u8]));
     }
     while !engine.turn().is_idle() {
         script.complete(1);
@@ -89,7 +89,7 @@ fn requests_in_flight_are_cancelled_if_the_device_can() {
         assert_eq!(engine.cancel_all(), attempts, "{cancel:?}");
         let (result, ()) = nop.wait();
         if works {
-            assert_eq!(errno(result), Some(libc::ECANCELED));
+            assert_eq!(errno(result), libc::ECANCELED);
         } else {
             result.unwrap();
         }
@@ -119,12 +119,12 @@ fn inv12_cancelled_requests_are_not_retried() {
         script.complete(1);
         engine.turn();
         assert!(write.is_done(), "{transfer:?} was tried again");
-        assert_eq!(errno(write.wait().0), Some(libc::ECANCELED), "{transfer:?}");
+        assert_eq!(errno(write.wait().0), libc::ECANCELED, "{transfer:?}");
     }
     // The device cancelled it without a request, so the error is returned.
     let (engine, script) = scripted(4);
     script.on_transfer(Transfer::Fail(libc::ECANCELED));
-    assert_eq!(errno(engine.nop().submit().unwrap().wait().0), Some(libc::ECANCELED));
+    assert_eq!(errno(engine.nop().submit().unwrap().wait().0), libc::ECANCELED);
     // The request completes in spite of the attempt.
     script.cancels(Cancel::TooLate);
     let nop = engine.nop().submit().unwrap();
@@ -217,7 +217,7 @@ fn real_backends_cancel_what_waits() {
         let nop = engine.nop().submit().unwrap();
         assert!(nop.cancel());
         drop(plug);
-        assert_eq!(errno(nop.wait().0), Some(libc::ECANCELED));
+        assert_eq!(errno(nop.wait().0), libc::ECANCELED);
 
         // Requests in the kernel.
         if let Some((file, _writer)) = slow_file(engine) {
@@ -227,7 +227,7 @@ fn real_backends_cancel_what_waits() {
             assert_eq!(engine.cancel_all(), 8);
             for read in reads {
                 let (result, buf) = read.wait();
-                assert_eq!((errno(result), buf.len()), (Some(libc::ECANCELED), 4));
+                assert_eq!((errno(result), buf.len()), (libc::ECANCELED, 4));
             }
             // No completion of a cancellation is left.
             let quiet = (0..100).any(|_| {
@@ -253,7 +253,7 @@ fn real_backends_cancel_what_waits() {
                 assert_eq!(buf.len(), 4096);
                 match result {
                     Ok(moved) => assert_eq!(moved, 4096),
-                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED)),
+                    Err(error) => assert_eq!(error.errno(), libc::ECANCELED),
                 }
             }
             assert!(engine.validate().is_idle());
@@ -283,7 +283,7 @@ fn inv01_cancellations_never_overflow_the_completion_ring() {
         for read in reads {
             match read.wait().0 {
                 Ok(bytes) => moved += bytes,
-                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED)),
+                Err(error) => assert_eq!(error.errno(), libc::ECANCELED),
             }
         }
         // Empty the pipe.
@@ -305,17 +305,17 @@ fn a_request_ends_at_its_time_wherever_it_is() {
     let start = Instant::now();
     let stuck = engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap();
     let never = engine.nop().submit().unwrap();
-    assert_eq!(errno(stuck.wait().0), Some(libc::ETIMEDOUT));
+    assert_eq!(errno(stuck.wait().0), libc::ETIMEDOUT);
     assert!(start.elapsed() >= SHORT);
     assert!(!never.is_done());
     never.cancel();
-    assert_eq!(errno(never.wait().0), Some(libc::ECANCELED));
+    assert_eq!(errno(never.wait().0), libc::ECANCELED);
     // A request in flight.
     in_time(|| {
         let (engine, script) = scripted(2);
         let called = Rc::new(Cell::new(None));
         let seen = Rc::clone(&called);
-        let done = move |result, ()| seen.set(errno(result));
+        let done = move |result, ()| seen.set(Some(errno(result)));
         let at = Instant::now() + SHORT;
         engine.nop().cancel_at(at).callback(done).unwrap();
         engine.turn();
@@ -362,7 +362,7 @@ fn inv09_deadlines_notify() {
                 assert!(readable(engine, PATIENCE), "no notification");
                 engine.turn();
             }
-            assert_eq!(errno(read.wait().0), Some(libc::ETIMEDOUT));
+            assert_eq!(errno(read.wait().0), libc::ETIMEDOUT);
             assert!(start.elapsed() >= SHORT && start.elapsed() < PATIENCE);
         }
         let quiet = (0..100).any(|_| {
@@ -384,7 +384,7 @@ fn inv09_deadlines_notify() {
             engine.cancel_all();
             let ended = reads.map(|read| errno(read.wait().0));
             let expected = times
-                .map(|time| Some(if time == SHORT { libc::ETIMEDOUT } else { libc::ECANCELED }));
+                .map(|time| if time == SHORT { libc::ETIMEDOUT } else { libc::ECANCELED });
             assert_eq!(ended, expected);
         }
     });
@@ -414,7 +414,7 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
 
     let nop = engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap();
     told("a request's deadline", &|| nop.is_done());
-    assert_eq!(errno(nop.wait().0), Some(libc::ETIMEDOUT));
+    assert_eq!(errno(nop.wait().0), libc::ETIMEDOUT);
 
     let late =
         |engine: &Engine| drop(engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap());
@@ -466,6 +466,6 @@ fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
     engine.drain().unwrap();
     for token in 0..count as u64 {
         let done = queue.pop().unwrap();
-        assert_eq!((done.token, errno(done.result)), (token, Some(libc::ECANCELED)));
+        assert_eq!((done.token, errno(done.result)), (token, libc::ECANCELED));
     }
 }

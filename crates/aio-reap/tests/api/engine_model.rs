@@ -195,7 +195,7 @@ fn inv03_hard_error_hits_only_the_head() {
             drop(plug);
             // The head fails at once, and the requests behind it are in flight.
             let failed = queue.pop().unwrap();
-            assert_eq!(failed.result.unwrap_err().raw_os_error(), Some(errno));
+            assert_eq!(failed.result.unwrap_err().errno(), errno);
             assert_eq!(failed.token, at as u64);
             assert_eq!(script.in_flight(), in_flight as usize + 4);
             engine.validate();
@@ -223,7 +223,7 @@ fn inv03_every_head_fails_in_turn() {
     drop(plug);
     for (nop, errno) in nops.into_iter().zip(1..) {
         assert!(nop.is_done());
-        assert_eq!(nop.wait().0.unwrap_err().raw_os_error(), Some(errno));
+        assert_eq!(nop.wait().0.unwrap_err().errno(), errno);
     }
     assert!(engine.turn().is_idle());
 }
@@ -399,7 +399,7 @@ fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
 
         (0..=LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
         let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
-        assert_eq!(read.unwrap_err().raw_os_error(), Some(errno));
+        assert_eq!(read.unwrap_err().errno(), errno);
         assert_eq!((buf, script.in_flight()), (vec![0; 4], 0));
 
         // Progress resets the count.

@@ -28,7 +28,7 @@ fn inv22_a_submission_on_turn_delivers_neither_what_is_ready_nor_what_is_refused
     script.on_submit(SubmitStep::Refuse(0, libc::EINVAL));
     let seen = Rc::clone(&new);
     let refused = move |result: Result<usize, aio_reap::RequestError>, ()| {
-        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(result.unwrap_err().errno(), libc::EINVAL);
         seen.set(1);
     };
     engine.nop().callback_on_turn(refused).unwrap();

@@ -56,7 +56,7 @@ fn on_turn_delivers_what_the_kernel_refused() {
     let errno = Rc::new(Cell::new(0));
     let seen = Rc::clone(&errno);
     let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
-        seen.set(result.unwrap_err().raw_os_error().unwrap());
+        seen.set(result.unwrap_err().errno());
     };
     engine.nop().callback(done).unwrap();
     assert_eq!(errno.get(), libc::EIO);

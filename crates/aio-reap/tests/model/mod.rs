@@ -438,9 +438,9 @@ impl World {
             ledger[id]
         };
         if let Some(Err(error)) = result {
-            let retried = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
-            let cancelled = error.raw_os_error() == Some(libc::ECANCELED) && entry.cancelled;
-            let failed = error.raw_os_error() == Some(libc::EIO);
+            let retried = matches!(error.errno(), libc::EAGAIN | libc::EINTR);
+            let cancelled = error.errno() == libc::ECANCELED && entry.cancelled;
+            let failed = error.errno() == libc::EIO;
             assert!(retried || cancelled || failed, "{error}");
             if failed {
                 let left = self.failures.get().checked_sub(1);

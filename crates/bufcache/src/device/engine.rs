@@ -99,7 +99,7 @@ fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
             end(
                 operation,
                 match result {
-                    Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
+                    Err(error) if error.errno() == libc::ECANCELED => None,
                     result => Some(result.map(drop).map_err(io::Error::from)),
                 },
             );
@@ -168,7 +168,7 @@ impl BlockDevice for EngineDevice {
             drop(counted);
             match result {
                 // The engine has ended, which is no error of the device.
-                Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => load.defer(),
+                Err(error) if error.errno() == libc::ECANCELED => load.defer(),
                 result => load.finish(result.map_err(Into::into)),
             }
         };

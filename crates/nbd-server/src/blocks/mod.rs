@@ -490,8 +490,7 @@ pub(crate) struct TransferError {
 
 impl From<RequestError> for TransferError {
     fn from(error: RequestError) -> Self {
-        let errno = io::Error::from(error).raw_os_error().unwrap_or(libc::EIO);
-        Self { errno, transferred: error.transferred() }
+        Self { errno: error.errno(), transferred: error.transferred() }
     }
 }
 
