@@ -6,7 +6,6 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use crate::buf::HeldBuf;
 use crate::core::Core;
@@ -55,7 +54,8 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
         Self { core: Rc::clone(core), index: Some(index), buf: PhantomData, result: PhantomData }
     }
 
-    /// Returns whether the request has completed.
+    /// Returns whether the request has completed: for a program that turns the engine, or
+    /// [waits](crate::Engine::wait) for a time at most.
     pub fn is_done(&self) -> bool {
         self.index.is_none_or(|index| self.core.is_done(index))
     }
@@ -75,29 +75,6 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
                 return outcome;
             }
             self.core.wait(None, None).expect("waiting for the kernel");
-        }
-    }
-
-    /// Waits like [`wait`](Self::wait), for `timeout` at most.
-    ///
-    /// # Errors
-    ///
-    /// Returns the operation if the time is over first.
-    ///
-    /// # Panics
-    ///
-    /// Panics like [`wait`](Self::wait).
-    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B, T>, Self> {
-        let Some(end) = self.core.instant().checked_add(timeout) else { return Ok(self.wait()) };
-        loop {
-            if let Some(outcome) = self.take() {
-                return Ok(outcome);
-            }
-            let left = end.saturating_duration_since(self.core.instant());
-            if left.is_zero() {
-                return Err(self);
-            }
-            self.core.wait(Some(left), None).expect("waiting for the kernel");
         }
     }
 

@@ -82,8 +82,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     /// back as usual.
     ///
     /// As for [`Operation::cancel`], the kernel may be unable to cancel it. It then completes with
-    /// its own result, and so does a close. [`Operation::wait_timeout`] ends only the wait, and always
-    /// in time.
+    /// its own result, and so does a close.
     pub fn cancel_at(mut self, at: Instant) -> Self {
         self.cancel_at = Some(at);
         self
