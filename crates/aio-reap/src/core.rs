@@ -143,12 +143,6 @@ impl Core {
         self.state.borrow_mut().cancel_user_data(user_data)
     }
 
-    /// Tries to end every request early. Returns the number of attempts.
-    pub(crate) fn cancel_all(&self) -> usize {
-        let _rearm = Rearm(self);
-        self.state.borrow_mut().cancel_all(CancelReason::Cancelled)
-    }
-
     /// Refuses later requests, and wakes the futures that wait for a slot.
     pub(crate) fn close(&self) {
         self.state.borrow_mut().closed = true;

@@ -287,13 +287,6 @@ impl Engine {
         self.core.cancel_id(id)
     }
 
-    /// Tries to cancel every request but closes, like
-    /// [`Operation::cancel`](crate::Operation::cancel), also the requests of dropped operations, for
-    /// which a [`shutdown`](Self::shutdown) would wait. Returns the number of attempts.
-    pub fn cancel_all(&self) -> usize {
-        self.core.cancel_all()
-    }
-
     /// Runs the queued calls of other threads, then refuses later requests and calls, and delivers
     /// every accepted request before it returns.
     ///

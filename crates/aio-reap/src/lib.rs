@@ -97,7 +97,7 @@
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
 //! | the timeout of [`Engine::wait`], or a runtime's timeout of an [`Operation`] | no | yes, in time |
-//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`] | if the kernel can cancel it: `ECANCELED` | with the request |
+//! | [`Operation::cancel`], [`Engine::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`Response`] of another thread | no | yes |

@@ -273,25 +273,6 @@ impl State {
         }
     }
 
-    /// Tries to end every request early. Returns the number of attempts.
-    pub(crate) fn cancel_all(&mut self, reason: CancelReason) -> usize {
-        self.unstage();
-        let completions = &mut self.completions;
-        let mut pending = 0;
-        // All at once, because to remove them one by one takes quadratic time.
-        for _ in 0..completions.pending.len() {
-            let Some(index) = completions.pending.pop() else { break };
-            if completions.slab.get(index).op.kind == Kind::Close {
-                completions.pending.push(index); // as in `cancel`
-            } else {
-                completions.finish(index, Some(reason.errno()));
-                pending += 1;
-            }
-        }
-        let slots = 0..completions.slab.capacity() as Index;
-        pending + slots.filter(|&index| self.cancel(index, reason)).count()
-    }
-
     /// Sets the time at which the request in `index` is cancelled.
     pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
         self.deadlines.add(at, index, &self.completions.slab);

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aio_reap::{
-    AlignedBuf, BackendKind, BufList, CompletionQueue, Engine, File, OpenOptions, Operation,
+    AlignedBuf, BackendKind, BufList, Engine, File, OpenOptions, Operation,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
@@ -85,8 +85,6 @@ fn requests_in_flight_are_cancelled_if_the_device_can() {
         assert_eq!(nop.cancel(), cancel != Cancel::Refused);
         let works = cancel == Cancel::Works;
         assert_eq!((script.cancellations(), script.in_flight()), (1, usize::from(!works)));
-        let attempts = usize::from(cancel != Cancel::Refused);
-        assert_eq!(engine.cancel_all(), attempts, "{cancel:?}");
         let (result, ()) = nop.wait();
         if works {
             assert_eq!(errno(result), libc::ECANCELED);
@@ -195,21 +193,6 @@ fn inv18_errors_of_cancelled_requests_report_their_bytes() {
 }
 
 #[test]
-fn cancel_all_ends_everything_that_can_be_ended() {
-    let (engine, script) = scripted(3);
-    let queue = CompletionQueue::new();
-    for token in 0..8 {
-        engine.nop().enqueue(&queue, token).unwrap();
-    }
-    script.complete(1); // complete but not reaped, so too late for a cancellation
-    assert_eq!(engine.cancel_all(), 8);
-    engine.drain().unwrap();
-    let ended = std::iter::from_fn(|| queue.pop()).filter(|done| done.result.is_err()).count();
-    assert_eq!(ended, 7);
-    assert_eq!(engine.cancel_all(), 0);
-}
-
-#[test]
 fn real_backends_cancel_what_waits() {
     on_every_backend(|engine| {
         // Requests in the engine's own queue.
@@ -224,7 +207,7 @@ fn real_backends_cancel_what_waits() {
             let reads: Vec<_> =
                 (0..8).map(|_| engine.read(&file, vec![0; 4], 0).submit().unwrap()).collect();
             assert_eq!(engine.validate().in_flight, 8);
-            assert_eq!(engine.cancel_all(), 8);
+            assert!(reads.iter().all(Operation::cancel));
             for read in reads {
                 let (result, buf) = read.wait();
                 assert_eq!((errno(result), buf.len()), (libc::ECANCELED, 4));
@@ -381,7 +364,7 @@ fn inv09_deadlines_notify() {
             while reads.iter().all(|read| !read.is_done()) {
                 engine.turn();
             }
-            engine.cancel_all();
+            reads.iter().for_each(|read| _ = read.cancel());
             let ended = reads.map(|read| errno(read.wait().0));
             let expected = times
                 .map(|time| if time == SHORT { libc::ETIMEDOUT } else { libc::ECANCELED });
@@ -422,34 +405,4 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
     told("a deadline that a call sets", &|| {
         engine.validate().is_idle() && engine.stats().accepted > 1
     });
-}
-
-/// Returns the time that this thread has run: other programs do not change it.
-fn cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call stores one `timespec` to `time`.
-    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// The time to cancel many requests is linear. With quadratic time this test takes most of a
-/// minute.
-#[test]
-fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
-    let count = 1 << 16;
-    let script = Script::new();
-    let builder = Engine::builder().depth(1).capacity(count);
-    let engine = builder.build_sim(&script).unwrap();
-    let (plug, queue) = (engine.plug(), CompletionQueue::new());
-    (0..count as u64).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
-    let start = cpu_time();
-    assert_eq!(engine.cancel_all(), count);
-    let took = cpu_time() - start;
-    assert!(took < Duration::from_secs(20), "{took:?}");
-    drop(plug);
-    engine.drain().unwrap();
-    for token in 0..count as u64 {
-        let done = queue.pop().unwrap();
-        assert_eq!((done.token, errno(done.result)), (token, libc::ECANCELED));
-    }
 }

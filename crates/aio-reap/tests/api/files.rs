@@ -302,7 +302,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
         let close = engine.close(file.into_fd().unwrap()).submit().unwrap();
         assert!(!close.cancel());
         let nop = engine.nop().submit().unwrap();
-        assert_eq!(engine.cancel_all(), 1);
+        assert!(nop.cancel());
         drop(plug);
         let (closed, fd) = close.wait();
         closed.unwrap();

@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use aio_reap::{
-    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, Turn,
+    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, RequestId, Turn,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
@@ -66,7 +66,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
                 world.refuses.set(how == Cancel::Refused);
                 world.script.cancels(how);
             }
-            _ if a < 40 => world.cancel_all(&engine),
+            _ if a < 40 => world.cancel_ids(&engine),
             _ => world.script.ring(),
         }
         world.empty_queues();
@@ -119,6 +119,8 @@ struct World {
     ledger: RefCell<Vec<Entry>>,
     reads_and_writes: RefCell<Vec<(usize, Operation<Buf>)>>,
     others: RefCell<Vec<(usize, Operation<()>)>>,
+    /// The requests with a callback or a queue.
+    ids: RefCell<Vec<(usize, RequestId)>>,
     bufs_done: CompletionQueue<Buf>,
     others_done: CompletionQueue<()>,
     accepted: Cell<u64>,
@@ -183,6 +185,7 @@ impl World {
             ledger: RefCell::default(),
             reads_and_writes: RefCell::default(),
             others: RefCell::default(),
+            ids: RefCell::default(),
             bufs_done: CompletionQueue::new(),
             others_done: CompletionQueue::new(),
             accepted: Cell::new(0),
@@ -249,9 +252,9 @@ impl World {
                     world.settle(buf.id, Some(&result), &buf.bytes);
                     world.react(then);
                 };
-                request.callback(done).err()
+                self.keep_id(id, request.callback(done)).err()
             }
-            1 => request.enqueue(&self.bufs_done, id as u64).err(),
+            1 => self.keep_id(id, request.enqueue(&self.bufs_done, id as u64)).err(),
             _ => match request.submit() {
                 Ok(operation) => {
                     self.reads_and_writes.borrow_mut().push((id, operation));
@@ -275,9 +278,9 @@ impl World {
                     world.settle(id, Some(&result), &[]);
                     world.react(then);
                 };
-                request.callback(done).is_err()
+                self.keep_id(id, request.callback(done)).is_err()
             }
-            1 => request.enqueue(&self.others_done, id as u64).is_err(),
+            1 => self.keep_id(id, request.enqueue(&self.others_done, id as u64)).is_err(),
             _ => match request.submit() {
                 Ok(operation) => {
                     self.others.borrow_mut().push((id, operation));
@@ -289,6 +292,10 @@ impl World {
         if refused {
             self.refused(id);
         }
+    }
+
+    fn keep_id<E>(&self, entry: usize, accepted: Result<RequestId, E>) -> Result<(), E> {
+        accepted.map(|id| self.ids.borrow_mut().push((entry, id)))
     }
 
     fn refused(&self, id: usize) {
@@ -375,16 +382,16 @@ impl World {
         }
     }
 
-    fn cancel_all(&self, engine: &Engine) {
-        self.ledger.borrow_mut().iter_mut().for_each(|entry| entry.cancelled = true);
+    /// Cancels the requests with a callback or a queue.
+    fn cancel_ids(&self, engine: &Engine) {
         let counts = engine.validate();
-        let in_flight_done = self.script.visible();
-        let tried = engine.cancel_all();
-        if self.refuses.get() {
-            return assert!(tried <= counts.pending, "refused by the device and counted");
+        let mut tried = 0;
+        for (entry, id) in self.ids.borrow_mut().drain(..) {
+            self.ledger.borrow_mut()[entry].cancelled = true;
+            tried += usize::from(engine.cancel(id));
         }
-        assert!(tried >= counts.in_flight - in_flight_done, "in flight and not tried");
-        assert!(tried <= counts.pending + counts.in_flight);
+        let most = if self.refuses.get() { 0 } else { counts.in_flight };
+        assert!(tried <= counts.pending + most, "refused by the device and counted");
     }
 
     fn script_submission(&self, how: u8, size: u8) {
