@@ -12,7 +12,7 @@ use harness::{Plan, Report, Table};
 use testkit::alloc::counted;
 
 const WARM_UP: u64 = 200_000;
-const MODES: [ReapMode; 3] = [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll];
+const MODES: [ReapMode; 2] = [ReapMode::OnTurn, ReapMode::AfterSubmit];
 
 /// The result of one run.
 struct Soaked {

@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use offlock_sync::{Arc, panicking, thread};
+use offlock_sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
@@ -462,7 +462,7 @@ impl Core {
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // The submission may sleep if only a completion can end the wait.
-        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().polls();
+        let sleep = timeout.is_none() && waker.is_none();
         loop {
             let turn = self.turn(true, sleep);
             // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
@@ -495,96 +495,42 @@ impl Core {
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.
     fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
-        let now = || self.instant();
-        let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
-        if self.reap_mode.get().polls() {
-            let start = now();
-            if self.spin(Spin::new(timeout, now), waker) {
-                return Ok(());
-            }
-            let spent = now().saturating_duration_since(start);
-            timeout = timeout.map(|timeout| timeout.saturating_sub(spent));
-            if timeout.is_some_and(|timeout| timeout.is_zero()) {
-                return Ok(());
-            }
-        }
         let mut state = self.state.borrow_mut();
         if self.has_work(&state) {
             return Ok(());
         }
+        let timeout = state.deadlines.shorten(timeout, || state.backend.instant());
         // The backend's own wait does not see the retry timer.
         let only_completions = waker.is_none() && !state.has_remote && !state.needs_retry();
         if only_completions && state.in_kernel() > 0 {
             return state.wait(timeout);
         }
-        if self.prepare_sleep(state, timeout) { self.wake_fd.wait(timeout) } else { Ok(()) }
-    }
-
-    /// Prepares a sleep on the descriptors. Returns false if there is work instead.
-    fn prepare_sleep(&self, mut state: RefMut<'_, State>, timeout: Option<Duration>) -> bool {
-        if self.has_work(&state) {
-            return false;
-        }
         let time = self.wake_fd.retry_delay().into_iter().chain(timeout).min();
         if state.in_kernel() > 0 {
             state.completions.stats.waits += 1;
             state.backend.before_sleep(time);
-        } else if let Some(time) = time {
-            if state.backend.advance_time(time) {
-                return false;
-            }
+        } else if time.is_some_and(|time| state.backend.advance_time(time)) {
+            return Ok(());
         }
         state.backend.watch(); // also without a request in the kernel, to clear older notifications
-        true
-    }
-
-    /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
-    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>) -> bool {
-        let mut state = self.state.borrow_mut();
-        while !self.has_work(&state) && !waker.is_some_and(BlockOnWaker::is_woken) {
-            if state.needs_retry() {
-                // The last peek found EAGAIN. Clear its notification, because it would end the
-                // delay of the retry, and then look for completions that notified meanwhile.
-                state.backend.acknowledge();
-                if state.reap() {
-                    self.wake_fd.progress();
-                    continue;
-                }
-                self.wake_fd.retry_later();
-                return false;
-            }
-            if state.in_kernel() == 0 {
-                return false;
-            }
-            if !spin.go_on(|| state.backend.instant()) {
-                return false;
-            }
-            state.backend.relax();
-            if state.reap() {
-                self.wake_fd.progress();
-            }
-        }
-        true
+        drop(state);
+        self.wake_fd.wait(timeout)
     }
 }
-
-/// The number of peeks between two reads of the clock, and between two yields of the CPU; a guess.
-/// A peek costs a few nanoseconds, a read of the clock about twenty.
-const PEEKS: u32 = 16;
 
 /// The times at which an engine looks for completions, set by
 /// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode) and
 /// [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
 ///
-/// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap.
+/// In both modes [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap.
 ///
 /// ```
 /// use aio_reap::{Engine, ReapMode};
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::builder().reap_mode(ReapMode::Poll).build()?;
-/// engine.nop().submit()?.wait().0?;
-/// engine.set_reap_mode(ReapMode::OnTurn); // submissions no longer run callbacks
+/// let engine = Engine::builder().reap_mode(ReapMode::OnTurn).build()?;
+/// engine.nop().submit()?.wait().0?; // the submission has run no callback
+/// engine.set_reap_mode(ReapMode::AfterSubmit);
 /// # Ok(())
 /// # }
 /// ```
@@ -597,59 +543,10 @@ pub enum ReapMode {
     /// Also right after each submission. Completions that are there by then cost no wake-up.
     #[default]
     AfterSubmit,
-    /// Like `AfterSubmit`, but a wait peeks for completions and does not sleep while the kernel has a
-    /// request, unless another request is to be retried after a delay. This gives the shortest latency
-    /// and occupies a CPU.
-    Poll,
 }
 
 impl ReapMode {
     pub(crate) fn after_submit(self) -> bool {
         self != Self::OnTurn
-    }
-
-    /// Returns whether a wait peeks instead of sleeping.
-    pub(crate) fn polls(self) -> bool {
-        self == Self::Poll
-    }
-}
-
-/// The peeks of one wait.
-pub(crate) struct Spin {
-    /// `None`: no time limit.
-    end: Option<Instant>,
-    peeks: u32,
-}
-
-impl Spin {
-    /// Makes the peeks of a wait of `timeout`.
-    pub(crate) fn new(timeout: Option<Duration>, now: impl FnOnce() -> Instant) -> Self {
-        Self { end: timeout.and_then(|timeout| now().checked_add(timeout)), peeks: 0 }
-    }
-
-    /// Counts a peek. Returns false if the time is over.
-    pub(crate) fn go_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        self.peeks = self.peeks.wrapping_add(1);
-        if !self.peeks.is_multiple_of(PEEKS) {
-            return true;
-        }
-        thread::yield_now(); // the thread that completes the request may need this CPU
-        self.end.is_none_or(|end| now() < end)
-    }
-}
-
-#[cfg(test)]
-mod reap_tests {
-    use super::*;
-
-    #[test]
-    fn spinning_ends_with_the_timeout() {
-        let mut spin = Spin::new(Some(Duration::ZERO), Instant::now);
-        assert!((0..PEEKS).any(|_| !spin.go_on(Instant::now)), "it never stops");
-        // The second one is past what the clock can say.
-        for timeout in [None, Some(Duration::MAX)] {
-            let mut spin = Spin::new(timeout, Instant::now);
-            assert!((0..10 * PEEKS).all(|_| spin.go_on(Instant::now)), "it stops at once");
-        }
     }
 }

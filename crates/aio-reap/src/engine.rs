@@ -90,11 +90,6 @@ impl Engine {
         &self.core.fallbacks
     }
 
-    /// Returns the times at which this engine looks for completions.
-    pub fn reap_mode(&self) -> ReapMode {
-        self.core.reap_mode.get()
-    }
-
     /// Sets the times at which this engine looks for completions, from the next call on.
     pub fn set_reap_mode(&self, mode: ReapMode) {
         self.core.reap_mode.set(mode);

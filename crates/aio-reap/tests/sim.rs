@@ -32,7 +32,7 @@ const SERVICES: [Service; 3] = [
     Service::Exponential(50_000),
     Service::Bursty { fast: 10_000, slow: 90_000, run: 100 },
 ];
-const MODES: [ReapMode; 3] = [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll];
+const MODES: [ReapMode; 2] = [ReapMode::OnTurn, ReapMode::AfterSubmit];
 
 fn workload() -> Workload {
     let sizes = vec![(3, 4096), (1, 65_536)];
@@ -180,7 +180,7 @@ fn costs_and_bytes_add_up_to_the_nanosecond() {
     drop(plug);
     assert_eq!((sim.now(), sim.in_flight(), sim.visible()), (1_210_000, 2, 0));
     second.wait().0.unwrap();
-    // A server begins it at 1,200,000. The polls and peeks before the sleep do not delay it.
+    // A server begins it at 1,200,000. The polls before the sleep do not delay it.
     assert_eq!(sim.now(), 101_200_000 + 10 + 10_000 + 1_000);
     let (result, buf) = first.wait();
     assert_eq!((result.unwrap(), buf), (4096, vec![7; 4096])); // no data moves
@@ -268,8 +268,7 @@ fn inv09_deadlines_come_in_virtual_time() {
         assert!(started.elapsed() < Duration::from_secs(60), "{mode:?}");
         (sim.now(), sim.fingerprint())
     };
-    // In the mode `Poll` it would peek for hours.
-    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
+    for mode in MODES {
         assert_eq!(run(mode), run(mode), "{mode:?}");
     }
 }

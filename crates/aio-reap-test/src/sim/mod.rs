@@ -217,12 +217,6 @@ impl Script {
         self.0.0.borrow_mut().rings.iter_mut().flatten().for_each(|ring| ring.signal());
     }
 
-    /// Returns how often the engine peeked again after a peek that found nothing. Each sixteenth
-    /// such peek completes the oldest request, as a sleep does.
-    pub fn peeks(&self) -> u64 {
-        self.with(|script| script.peeks)
-    }
-
     /// Returns how often the engine went to sleep. The oldest request completes then, unless a
     /// completion is visible.
     pub fn waits(&self) -> u64 {
@@ -289,10 +283,6 @@ unsafe impl External for Simulated {
         let until = timeout.map(|timeout| world.clock.saturating_add(nanos(timeout)));
         world.poll(Some(self.ring), until);
         Ok(())
-    }
-
-    fn relax(&mut self) {
-        self.sim.0.borrow_mut().relax();
     }
 
     fn before_sleep(&mut self, timeout: Option<Duration>) {

@@ -76,7 +76,6 @@ pub(super) struct Directions {
     /// The number of requests offered by each submission.
     pub(super) batches: Vec<usize>,
     pub(super) waits: u64,
-    pub(super) peeks: u64,
     pub(super) cancel: Cancel,
     pub(super) cancels: u64,
 }

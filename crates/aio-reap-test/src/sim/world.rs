@@ -380,15 +380,6 @@ impl World {
         true
     }
 
-    /// Called between two peeks that found nothing. The clock would stand still if a peek cost nothing.
-    pub(super) fn relax(&mut self) {
-        let Some(script) = &mut self.script else { return self.spend(1) };
-        script.peeks += 1;
-        if script.peeks.is_multiple_of(16) {
-            self.complete_oldest();
-        }
-    }
-
     /// Cancels a request that no server has begun. The server is idle during its time. Returns false if
     /// the script refuses the attempt.
     pub(super) fn cancel(&mut self, ring: usize, user_data: u64) -> bool {

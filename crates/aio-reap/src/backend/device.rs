@@ -77,10 +77,6 @@ impl Backend for Device {
         select!(self, backend => backend.wait(timeout))
     }
 
-    fn relax(&mut self) {
-        select!(self, backend => backend.relax())
-    }
-
     fn before_sleep(&mut self, timeout: Option<Duration>) {
         select!(self, backend => backend.before_sleep(timeout))
     }

@@ -37,9 +37,6 @@ pub unsafe trait External {
     /// The engine returns the error from its own wait.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
-    /// Called between two peeks of the engine that found nothing.
-    fn relax(&mut self);
-
     /// Called before the engine sleeps on the [descriptors](Self::wake_fds) instead of in `wait`.
     fn before_sleep(&mut self, timeout: Option<Duration>);
 
@@ -169,10 +166,6 @@ impl Backend for Staging {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.device.wait(timeout)
-    }
-
-    fn relax(&mut self) {
-        self.device.relax();
     }
 
     fn before_sleep(&mut self, timeout: Option<Duration>) {

@@ -15,8 +15,6 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use offlock_sync::hint;
-
 use crate::completion_state::CompletionState;
 use crate::op::{RawCompletion, Sub, Submitted};
 use crate::slab::Batch;
@@ -71,11 +69,6 @@ pub(crate) trait Backend {
     /// Sleeps until a completion is probably visible, or `timeout` is over. It may return early.
     /// Only called while the kernel has a request.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
-
-    /// Called between two peeks of the engine that found nothing.
-    fn relax(&mut self) {
-        hint::spin_loop();
-    }
 
     /// Called before the engine sleeps on the [descriptors](Self::wake_fds) instead of in `wait`,
     /// for at most `timeout`.

@@ -236,7 +236,7 @@ fn inv15_backends_agree_on_a_trace() {
         short: 400_000,
         ..Faults::default()
     };
-    for (seed, mode) in (0..).zip([ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll]) {
+    for (seed, mode) in (0..).zip([ReapMode::OnTurn, ReapMode::AfterSubmit]) {
         let model = Model { faults, inline: 200_000, moves_data: true, ..Model::default() };
         let sim = Sim::new(model, seed);
         let builder = Engine::builder().depth(8).capacity(64).reap_mode(mode);

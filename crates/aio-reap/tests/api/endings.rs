@@ -9,9 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aio_reap::{
-    AlignedBuf, BackendKind, BufList, Engine, File, OpenOptions, Operation,
-};
+use aio_reap::{AlignedBuf, BackendKind, BufList, Engine, File, OpenOptions, Operation};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
 use common::on_every_backend;
@@ -366,8 +364,8 @@ fn inv09_deadlines_notify() {
             }
             reads.iter().for_each(|read| _ = read.cancel());
             let ended = reads.map(|read| errno(read.wait().0));
-            let expected = times
-                .map(|time| if time == SHORT { libc::ETIMEDOUT } else { libc::ECANCELED });
+            let expected =
+                times.map(|time| if time == SHORT { libc::ETIMEDOUT } else { libc::ECANCELED });
             assert_eq!(ended, expected);
         }
     });

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
 use aio_reap_test::Build;
@@ -27,13 +27,12 @@ fn scripted(mode: ReapMode) -> (Engine, Script) {
     (Engine::builder().depth(4).reap_mode(mode).build_sim(&script).unwrap(), script)
 }
 
-/// A submission reaps in every mode but `OnTurn`. In that mode the descriptor stays readable until
+/// A submission reaps, but not in the mode `OnTurn`. In that mode the descriptor stays readable until
 /// a turn reaps.
 #[test]
 fn inv05_on_turn_leaves_completions_to_the_next_turn() {
-    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll] {
+    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
         let (engine, script) = scripted(mode);
-        assert_eq!(engine.reap_mode(), mode);
         let called = Rc::new(Cell::new(0));
         script.on_submit(SubmitStep::Inline);
         engine.nop().callback(count(&called)).unwrap();
@@ -93,104 +92,6 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     bytes.join().unwrap();
 }
 
-/// `Poll` never sleeps while the kernel has a request.
-#[test]
-fn polling_peeks_and_the_other_modes_sleep() {
-    for (mode, peeks, sleeps) in [
-        (ReapMode::Poll, true, false),
-        (ReapMode::AfterSubmit, false, true),
-        (ReapMode::OnTurn, false, true),
-    ] {
-        let (engine, script) = scripted(mode);
-        let turn = {
-            let _nop = engine.nop().submit().unwrap();
-            engine.wait(None).unwrap()
-        };
-        assert_eq!((turn.delivered, turn.in_flight), (1, 0), "{mode:?}");
-        assert_eq!((script.peeks() > 0, script.waits() > 0), (peeks, sleeps), "{mode:?}");
-    }
-}
-
-/// A peek finds the last completion, which is an EAGAIN. The engine must retry.
-#[test]
-fn inv04_eagain_found_by_a_peek_is_retried() {
-    let (engine, script) = scripted(ReapMode::Poll);
-    script.on_transfer(Transfer::Fail(libc::EAGAIN));
-    let nop = engine.nop().submit().unwrap();
-    let start = Instant::now();
-    engine.wait(Some(Duration::from_secs(60))).unwrap();
-    assert!(nop.is_done(), "the request is not retried");
-    nop.wait().0.unwrap();
-    assert!(start.elapsed() >= Duration::from_micros(100), "without a delay");
-}
-
-/// A wait with a timeout ends in time, and the request is not lost.
-#[test]
-fn polling_ends_with_the_timeout() {
-    for kind in REAL {
-        let Ok(engine) = Engine::builder().backend(kind).reap_mode(ReapMode::Poll).build() else {
-            continue;
-        };
-        let (reader, writer) = io::pipe().unwrap();
-        let file = engine.attach(reader).unwrap();
-        // A pipe is not seekable: `pread` in the thread pool fails, and io_uring's read waits for
-        // data.
-        let read = engine.read(&file, vec![0; 1], 0).submit().unwrap();
-        let start = Instant::now();
-        let turn = engine.wait(Some(Duration::from_millis(20))).unwrap();
-        if turn.in_flight == 1 {
-            assert!(start.elapsed() >= Duration::from_millis(20), "{kind}: too early");
-            assert_eq!(engine.stats().waits, 0, "{kind} slept");
-        } else {
-            assert!(kind != BackendKind::Uring, "the read of an empty pipe ended");
-        }
-        drop(writer);
-        let _ = read.wait();
-        assert!(engine.validate().is_idle());
-    }
-}
-
-/// A polling engine sleeps if no request is in the kernel and only the retry timer can help.
-#[test]
-fn polling_sleeps_while_blocked_with_nothing_in_flight() {
-    let (engine, script) = scripted(ReapMode::Poll);
-    script.on_submit(SubmitStep::Again);
-    script.on_submit(SubmitStep::Again);
-    let nop = engine.nop().submit().unwrap();
-    nop.wait().0.unwrap(); // the retry timer wakes it
-    assert!(script.peeks() > 0, "once it was in flight");
-}
-
-/// A wake-up of another thread ends a poll although no request completes.
-#[test]
-fn a_wake_up_of_another_thread_ends_polling() {
-    let Ok(engine) =
-        Engine::builder().backend(BackendKind::Uring).reap_mode(ReapMode::Poll).build()
-    else {
-        assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
-        return;
-    };
-    let (reader, writer) = io::pipe().unwrap();
-    let file = engine.attach(reader).unwrap();
-    let read = engine.read(&file, vec![0; 1], 0).submit().unwrap(); // a request in flight, so that it polls
-    let mut polls = 0;
-    let woken = engine.block_on(std::future::poll_fn(|context| {
-        polls += 1;
-        if polls == 1 {
-            let waker = context.waker().clone();
-            std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(10));
-                waker.wake();
-            });
-            return std::task::Poll::Pending;
-        }
-        std::task::Poll::Ready(())
-    }));
-    woken.unwrap();
-    drop(writer);
-    assert_eq!(read.wait().0.unwrap(), 0);
-}
-
 /// Every real backend completes every request in every mode.
 #[test]
 fn every_backend_works_in_every_mode() {
@@ -206,9 +107,8 @@ fn every_backend_works_in_every_mode() {
         };
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let queue = CompletionQueue::new();
-        for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll] {
+        for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
             engine.set_reap_mode(mode);
-            let waits = engine.stats().waits;
             for round in 0..20u64 {
                 let plug = engine.plug();
                 for block in 0..16u64 {
@@ -225,9 +125,6 @@ fn every_backend_works_in_every_mode() {
                         done |= 1 << completion.token;
                     }
                 }
-            }
-            if mode == ReapMode::Poll {
-                assert_eq!(engine.stats().waits, waits, "{kind} slept");
             }
             assert!(engine.validate().is_idle());
         }

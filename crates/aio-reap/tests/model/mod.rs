@@ -13,7 +13,8 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use aio_reap::{
-    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, RequestId, Turn,
+    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, RequestId,
+    Turn,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
