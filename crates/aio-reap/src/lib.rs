@@ -199,8 +199,7 @@ mod wake_fd;
 
 #[doc(hidden)]
 pub use backend::external;
-pub use buf::{AlignedBuf, IoBuf, IoBufMut};
-pub use buf::{BufList, TooManyBuffers};
+pub use buf::{AlignedBuf, BufList, IoBuf, IoBufMut};
 pub use builder::EngineBuilder;
 pub use calls::{NoResponse, Responder, Response};
 pub use completion_state::Turn;
