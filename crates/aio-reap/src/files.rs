@@ -64,9 +64,9 @@ impl Engine {
     /// Closes a descriptor, and reports the error of the close, which some file systems (NFS) use
     /// for failed writes. To drop a [`File`] also closes it, but blocks for as long as that takes.
     ///
-    /// The descriptor is closed in every case, and the request cannot be cancelled. If the kernel
-    /// refuses the request, the engine closes the descriptor and the result is the error of the
-    /// refusal.
+    /// The descriptor is closed in every case, so the outcome returns `None` for it, and the request
+    /// cannot be cancelled. If the kernel refuses the request, the engine closes the descriptor and the
+    /// result is the error of the refusal. A request that the engine refuses returns the descriptor.
     /// [`File::into_fd`] returns the descriptor of a file.
     ///
     /// ```
@@ -80,10 +80,10 @@ impl Engine {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn close(&self, fd: impl Into<OwnedFd>) -> Request<'_, ClosingFd, ()> {
+    pub fn close(&self, fd: impl Into<OwnedFd>) -> Request<'_, Option<OwnedFd>, ()> {
         let fd = fd.into();
         let op = Op { kind: Kind::Close, fd: fd.as_raw_fd(), ..Op::NOP };
-        Request::new(self.core(), None, op, HeldBuf::new(ClosingFd::new(fd)))
+        Request::new(self.core(), None, op, HeldBuf::new(Some(fd)))
     }
 
     fn named<T: Reply<IoPath>>(&self, op: Op, path: IoPath) -> Request<'_, IoPath, T> {
@@ -402,47 +402,13 @@ impl Statx {
     }
 }
 
-/// The descriptor that [`Engine::close`](crate::Engine::close) closes. The outcome returns it
-/// empty.
-///
-/// If the request is refused it still has the descriptor, which its drop closes.
-///
-/// ```
-/// use aio_reap::Engine;
-///
-/// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::builder().depth(1).capacity(1).build()?;
-/// let nop = engine.nop().submit()?; // takes the only slot
-/// let refused = engine.close(std::fs::File::open("/")?).submit().unwrap_err();
-/// let fd = refused.into_request().into_buf().into_inner().expect("it is still open");
-/// nop.wait().0?;
-/// let (closed, fd) = engine.close(fd).submit()?.wait();
-/// closed?;
-/// assert!(fd.into_inner().is_none());
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct ClosingFd(Option<OwnedFd>);
-
-impl ClosingFd {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self(Some(fd))
-    }
-
-    /// Returns the descriptor, or `None` if the kernel has closed it.
-    pub fn into_inner(self) -> Option<OwnedFd> {
-        self.0
-    }
-}
-
-impl Reply<ClosingFd> for () {
+impl Reply<Option<OwnedFd>> for () {
     /// The kernel has closed the descriptor, also with an error.
     unsafe fn from_kernel(
         result: Result<usize, RequestError>,
-        fd: &mut ClosingFd,
+        fd: &mut Option<OwnedFd>,
     ) -> Result<Self, RequestError> {
-        let _closed = fd.0.take().map(OwnedFd::into_raw_fd);
+        let _closed = fd.take().map(OwnedFd::into_raw_fd);
         result.map(drop)
     }
 }

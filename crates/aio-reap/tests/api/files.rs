@@ -306,7 +306,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
         drop(plug);
         let (closed, fd) = close.wait();
         closed.unwrap();
-        assert!(fd.into_inner().is_none());
+        assert!(fd.is_none());
         assert_eq!(errno(nop.wait().0), libc::ECANCELED);
         assert_eq!(descriptors_of(&path), 0);
         // In time, while no thread waits.
@@ -327,7 +327,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
             libc::EINTR | libc::EINPROGRESS => closed.unwrap(),
             _ => assert_eq!(errno(closed), error),
         }
-        assert!(fd.into_inner().is_none());
+        assert!(fd.is_none());
         assert_eq!(descriptors_of(&path), 0, "the device has closed it");
     }
     // A submission that the kernel refuses.
@@ -335,7 +335,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
     let path = temp_path();
     let (closed, fd) = engine.close(fs::File::open(&path).unwrap()).submit().unwrap().wait();
     assert_eq!((errno(closed), script.log().len()), (libc::EIO, 4));
-    assert!(fd.into_inner().is_none());
+    assert!(fd.is_none());
     assert_eq!(descriptors_of(&path), 0, "the engine has closed it");
     assert_eq!(engine.stats().retries, 0);
 }
@@ -355,7 +355,7 @@ fn refused_requests_return_paths_and_descriptors() {
     let path = temp_path();
     let refused = engine.close(fs::File::open(&path).unwrap()).submit().unwrap_err();
     assert!(matches!(&refused, SubmitError::Full(_)));
-    assert!(refused.into_request().into_buf().into_inner().is_some());
+    assert!(refused.into_request().into_buf().is_some());
     let refused = engine.stat(String::from("/long enough")).submit().unwrap_err();
     let path = refused.into_request().into_buf();
     assert_eq!(path.to_path(), Some(Path::new("/long enough")));
