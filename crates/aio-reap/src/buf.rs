@@ -7,8 +7,6 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
-use crate::op::Alignment;
-
 /// A buffer that the kernel may read from: `Vec<u8>`, `Box<[u8]>`, `String`, static bytes and
 /// strings, [`AlignedBuf`], and with the feature `bytes` `Bytes` and `BytesMut`.
 ///
@@ -450,13 +448,6 @@ pub(crate) struct IoVecs {
     /// All addresses ored together, and all lengths: their low bits show the alignment.
     pub(crate) addresses: usize,
     pub(crate) lengths: u64,
-}
-
-impl IoVecs {
-    /// Returns whether a direct file with this alignment takes every buffer at `offset`.
-    pub(crate) fn is_aligned(&self, align: Alignment, offset: u64) -> bool {
-        align.accepts(self.addresses, offset | self.lengths)
-    }
 }
 
 impl<B> BufList<B> {

@@ -125,9 +125,8 @@ impl Engine {
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
-        let op = self.transfer(Kind::Read, file, buf.get(), offset);
-        let op = Op { ptr: buf.get_mut().as_mut_ptr(), ..op };
-        Request::new(&self.core, Some(file.clone()), op, buf)
+        let (len, ptr) = (buf.get().len(), buf.get_mut().as_mut_ptr()); // the last use of `buf`
+        self.transfer(Kind::Read, file, (ptr, len), buf, offset)
     }
 
     /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes,
@@ -170,8 +169,8 @@ impl Engine {
             len: iovecs.len,
             ..self.op(kind, file, offset)
         };
-        let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
-        Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
+        let accepted = file.accepts(iovecs.addresses, offset | iovecs.lengths);
+        Request::new(&self.core, Some(file.clone()), op, list).misaligned(!accepted)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
@@ -180,9 +179,8 @@ impl Engine {
     /// many bytes were written before it. Any part of the other bytes may have been written.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let buf = HeldBuf::new(buf);
-        let op = self.transfer(Kind::Write, file, buf.get(), offset);
-        let op = Op { ptr: buf.get().as_ptr().cast_mut(), ..op };
-        Request::new(&self.core, Some(file.clone()), op, buf)
+        let (len, ptr) = (buf.get().len(), buf.get().as_ptr()); // the last use of `buf`
+        self.transfer(Kind::Write, file, (ptr.cast_mut(), len), buf, offset)
     }
 
     /// Makes the file's data and metadata durable (`fsync`): those of every write that completed
@@ -230,10 +228,18 @@ impl Engine {
         Op { kind, block, fd: file.as_fd().as_raw_fd(), offset, ..Op::NOP }
     }
 
-    /// Makes the operation of a transfer without the address, which is taken last: `buf` is not used
-    /// afterwards.
-    fn transfer<B: IoBuf>(&self, kind: Kind, file: &File, buf: &B, offset: u64) -> Op {
-        Op { len: buf.len() as u64, ..self.op(kind, file, offset) }
+    #[inline]
+    fn transfer<B: 'static>(
+        &self,
+        kind: Kind,
+        file: &File,
+        (ptr, len): (*mut u8, usize),
+        buf: HeldBuf<B>,
+        offset: u64,
+    ) -> Request<'_, B> {
+        let op = Op { ptr, len: len as u64, ..self.op(kind, file, offset) };
+        let accepted = file.accepts(ptr as usize, offset | op.len);
+        Request::new(&self.core, Some(file.clone()), op, buf).misaligned(!accepted)
     }
 
     /// Holds requests back until the returned guard, and every other one, is dropped.

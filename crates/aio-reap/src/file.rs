@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use offlock_sync::Arc;
 
-use crate::op::{Alignment, Op};
+use crate::op::Alignment;
 
 /// A file attached to an engine. Clones are cheap.
 ///
@@ -82,10 +82,11 @@ impl File {
         self.0.direct
     }
 
-    /// Returns whether `op` has the file's alignment. Always true for vectors, which the engine
-    /// checks when it makes the request.
-    pub(crate) fn accepts(&self, op: &Op) -> bool {
-        self.0.direct.is_none_or(|align| op.is_aligned(align))
+    /// Returns whether a transfer has the file's alignment: `address` is the addresses of its buffers
+    /// ored together, and `bytes` its offset and their lengths.
+    #[inline]
+    pub(crate) fn accepts(&self, address: usize, bytes: u64) -> bool {
+        self.0.direct.is_none_or(|align| align.accepts(address, bytes))
     }
 }
 

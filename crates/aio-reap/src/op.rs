@@ -206,14 +206,6 @@ impl Op {
         matches!(self.kind, Kind::Read | Kind::Write)
     }
 
-    /// Returns whether a direct file with this alignment takes the operation. Always true for
-    /// vectors: [`IoVecs::is_aligned`](crate::buf::IoVecs::is_aligned) checks those.
-    pub(crate) fn is_aligned(&self, align: Alignment) -> bool {
-        !self.transfers()
-            || self.memory.is_vectors()
-            || align.accepts(self.ptr as usize, self.offset | self.len)
-    }
-
     /// Returns the operation that is left after `done` bytes, cut to the limit of one system call.
     /// Vectors must have [advanced](Self::advance) by `done`. They are not cut, because the kernel
     /// cuts them itself.

@@ -94,12 +94,10 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
 
     /// Returns whether the request is refused even if slots are free.
     pub(crate) fn is_refused(&self) -> bool {
-        self.misaligned
-            || self.invalid_path
-            || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op))
+        self.misaligned || self.invalid_path
     }
 
-    /// Records whether a vector is not aligned as the `O_DIRECT` file requires.
+    /// Records whether the transfer is not aligned as the `O_DIRECT` file requires.
     pub(crate) fn misaligned(mut self, misaligned: bool) -> Self {
         self.misaligned = misaligned;
         self
