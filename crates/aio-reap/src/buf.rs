@@ -12,18 +12,6 @@ use std::{fmt, ptr, slice};
 ///
 /// A request transfers all [`len`](Self::len) bytes, never the spare capacity.
 ///
-/// ```
-/// # fn main() -> std::io::Result<()> {
-/// let engine = aio_reap::Engine::new()?;
-/// let file = engine.attach(tempfile::tempfile()?)?;
-/// engine.write(&file, "static text, ", 0).submit()?.wait().0?;
-/// engine.write(&file, String::from("and a string"), 13).submit()?.wait().0?;
-/// let (read, boxed) = engine.read(&file, vec![0; 25].into_boxed_slice(), 0).submit()?.wait();
-/// assert_eq!((read?, &boxed[..]), (25, &b"static text, and a string"[..]));
-/// # Ok(())
-/// # }
-/// ```
-///
 /// # Safety
 ///
 /// From the submission of the value to the engine until its return, and while the value moves:
@@ -122,123 +110,57 @@ pub unsafe trait IoBufMut: IoBuf {
     fn as_mut_ptr(&mut self) -> *mut u8;
 }
 
-// SAFETY: the bytes are on the heap, so a move of the `Vec` leaves them in place. `len` counts
-// initialised elements. The engine owns the `Vec`, so no other code reaches them.
-unsafe impl IoBuf for Vec<u8> {
-    fn as_ptr(&self) -> *const u8 {
-        Vec::as_ptr(self)
-    }
+/// Implements [`IoBuf`] for types of bytes.
+macro_rules! io_bufs {
+    ($($(#[$feature:meta])? $(const $len:ident =>)? $type:ty,)*) => {$(
+        $(#[$feature])?
+        // SAFETY: the bytes are on the heap or static, so a move of the value leaves them in place, and
+        // they are initialised. The engine owns the value, and no other value that reaches the bytes
+        // writes to them.
+        unsafe impl$(<const $len: usize>)? IoBuf for $type {
+            fn as_ptr(&self) -> *const u8 {
+                AsRef::<[u8]>::as_ref(self).as_ptr()
+            }
 
-    fn len(&self) -> usize {
-        Vec::len(self)
-    }
+            fn len(&self) -> usize {
+                AsRef::<[u8]>::as_ref(self).len()
+            }
+        }
+    )*};
 }
 
-// SAFETY: the conditions of `IoBuf` hold for a `Vec`, and `Vec::as_mut_ptr` returns the address of
-// `Vec::as_ptr`.
-unsafe impl IoBufMut for Vec<u8> {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        Vec::as_mut_ptr(self)
-    }
+io_bufs! {
+    Vec<u8>,
+    Box<[u8]>,
+    &'static [u8],
+    const N => &'static [u8; N],
+    &'static str,
+    String, // not an `IoBufMut`: a read could store bytes that are not UTF-8
+    #[cfg(feature = "bytes")]
+    bytes::Bytes,
+    #[cfg(feature = "bytes")]
+    bytes::BytesMut,
 }
 
-// SAFETY: a `'static` slice is borrowed for ever, so it is immutable, initialised and never freed.
-unsafe impl IoBuf for &'static [u8] {
-    fn as_ptr(&self) -> *const u8 {
-        <[u8]>::as_ptr(self)
-    }
-
-    fn len(&self) -> usize {
-        <[u8]>::len(self)
-    }
+/// Implements [`IoBufMut`] for types that own their bytes.
+macro_rules! io_bufs_mut {
+    ($($(#[$feature:meta])? $type:ty,)*) => {$(
+        $(#[$feature])?
+        // SAFETY: the value owns the bytes, and no other value reaches them. The address is that of
+        // `as_ptr`.
+        unsafe impl IoBufMut for $type {
+            fn as_mut_ptr(&mut self) -> *mut u8 {
+                AsMut::<[u8]>::as_mut(self).as_mut_ptr()
+            }
+        }
+    )*};
 }
 
-// SAFETY: a `'static` array is borrowed for ever, so it is immutable, initialised and never freed.
-unsafe impl<const N: usize> IoBuf for &'static [u8; N] {
-    fn as_ptr(&self) -> *const u8 {
-        <[u8]>::as_ptr(*self)
-    }
-
-    fn len(&self) -> usize {
-        N
-    }
-}
-
-// SAFETY: a `'static` string is borrowed for ever, so it is immutable, initialised and never freed.
-unsafe impl IoBuf for &'static str {
-    fn as_ptr(&self) -> *const u8 {
-        str::as_ptr(self)
-    }
-
-    fn len(&self) -> usize {
-        str::len(self)
-    }
-}
-
-// SAFETY: the bytes are on the heap, so a move of the `String` leaves them in place. The engine
-// owns the `String`, so no other code reaches them. It is not an `IoBufMut`, because a read could
-// store bytes that are not UTF-8.
-unsafe impl IoBuf for String {
-    fn as_ptr(&self) -> *const u8 {
-        str::as_ptr(self)
-    }
-
-    fn len(&self) -> usize {
-        String::len(self)
-    }
-}
-
-// SAFETY: the bytes are on the heap, so a move of the `Box` leaves them in place, and are
-// initialised. The engine owns the `Box`, in a `HeldBuf` until it returns or drops it.
-unsafe impl IoBuf for Box<[u8]> {
-    fn as_ptr(&self) -> *const u8 {
-        <[u8]>::as_ptr(self)
-    }
-
-    fn len(&self) -> usize {
-        <[u8]>::len(self)
-    }
-}
-
-// SAFETY: the conditions of `IoBuf` hold for a `Box`, and both methods return its address.
-unsafe impl IoBufMut for Box<[u8]> {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        <[u8]>::as_mut_ptr(self)
-    }
-}
-
-// SAFETY: the bytes are on the heap, or static, and a move leaves them in place. They are
-// initialised, and shared with other `Bytes`, none of which writes to them.
-#[cfg(feature = "bytes")]
-unsafe impl IoBuf for bytes::Bytes {
-    fn as_ptr(&self) -> *const u8 {
-        <[u8]>::as_ptr(self)
-    }
-
-    fn len(&self) -> usize {
-        bytes::Bytes::len(self)
-    }
-}
-
-// SAFETY: the bytes are on the heap, so a move leaves them in place. `len` counts initialised ones.
-// Other values may share the allocation, but no two share a byte.
-#[cfg(feature = "bytes")]
-unsafe impl IoBuf for bytes::BytesMut {
-    fn as_ptr(&self) -> *const u8 {
-        <[u8]>::as_ptr(self)
-    }
-
-    fn len(&self) -> usize {
-        bytes::BytesMut::len(self)
-    }
-}
-
-// SAFETY: the conditions of `IoBuf` hold for a `BytesMut`, and both methods return its address.
-#[cfg(feature = "bytes")]
-unsafe impl IoBufMut for bytes::BytesMut {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        <[u8]>::as_mut_ptr(self)
-    }
+io_bufs_mut! {
+    Vec<u8>,
+    Box<[u8]>,
+    #[cfg(feature = "bytes")]
+    bytes::BytesMut,
 }
 
 /// A zero-initialised heap buffer with a chosen alignment, as `O_DIRECT` needs it.
