@@ -26,7 +26,7 @@ const PERCENTILES: [f64; 12] =
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct EngineStats {
     /// Requests that the engine accepted.
@@ -55,19 +55,7 @@ pub struct EngineStats {
 
 impl EngineStats {
     pub(crate) fn new(depth: usize) -> Self {
-        Self {
-            accepted: 0,
-            completed: 0,
-            submissions: 0,
-            submitted: 0,
-            busy: 0,
-            retries: 0,
-            short: 0,
-            waits: 0,
-            stray: 0,
-            max_in_flight: 0,
-            reap_sizes: Sizes::up_to(depth),
-        }
+        Self { reap_sizes: Sizes::up_to(depth), ..Self::default() }
     }
 
     pub(crate) fn submitted(&mut self, accepted: usize, in_flight: usize) {
@@ -135,15 +123,15 @@ impl fmt::Display for EngineStats {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// `counts[n]` is the number of times that `n` was added.
-    counts: Box<[u64]>,
+    counts: Vec<u64>,
 }
 
 impl Sizes {
     fn up_to(most: usize) -> Self {
-        Self { counts: vec![0; most + 1].into() }
+        Self { counts: vec![0; most + 1] }
     }
 
     #[inline]
@@ -183,16 +171,9 @@ impl Sizes {
 
     /// Adds the numbers of another engine.
     pub fn merge(&mut self, other: &Sizes) {
-        if other.counts.len() > self.counts.len() {
-            let mut longer = other.counts.clone();
-            for (sum, count) in longer.iter_mut().zip(&self.counts) {
-                *sum += count;
-            }
-            self.counts = longer;
-        } else {
-            for (sum, count) in self.counts.iter_mut().zip(&other.counts) {
-                *sum += count;
-            }
+        self.counts.resize(self.counts.len().max(other.counts.len()), 0);
+        for (sum, count) in self.counts.iter_mut().zip(&other.counts) {
+            *sum += count;
         }
     }
 }
