@@ -1,36 +1,4 @@
-//! Block I/O that reaps completions right after submitting.
-//!
-//! An [`Engine`] belongs to one thread. The engine queues requests, submits them to the kernel in
-//! batches, and reaps completions in user memory before the call returns. A device (or a page
-//! cache) that answers at once then costs one system call per batch and no wake-up.
-//!
-//! ```text
-//!  read/write/fsync ──► pending ──flush──► in flight ──reap──► queue
-//!     Err(Full) ◄── no slot free       └── same call ──┘  └──► ready ──► callback | future
-//! ```
-//!
-//! ```
-//! use aio_reap::Engine;
-//!
-//! # fn main() -> std::io::Result<()> {
-//! let engine = Engine::new()?; // the best of io_uring, Linux AIO and threads
-//! let file = engine.attach(tempfile::tempfile()?)?;
-//!
-//! // Everything queued under a plug goes to the kernel in one batch when it drops.
-//! let plug = engine.plug();
-//! let hello = engine.write(&file, b"hello ".to_vec(), 0).submit()?;
-//! let world = engine.write(&file, b"world".to_vec(), 6).submit()?;
-//! drop(plug);
-//! assert_eq!(hello.wait().0?, 6);
-//! assert_eq!(world.wait().0?, 5);
-//!
-//! let (read, buf) = engine.read(&file, vec![0; 11], 0).submit()?.wait();
-//! assert_eq!((read?, &buf[..]), (11, &b"hello world"[..]));
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! The [`guide`] explains the reap after a submission with a picture.
+#![doc = include_str!("../README.md")]
 //!
 //! # Choosing
 //!
@@ -44,12 +12,6 @@
 //! | must not allocate per request | a [`CompletionQueue`] or [`Operation`]s, and buffers that it reuses |
 //! | asks for more than the engine takes | [`Request::submit_async`], which waits for a slot, or [`SubmitError::Full`] and a turn |
 //!
-//! | front end | the result goes to |
-//! |---|---|
-//! | [`submit`](Request::submit) | an [`Operation`]: a future, or [`wait`](Operation::wait) |
-//! | [`callback`](Request::callback) | a closure, on the engine's thread, after the reap; with the buffer at most 96 bytes, or it does not compile: box what it captures |
-//! | [`enqueue`](Request::enqueue) | a [`CompletionQueue`], with a number of the caller; the cheapest one |
-//!
 //! | buffer | for |
 //! |---|---|
 //! | `Vec<u8>`, `Box<[u8]>`, `&'static [u8]` | files that were not opened with `O_DIRECT`; a read fills `len`, not the capacity: `vec![0; 4096]` |
@@ -59,19 +21,19 @@
 //! | [`BufList`] | one request on several buffers |
 //! | an [`IoBuf`] of the program | memory that it manages, such as the frames of a cache |
 //!
-//! | backend | used when | how it completes |
-//! |---|---|---|
-//! | [`Uring`](BackendKind::Uring) | the kernel and seccomp filters allow it | ring in user memory |
-//! | [`Aio`](BackendKind::Aio) | io_uring is refused | ring peeked in user memory; threads for all but `O_DIRECT` reads and writes |
-//! | [`Threads`](BackendKind::Threads) | both are refused | queue and eventfd |
-//!
 //! [`ReapMode`] says when the engine looks for completions, and [`EngineBuilder`] has the limits. Tests
 //! of the engine's users need no real device: see `aio-reap-test` in the repository.
 //!
-//! | feature | off by default, adds |
+//! # The way of a read
+//!
+//! | step | functions |
 //! |---|---|
-//! | `bytes` | [`IoBuf`] for `Bytes` and `BytesMut`, [`IoBufMut`] for `BytesMut` |
-//! | `tokio` | `Engine::drive` and `Engine::run_until` |
+//! | the program makes the request | `Engine::read`, `transfer`, `Request::new` (engine.rs, request.rs) |
+//! | a slot takes it and its buffer | `Request::submit`, `queue`; `State::queue`, `CompletionState::queue` (state.rs, completion_state.rs) |
+//! | the entry is in the ring | `Device::stage`, `Uring::stage`, `push` (backend/uring.rs) |
+//! | the kernel gets it, and completions | `Core::flush`, `round`; `State::submit`, `Uring::enter`; `State::reap`, `Uring::reap_each` (core.rs) |
+//! | the result goes to its receiver | `CompletionState::complete`, `route_result`; `Core::dispatch` for a callback or a future |
+//! | the program takes it | `Operation::poll`, `take`; `Core::collect_done` (operation.rs) |
 //!
 //! # What is guaranteed
 //!
@@ -130,20 +92,7 @@
 //! resolves. A callback that captures the engine (in an `Rc`) keeps it until the callback has run:
 //! [drain](Engine::drain) the engine before its last other owner is dropped.
 //!
-//! Each guarantee has tests. `INVARIANTS.md` names all of them. The most important ones are:
-//!
-//! | | `tests/` | |
-//! |---|---|---|
-//! | once, in order | `api/engine_model.rs` | `inv02_device_sees_enqueue_order_and_each_completes_once` |
-//! | callbacks in order | `api/callbacks.rs` | `inv02_callbacks_run_in_the_order_of_the_reap` |
-//! | other threads in order | `api/remote.rs` | `inv02_calls_of_a_thread_keep_their_order` |
-//! | buffers | `api/buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
-//! | cancellation | `api/endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
-//! | short transfers | `api/engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
-//! | opened files | `api/files.rs` | `inv19_an_opened_file_without_a_receiver_is_closed` |
-//! | stack depth | `api/callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
-//! | allocation | `no_alloc.rs` | `no_allocation_per_request_after_warm_up` |
-//! | the end | `api/remote.rs` | `inv14_the_end_runs_every_queued_call` |
+//! Each guarantee has tests, which `INVARIANTS.md` names.
 //!
 //! Callbacks and wake-ups run inside every call that can reap: a submission without a plug (unless
 //! the [`ReapMode`] forbids it), the drop of the last plug, [`Engine::turn`], [`Engine::wait`], and
@@ -222,8 +171,3 @@ pub use request::Request;
 pub use request::Submission;
 pub use slab::RequestId;
 pub use stats::{EngineStats, Sizes};
-
-/// Compiles and runs the example of the README.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
