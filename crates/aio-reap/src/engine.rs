@@ -104,20 +104,8 @@ impl Engine {
         File::new(fd.into())
     }
 
-    /// Attaches a file that other threads or engines use too. It has the same descriptor.
-    ///
-    /// ```
-    /// use aio_reap::{Engine, SharedFile};
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let shared = SharedFile::new(tempfile::tempfile()?)?;
-    /// let (first, second) = (Engine::new()?, Engine::new()?);
-    /// let (to, from) = (first.attach_shared(&shared), second.attach_shared(&shared));
-    /// first.write(&to, "hello", 0).submit()?.wait().0?;
-    /// assert_eq!(second.read(&from, vec![0; 5], 0).submit()?.wait().1, b"hello");
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// Attaches a file that other threads or engines use too. It has the same descriptor. [`SharedFile`]
+    /// has an example.
     pub fn attach_shared(&self, file: &SharedFile) -> File {
         File::shared(file)
     }

@@ -73,18 +73,22 @@ impl Context {
         Ok(Self(id))
     }
 
-    /// Returns the ring of the context, if its header is the known one.
-    fn ring(&self, depth: usize) -> Option<Ring<'static>> {
+    /// Returns the ring of the context.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if its header is not the known one.
+    fn ring(&self, depth: usize) -> io::Result<Ring<'static>> {
         let header = ptr::with_exposed_provenance::<RingHeader>(self.0 as usize);
-        // SAFETY: the context is the page-aligned address of its ring, which is mapped until
+        // SAFETY: `io_setup` has stored the page-aligned address of the ring, which is mapped until
         // io_destroy.
-        let header: &'static RingHeader = unsafe { header.as_ref() }?;
+        let header: &'static RingHeader = unsafe { &*header };
         let known = header.magic == RING_MAGIC
             && header.incompat_features == 0
             && header.header_length as usize == size_of::<RingHeader>()
             && header.nr as usize > depth; // one slot stays empty
         if !known {
-            return None;
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         let first = ptr::from_ref(header).wrapping_add(1).cast::<UnsafeCell<Event>>();
         // SAFETY: `nr` events follow the header in the mapping, and `UnsafeCell<Event>` has the
@@ -93,7 +97,7 @@ impl Context {
         // SAFETY: the kernel writes events before it moves the tail, and reads the head before it
         // reuses one. `Aio::new` makes one `Ring` per context. The other consumer, io_getevents,
         // runs on the same thread, never inside `consume`.
-        Some(unsafe { Ring::new(&header.head, &header.tail, events) })
+        Ok(unsafe { Ring::new(&header.head, &header.tail, events) })
     }
 
     fn submit(&self, pointers: &mut [*mut ControlBlock]) -> io::Result<usize> {
@@ -104,20 +108,15 @@ impl Context {
         sys::check(ret).map(|accepted| accepted as usize)
     }
 
-    /// Takes completions by system call, at least `wanted` unless `timeout` is over first.
-    fn get_events(
-        &self,
-        wanted: usize,
-        events: &mut [Event],
-        timeout: Option<Duration>,
-    ) -> io::Result<usize> {
+    /// Takes completions by system call, at least one unless `timeout` is over first.
+    fn get_events(&self, events: &mut [Event], timeout: Option<Duration>) -> io::Result<usize> {
         let time = timeout.map(sys::timespec);
         let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
         let (max, first) = (events.len(), events.as_mut_ptr());
         // SAFETY: `first` has room for `max` events with the kernel's layout, and `time` is null or
         // points into this frame.
         let ret =
-            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, wanted, max, first, time) };
+            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1usize, max, first, time) };
         sys::check(ret).map(|count| count as usize)
     }
 }
@@ -131,8 +130,7 @@ impl Drop for Context {
 
 /// The backend on a context of Linux AIO and a thread pool.
 pub(crate) struct Aio {
-    /// `None` if the memory of the context is not the known ring.
-    ring: Option<Ring<'static>>,
+    ring: Ring<'static>,
     /// A buffer for as many events as can be in flight. The first `taken` were taken by system
     /// call. Of those, the events from `given` on are not reaped yet.
     events: Box<[Event]>,
@@ -157,10 +155,11 @@ impl Aio {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if the system's `aio-max-nr` is used up, `ENOSYS` or `EPERM` if AIO is disabled.
+    /// `EAGAIN` if the system's `aio-max-nr` is used up, `ENOSYS` or `EPERM` if AIO is disabled,
+    /// `EOPNOTSUPP` if the kernel's ring is not the known one.
     pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
         let context = Context::new(depth)?;
-        let ring = context.ring(depth);
+        let ring = context.ring(depth)?;
         Ok(Self {
             ring,
             events: vec![Event::default(); depth].into(),
@@ -199,13 +198,13 @@ impl Aio {
         }
     }
 
-    /// Takes events by system call, at least `wanted` unless `timeout` is over first.
-    fn take_events(&mut self, wanted: usize, timeout: Option<Duration>) -> io::Result<()> {
+    /// Takes events by system call, at least one unless `timeout` is over first.
+    fn take_events(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.given < self.taken {
             return Ok(());
         }
         (self.given, self.taken) = (0, 0);
-        self.taken = self.context.get_events(wanted, &mut self.events, timeout)?;
+        self.taken = self.context.get_events(&mut self.events, timeout)?;
         Ok(())
     }
 
@@ -281,15 +280,12 @@ impl Backend for Aio {
             found += 1;
             each(RawCompletion { user_data: event.data, result: event.res as i32 });
         };
-        if self.ring.is_none() && self.in_context > 0 {
-            self.take_events(0, Some(Duration::ZERO)).unwrap_or_default();
-        }
         let taken = &self.events[self.given..self.taken];
         taken.iter().copied().for_each(&mut push);
         self.given += taken.len();
         let left = self.in_context - taken.len();
-        if let (Some(ring), 1..) = (&mut self.ring, left) {
-            ring.consume(left, push);
+        if left > 0 {
+            self.ring.consume(left, push);
         }
         self.in_context -= found;
         self.pool.reap(each);
@@ -297,7 +293,7 @@ impl Backend for Aio {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.pool.is_idle() {
-            match self.take_events(1, timeout) {
+            match self.take_events(timeout) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
                 done => return done,
             }
