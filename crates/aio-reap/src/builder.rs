@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::backend::{
-    Device, aio::Aio, external::External, external::Staging, threads::Threads, uring::Uring,
+    Device, aio::Aio, external::External, external::Staging, threads::Pool, uring::Uring,
 };
 use crate::core::ReapMode;
 use crate::engine::Engine;
@@ -172,7 +172,11 @@ impl EngineBuilder {
         Ok(match kind {
             BackendKind::Uring => Device::Uring(Uring::new(depth)?),
             BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
-            BackendKind::Threads => Device::Threads(Threads::new(self.threads, depth)?),
+            BackendKind::Threads => {
+                let mut pool = Pool::new(self.threads, depth)?;
+                pool.start_worker()?; // so that a system without threads fails now
+                Device::Threads(pool)
+            }
             // It is started by `build_external`.
             BackendKind::External => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
         })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::Backend;
 use super::aio::Aio;
 use super::external::Staging;
-use super::threads::Threads;
+use super::threads::Pool;
 use super::uring::Uring;
 use crate::completion_state::CompletionState;
 use crate::op::{RawCompletion, Sub, Submitted};
@@ -20,7 +20,7 @@ use crate::slab::Batch;
 pub(crate) enum Device {
     Uring(Uring),
     Aio(Aio),
-    Threads(Threads),
+    Threads(Pool),
     External(Staging),
 }
 

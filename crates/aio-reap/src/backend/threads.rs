@@ -1,4 +1,15 @@
 //! The backend that works on every system: a pool of threads that make blocking system calls.
+//!
+//! ```text
+//!  engine ──push──► todo ──take──► worker ──finish──► done ──drain──► engine
+//!                 (condvar)                └─ eventfd, when `done` was empty
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A job is in `todo`, or one worker performs it, or its completion is in `done`.
+//! 2. If `done` is not empty, the notifier was signalled after the last drain, or will be: the
+//!    worker that makes `done` non-empty signals after its push, without a lock.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,64 +22,6 @@ use super::Backend;
 use crate::op::{Op, RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::sys;
-
-/// The backend on a thread pool alone.
-pub(crate) struct Threads {
-    pool: Pool,
-}
-
-impl Threads {
-    pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
-        let mut pool = Pool::new(workers, depth)?;
-        pool.start_worker()?; // so that a system without threads fails now
-        Ok(Self { pool })
-    }
-}
-
-impl Backend for Threads {
-    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
-        let offered = batch.len();
-        for (accepted, sub) in batch.enumerate() {
-            if self.pool.push(sub).is_err() {
-                return Submitted { accepted, stop: Some(Stop::Busy) };
-            }
-        }
-        Submitted { accepted: offered, stop: None }
-    }
-
-    fn reap(&mut self, each: impl FnMut(RawCompletion)) {
-        self.pool.reap(each);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        super::wait_readable(&[self.pool.notifier()], timeout)
-    }
-
-    fn cancel(&mut self, user_data: u64) -> bool {
-        self.pool.cancel(user_data)
-    }
-
-    fn acknowledge(&mut self) {
-        self.pool.acknowledge();
-    }
-
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.pool.notifier()]
-    }
-}
-
-// A pool of threads that perform operations by blocking system calls.
-//
-// ```text
-//  engine ──push──► todo ──take──► worker ──finish──► done ──drain──► engine
-//                 (condvar)                └─ eventfd, when `done` was empty
-// ```
-//
-// # Invariants
-//
-// 1. A job is in `todo`, or one worker performs it, or its completion is in `done`.
-// 2. If `done` is not empty, the notifier was signalled after the last drain, or will be: the
-//    worker that makes `done` non-empty signals after its push, without a lock.
 
 /// The two queues between an engine and its threads. `J` is a job and `D` its completion.
 pub(crate) struct Jobs<J, D> {
@@ -164,7 +117,8 @@ struct Shared {
     notifier: OwnedFd,
 }
 
-/// The engine's handle of its thread pool.
+/// The engine's handle of its thread pool: the whole backend, or that of the operations that Linux AIO
+/// lacks.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<thread::JoinHandle<()>>,
@@ -206,17 +160,24 @@ impl Pool {
         Ok(())
     }
 
-    /// Completes a request with ECANCELED if no thread has begun it. Returns whether it did.
-    pub(crate) fn cancel(&mut self, user_data: u64) -> bool {
-        let jobs = &self.shared.jobs;
-        let withdrawn = jobs.withdraw(|Job(sub)| sub.user_data == user_data).is_some();
-        if withdrawn && jobs.finish(RawCompletion { user_data, result: -libc::ECANCELED }) {
-            sys::signal(&self.shared.notifier);
+    /// Returns whether no request is in the pool.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.held == 0
+    }
+}
+
+impl Backend for Pool {
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
+        let offered = batch.len();
+        for (accepted, sub) in batch.enumerate() {
+            if self.push(sub).is_err() {
+                return Submitted { accepted, stop: Some(Stop::Busy) };
+            }
         }
-        withdrawn
+        Submitted { accepted: offered, stop: None }
     }
 
-    pub(crate) fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
         if self.held == 0 {
             return;
         }
@@ -227,16 +188,29 @@ impl Pool {
         });
     }
 
-    /// Returns whether no request is in the pool.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.held == 0
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        super::wait_readable(&[self.notifier()], timeout)
     }
 
-    pub(crate) fn acknowledge(&self) {
+    /// Completes a request with ECANCELED if no thread has begun it. Returns whether it did.
+    fn cancel(&mut self, user_data: u64) -> bool {
+        let jobs = &self.shared.jobs;
+        let withdrawn = jobs.withdraw(|Job(sub)| sub.user_data == user_data).is_some();
+        if withdrawn && jobs.finish(RawCompletion { user_data, result: -libc::ECANCELED }) {
+            sys::signal(&self.shared.notifier);
+        }
+        withdrawn
+    }
+
+    fn acknowledge(&mut self) {
         // Also if no request is in the pool: a worker may signal after its completion was reaped.
         if !self.workers.is_empty() {
             sys::drain(&self.shared.notifier);
         }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.notifier()]
     }
 }
 
