@@ -172,16 +172,24 @@ pub(crate) fn response<T>() -> (Responder<T>, Response<T>) {
 /// [`Response`] with [`NoResponse`].
 ///
 /// ```
-/// use aio_reap::{Engine, Responder};
+/// use aio_reap::{Engine, SharedFile};
+/// # fn block_on<F: std::future::Future>(future: F) -> F::Output {
+/// #     Engine::new().unwrap().block_on(future).unwrap() // any executor
+/// # }
 ///
 /// # fn main() -> std::io::Result<()> {
 /// let engine = Engine::new()?;
-/// let waiting = |engine: &Engine, responder: Responder<usize>| {
-///     let refused = responder.send(engine.turn().pending);
-///     assert_eq!(refused, Ok(())); // the response was not dropped
-/// };
-/// let response = engine.remote().ask(waiting)?; // usually of another thread
-/// assert_eq!(engine.block_on(response)??, 0);
+/// let remote = engine.remote();
+/// let thread = std::thread::spawn(move || {
+///     let file = SharedFile::new(tempfile::tempfile()?)?;
+///     let write = remote.ask(move |engine, responder| {
+///         let write = engine.write(&engine.attach_shared(&file), "hello", 0);
+///         _ = write.callback(|result, _| _ = responder.send(result));
+///     })?;
+///     Ok::<_, std::io::Error>(block_on(write)??)
+/// });
+/// engine.serve()?;
+/// assert_eq!(thread.join().unwrap()?, 5);
 /// # Ok(())
 /// # }
 /// ```

@@ -139,8 +139,8 @@ impl Core {
     /// Tries to end a request early, if it is still in the engine. Returns false if there was no
     /// attempt.
     pub(crate) fn cancel_id(&self, RequestId(user_data): RequestId) -> bool {
-        let _rearm = Rearm(self);
-        self.state.borrow_mut().cancel_user_data(user_data)
+        let index = self.state.borrow().completions.slab.current(user_data);
+        index.is_some_and(|index| self.cancel(index))
     }
 
     /// Refuses later requests, and wakes the futures that wait for a slot.

@@ -83,34 +83,11 @@ impl Remote {
     }
 
     /// Runs `call` like [`call`](Self::call). Returns a future that resolves to the value which the
-    /// call, or a callback that it makes, passes to [`Responder::send`].
+    /// call, or a callback that it makes, passes to a [`Responder`], which has an example.
     ///
     /// # Errors
     ///
     /// Those of [`call`](Self::call).
-    ///
-    /// ```
-    /// use aio_reap::{Engine, SharedFile};
-    /// # fn block_on<F: std::future::Future>(future: F) -> F::Output {
-    /// #     Engine::new().unwrap().block_on(future).unwrap() // any executor
-    /// # }
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let remote = engine.remote();
-    /// let thread = std::thread::spawn(move || {
-    ///     let file = SharedFile::new(tempfile::tempfile()?)?;
-    ///     let write = remote.ask(move |engine, responder| {
-    ///         let write = engine.write(&engine.attach_shared(&file), "hello", 0);
-    ///         _ = write.callback(|result, _| _ = responder.send(result));
-    ///     })?;
-    ///     Ok::<_, std::io::Error>(block_on(write)??)
-    /// });
-    /// engine.serve()?;
-    /// assert_eq!(thread.join().unwrap()?, 5);
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn ask<T, F>(&self, call: F) -> Result<Response<T>, SubmitError<F>>
     where
         T: Send + 'static,

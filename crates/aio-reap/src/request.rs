@@ -171,27 +171,6 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     /// # Errors
     ///
     /// Those of [`callback`](Self::callback).
-    ///
-    /// ```
-    /// use std::cell::Cell;
-    /// use std::rc::Rc;
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let ran = Rc::new(Cell::new(0));
-    /// let count = |ran: &Rc<Cell<u32>>| {
-    ///     let ran = Rc::clone(ran);
-    ///     move |_, ()| ran.set(ran.get() + 1)
-    /// };
-    /// engine.nop().callback_on_turn(count(&ran))?;
-    /// engine.nop().callback_on_turn(count(&ran))?;
-    /// assert_eq!(ran.get(), 0);
-    /// engine.drain()?;
-    /// assert_eq!(ran.get(), 2);
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn callback_on_turn(
         self,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
@@ -238,7 +217,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         alloc: fn(&mut Slab) -> Option<Index>,
         payload: impl FnOnce(HeldBuf<B>) -> D,
     ) -> Submitted<'e, B, T, RequestId> {
-        let mut state = self.core.state.borrow_mut();
+        let state = &mut *self.core.state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
@@ -256,7 +235,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let user_data =
             state.queue(index, NewRequest { file, op, zero_fill, target, payload: payload(buf) });
         if let Some(at) = cancel_at {
-            state.note_deadline(index, at);
+            state.deadlines.add(at, index, &state.completions.slab);
         }
         Ok(RequestId(user_data))
     }

@@ -155,12 +155,6 @@ impl State {
         self.pending() + self.ready()
     }
 
-    /// Tries to end the request with this user data early. Returns false if there was no attempt.
-    pub(crate) fn cancel_user_data(&mut self, user_data: u64) -> bool {
-        let index = self.completions.slab.current(user_data);
-        index.is_some_and(|index| self.cancel(index, CancelReason::Cancelled))
-    }
-
     /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
     /// a slot.
     pub(crate) fn can_only_wait(&self) -> bool {
@@ -271,11 +265,6 @@ impl State {
             }
             SlotState::Free | SlotState::Ready | SlotState::Done => false,
         }
-    }
-
-    /// Sets the time at which the request in `index` is cancelled.
-    pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
-        self.deadlines.add(at, index, &self.completions.slab);
     }
 
     /// Updates the number of promised slots. Called when the queue of waiting futures has changed.
