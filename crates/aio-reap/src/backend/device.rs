@@ -36,14 +36,42 @@ macro_rules! select {
     };
 }
 
+/// Implements methods by a call of the selected backend.
+macro_rules! forward {
+    ($(fn $name:ident(&mut $self:ident $(, $arg:ident: $of:ty)*) $(-> $result:ty)?;)*) => {$(
+        fn $name(&mut $self $(, $arg: $of)*) $(-> $result)? {
+            select!($self, backend => backend.$name($($arg),*))
+        }
+    )*};
+    ($(fn $name:ident(&$self:ident) -> $result:ty;)*) => {$(
+        fn $name(&$self) -> $result {
+            select!($self, backend => backend.$name())
+        }
+    )*};
+}
+
 /// Forwards every method, including those with a default.
 impl Backend for Device {
-    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
-        select!(self, backend => backend.submit(batch))
+    forward! {
+        fn submit(&mut self, batch: Batch<'_>) -> Submitted;
+        fn unstage(&mut self);
+        fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool);
+        fn reap(&mut self, each: impl FnMut(RawCompletion));
+        fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+        fn before_sleep(&mut self, timeout: Option<Duration>);
+        fn advance_time(&mut self, time: Duration) -> bool;
+        fn watch(&mut self);
+        fn acknowledge(&mut self);
+        fn cancel(&mut self, user_data: u64) -> bool;
     }
 
-    fn can_stage(&self) -> bool {
-        select!(self, backend => backend.can_stage())
+    forward! {
+        fn can_stage(&self) -> bool;
+        fn wake_fds(&self) -> Vec<RawFd>;
+        fn backlog(&self) -> usize;
+        fn has_unsubmitted(&self) -> bool;
+        fn has_cancellations(&self) -> bool;
+        fn instant(&self) -> Instant;
     }
 
     /// Inlined into the front ends, so that a plain request of io_uring stays in registers.
@@ -56,64 +84,8 @@ impl Backend for Device {
         }
     }
 
-    fn unstage(&mut self) {
-        select!(self, backend => backend.unstage())
-    }
-
-    fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool) {
-        select!(self, backend => backend.submit_and_wait(batch))
-    }
-
-    fn reap(&mut self, each: impl FnMut(RawCompletion)) {
-        select!(self, backend => backend.reap(each))
-    }
-
     #[inline]
     fn reap_into(&mut self, completions: &mut CompletionState) -> usize {
         select!(self, backend => backend.reap_into(completions))
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        select!(self, backend => backend.wait(timeout))
-    }
-
-    fn before_sleep(&mut self, timeout: Option<Duration>) {
-        select!(self, backend => backend.before_sleep(timeout))
-    }
-
-    fn advance_time(&mut self, time: Duration) -> bool {
-        select!(self, backend => backend.advance_time(time))
-    }
-
-    fn watch(&mut self) {
-        select!(self, backend => backend.watch())
-    }
-
-    fn acknowledge(&mut self) {
-        select!(self, backend => backend.acknowledge())
-    }
-
-    fn wake_fds(&self) -> Vec<RawFd> {
-        select!(self, backend => backend.wake_fds())
-    }
-
-    fn backlog(&self) -> usize {
-        select!(self, backend => backend.backlog())
-    }
-
-    fn has_unsubmitted(&self) -> bool {
-        select!(self, backend => backend.has_unsubmitted())
-    }
-
-    fn cancel(&mut self, user_data: u64) -> bool {
-        select!(self, backend => backend.cancel(user_data))
-    }
-
-    fn has_cancellations(&self) -> bool {
-        select!(self, backend => backend.has_cancellations())
-    }
-
-    fn instant(&self) -> Instant {
-        select!(self, backend => backend.instant())
     }
 }
