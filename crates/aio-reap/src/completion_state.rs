@@ -3,11 +3,9 @@
 //!
 //! It is the part of [`State`](crate::state::State) that a backend uses while it reaps.
 
-use std::mem;
 use std::num::NonZeroI32;
 
-use crate::file::File;
-use crate::op::{Kind, Op, RawCompletion};
+use crate::op::{Kind, RawCompletion};
 use crate::payload::{DeferredDrop, Deliver, End, RawResult};
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
@@ -37,15 +35,6 @@ pub(crate) struct CompletionState {
     pub(crate) deferred_drops: Vec<DeferredDrop>,
 }
 
-/// A request for a slot.
-pub(crate) struct NewRequest<T> {
-    pub(crate) file: Option<File>,
-    pub(crate) op: Op,
-    pub(crate) zero_fill: bool,
-    pub(crate) target: CompletionTarget,
-    pub(crate) payload: T,
-}
-
 impl CompletionState {
     pub(crate) fn new(capacity: usize, depth: usize) -> Self {
         Self {
@@ -59,44 +48,6 @@ impl CompletionState {
             enqueued: 0,
             deferred_drops: Vec::new(),
         }
-    }
-
-    /// Initialises the slot `index`, which was just allocated, and queues its request. Returns its
-    /// user data. `stage` gets the user data and the number of pending requests, this one included,
-    /// and returns whether the backend has staged the request.
-    #[inline]
-    pub(crate) fn queue<T: Deliver>(
-        &mut self,
-        index: Index,
-        request: NewRequest<T>,
-        stage: impl FnOnce(u64, usize) -> bool,
-    ) -> u64 {
-        let NewRequest { file, op, zero_fill, target, payload } = request;
-        let slot = self.slab.get(index);
-        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
-        slot.target = target;
-        slot.zero_fill = zero_fill;
-        slot.retries = 0;
-        slot.op = op;
-        slot.result = RawResult { done: 0, error: None };
-        debug_assert!(slot.file.is_none());
-        mem::forget(mem::replace(&mut slot.file, file)); // a free slot has no file to drop
-        slot.payload.put(payload);
-        self.stats.accepted += 1;
-        if op.offset > i64::MAX as u64 {
-            // The kernel would see a negative offset and fail with EINVAL, but to io_uring -1 means
-            // the current position of the file.
-            self.finish(index, NonZeroI32::new(libc::EINVAL));
-        } else if op.transfers() && op.len == 0 {
-            // The kernel would return 0, which would be taken for the end of the file or a full
-            // device.
-            self.finish(index, None);
-        } else {
-            self.pending.push(index);
-            let staged = stage(user_data, self.pending.len());
-            slot.state = if staged { SlotState::InFlight } else { SlotState::Pending };
-        }
-        user_data
     }
 
     /// Processes a completion. The usual cases are inlined into the

@@ -29,7 +29,7 @@
 //! | step | functions |
 //! |---|---|
 //! | the program makes the request | `Engine::read`, `transfer`, `Request::new` (engine.rs, request.rs) |
-//! | a slot takes it and its buffer | `Request::submit`, `queue`; `State::queue`, `CompletionState::queue` (state.rs, completion_state.rs) |
+//! | a slot takes it and its buffer | `Request::submit`, `queue`; `State::queue` (state.rs) |
 //! | the entry is in the ring | `Device::stage`, `Uring::stage`, `push` (backend/uring.rs) |
 //! | the kernel gets it, and completions | `Core::flush`, `round`; `State::submit`, `Uring::enter`; `State::reap`, `Uring::reap_each` (core.rs) |
 //! | the result goes to its receiver | `CompletionState::complete`, `route_result`; `Core::dispatch` for a callback or a future |

@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::buf::HeldBuf;
-use crate::completion_state::NewRequest;
 use crate::core::{AdmitOnDrop, Core};
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
@@ -18,6 +17,7 @@ use crate::operation::{Callback, Operation, Owned, Reply};
 use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{CompletionTarget, Index, RequestId, Slab};
+use crate::state::NewRequest;
 
 /// An operation that one of the front ends can submit.
 ///

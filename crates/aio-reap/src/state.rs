@@ -24,10 +24,13 @@ use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use crate::backend::{Backend, Device};
-use crate::completion_state::{CompletionState, NewRequest};
-use crate::op::{Kind, Stop, Sub};
-use crate::payload::Deliver;
-use crate::slab::{Batch, CancelReason, Index, Slab, SlotState, finish_submission};
+use crate::completion_state::CompletionState;
+use crate::file::File;
+use crate::op::{Kind, Op, Stop, Sub};
+use crate::payload::{Deliver, RawResult};
+use crate::slab::{
+    Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
+};
 
 /// The limits of an engine.
 pub(crate) struct Limits {
@@ -54,6 +57,15 @@ pub(crate) struct State {
     stage_limit: usize,
 }
 
+/// A request for a slot.
+pub(crate) struct NewRequest<T> {
+    pub(crate) file: Option<File>,
+    pub(crate) op: Op,
+    pub(crate) zero_fill: bool,
+    pub(crate) target: CompletionTarget,
+    pub(crate) payload: T,
+}
+
 impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
         let completions = CompletionState::new(limits.capacity, limits.depth);
@@ -70,25 +82,45 @@ impl State {
         }
     }
 
-    /// Queues a request in the slot `index`, which was just allocated, and stages it if every request
-    /// before it is staged. Returns its user data.
+    /// Initialises the slot `index`, which was just allocated, and queues its request. Stages it if every
+    /// request before it is staged. Returns its user data.
     #[inline]
     pub(crate) fn queue<T: Deliver>(&mut self, index: Index, request: NewRequest<T>) -> u64 {
-        let Self { completions, backend, staged, stage_limit, .. } = self;
-        let op = request.op;
-        completions.queue(index, request, |user_data, pending| {
-            if *staged == *stage_limit || pending != *staged + 1 {
-                return false;
+        let NewRequest { file, op, zero_fill, target, payload } = request;
+        let CompletionState { slab, pending, stats, .. } = &mut self.completions;
+        let slot = slab.get(index);
+        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
+        slot.target = target;
+        slot.zero_fill = zero_fill;
+        slot.retries = 0;
+        slot.op = op;
+        slot.result = RawResult { done: 0, error: None };
+        debug_assert!(slot.file.is_none());
+        mem::forget(mem::replace(&mut slot.file, file)); // a free slot has no file to drop
+        slot.payload.put(payload);
+        stats.accepted += 1;
+        if op.offset > i64::MAX as u64 {
+            // The kernel would see a negative offset and fail with EINVAL, but to io_uring -1 means
+            // the current position of the file.
+            self.completions.finish(index, NonZeroI32::new(libc::EINVAL));
+        } else if op.transfers() && op.len == 0 {
+            // The kernel would return 0, which would be taken for the end of the file or a full
+            // device.
+            self.completions.finish(index, None);
+        } else {
+            pending.push(index);
+            slot.state = SlotState::Pending;
+            if self.staged < self.stage_limit && pending.len() == self.staged + 1 {
+                // `op` is not read from the slot: the load would wait for the stores of its parts.
+                if self.backend.stage(Sub { user_data, op }) {
+                    self.staged += 1;
+                    slot.state = SlotState::InFlight;
+                } else {
+                    self.stage_limit = self.staged;
+                }
             }
-            // `op` is not read from the slot: the load would wait for the stores of its parts.
-            let done = backend.stage(Sub { user_data, op });
-            if done {
-                *staged += 1
-            } else {
-                *stage_limit = *staged
-            }
-            done
-        })
+        }
+        user_data
     }
 
     /// Takes back every staged request: they are only pending then.
