@@ -401,51 +401,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_keep_order_and_slots_come_back() {
-        let mut slab = Slab::new(3);
-        let mut list = Fifo::new(3);
-        for round in 0..5 {
-            let first = slab.alloc().unwrap();
-            for index in [Some(first), slab.alloc(), slab.alloc()] {
-                slab.get(index.unwrap()).state = SlotState::Pending;
-                list.push(index.unwrap());
-            }
-            assert!(slab.alloc().is_none());
-            assert_eq!((list.len(), list.pop()), (3, Some(first)), "round {round}");
-            slab.release(first);
-            assert_eq!((slab.alloc(), slab.free_len()), (Some(first), 0));
-            slab.get(first).state = SlotState::Ready;
-            slab.release(first);
-            while let Some(index) = list.pop() {
-                slab.release(index);
-            }
-        }
-        assert_eq!((slab.free_len(), list.len()), (3, 0));
-    }
-
-    #[test]
-    fn batch_gives_back_what_was_not_accepted() {
-        let mut slab = Slab::new(4);
-        let mut list = Fifo::new(4);
-        for offset in 0..4 {
-            let index = slab.alloc().unwrap();
-            let slot = slab.get(index);
-            (slot.state, slot.op.offset) = (SlotState::Pending, offset);
-            list.push(index);
-        }
-        let mut batch = Batch::new(&mut slab, &list, 0, 3);
-        assert_eq!(batch.len(), 3);
-        assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
-        finish_submission(&mut slab, &mut list, 3, 1);
-        assert_eq!((slab.count(SlotState::InFlight), slab.count(SlotState::Pending)), (1, 3));
-        let mut batch = Batch::new(&mut slab, &list, 0, 8);
-        assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
-        assert_eq!(batch.len(), 2);
-        let skipped = Batch::new(&mut slab, &list, 2, 8);
-        assert_eq!(skipped.map(|sub| sub.op.offset).collect::<Vec<_>>(), [3]);
-    }
-
-    #[test]
     fn removal_keeps_the_order_of_the_rest_also_across_the_wrap() {
         for start in 0..6 {
             for nth in 0..3 {

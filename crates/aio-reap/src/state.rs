@@ -496,24 +496,6 @@ mod deadlines_tests {
     use super::*;
 
     #[test]
-    fn entries_come_in_time_and_only_for_the_use_they_were_made_for() {
-        let mut slab = Slab::new(2);
-        let mut deadlines = Deadlines::default();
-        let (now, ms) = (Instant::now(), Duration::from_millis);
-        assert_eq!((deadlines.earliest(), deadlines.shorten(None, || now)), (None, None));
-        deadlines.add(now + ms(2), 1, &slab);
-        deadlines.add(now + ms(1), 0, &slab);
-        assert_eq!(deadlines.earliest(), Some(now + ms(1)));
-        assert!(deadlines.shorten(Some(Duration::MAX), || now).unwrap() == ms(1));
-        assert_eq!(deadlines.shorten(Some(Duration::ZERO), || now), Some(Duration::ZERO));
-        assert_eq!(deadlines.due(now, &slab), None);
-        assert_eq!(deadlines.due(now + ms(5), &slab), Some(0));
-        slab.get(1).generation += 1; // the slot was used again
-        assert_eq!(deadlines.due(now + ms(5), &slab), None);
-        assert_eq!(deadlines.earliest(), None);
-    }
-
-    #[test]
     fn entries_that_are_over_do_not_pile_up() {
         let mut slab = Slab::new(4);
         let mut deadlines = Deadlines::default();
