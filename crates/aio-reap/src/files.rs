@@ -27,20 +27,8 @@ impl Engine {
     ///
     /// The open of a FIFO waits for its other end, and occupies a thread of the engine. On io_uring
     /// it waits on a thread of the kernel, and only if the options [create](OpenOptions::create) or
-    /// truncate or the kernel has not cached the path. Otherwise an open
-    /// for reading returns at once, and one for writing fails with `ENXIO` if no reader exists.
-    ///
-    /// ```
-    /// use aio_reap::{Engine, OpenOptions};
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let file = engine.open("/etc/passwd", OpenOptions::read_only()).submit()?.wait().0?;
-    /// let (read, buf) = engine.read(&file, vec![0; 4], 0).submit()?.wait();
-    /// assert_eq!((read?, &buf[..]), (4, &b"root"[..]));
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// truncate or the kernel has not cached the path. Otherwise an open for reading returns at once, and
+    /// one for writing fails with `ENXIO` if no reader exists. [`IoPath`] has an example.
     pub fn open(&self, path: impl Into<IoPath>, options: OpenOptions) -> Request<'_, IoPath, File> {
         let mut path = path.into();
         let (flags, mode) = options.get();
