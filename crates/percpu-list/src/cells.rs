@@ -301,30 +301,22 @@ fn in_use(block: &Block) -> u64 {
 /// A large value, as it is in a cell.
 struct Large<T>(NonNull<T>);
 
+impl<T> Large<T> {
+    /// Returns the value if memory is out.
+    fn new(value: T) -> Result<Self, T> {
+        Ok(Self(NonNull::from(Box::leak(try_box(value)?))))
+    }
+
+    fn into_box(self) -> Box<T> {
+        // SAFETY: the pointer is from `Box::leak`, and its owner gives it up.
+        unsafe { Box::from_raw(ManuallyDrop::new(self).0.as_ptr()) }
+    }
+}
+
 impl<T> Drop for Large<T> {
     fn drop(&mut self) {
         // SAFETY: the pointer is from `Box::leak`, and this is its owner.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-/// What a cell stores.
-#[repr(C)]
-union Stored<T> {
-    inline: ManuallyDrop<T>,
-    large: ManuallyDrop<Large<T>>,
-}
-
-/// A value on its way into a cell or out of one.
-type Place<T> = Cell<Stored<T>>;
-
-/// A value that has left its cell.
-struct Taken<T>(Place<T>);
-
-impl<T> Drop for Taken<T> {
-    fn drop(&mut self) {
-        // SAFETY: the place has the value, which is dropped once.
-        unsafe { Cells::<T>::drop_place(&mut self.0) };
     }
 }
 
@@ -342,7 +334,6 @@ impl<T> Cells<T> {
     /// The size of a cell.
     const STRIDE: usize =
         if Self::BOXED { size_of::<Cell<Large<T>>>() } else { size_of::<Cell<T>>() };
-    const DROPS: bool = Self::BOXED || needs_drop::<T>();
 
     /// Makes an empty list. It ends by [`end`](Self::end).
     pub(crate) fn create() -> NonNull<Self> {
@@ -422,51 +413,6 @@ impl<T> Cells<T> {
 
     // ---- values ----
 
-    /// Makes a value ready for a cell. Returns it if memory is out.
-    #[inline(always)]
-    fn stage(value: T) -> Result<Place<T>, T> {
-        let stored = if Self::BOXED {
-            let large = Large(NonNull::from(Box::leak(try_box(value)?)));
-            Stored { large: ManuallyDrop::new(large) }
-        } else {
-            Stored { inline: ManuallyDrop::new(value) }
-        };
-        Ok(Cell(MaybeUninit::new(stored)))
-    }
-
-    /// # Safety
-    ///
-    /// The place has a value, which it gives up.
-    unsafe fn unstage(place: Place<T>) -> T {
-        // SAFETY: by the contract of this function the place has a value.
-        let stored = unsafe { place.0.assume_init() };
-        if Self::BOXED {
-            // SAFETY: a boxed value is stored in this variant.
-            let large = ManuallyDrop::into_inner(unsafe { stored.large });
-            let at = ManuallyDrop::new(large).0;
-            // SAFETY: the pointer is from `Box::leak`, and its owner has given it up.
-            return *unsafe { Box::from_raw(at.as_ptr()) };
-        }
-        // SAFETY: other values are stored in this variant.
-        ManuallyDrop::into_inner(unsafe { stored.inline })
-    }
-
-    /// # Safety
-    ///
-    /// The place has a value, which it gives up.
-    #[inline(always)]
-    unsafe fn drop_place(place: &mut Place<T>) {
-        // SAFETY: by the contract of this function the place has a value.
-        let stored = unsafe { place.0.assume_init_mut() };
-        if Self::BOXED {
-            // SAFETY: a boxed value is stored in this variant.
-            unsafe { ManuallyDrop::drop(&mut stored.large) };
-        } else if needs_drop::<T>() {
-            // SAFETY: other values are stored in this variant.
-            unsafe { ManuallyDrop::drop(&mut stored.inline) };
-        }
-    }
-
     /// # Safety
     ///
     /// For `'a`, the cell has a value of this type, and is not freed.
@@ -496,30 +442,14 @@ impl<T> Cells<T> {
 
     /// # Safety
     ///
-    /// The cell has a value, which only the caller uses. It leaves the cell.
-    unsafe fn take(key: Key) -> Taken<T> {
-        let mut out = Cell(MaybeUninit::uninit());
-        let (at, target) = (key.pointer(), (&raw mut out).cast::<u8>());
+    /// The cell has a `V`, which only the caller uses. It leaves the cell.
+    unsafe fn take<V>(key: Key) -> V {
         // SAFETY: by the contract of this function the block is alive.
         unsafe { key.block() }.moves(key.index());
         // SAFETY: as above.
-        let source = unsafe { Self::cell(at, key.index()) };
-        // SAFETY: the cell has this many bytes, and the place at least as many.
-        unsafe { ptr::copy_nonoverlapping(source, target, Self::STRIDE) };
-        Taken(out)
-    }
-
-    /// # Safety
-    ///
-    /// The block is one of this type.
-    unsafe fn cell(at: *const Block, index: u32) -> *mut u8 {
-        if Self::BOXED {
-            // SAFETY: by the contract of this function.
-            unsafe { Block::cell::<Large<T>>(at, index) }.cast()
-        } else {
-            // SAFETY: by the contract of this function.
-            unsafe { Block::cell::<T>(at, index) }.cast()
-        }
+        let cell = unsafe { Block::cell::<V>(key.pointer(), key.index()) };
+        // SAFETY: by the contract of this function.
+        unsafe { cell.cast::<V>().read() }
     }
 
     // ---- additions ----
@@ -527,21 +457,26 @@ impl<T> Cells<T> {
     /// Adds a value in the slot of the current CPU.
     #[inline(always)]
     pub(crate) fn insert(&self, value: T) -> Result<Key, InsertError<T>> {
-        let place = match Self::stage(value) {
-            Ok(place) => place,
-            Err(value) => return Err(InsertError { value, reason: AllocError::new().into() }),
-        };
+        if !Self::BOXED {
+            let refused = |(value, reason)| InsertError { value, reason };
+            return self.insert_stored(value).map_err(refused);
+        }
+        match Large::new(value) {
+            Ok(large) => self
+                .insert_stored(large)
+                .map_err(|(large, reason)| InsertError { value: *large.into_box(), reason }),
+            Err(value) => Err(InsertError { value, reason: AllocError::new().into() }),
+        }
+    }
+
+    /// Adds what a cell stores: a `T` or a [`Large`].
+    #[inline(always)]
+    fn insert_stored<V>(&self, value: V) -> Result<Key, (V, Refused)> {
+        let place = Cell(MaybeUninit::new(value));
         let (head, source) = (&raw const self.head, &raw const place);
         loop {
-            let done = self.sections.map(|sections| {
-                if Self::BOXED {
-                    // SAFETY: there is a shard for each CPU, whose blocks have cells of this type.
-                    unsafe { sections.insert::<Large<T>>(head, source.cast()) }
-                } else {
-                    // SAFETY: as above.
-                    unsafe { sections.insert::<T>(head, source.cast()) }
-                }
-            });
+            // SAFETY: there is a shard for each CPU, whose blocks have cells of this type.
+            let done = self.sections.map(|sections| unsafe { sections.insert::<V>(head, source) });
             let refused = match done {
                 Some(Ok((block, index))) => return Ok(Key::new(block, index)),
                 Some(Err(refused)) => refused,
@@ -550,10 +485,8 @@ impl<T> Cells<T> {
             match self.insert_slow(refused, &place) {
                 Ok(Some(key)) => return Ok(key),
                 Ok(None) => {}
-                Err(reason) => {
-                    // SAFETY: the value has not moved.
-                    return Err(InsertError { value: unsafe { Self::unstage(place) }, reason });
-                }
+                // SAFETY: the value has not moved.
+                Err(reason) => return Err((unsafe { place.0.assume_init() }, reason)),
             }
         }
     }
@@ -561,7 +494,7 @@ impl<T> Cells<T> {
     /// Adds a value without a section, or makes room for one.
     #[cold]
     #[inline(never)]
-    fn insert_slow(&self, refused: Section, place: &Place<T>) -> Result<Option<Key>, Refused> {
+    fn insert_slow<V>(&self, refused: Section, place: &Cell<V>) -> Result<Option<Key>, Refused> {
         let here = current_cpu();
         let shard = &self.shards[here.index()];
         let sections = self.sections.filter(|_| refused != Section::OtherCpu);
@@ -601,10 +534,9 @@ impl<T> Cells<T> {
         let index = (!(home ^ load_own(&block.seen))).trailing_zeros();
         block.moves(index);
         // SAFETY: the block is one of this type.
-        let target = unsafe { Self::cell(block, index) };
-        let source = ptr::from_ref(place).cast::<u8>();
+        let target = unsafe { Block::cell::<V>(block, index) };
         // SAFETY: the cell is free, and the lock under which it is taken is held.
-        unsafe { ptr::copy_nonoverlapping(source, target, Self::STRIDE) };
+        unsafe { ptr::copy_nonoverlapping(place, target, 1) };
         block.adds.store(load_own(&block.adds) + 1, Ordering::Relaxed);
         // Ordering: Release pairs with the Acquire in `occupied`; it carries the value.
         block.home.store(home ^ 1 << index, order!(Release, "insert: the value is in its cell"));
@@ -764,34 +696,43 @@ impl<T> Cells<T> {
     /// error.
     #[inline(always)]
     pub(crate) unsafe fn remove(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
-        let mut out: Place<T> = Cell(MaybeUninit::uninit());
+        if Self::BOXED {
+            // SAFETY: by the contract of this function.
+            unsafe { Self::remove_stored::<Large<T>>(list, key) }
+        } else {
+            // SAFETY: as above.
+            unsafe { Self::remove_stored::<T>(list, key) }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`remove`](Self::remove), and the cell stores a `V`.
+    #[inline(always)]
+    unsafe fn remove_stored<V>(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
+        let mut out = Cell(MaybeUninit::<V>::uninit());
         let target = &raw mut out;
         // SAFETY: the entry keeps the list.
         let this = unsafe { list.as_ref() };
         let (sections, head) = (this.sections, &raw const this.head);
         if let Some(sections) = sections {
-            let (at, index) = (key.pointer(), key.index());
-            let mut done = if Self::BOXED {
-                // SAFETY: the caller has the entry, so the cell is occupied, and its block is alive.
-                unsafe { sections.remove::<Large<T>>(head, at, index, target.cast()) }
-            } else {
-                // SAFETY: as above.
-                unsafe { sections.remove::<T>(head, at, index, target.cast()) }
-            };
+            // SAFETY: the caller has the entry, so the cell is occupied, and its block is alive.
+            let mut done =
+                unsafe { sections.remove::<V>(head, key.pointer(), key.index(), target) };
             if done == Err(Section::OtherCpu) {
                 // SAFETY: as above.
                 done = unsafe { Self::remove_remote(list, sections, key, target) };
             }
             if done.is_ok() {
-                if Self::DROPS {
+                if needs_drop::<V>() {
                     // SAFETY: the section has moved the value out of the cell.
-                    unsafe { Self::drop_place(&mut out) };
+                    unsafe { out.0.assume_init_drop() };
                 }
                 return Ok(true);
             }
         }
         // SAFETY: the caller has the entry.
-        unsafe { Self::remove_slow(list, key) }
+        unsafe { Self::remove_slow::<V>(list, key) }
     }
 
     /// Removes an entry by a section, on another CPU than that of its block.
@@ -799,11 +740,11 @@ impl<T> Cells<T> {
     /// # Safety
     ///
     /// The caller has the entry, which ends if the result is no error. The value moves to `target`.
-    unsafe fn remove_remote(
+    unsafe fn remove_remote<V>(
         list: NonNull<Self>,
         sections: Sections,
         key: Key,
-        target: *mut Place<T>,
+        target: *mut Cell<V>,
     ) -> Result<(), Section> {
         // SAFETY: the entry keeps the list.
         let this = unsafe { list.as_ref() };
@@ -819,13 +760,8 @@ impl<T> Cells<T> {
             here.node_misses.fetch_add(1, Ordering::Relaxed);
         }
         let (head, at, index) = (&raw const this.head, key.pointer(), key.index());
-        let done = if Self::BOXED {
-            // SAFETY: the caller has the entry.
-            unsafe { sections.remove_remote::<Large<T>>(head, at, index, target.cast()) }
-        } else {
-            // SAFETY: as above.
-            unsafe { sections.remove_remote::<T>(head, at, index, target.cast()) }
-        };
+        // SAFETY: the caller has the entry.
+        let done = unsafe { sections.remove_remote::<V>(head, at, index, target) };
         if is_far && done.is_err() {
             here.node_misses.fetch_sub(1, Ordering::Relaxed);
         }
@@ -836,10 +772,10 @@ impl<T> Cells<T> {
     ///
     /// # Safety
     ///
-    /// That of [`remove`](Self::remove).
+    /// That of [`remove_stored`](Self::remove_stored).
     #[cold]
     #[inline(never)]
-    unsafe fn remove_slow(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
+    unsafe fn remove_slow<V>(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
         // SAFETY: the entry keeps the list.
         let this = unsafe { list.as_ref() };
         // SAFETY: the entry keeps the block.
@@ -853,7 +789,7 @@ impl<T> Cells<T> {
         let order = order!(AcqRel, "claim: after the last use by a walk");
         if state.compare_exchange(0, FREE, order, Ordering::Relaxed).is_ok() {
             // SAFETY: no walk pins the value, and from now on none can.
-            let value = unsafe { Self::take(key) };
+            let value = unsafe { Self::take::<V>(key) };
             clear_mark(block, key.bit()); // before the cell can be that of another entry
             // Ordering: Release pairs with the Acquire in a refill; it carries the copy above.
             block
@@ -872,7 +808,7 @@ impl<T> Cells<T> {
         let before = state.fetch_or(GONE, order!(AcqRel, "removal: after the last use by a walk"));
         if before & PINS == 0 {
             // SAFETY: the entry has ended, and no pin is left.
-            let value = unsafe { Self::finish(key) };
+            let value = unsafe { Self::finish::<V>(key) };
             if before & ORPHAN != 0 {
                 // SAFETY: the cell was counted, and has ended. The list is not used below.
                 unsafe { Self::release(list) };
@@ -928,8 +864,8 @@ impl<T> Cells<T> {
     ///
     /// # Safety
     ///
-    /// The caller has ended the last of them.
-    unsafe fn finish(key: Key) -> Taken<T> {
+    /// The caller has ended the last of them, and the cell stores a `V`.
+    unsafe fn finish<V>(key: Key) -> V {
         // SAFETY: no other thread uses the value.
         let value = unsafe { Self::take(key) };
         // SAFETY: the block lives while the cell is held.
@@ -946,6 +882,19 @@ impl<T> Cells<T> {
     ///
     /// The caller has the pin, which ends, and with it perhaps the list.
     pub(crate) unsafe fn unpin(key: Key) {
+        if Self::BOXED {
+            // SAFETY: by the contract of this function.
+            unsafe { Self::unpin_stored::<Large<T>>(key) };
+        } else {
+            // SAFETY: as above.
+            unsafe { Self::unpin_stored::<T>(key) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`unpin`](Self::unpin), and the cell stores a `V`.
+    unsafe fn unpin_stored<V>(key: Key) {
         // SAFETY: the pin keeps the block.
         let state = unsafe { key.state() };
         // SAFETY: as above.
@@ -955,7 +904,7 @@ impl<T> Cells<T> {
         let before = state.fetch_sub(1, order!(AcqRel, "unpin: after the last use"));
         if before & !ORPHAN == FREE | 1 {
             // SAFETY: the entry has ended, and this was the last pin.
-            let value = unsafe { Self::finish(key) };
+            let value = unsafe { Self::finish::<V>(key) };
             if before & ORPHAN != 0 {
                 // SAFETY: the block is one of a list.
                 let list = unsafe { NonNull::new_unchecked(list.cast_mut()) };
@@ -1000,7 +949,7 @@ impl<T> Cells<T> {
             }
         }
         // SAFETY: the caller has the entry, which the end of the list has not found.
-        let _ = unsafe { Self::remove_slow(list, key) };
+        let _ = unsafe { Self::remove(list, key) };
     }
 
     /// Removes the entries of a stack that [`defer`](Self::defer) made. A block on it has such an
@@ -1018,7 +967,7 @@ impl<T> Cells<T> {
             }
             let Some(index) = pop(&mut cells) else { return false };
             // SAFETY: `defer` got the entry. The snapshot has ended, or the list is ending.
-            let _ = unsafe { Self::remove_slow(list, Key::new(at, index)) };
+            let _ = unsafe { Self::remove(list, Key::new(at, index)) };
             true
         });
     }

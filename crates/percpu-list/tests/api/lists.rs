@@ -322,6 +322,27 @@ fn values<T: Send + Sync>(new: impl Fn(u8) -> T, read: impl Fn(&T) -> u8) {
     assert!(kept.iter().enumerate().all(|(n, entry)| read(entry) == 200 + n as u8));
 }
 
+/// A value of 1 MiB stands in a box of its own, and is dropped there.
+#[test]
+fn inv01_a_large_value_is_removed_on_a_small_stack() {
+    let list = PerCpuList::new();
+    let thread = |stack| thread::Builder::new().stack_size(stack);
+    thread::scope(|scope| {
+        let list = &list;
+        let add = || list.insert([7_u8; 1 << 20]).unwrap();
+        let adds = thread(64 << 20).spawn_scoped(scope, move || [add(), add(), add()]).unwrap();
+        let [by_section, walked, drained] = adds.join().unwrap();
+        let ends = move || {
+            drop(by_section);
+            assert_eq!(list.iter().count(), 2);
+            drop(walked);
+            assert_eq!(list.drain().count(), 1);
+            drop(drained);
+        };
+        thread(256 << 10).spawn_scoped(scope, ends).unwrap().join().unwrap();
+    });
+}
+
 #[repr(align(4096))]
 struct Aligned(u8);
 
