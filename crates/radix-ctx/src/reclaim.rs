@@ -476,17 +476,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Queues the callback if a list has slots and the callback is not queued. The caller holds no guard.
-    pub(super) fn queue_callback_for_lists(&self) {
-        if self.claim_callback() {
-            self.queue_callback();
-        }
-    }
-
     /// Closes the lists if they have slots and the callback is not queued. Returns whether the caller must
     /// queue it, after its guard has ended.
     #[must_use = "a callback that is marked as queued must be queued"]
-    fn claim_callback(&self) -> bool {
+    pub(super) fn claim_callback(&self) -> bool {
         let mut state = self.lock();
         // While the callback is not queued nothing waits (invariant 5). So the lists are closed, unless the
         // end of the table reclaims, which empties the lists itself. A thread that adds a slot behind that
@@ -496,7 +489,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Queues the callback. The caller has set `callback_queued`, and holds no guard (invariant 6).
-    fn queue_callback(&self) {
+    pub(super) fn queue_callback(&self) {
         // SAFETY: the flag was set by the caller.
         unsafe { Self::queue(self.this()) };
     }

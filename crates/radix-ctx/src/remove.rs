@@ -9,7 +9,16 @@
 //!  cpu 1: filling -> s                filling -> waiting, for a new grace period
 //! ```
 //!
-//! Then it wakes the tasks that wait for it. A task waits in the [`WaitSet`] of its slab. The first one of
+//! | what happens | when | by |
+//! |---|---|---|
+//! | the context is dead, its slot in a list | in the call, under a guard | `Core::kill`: `SlabTree::find`, `Slot::kill`, `RetireLists::splice`, `take_tasks` |
+//! | tasks wake; a full list advances reclaim | in the call | `after_removal`, `Core::advance` |
+//! | the lists wait for a grace period, the callback is queued | in an `advance`, if nothing waits | `close_lists`, `RetireLists::close`, `queue` |
+//! | each value is dropped | after the period, in the callback or another `advance` | `Reclaiming::run`, `reclaim`, `Waiting::take_next`, `fold`, `finish` |
+//! | the slots are vacant | at the end of that reclaim | `VacatedSlots::end`, `empty_queue`, `mark_vacant` |
+//! | the same for one slot with references | in the drop of the last one | `last_put`, `LastPut`, `vacate`, `settle` |
+//!
+//! A task waits in the [`WaitSet`] of its slab. The first one of
 //! a table sets `has_tasks`, so a removal costs a load while no task has ever waited:
 //!
 //! ```text
@@ -171,7 +180,9 @@ struct QueueLater<'a, T: Send + Sync + 'static>(&'a Core<T>);
 
 impl<T: Send + Sync + 'static> Drop for QueueLater<'_, T> {
     fn drop(&mut self) {
-        self.0.queue_callback_for_lists();
+        if self.0.claim_callback() {
+            self.0.queue_callback();
+        }
     }
 }
 
