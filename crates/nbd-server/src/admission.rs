@@ -25,7 +25,6 @@ use std::num::NonZeroU32;
 use std::rc::Rc;
 
 use mq_rbtree::Core;
-use offlock_percpu::AllocError;
 
 /// Longest transfer that counts as small: for longer ones the device's time per byte outweighs its
 /// time per request. A guess.
@@ -80,10 +79,10 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new() -> Result<Rc<Self>, AllocError> {
+    pub(crate) fn new() -> Rc<Self> {
         let mut core = Core::new(0);
         core.set_ageing(Some(AGEING));
-        Ok(Rc::new(Self { running: Cell::new(0), core: RefCell::new(core) }))
+        Rc::new(Self { running: Cell::new(0), core: RefCell::new(core) })
     }
 
     /// Returns the number of running operations of the image.
@@ -222,7 +221,7 @@ mod tests {
 
     impl<T> Images<T> {
         fn new(limit: usize, images: usize) -> Self {
-            let queues = (0..images).map(|_| Queue::new().unwrap()).collect();
+            let queues = (0..images).map(|_| Queue::new()).collect();
             Self { admission: Admission::new(limit), queues }
         }
 

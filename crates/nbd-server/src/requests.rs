@@ -24,7 +24,6 @@ use aio_reap::{AlignedBuf, Engine, File};
 use nbd_protocol::{
     ALLOCATION_ID, Command, CommandFlags, Extent, HeaderStyle, NbdError, ReplyHeader, Request,
 };
-use offlock_percpu::AllocError;
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
@@ -106,7 +105,7 @@ impl Requests {
         if let Some(known) = known.find(|known| Arc::ptr_eq(&known.image, image)) {
             return Ok(known);
         }
-        let opened = WorkerImage::new(Arc::clone(image), image.source.attach(&self.engine)?)?;
+        let opened = WorkerImage::new(Arc::clone(image), image.source.attach(&self.engine)?);
         self.images.push(Rc::downgrade(&opened));
         Ok(opened)
     }
@@ -394,8 +393,8 @@ pub(crate) struct WorkerImage {
 }
 
 impl WorkerImage {
-    pub(crate) fn new(image: Arc<Image>, source: Source<File>) -> Result<Rc<Self>, AllocError> {
-        Ok(Rc::new(Self { source, image, queue: Queue::new()?, blocking: Queue::new()? }))
+    pub(crate) fn new(image: Arc<Image>, source: Source<File>) -> Rc<Self> {
+        Rc::new(Self { source, image, queue: Queue::new(), blocking: Queue::new() })
     }
 }
 
