@@ -65,18 +65,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects and negotiates; connections with an even number ask for structured replies.
-    pub(super) fn open(
-        socket: &Path,
-        (export, depth): (&str, usize),
-        number: usize,
-    ) -> Result<Self, DemoError> {
+    /// Connects to the default export; connections with an even number ask for structured replies.
+    pub(super) fn open(socket: &Path, depth: usize, number: usize) -> Result<Self, DemoError> {
         let connect = |source| DemoError::Connect { path: socket.to_owned(), source };
         let mut stream = UnixStream::connect(socket).map_err(connect)?;
         stream.set_read_timeout(Some(SILENCE))?;
         let style =
             if number.is_multiple_of(2) { HeaderStyle::Structured } else { HeaderStyle::Simple };
-        let mut handshake = ClientHandshake::new(export, style);
+        let mut handshake = ClientHandshake::new("", style);
         let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
         let export = loop {
             let (used, step) = handshake.receive(&input, &mut output)?;

@@ -32,12 +32,12 @@ use self::report::{PhaseReport, Tally};
 /// The time of the phase of TRIMs, and how many are in flight on all connections together.
 const TRIMS: Duration = Duration::from_secs(1);
 const TRIMS_AT_A_TIME: usize = 16;
+/// The start of the pseudo-random sequence of requests.
+const SEED: u64 = 0x0ff1_0c4b;
 
 /// The options of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct DemoOptions {
-    /// Name of the export; empty for the default one. Its contents are overwritten.
-    pub(crate) export: String,
     /// Connections, each with a thread. Reduced to one if the server does not offer `MULTI_CONN`.
     pub(crate) connections: usize,
     /// Requests in flight per connection.
@@ -46,8 +46,6 @@ pub(crate) struct DemoOptions {
     pub(crate) mixed: Duration,
     /// Minimum number of requests of each connection in the mixed phase.
     pub(crate) at_least: u64,
-    /// Start of the pseudo-random sequence of requests.
-    pub(crate) seed: u64,
     /// Show a progress bar on stderr, if that is a terminal.
     pub(crate) progress: bool,
 }
@@ -56,18 +54,16 @@ impl Default for DemoOptions {
     /// 4 connections with 32 requests in flight for 8 seconds, under a progress bar.
     fn default() -> Self {
         Self {
-            export: String::new(),
             connections: 4,
             depth: 32,
             mixed: Duration::from_secs(8),
             at_least: 1000,
-            seed: 0x0ff1_0c4b,
             progress: true,
         }
     }
 }
 
-/// Fills, exercises and verifies the export at `socket`.
+/// Fills, exercises and verifies the default export at `socket`, which is overwritten.
 ///
 /// Blocks for the time of the mixed phase, and for as long as it takes to write and read the image
 /// once.
@@ -76,7 +72,7 @@ impl Default for DemoOptions {
 ///
 /// The first [`DemoError`] of any connection. A wrong byte is an error.
 pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, DemoError> {
-    let open = |nr| Connection::open(socket, (&options.export, options.depth), nr);
+    let open = |nr| Connection::open(socket, options.depth, nr);
     let first = open(0)?;
     let mut wanted = options.connections.max(1);
     if !first.export().flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
@@ -116,7 +112,7 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     let start = Instant::now();
     let plans = (0..wanted as u64)
         .map(|nr| {
-            let seed = options.seed.wrapping_add(nr);
+            let seed = SEED.wrapping_add(nr);
             Mixed::new(&layout, seed, start + options.mixed, options.at_least)
         })
         .collect();
@@ -132,7 +128,7 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
             .for_each(|connection| connection.depth = (TRIMS_AT_A_TIME / wanted).max(1));
         let start = Instant::now();
         let plans = (0..wanted as u64)
-            .map(|nr| Mixed::trims(&layout, options.seed.wrapping_add(nr), start + TRIMS))
+            .map(|nr| Mixed::trims(&layout, SEED.wrapping_add(nr), start + TRIMS))
             .collect();
         let show = |p: &Progress| bar.time(start.elapsed(), p);
         let (_, tally) = phase(&mut connections, &mut regions, plans, show)?;

@@ -270,8 +270,7 @@ pub(super) struct Op {
     pub(super) kind: Kind,
     pub(super) blocks: Range<u64>,
     pub(super) version: u32,
-    /// Sets FUA on a large write, NO_HOLE on zeroing, or DF on a read: half the time, if the server
-    /// offers it.
+    /// Sets NO_HOLE on zeroing, or DF on a read: half the time, if the server offers it.
     pub(super) flagged: bool,
     /// Part of the first fill.
     fill: bool,

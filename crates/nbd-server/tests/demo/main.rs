@@ -21,7 +21,6 @@ fn run(server: &Server) -> Result<DemoReport, DemoError> {
         mixed: Duration::ZERO,
         at_least: 2000,
         progress: false,
-        ..DemoOptions::default()
     };
     demo::run(server.socket(), &options)
 }
