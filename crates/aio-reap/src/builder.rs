@@ -3,12 +3,13 @@
 use std::io;
 
 use crate::backend::{
-    Device, aio::Aio, external::External, external::Staging, threads::Pool, uring::Uring,
+    Backend, Device, aio::Aio, external::External, external::Staging, threads::Pool, uring::Uring,
 };
-use crate::core::ReapMode;
+use crate::core::{Core, ReapMode};
 use crate::engine::Engine;
 use crate::error::{BackendKind, Fallback, StartError};
 use crate::state::{Limits, State};
+use crate::wake_fd::WakeFd;
 
 /// The largest `depth`: io_uring's largest ring (ABI).
 const MAX_DEPTH: usize = 32_768;
@@ -148,9 +149,8 @@ impl EngineBuilder {
         kind: BackendKind,
         fallbacks: Vec<Fallback>,
     ) -> Result<Engine, StartError> {
-        let engine = Engine::from_parts(state, kind, fallbacks).map_err(StartError::Descriptors)?;
-        engine.set_reap_mode(self.reap_mode);
-        Ok(engine)
+        let wake_fd = WakeFd::new(state.backend.wake_fds()).map_err(StartError::Descriptors)?;
+        Ok(Engine::owner(Core::new(state, wake_fd, kind, fallbacks, self.reap_mode)))
     }
 
     fn limits(&self) -> Result<Limits, StartError> {
@@ -161,10 +161,9 @@ impl EngineBuilder {
                 Err(StartError::Limit { name, value, least, most })
             }
         };
-        let within = |name, value, most| between(name, value, 1, most);
-        let depth = within("depth", self.depth, MAX_DEPTH)?;
+        let depth = between("depth", self.depth, 1, MAX_DEPTH)?;
         let capacity = self.capacity.unwrap_or(depth * 4);
-        within("threads", self.threads, 1024)?;
+        between("threads", self.threads, 1, 1024)?;
         Ok(Limits { depth, capacity: between("capacity", capacity, depth, 1 << 24)? })
     }
 

@@ -33,10 +33,11 @@ pub(crate) struct Core {
     pub(crate) reap_mode: Cell<ReapMode>,
     /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
     calls: RefCell<Option<RemoteCalls<Call>>>,
-    plugs: Cell<usize>,
+    /// The number of plugs, which hold requests back.
+    pub(crate) plugs: Cell<usize>,
     pub(crate) driver: Driver,
     /// Set while user code, such as a callback, runs in a caller of the current function.
-    is_dispatching: Cell<bool>,
+    pub(crate) is_dispatching: Cell<bool>,
 }
 
 impl Core {
@@ -45,13 +46,14 @@ impl Core {
         wake_fd: WakeFd,
         kind: BackendKind,
         fallbacks: Vec<Fallback>,
+        reap_mode: ReapMode,
     ) -> Self {
         Self {
             state: RefCell::new(state),
             wake_fd,
             kind,
             fallbacks,
-            reap_mode: Cell::default(),
+            reap_mode: Cell::new(reap_mode),
             calls: RefCell::new(None),
             plugs: Cell::new(0),
             driver: Driver::default(),
@@ -62,27 +64,6 @@ impl Core {
     /// Returns the time for deadlines and timeouts.
     pub(crate) fn instant(&self) -> Instant {
         self.state.borrow().backend.instant()
-    }
-
-    pub(crate) fn is_dispatching(&self) -> bool {
-        self.is_dispatching.get()
-    }
-
-    pub(crate) fn plug(&self) {
-        self.plugs.set(self.plugs.get() + 1);
-    }
-
-    pub(crate) fn leave_plug(&self) {
-        self.plugs.set(self.plugs.get() - 1);
-    }
-
-    pub(crate) fn unplug(&self) {
-        self.leave_plug();
-        if panicking() {
-            self.wake_fd.kick();
-        } else {
-            self.flush_unless_held();
-        }
     }
 
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
@@ -110,7 +91,7 @@ impl Core {
             return waker.into_iter().for_each(Waker::wake);
         }
         if delivers {
-            self.round(self.reap_mode.get().after_submit(), true, false);
+            self.round(self.reap_mode.get() == ReapMode::AfterSubmit, true, false);
         } else {
             let _rearm = Rearm(self);
             let state = &mut *self.state.borrow_mut();
@@ -343,10 +324,6 @@ impl Core {
         Turn { delivered, pending, in_flight: state.in_flight() }
     }
 
-    pub(crate) fn is_done(&self, index: Index) -> bool {
-        self.state.borrow().completions.slab.peek(index).state == SlotState::Done
-    }
-
     /// Frees a completed slot and returns its payload and result. Returns `None` if the request has
     /// not completed.
     ///
@@ -543,10 +520,4 @@ pub enum ReapMode {
     /// Also right after each submission. Completions that are there by then cost no wake-up.
     #[default]
     AfterSubmit,
-}
-
-impl ReapMode {
-    pub(crate) fn after_submit(self) -> bool {
-        self != Self::OnTurn
-    }
 }

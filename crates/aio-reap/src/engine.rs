@@ -21,9 +21,7 @@ use crate::file::{File, SharedFile};
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::request::Request;
 use crate::slab::RequestId;
-use crate::state::State;
 use crate::stats::EngineStats;
-use crate::wake_fd::WakeFd;
 
 /// An engine for block I/O, owned by one thread. It is neither `Send` nor `Sync`.
 ///
@@ -62,13 +60,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn from_parts(
-        state: State,
-        kind: BackendKind,
-        fallbacks: Vec<Fallback>,
-    ) -> io::Result<Self> {
-        let wake_fd = WakeFd::new(state.backend.wake_fds())?;
-        Ok(Self { core: Rc::new(Core::new(state, wake_fd, kind, fallbacks)), is_owner: true })
+    /// Makes the engine of a core, whose drop ends it.
+    pub(crate) fn owner(core: Core) -> Self {
+        Self { core: Rc::new(core), is_owner: true }
     }
 
     /// Makes the engine that a call of another thread gets.
@@ -242,7 +236,7 @@ impl Engine {
     /// delivers them to callbacks and futures after the callback returns. So callbacks that turn
     /// the engine do not nest.
     pub fn turn(&self) -> Turn {
-        self.core.turn(!self.core.is_dispatching(), false)
+        self.core.turn(!self.core.is_dispatching.get(), false)
     }
 
     /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is
@@ -343,7 +337,7 @@ impl Engine {
         let core = &self.core;
         let state = core.state.borrow();
         state.validate();
-        let between_calls = !core.is_dispatching();
+        let between_calls = !core.is_dispatching.get();
         if between_calls && state.needs_retry() && !core.has_work(&state) {
             assert!(core.wake_fd.retry_delay().is_some(), "blocked for ever");
         }
@@ -434,20 +428,25 @@ pub struct Plug<'e> {
 
 impl<'e> Plug<'e> {
     pub(crate) fn new(core: &'e Core) -> Self {
-        core.plug();
+        core.plugs.set(core.plugs.get() + 1);
         Self { core }
     }
 
     /// Ends the plug without a submission. A turn follows.
     pub(crate) fn leave(self) {
-        self.core.leave_plug();
+        self.core.plugs.set(self.core.plugs.get() - 1);
         mem::forget(self);
     }
 }
 
 impl Drop for Plug<'_> {
     fn drop(&mut self) {
-        self.core.unplug();
+        self.core.plugs.set(self.core.plugs.get() - 1);
+        if panicking() {
+            self.core.wake_fd.kick();
+        } else {
+            self.core.flush_unless_held();
+        }
     }
 }
 

@@ -54,8 +54,7 @@ impl AsFd for Fd {
 impl File {
     /// Attaches the descriptor of a shared file.
     pub(crate) fn shared(file: &SharedFile) -> Self {
-        let (fd, direct) = (Fd::Shared(file.clone()), file.alignment());
-        Self(Rc::new(Inner { fd, direct }))
+        Self(Rc::new(Inner { fd: Fd::Shared(file.clone()), direct: file.0.direct }))
     }
 
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
@@ -138,11 +137,6 @@ impl SharedFile {
         let fd = fd.into();
         let direct = Alignment::of(&fd)?;
         Ok(Self(Arc::new(SharedInner { fd, direct })))
-    }
-
-    /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
-    pub(crate) fn alignment(&self) -> Option<Alignment> {
-        self.0.direct
     }
 }
 

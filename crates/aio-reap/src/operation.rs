@@ -11,7 +11,7 @@ use crate::buf::HeldBuf;
 use crate::core::Core;
 use crate::error::RequestError;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
-use crate::slab::Index;
+use crate::slab::{Index, SlotState};
 
 /// A submitted request. Await it, or block with [`wait`](Self::wait).
 ///
@@ -57,7 +57,9 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
     /// Returns whether the request has completed: for a program that turns the engine, or
     /// [waits](crate::Engine::wait) for a time at most.
     pub fn is_done(&self) -> bool {
-        self.index.is_none_or(|index| self.core.is_done(index))
+        self.index.is_none_or(|index| {
+            self.core.state.borrow().completions.slab.peek(index).state == SlotState::Done
+        })
     }
 
     /// Turns the engine, and blocks, until the request completes.

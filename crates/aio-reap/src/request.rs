@@ -88,10 +88,6 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self
     }
 
-    pub(crate) fn core(&self) -> &'e Rc<Core> {
-        self.core
-    }
-
     /// Returns whether the request is refused even if slots are free.
     pub(crate) fn is_refused(&self) -> bool {
         self.misaligned || self.invalid_path
@@ -136,8 +132,9 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         alloc: fn(&mut Slab) -> Option<Index>,
     ) -> Submitted<'e, B, T, Operation<B, T>> {
         let core = self.core;
-        let id = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
-        let operation = Operation::new(core, id.index());
+        let RequestId(user_data) =
+            self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
+        let operation = Operation::new(core, user_data as Index); // the slot of the request
         core.flush_unless_held();
         Ok(operation)
     }
@@ -284,7 +281,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     /// Waiting futures get slots in the order of their first polls, and before requests that do not
     /// wait. A woken future must be polled or dropped: until then its slot is reserved.
     pub fn submit_async(self) -> Submission<'e, B, T> {
-        Submission { core: self.core(), request: Some(self), ticket: None }
+        Submission { core: self.core, request: Some(self), ticket: None }
     }
 }
 

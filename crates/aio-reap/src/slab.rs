@@ -389,13 +389,6 @@ pub(crate) fn finish_submission(slab: &mut Slab, list: &mut Fifo, offered: usize
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u64);
 
-impl RequestId {
-    /// Returns the slot of the request.
-    pub(crate) fn index(self) -> Index {
-        self.0 as Index
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
