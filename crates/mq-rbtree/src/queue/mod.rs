@@ -130,9 +130,7 @@ impl<T, L: Levels> Queue<T, L> {
         ring: &Ring<T, L::Priority>,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        if self.hint.needs_memory() {
-            return Err(message);
-        }
+        // The limit of the claims has the memory: a claimed message has its place in the store.
         match ring.claim() {
             // SAFETY: the position has just been claimed.
             Some(position) => unsafe { ring.publish(position, message.value, message.priority) },
@@ -154,7 +152,7 @@ impl<T, L: Levels> Queue<T, L> {
         // that took the lock then would shut the ring for all senders.
         while ring.refresh() {
             message = match self.try_stage(ring, message) {
-                Err(message) if !self.hint.needs_memory() => message,
+                Err(message) => message,
                 done => return done,
             };
         }
