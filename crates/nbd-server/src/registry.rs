@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use percpu_list::{Entry, InsertError, LockError, PerCpuList, Stats};
+use percpu_list::{Deadlock, Entry, InsertError, PerCpuList, Stats};
 use radix_ctx::{CtxTable, Id};
 
 use crate::export::ExportTable;
@@ -55,7 +55,7 @@ impl Registry {
 
     /// Refuses further connections, removes all from the list, and calls `tell` once with each
     /// session. Returns the number of sessions.
-    pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, LockError> {
+    pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, Deadlock> {
         self.sessions.close()?;
         let mut told = 0;
         for client in self.sessions.drain() {

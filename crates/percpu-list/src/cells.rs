@@ -45,8 +45,7 @@ use std::ptr::{self, NonNull};
 use offlock_percpu::cells::Sections;
 use offlock_percpu::cells::{Block, CELLS, Cell, FREE, Head, NO_CPU, Refused as Section, VALUES};
 use offlock_percpu::fence::heavy_rseq;
-use offlock_percpu::lglock::LockError;
-use offlock_percpu::{AllocError, CpuId, current_cpu, node_of, possible_cpus};
+use offlock_percpu::{CpuId, current_cpu, node_of, possible_cpus};
 use offlock_sync::alloc::try_box;
 use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 #[cfg(offlock_model)]
@@ -55,7 +54,7 @@ use offlock_sync::panics::exhaust;
 use offlock_sync::std_lock::{Mutex, MutexGuard}; // the first wait for one of parking_lot allocates
 use offlock_sync::{check, load_own, order, step, thread, thread_id};
 
-use crate::error::{InsertError, Refused};
+use crate::error::{Deadlock, InsertError, Refused};
 #[cfg(offlock_model)]
 use crate::model::Sections;
 use crate::stats::Stats;
@@ -465,7 +464,7 @@ impl<T> Cells<T> {
             Ok(large) => self
                 .insert_stored(large)
                 .map_err(|(large, reason)| InsertError { value: *large.into_box(), reason }),
-            Err(value) => Err(InsertError { value, reason: AllocError::new().into() }),
+            Err(value) => Err(InsertError { value, reason: Refused::NoMemory }),
         }
     }
 
@@ -545,10 +544,10 @@ impl<T> Cells<T> {
 
     /// Locks a shard, for an addition or a removal outside a section. Waits for a snapshot of another
     /// thread.
-    fn enter<'a>(&'a self, shard: &'a Shard) -> Result<Entered<'a, T>, LockError> {
+    fn enter<'a>(&'a self, shard: &'a Shard) -> Result<Entered<'a, T>, Deadlock> {
         loop {
             if self.is_owner() {
-                return Err(LockError::Deadlock);
+                return Err(Deadlock);
             }
             let guard = Entered { _list: self, _guard: shard.lock.lock() };
             // Ordering: Acquire pairs with the Release in `thaw`; it carries the snapshot's reads.
@@ -607,18 +606,13 @@ impl<T> Cells<T> {
         Layout::from_size_align(size, ALIGN).ok()
     }
 
-    fn make_block(
-        &self,
-        shard: &Shard,
-        slot: CpuId,
-        cpu: u32,
-    ) -> Result<NonNull<Block>, AllocError> {
+    fn make_block(&self, shard: &Shard, slot: CpuId, cpu: u32) -> Result<NonNull<Block>, Refused> {
         // Ordering: Relaxed; a stale answer only changes the size.
         let is_first = shard.first.load(Ordering::Relaxed).is_null();
         let cells = if is_first { FIRST_CELLS } else { CELLS as u32 };
-        let layout = Self::layout(cells).ok_or_else(AllocError::new)?;
+        let layout = Self::layout(cells).ok_or(Refused::NoMemory)?;
         // SAFETY: the layout has a size.
-        let memory = NonNull::new(unsafe { alloc(layout) }).ok_or_else(AllocError::new)?;
+        let memory = NonNull::new(unsafe { alloc(layout) }).ok_or(Refused::NoMemory)?;
         let (at, mask) = (memory.cast::<Block>(), !0_u64 >> (64 - cells));
         let word = || AtomicU64::new(0);
         let block = Block {
@@ -695,7 +689,7 @@ impl<T> Cells<T> {
     /// The caller has the entry. It ends, and with it perhaps the list, unless the result is an
     /// error.
     #[inline(always)]
-    pub(crate) unsafe fn remove(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
+    pub(crate) unsafe fn remove(list: NonNull<Self>, key: Key) -> Result<bool, Deadlock> {
         if Self::BOXED {
             // SAFETY: by the contract of this function.
             unsafe { Self::remove_stored::<Large<T>>(list, key) }
@@ -709,7 +703,7 @@ impl<T> Cells<T> {
     ///
     /// That of [`remove`](Self::remove), and the cell stores a `V`.
     #[inline(always)]
-    unsafe fn remove_stored<V>(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
+    unsafe fn remove_stored<V>(list: NonNull<Self>, key: Key) -> Result<bool, Deadlock> {
         let mut out = Cell(MaybeUninit::<V>::uninit());
         let target = &raw mut out;
         // SAFETY: the entry keeps the list.
@@ -775,7 +769,7 @@ impl<T> Cells<T> {
     /// That of [`remove_stored`](Self::remove_stored).
     #[cold]
     #[inline(never)]
-    unsafe fn remove_slow<V>(list: NonNull<Self>, key: Key) -> Result<bool, LockError> {
+    unsafe fn remove_slow<V>(list: NonNull<Self>, key: Key) -> Result<bool, Deadlock> {
         // SAFETY: the entry keeps the list.
         let this = unsafe { list.as_ref() };
         // SAFETY: the entry keeps the block.
@@ -854,7 +848,7 @@ impl<T> Cells<T> {
     /// # Safety
     ///
     /// The caller has a pin of the cell, which is of this list.
-    pub(crate) unsafe fn unlink(&self, key: Key) -> Result<bool, LockError> {
+    pub(crate) unsafe fn unlink(&self, key: Key) -> Result<bool, Deadlock> {
         let here = current_cpu();
         let _guard = self.enter(&self.shards[here.index()])?;
         Ok(self.unlink_pinned(here, key))
@@ -1014,9 +1008,9 @@ impl<T> Cells<T> {
     // ---- snapshots, close, trim ----
 
     /// Keeps additions and removals of all threads out, until [`thaw`](Self::thaw).
-    pub(crate) fn freeze(&self) -> Result<MutexGuard<'_, ()>, LockError> {
+    pub(crate) fn freeze(&self) -> Result<MutexGuard<'_, ()>, Deadlock> {
         if self.is_owner() {
-            return Err(LockError::Deadlock);
+            return Err(Deadlock);
         }
         let guard = self.exclusive.lock();
         // Ordering: Relaxed, all here; the barrier and the locks order them before the snapshot.
@@ -1059,9 +1053,9 @@ impl<T> Cells<T> {
     }
 
     /// Refuses additions from now on. Those that have begun are complete when it returns.
-    pub(crate) fn close(&self) -> Result<(), LockError> {
+    pub(crate) fn close(&self) -> Result<(), Deadlock> {
         if self.is_owner() {
-            return Err(LockError::Deadlock);
+            return Err(Deadlock);
         }
         let _exclusive = self.exclusive.lock();
         // Ordering: Relaxed, both; the barrier and the locks order them before the return.
@@ -1074,7 +1068,7 @@ impl<T> Cells<T> {
     }
 
     /// Frees the blocks that have no entries and no pins, except the first of each shard.
-    pub(crate) fn trim(&self) -> Result<(), LockError> {
+    pub(crate) fn trim(&self) -> Result<(), Deadlock> {
         let guard = self.freeze()?;
         let walk = self.walk.lock();
         self.shards.iter().for_each(|shard| self.trim_shard(shard));

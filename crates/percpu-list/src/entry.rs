@@ -7,9 +7,9 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use offlock_percpu::CpuId;
-use offlock_percpu::lglock::LockError;
 
 use crate::cells::{Cells, Key};
+use crate::error::Deadlock;
 
 /// A value on a list. Dropping the entry removes the value, and drops it unless a [`Ref`] exists.
 ///
@@ -102,9 +102,9 @@ impl<T> Entry<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread has a snapshot, at whose end the value is removed.
+    /// [`Deadlock`] if this thread has a snapshot, at whose end the value is removed.
     #[inline]
-    pub fn remove(self) -> Result<bool, LockError> {
+    pub fn remove(self) -> Result<bool, Deadlock> {
         let entry = ManuallyDrop::new(self); // it ends also if the drop of the value panics
         // SAFETY: this is the entry, which ends.
         unsafe { entry.end() }
@@ -114,7 +114,7 @@ impl<T> Entry<T> {
     ///
     /// The entry ends.
     #[inline(always)]
-    unsafe fn end(&self) -> Result<bool, LockError> {
+    unsafe fn end(&self) -> Result<bool, Deadlock> {
         // SAFETY: by the contract of this function.
         let removed = unsafe { Cells::remove(self.list, self.key) };
         if removed.is_err() {

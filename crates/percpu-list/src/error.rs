@@ -4,8 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use offlock_percpu::AllocError;
-use offlock_percpu::lglock::LockError;
+use offlock_sync::impl_error;
 
 /// Why an entry was not added. The list is unchanged.
 ///
@@ -28,58 +27,28 @@ pub enum Refused {
     /// The list is closed. Maps to `ESHUTDOWN`.
     Closed,
     /// Memory is out. Maps to `ENOMEM`.
-    Alloc(AllocError),
-    /// The slot could not be locked, because this thread has a snapshot of the list (`EDEADLK`).
-    Lock(LockError),
+    NoMemory,
+    /// This thread has a snapshot of the list. Maps to `EDEADLK`.
+    Deadlock,
 }
 
-impl Refused {
-    /// Returns the matching errno value.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Closed => libc::ESHUTDOWN,
-            Self::Alloc(error) => error.errno(),
-            Self::Lock(error) => error.errno(),
-        }
+impl_error! {
+    [] Refused {
+        Self::Closed => ESHUTDOWN, "the list is closed";
+        Self::NoMemory => ENOMEM, "out of memory";
+        Self::Deadlock => EDEADLK, "this thread has a snapshot of the list";
     }
 }
 
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("the list is closed"),
-            Self::Alloc(error) => error.fmt(f),
-            Self::Lock(error) => error.fmt(f),
-        }
-    }
-}
+/// The call would wait for the snapshot of its own thread. It has changed nothing. Maps to `EDEADLK`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlock;
 
-impl Error for Refused {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Alloc(error) => Some(error),
-            Self::Lock(error) => Some(error),
-            Self::Closed => None,
-        }
-    }
-}
+impl_error! { [] Deadlock { Self => EDEADLK, "this thread has a snapshot of the list"; } }
 
-impl From<AllocError> for Refused {
-    fn from(error: AllocError) -> Self {
-        Self::Alloc(error)
-    }
-}
-
-impl From<LockError> for Refused {
-    fn from(error: LockError) -> Self {
-        Self::Lock(error)
-    }
-}
-
-impl From<Refused> for io::Error {
-    fn from(error: Refused) -> Self {
-        Self::from_raw_os_error(error.errno())
+impl From<Deadlock> for Refused {
+    fn from(_: Deadlock) -> Self {
+        Self::Deadlock
     }
 }
 
@@ -92,7 +61,7 @@ impl From<Refused> for io::Error {
 /// sessions.close()?;
 /// let refused = sessions.insert("alice").unwrap_err();
 /// assert_eq!((refused.value, refused.reason), ("alice", Refused::Closed));
-/// # Ok::<(), percpu_list::LockError>(())
+/// # Ok::<(), percpu_list::Deadlock>(())
 /// ```
 pub struct InsertError<T> {
     /// The value that was not added.
@@ -122,11 +91,7 @@ impl<T> fmt::Display for InsertError<T> {
     }
 }
 
-impl<T> Error for InsertError<T> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.reason.source()
-    }
-}
+impl<T> Error for InsertError<T> {}
 
 impl<T> From<InsertError<T>> for io::Error {
     fn from(error: InsertError<T>) -> Self {

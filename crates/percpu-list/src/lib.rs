@@ -139,8 +139,8 @@
 //! | errno | error | returned by |
 //! |---|---|---|
 //! | `ESHUTDOWN` | [`Refused::Closed`] | add |
-//! | `ENOMEM` | [`Refused::Alloc`], [`AllocError`] | add |
-//! | `EDEADLK` | [`LockError::Deadlock`]: this thread has a snapshot of the list | add, remove, `drain`, `lock_all`, `close`, `trim` |
+//! | `ENOMEM` | [`Refused::NoMemory`] | add |
+//! | `EDEADLK` | [`Refused::Deadlock`], [`Deadlock`]: this thread has a snapshot of the list | add, remove, `drain`, `lock_all`, `close`, `trim` |
 //!
 //! # Special cases
 //!
@@ -203,11 +203,10 @@ mod snapshot;
 mod stats;
 mod walk;
 
-pub use offlock_percpu::lglock::LockError;
-pub use offlock_percpu::{AllocError, CpuId};
+pub use offlock_percpu::CpuId;
 
 pub use self::entry::{Entry, Ref};
-pub use self::error::{InsertError, Refused};
+pub use self::error::{Deadlock, InsertError, Refused};
 pub use self::list::PerCpuList;
 pub use self::snapshot::{Snapshot, SnapshotIter};
 pub use self::stats::Stats;

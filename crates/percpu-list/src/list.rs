@@ -4,11 +4,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use offlock_percpu::lglock::LockError;
-
 use crate::cells::Cells;
 use crate::entry::{Entry, Ref};
-use crate::error::InsertError;
+use crate::error::{Deadlock, InsertError};
 use crate::snapshot::Snapshot;
 use crate::stats::Stats;
 use crate::walk::{Drain, Iter};
@@ -96,8 +94,8 @@ impl<T> PerCpuList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread has a snapshot. The value stays on the list.
-    pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
+    /// [`Deadlock`] if this thread has a snapshot. The value stays on the list.
+    pub fn remove(&self, found: &Ref<T>) -> Result<bool, Deadlock> {
         let key = found.key();
         // SAFETY: the reference pins the cell.
         if !ptr::eq(unsafe { key.list::<T>() }, self.cells.as_ptr()) {
@@ -115,8 +113,8 @@ impl<T> PerCpuList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread has a snapshot. The list is not closed.
-    pub fn close(&self) -> Result<(), LockError> {
+    /// [`Deadlock`] if this thread has a snapshot. The list is not closed.
+    pub fn close(&self) -> Result<(), Deadlock> {
         self.cells().close()
     }
 
@@ -155,13 +153,13 @@ impl<T> PerCpuList<T> {
     /// Stops additions and removals. The snapshot shows the list at one instant.
     ///
     /// Until the snapshot is dropped, other threads that add or remove wait, and such calls of this
-    /// thread return [`LockError::Deadlock`]. Restarts the sections of all threads by one system
+    /// thread return [`Deadlock`]. Restarts the sections of all threads by one system
     /// call, and waits for a snapshot of another thread.
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread has a snapshot of the list.
-    pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
+    /// [`Deadlock`] if this thread has a snapshot of the list.
+    pub fn lock_all(&self) -> Result<Snapshot<'_, T>, Deadlock> {
         Snapshot::new(self.cells())
     }
 
@@ -179,8 +177,8 @@ impl<T> PerCpuList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread has a snapshot of the list.
-    pub fn trim(&self) -> Result<(), LockError> {
+    /// [`Deadlock`] if this thread has a snapshot of the list.
+    pub fn trim(&self) -> Result<(), Deadlock> {
         self.cells().trim()
     }
 

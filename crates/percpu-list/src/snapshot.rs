@@ -4,10 +4,10 @@ use std::fmt;
 use std::iter::FusedIterator;
 
 use offlock_percpu::cells::Block;
-use offlock_percpu::lglock::LockError;
 use offlock_sync::std_lock::MutexGuard;
 
 use crate::cells::{Cells, Key, next, occupied, pop};
+use crate::error::Deadlock;
 
 /// A list that does not change, for [`PerCpuList::lock_all`](crate::PerCpuList::lock_all).
 ///
@@ -41,7 +41,7 @@ impl<T> Drop for Snapshot<'_, T> {
 }
 
 impl<'a, T> Snapshot<'a, T> {
-    pub(crate) fn new(cells: &'a Cells<T>) -> Result<Self, LockError> {
+    pub(crate) fn new(cells: &'a Cells<T>) -> Result<Self, Deadlock> {
         Ok(Self { cells, guard: Some(cells.freeze()?) })
     }
 

@@ -6,11 +6,11 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use offlock_percpu::cells::Block;
-use offlock_percpu::lglock::LockError;
 use offlock_sync::panics::exhaust;
 
 use crate::cells::{BATCH, Cells, Key, next, occupied, pop};
 use crate::entry::Ref;
+use crate::error::Deadlock;
 
 /// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs, for
 /// [`PerCpuList::iter`](crate::PerCpuList::iter).
@@ -200,7 +200,7 @@ impl<T> fmt::Debug for Iter<'_, T> {
 ///
 /// A drain is a walk, and removes each entry when it returns it. So if it is dropped early, the
 /// remaining entries stay on the list. If its thread has a snapshot of the list, it returns
-/// [`LockError::Deadlock`] and then ends. It waits for a snapshot of another thread.
+/// [`Deadlock`] and then ends. It waits for a snapshot of another thread.
 ///
 /// ```
 /// use percpu_list::PerCpuList;
@@ -228,7 +228,7 @@ impl<'a, T> Drain<'a, T> {
 }
 
 impl<T> Iterator for Drain<'_, T> {
-    type Item = Result<Ref<T>, LockError>;
+    type Item = Result<Ref<T>, Deadlock>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use percpu_list::{CpuId, Entry, InsertError, LockError, PerCpuList, Refused, Stats};
+use percpu_list::{CpuId, Deadlock, Entry, InsertError, PerCpuList, Refused, Stats};
 use testkit::pin::{allowed_cpus, current_cpu, on, pin_to};
 
 /// A value that counts its drop.
@@ -150,14 +150,14 @@ fn inv09_a_lock_inside_a_snapshot_is_an_error_and_never_hangs() {
     let found = entry.share();
     let snapshot = list.lock_all().unwrap();
     let InsertError { value, reason } = list.insert(2).unwrap_err();
-    assert_eq!((value, reason), (2, Refused::Lock(LockError::Deadlock)));
-    assert_eq!(list.lock_all().map(drop), Err(LockError::Deadlock));
+    assert_eq!((value, reason), (2, Refused::Deadlock));
+    assert_eq!(list.lock_all().map(drop), Err(Deadlock));
     assert_eq!(list.iter().map(|found| *found).collect::<Vec<_>>(), [1]); // it changes nothing
-    assert_eq!((list.close(), list.is_closed()), (Err(LockError::Deadlock), false));
-    assert_eq!(list.trim(), Err(LockError::Deadlock));
-    assert_eq!(list.drain().next().unwrap().map(drop), Err(LockError::Deadlock));
-    assert_eq!(list.remove(&found), Err(LockError::Deadlock));
-    assert_eq!(entry.remove(), Err(LockError::Deadlock));
+    assert_eq!((list.close(), list.is_closed()), (Err(Deadlock), false));
+    assert_eq!(list.trim(), Err(Deadlock));
+    assert_eq!(list.drain().next().unwrap().map(drop), Err(Deadlock));
+    assert_eq!(list.remove(&found), Err(Deadlock));
+    assert_eq!(entry.remove(), Err(Deadlock));
     drop(other.insert(3).unwrap()); // another list has other locks
     assert_eq!(snapshot.iter().copied().collect::<Vec<_>>(), [1]);
     drop(snapshot);
@@ -175,7 +175,7 @@ fn inv09_a_drain_ends_after_a_lock_error() {
     let mut drain = list.drain();
     assert_eq!(drain.by_ref().take(30).filter(Result::is_ok).count(), 30);
     let snapshot = list.lock_all().unwrap();
-    assert_eq!(drain.next().unwrap().map(drop), Err(LockError::Deadlock));
+    assert_eq!(drain.next().unwrap().map(drop), Err(Deadlock));
     assert!(drain.next().is_none());
     assert_eq!((list.iter().count(), list.drain().count(), snapshot.len()), (70, 1, 70));
     drop(snapshot);
