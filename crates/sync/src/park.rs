@@ -24,32 +24,15 @@ use crate::asymmetric::{compiler_fence, has_membarrier, heavy, light};
 use crate::atomic::{AtomicU32, Ordering};
 use crate::{Futex, hint, step, thread};
 
-/// Limits the attempts before a thread parks.
-///
-/// The first attempts follow pauses that double. The last ones follow a `sched_yield`, for a holder
-/// that was preempted. A model makes none, because it makes the same attempts after `heavy`.
-#[derive(Clone, Copy, Debug)]
-pub struct SpinLimit {
-    /// The number of pauses before the first attempt.
-    first_pauses: u32,
-    /// The most pauses before an attempt.
-    max_pauses: u32,
-    /// The number of attempts after pauses.
-    attempts: u32,
-    /// The number of attempts after a `sched_yield`.
-    yields: u32,
-}
-
-impl SpinLimit {
-    /// About a microsecond. A guess.
-    pub const SHORT: Self = Self { first_pauses: 0, max_pauses: 32, attempts: 7, yields: 4 };
-    /// About 25 us where a pause takes 20 ns, with at most 5 us between two attempts.
-    ///
-    /// For that long, a thread that locks repeatedly keeps the value in its cache. Measured on a
-    /// queue with one sender and one receiver: the shorter the limit, the more time went into
-    /// moving the value between their caches.
-    pub const LONG: Self = Self { first_pauses: 4, max_pauses: 256, attempts: 10, yields: 4 };
-}
+// Before a thread parks it makes attempts for about 25 us where a pause takes 20 ns, with at most 5 us
+// between two. The first ones follow pauses that double, the last ones a `sched_yield`, for a holder that
+// was preempted. For that long, a thread that locks repeatedly keeps the value in its cache. Measured on a
+// queue with one sender and one receiver: the shorter the limit, the more time went into moving the value
+// between their caches.
+const FIRST_PAUSES: u32 = 4;
+const MAX_PAUSES: u32 = 256;
+const ATTEMPTS: u32 = 10;
+const YIELDS: u32 = 4;
 
 /// Set in `waiters` where `light` is a full fence, so that a release takes the slow path, which has
 /// the fence. Elsewhere a compiler fence suffices, and the fast path need not ask.
@@ -58,7 +41,7 @@ const FENCED: u32 = 1 << 31;
 /// The waiters of one word. A release wakes one thread, and that thread wakes the next when it
 /// releases the word.
 #[derive(Debug)]
-pub struct Parker {
+pub(crate) struct Parker {
     /// The number of waiters, and [`FENCED`].
     waiters: AtomicU32,
     /// Advances with every release that sees a waiter.
@@ -67,8 +50,7 @@ pub struct Parker {
 
 impl Parker {
     /// Creates a parker without waiters.
-    #[allow(clippy::new_without_default, reason = "the facade's types have no such use")]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             waiters: AtomicU32::new(if has_membarrier() { 0 } else { FENCED }),
             sequence: Futex::new(),
@@ -77,7 +59,7 @@ impl Parker {
 
     /// Wakes one waiter, if there is one. The calling thread has just released the word.
     #[inline(always)]
-    pub fn unpark_one(&self) {
+    pub(crate) fn unpark_one(&self) {
         // All that `light` does where `FENCED` is not set (invariant 1).
         step!("unpark: before the look at the waiters", compiler_fence());
         // Ordering: Relaxed; the fences order it, and no other memory is read because of it.
@@ -105,12 +87,12 @@ impl Parker {
     /// Waits until `attempt` returns a value.
     ///
     /// `attempt` must be short, and must succeed once the word that it found taken is released.
-    pub fn wait<R>(&self, limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> R {
-        spin(limit, &mut attempt).unwrap_or_else(|| self.park(attempt))
+    pub(crate) fn wait<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
+        spin(&mut attempt).unwrap_or_else(|| self.park(attempt))
     }
 
     /// Waits like [`wait`](Self::wait), but without attempts before the thread parks.
-    pub fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
+    fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         // Ordering: Relaxed; `heavy` orders it before the attempts, for `unpark_one`.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         step!("park: before the attempt", heavy()); // against `light` of `unpark_one` (invariant 1)
@@ -127,16 +109,16 @@ impl Parker {
     }
 }
 
-/// Makes attempts up to `limit`. Returns `None` if all fail.
-pub fn spin<R>(limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
+/// Makes attempts. Returns `None` if all fail. A model makes none: it makes the same ones after `heavy`.
+fn spin<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
     if cfg!(offlock_model) {
         return None;
     }
-    let mut pauses = limit.first_pauses;
-    for round in 0..limit.attempts + limit.yields {
-        if round < limit.attempts {
+    let mut pauses = FIRST_PAUSES;
+    for round in 0..ATTEMPTS + YIELDS {
+        if round < ATTEMPTS {
             (0..pauses).for_each(|_| hint::spin_loop());
-            pauses = (pauses * 2).clamp(1, limit.max_pauses);
+            pauses = (pauses * 2).min(MAX_PAUSES);
         } else {
             thread::yield_now();
         }

@@ -20,7 +20,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::atomic::{AtomicU32, Ordering};
 use crate::cell::UnsafeCell;
-use crate::park::{Parker, SpinLimit};
+use crate::park::Parker;
 use crate::{check, order, step};
 
 const HELD: u32 = 1;
@@ -120,7 +120,7 @@ impl<T> WordLock<T> {
     #[cold]
     #[inline(never)]
     fn lock_slow(&self) {
-        self.parker.wait(SpinLimit::LONG, || {
+        self.parker.wait(|| {
             // Ordering: Relaxed; this load only avoids an exchange on the holder's cache line.
             let free = self.word.load(Ordering::Relaxed) == 0;
             (free && self.try_acquire()).then_some(())
@@ -179,12 +179,6 @@ impl<T> Drop for WordGuard<'_, T> {
         // Ordering: Release pairs with the Acquire in `try_acquire`; it carries the value.
         self.lock.word.store(0, order!(Release, "unlock: the value"));
         step!("unlock: wake a waiter", self.lock.parker.unpark_one());
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for WordGuard<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WordGuard").field(&**self).finish()
     }
 }
 
