@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use offlock_sync::{Arc, panicking};
+use offlock_sync::Arc;
 
 use crate::backend::Backend;
 use crate::calls::{CallQueue, RemoteCalls};
@@ -381,7 +381,7 @@ struct Rearm<'c>(&'c Core);
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
         let state = self.0.state.borrow(); // user code never runs under a borrow
-        if panicking() || self.0.has_work(&state) {
+        if std::thread::panicking() || self.0.has_work(&state) {
             self.0.wake_fd.kick();
         } else if state.needs_retry() {
             self.0.wake_fd.retry_later();
@@ -396,7 +396,7 @@ pub(crate) struct AdmitOnDrop<'c>(pub(crate) &'c Core);
 
 impl Drop for AdmitOnDrop<'_> {
     fn drop(&mut self) {
-        if panicking() {
+        if std::thread::panicking() {
             self.0.wake_fd.kick();
         } else {
             self.0.admit();
@@ -409,7 +409,7 @@ struct RearmOnPanic<'c>(&'c Core);
 
 impl Drop for RearmOnPanic<'_> {
     fn drop(&mut self) {
-        if panicking() {
+        if std::thread::panicking() {
             drop(Rearm(self.0));
         }
     }

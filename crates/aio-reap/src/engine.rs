@@ -8,7 +8,7 @@ use std::task::Context;
 use std::time::Duration;
 use std::{fmt, io, mem};
 
-use offlock_sync::{Arc, panicking};
+use offlock_sync::Arc;
 
 use crate::backend::Backend;
 use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoVecs};
@@ -352,7 +352,7 @@ impl Drop for Engine {
             return;
         }
         let _end = EndOnPanic(&self.core); // also if a call panics in the shutdown
-        if !panicking() {
+        if !std::thread::panicking() {
             // After an error requests stay undelivered. `State::drop` waits for them or leaks them.
             let _ = self.shutdown();
         }
@@ -365,7 +365,7 @@ struct EndOnPanic<'c>(&'c Core);
 
 impl Drop for EndOnPanic<'_> {
     fn drop(&mut self) {
-        if panicking() {
+        if std::thread::panicking() {
             self.0.state.borrow_mut().closed = true;
             self.0.drop_calls();
         }
@@ -442,7 +442,7 @@ impl<'e> Plug<'e> {
 impl Drop for Plug<'_> {
     fn drop(&mut self) {
         self.core.plugs.set(self.core.plugs.get() - 1);
-        if panicking() {
+        if std::thread::panicking() {
             self.core.wake_fd.kick();
         } else {
             self.core.flush_unless_held();

@@ -314,7 +314,7 @@ pub enum LockError {
 }
 
 impl_error! {
-    [] LockError {
+    LockError {
         Self::Deadlock => EDEADLK, "this thread holds the slot, or one that must be locked after it";
     }
 }

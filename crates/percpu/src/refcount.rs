@@ -435,7 +435,7 @@ pub enum KillError {
 }
 
 impl_error! {
-    [] KillError {
+    KillError {
         Self::AlreadyDying => EINVAL, "the reference count was already killed";
     }
 }

@@ -124,17 +124,17 @@ pub enum WaitError {
     InDrop,
 }
 
-impl_error! { [] LookupError {
+impl_error! { LookupError {
     Self::Stale => EINVAL, "the context was removed";
     Self::NotFound => EINVAL, "the table never had a context of this id";
 } }
 
-impl_error! { [] GetRefError {
+impl_error! { GetRefError {
     Self::Lookup(lookup) => EINVAL, "{lookup}";
     Self::Alloc(_) => ENOMEM, "no memory for the counters of references";
 } }
 
-impl_error! { [] InsertRefused {
+impl_error! { InsertRefused {
     Self::Quota { limit } => EAGAIN, "the table has {limit} contexts, which is its limit";
     Self::Exhausted { pending: 0 } => ENOSPC, "no index is vacant";
     Self::Exhausted { pending } =>
@@ -142,7 +142,7 @@ impl_error! { [] InsertRefused {
     Self::Alloc(_) => ENOMEM, "no memory for a context";
 } }
 
-impl_error! { [] WaitError {
+impl_error! { WaitError {
     Self::TimedOut => ETIMEDOUT, "the deadline has passed";
     Self::Pinned => EDEADLK, "the calling thread holds an RCU guard and would wait for itself";
     Self::InDrop => EDEADLK, "the calling thread is dropping a context of the table";

@@ -30,7 +30,7 @@ impl AllocError {
     }
 }
 
-impl_error! { [] AllocError { _ => ENOMEM, "out of memory"; } }
+impl_error! { AllocError { _ => ENOMEM, "out of memory"; } }
 
 /// Allocates uninitialised memory for one `T`. A zero-sized `T` does not compile.
 ///

@@ -71,7 +71,6 @@ pub use self::futex::Futex;
 pub use self::label::is_planted;
 pub use self::label::{check, fence, order, step};
 pub use self::macros::{const_fn, const_thread_local, global, impl_error};
-pub use self::park::{Parker, SpinLimit, spin};
 pub use self::thread_waker::block_on;
 pub use self::wait_set::{WaitSet, Waiter, Wakers};
 pub use self::word_lock::{WordGuard, WordLock};
@@ -143,13 +142,6 @@ macro_rules! own_load {
 }
 
 own_load!(AtomicU32 u32, AtomicU64 u64);
-
-/// Returns whether the calling thread unwinds.
-///
-/// `std`'s in every build, because the model checkers unwind their threads by `std`'s panics.
-pub fn panicking() -> bool {
-    std::thread::panicking()
-}
 
 #[cfg(not(offlock_model))]
 mod imp {

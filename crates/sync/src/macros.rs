@@ -71,13 +71,13 @@ macro_rules! offlock_const_fn {
 
 /// Implements `errno`, `Display`, `Error` and the conversion into `io::Error` for an error type.
 ///
-/// The generics of the type come first, in brackets. Each line has a pattern for `self`, its errno,
+/// Each line has a pattern for `self`, its errno,
 /// and its message with the bindings of the pattern.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_impl_error {
-    ([$($generics:tt)*] $type:ty { $($pattern:pat => $errno:ident, $message:literal;)+ }) => {
-        impl<$($generics)*> $type {
+    ($type:ty { $($pattern:pat => $errno:ident, $message:literal;)+ }) => {
+        impl $type {
             /// Returns the matching errno value.
             #[must_use]
             #[allow(unused_variables, reason = "bindings of the patterns are for the messages")]
@@ -86,15 +86,15 @@ macro_rules! offlock_impl_error {
             }
         }
 
-        impl<$($generics)*> std::fmt::Display for $type {
+        impl std::fmt::Display for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self { $($pattern => write!(f, $message),)+ }
             }
         }
 
-        impl<$($generics)*> std::error::Error for $type {}
+        impl std::error::Error for $type {}
 
-        impl<$($generics)*> From<$type> for std::io::Error {
+        impl From<$type> for std::io::Error {
             fn from(error: $type) -> Self {
                 Self::from_raw_os_error(error.errno())
             }

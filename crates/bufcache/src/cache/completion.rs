@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Waker};
 
 use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
 use offlock_sync::cell::UnsafeCell;
-use offlock_sync::{Arc, order, panicking, step, thread, thread_id};
+use offlock_sync::{Arc, order, step, thread, thread_id};
 
 use super::pool::Lane;
 use crate::dirty::errno_of;
@@ -265,7 +265,7 @@ impl Completion {
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        self.end(if panicking() { PANICKED } else { libc::ECANCELED });
+        self.end(if std::thread::panicking() { PANICKED } else { libc::ECANCELED });
     }
 }
 

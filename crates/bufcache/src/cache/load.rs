@@ -22,7 +22,7 @@ use std::task::Poll;
 use std::time::Instant;
 use std::{fmt, io, ptr};
 
-use offlock_sync::{Arc, WaitSet, Waiter, panicking, step, thread_id};
+use offlock_sync::{Arc, WaitSet, Waiter, step, thread_id};
 
 use super::Shared;
 #[cfg(feature = "aio-reap")]
@@ -193,7 +193,11 @@ impl DerefMut for Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        let failure = if panicking() { Failure::Panicked } else { Failure::Errno(libc::ECANCELED) };
+        let failure = if std::thread::panicking() {
+            Failure::Panicked
+        } else {
+            Failure::Errno(libc::ECANCELED)
+        };
         self.source.cache.fail(&self.source, self.key, self.frame, failure, 0);
     }
 }

@@ -631,7 +631,7 @@ pub enum SynchronizeError {
 }
 
 impl_error! {
-    [] SynchronizeError {
+    SynchronizeError {
         Self::WouldDeadlock => EDEADLK, "the calling thread would wait for itself";
     }
 }
