@@ -12,7 +12,7 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use offlock_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use testkit::pin::{allowed_cpus, pin_thread_to};
 use testkit::signals::{ThreadTimer, handle};
 use testkit::stress::{keep_running, stress_time};
@@ -31,35 +31,26 @@ fn deadline() -> Instant {
     Instant::now() + stress_time(2)
 }
 
-/// A fake rseq area with the kernel's layout.
-#[repr(C, align(32))]
-struct Fake {
-    cpu_id_start: u32,
-    cpu_id: AtomicU32,
-    rseq_cs: u64,
-    rest: [u64; 2],
-}
-
-thread_local! {
-    static FAKE: Fake = const {
-        Fake { cpu_id_start: 0, cpu_id: AtomicU32::new(0), rseq_cs: 0, rest: [0; 2] }
-    };
-}
-
-fn thread_pointer() -> usize {
-    let at: usize;
+/// Returns the distance from the thread pointer to a fake rseq area of the calling thread, which the
+/// kernel does not know. Its id is the CPU where the thread was when it first asked.
+pub(in crate::rseq) fn fake_area() -> isize {
+    #[repr(C, align(32))]
+    struct Fake([u32; 8]);
+    thread_local! {
+        static FAKE: Fake = Fake([0, getcpu(), 0, 0, 0, 0, 0, 0]); // the second is `cpu_id`
+    }
+    let thread_pointer: usize;
     // SAFETY: the first word of the thread control block points to itself (x86_64 ABI).
-    unsafe { std::arch::asm!("mov {}, fs:[0]", out(reg) at, options(nostack, readonly)) };
-    at
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) thread_pointer, options(nostack, readonly))
+    };
+    let at = FAKE.with(|fake| ptr::from_ref(&fake.0).addr());
+    at.wrapping_sub(thread_pointer) as isize
 }
 
 /// Returns parameters with which the same code runs without a section.
 fn unprotected(real: RseqOperations) -> RseqOperations {
-    FAKE.with(|fake| {
-        fake.cpu_id.store(getcpu(), Ordering::Relaxed);
-        let at = ptr::from_ref(fake).addr();
-        RseqOperations { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
-    })
+    RseqOperations { area: fake_area(), ..real }
 }
 
 impl RseqOperations {
@@ -69,7 +60,7 @@ impl RseqOperations {
     fn long_add(self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<u64, Refused> {
         let mut starts = 0_u64;
         // SAFETY: the area, the word and the gate are those of `add`, or the area is the calling
-        // thread's `FAKE`. The other registers are scratch.
+        // thread's fake one. The other registers are scratch.
         let cpu = unsafe {
             section!(self, words, ["cmp qword ptr [{gate}], 0", "jne 66f"], [
                     "inc {starts}",
@@ -188,16 +179,20 @@ fn switched_off() -> bool {
     cfg!(offlock_no_membarrier) || tunables.split(':').any(|t| t == "glibc.pthread.rseq=0")
 }
 
-/// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot
-/// pass without a test.
-fn sections() -> Option<RseqOperations> {
+/// Returns false if no sections run. Panics if the environment requires them, so that CI cannot pass
+/// without a test.
+pub(in crate::rseq) fn sections_run() -> bool {
     if let Err(why) = state() {
         println!("sections are off: {why}: nothing to test");
         let wanted = env::var_os("OFFLOCK_REQUIRE_ALL").is_some() && !switched_off();
         assert!(!wanted, "OFFLOCK_REQUIRE_ALL is set and no sections run");
-        return None;
+        return false;
     }
-    operations()
+    true
+}
+
+fn sections() -> Option<RseqOperations> {
+    sections_run().then(|| operations().expect("sections run"))
 }
 
 #[test]

@@ -239,4 +239,4 @@ impl RseqOperations {
 
 #[cfg(test)]
 #[path = "stress.rs"]
-mod stress;
+pub(super) mod stress;

@@ -16,25 +16,11 @@ use testkit::stress::stress_time;
 
 use super::{Block, Cell, Head, Refused, SHARD, Sections};
 use crate::fence::heavy_rseq;
+use crate::rseq::imp::stress::{fake_area, sections_run};
 
 /// Returns sections that run as plain code, on the CPU where the thread was when it first asked.
 fn unprotected(real: Sections) -> Sections {
-    #[repr(C, align(32))]
-    struct Fake([u32; 8]);
-    thread_local! {
-        static FAKE: Fake = {
-            // SAFETY: takes no arguments and writes no memory of this program.
-            let cpu = unsafe { libc::sched_getcpu() } as u32;
-            Fake([cpu, cpu, 0, 0, 0, 0, 0, 0])
-        };
-    }
-    let thread_pointer: usize;
-    // SAFETY: the first word of the thread control block points to itself (x86_64 ABI).
-    unsafe {
-        std::arch::asm!("mov {}, fs:[0]", out(reg) thread_pointer, options(nostack, readonly))
-    };
-    let at = FAKE.with(|fake| ptr::from_ref(fake).addr());
-    Sections { area: at.wrapping_sub(thread_pointer) as isize, ..real }
+    Sections { area: fake_area(), ..real }
 }
 
 /// A value: three words, of which one is not in a pair, and a drop.
@@ -155,11 +141,8 @@ impl Drop for TestList {
 
 /// Returns the sections and the number of CPUs; `None` where none run.
 fn sections() -> Option<(Sections, u32)> {
-    let found = Sections::find();
-    if found.is_none() {
-        println!("sections are off: nothing to test");
-    }
-    Some((found?, crate::possible_cpus() as u32))
+    let found = sections_run().then(|| Sections::find().expect("sections run"))?;
+    Some((found, found.limit))
 }
 
 /// On one CPU a block fills up, is empty again, and another CPU frees its cells.
