@@ -35,7 +35,7 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
-/// An [`add`](Self::add) never fails and never waits: a few plain instructions with rseq sections,
+/// An [`add`](Self::add) never fails, and none but the first waits: a few plain instructions with rseq sections,
 /// and one `lock`-prefixed instruction on a cache line of this CPU without. [`sum`](Self::sum) visits
 /// every CPU. It has 64 bits and wraps around, like `wrapping_add`.
 ///

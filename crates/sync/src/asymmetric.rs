@@ -77,9 +77,8 @@ mod imp {
     ///
     /// A section that tested its gate before this call has committed, and the calling thread sees its
     /// store. Or it starts again, and sees the gate as the calling thread left it. For a thread that
-    /// closes the gate of a `RefBlock`. Everything else is as for `heavy`.
-    ///
-    /// Sections run only if this command works: see `usable` in `rseq/x86_64.rs` of percpu.
+    /// closes the gate of a `RefBlock`. Everything else is as for `heavy`. Sections run only if this
+    /// command works.
     #[inline]
     pub fn heavy_rseq() {
         match state() {

@@ -17,8 +17,6 @@
 //!    loads it later sees the released word after it.
 //! 2. `waiters` counts a waiter from before its first check after `heavy` until it has what it
 //!    waits for, so one `heavy` covers all its checks.
-//! 3. A release takes no lock, does not wait and leaves `errno` alone. So a signal handler may make
-//!    a release even if it interrupts a release or a wait of the same parker.
 
 use crate::asymmetric::{compiler_fence, has_membarrier, heavy, light};
 use crate::atomic::{AtomicU32, Ordering};

@@ -31,8 +31,9 @@
 //! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
 //! shows how many bytes wait to be freed. Retired objects are dropped in batches, on the thread
 //! that fills a batch or calls [`poll`]: up to 1,024 objects, or 2 MiB, wait on each CPU for their
-//! batch to fill. A program that retires rarely calls [`poll`] from a timer. The order in which
-//! retired objects are dropped is not specified.
+//! batch to fill. Only [`retire_raw`] is told what an object owns beside its own bytes: 1,023 vectors
+//! of a megabyte may wait. A program that retires rarely, or large values, calls [`poll`] itself. The
+//! order in which retired objects are dropped is not specified.
 //!
 //! # Special cases
 //!

@@ -320,7 +320,7 @@ impl Drop for Batch {
 pub struct Stats {
     /// Retired objects that no thread has begun to drop.
     pub pending: u64,
-    /// The bytes of the pending objects.
+    /// The bytes of the pending objects, without what a value owns on the heap.
     pub pending_bytes: u64,
     /// Objects dropped after their grace period.
     pub reclaimed: u64,
