@@ -24,7 +24,7 @@ use crate::policy::{Eviction, Policy, sampled_blocks};
 use crate::source::{InFlight, Source};
 use crate::stats::CacheStats;
 use crate::wait::block_on;
-use crate::word::{IO, Key, SECTOR_BITS, VALID};
+use crate::word::{Key, SECTOR_BITS, VALID};
 
 /// The longest device, in bytes.
 const MAX_LEN: u64 = 1 << (SECTOR_BITS + 9);
@@ -593,7 +593,7 @@ impl Device {
             }
             self.source.writes.excluded.wait(key.sector()).await;
         };
-        self.shared.wait_for_marks(pin.place, IO).await;
+        self.shared.wait_while_read(pin.place).await;
         if !self.shared.has_ended(pin.place) {
             self.shared.wait_for_writer(pin.place).await?;
         }

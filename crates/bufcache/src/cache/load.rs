@@ -282,11 +282,14 @@ impl Shared {
         header.loaded.wake_all();
     }
 
-    /// Waits, as a task, until an entry that the caller has pinned has none of the flags `marks`:
-    /// `IO` until its load ends, `WRITE` until its writer ends.
-    pub(crate) async fn wait_for_marks(&self, place: Place, marks: u64) {
+    /// Waits, as a task, until the load of an entry that the caller has pinned ends. Returns at once if a
+    /// thread creates the block: that wakes no task before the guard drops.
+    pub(crate) async fn wait_while_read(&self, place: Place) {
         let entry = self.table.entry(place);
-        let look = || (!entry.word().has(marks)).then_some(());
+        let look = || {
+            let word = entry.word();
+            (!word.has(IO) || word.has(WRITE)).then_some(())
+        };
         self.wait_as_task(entry.word().frame(), None, look).await;
     }
 
@@ -355,7 +358,7 @@ impl Shared {
         if !self.may_load(source) || !self.is_worth_a_buffer(key) {
             return Ok(None);
         }
-        let Some(frame) = self.insert_load(source, key) else { return Ok(None) };
+        let Some(frame) = self.insert_load(source, key, 0) else { return Ok(None) };
         let Some(load) = Load::new(source, key, frame, false) else {
             self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);

@@ -225,11 +225,13 @@ impl Shared {
     }
 
     /// Inserts a block as being loaded, if it is not cached and that needs no wait for a buffer.
-    pub(super) fn insert_load(&self, source: &Source, key: Key) -> Option<Frame> {
+    /// `flags` are `WRITE` if the caller creates the block: a getter then waits for a writer, with the
+    /// cache's patience, and not for a load.
+    pub(super) fn insert_load(&self, source: &Source, key: Key, flags: u64) -> Option<Frame> {
         self.note_want(source);
         let spare = self.spare(Search::Short)?;
         let home = self.table.lock(key);
-        let word = self.loading(spare.frame, key);
+        let word = self.loading(spare.frame, key).with(flags);
         let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
         let place = if is_free { home.insert(word) } else { None };
         if let Some(place) = place {

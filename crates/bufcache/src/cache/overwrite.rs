@@ -21,7 +21,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::source::{Operation, Source};
 use crate::wait::{contain, is_blocking};
-use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
+use crate::word::{BACK, DIRTY, Key, STALE, WAITED, WRITE};
 
 /// The operation on a range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +200,7 @@ impl Shared {
             InvalidateResult::NotCached => Ok(()),
             InvalidateResult::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
-                self.wait_for_marks(place, IO).await;
+                self.wait_while_read(place).await;
                 Ok(())
             }
             InvalidateResult::Busy => self.pause_by(&mut None).await,
@@ -452,7 +452,7 @@ impl Shared {
             Err(error) => return Err(refused(error)),
         }
         hazard::reserve()?;
-        match self.insert_load(source, key) {
+        match self.insert_load(source, key, WRITE) {
             Some(frame) => self.create(source, key, frame), // and counted
             None => Err(refused(GetError::WouldBlock)),
         }

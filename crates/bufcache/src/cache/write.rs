@@ -402,7 +402,7 @@ impl Shared {
     /// Waits, as a task, until the writer of an entry ends. The caller has pinned the entry. The
     /// cache's patience limits the wait, because the caller's task may have the guard.
     pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
-        let end = self.end_of_patience(self.patience);
+        let end = self.end_of_patience(self.time_left(&mut None)?);
         let entry = self.table.entry(place);
         let look = || (!entry.word().has(WRITE)).then_some(());
         self.wait_as_task(entry.word().frame(), end, look).await.ok_or(GetError::Busy)

@@ -7,6 +7,7 @@ use offlock_sync::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
+use super::task::block_on;
 use super::world::{dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
@@ -37,6 +38,36 @@ pub(super) const LOOM_ONLY: &[&str] =
 #[test]
 fn inv15_a_writer_against_a_reader() {
     thoroughly(|| against_a_reader(small(2)));
+}
+
+/// A getter that finds a block in creation waits for the guard, and not longer than the cache's patience.
+#[test]
+fn inv15_a_getter_against_a_creator() {
+    model(|| against_a_creator(Device::try_create, |device| device.get(0).map(drop)));
+}
+
+#[test]
+fn inv15_a_task_against_a_creator() {
+    let get = |device: &Device| block_on(device.get_async(0)).map(drop);
+    model(move || against_a_creator(Device::create, get));
+}
+
+fn against_a_creator(
+    create: fn(&Device, u64) -> Result<WriteGuard<'_>, GetError>,
+    get: fn(&Device) -> Result<(), GetError>,
+) {
+    let (_disk, device) = of(small(2).patience(Duration::ZERO));
+    let gets = thread::spawn({
+        let device = device.clone();
+        move || {
+            if device.is_cached(0) {
+                assert_eq!(get(&device), Err(GetError::Busy));
+            }
+        }
+    });
+    let guard = create(&device, 0).unwrap();
+    gets.join().unwrap();
+    drop(guard);
 }
 
 fn against_a_reader(builder: Builder) {
