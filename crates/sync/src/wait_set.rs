@@ -566,44 +566,24 @@ mod tests {
     use std::task::Wake;
     use std::time::Duration;
 
-    use testkit::in_time;
+    use testkit::{WakeCount, in_time};
 
     use super::*;
 
-    /// Counts its wake-ups, and panics in each if it is told so.
-    #[derive(Default)]
-    struct Counting {
-        wakes: AtomicU32,
-        panics: bool,
-    }
-
-    impl Wake for Counting {
-        fn wake(self: Arc<Self>) {
-            self.wakes.fetch_add(1, Ordering::Relaxed);
-            assert!(!self.panics, "planted");
-        }
-    }
-
-    impl Counting {
-        fn get(&self) -> u32 {
-            self.wakes.load(Ordering::Relaxed)
-        }
-    }
-
-    fn wait(waiter: Pin<&mut Waiter<'_>>, waker: &Arc<Counting>) -> Poll<u8> {
-        waiter.poll(&mut Context::from_waker(&Arc::clone(waker).into()), || None)
+    fn wait(waiter: Pin<&mut Waiter<'_>>, waker: &Arc<WakeCount>) -> Poll<u8> {
+        waiter.poll(&mut Context::from_waker(&waker.waker()), || None)
     }
 
     #[test]
     fn waiters_are_woken_in_order_and_one_that_was_woken_in_vain_keeps_its_place() {
         let set = WaitSet::new();
-        let wakers = [(); 3].map(|()| Arc::<Counting>::default());
+        let wakers = [(); 3].map(|()| WakeCount::new());
         let (mut a, mut b, mut c) = (pin!(set.waiter()), pin!(set.waiter()), pin!(set.waiter()));
         assert!(wait(a.as_mut(), &wakers[0]).is_pending());
         assert!(wait(b.as_mut(), &wakers[1]).is_pending());
         assert!(wait(c.as_mut(), &wakers[2]).is_pending());
         assert!(wait(a.as_mut(), &wakers[0]).is_pending());
-        let counts = || wakers.each_ref().map(|waker| waker.get());
+        let counts = || wakers.each_ref().map(|waker| waker.count());
         set.wake_one();
         assert_eq!(counts(), [1, 0, 0]);
         set.wake_one();
@@ -621,7 +601,7 @@ mod tests {
     /// Polls a waiter in each wake-up, a hundred times at most.
     struct Polls<'a> {
         waiter: AtomicPtr<Waiter<'a>>,
-        wakes: AtomicU32,
+        wakes: AtomicUsize,
     }
 
     impl Wake for Polls<'static> {
@@ -641,19 +621,19 @@ mod tests {
     fn a_waiter_that_waits_again_is_not_woken_again_by_the_same_call() {
         let set: &'static WaitSet = Box::leak(Box::default());
         let waiter: *mut Waiter<'static> = Box::leak(Box::new(set.waiter()));
-        let polls = Arc::new(Polls { waiter: AtomicPtr::new(waiter), wakes: AtomicU32::new(0) });
+        let polls = Arc::new(Polls { waiter: AtomicPtr::new(waiter), wakes: AtomicUsize::new(0) });
         let waker = Waker::from(Arc::clone(&polls));
         // SAFETY: the waiter lives, and no wake-up is under way.
         let pinned = unsafe { &mut *waiter };
         // SAFETY: the waiter is not moved before its drop.
         let pinned = unsafe { Pin::new_unchecked(pinned) };
         assert!(pinned.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
-        let behind = Arc::<Counting>::default();
+        let behind = WakeCount::new();
         let mut last = pin!(set.waiter());
         assert!(wait(last.as_mut(), &behind).is_pending());
         for (call, units) in [(1, usize::MAX), (2, 2)] {
             set.wake_for(units);
-            assert_eq!((polls.wakes.load(Ordering::Relaxed), behind.get()), (call, call));
+            assert_eq!((polls.wakes.load(Ordering::Relaxed), behind.count()), (call, call));
             assert!(wait(last.as_mut(), &behind).is_pending());
         }
         // SAFETY: both are from `Box::leak`, and no wake-up is under way.
@@ -665,13 +645,13 @@ mod tests {
     #[test]
     fn units_are_counted_for_those_that_were_woken() {
         let set = WaitSet::new();
-        let wakers = [(); 4].map(|()| Arc::<Counting>::default());
+        let wakers = [(); 4].map(|()| WakeCount::new());
         let needs = [2, 1, 1, 1];
         let mut waiters = needs.map(|needs| Box::pin(set.waiter_needing(needs)));
         for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
             assert!(wait(waiter.as_mut(), waker).is_pending());
         }
-        let counts = || wakers.each_ref().map(|waker| waker.get());
+        let counts = || wakers.each_ref().map(|waker| waker.count());
         set.wake_for(0);
         set.wake_for(1);
         set.wake_for(1);
@@ -690,12 +670,12 @@ mod tests {
     #[test]
     fn wakers_of_one_key_are_taken_and_the_others_stay() {
         let set = WaitSet::new();
-        let wakers = [(); 4].map(|()| Arc::<Counting>::default());
+        let wakers = [(); 4].map(|()| WakeCount::new());
         let mut waiters = [7, 8, 7, 7].map(|key| Box::pin(set.waiter_for(key)));
         for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
             assert!(wait(waiter.as_mut(), waker).is_pending());
         }
-        let counts = || wakers.each_ref().map(|waker| waker.get());
+        let counts = || wakers.each_ref().map(|waker| waker.count());
         let taken = set.take(Some(7));
         assert_eq!(counts(), [0; 4], "taken and not woken");
         taken.wake();
@@ -730,30 +710,30 @@ mod tests {
     #[test]
     fn a_dropped_waiter_is_in_no_list_and_passes_its_wake_up_on() {
         let set = WaitSet::new();
-        let [first, second] = [(); 2].map(|()| Arc::<Counting>::default());
+        let [first, second] = [(); 2].map(|()| WakeCount::new());
         let mut later = pin!(set.waiter());
         {
             let mut sooner = pin!(set.waiter());
             assert!(wait(sooner.as_mut(), &first).is_pending());
             assert!(wait(later.as_mut(), &second).is_pending());
             set.wake_one();
-            assert_eq!((first.get(), second.get()), (1, 0));
+            assert_eq!((first.count(), second.count()), (1, 0));
         }
-        assert_eq!(second.get(), 1, "the drop passed it on");
+        assert_eq!(second.count(), 1, "the drop passed it on");
         assert_eq!(Arc::strong_count(&first), 1, "no waker is left");
         {
             let mut gone = pin!(set.waiter());
             assert!(wait(gone.as_mut(), &first).is_pending());
         }
         set.wake_all();
-        assert_eq!((first.get(), second.get()), (1, 1));
+        assert_eq!((first.count(), second.count()), (1, 1));
         assert_eq!(Arc::strong_count(&first), 1);
     }
 
     #[test]
     fn a_value_ends_the_wait_and_takes_the_wake_up_with_it() {
         let set = WaitSet::new();
-        let [first, second] = [(); 2].map(|()| Arc::<Counting>::default());
+        let [first, second] = [(); 2].map(|()| WakeCount::new());
         let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
         assert!(wait(a.as_mut(), &first).is_pending());
         assert!(wait(b.as_mut(), &second).is_pending());
@@ -762,7 +742,7 @@ mod tests {
         let ready = a.as_mut().poll(&mut Context::from_waker(&waker), || Some(7));
         assert_eq!(ready, Poll::Ready(7));
         a.set(set.waiter()); // drops the first one
-        assert_eq!(second.get(), 0);
+        assert_eq!(second.count(), 0);
     }
 
     /// The test holds the lock: a wait that takes it would block.
@@ -778,18 +758,26 @@ mod tests {
         });
     }
 
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("planted");
+        }
+    }
+
     #[test]
     fn a_waker_that_panics_keeps_no_other_waiter_waiting() {
         const CALLS: [fn(&WaitSet); 2] = [WaitSet::wake_all, |set| set.take(None).wake()];
         for call in CALLS {
             let set = WaitSet::new();
-            let bad = Arc::new(Counting { panics: true, ..Counting::default() });
-            let good = Arc::<Counting>::default();
-            let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
-            assert!(wait(a.as_mut(), &bad).is_pending());
+            let bad = Waker::from(Arc::new(Panics));
+            let good = WakeCount::new();
+            let (a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
+            assert!(a.poll(&mut Context::from_waker(&bad), || None::<u8>).is_pending());
             assert!(wait(b.as_mut(), &good).is_pending());
             assert!(catch_unwind(AssertUnwindSafe(|| call(&set))).is_err());
-            assert_eq!((bad.get(), good.get()), (1, 1));
+            assert_eq!(good.count(), 1);
             assert!(wait(b.as_mut(), &good).is_pending(), "no lock is held");
         }
     }
