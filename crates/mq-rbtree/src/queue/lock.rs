@@ -303,8 +303,9 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(never)]
     fn lock_after_yields(&self, wait: &Wait) -> Guard<'_, T, L> {
         for _ in 0..YIELDS {
+            // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds.
             // A call that does not wait for messages has no deadline that this could miss.
-            if !wait.may_yield() {
+            if wait.is_over() {
                 break;
             }
             thread::yield_now();
@@ -579,7 +580,8 @@ pub(super) fn wait_for_sender(looks: u32, has_deadline: bool) {
         return thread::yield_now();
     }
     let Some(looks) = looks.checked_sub(SPINS) else { return hint::spin_loop() };
-    // They could miss the deadline: see `Wait::may_yield`.
+    // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds. It would
+    // miss the deadline.
     let yields = if has_deadline { 0 } else { YIELDS_TO_SENDER };
     let Some(looks) = looks.checked_sub(yields) else { return thread::yield_now() };
     // The pauses grow from 50 us to 1 ms: a deadline is missed by a part of the wait.

@@ -1,7 +1,7 @@
 //! Threads that wait: how long, by which spins, and asleep.
 
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use offlock_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use offlock_sync::{hint, thread};
@@ -27,9 +27,6 @@ pub(super) fn block_on<R>(
 
 // How an operation waits.
 
-/// How long before its deadline a thread no longer yields: some time slices.
-const NEAR: Duration = Duration::from_millis(20);
-
 /// How long an operation waits if it cannot complete at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -49,16 +46,6 @@ impl Wait {
             Self::No | Self::Forever => false,
             Self::Past => true,
             Self::Until(end) => cfg!(offlock_model) || Instant::now() >= end,
-        }
-    }
-
-    /// Returns whether the thread may yield its CPU. Beside busy threads on that CPU a yield lasts for their time
-    /// slices, some milliseconds each, and must not miss the deadline.
-    pub(crate) fn may_yield(self) -> bool {
-        match self {
-            Self::No | Self::Forever => true,
-            Self::Past => false,
-            Self::Until(end) => end.saturating_duration_since(Instant::now()) > NEAR,
         }
     }
 
@@ -103,7 +90,7 @@ impl Spin {
     }
 
     /// Spins until `done` returns true, with pauses that double up to `max_pause`, then yields up to
-    /// [`YIELDS`] times or until the deadline is [near](Wait::may_yield). `done` gets the number of spins so far, and `u32::MAX` after a
+    /// [`YIELDS`] times or until the deadline. `done` gets the number of spins so far, and `u32::MAX` after a
     /// yield. Returns whether `done` returned true.
     pub(crate) fn until(&self, wait: Wait, max_pause: u32, done: impl Fn(u32) -> bool) -> bool {
         let spins = self.spins();
@@ -120,7 +107,9 @@ impl Spin {
         }
         self.record(in_time);
         for _ in 0..YIELDS {
-            if in_time || !wait.may_yield() {
+            // The last yield may miss the deadline by some time slices. A thread that slept in its place
+            // would shut the ring, and each sender would take the lock.
+            if in_time || wait.is_over() {
                 break;
             }
             thread::yield_now();

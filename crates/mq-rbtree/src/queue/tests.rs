@@ -1,6 +1,5 @@
 //! Sends through the ring, or not, as only the ring itself can tell.
 
-use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -97,24 +96,4 @@ fn spins_adapt_to_the_waits_before() {
     assert_eq!((spin.in_time(), spin.spins()), (1, most));
     assert!(!spin.until(Wait::No, 1, |_| false));
     assert_eq!((spin.in_time(), spin.spins()), (1, most / 2));
-}
-
-/// Beside busy threads each yield may last for some time slices, and end after a near deadline.
-#[test]
-fn a_wait_with_a_near_deadline_does_not_yield() {
-    let yields = |wait| {
-        let yields = Cell::new(0);
-        let count = |spun| yields.set(yields.get() + u32::from(spun == u32::MAX));
-        assert!(!Spin::new(true).until(wait, 1, |spun| {
-            count(spun);
-            false
-        }));
-        yields.get()
-    };
-    let ends_in = |time| Wait::Until(Instant::now() + time);
-    assert_eq!(yields(ends_in(Duration::from_millis(10))), 0);
-    assert_eq!(yields(Wait::Past), 0);
-    let forever = yields(Wait::Forever);
-    assert!(forever > 0);
-    assert_eq!(yields(ends_in(Duration::from_secs(3600))), forever);
 }
