@@ -33,7 +33,7 @@ pub enum Refused {
 }
 
 impl_error! {
-    [] Refused {
+    Refused {
         Self::Closed => ESHUTDOWN, "the list is closed";
         Self::NoMemory => ENOMEM, "out of memory";
         Self::Deadlock => EDEADLK, "this thread has a snapshot of the list";
@@ -44,7 +44,7 @@ impl_error! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlock;
 
-impl_error! { [] Deadlock { Self => EDEADLK, "this thread has a snapshot of the list"; } }
+impl_error! { Deadlock { Self => EDEADLK, "this thread has a snapshot of the list"; } }
 
 impl From<Deadlock> for Refused {
     fn from(_: Deadlock) -> Self {
