@@ -780,9 +780,7 @@ impl Device {
     }
 
     /// Discards whole blocks (TRIM): they read as zeros then, and dirty bytes of them are not
-    /// written. A block behind the present end of a [growing](crate::AttachOptions::growing) device
-    /// is not there then, even if it was dirty. Durable after a [`sync`](Self::sync). Gets of these
-    /// blocks wait for it.
+    /// written. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
     ///
     /// # Errors
     ///
@@ -794,8 +792,7 @@ impl Device {
         self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard))
     }
 
-    /// Zeroes whole blocks: on the device if it can and does not
-    /// [grow](crate::AttachOptions::growing), and otherwise in the cache.
+    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
     ///
     /// # Errors
     ///

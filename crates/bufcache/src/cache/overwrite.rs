@@ -50,11 +50,6 @@ impl Shared {
         if sectors.is_empty() {
             return Ok(());
         }
-        if how == Overwrite::Zero && source.writes.options.grows {
-            // The device would zero no block behind the end of its file, which could not be read.
-            let block = blocks.start;
-            return Err(WriteError::Io { errno: libc::EOPNOTSUPP, block });
-        }
         // Keeps the device attached: the task and the last handle may be dropped before the end.
         let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
         // The cleaner does this only for devices with dirty blocks.

@@ -149,20 +149,3 @@ fn a_growing_device_has_the_blocks_that_its_file_has() {
         assert_eq!((bytes[499], bytes[500]), (8, 0), "no byte behind its end is written");
     }
 }
-
-/// A device zeroes within its file only. So the cache zeroes a growing device, as the block may be behind that.
-#[test]
-fn a_block_of_a_growing_device_that_was_zeroed_can_be_read() {
-    let (_dir, file) = file();
-    let device = FileDevice::new(file).unwrap();
-    let device = cache().attach_with(device, AttachOptions::new().growing()).unwrap();
-    device.create(17).unwrap().fill(9);
-    device.zero(17..18).unwrap();
-    testkit::block_on(device.zero_async(18..19)).unwrap();
-    device.zero(3..4).unwrap();
-    device.sync().unwrap();
-    (3..4).chain(17..19).for_each(|block| assert!(device.invalidate(block).unwrap()));
-    for block in [3, 17, 18] {
-        assert_eq!(device.get(block).map(|bytes| bytes[4095]), Ok(0), "{block}");
-    }
-}
