@@ -45,8 +45,11 @@ impl Header {
         Self {
             cpu: read("/proc/cpuinfo").as_deref().and_then(cpu_model).unwrap_or_else(unknown),
             cores: allowed_cpus().map_or(0, |cpus| cpus.len()),
+            // What follows the numbers names a build.
             kernel: read("/proc/sys/kernel/osrelease")
-                .map_or_else(unknown, |release| release.trim().to_string()),
+                .as_deref()
+                .and_then(|release| release.trim().split('-').next())
+                .map_or_else(unknown, str::to_string),
             commit: commit().unwrap_or_else(unknown),
             load: read("/proc/loadavg").as_deref().map_or_else(unknown, load),
             command: command.trim_end_matches([' ', '-']).to_string(),

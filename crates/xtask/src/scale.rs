@@ -86,7 +86,7 @@ pub(crate) fn measure(programs: &Path, page: &Path) -> Result<()> {
 }
 
 /// Returns the tables of a bench with the throughput of each of its rows by number of threads: a line of
-/// headings, one that separates it, and a line for each row that was measured with several numbers.
+/// headings, one that separates it, and a line for each row that was measured with the most threads.
 fn tables(printed: &str, threads: &[usize]) -> Vec<Vec<Vec<String>>> {
     let (mut tables, mut column) = (Vec::<(String, Vec<(String, Vec<String>)>)>::new(), None);
     for line in printed.lines() {
@@ -112,9 +112,8 @@ fn tables(printed: &str, threads: &[usize]) -> Vec<Vec<Vec<String>>> {
     let with_several = |(title, rows): (String, Vec<(String, Vec<String>)>)| {
         let heading = [title].into_iter().chain(threads.iter().map(usize::to_string)).collect();
         let rule = vec!["---".into(); threads.len() + 1];
-        let rows = rows.into_iter().filter(|(_, cells)| {
-            threads.len() == 1 || cells.iter().filter(|cell| !cell.is_empty()).count() > 1
-        });
+        let rows =
+            rows.into_iter().filter(|(_, cells)| cells.last().is_some_and(|most| !most.is_empty()));
         let rows = rows.map(|(name, cells)| [vec![name], cells].concat());
         [heading, rule].into_iter().chain(rows).collect::<Vec<Vec<String>>>()
     };
@@ -129,12 +128,12 @@ mod unit_tests {
     #[test]
     fn a_row_has_a_column_for_each_number_of_threads() {
         let printed = "# a machine\n\n| add    | ns/op | Mop/s |\n|--------|---|---|\n| ours/1 | 1.0 | 1000.0 |\n\
-            | ours/2 | 1.0 | 2000.0 |\n| held/1 | 1.0 | 7.0 |\n| mine/more/1 | 1.0 | 3.0 |\n| mine/more/4 | none | none |\n\n\
+            | ours/2 | 1.0 | 2000.0 |\n| held/1 | 1.0 | 7.0 |\n| mine/more/1 | 1.0 | 3.0 |\n| mine/more/4 | none | none |\n| ours/4 | 1.0 | 9.0 |\n\n\
             | alone | ns/op |\n|---|---|\n| ours/1 | 1.0 |\n";
         let joined: Vec<String> =
             tables(printed, &[1, 2, 4]).concat().iter().map(|row| row.join("|")).collect();
         let expected =
-            ["add|1|2|4", "---|---|---|---", "ours|1000.0|2000.0|", "mine/more|3.0||none"];
+            ["add|1|2|4", "---|---|---|---", "ours|1000.0|2000.0|9.0", "mine/more|3.0||none"];
         assert_eq!(joined, expected);
     }
 }
