@@ -41,6 +41,16 @@ impl_error! {
 }
 
 /// The call would wait for the snapshot of its own thread. It has changed nothing. Maps to `EDEADLK`.
+///
+/// ```
+/// use percpu_list::{Deadlock, PerCpuList};
+///
+/// let sessions = PerCpuList::<u32>::new();
+/// let snapshot = sessions.lock_all().unwrap();
+/// assert_eq!(sessions.close(), Err(Deadlock));
+/// drop(snapshot);
+/// assert_eq!(sessions.close(), Ok(()));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlock;
 
