@@ -144,8 +144,8 @@ impl PerCpuCounter {
         let base = &self.0.base;
         // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
         if base.load(Ordering::Relaxed).is_null() {
-            // Decides whether there are sections before there are words, so that no add has to.
-            let _ = rseq::available();
+            // Decides whether there are sections and ids before there are words, so that no add has to.
+            let _ = (rseq::available(), cpu::recent_cpu());
             let new = match Words::new() {
                 Ok(words) => words.into_raw().as_ptr(),
                 Err(_) => ptr::without_provenance_mut(NO_MEMORY),

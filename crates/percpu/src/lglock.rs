@@ -256,9 +256,9 @@ impl<T> GlobalGuard<'_, T> {
 
     /// Iterates over all slots in ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CpuId, &T)> + ExactSizeIterator + Clone {
-        // The `&self` in the closure makes the iterator `Send` only if `T` is `Sync`.
         self.lock.0.iter().map(move |(cpu, slot)| {
-            let _ = self;
+            // The closure has the guard, which makes the iterator `Send` only if the guard is `Sync`, so `T`.
+            let _guard: &Self = self;
             // SAFETY: this thread holds the lock. `&self` excludes `iter_mut`.
             (cpu, unsafe { &*slot.lock.as_ptr() })
         })

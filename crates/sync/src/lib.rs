@@ -15,7 +15,7 @@
 //! | `thread_local!` | `std`'s | `loom`'s, new in each run | `shuttle`'s, new in each run |
 //! | `thread_id()` | address of a thread-local variable | a number from a counter | as loom |
 //! | `quarantine` | drops and frees | checks a canary, keeps the memory | as loom |
-//! | `cpu::current()` | the current CPU | the CPU that the test sets | as loom |
+//! | `virtual_cpu::current()` | - | the CPU that the test sets | as loom |
 //! | `fence::light`, `fence::heavy` | compiler fence, `membarrier` | `virtual_fence` | full fences |
 //! | `fence!`, `order!`, `step!`, `check!` | plain | weakened by `OFFLOCK_MUTANT` | as loom |
 //! | `is_planted()` | `false` | reads `OFFLOCK_MUTANT` | as loom |

@@ -78,10 +78,13 @@ fn check(
         let word = (cpu.index() < possible_cpus()).then(|| words.slot(cpu));
         word.is_some_and(|word| {
             let before = word.load(Ordering::Relaxed);
-            run(None, 1).is_ok() && word.load(Ordering::Relaxed) == before + 1
+            run(None, 1).is_ok() && word.load(Ordering::Relaxed) == before.wrapping_add(1)
         })
     });
-    ensure(confirmed, "getcpu never returned the CPU whose word changed")
+    ensure(
+        confirmed,
+        "the system call getcpu is refused, or never returned the CPU whose word changed",
+    )
 }
 
 #[cfg(test)]

@@ -78,6 +78,9 @@ fn locks_and_references_go_where_they_may() {
     <GlobalGuard<'static, u8> as NotSend<_>>::none();
     <LocalGuard<'static, Cell<u8>> as NotSync<_>>::none();
     <GlobalGuard<'static, Cell<u8>> as NotSync<_>>::none();
+    // Two threads with an iterator each would share the values.
+    fn is_not_send<X: NotSend<A>, A>(_: &X) {}
+    is_not_send(&LgLock::new(|_| Cell::new(0_u8)).global().unwrap().iter());
     send::<WordLock<Cell<u8>>>();
     sync::<WordLock<Cell<u8>>>();
     sync::<WordGuard<'_, u8>>();
