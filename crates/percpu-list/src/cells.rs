@@ -117,6 +117,8 @@ const _: () = assert!(size_of::<Shard>() == offlock_percpu::cells::SHARD);
 /// The cells of a list, at a place that does not move.
 pub(crate) struct Cells<T> {
     head: Head,
+    /// The pointer that may free the list: one made from a `&self` may not, by the borrow models.
+    this: NonNull<Self>,
     sections: Option<Sections>,
     shards: Box<[Shard]>,
     /// The serial number of the newest block.
@@ -355,6 +357,7 @@ impl<T> Cells<T> {
         let (first, stride) = (shards.as_ptr().cast(), size_of::<Shard>());
         let cells = Self {
             head: Head { gate: word(), add_gate: word(), shards: first, stride },
+            this: NonNull::dangling(),
             sections: Sections::find(),
             shards,
             made: word(),
@@ -374,7 +377,10 @@ impl<T> Cells<T> {
             freed: UnsafeCell::new(false),
             _value: PhantomData,
         };
-        NonNull::from(Box::leak(Box::new(cells)))
+        let mut list = NonNull::from(Box::leak(Box::new(cells)));
+        // SAFETY: no other pointer is used before this function returns.
+        unsafe { list.as_mut() }.this = list;
+        list
     }
 
     pub(crate) fn shard_count(&self) -> usize {
@@ -630,7 +636,7 @@ impl<T> Cells<T> {
             held: word(),
             special_remote: word(),
             next: AtomicPtr::default(),
-            list: ptr::from_ref(self).cast(),
+            list: self.this.as_ptr().cast_const().cast(),
             deferred: word(),
             link: AtomicPtr::default(),
             serial: 0,
@@ -960,8 +966,13 @@ impl<T> Cells<T> {
                 cells = block.deferred.swap(0, order);
             }
             let Some(index) = pop(&mut cells) else { return false };
+            let key = Key::new(at, index);
             // SAFETY: `defer` got the entry. The snapshot has ended, or the list is ending.
-            let _ = unsafe { Self::remove(list, Key::new(at, index)) };
+            if unsafe { Self::remove(list, key) }.is_err() {
+                // The drop of a value before has made a snapshot, and kept it.
+                // SAFETY: as above, and this function has read the link of the block.
+                unsafe { Self::defer(list, key) };
+            }
             true
         });
     }
@@ -1195,6 +1206,7 @@ impl<T> Cells<T> {
 
     /// Checks what holds while no other thread uses the list, for tests.
     pub(crate) fn validate(&self) {
+        let _counting = self.counting();
         for block in self.blocks() {
             let (occupied, held) = (occupied(block), block.held.load(Ordering::Relaxed));
             assert_eq!(occupied & held, 0, "a cell off the list is on it");

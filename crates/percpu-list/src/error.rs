@@ -40,7 +40,8 @@ impl_error! {
     }
 }
 
-/// The call would wait for the snapshot of its own thread. It has changed nothing. Maps to `EDEADLK`.
+/// The call would wait for the snapshot of its own thread. It has changed nothing, unless it was
+/// [`Entry::remove`](crate::Entry::remove), which ends the entry. Maps to `EDEADLK`.
 ///
 /// ```
 /// use percpu_list::{Deadlock, PerCpuList};

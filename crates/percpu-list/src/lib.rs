@@ -152,7 +152,8 @@
 //! - *A loop over `iter`*: a [`Ref`] that ends may be the last of a removed entry. Its end drops the value, so a caller must
 //!   not hold a lock that such a drop takes.
 //! - *A value that owns an [`Entry`] of its own list*: the end of the list does not drop it.
-//! - *A forgotten snapshot*: calls of other threads that wait for it wait for ever. A forgotten walk or
+//! - *A forgotten snapshot*: calls of other threads that wait for it wait for ever. A thread that starts
+//!   when the forgetting one has ended may be taken for it. A forgotten walk or
 //!   [`Ref`] keeps its values and their blocks.
 //! - *Drop of the list*: entries and references keep their values and the memory of the list until the last of them
 //!   ends.

@@ -111,7 +111,7 @@ fn inv05_the_remaining_values_are_dropped() {
     assert_eq!(dropped.load(Relaxed) - began, 3, "with the list");
 }
 
-/// A value that is too large to be pooled.
+/// A value that is too large for a cell.
 struct Large<'a> {
     _bomb: Bomb<'a>,
     _rest: [u64; 32],
@@ -132,7 +132,7 @@ fn inv05_a_removal_that_panics_ends_its_entry_once() {
     assert!(panics(|| _ = list.insert(Bomb { dropped, armed: true }).unwrap().remove()));
     assert_eq!(dropped.load(Relaxed), 2);
     let [one, two] = [(); 2].map(|()| list.insert(Bomb { dropped, armed: false }).unwrap());
-    assert!(!std::ptr::eq(&*one, &*two), "two entries share a node");
+    assert!(!std::ptr::eq(&*one, &*two), "two entries share a cell");
     drop((one, two));
     usable(&list, dropped, 0);
 }

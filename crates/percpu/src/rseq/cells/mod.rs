@@ -105,7 +105,7 @@ pub struct Block {
     pub special_remote: AtomicU64,
     /// The next block of the shard.
     pub next: AtomicPtr<Block>,
-    /// The list, for an entry or a pin that may outlive it.
+    /// The list, for a pin that may outlive its handle.
     pub list: *const (),
     /// Entries that the thread of a snapshot has dropped.
     pub deferred: AtomicU64,
