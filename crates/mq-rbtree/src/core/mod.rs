@@ -108,6 +108,7 @@ pub struct Core<T, L: Levels = Bitmap> {
 }
 
 /// The state of ageing: every `every`th pop serves the next level below the last one served so.
+#[derive(Clone, Copy)]
 struct Ageing<P> {
     every: NonZeroU32,
     count: u32,
@@ -333,29 +334,41 @@ impl<T, L: Levels> Core<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         let remove = |slab: &mut Slab<T>, head| {
-            // SAFETY: `unlink_next` passes the head of a FIFO, which by invariant 1 is a live slot,
+            // SAFETY: `unlink_first` passes the head of a FIFO, which by invariant 1 is a live slot,
             // and takes it out of its FIFO.
             let Removed { value, next } = unsafe { slab.remove(head) };
             (value, next)
         };
-        let (value, priority) = self.unlink_next(preload, remove)?;
+        let level = self.next_level()?;
+        // SAFETY: the level has just been returned.
+        let (value, priority) = unsafe { self.unlink_first(level, preload, remove) };
         self.occupied -= 1;
         Some(Message { value, priority })
     }
 
-    /// Takes the next message out of its FIFO. `take` gets its slot, and returns a result and the
-    /// slot that follows it.
+    /// Returns the level of the next message. This runs the comparisons of ageing, which may panic.
     #[inline(always)]
-    fn unlink_next<R>(
+    fn next_level(&mut self) -> Option<L::Level> {
+        let highest = self.levels.highest()?;
+        Some(if self.ageing.is_some() { self.ageing_level(highest) } else { highest })
+    }
+
+    /// Takes the first message of a level out of its FIFO. `take` gets its slot, and returns a result
+    /// and the slot that follows it.
+    ///
+    /// # Safety
+    ///
+    /// The level is in the set.
+    #[inline(always)]
+    unsafe fn unlink_first<R>(
         &mut self,
+        level: L::Level,
         preload: &mut Preload<T, L>,
         take: impl FnOnce(&mut Slab<T>, u32) -> (R, u32),
-    ) -> Option<(R, L::Priority)> {
-        let highest = self.levels.highest()?;
-        let level = if self.ageing.is_some() { self.ageing_level(highest) } else { highest };
-        // SAFETY: `highest` or `ageing_level` has just returned the level.
+    ) -> (R, L::Priority) {
+        // SAFETY: the caller guarantees a level of the set.
         let priority = unsafe { self.levels.priority(level) };
-        // SAFETY: the level is still in the set: nothing was removed since it was returned.
+        // SAFETY: the caller guarantees a level of the set.
         let fifo = unsafe { self.levels.fifo(level) };
         let head = fifo.head;
         let (taken, next) = take(&mut self.slab, head);
@@ -369,7 +382,7 @@ impl<T, L: Levels> Core<T, L> {
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.prefetch_after(head, next) };
         }
-        Some((taken, priority))
+        (taken, priority)
     }
 
     /// Returns the level that the next pop serves: the highest, or by ageing another one.
@@ -578,19 +591,23 @@ impl<T, L: Levels> Core<T, L> {
         &mut self,
         preload: &mut Preload<T, L>,
     ) -> Result<Option<Lent<T, L::Priority>>, AllocError> {
-        if self.is_empty() {
-            return Ok(None);
+        let ageing = self.ageing;
+        // The level comes first: the comparisons of keys may panic, and nothing has changed before.
+        let Some(level) = self.next_level() else { return Ok(None) };
+        if let Err(error) = self.levels.take_lent_memory(&mut preload.levels) {
+            self.ageing = ageing;
+            return Err(error);
         }
-        self.levels.take_lent_memory(&mut preload.levels)?;
         let lend = |slab: &mut Slab<T>, head| {
-            // SAFETY: `unlink_next` passes the head of a FIFO, which by invariant 1 is a live slot.
+            // SAFETY: `unlink_first` passes the head of a FIFO, which by invariant 1 is a live slot.
             let next = unsafe { slab.next(head) };
             // SAFETY: the slot is live, as for the line above.
             ((head, unsafe { slab.value(head) }), next)
         };
-        let lent = self.unlink_next(preload, lend);
-        self.lent += usize::from(lent.is_some());
-        Ok(lent.map(|((index, value), priority)| Lent { index, value, priority }))
+        // SAFETY: the level has been returned, and no level was removed since.
+        let ((index, value), priority) = unsafe { self.unlink_first(level, preload, lend) };
+        self.lent += 1;
+        Ok(Some(Lent { index, value, priority }))
     }
 
     /// Puts a lent message back, in front of the messages of its priority. If a comparison of keys

@@ -20,8 +20,8 @@
 //! removed nodes. An operation looks at the pool again under the lock. A node that finds no room in the pool
 //! is freed after the unlock.
 //!
-//! Comparing keys is the user's code, and may panic. Comparisons run only in a search and in `below`, before
-//! anything is changed, so a panic leaves the tree as it was. The links do not depend on the order: with an
+//! Comparing keys is the user's code, and may panic. Comparisons run only in a search, in `below`, and in
+//! `is_above` for the reserves, before anything is changed, so a panic leaves the tree as it was. The links do not depend on the order: with an
 //! inconsistent order a search may miss a key, or a key may occur twice, but no node is lost.
 //!
 //! Source: "ipc/mqueue: add rbtree node caching support" (Linux 3.5, `ipc/mqueue.c`), also for the cached

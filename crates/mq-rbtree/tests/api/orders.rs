@@ -96,6 +96,29 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
     assert_eq!(Arc::strong_count(&message), 1, "none was leaked");
 }
 
+/// A receive in a guard that panics does not lose the node for the way back.
+#[test]
+fn inv06_an_order_that_panics_in_an_aged_guard_keeps_the_nodes() {
+    let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(40).no_alloc();
+    let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+    (0..20).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
+    assert_eq!(queue.try_receive(), Ok((19, Key(57)))); // the next one looks for a lower priority
+    let nodes = || {
+        let levels = queue.stats().levels;
+        levels.live + levels.kept
+    };
+    let (before, mut panicked) = (nodes(), 0);
+    at_every_comparison(|| {
+        let panics = panics(|| queue.try_receive_guard().unwrap().accept());
+        COMPARISONS.set(-1);
+        queue.validate();
+        assert_eq!(nodes(), before);
+        panicked += usize::from(panics);
+        panics
+    });
+    assert!(panicked > 1);
+}
+
 /// A waiting sender proceeds even if an ageing receive panics.
 #[test]
 fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on() {
