@@ -782,6 +782,10 @@ impl Device {
     /// Discards whole blocks (TRIM): they read as zeros then, and dirty bytes of them are not
     /// written. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
     ///
+    /// A block behind the present end of a [growing](crate::AttachOptions::growing) device stays
+    /// behind it, also if it was dirty: its get fails with
+    /// [`GetError::ShortRead`](crate::GetError::ShortRead).
+    ///
     /// # Errors
     ///
     /// The error of the device: then each block is as before, or zeros. [`WriteError::OutOfRange`];
@@ -792,7 +796,9 @@ impl Device {
         self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard))
     }
 
-    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
+    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache. A file that zeroes
+    /// by itself does not grow by it, so a block behind its end is as after a
+    /// [`discard`](Self::discard).
     ///
     /// # Errors
     ///
