@@ -26,7 +26,7 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
             ["--only counter", "--only radix", "--only list", "--only buf", "--only served"];
         runs.extend(parts.map(|only| ("census", only)));
     } else {
-        runs.extend([("nbd", ""), ("census", "")]);
+        runs.extend([("nbd", "--only N"), ("nbd", "--only W"), ("census", "")]);
     }
     // `--workspace` each time: the features of fewer packages would compile everything anew.
     let profile = if smoke { "stress" } else { "bench" };
