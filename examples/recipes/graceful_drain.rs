@@ -90,7 +90,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         });
     }
     sleep(Duration::from_millis(50)).await;
-    server.end(ids[2], "kicked"); // by an administrator, who knows the id
+    server.end(ids[2], "kicked"); // the command of an administrator names the id
     server.end(ids[2], "kicked");
     let in_time = server.shut_down().await;
     tasks.abort_all(); // drops the references of stuck sessions

@@ -1,4 +1,4 @@
-//! Discards, against who reads, writes and writes back what is discarded.
+//! Discards beside threads that read, write and write back what is discarded.
 
 use offlock_sync::native::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
@@ -20,7 +20,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("discard: no write or write-back runs", "wipe::inv15_a_discard_against_a_writer"),
 ];
 
-/// What was there is not found any more, nor by who began to look before.
+/// What was there is not found any more, nor by a lookup that had begun before.
 #[test]
 fn inv10_a_discard_against_a_load() {
     model(|| {

@@ -304,7 +304,7 @@ fn against_a_close(
         move || match write(&device, 0) {
             Ok(mut guard) => {
                 guard.fill(1);
-                thread::yield_now(); // the turn of who closes, which loom need not find
+                thread::yield_now(); // the turn of the thread that closes, which loom need not find
                 dawdle();
                 1
             }

@@ -1,4 +1,4 @@
-//! Sockets that somebody else has bound, and hands to the server when it starts.
+//! Sockets that another process has bound, and hands to the server when it starts.
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;

@@ -68,7 +68,7 @@ fn count(server: &mut Server, word: &str) -> Res<u64> {
 }
 
 /// What was read once is not read again, whoever asks: neither by the server's own count, nor by the
-/// image, which somebody changes behind its back.
+/// image, which another process changes meanwhile.
 fn hits(lab: &Lab, backend: Backend) -> Res {
     let path = lab.path("a.img");
     let file = image::with_parts(&path, 8 * MIB, 64, 31)?;
@@ -113,7 +113,7 @@ const OF_A_HIT: [&str; 8] = [
     "getcpu",
 ];
 
-/// Hits in a row wake nobody and wait for nobody: no lock is asked of the kernel, no other thread is
+/// Hits in a row wake no thread and wait for none: no lock is asked of the kernel, no other thread is
 /// told, no memory is fetched. A miss is seen to do more.
 fn hit_calls(lab: &Lab, backend: Backend) -> Res {
     const HITS: usize = 100;
@@ -244,7 +244,7 @@ fn odd_image(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
-/// What the image cannot give now is EIO for who asks, and there for who asks later.
+/// What cannot be read from the image now is EIO, and is there for a later READ.
 fn failed_reads(lab: &Lab, backend: Backend) -> Res {
     let path = lab.path("a.img");
     let file = image::with_parts(&path, 4 * MIB, 16, 33)?;

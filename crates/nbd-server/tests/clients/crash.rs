@@ -1,4 +1,4 @@
-//! Clients and servers that end under load: nothing acknowledged is lost, nobody else notices.
+//! Clients and servers that end under load: nothing acknowledged is lost, and other clients are served.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! Which parts of an image are holes: always so that who leaves them out loses nothing.
+//! Which parts of an image are holes: a client that leaves them out loses nothing.
 
 use std::collections::HashMap;
 use std::fs;
@@ -171,7 +171,7 @@ fn map_by_nbdinfo(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
-/// nbdcopy and qemu-img leave out what they are told is a hole. Straight after writes that nobody flushed
+/// nbdcopy and qemu-img leave out what they are told is a hole. Straight after writes without a FLUSH
 /// what they copy is the same as what was written.
 fn copies(lab: &Lab, backend: Backend) -> Res {
     const SIZE: u64 = 16 * MIB;

@@ -85,7 +85,7 @@ fn images(lab: &Lab, backend: Backend) -> Res {
     Ok(())
 }
 
-/// Who has an image open keeps it; who comes later gets what has the name then.
+/// A client keeps the image that it has open; a later client gets what has the name then.
 fn come_and_go(lab: &Lab) -> Res {
     let (server, dir) = start(lab, Backend::Threads)?;
     let mut old = server.client_of("b.img")?;
@@ -156,7 +156,7 @@ fn no_images(lab: &Lab) -> Res {
     Ok(())
 }
 
-/// An image of the folder is locked once a client uses it, not before; and who finds it locked is refused.
+/// An image of the folder is locked once a client uses it, not before. A client that finds it locked is refused.
 fn locks(lab: &Lab) -> Res {
     let (server, dir) = start(lab, Backend::Threads)?;
     let mut looker = server.connect()?;
@@ -176,8 +176,8 @@ fn locks(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// An image that nobody has open any more is another's, with all that was written; and who comes back gets it,
-/// with what the other wrote.
+/// Another server may take an image that no client has open any more, with all that was written. A client that
+/// comes back gets what was written there.
 fn let_go(lab: &Lab) -> Res {
     let dir = lab.path("images");
     fs::create_dir(&dir)?;

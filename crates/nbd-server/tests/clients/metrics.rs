@@ -210,7 +210,7 @@ fn socket(lab: &Lab) -> Res {
     let (server, path) = start(lab)?;
     let mode = std::fs::metadata(&path)?.permissions().mode() & 0o777;
     check!(mode == 0o600, "mode {mode:o}");
-    drop(server); // SIGKILL: nobody removes the file
+    drop(server); // SIGKILL: the file stays
     check!(path.exists(), "the killed server had no socket file");
     let (server, path) = start(lab)?;
     values(&path)?;

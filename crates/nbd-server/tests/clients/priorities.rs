@@ -1,4 +1,4 @@
-//! Requests above the engine's depth: who is answered before whom.
+//! Requests above the engine's depth: which is answered before which.
 //!
 //! A burst of requests without payload is received in one go, so that all of it waits before the first
 //! of it is answered. The server keeps one request in the kernel, so that replies come in the order in

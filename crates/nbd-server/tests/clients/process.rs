@@ -1,4 +1,4 @@
-//! The server as a process: in the background, with a command, with its last client; who may open its socket.
+//! The server as a process: in the background, with a command, with its last client; and the permissions of its socket.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

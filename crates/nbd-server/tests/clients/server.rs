@@ -92,7 +92,7 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Gives the server a pipe as standard error that nobody reads: each write there fails.
+    /// Gives the server a pipe as standard error that no process reads: each write there fails.
     pub(crate) fn stderr_closed(mut self) -> Self {
         self.stderr_closed = true;
         self

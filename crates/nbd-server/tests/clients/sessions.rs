@@ -161,8 +161,8 @@ fn flood(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// At SIGTERM each of many sessions is told to end, wherever it stands, and ends by itself; and who
-/// comes meanwhile is let in before or not at all.
+/// At SIGTERM each of many sessions is told to end, wherever it stands, and ends by itself. A connection that
+/// comes meanwhile is admitted before or not at all.
 fn ends(lab: &Lab, backend: Backend) -> Res {
     let mut server = start(lab, backend, &["--max-connections", "1000"])?;
     let mut clients = Vec::new();
@@ -180,7 +180,7 @@ fn ends(lab: &Lab, backend: Backend) -> Res {
     let count = Arc::clone(&greetings);
     let came = thread::spawn(move || -> u64 {
         let mut refused = 0;
-        // Until the socket is gone; a connection that nobody takes is reset then.
+        // Until the socket is gone; a connection that was not accepted is reset then.
         while let Ok(mut client) = Client::connect(&socket) {
             match client.read_greeting() {
                 Ok(_) => drop(count.fetch_add(1, Ordering::Relaxed)), // waited for below

@@ -1,4 +1,4 @@
-//! Starting: what is refused with a message, how the sockets are made, who may open an image.
+//! Starting: what is refused with a message, how the sockets are made, which server may open an image.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -146,7 +146,7 @@ fn stale_socket(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, MIB)?;
     let launch = || Launch::new(lab, Backend::Threads).image(&image);
-    drop(launch().start()?); // SIGKILL: nobody removes the file
+    drop(launch().start()?); // SIGKILL: the file stays
     check!(lab.path("s").exists(), "the killed server had no socket file");
     let mut server = launch().start()?;
     let other = lab.path("b.img");

@@ -9,7 +9,7 @@
 //! Ignored by default; `OFFLOCK_TEARINGS` (5) is the number of kills on each backend. The page cache
 //! outlives a process, so this says nothing about a power cut: it tests that no reply is sent before
 //! the kernel has the data, that a late write of the dead server cannot fall on its successor's
-//! data, and that lock and socket left behind keep nobody out.
+//! data, and that a lock and a socket left behind keep no server out.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
