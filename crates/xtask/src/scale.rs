@@ -12,7 +12,7 @@ use std::{env, fs, io};
 
 use crate::process::{Cmd, Error, Result, write};
 use crate::results::bars;
-use crate::workspace::{Workspace, value};
+use crate::workspace::{Workspace, program};
 
 /// The benches, and those of their families of rows that take `--threads`.
 const ROWS: [(&str, &[&str]); 5] = [
@@ -23,7 +23,7 @@ const ROWS: [(&str, &[&str]); 5] = [
     ("bufcache", &["B1 B2 B3 hot", "hit 64k"]),
 ];
 
-/// For the rows of one family: they take seconds, and longer on a busy machine.
+/// The time limit of one family of rows. Each takes seconds; a busy machine needs longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Builds the programs. Returns their folder.
@@ -35,10 +35,7 @@ pub(crate) fn build(ws: &Workspace) -> Result<PathBuf> {
     fs::create_dir_all(&folder).map_err(failed)?;
     fs::copy(env::current_exe().map_err(failed)?, folder.join("xtask")).map_err(failed)?;
     for line in built.lines().filter(|line| line.contains("\"kind\":[\"bench\"]")) {
-        let target = line.split_once("\"target\":{").map_or("", |(_, target)| target);
-        let (Some(name), Some(program)) = (value(target, "name"), value(line, "executable")) else {
-            continue;
-        };
+        let Some((name, program)) = program(line) else { continue };
         if ROWS.iter().any(|(bench, _)| *bench == name) {
             let copy = ws.cmd("strip").arg("-o").arg(folder.join(name)).arg(program);
             copy.run()?;

@@ -242,18 +242,24 @@ impl TestBinary {
         {
             return None;
         }
-        let target = line.split_once("\"target\":{")?.1;
+        let (name, executable) = program(line)?;
         Some(TestBinary {
             package: Path::new(&value(line, "manifest_path")?).parent()?.to_path_buf(),
-            library: target.starts_with("\"kind\":[\"lib\"]"),
-            name: value(target, "name")?,
-            executable: value(line, "executable")?.into(),
+            library: line.contains("\"target\":{\"kind\":[\"lib\"]"),
+            name,
+            executable,
         })
     }
 }
 
+/// Returns the name and the program of a target in one line of cargo's JSON.
+pub(crate) fn program(line: &str) -> Option<(String, PathBuf)> {
+    let (_, target) = line.split_once("\"target\":{")?;
+    Some((value(target, "name")?, value(line, "executable")?.into()))
+}
+
 /// Returns the first text of this name in one line of cargo's JSON.
-pub(crate) fn value(json: &str, key: &str) -> Option<String> {
+fn value(json: &str, key: &str) -> Option<String> {
     let (_, rest) = json.split_once(&format!("\"{key}\":\""))?;
     rest.split_once('"').map(|(value, _)| value.to_string())
 }
