@@ -1,7 +1,7 @@
 //! A work queue with retries, whose shutdown loses no job: see `work_queue.md`.
 //!
 //! Run:     cargo run -p examples --example work_queue
-//! Prints:  2000 jobs: 1200 done, 4 given up, 64 saved for the next start, 732 refused
+//! Prints, for example:  2000 jobs: 1200 done, 4 given up, 64 saved for the next start, 732 refused
 
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,7 +43,7 @@ fn run(job: &Job) -> Result<(), &'static str> {
     }
 }
 
-/// Runs jobs until the queue is closed and empty, or until `stop` returns a time that has come.
+/// Runs jobs until the queue is closed and empty, or the time in `stop` has come.
 fn work(queue: &Queue<Job>, ended: &Mutex<Ended>, stop: &Mutex<Option<Instant>>) {
     while stop.lock().unwrap().is_none_or(|stop| Instant::now() < stop) {
         let mut job = match queue.receive_guard() {
