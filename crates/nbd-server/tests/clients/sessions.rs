@@ -192,10 +192,10 @@ fn ends(lab: &Lab, backend: Backend) -> Res {
         refused
     });
     let some = wait_until(|| (greetings.load(Ordering::Relaxed) > 2).then_some(()));
-    check!(some.is_some(), "nobody is let in beside the others");
+    check!(some.is_some(), "no client is let in beside the others");
     server.terminate();
     for client in &mut clients {
-        check!(client.closed()? == 0, "bytes nobody asked for");
+        check!(client.closed()? == 0, "bytes that were not asked for");
     }
     server.finished()?;
     let refused = came.join().expect("no panic");
@@ -206,7 +206,7 @@ fn ends(lab: &Lab, backend: Backend) -> Res {
     let late = log.matches("no handshake within").count() as u64;
     let told =
         log.lines().find_map(|line| line.split_once("told to end sessions=")?.1.parse().ok());
-    let Some(told) = told else { fail!("nobody was told:\n{}", tail(&log, 20)) };
+    let Some(told) = told else { fail!("no session was told:\n{}", tail(&log, 20)) };
     let most = 300 + greetings.load(Ordering::Relaxed) + refused;
     check!((300 - late.min(30)..=most).contains(&told), "{told} were told, of 300 to {most}");
     Ok(())

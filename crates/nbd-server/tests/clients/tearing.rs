@@ -1,5 +1,5 @@
 //! kill -9 of the server under write load, again and again on one image: what it acknowledged is
-//! there, with a cache what it acknowledged before a FLUSH; and its successor serves at once.
+//! there, with a cache what it acknowledged before a FLUSH; and its successor serves.
 //!
 //! ```text
 //! cargo test --release -p offlock-nbd --test clients -- --ignored stress_
