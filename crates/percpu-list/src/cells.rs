@@ -697,10 +697,10 @@ impl<T> Cells<T> {
     #[inline(always)]
     pub(crate) unsafe fn remove(list: NonNull<Self>, key: Key) -> Result<bool, Deadlock> {
         if Self::BOXED {
-            // SAFETY: by the contract of this function.
+            // SAFETY: by the contract of this function; the cells store a `Large` because `BOXED` is true.
             unsafe { Self::remove_stored::<Large<T>>(list, key) }
         } else {
-            // SAFETY: as above.
+            // SAFETY: as above; the cells store a `T` because `BOXED` is false.
             unsafe { Self::remove_stored::<T>(list, key) }
         }
     }
@@ -731,7 +731,7 @@ impl<T> Cells<T> {
                 return Ok(true);
             }
         }
-        // SAFETY: the caller has the entry.
+        // SAFETY: by the contract of this function; no section has removed the entry.
         unsafe { Self::remove_slow::<V>(list, key) }
     }
 
@@ -883,10 +883,10 @@ impl<T> Cells<T> {
     /// The caller has the pin, which ends, and with it perhaps the list.
     pub(crate) unsafe fn unpin(key: Key) {
         if Self::BOXED {
-            // SAFETY: by the contract of this function.
+            // SAFETY: by the contract of this function; the cells store a `Large` because `BOXED` is true.
             unsafe { Self::unpin_stored::<Large<T>>(key) };
         } else {
-            // SAFETY: as above.
+            // SAFETY: as above; the cells store a `T` because `BOXED` is false.
             unsafe { Self::unpin_stored::<T>(key) };
         }
     }
@@ -927,8 +927,8 @@ impl<T> Cells<T> {
         let stack = unsafe { &list.as_ref().deferred };
         // SAFETY: as above, the block.
         let block = unsafe { key.block() };
-        // Ordering: AcqRel pairs with itself in `remove_deferred`. Release carries this thread's use of the value
-        // to the drop, Acquire the look at the link that is stored below.
+        // Ordering: AcqRel pairs with the AcqRel swap in `remove_deferred`. Release carries this thread's use of the
+        // value to the drop. Acquire carries that function's load of `link`, so that it precedes the store below.
         let order = order!(AcqRel, "defer: after the last use by the entry");
         if block.deferred.fetch_or(key.bit(), order) != 0 {
             return; // the stack has the block
@@ -961,7 +961,7 @@ impl<T> Cells<T> {
                 // SAFETY: the block lives until its deferred entries are removed below.
                 let Some(block) = (unsafe { stack.as_ref() }) else { return false };
                 (at, stack) = (ptr::from_ref(block), block.link.load(Ordering::Relaxed));
-                // Ordering: AcqRel, as in `defer`.
+                // Ordering: AcqRel pairs with the `fetch_or` in `defer`, in both directions.
                 let order = order!(AcqRel, "deferred: before the value is dropped");
                 cells = block.deferred.swap(0, order);
             }

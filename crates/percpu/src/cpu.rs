@@ -174,7 +174,7 @@ mod imp {
     fn without_rseq(getcpu: i32, capacity: u32) -> CpuId {
         let id = u32::try_from(getcpu).unwrap_or(0);
         // A CPU that `/sys` did not list shares the slot of another CPU: slower, never out of bounds.
-        CpuId::new(if id < capacity { id } else { id % capacity })
+        CpuId::new(id % capacity)
     }
 
     /// Returns the CPU as libc knows it, or a negative number.

@@ -259,7 +259,7 @@ impl<T> GlobalGuard<'_, T> {
         self.lock.0.iter().map(move |(cpu, slot)| {
             // The closure has the guard, which makes the iterator `Send` only if the guard is `Sync`, so `T`.
             let _guard: &Self = self;
-            // SAFETY: this thread holds the lock. `&self` excludes `iter_mut`.
+            // SAFETY: the borrowed guard holds the lock, on whatever thread this runs. `&self` excludes `iter_mut`.
             (cpu, unsafe { &*slot.lock.as_ptr() })
         })
     }
@@ -269,8 +269,8 @@ impl<T> GlobalGuard<'_, T> {
         &mut self,
     ) -> impl DoubleEndedIterator<Item = (CpuId, &mut T)> + ExactSizeIterator {
         self.lock.0.iter().map(|(cpu, slot)| {
-            // SAFETY: this thread holds the lock. `&mut self` excludes every other use, and each slot
-            // is visited once.
+            // SAFETY: the borrowed guard holds the lock, on whatever thread this runs. `&mut self` excludes every
+            // other use, and each slot is visited once.
             (cpu, unsafe { &mut *slot.lock.as_mut_ptr() })
         })
     }

@@ -315,8 +315,8 @@ impl PercpuRef {
     ///
     /// [`KillError::AlreadyDying`] for a second kill, which changes nothing.
     pub fn kill(&self) -> Result<(), KillError> {
-        // Ordering: Relaxed, both; every section that commits after the barrier sees it, and only a
-        // second kill reads the gate otherwise.
+        // Ordering: Relaxed, both; a section that commits after the barrier below sees it. Without sections
+        // the swaps of `fold` close the words. Otherwise only a second kill and `Debug` read the gate.
         let killed = self.gate.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
         killed.map_err(|_| KillError::AlreadyDying)?;
         if rseq::available() {

@@ -71,8 +71,7 @@ macro_rules! offlock_const_fn {
 
 /// Implements `errno`, `Display`, `Error` and the conversion into `io::Error` for an error type.
 ///
-/// Each line has a pattern for `self`, its errno,
-/// and its message with the bindings of the pattern.
+/// Each line has a pattern for `self`, its errno, and its message with the bindings of the pattern.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_impl_error {

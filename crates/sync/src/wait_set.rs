@@ -500,7 +500,7 @@ impl Waiter<'_> {
         NonNull::from(&self.entry)
     }
 
-    /// Links the waiter at the end, or changes the waker of a linked one.
+    /// Links the waiter at the place of its number, or changes the waker of a linked one.
     fn list(&self, waker: &Waker) {
         let mut waker = waker.clone();
         self.was_listed.set(true);

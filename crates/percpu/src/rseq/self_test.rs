@@ -1,7 +1,7 @@
 //! The start-up self-test: sections stay off if the kernel, an emulator or libc gets them wrong.
 //!
-//! The test checks sections that are not interrupted. The kernel
-//! confirms the CPU. A section that commits changes its word and no other. A refused section changes nothing.
+//! The test checks sections that are not interrupted: one that commits changes the word of the CPU that
+//! the kernel names, and no other word. A refused section changes nothing.
 //!
 //! The stress tests check that an interrupted section restarts. Here a signal or a migration would
 //! have to fall between two instructions. That takes a handler or an affinity that belong to the
