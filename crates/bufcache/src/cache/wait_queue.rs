@@ -129,7 +129,7 @@ impl Shared {
         key: Key,
         since: &mut Option<Instant>,
     ) -> Result<QueuedWaiter<'_>, GetError> {
-        let end = Instant::now().checked_add(self.time_left(since)? / 4).filter(|_| HAS_TIME);
+        let end = self.end_of_patience(self.time_left(since)? / 4);
         let mut queued = QueuedWaiter { queue: &self.wait_queue, key, number: 0 };
         let mut alarm = self.timer.alarm();
         poll_fn(|context| {

@@ -395,7 +395,7 @@ impl Shared {
     }
 
     /// Returns when a wait of that time ends. `None` beyond the range of the clock, and in a model.
-    fn end_of_patience(&self, left: Duration) -> Option<Instant> {
+    pub(super) fn end_of_patience(&self, left: Duration) -> Option<Instant> {
         Instant::now().checked_add(left).filter(|_| HAS_TIME)
     }
 
