@@ -107,7 +107,7 @@ impl Engine {
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
-        let (len, ptr) = (buf.get().len(), buf.get_mut().as_mut_ptr()); // the last use of `buf`
+        let (len, ptr) = (buf.get().len(), buf.get_mut().as_mut_ptr());
         self.transfer(Kind::Read, file, (ptr, len), buf, offset)
     }
 
@@ -161,7 +161,7 @@ impl Engine {
     /// many bytes were written before it. Any part of the other bytes may have been written.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let buf = HeldBuf::new(buf);
-        let (len, ptr) = (buf.get().len(), buf.get().as_ptr()); // the last use of `buf`
+        let (len, ptr) = (buf.get().len(), buf.get().as_ptr());
         self.transfer(Kind::Write, file, (ptr.cast_mut(), len), buf, offset)
     }
 
@@ -210,6 +210,8 @@ impl Engine {
         Op { kind, block, fd: file.as_fd().as_raw_fd(), offset, ..Op::NOP }
     }
 
+    /// Makes the request of a transfer. `ptr` is the result of the last call of a method of the buffer,
+    /// because a later one could make the pointer invalid.
     #[inline]
     fn transfer<B: 'static>(
         &self,

@@ -30,10 +30,10 @@
 //! |---|---|
 //! | the program makes the request | `Engine::read`, `transfer`, `Request::new` (engine.rs, request.rs) |
 //! | a slot takes it and its buffer | `Request::submit`, `queue`; `State::queue` (state.rs) |
-//! | the entry is in the ring | `Device::stage`, `Uring::stage`, `push` (backend/uring.rs) |
-//! | the kernel gets it, and completions | `Core::flush`, `round`; `State::submit`, `Uring::enter`; `State::reap`, `Uring::reap_each` (core.rs) |
+//! | the entry is in the ring | `Device::stage` (backend/device.rs); `Uring::stage`, `push` (backend/uring.rs) |
+//! | the kernel gets it, and completions | `Core::flush`, `round` (core.rs); `State::submit`, `reap` (state.rs); `Uring::enter`, `reap_each` (backend/uring.rs) |
 //! | the result goes to its receiver | `CompletionState::complete`, `route_result`; `Core::dispatch` for a callback or a future |
-//! | the program takes it | `Operation::poll`, `take`; `Core::collect_done` (operation.rs) |
+//! | the program takes it | `Operation::poll`, `take` (operation.rs); `Core::collect_done` (core.rs) |
 //!
 //! # What is guaranteed
 //!

@@ -40,7 +40,8 @@ pub struct Sender<T, L: Levels = Bitmap> {
 
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
-/// It has the methods of its [`Queue`]. Clones are receivers of the same queue; each message goes to one of them. When the last receiver
+/// It has the methods of its [`Queue`]. Clones are receivers of the same queue; each message goes to one of
+/// them. When the last receiver
 /// is dropped the queue closes, and its messages are dropped. A message that a guard puts back later stays until
 /// the last sender is dropped, and so do those behind a sender that is stopped between its claim and its
 /// publication for 50 ms.

@@ -52,8 +52,8 @@ pub(super) struct World {
 /// The requests of one engine in flight.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// By [`InFlight::key`]. The order keeps its memory, so that a test of an engine counts the engine's
-    /// allocations only.
+    /// Sorted by [`InFlight::key`]. A deque, which keeps its memory: a test that counts allocations then
+    /// sees those of the engine only.
     in_flight: VecDeque<InFlight>,
     notifier: Notifier,
     /// The notifier is readable.

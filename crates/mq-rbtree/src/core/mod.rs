@@ -592,7 +592,8 @@ impl<T, L: Levels> Core<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Result<Option<Lent<T, L::Priority>>, AllocError> {
         let ageing = self.ageing;
-        // The level comes first: the comparisons of keys may panic, and nothing has changed before.
+        // The level comes first: the comparisons of keys may panic, and only the count of ageing has changed
+        // before.
         let Some(level) = self.next_level() else { return Ok(None) };
         if let Err(error) = self.levels.take_lent_memory(&mut preload.levels) {
             self.ageing = ageing;

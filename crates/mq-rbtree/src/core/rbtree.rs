@@ -21,8 +21,10 @@
 //! is freed after the unlock.
 //!
 //! Comparing keys is the user's code, and may panic. Comparisons run only in a search, in `below`, and in
-//! `is_above` for the reserves, before anything is changed, so a panic leaves the tree as it was. The links do not depend on the order: with an
-//! inconsistent order a search may miss a key, or a key may occur twice, but no node is lost.
+//! `is_above` for the reserves, before anything is changed, so a panic leaves the tree as it was.
+//!
+//! The links do not depend on the order: with an inconsistent order a search may miss a key, or a key may
+//! occur twice, but no node is lost.
 //!
 //! Source: "ipc/mqueue: add rbtree node caching support" (Linux 3.5, `ipc/mqueue.c`), also for the cached
 //! highest node, and "xfs: don't allocate new buffers on every call to _xfs_buf_find" (Linux 3.2).
@@ -191,7 +193,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     fn hint(&self) -> NodeHint {
-        self.pool.hint()
+        self.pool.hint.clone()
     }
 
     fn check(_: K) -> Result<(), u32> {
@@ -307,12 +309,11 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     fn stats(&self) -> LevelStats {
-        let (from_cache, from_preload) = self.pool.hits();
         LevelStats {
             live: self.len,
             kept: self.pool.len(),
-            from_cache,
-            from_preload,
+            from_cache: self.pool.from_pool,
+            from_preload: self.pool.from_preload,
             fallback: self.fallback,
         }
     }
@@ -395,17 +396,8 @@ impl<K> NodePool<K> {
         Self { nodes: NodeList::default(), bound, hint, from_pool: 0, from_preload: 0 }
     }
 
-    fn hint(&self) -> NodeHint {
-        self.hint.clone()
-    }
-
     fn len(&self) -> usize {
         self.nodes.len
-    }
-
-    /// Returns how many nodes were taken from the pool, and how many from a preload.
-    fn hits(&self) -> (u64, u64) {
-        (self.from_pool, self.from_preload)
     }
 
     /// Takes a node from the pool, or else from the preload.

@@ -122,15 +122,15 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(())
     }
 
-    /// Sends a message through the ring, or returns it: the ring is shut, or room or memory is
-    /// missing as far as can be seen without the lock.
+    /// Sends a message through the ring, or returns it: the ring is shut, or the claims have reached
+    /// the limit that was published last.
     #[inline(always)]
     fn try_stage(
         &self,
         ring: &Ring<T, L::Priority>,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        // The limit of the claims has the memory: a claimed message has its place in the store.
+        // No look at the memory: up to the limit of claims the queue has it (invariant 3 of `staging`).
         match ring.claim() {
             // SAFETY: the position has just been claimed.
             Some(position) => unsafe { ring.publish(position, message.value, message.priority) },
