@@ -418,7 +418,10 @@ impl<B: IoBufMut> BufList<B> {
     /// Fills the vectors for a read. They are valid until the list is used again or
     /// moves, except inside a [`HeldBuf`].
     pub(crate) fn iovecs_for_read(&mut self) -> IoVecs {
-        self.iovecs(|buf| (buf.as_mut_ptr(), buf.len()))
+        self.iovecs(|buf| {
+            let len = buf.len();
+            (buf.as_mut_ptr(), len) // the address last
+        })
     }
 }
 

@@ -39,7 +39,8 @@ pub enum AllocateMode {
     Reserve,
     /// Return the range to the file system. It reads as zeros. The file's size stays.
     PunchHole,
-    /// Make the range read as zeros and keep its space. The file's size stays.
+    /// Make the range read as zeros and keep its space. The file grows if the range ends past its
+    /// end.
     ZeroRange,
 }
 
@@ -81,7 +82,7 @@ impl Kind {
         match self {
             Self::Reserve => Some(0),
             Self::PunchHole => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
-            Self::ZeroRange => Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
+            Self::ZeroRange => Some(libc::FALLOC_FL_ZERO_RANGE),
             _ => None,
         }
     }

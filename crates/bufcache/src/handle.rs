@@ -796,9 +796,7 @@ impl Device {
         self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard))
     }
 
-    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache. A file that zeroes
-    /// by itself does not grow by it, so a block behind its end is as after a
-    /// [`discard`](Self::discard).
+    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
     ///
     /// # Errors
     ///

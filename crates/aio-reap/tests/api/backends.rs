@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,11 @@ fn read_write_sync_allocate() {
             result.unwrap();
             let (_, buf) = engine.read(&file, vec![1; 4097], 0).submit().unwrap().wait();
             assert!(buf[..4096].iter().all(|&byte| byte == 0) && buf[4096] == 7);
+            let (result, ()) = engine.allocate(&file, mode, 8192, 8192).submit().unwrap().wait();
+            result.unwrap();
+            let size = std::fs::File::from(file.as_fd().try_clone_to_owned().unwrap());
+            let size = size.metadata().unwrap().len();
+            assert_eq!(size, if mode == AllocateMode::PunchHole { 10_000 } else { 16_384 });
         }
         let (reserved, ()) =
             engine.allocate(&file, AllocateMode::Reserve, 0, 20_000).submit().unwrap().wait();

@@ -76,8 +76,8 @@ impl FileDevice {
     }
 
     /// Makes the device `max` bytes long if the file is shorter. The part beyond the end of the
-    /// file reads as zeros, and a write there extends the file to the end of the last written
-    /// block.
+    /// file reads as zeros, and a write or a zero there extends the file to the end of the last
+    /// such block.
     ///
     /// A file that is truncated while it is attached reads as zeros, too, whatever `max` is.
     ///
@@ -171,7 +171,6 @@ impl FileDevice {
             libc::off_t::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
         };
         let (offset, len) = (signed(offset)?, signed(len)?);
-        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
         let fd = self.file.as_raw_fd();
         retry_interrupted(|| {
             // SAFETY: `fallocate` takes no pointer.
@@ -280,7 +279,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.allocate(libc::FALLOC_FL_PUNCH_HOLE, offset, len)
+        self.allocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
     }
 
     fn sync(&self) -> io::Result<()> {

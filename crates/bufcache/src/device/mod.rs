@@ -162,7 +162,8 @@ pub trait BlockDevice: Send + Sync + 'static {
         sync.defer();
     }
 
-    /// Zeroes bytes, and keeps space for them. Like a write it is durable after a sync.
+    /// Zeroes bytes, and keeps space for them. Like a write it is durable after a sync, and extends
+    /// what a write extends.
     ///
     /// # Errors
     ///

@@ -569,7 +569,7 @@ impl AttachOptions {
     /// written once the device has it. Until then a get of the block fails, as the device reads too little.
     ///
     /// The program knows the length: the cache accepts a block anywhere behind the end. A file becomes longer by its
-    /// write; another device refuses it, and the block stays dirty.
+    /// write or zero; another device refuses them, and the block stays dirty.
     ///
     /// A block is written as a whole, so the device must grow by whole blocks. A device whose length is not a multiple of
     /// the block size when it is attached keeps that length.

@@ -3,9 +3,13 @@
 
 use std::fs::{File, OpenOptions, hard_link};
 use std::io::{self, Write};
+use std::rc::Rc;
 use std::sync::Arc;
 
-use bufcache::{AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, FileDevice};
+use aio_reap::Engine;
+use bufcache::{
+    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, FileDevice, GetError, lend_engine,
+};
 use bufcache_test::{Fault, FaultDevice, Operation};
 
 fn cache() -> Cache {
@@ -147,5 +151,34 @@ fn a_growing_device_has_the_blocks_that_its_file_has() {
         let mut bytes = [1; 1000];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4500).unwrap();
         assert_eq!((bytes[499], bytes[500]), (8, 0), "no byte behind its end is written");
+    }
+}
+
+/// The zero makes the file longer, as a write does; a discard does not.
+#[test]
+fn a_block_of_a_growing_device_that_was_zeroed_can_be_read() {
+    for engine in [false, true] {
+        let (_dir, file) = file();
+        let cache = cache();
+        let options = AttachOptions::new().growing();
+        let device = match engine {
+            false => cache.attach_with(FileDevice::new(file).unwrap(), options),
+            true => cache.attach_with(EngineDevice::new(file).unwrap(), options),
+        }
+        .unwrap();
+        device.create(17).unwrap().fill(9);
+        device.zero(17..18).unwrap();
+        let lent = Rc::new(Engine::new().unwrap());
+        let _lent = lend_engine(&lent);
+        lent.block_on(device.zero_async(18..19)).unwrap().unwrap();
+        device.zero(3..4).unwrap();
+        device.sync().unwrap();
+        for block in [3, 17, 18] {
+            device.invalidate(block).unwrap();
+            assert_eq!(device.get(block).map(|bytes| bytes[4095]), Ok(0), "{engine} {block}");
+        }
+        device.create(22).unwrap().fill(9);
+        device.discard(22..23).unwrap();
+        assert_eq!(device.get(22).err(), Some(GetError::ShortRead { block: 22 }));
     }
 }
