@@ -30,7 +30,8 @@ pub(crate) struct Args {
     ///
     /// Repeatable; the first image is the default export. NAME is the name of the export, by
     /// default the name of the file. The options readonly, offset=BYTES and size=BYTES serve a part
-    /// of the file. Write a comma of PATH twice.
+    /// of the file. Write a comma of PATH twice. A server built with the feature objects also serves
+    /// volumes on object stores: s3://BUCKET/VOLUME?size=BYTES, also gs, az and file.
     #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
     pub(crate) images: Vec<ImageSpec>,
 
@@ -90,6 +91,11 @@ pub(crate) struct Args {
     /// Bypass the page cache (O_DIRECT). Sizes of exports are rounded down to whole minimum blocks.
     #[arg(long, help_heading = "Images")]
     pub(crate) direct: bool,
+
+    /// Take volumes over from servers that have them open, which end.
+    #[cfg(feature = "objects")]
+    #[arg(long, help_heading = "Images")]
+    pub(crate) takeover: bool,
 
     /// Do not lock the images against other programs.
     #[arg(long, help_heading = "Images")]

@@ -72,7 +72,11 @@ fn run(queue: &Receiver<Entry>) {
     let mut told = 0;
     for entry in queue {
         match entry {
-            Entry::Text(text) => write(stderr.as_fd(), &text).unwrap_or_default(), // it may be closed
+            Entry::Text(text) => {
+                #[cfg(feature = "objects")]
+                let text = crate::volume::without_credentials(text);
+                write(stderr.as_fd(), &text).unwrap_or_default(); // it may be closed
+            }
             Entry::Flush(done) => drop(done.send(())), // its sender may have given up
         }
         let dropped = dropped();

@@ -44,9 +44,13 @@ pub(crate) async fn find(
         Ok(()) => {
             let asked = Arc::clone(image);
             let ask = move |_| match &asked.source {
-                Source::File(file) => extents(file, offset, end, unit, most),
+                Source::File(file) => extents(of_file(file), (offset, end), unit, most),
+                #[cfg(feature = "objects")]
+                Source::Volume(volume) => {
+                    extents(|at, end| Ok(volume.part(at, end)), (offset, end), unit, most)
+                }
                 #[cfg(test)]
-                Source::Device(_, Some(file)) => extents(file, offset, end, unit, most),
+                Source::Device(_, Some(file)) => extents(of_file(file), (offset, end), unit, most),
                 #[cfg(test)]
                 Source::Device(_, None) => Ok(all_data()),
             };
@@ -70,12 +74,18 @@ pub(crate) async fn find(
 }
 
 /// Returns at most `most` extents from `start` to `end`. Each begins and ends at a multiple of
-/// `unit`, as `start` is, or at `end`. A unit that is only partly a hole is data.
-fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Result<Vec<Extent>> {
+/// `unit`, as `start` is, or at `end`. A unit that is only partly a hole is data. `part` returns
+/// whether there is a hole at its first argument, and where the hole or data ends, at most at its second.
+fn extents(
+    part: impl Fn(u64, u64) -> io::Result<(bool, u64)>,
+    (start, end): (u64, u64),
+    unit: u64,
+    most: usize,
+) -> io::Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
     let mut at = start;
     while at < end {
-        let (mut hole, mut next) = part(file, at, end)?;
+        let (mut hole, mut next) = part(at, end)?;
         if hole && next < end {
             next -= next % unit;
             if next <= at {
@@ -98,6 +108,11 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
         at = next;
     }
     Ok(found)
+}
+
+/// Returns the holes and the data of a file.
+fn of_file(file: &File) -> impl Fn(u64, u64) -> io::Result<(bool, u64)> + '_ {
+    move |at, end| part(file, at, end)
 }
 
 /// Returns whether there is a hole at `at`, and the end of that hole or data, at most `end`. If the
@@ -140,7 +155,8 @@ mod tests {
         for at in (0..len).step_by(128 << 10).map(|at| at + (64 << 10)) {
             file.write_all_at(&[1; 64 << 10], at).unwrap();
         }
-        let hole = extents(&file, 0, 4096, 1, 1).unwrap() == [Extent { len: 4096, flags: HOLE }];
+        let hole = extents(of_file(&file), (0, 4096), 1, 1).unwrap()
+            == [Extent { len: 4096, flags: HOLE }];
         if !hole {
             println!("no holes here");
         }
@@ -148,7 +164,7 @@ mod tests {
     }
 
     fn of(file: &File, start: u64, end: u64, unit: u64, most: usize) -> Vec<(u64, u64)> {
-        let found = extents(file, start, end, unit, most).unwrap();
+        let found = extents(of_file(file), (start, end), unit, most).unwrap();
         found.iter().map(|extent| (extent.len, extent.flags)).collect()
     }
 

@@ -14,6 +14,9 @@ pub(crate) struct ImageSpec {
     pub(crate) offset: u64,
     /// Length of the export in bytes; by default up to the end of the file.
     pub(crate) size: Option<u64>,
+    /// A volume on an object store, in place of a file. `path` has its address.
+    #[cfg(feature = "objects")]
+    pub(crate) volume: Option<VolumeUrl>,
 }
 
 impl FromStr for ImageSpec {
@@ -35,10 +38,20 @@ impl FromStr for ImageSpec {
                 spec.name = name.unwrap_or_default();
             }
         }
+        #[cfg(feature = "objects")]
+        if let Some(url) = spec.path.to_str().and_then(VolumeUrl::parse).transpose()? {
+            if spec.path.as_os_str() == &*image {
+                spec.name = url.name().to_owned();
+            }
+            spec.path = PathBuf::from(&url.address);
+            spec.volume = Some(url);
+        }
+        #[cfg(not(feature = "objects"))]
         if let Some((scheme, _)) = spec.path.to_str().and_then(|path| path.split_once("://")) {
             if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)) {
                 return Err(format!(
-                    "'{}' is a URI, and an image is a file or a block device of this machine",
+                    "'{}' is a URI, and an image is a file or a block device of this machine; volumes on \
+                     object stores need a server built with --features objects",
                     spec.path.display()
                 ));
             }
@@ -63,6 +76,12 @@ impl FromStr for ImageSpec {
                 }
             }
         }
+        #[cfg(feature = "objects")]
+        if spec.volume.is_some() && seen.iter().any(|name| name != "readonly") {
+            return Err(
+                "a volume has no part: the size of a volume is given by '?size=BYTES'".into()
+            );
+        }
         Ok(spec)
     }
 }
@@ -79,6 +98,119 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let number: u64 = digits.parse().map_err(|_| format!("'{text}' is not a size"))?;
     let size = number.checked_mul(1 << shift).filter(|&size| i64::try_from(size).is_ok());
     size.ok_or_else(|| format!("'{text}' is too large"))
+}
+
+#[cfg(feature = "objects")]
+/// The address of a volume: `s3://BUCKET/PATH[?size=BYTES&snapshot=NAME]`, also `gs`, `az`, `file` and
+/// `memory`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeUrl {
+    /// The address without the options, which is shown. It has no secrets: credentials come from
+    /// the environment.
+    pub(crate) address: String,
+    pub(crate) scheme: Scheme,
+    pub(crate) bucket: String,
+    /// The path of the volume below the bucket, or of the folder.
+    pub(crate) path: String,
+    pub(crate) size: Option<u64>,
+    pub(crate) snapshot: Option<String>,
+}
+
+#[cfg(feature = "objects")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    S3,
+    Google,
+    Azure,
+    File,
+    Memory,
+}
+
+#[cfg(feature = "objects")]
+impl VolumeUrl {
+    /// Parses an address. Returns `None` if it is no URI, but a path.
+    pub(crate) fn parse(text: &str) -> Option<Result<Self, String>> {
+        let (scheme, rest) = text.split_once("://")?;
+        let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+        scheme.bytes().all(is_scheme).then(|| Self::of(scheme, rest))
+    }
+
+    fn of(scheme: &str, rest: &str) -> Result<Self, String> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if place.contains('@') {
+            return Err(
+                "an address of a volume has no credentials: they come from the environment \
+                        (AWS_ACCESS_KEY_ID ...)"
+                    .into(),
+            );
+        }
+        let parsed = match scheme {
+            "s3" => Scheme::S3,
+            "gs" => Scheme::Google,
+            "az" => Scheme::Azure,
+            "file" => Scheme::File,
+            "memory" => Scheme::Memory,
+            _ => {
+                return Err(format!(
+                    "'{scheme}://' is a URI of no object store: s3, gs, az, file or memory"
+                ));
+            }
+        };
+        let (bucket, path) = match parsed {
+            Scheme::File if place.starts_with('/') => ("", place),
+            Scheme::File => return Err(format!("'file://{place}': the path must begin with '/'")),
+            Scheme::Memory => ("", place.trim_matches('/')),
+            _ => place.split_once('/').unwrap_or((place, "")),
+        };
+        let path = path.trim_end_matches('/');
+        if path.is_empty() && parsed != Scheme::Memory {
+            return Err(format!("'{scheme}://{place}' names no volume: {scheme}://BUCKET/VOLUME"));
+        }
+        if bucket.is_empty() && !matches!(parsed, Scheme::File | Scheme::Memory) {
+            return Err(format!("'{scheme}://{place}' names no bucket"));
+        }
+        let address = format!("{scheme}://{}", place.trim_end_matches('/'));
+        let (bucket, path) = (bucket.to_owned(), path.to_owned());
+        let mut url = Self { address, scheme: parsed, bucket, path, size: None, snapshot: None };
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("size", "0")) => return Err("a volume with size=0 has no bytes".into()),
+                Some(("size", bytes)) => url.size = Some(parse_size(bytes)?),
+                Some(("snapshot", name)) => url.snapshot = Some(snapshot_name(name)?),
+                _ => {
+                    return Err(format!(
+                        "'{option}' is no option of a volume: size=BYTES or snapshot=NAME"
+                    ));
+                }
+            }
+        }
+        if url.size.is_some() && url.snapshot.is_some() {
+            return Err("a snapshot has the size that its volume had: size= says nothing".into());
+        }
+        Ok(url)
+    }
+
+    /// Returns the last part of the path, the name of the export.
+    pub(crate) fn name(&self) -> &str {
+        self.address.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Returns whether the store lacks overwrites under a condition.
+    pub(crate) fn is_local(&self) -> bool {
+        self.scheme == Scheme::File
+    }
+}
+
+#[cfg(feature = "objects")]
+/// Checks the name of a snapshot, which is a part of an address.
+pub(crate) fn snapshot_name(text: &str) -> Result<String, String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    match (1..=100).contains(&text.len()) && text.bytes().all(is_plain) {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "'{text}' is no name of a snapshot: letters, digits, '-', '_', '.' and ':'"
+        )),
+    }
 }
 
 /// Splits at single commas. A double comma becomes a single one.
@@ -122,6 +254,46 @@ mod tests {
         assert_eq!(split("a,,b,,,,c"), ("a,b,,c".into(), "a,b,,c".into()));
     }
 
+    #[cfg(feature = "objects")]
+    #[test]
+    fn addresses_of_volumes_are_parsed_or_say_what_is_wrong() {
+        let parse = |text| VolumeUrl::parse(text).unwrap();
+        let url = parse("s3://bucket/a/b?size=100G").unwrap();
+        assert_eq!((&*url.bucket, &*url.path, url.size), ("bucket", "a/b", Some(100 << 30)));
+        assert_eq!((url.name(), &*url.address), ("b", "s3://bucket/a/b"));
+        let url = parse("file:///mnt/v/?snapshot=x").unwrap();
+        assert_eq!((&*url.path, url.snapshot.as_deref()), ("/mnt/v", Some("x")));
+        assert!(parse("memory:///v?size=1M").is_ok());
+        assert!(VolumeUrl::parse("disk.img").is_none() && VolumeUrl::parse("a b://c").is_none());
+        for (text, named) in [
+            ("http://host/v", "object store"),
+            ("s3://bucket", "names no volume"),
+            ("s3:///v", "names no bucket"),
+            ("s3://key:secret@bucket/v", "credentials"),
+            ("file://v", "begin with '/'"),
+            ("s3://b/v?size=0", "no bytes"),
+            ("s3://b/v?size=x", "not a size"),
+            ("s3://b/v?colour=red", "'colour=red'"),
+            ("s3://b/v?size=1G&snapshot=x", "snapshot"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(named) && !error.contains("secret"), "{text}: {error}");
+        }
+    }
+
+    #[cfg(feature = "objects")]
+    #[test]
+    fn a_volume_has_the_name_of_its_last_part() {
+        let parse = |text: &str| text.parse::<ImageSpec>();
+        let spec = parse("s3://bucket/a/vol?size=1G,readonly").unwrap();
+        assert_eq!((&*spec.name, spec.read_only), ("vol", true));
+        assert_eq!(spec.volume.and_then(|url| url.size), Some(1 << 30));
+        assert_eq!(parse("root=file:///srv/v?size=1G").unwrap().name, "root");
+        for bad in ["file:///v,offset=1M", "file:///v,size=1M"] {
+            assert!(parse(bad).unwrap_err().contains("no part"), "{bad}");
+        }
+    }
+
     #[test]
     fn options_follow_the_path() {
         let spec: ImageSpec = "boot=disk,,1.img,offset=1M,size=512K,readonly".parse().unwrap();
@@ -131,6 +303,8 @@ mod tests {
             read_only: true,
             offset: 1 << 20,
             size: Some(512 << 10),
+            #[cfg(feature = "objects")]
+            volume: None,
         };
         assert_eq!(spec, expected);
         let plain: ImageSpec = "disk.img,size=5".parse().unwrap();

@@ -38,6 +38,8 @@ mod requests;
 mod server;
 mod tasks;
 mod tls;
+#[cfg(feature = "objects")]
+mod volume;
 mod worker;
 
 use std::env;
@@ -50,6 +52,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+#[cfg(feature = "objects")]
+use clap::Parser;
 use clap::{CommandFactory, error::ErrorKind};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -64,9 +68,13 @@ use crate::demo::DemoOptions;
 use crate::diagnostics::{FlushAtEnd, LogWriter};
 use crate::image_spec::ImageSpec;
 use crate::process::{PidFile, RunCommand, Starter};
-use crate::server::{Server, Wakeups};
+use crate::server::{Server, ServerError, Wakeups};
 
 fn main() -> ExitCode {
+    #[cfg(feature = "objects")]
+    if let Some(status) = snapshots() {
+        return status;
+    }
     let starter = Starter::find();
     let args = Args::parse_or_exit();
     let demo = args.images.is_empty() && args.export_dir.is_none();
@@ -85,8 +93,27 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| {
         // If the log takes nothing, the exit code still reports the failure.
         let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
-        ExitCode::FAILURE
+        match error.downcast_ref() {
+            Some(ServerError::Ended(_)) => ExitCode::from(3),
+            _ => ExitCode::FAILURE,
+        }
     })
+}
+
+/// Carries out `offlock-nbd snapshot ...`. `None` for another command line.
+#[cfg(feature = "objects")]
+fn snapshots() -> Option<ExitCode> {
+    let mut words = env::args_os().skip(1).peekable();
+    words.next_if(|word| word == "snapshot")?;
+    let name = std::iter::once("offlock-nbd snapshot".into());
+    let args = volume::snapshot::SnapshotArgs::parse_from(name.chain(words));
+    start_log(LevelFilter::WARN);
+    let _flush = FlushAtEnd;
+    let done = args.run().map_err(|error| error.to_string()).and_then(print);
+    let failed = done.inspect_err(|error| {
+        let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
+    });
+    Some(if failed.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Sets the log up, with the level of `OFFLOCK_LOG` or else `default`.

@@ -274,6 +274,13 @@ fn text(report: &ServerReport) -> String {
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
+    #[cfg(feature = "objects")]
+    for (nr, (name, help)) in crate::volume::Requests::FIGURES.into_iter().enumerate() {
+        let of = |(export, figures): &(String, [u64; 7])| (export.clone(), figures[nr]);
+        let values: Vec<_> = report.volumes.iter().map(of).collect();
+        let values = values.iter().map(|(export, value)| (&**export, value));
+        page.metric((name, "export"), help, values);
+    }
     page.0
 }
 

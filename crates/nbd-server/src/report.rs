@@ -47,6 +47,11 @@ impl Reporter {
             waiting: 0,
             cache: exports.blocks.stats(),
             failed: exports.blocks.failed(),
+            #[cfg(feature = "objects")]
+            volumes: exports
+                .volumes()
+                .map(|(name, volume)| (name.to_owned(), volume.requests().figures()))
+                .collect(),
             registry: registry.report(exports),
             rcu: rcu::stats(),
         };
@@ -80,6 +85,9 @@ pub(crate) struct ServerReport {
     pub(crate) cache: Option<CacheStats>,
     /// The names of the images that have failed.
     pub(crate) failed: Vec<String>,
+    /// Requests to the object stores of volumes, by export.
+    #[cfg(feature = "objects")]
+    pub(crate) volumes: Vec<(String, [u64; 7])>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
 }

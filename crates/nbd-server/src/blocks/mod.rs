@@ -49,6 +49,8 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::memory::LARGEST;
+#[cfg(feature = "objects")]
+use crate::volume::Volume;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
@@ -91,6 +93,9 @@ pub(crate) struct Backing {
 pub(crate) enum Source<F> {
     /// A file, which the workers' engines read and write.
     File(F),
+    /// A volume on an object store.
+    #[cfg(feature = "objects")]
+    Volume(Arc<Volume>),
     /// A test's device, called on a thread of the cache. If there is a file, an engine reads it.
     #[cfg(test)]
     Device(Arc<dyn BlockDevice>, Option<F>),
@@ -102,6 +107,8 @@ impl Source<File> {
         let attach = |file: &File| engine.attach(file.try_clone()?);
         Ok(match self {
             Self::File(file) => Source::File(attach(file)?),
+            #[cfg(feature = "objects")]
+            Self::Volume(volume) => Source::Volume(Arc::clone(volume)),
             #[cfg(test)]
             Self::Device(device, file) => {
                 Source::Device(Arc::clone(device), file.as_ref().map(attach).transpose()?)
@@ -119,6 +126,19 @@ impl Backing {
         let is_buffered = device.alignment() == 1;
         let device = Arc::new(device.up_to(len.min(NUMBERED)));
         Ok(Self { device, source: Source::File(file.try_clone()?), len, is_buffered })
+    }
+}
+
+#[cfg(feature = "objects")]
+impl From<Volume> for Backing {
+    fn from(volume: Volume) -> Self {
+        let (len, volume) = (volume.len(), Arc::new(volume));
+        Self {
+            device: Arc::clone(&volume) as _,
+            source: Source::Volume(volume),
+            len,
+            is_buffered: false,
+        }
     }
 }
 
@@ -238,10 +258,12 @@ impl Image {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Returns the file of the image. Only a test's image may have none.
+    /// Returns the file of the image. A volume, and a test's image, may have none.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.source {
             Source::File(file) => Some(file),
+            #[cfg(feature = "objects")]
+            Source::Volume(_) => None,
             #[cfg(test)]
             Source::Device(_, file) => file.as_ref(),
         }

@@ -159,6 +159,8 @@ impl Job {
                             at += part;
                         }
                     }
+                    #[cfg(feature = "objects")]
+                    Source::Volume(_) => {}
                     #[cfg(test)]
                     Source::Device(..) => {}
                 }

@@ -157,6 +157,10 @@ impl Job {
                 }
                 transfer(self.engine.read(file, buf, start)).await
             }
+            #[cfg(feature = "objects")]
+            Source::Volume(volume) => {
+                (volume.read_async(start, &mut buf).await.map_err(Into::into), buf)
+            }
             #[cfg(test)]
             Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
             #[cfg(test)]

@@ -112,6 +112,12 @@ impl Job {
                 let (result, Part { buf, bypass, .. }) = transfer(write).await;
                 (result.map(drop).map_err(Into::into), buf, bypass)
             }
+            // If the future is dropped, the server ends: no newer write can come before this one.
+            #[cfg(feature = "objects")]
+            Source::Volume(volume) => {
+                let result = volume.write_async(start, &buf[part]).await;
+                (result, buf, bypass)
+            }
             #[cfg(test)]
             Source::Device(device, _) => {
                 let device = Arc::clone(device);

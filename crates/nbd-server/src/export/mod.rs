@@ -25,12 +25,18 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
+#[cfg(feature = "objects")]
+use crate::blocks::Source;
 use crate::blocks::{Backing, Blocks, Image, NUMBERED};
 use crate::files::{Folder, LockError, MOST_NAMES, lock};
 use crate::image_spec::ImageSpec;
+#[cfg(feature = "objects")]
+use crate::image_spec::VolumeUrl;
 use crate::memory::LARGEST;
 use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
+#[cfg(feature = "objects")]
+use crate::volume::{self, Volume, VolumeError};
 
 /// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
 /// writes in flight have ended.
@@ -87,6 +93,9 @@ pub(crate) enum ExportError {
     Duplicate { name: String },
     #[error("'{name}' is one image too many: {most} are open")]
     TooMany { name: String, most: usize },
+    #[cfg(feature = "objects")]
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
 }
 
 impl ExportError {
@@ -186,6 +195,10 @@ impl ExportTable {
         if self.names().any(|other| other == name) {
             return Err(ExportError::Duplicate { name: name.clone() });
         }
+        #[cfg(feature = "objects")]
+        if let Some(url) = &spec.volume {
+            return self.add_volume(spec, url);
+        }
         // A file that another export may write is opened once, for writing.
         let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, path);
         let read_only = self.args.read_only || !self.args.images.iter().any(writes);
@@ -201,6 +214,39 @@ impl ExportTable {
             }
         }
         added
+    }
+
+    /// Opens a volume, or creates it with the size of its address.
+    #[cfg(feature = "objects")]
+    fn add_volume(&self, spec: &ImageSpec, url: &VolumeUrl) -> Result<Export, ExportError> {
+        let read_only = self.args.read_only || spec.read_only;
+        let options = volume::OpenOptions { read_only, takeover: self.args.takeover };
+        let name = &spec.name;
+        let backing = Backing::from(Volume::open(url, options)?);
+        info!(export = name, volume = url.address, "opened");
+        let info = ExportInfo {
+            name: name.clone(),
+            description: url.address.clone(),
+            size: backing.len,
+            flags: flags(backing.device.is_read_only(), Flags::SEND_FAST_ZERO),
+            min_block: 1,
+            preferred_block: volume::BLOCK as u32,
+            max_block: MAX_PAYLOAD,
+        };
+        if self.args.cache > 0 && backing.len > NUMBERED {
+            return Err(ExportError::TooLarge { name: name.clone(), end: backing.len });
+        }
+        let image = self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)?;
+        Ok(Export::new(info, image, spec))
+    }
+
+    /// Returns the volumes of the command line, by export.
+    #[cfg(feature = "objects")]
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = (&str, &Volume)> {
+        self.fixed.iter().filter_map(|export| match &export.image.source {
+            Source::Volume(volume) => Some((&*export.info.name, &**volume)),
+            _ => None,
+        })
     }
 
     /// Makes an export of an open file. Uses the image that the file already has, otherwise calls

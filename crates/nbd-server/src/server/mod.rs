@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
+use offlock_sync::Mutex;
 use radix_ctx::{CtxRef, CtxTable, InsertError, InsertRefused};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::iterator::Signals;
@@ -61,6 +62,8 @@ pub(crate) enum ServerError {
     Sync(io::Error),
     #[error("a panic made the images {} fail", .0.join(", "))]
     Images(Vec<String>),
+    #[error("a volume has ended: {}. What was not confirmed by a FLUSH may be lost", .0.join(", "))]
+    Ended(Vec<String>),
     #[error("{0} panics, which the log tells of")]
     Panics(u64),
     #[error("a worker failed: {0}")]
@@ -97,6 +100,8 @@ pub(crate) struct Server {
     all_served: Option<Arc<OwnedFd>>,
     /// The last accept failed, and the failure was logged.
     accept_failed: bool,
+    /// The volumes that have ended, with the reasons.
+    ended_volumes: Arc<Mutex<Vec<String>>>,
 }
 
 /// Notifies the main thread when a worker ends, even by a panic.
@@ -136,6 +141,16 @@ impl Server {
             let ends = (inbox, receiver);
             workers.push(start_worker((number, count), ends, args, shared.clone(), &ended)?);
         }
+        let ended_volumes = Arc::<Mutex<Vec<_>>>::default();
+        #[cfg(feature = "objects")]
+        for (name, volume) in shared.exports.volumes() {
+            let (name, volumes) = (name.to_owned(), Arc::clone(&ended_volumes));
+            let ended = Arc::clone(&ended);
+            volume.on_end(move |reason| {
+                volumes.lock().push(format!("'{name}': {reason}"));
+                notify(&ended);
+            });
+        }
         let reporter = Reporter { workers: inboxes, shared: shared.clone(), patience: PATIENCE };
         let metrics = args.metrics.as_ref().map(|path| Metrics::start(path, reporter.clone()));
         Ok(Self {
@@ -150,6 +165,7 @@ impl Server {
             ended,
             all_served,
             accept_failed: false,
+            ended_volumes,
         })
     }
 
@@ -206,6 +222,9 @@ impl Server {
             let ready = fds.iter().filter(|fd| !fd.revents().is_empty());
             let ready: Vec<_> = ready.map(|fd| fd.as_fd().as_raw_fd()).collect();
             let is_ready = |fd: BorrowedFd<'_>| ready.contains(&fd.as_raw_fd());
+            if !self.ended_volumes.lock().is_empty() {
+                return Ok(()); // the stop says so
+            }
             if is_ready(self.ended.as_fd()) && !is_ready(stop) {
                 return Err(ServerError::Worker("one ended by itself".into()));
             }
@@ -383,6 +402,10 @@ impl Server {
         let images = self.shared.exports.blocks.failed();
         if !images.is_empty() {
             return Err(ServerError::Images(images)); // their sync fails for the same reason
+        }
+        let ended = std::mem::take(&mut *self.ended_volumes.lock());
+        if !ended.is_empty() {
+            return Err(ServerError::Ended(ended)); // as above
         }
         synced.map_err(ServerError::Sync)?;
         info!("images are durable");

@@ -77,6 +77,16 @@ pub(crate) fn trial(name: &str, needs: &[Need], body: fn(&Lab) -> Res) -> Trial 
     build(name.to_string(), needs.to_vec(), TRIAL_DEADLINE, body)
 }
 
+/// The same, with another deadline.
+pub(crate) fn trial_for(
+    deadline: Duration,
+    name: &str,
+    needs: &[Need],
+    body: impl FnOnce(&Lab) -> Res + Send + 'static,
+) -> Trial {
+    build(name.to_string(), needs.to_vec(), deadline, body)
+}
+
 /// The trial `<backend>/<name>` for each of `backends`.
 pub(crate) fn per_backend(
     backends: &[Backend],

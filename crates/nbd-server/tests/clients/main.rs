@@ -44,6 +44,7 @@ mod tearing;
 mod tls;
 mod tools;
 mod trace;
+mod volume;
 mod write_back;
 
 use std::process::ExitCode;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
     trials.extend(defects::trials());
     trials.extend(disk::trials());
     trials.extend(tls::trials());
+    trials.extend(volume::trials());
     trials.extend(tools::trials());
     trials.extend(extended::trials());
     trials.extend(extents::trials());

@@ -35,7 +35,7 @@ fn start(lab: &Lab) -> Res<(Server, PathBuf)> {
 }
 
 /// Head and body of the answer to a request.
-fn ask(path: &Path, request: &str) -> Res<(String, String)> {
+pub(crate) fn ask(path: &Path, request: &str) -> Res<(String, String)> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(request.as_bytes())?;

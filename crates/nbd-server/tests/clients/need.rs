@@ -20,6 +20,8 @@ pub(crate) enum Need {
     NbdInfo,
     NbdCopy,
     Curl,
+    /// A local S3 server.
+    Moto,
     OpenSsl,
     /// fio with its nbd engine.
     Fio,
@@ -54,6 +56,8 @@ impl Need {
             Need::NbdInfo => tool("nbdinfo", "libnbd-bin"),
             Need::OpenSsl => tool("openssl", "openssl"),
             Need::Curl => tool("curl", "curl"),
+            Need::Moto => tool("moto_server", "")
+                .map(|_| "moto_server is not installed: pip install 'moto[server]'".into()),
             Need::NbdCopy => tool("nbdcopy", "libnbd-bin"),
             Need::Fio => tool("fio", "fio").or_else(fio_without_nbd),
             Need::Strace => tool("strace", "strace").or_else(ptrace_refused),

@@ -339,6 +339,10 @@ impl Server {
         self.process.signal(libc::SIGTERM);
     }
 
+    pub(crate) fn kill(&mut self) {
+        self.process.signal(libc::SIGKILL);
+    }
+
     /// Has it look at the sizes of files.
     pub(crate) fn hang_up(&mut self) {
         self.process.signal(libc::SIGHUP);

@@ -1,0 +1,681 @@
+//! A volume as a device of the cache: how its bytes lie in the database.
+
+#[cfg(test)]
+#[path = "tests.rs"]
+pub(super) mod tests;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
+use offlock_sync::Mutex;
+use slatedb::bytes::Bytes;
+use slatedb::config::{ReadOptions, ScanOptions};
+use slatedb::{
+    CloseReason, CompactionFilter, CompactionFilterDecision, CompactionFilterError,
+    CompactionFilterSupplier, CompactionJobContext, Db, DbIterator, DbReader, ErrorKind, RowEntry,
+    WriteBatch,
+};
+use tokio::runtime::{Handle, Runtime};
+use tracing::{error, warn};
+
+use super::lease::Lease;
+use super::patch::{self, BLOCK};
+use super::store::{Requests, shown};
+
+/// Bytes of a region.
+const REGION: u64 = 1 << 30;
+/// How long an operation of the database may take, with the store's retries. A guess: a longer
+/// outage should be seen, and the kernel's NBD clients are as patient.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often the database repeats a request to the store that failed; the pauses between are at
+/// most 1 s. Above [`PATIENCE`], so that the time decides.
+pub(super) const RETRIES: u32 = 240;
+/// The bytes that a read of several blocks fetches ahead.
+const READ_AHEAD: usize = 1 << 20;
+
+/// The key of the header.
+pub(super) const HEADER: [u8; 1] = [0];
+
+fn region_key(region: u32) -> Bytes {
+    let [a, b, c, d] = region.to_be_bytes();
+    Bytes::copy_from_slice(&[1, a, b, c, d])
+}
+
+fn block_key(region: u32, generation: u32, block: u16) -> Bytes {
+    let mut key = vec![2];
+    key.extend_from_slice(&region.to_be_bytes());
+    key.extend_from_slice(&generation.to_be_bytes());
+    key.extend_from_slice(&block.to_be_bytes());
+    key.into()
+}
+
+/// The blocks of a region that are read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Region {
+    pub(super) generation: u32,
+    /// A block was written in this generation.
+    pub(super) has_data: bool,
+}
+
+impl Region {
+    fn value(self) -> Bytes {
+        let [a, b, c, d] = self.generation.to_be_bytes();
+        Bytes::copy_from_slice(&[a, b, c, d, self.has_data.into()])
+    }
+
+    pub(super) fn of_value(value: &[u8]) -> Option<Self> {
+        let &[a, b, c, d, has_data @ 0..=1] = value else { return None };
+        Some(Self { generation: u32::from_be_bytes([a, b, c, d]), has_data: has_data == 1 })
+    }
+}
+
+pub(super) enum Database {
+    Writer(Db),
+    /// A snapshot, or a volume that is only read.
+    Reader(Box<DbReader>),
+}
+
+/// A volume as a device. Dropping it closes the database.
+pub(crate) struct Volume {
+    pub(super) inner: Arc<Inner>,
+    pub(super) lease: Option<Lease>,
+    /// `None` once the drop has taken it.
+    pub(super) runtime: Option<Runtime>,
+}
+
+pub(super) struct Inner {
+    /// The address of the volume, for messages.
+    pub(super) address: String,
+    pub(super) len: u64,
+    pub(super) database: Database,
+    /// A region that is not there has had no data since the volume was made.
+    pub(super) regions: Mutex<HashMap<u32, Region>>,
+    /// The generations that the store has confirmed.
+    pub(super) confirmed: Arc<Mutex<HashMap<u32, u32>>>,
+    /// Held while a batch is made and added to the log, so that the regions change in the order of
+    /// the log. A batch waits for the store only while the database asks its writers to wait.
+    pub(super) commits: Arc<tokio::sync::Mutex<()>>,
+    /// The number of the last batch. Ordering: Relaxed, all: a sync reads it after the writes that
+    /// it must cover have returned, which the caller orders.
+    pub(super) last: AtomicU64,
+    pub(super) requests: Arc<Requests>,
+    pub(super) end: Mutex<End>,
+}
+
+type Tell = Box<dyn FnOnce(&str) + Send>;
+
+/// The end of the volume before its server's.
+#[derive(Default)]
+pub(super) struct End {
+    reason: Option<String>,
+    tell: Option<Tell>,
+}
+
+impl Volume {
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.inner.requests
+    }
+
+    /// Calls `tell` with the reason once the volume can no longer be changed: another server has
+    /// taken it over, or the database has failed.
+    pub(crate) fn on_end(&self, tell: impl FnOnce(&str) + Send + 'static) {
+        let mut end = self.inner.end.lock();
+        let Some(reason) = end.reason.clone() else {
+            end.tell = Some(Box::new(tell));
+            return;
+        };
+        drop(end);
+        tell(&reason);
+    }
+
+    /// Runs an operation on the threads of the volume. It goes on if the future is dropped.
+    async fn run<T: Send + 'static>(
+        &self,
+        operation: impl Future<Output = T> + Send + 'static,
+    ) -> io::Result<T> {
+        let runtime = self.runtime.as_ref().ok_or_else(eio)?;
+        runtime.spawn(operation).await.map_err(|_| eio())
+    }
+
+    /// Reads bytes from `offset` on. Returns their number.
+    pub(crate) async fn read_async(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let (inner, mut bytes) = (Arc::clone(&self.inner), Vec::new());
+        let has_room = bytes.try_reserve_exact(buf.len());
+        has_room.map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        bytes.resize(buf.len(), 0);
+        let read = async move { inner.read(offset, &mut bytes).await.map(|count| (count, bytes)) };
+        let (count, bytes) = self.run(read).await??;
+        buf[..count].copy_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    /// Writes bytes.
+    pub(crate) async fn write_async(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (inner, parts) = (Arc::clone(&self.inner), Part::of(offset, bytes));
+        self.run(async move { inner.write(parts).await }).await?
+    }
+
+    /// Returns whether there is a hole at `at`, and where the hole or the data ends, at most at `end`.
+    /// Only regions without any data are holes.
+    pub(crate) fn part(&self, at: u64, end: u64) -> (bool, u64) {
+        let is_hole = |region: u64| !self.inner.region(region as u32).has_data;
+        let (first, mut next) = (is_hole(at / REGION), at / REGION + 1);
+        while next * REGION < end && is_hole(next) == first {
+            next += 1;
+        }
+        (first, end.min(next * REGION))
+    }
+
+    /// Runs an operation while the calling thread waits. It must not be a thread of the volume.
+    fn block_on<T>(&self, operation: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        self.runtime.as_ref().ok_or_else(eio)?.block_on(operation)
+    }
+
+    pub(super) fn spawn(&self, operation: impl Future<Output = ()> + Send + 'static) {
+        // Without a runtime the operation is dropped, which ends it with an error.
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(operation);
+        }
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        let (inner, lease) = (Arc::clone(&self.inner), self.lease.take());
+        let close = move || close(&inner, lease, runtime);
+        match Handle::try_current() {
+            Err(_) => close(),
+            // The last reference was that of an operation, whose thread must not wait for itself. The cache
+            // has synced what it must before.
+            Ok(_) => drop(thread::spawn(close)),
+        }
+    }
+}
+
+/// Closes the database and the store.
+fn close(inner: &Inner, lease: Option<Lease>, runtime: Runtime) {
+    let closed = runtime.block_on(async {
+        let close = async {
+            match &inner.database {
+                Database::Writer(db) => db.close().await,
+                Database::Reader(reader) => reader.close().await,
+            }
+        };
+        let closed = tokio::time::timeout(PATIENCE, close).await;
+        if let (Some(lease), false) = (lease, inner.has_ended()) {
+            lease.end().await;
+        }
+        closed
+    });
+    let volume = &inner.address;
+    match closed {
+        Ok(Ok(())) => {}
+        // What was synced is in the store; the next server replays the log.
+        Ok(Err(error)) => warn!(volume, error = shown(&error), "not closed"),
+        Err(_) => warn!(volume, "not closed: the store did not answer"),
+    }
+    runtime.shutdown_timeout(Duration::from_secs(1));
+}
+
+impl Inner {
+    /// Bounds the time of an operation of the database, and translates its error.
+    async fn in_time<T>(
+        &self,
+        what: &str,
+        operation: impl Future<Output = Result<T, slatedb::Error>>,
+    ) -> io::Result<T> {
+        match tokio::time::timeout(PATIENCE, operation).await {
+            Ok(done) => done.map_err(|error| self.failed(what, &error)),
+            Err(_) => Err(self.silent(what)),
+        }
+    }
+
+    /// Logs the error of an operation of the database, and ends the volume if the database has ended.
+    fn failed(&self, what: &str, error: &slatedb::Error) -> io::Error {
+        match error.kind() {
+            ErrorKind::Closed(CloseReason::Fenced) => self.end_by(FENCED),
+            ErrorKind::Closed(CloseReason::Clean) => {}
+            ErrorKind::Closed(_) => self.end_by("the database has failed"),
+            _ => warn!(volume = self.address, error = shown(error), "a {what} has failed"),
+        }
+        eio()
+    }
+
+    /// Logs that the store has not answered.
+    fn silent(&self, what: &str) -> io::Error {
+        warn!(volume = self.address, "a {what} has failed: no answer of the store in {PATIENCE:?}");
+        eio()
+    }
+
+    /// Ends the volume: nothing changes it any more.
+    pub(super) fn end_by(&self, reason: &str) {
+        let mut end = self.end.lock();
+        if end.reason.is_some() {
+            return;
+        }
+        error!(volume = self.address, "the volume has ended: {reason}");
+        end.reason = Some(reason.to_owned());
+        let tell = end.tell.take();
+        drop(end);
+        if let Some(tell) = tell {
+            tell(reason);
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.end.lock().reason.is_some()
+    }
+
+    fn db(&self) -> io::Result<&Db> {
+        match &self.database {
+            Database::Writer(_) if self.has_ended() => Err(eio()),
+            Database::Writer(db) => Ok(db),
+            Database::Reader(_) => Err(io::Error::from_raw_os_error(libc::EROFS)),
+        }
+    }
+
+    fn region(&self, number: u32) -> Region {
+        self.regions.lock().get(&number).copied().unwrap_or_default()
+    }
+
+    /// Reads bytes from `offset` on. Returns their number.
+    async fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let count = (buf.len() as u64).min(self.len.saturating_sub(offset)) as usize;
+        let buf = &mut buf[..count];
+        buf.fill(0);
+        for run in runs(offset, count as u64) {
+            let region = self.region(run.region);
+            if region.has_data {
+                let start = (run.start() - offset) as usize;
+                let into = &mut buf[start..start + run.len() as usize];
+                self.read_run(&run, region.generation, into).await?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Reads the bytes of one region.
+    async fn read_run(&self, run: &Run, generation: u32, into: &mut [u8]) -> io::Result<()> {
+        let key = |block| block_key(run.region, generation, block);
+        let blocks = run.blocks();
+        if blocks.start + 1 == blocks.end {
+            let (key, options) = (key(blocks.start as u16), ReadOptions::default());
+            let found = match &self.database {
+                Database::Writer(db) => {
+                    self.in_time("read", db.get_with_options(key, &options)).await?
+                }
+                Database::Reader(reader) => {
+                    self.in_time("read", reader.get_with_options(key, &options)).await?
+                }
+            };
+            return found
+                .map_or(Ok(()), |value| patch::copy(&value, run.bytes.start % BLOCK, into));
+        }
+        let keys = key(blocks.start as u16)..=key((blocks.end - 1) as u16);
+        let options = ScanOptions::default().with_read_ahead_bytes(READ_AHEAD);
+        let scan = async {
+            let mut found: DbIterator = match &self.database {
+                Database::Writer(db) => db.scan_with_options(keys, &options).await?,
+                Database::Reader(reader) => reader.scan_with_options(keys, &options).await?,
+            };
+            let mut values = Vec::new();
+            while let Some(found) = found.next().await? {
+                values.push(found);
+            }
+            Ok(values)
+        };
+        for found in self.in_time("read", scan).await? {
+            let [.., high, low] = found.key[..] else { continue };
+            let block = u64::from(u16::from_be_bytes([high, low])) * BLOCK;
+            let part = run.bytes.start.max(block)..run.bytes.end.min(block + BLOCK);
+            let at = (part.start - run.bytes.start) as usize;
+            let into = &mut into[at..at + (part.end - part.start) as usize];
+            patch::copy(&found.value, part.start - block, into)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a batch to the log. `fill` adds the changes to the batch, and returns the regions that
+    /// change with it.
+    ///
+    /// A batch that has begun goes on if this function stops to wait for it: the regions must change with the
+    /// log. The next batch waits for it.
+    async fn commit(
+        self: &Arc<Self>,
+        what: &str,
+        fill: impl FnOnce(&Self, &mut WriteBatch) -> io::Result<Vec<(u32, Region)>> + Send + 'static,
+    ) -> io::Result<()> {
+        self.db()?;
+        let turn = Arc::clone(&self.commits).lock_owned();
+        let Ok(turn) = tokio::time::timeout(PATIENCE, turn).await else {
+            return Err(self.silent(what));
+        };
+        let inner = Arc::clone(self);
+        let add = tokio::spawn(async move {
+            let _turn = turn;
+            let mut batch = WriteBatch::new();
+            let regions = fill(&inner, &mut batch)?;
+            for &(number, region) in &regions {
+                batch.put_bytes(region_key(number), region.value());
+            }
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let added =
+                inner.db()?.write(batch).await.map_err(|error| inner.failed("write", &error));
+            // After an error it is not known whether the log has the batch.
+            let added = added.inspect_err(|_| inner.end_by("the database has failed"))?;
+            inner.last.store(added.seqnum(), Ordering::Relaxed);
+            inner.regions.lock().extend(regions);
+            Ok(())
+        });
+        match tokio::time::timeout(PATIENCE, add).await {
+            Ok(added) => added.map_err(|_| eio())?,
+            Err(_) => Err(self.silent(what)),
+        }
+    }
+
+    /// Writes parts of blocks, as one batch.
+    async fn write(self: &Arc<Self>, parts: Vec<Part>) -> io::Result<()> {
+        let fill = move |inner: &Self, batch: &mut WriteBatch| {
+            let mut begun: Vec<(u32, Region)> = Vec::new();
+            for Part { region: number, block, is_whole, value } in parts {
+                let mut region = inner.region(number);
+                if !region.has_data && begun.last().is_none_or(|&(last, _)| last != number) {
+                    region.has_data = true;
+                    begun.push((number, region));
+                }
+                let key = block_key(number, region.generation, block);
+                match is_whole {
+                    true => batch.put_bytes(key, value),
+                    false => batch.merge(key, value),
+                }
+            }
+            Ok(begun)
+        };
+        self.commit("write", fill).await
+    }
+
+    /// Makes bytes read as zeros, and gives their space back.
+    async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> io::Result<()> {
+        for part in batches(offset, len) {
+            let fill = move |inner: &Self, batch: &mut WriteBatch| {
+                let mut emptied = Vec::new();
+                for run in runs(part.start, part.end - part.start) {
+                    let region = inner.region(run.region);
+                    if !region.has_data {
+                        continue;
+                    }
+                    let all = (inner.len - u64::from(run.region) * REGION).min(REGION);
+                    if run.bytes == (0..all) {
+                        let generation = region.generation.checked_add(1).ok_or_else(eio)?;
+                        emptied.push((run.region, Region { generation, has_data: false }));
+                        continue;
+                    }
+                    for (block, part) in run.parts() {
+                        let key = block_key(run.region, region.generation, block);
+                        let len = part.end - part.start;
+                        match len {
+                            BLOCK => batch.delete(key),
+                            _ => batch.merge(key, patch::of_part(part.start, len, None)),
+                        }
+                    }
+                }
+                Ok(emptied)
+            };
+            self.commit("TRIM", fill).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the store has confirmed all batches so far. Without a batch since the last
+    /// confirmed one it sends no request, and succeeds even while the store is away.
+    async fn sync(&self) -> io::Result<()> {
+        let db = self.db()?;
+        // Before the flush: what is committed during it may not be confirmed.
+        let regions = self.regions.lock().iter().map(|(&at, to)| (at, to.generation)).collect();
+        if db.status().durable_seq < self.last.load(Ordering::Relaxed) {
+            self.in_time("flush", db.flush()).await?;
+        }
+        *self.confirmed.lock() = regions;
+        Ok(())
+    }
+}
+
+/// Why a volume ends when another server opens it.
+pub(super) const FENCED: &str = "another server has taken it over";
+
+fn eio() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+/// Bytes within one region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Run {
+    region: u32,
+    /// Relative to the region.
+    bytes: Range<u64>,
+}
+
+impl Run {
+    /// Returns the offset on the volume.
+    fn start(&self) -> u64 {
+        u64::from(self.region) * REGION + self.bytes.start
+    }
+
+    fn len(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
+
+    /// Returns the blocks of the region that have the bytes.
+    fn blocks(&self) -> Range<u64> {
+        self.bytes.start / BLOCK..self.bytes.end.div_ceil(BLOCK)
+    }
+
+    /// Returns the offset of a block on the volume.
+    fn start_of(&self, block: u16) -> u64 {
+        u64::from(self.region) * REGION + u64::from(block) * BLOCK
+    }
+
+    /// Returns the blocks of the region, and the part of each, relative to the block.
+    fn parts(&self) -> impl Iterator<Item = (u16, Range<u64>)> + '_ {
+        self.blocks().map(|block| {
+            let start = block * BLOCK;
+            let part = self.bytes.start.max(start)..self.bytes.end.min(start + BLOCK);
+            (block as u16, part.start - start..part.end - start)
+        })
+    }
+}
+
+/// A written part of a block.
+struct Part {
+    region: u32,
+    block: u16,
+    is_whole: bool,
+    /// As the database stores it.
+    value: Bytes,
+}
+
+impl Part {
+    /// Splits bytes that are written at `offset` at the ends of blocks.
+    fn of(offset: u64, bytes: &[u8]) -> Vec<Self> {
+        let mut parts = Vec::new();
+        for run in runs(offset, bytes.len() as u64) {
+            for (block, part) in run.parts() {
+                let at = (run.start_of(block) + part.start - offset) as usize;
+                let len = part.end - part.start;
+                let value = patch::of_part(part.start, len, Some(&bytes[at..at + len as usize]));
+                parts.push(Self { region: run.region, block, is_whole: len == BLOCK, value });
+            }
+        }
+        parts
+    }
+}
+
+/// Splits a range at the ends of regions.
+fn runs(offset: u64, len: u64) -> impl Iterator<Item = Run> {
+    let end = offset + len;
+    let regions = if len == 0 { 0..0 } else { offset / REGION..end.div_ceil(REGION) };
+    regions.map(move |region| {
+        let start = region * REGION;
+        let bytes = offset.max(start) - start..end.min(start + REGION) - start;
+        Run { region: region as u32, bytes }
+    })
+}
+
+/// Splits the range of a TRIM: the ends of regions, which are deleted block by block, have batches
+/// of their own, so that no batch has more than 16,384 deletions or 1,024 regions.
+fn batches(offset: u64, len: u64) -> impl Iterator<Item = Range<u64>> {
+    let (end, mut at) = (offset + len, offset);
+    std::iter::from_fn(move || {
+        let start = at;
+        let whole = start.next_multiple_of(REGION);
+        at = match start < whole || end < start + REGION {
+            true => end.min(whole.max(start + 1).next_multiple_of(REGION)),
+            false => (end / REGION * REGION).min(start + 1024 * REGION),
+        };
+        (start < end).then_some(start..at)
+    })
+}
+
+impl BlockDevice for Volume {
+    fn len(&self) -> u64 {
+        self.inner.len
+    }
+
+    fn is_read_only(&self) -> bool {
+        matches!(self.inner.database, Database::Reader(_))
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.block_on(self.inner.read(offset, buf))
+    }
+
+    fn begin_read(&self, mut load: Load) {
+        let inner = Arc::clone(&self.inner);
+        self.spawn(async move {
+            let offset = load.offset();
+            let result = inner.read(offset, &mut load).await;
+            load.finish(result);
+        });
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.block_on(self.inner.write(Part::of(offset, buf)))
+    }
+
+    /// As one batch, so that a crash leaves all of the parts or none.
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.block_on(self.inner.write(Part::of(offset, &joined(parts))))
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        let inner = Arc::clone(&self.inner);
+        self.spawn(async move {
+            let parts = Part::of(write.offset(), &joined(write.parts()));
+            let mut result = inner.write(parts).await;
+            if write.is_durable() && result.is_ok() {
+                result = inner.sync().await;
+            }
+            write.finish(result);
+        });
+    }
+
+    fn write_depth(&self) -> usize {
+        256
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        let inner = Arc::clone(&self.inner);
+        self.spawn(async move {
+            let result = inner.discard(range.offset(), range.len()).await;
+            range.finish(result);
+        });
+    }
+
+    fn begin_zero(&self, range: DeviceRange) {
+        self.begin_discard(range);
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        let inner = Arc::clone(&self.inner);
+        self.spawn(async move {
+            let result = inner.sync().await;
+            sync.finish(result);
+        });
+    }
+
+    /// As a discard: the space of a volume is never reserved.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.discard(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.block_on(self.inner.discard(offset, len))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.block_on(self.inner.sync())
+    }
+}
+
+/// Joins parts that are adjacent on the device.
+fn joined<'p>(parts: &'p [IoSlice<'_>]) -> Cow<'p, [u8]> {
+    match parts {
+        [part] => Cow::Borrowed(part),
+        parts => Cow::Owned(parts.iter().map(|part| &**part).collect::<Vec<&[u8]>>().concat()),
+    }
+}
+
+/// Drops the blocks of older generations in compactions.
+pub(super) struct Stale(pub(super) Arc<Mutex<HashMap<u32, u32>>>);
+
+/// The generations that were confirmed when a compaction began.
+struct StaleOf(HashMap<u32, u32>);
+
+impl StaleOf {
+    fn is_stale(&self, key: &[u8]) -> bool {
+        let &[2, a, b, c, d, e, f, g, h, _, _] = key else { return false };
+        let (region, generation) =
+            (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
+        self.0.get(&region).is_some_and(|&confirmed| generation < confirmed)
+    }
+}
+
+#[async_trait]
+impl CompactionFilterSupplier for Stale {
+    async fn create_compaction_filter(
+        &self,
+        _context: &CompactionJobContext,
+    ) -> Result<Box<dyn CompactionFilter>, CompactionFilterError> {
+        Ok(Box::new(StaleOf(self.0.lock().clone())))
+    }
+}
+
+#[async_trait]
+impl CompactionFilter for StaleOf {
+    async fn filter(
+        &mut self,
+        entry: &RowEntry,
+    ) -> Result<CompactionFilterDecision, CompactionFilterError> {
+        Ok(match self.is_stale(&entry.key) {
+            // No key of an old generation is read again, so an older version of it may appear.
+            true => CompactionFilterDecision::Drop,
+            false => CompactionFilterDecision::Keep,
+        })
+    }
+
+    async fn on_compaction_end(&mut self) -> Result<(), CompactionFilterError> {
+        Ok(())
+    }
+}

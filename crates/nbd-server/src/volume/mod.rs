@@ -1,0 +1,41 @@
+//! A disk whose bytes live in an object store.
+//!
+//! ```text
+//!  bufcache ─► Volume (BlockDevice) ─► SlateDB: one ordered, atomic batch per write ─► object store
+//!                 sync ─► flush of its log: one request, answered when the store has confirmed it
+//! ```
+//!
+//! | key | value |
+//! |---|---|
+//! | `00` | format and size |
+//! | `01 region` | the generation of a region of 1 GiB, and whether any of its blocks was written in it |
+//! | `02 region generation block` | the written parts of a block of 64 KiB ([`patch`]) |
+//!
+//! A TRIM of a whole region begins its next generation: one small key instead of 16,384 deletions,
+//! so a TRIM of 2 TiB is 2,048 keys. The blocks of older generations are dropped by compactions,
+//! once the store has confirmed the new generation. A region without data is read without a request.
+//!
+//! # What a crash leaves
+//!
+//! The database's log is a sequence of batches, and recovery replays a prefix of it that has at
+//! least all batches before the last confirmed flush. Each write is one batch. So the volume holds
+//! a prefix of the writes, never less than the last FLUSH.
+//!
+//! # One writer
+//!
+//! A server that opens the volume fences the one before it: the store refuses every later write of
+//! that one's log, also of a server that was paused and wakes up. The fenced server fails what is not confirmed, and
+//! ends. [`lease`] is only a courtesy before that: it keeps a second server from taking over a volume
+//! by mistake.
+
+mod device;
+mod lease;
+mod open;
+mod patch;
+pub(crate) mod snapshot;
+mod store;
+
+pub(crate) use self::device::Volume;
+pub(crate) use self::open::{OpenOptions, VolumeError};
+pub(crate) use self::patch::BLOCK;
+pub(crate) use self::store::{Requests, without_credentials};

@@ -1,0 +1,152 @@
+//! `offlock-nbd snapshot`: snapshots of a volume, which are named checkpoints of its database.
+//!
+//! Only the server that has the volume open knows up to where the log is confirmed. So
+//! `snapshot create` asks it by an object beside the volume, which the server looks for when it
+//! renews its [`lease`](super::lease), and deletes once the snapshot is there. Without a server the
+//! command opens the volume itself.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use object_store::{Error, ObjectStoreExt};
+use slatedb::Checkpoint;
+use tokio::time::sleep;
+
+use super::lease::{self, RENEWAL, make, requested, snapshots};
+use super::open::{Found, OpenOptions, Place, VolumeError, runtime};
+use super::store::{self, Checked};
+use crate::image_spec::{VolumeUrl, snapshot_name};
+
+/// How long `snapshot create` waits for the server.
+const WAIT: Duration = Duration::from_secs(3 * RENEWAL.as_secs());
+/// How often it looks.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Snapshots of a volume on an object store.
+///
+/// A snapshot has at least what the last FLUSH of the volume has confirmed. It takes no copy: only what
+/// changes later needs space. Serve it with `--image 's3://BUCKET/VOLUME?snapshot=NAME'`.
+#[derive(Debug, Parser)]
+#[command(name = "offlock-nbd snapshot", version)]
+pub(crate) struct SnapshotArgs {
+    #[command(subcommand)]
+    command: SnapshotCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SnapshotCommand {
+    /// Make a snapshot. A server that has the volume open makes it within 40 seconds.
+    Create {
+        #[arg(value_parser = volume)]
+        volume: VolumeUrl,
+        #[arg(value_parser = snapshot_name)]
+        name: String,
+    },
+    /// Print the time and the name of each snapshot.
+    List {
+        #[arg(value_parser = volume)]
+        volume: VolumeUrl,
+    },
+    /// Delete a snapshot. A server of the volume deletes what only the snapshot had.
+    Delete {
+        #[arg(value_parser = volume)]
+        volume: VolumeUrl,
+        #[arg(value_parser = snapshot_name)]
+        name: String,
+    },
+}
+
+fn volume(text: &str) -> Result<VolumeUrl, String> {
+    VolumeUrl::parse(text).unwrap_or_else(|| Err(format!("'{text}' is no address of a volume")))
+}
+
+impl SnapshotArgs {
+    /// Carries out the command. Returns the text for standard output. Blocks.
+    pub(crate) fn run(self) -> Result<String, VolumeError> {
+        let (SnapshotCommand::Create { volume: url, .. }
+        | SnapshotCommand::List { volume: url }
+        | SnapshotCommand::Delete { volume: url, .. }) = &self.command;
+        let fail = |error| VolumeError::Store { volume: url.address.clone(), error };
+        let runtime = runtime().map_err(fail)?;
+        let (store, path) = store::open(url).map_err(fail)?;
+        let store = Arc::new(Checked::new(store));
+        let place = Place { store, path, url, options: OpenOptions::default() };
+        runtime.block_on(self.command.run(&place))
+    }
+}
+
+impl SnapshotCommand {
+    async fn run(&self, place: &Place<'_>) -> Result<String, VolumeError> {
+        let found = place.look().await?;
+        let Found::Volume(len) = found else {
+            return Err(VolumeError::Missing { volume: place.volume() });
+        };
+        match self {
+            Self::Create { name, .. } => {
+                place.create_snapshot(len, name).await.map(|()| String::new())
+            }
+            Self::List { .. } => {
+                let line = |one: &Checkpoint| {
+                    let name = one.name.as_deref().unwrap_or_default();
+                    format!("{}  {name}\n", one.create_time.format("%F %T UTC"))
+                };
+                Ok(place.snapshots().await?.iter().map(line).collect())
+            }
+            Self::Delete { name, .. } => {
+                let id = place.snapshot(name).await?.id;
+                place.admin().delete_checkpoint(id).await.map_err(|e| place.of_database(e))?;
+                Ok(String::new())
+            }
+        }
+    }
+}
+
+impl Place<'_> {
+    pub(super) async fn snapshots(&self) -> Result<Vec<Checkpoint>, VolumeError> {
+        snapshots(&self.admin()).await.map_err(|e| self.of_database(e))
+    }
+
+    /// Returns the snapshot with this name.
+    pub(super) async fn snapshot(&self, name: &str) -> Result<Checkpoint, VolumeError> {
+        let named = |one: &Checkpoint| one.name.as_deref() == Some(name);
+        let missing = || VolumeError::NoSnapshot { volume: self.volume(), name: name.to_owned() };
+        self.snapshots().await?.into_iter().find(named).ok_or_else(missing)
+    }
+
+    pub(super) async fn create_snapshot(&self, len: u64, name: &str) -> Result<(), VolumeError> {
+        if self.snapshot(name).await.is_ok() {
+            let (volume, name) = (self.volume(), name.to_owned());
+            return Err(VolumeError::SnapshotExists { volume, name });
+        }
+        let of_store = |error| VolumeError::Store { volume: self.volume(), error };
+        if !lease::is_held(&*self.store, &self.lease()).await.map_err(of_store)? {
+            let db = self.writer(len, &Found::Volume(len), &Arc::default()).await?;
+            let made = make(&db, name).await.map_err(|e| self.of_database(e));
+            let closed = db.close().await.map_err(|e| self.of_database(e));
+            return made.and(closed);
+        }
+        let at = requested(&self.path);
+        self.store.put(&at, name.to_owned().into()).await.map_err(|e| self.of_store(e))?;
+        let answered = async {
+            loop {
+                sleep(LOOK).await;
+                match self.store.head(&at).await {
+                    Err(Error::NotFound { .. }) => return self.snapshot(name).await.map(drop),
+                    result => result.map_err(|e| self.of_store(e))?,
+                };
+            }
+        };
+        match tokio::time::timeout(WAIT, answered).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                // If this fails, the next server of the volume makes the snapshot.
+                let _ = self.store.delete(&at).await;
+                let error =
+                    io::Error::new(io::ErrorKind::TimedOut, "the server has made no snapshot");
+                Err(of_store(error))
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The object store of a volume, and the layer that counts its requests and corrects one answer of theirs.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{BoxStream, StreamExt};
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    ClientOptions, CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    RenameOptions, Result, RetryConfig,
+};
+
+use crate::image_spec::{Scheme, VolumeUrl};
+
+/// How long one request may take. A guess: 8 MiB, the largest part of an upload, by a slow line.
+const REQUEST: Duration = Duration::from_secs(30);
+/// How often one request is sent again by the client at once; see [`super::device::RETRIES`] for the rest.
+const CLIENT_RETRIES: usize = 2;
+
+/// Opens the store. Returns the path of the volume in it.
+///
+/// # Errors
+///
+/// If the environment has no usable credentials, or the folder cannot be made.
+pub(super) fn open(url: &VolumeUrl) -> io::Result<(Arc<dyn ObjectStore>, Path)> {
+    let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(REQUEST / 3);
+    let retry = RetryConfig {
+        max_retries: CLIENT_RETRIES,
+        retry_timeout: REQUEST,
+        ..RetryConfig::default()
+    };
+    // The cryptography of the client. A second installation, or one by `--tls`, is refused.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let store: Result<Arc<dyn ObjectStore>> = match url.scheme {
+        Scheme::S3 => AmazonS3Builder::from_env()
+            .with_bucket_name(&url.bucket)
+            .with_retry(retry)
+            .with_client_options(client.with_allow_http(is_http("AWS_ENDPOINT")))
+            .build()
+            .map(|store| Arc::new(store) as _),
+        Scheme::Google => GoogleCloudStorageBuilder::from_env()
+            .with_bucket_name(&url.bucket)
+            .with_retry(retry)
+            .with_client_options(client)
+            .build()
+            .map(|store| Arc::new(store) as _),
+        Scheme::Azure => MicrosoftAzureBuilder::from_env()
+            .with_container_name(&url.bucket)
+            .with_retry(retry)
+            .with_client_options(client)
+            .build()
+            .map(|store| Arc::new(store) as _),
+        Scheme::File => {
+            let folder = PathBuf::from(&url.path);
+            std::fs::create_dir_all(&folder)?;
+            // `object_store`'s own parser of addresses opens a folder without fsync, and loses
+            // what a FLUSH has confirmed.
+            LocalFileSystem::new_with_prefix(folder)
+                .map(|store| Arc::new(store.with_fsync(true)) as _)
+        }
+        Scheme::Memory => Ok(Arc::new(InMemory::new()) as _),
+    };
+    let path = if url.scheme == Scheme::File { "volume" } else { &url.path };
+    let path = Path::parse(path).map_err(io::Error::other)?;
+    Ok((store.map_err(io::Error::other)?, path))
+}
+
+/// Returns whether the environment's endpoint is one without TLS. To name it is to allow it.
+fn is_http(name: &str) -> bool {
+    let named = [name.to_owned(), format!("{name}_URL")].into_iter();
+    named.flat_map(std::env::var).any(|endpoint| endpoint.starts_with("http://"))
+}
+
+/// Returns the text of an error of the store, without the queries of addresses: they may be signed.
+pub(super) fn shown(error: &dyn std::error::Error) -> String {
+    let (text, mut shown) = (error.to_string(), String::new());
+    for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"')>".contains(c)) {
+        match word.split_once('?').filter(|_| word.contains("://")) {
+            Some((address, _)) => shown.push_str(&format!("{address}?... ")),
+            None => shown.push_str(word),
+        }
+    }
+    shown
+}
+
+/// Replaces the credentials of the environment in a line of the log: a store may answer a request that
+/// it refuses with the headers of the request.
+pub(crate) fn without_credentials(line: Vec<u8>) -> Vec<u8> {
+    static CREDENTIALS: OnceLock<Vec<String>> = OnceLock::new();
+    let credentials = CREDENTIALS.get_or_init(|| {
+        let all = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        all.filter(|(name, _)| has_credential(name)).flat_map(|(_, value)| forms(value)).collect()
+    });
+    masked(line, credentials)
+}
+
+/// Returns whether the environment's variable of this name has a credential, and not the place of one.
+fn has_credential(name: &str) -> bool {
+    let of_store = ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|start| name.starts_with(start));
+    let is_secret = ["KEY", "SECRET", "TOKEN", "SAS", "PASSWORD"].iter().any(|w| name.contains(w));
+    let is_place =
+        ["_FILE", "_PATH", "_URI", "_URL", "_ENDPOINT"].iter().any(|w| name.ends_with(w));
+    of_store && is_secret && !is_place
+}
+
+/// Returns a credential and those parts of it that no encoding changes.
+fn forms(value: String) -> Vec<String> {
+    let parts = value.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned);
+    let mut forms: Vec<String> = parts.filter(|part| part.len() >= 16).collect();
+    forms.insert(0, value);
+    forms.retain(|form| form.len() >= 8); // a shorter one is part of other words
+    forms
+}
+
+fn masked(line: Vec<u8>, credentials: &[String]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(&line);
+    match credentials.iter().any(|credential| text.contains(credential)) {
+        true => {
+            credentials.iter().fold(text.into(), |text: String, c| text.replace(c, "***")).into()
+        }
+        false => line,
+    }
+}
+
+/// The requests to a store since it was opened. Ordering: Relaxed, all: figures for a reader.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    pub(crate) puts: AtomicU64,
+    pub(crate) gets: AtomicU64,
+    pub(crate) lists: AtomicU64,
+    pub(crate) deletes: AtomicU64,
+    /// Requests that ended with an error other than that an object is or is not there.
+    pub(crate) failed: AtomicU64,
+    pub(crate) bytes_put: AtomicU64,
+    pub(crate) bytes_got: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+impl Requests {
+    /// The names of the figures as metrics, and what they are.
+    pub(crate) const FIGURES: [(&str, &str); 7] = [
+        (
+            "volume_puts_total",
+            "Requests to the object store that write an object or a part of one.",
+        ),
+        ("volume_gets_total", "Requests to the object store that read."),
+        ("volume_lists_total", "Requests to the object store that list objects."),
+        ("volume_deletes_total", "Objects that were deleted from the object store."),
+        (
+            "volume_failed_total",
+            "Requests to the object store that failed, also those that were repeated.",
+        ),
+        ("volume_put_bytes_total", "Bytes that were sent to the object store."),
+        ("volume_got_bytes_total", "Bytes that the object store has sent."),
+    ];
+
+    /// Returns the figures of [`FIGURES`](Self::FIGURES).
+    pub(crate) fn figures(&self) -> [u64; 7] {
+        let Self { puts, gets, lists, deletes, failed, bytes_put, bytes_got } = self;
+        [puts, gets, lists, deletes, failed, bytes_put, bytes_got]
+            .map(|count| count.load(Ordering::Relaxed))
+    }
+
+    fn note<T>(&self, result: &Result<T>) {
+        use Error::{AlreadyExists, NotFound, NotModified, Precondition};
+        let expected = |error: &Error| {
+            matches!(
+                error,
+                AlreadyExists { .. } | NotFound { .. } | NotModified { .. } | Precondition { .. }
+            )
+        };
+        if result.as_ref().is_err_and(|error| !expected(error)) {
+            add(&self.failed, 1);
+        }
+    }
+}
+
+/// A store whose requests are counted, and in which "already there" means that.
+///
+/// A store may answer a create with 409 because another request for the same object runs, and the
+/// client says "already there" then. The database would take that for another writer and end itself. So a
+/// create that is refused asks for the object, and is sent again while there is none.
+#[derive(Debug)]
+pub(super) struct Checked<S> {
+    store: S,
+    pub(super) requests: Arc<Requests>,
+}
+
+/// How often a create is sent again whose object is not there. A guess.
+const CREATES: u32 = 5;
+
+impl<S> Checked<S> {
+    pub(super) fn new(store: S) -> Self {
+        Self { store, requests: Arc::default() }
+    }
+}
+
+impl<S: fmt::Display> fmt::Display for Checked<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+#[async_trait]
+impl<S: ObjectStore> ObjectStore for Checked<S> {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
+        let mut attempt = 0;
+        loop {
+            add(&self.requests.puts, 1);
+            add(&self.requests.bytes_put, payload.content_length() as u64);
+            let result = self.store.put_opts(location, payload.clone(), opts.clone()).await;
+            self.requests.note(&result);
+            let refused = matches!(result, Err(Error::AlreadyExists { .. }));
+            if !refused || opts.mode != PutMode::Create {
+                return result;
+            }
+            add(&self.requests.gets, 1);
+            let head = GetOptions { head: true, ..GetOptions::default() };
+            // "Already there" is returned only if it is: the database would leave the number of the object out,
+            // and could not be opened again. It repeats other errors.
+            match self.store.get_opts(location, head).await {
+                Ok(_) => return result,
+                Err(Error::NotFound { .. }) if attempt < CREATES => {}
+                Err(Error::NotFound { .. }) => {
+                    let source = "a create is refused, and there is no such object".into();
+                    return Err(Error::Generic { store: "object store", source });
+                }
+                Err(error) => return Err(error),
+            }
+            attempt += 1;
+            tokio::time::sleep(Duration::from_millis(50) * attempt).await;
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        add(&self.requests.puts, 1);
+        let result = self.store.put_multipart_opts(location, opts).await;
+        self.requests.note(&result);
+        let requests = Arc::clone(&self.requests);
+        result.map(|upload| Box::new(Counted { upload, requests }) as _)
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        add(&self.requests.gets, 1);
+        let is_head = options.head;
+        let result = self.store.get_opts(location, options).await;
+        self.requests.note(&result);
+        if let (Ok(got), false) = (&result, is_head) {
+            add(&self.requests.bytes_got, got.range.end - got.range.start);
+        }
+        result
+    }
+
+    async fn get_ranges(
+        &self,
+        location: &Path,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<slatedb::bytes::Bytes>> {
+        add(&self.requests.gets, 1);
+        let result = self.store.get_ranges(location, ranges).await;
+        self.requests.note(&result);
+        let bytes = ranges.iter().map(|range| range.end - range.start).sum();
+        add(&self.requests.bytes_got, if result.is_ok() { bytes } else { 0 });
+        result
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let requests = Arc::clone(&self.requests);
+        let count = move |deleted: &Result<Path>| {
+            add(&requests.deletes, 1);
+            requests.note(deleted);
+        };
+        self.store.delete_stream(locations).inspect(count).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        add(&self.requests.lists, 1);
+        self.store.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        add(&self.requests.lists, 1);
+        self.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        add(&self.requests.puts, 1);
+        self.store.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        add(&self.requests.puts, 1);
+        self.store.rename_opts(from, to, options).await
+    }
+}
+
+/// An upload in parts whose requests are counted.
+#[derive(Debug)]
+struct Counted {
+    upload: Box<dyn MultipartUpload>,
+    requests: Arc<Requests>,
+}
+
+#[async_trait]
+impl MultipartUpload for Counted {
+    fn put_part(&mut self, data: PutPayload) -> object_store::UploadPart {
+        add(&self.requests.puts, 1);
+        add(&self.requests.bytes_put, data.content_length() as u64);
+        self.upload.put_part(data)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        add(&self.requests.puts, 1);
+        let result = self.upload.complete().await;
+        self.requests.note(&result);
+        result
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.upload.abort().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_masked_in_every_encoding() {
+        assert!(
+            has_credential("AWS_SECRET_ACCESS_KEY") && has_credential("AZURE_STORAGE_SAS_TOKEN")
+        );
+        assert!(!has_credential("AWS_REGION") && !has_credential("AWS_WEB_IDENTITY_TOKEN_FILE"));
+        let key = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
+        let masked = |text: String| masked(text.into(), &forms(key.into()));
+        assert_eq!(masked(format!("<a>{key}</a>")), b"<a>***</a>");
+        assert_eq!(masked("K7MDENG%2BbPxRfiCYEXAMPLEKEY".into()), b"K7MDENG%2B***");
+        assert_eq!(masked("no secret".into()), b"no secret");
+    }
+}

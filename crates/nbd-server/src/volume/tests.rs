@@ -1,0 +1,905 @@
+//! Volumes over a store with faults, in memory or in a folder. The time of most runtimes is virtual, so that waits
+//! for the store take none.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+use futures_util::stream::{BoxStream, StreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
+use slatedb::config::{FlushOptions, FlushType};
+use testkit::rng::{Rng, seeded};
+use tokio::runtime;
+use tokio::time::Instant;
+
+use super::*;
+use crate::image_spec::VolumeUrl;
+use crate::volume::open::{self, OpenOptions, Place, VolumeError};
+use crate::volume::{lease, store};
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// It fails, and nothing was done.
+    Fails,
+    /// It is done, and the answer is an error.
+    Unanswered,
+    /// A create is refused with 409, although there is no such object.
+    Conflict,
+    /// A create overwrites.
+    Overwrites,
+    /// It has no end.
+    Hangs,
+}
+
+/// A request to the store: its number, and whether it changes anything.
+struct Request {
+    number: u64,
+    changes: bool,
+}
+
+type Rule = Box<dyn FnMut(&Request) -> Fault + Send>;
+
+struct Faulty {
+    store: Arc<dyn ObjectStore>,
+    requests: AtomicU64,
+    rule: Mutex<Rule>,
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+impl Faulty {
+    fn new(
+        store: &Arc<impl ObjectStore>,
+        rule: impl FnMut(&Request) -> Fault + Send + 'static,
+    ) -> Arc<Self> {
+        let rule: Rule = Box::new(rule);
+        let store = Arc::clone(store) as _;
+        Arc::new(Self { store, requests: 0.into(), rule: Mutex::new(rule) })
+    }
+
+    async fn fault(&self, changes: bool) -> object_store::Result<Fault> {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        let request = Request { number, changes };
+        let fault = (self.rule.lock())(&request);
+        match fault {
+            Fault::Fails => Err(broken()),
+            Fault::Hangs => std::future::pending().await,
+            fault => Ok(fault),
+        }
+    }
+}
+
+fn broken() -> Error {
+    Error::Generic { store: "Faulty", source: "a fault".into() }
+}
+
+#[async_trait]
+impl ObjectStore for Faulty {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        mut opts: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        match (self.fault(true).await?, &opts.mode) {
+            (Fault::Unanswered, _) => {
+                self.store.put_opts(location, payload, opts).await?;
+                return Err(broken());
+            }
+            (Fault::Conflict, PutMode::Create) => {
+                let path = location.to_string();
+                return Err(Error::AlreadyExists { path, source: "409".into() });
+            }
+            (Fault::Overwrites, _) => opts.mode = PutMode::Overwrite,
+            _ => {}
+        }
+        self.store.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        let fault = self.fault(true).await?;
+        let upload = self.store.put_multipart_opts(location, opts).await?;
+        Ok(Box::new(Upload { upload, fault }))
+    }
+
+    async fn get_opts(
+        &self,
+        location: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        self.fault(false).await?;
+        self.store.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        self.store.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        self.store.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        self.fault(false).await?;
+        self.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        self.fault(true).await?;
+        self.store.copy_opts(from, to, options).await
+    }
+}
+
+/// An upload in parts that is not completed, or whose end is not told.
+#[derive(Debug)]
+struct Upload {
+    upload: Box<dyn MultipartUpload>,
+    fault: Fault,
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> object_store::UploadPart {
+        self.upload.put_part(data)
+    }
+
+    async fn complete(&mut self) -> object_store::Result<PutResult> {
+        match self.fault {
+            Fault::Conflict => Err(broken()),
+            Fault::Unanswered => {
+                self.upload.complete().await?;
+                Err(broken())
+            }
+            _ => self.upload.complete().await,
+        }
+    }
+
+    async fn abort(&mut self) -> object_store::Result<()> {
+        self.upload.abort().await
+    }
+}
+
+/// Makes a runtime whose time passes at once when all tasks wait for it.
+fn virtual_time() -> Runtime {
+    let _ = tracing_subscriber::fmt()
+        .with_test_writer()
+        .with_max_level(tracing::Level::WARN)
+        .try_init();
+    runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
+}
+
+thread_local! {
+    /// The virtual time by which the next server of this thread is ahead of the real one: a database
+    /// takes no writes of a server whose time is behind that of the server before.
+    static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Brings the time of a server to [`AHEAD`], and lets the next server be further ahead.
+pub(in crate::volume) async fn pass_by() {
+    let ahead = AHEAD.get();
+    tokio::time::sleep(ahead).await;
+    AHEAD.set(ahead + Duration::from_secs(3600));
+}
+
+const TAKEOVER: OpenOptions = OpenOptions { read_only: false, takeover: true };
+
+fn open_with(
+    store: Arc<dyn ObjectStore>,
+    address: &str,
+    options: OpenOptions,
+) -> Result<Volume, VolumeError> {
+    let url = VolumeUrl::parse(address).unwrap().unwrap();
+    Volume::open_in(virtual_time(), store, Path::from("v"), &url, options)
+}
+
+/// Opens a volume with a size, or as it is there.
+fn open(store: Arc<dyn ObjectStore>, size: u64) -> Volume {
+    let size = if size > 0 { format!("?size={size}") } else { String::new() };
+    open_with(store, &format!("memory:///v{size}"), TAKEOVER).unwrap()
+}
+
+const SECTOR: u64 = 512;
+/// Two whole regions, and a part of one.
+const SIZE: u64 = 2 * REGION + (300 << 10);
+/// The bytes that the tests write: at the start, around the end of a region, and the last region.
+const WINDOWS: [Range<u64>; 3] =
+    [0..256 << 10, REGION - (128 << 10)..REGION + (128 << 10), 2 * REGION..SIZE];
+
+/// The sectors that do not have zeros.
+type Model = BTreeMap<u64, u8>;
+
+/// Reads the windows.
+fn contents(volume: &Volume) -> Vec<Vec<u8>> {
+    let read = |window: &Range<u64>| {
+        let mut bytes = vec![0xEE; (window.end - window.start) as usize];
+        assert_eq!(volume.read(window.start, &mut bytes).unwrap(), bytes.len());
+        bytes
+    };
+    WINDOWS.iter().map(read).collect()
+}
+
+/// Returns a sector of the model that differs from the contents.
+fn difference_of(contents: &[Vec<u8>], model: &Model) -> Option<String> {
+    for (window, bytes) in WINDOWS.iter().zip(contents) {
+        for (sector, bytes) in (window.start / SECTOR..).zip(bytes.chunks(SECTOR as usize)) {
+            let wanted = model.get(&sector).copied().unwrap_or(0);
+            if bytes != [wanted; SECTOR as usize] {
+                return Some(format!("sector {sector} has {} in place of {wanted}", bytes[0]));
+            }
+        }
+    }
+    None
+}
+
+fn difference(volume: &Volume, model: &Model) -> Option<String> {
+    difference_of(&contents(volume), model)
+}
+
+/// A change of a volume.
+#[derive(Clone, Debug)]
+enum Change {
+    Write(Range<u64>, u8),
+    Discard(Range<u64>),
+}
+
+impl Change {
+    fn random(rng: &mut Rng) -> Self {
+        let window = &WINDOWS[rng.usize(..3)];
+        let (first, end) = (window.start / SECTOR, window.end / SECTOR);
+        let start = rng.u64(first..end);
+        let stop = end.min(start + 1 + rng.u64(..300));
+        match rng.u8(..10) {
+            0 => Self::Discard(rng.u64(..SIZE / SECTOR)..SIZE / SECTOR),
+            1 => Self::Discard(0..rng.u64(..=2) * REGION / SECTOR),
+            2..4 => Self::Discard(start..stop),
+            _ => Self::Write(start..stop, rng.u8(1..)),
+        }
+    }
+
+    fn make(&self, volume: &Volume) -> io::Result<()> {
+        match self {
+            Self::Write(sectors, byte) => {
+                let bytes = vec![*byte; ((sectors.end - sectors.start) * SECTOR) as usize];
+                volume.write(sectors.start * SECTOR, &bytes)
+            }
+            Self::Discard(sectors) => {
+                let len = (sectors.end - sectors.start) * SECTOR;
+                BlockDevice::discard(volume, sectors.start * SECTOR, len)
+            }
+        }
+    }
+
+    fn note(&self, model: &mut Model) {
+        match self {
+            Self::Write(sectors, byte) => {
+                model.extend(sectors.clone().map(|sector| (sector, *byte)));
+            }
+            Self::Discard(sectors) => model.retain(|sector, _| !sectors.contains(sector)),
+        }
+    }
+}
+
+fn database(volume: &Volume) -> &Db {
+    let Database::Writer(db) = &volume.inner.database else { panic!("it is only read") };
+    db
+}
+
+/// Writes a table of everything so far.
+fn write_table(volume: &Volume) -> io::Result<()> {
+    let options = FlushOptions { flush_type: FlushType::MemTable };
+    let flush = volume.inner.in_time("flush", database(volume).flush_with_options(options));
+    volume.block_on(flush)
+}
+
+/// Lets the tasks of the volume run for this long.
+fn pass(volume: &Volume, time: Duration) {
+    let sleep = async {
+        tokio::time::sleep(time).await;
+        Ok(())
+    };
+    volume.block_on(sleep).unwrap();
+}
+
+/// Compares a volume with a model over random changes, tables, compactions and new servers.
+fn compare<S: ObjectStore>(store: S, seed: u64, rule: fn(&mut Rng, &Request) -> Fault) {
+    let (store, mut rng) = (Arc::new(store), seeded(seed));
+    let next = |rng: &mut Rng| {
+        let mut rng = Rng::with_seed(rng.u64(..));
+        Faulty::new(&store, move |request| rule(&mut rng, request))
+    };
+    let (mut volume, mut model) = (open(next(&mut rng), SIZE), Model::new());
+    for step in 0..120 {
+        let change = Change::random(&mut rng);
+        change.make(&volume).unwrap();
+        change.note(&mut model);
+        match rng.u8(..16) {
+            0..3 => volume.sync().unwrap(),
+            3 => write_table(&volume).unwrap(),
+            4 => pass(&volume, Duration::from_secs(45)),
+            5 => {
+                drop(volume);
+                volume = open(next(&mut rng), 0);
+            }
+            6..9 => assert_eq!(difference(&volume, &model), None, "step {step}: {change:?}"),
+            _ => {}
+        }
+    }
+    assert_eq!(difference(&volume, &model), None);
+    drop(volume);
+    assert_eq!(difference(&open(store, 0), &model), None);
+}
+
+#[test]
+fn a_volume_reads_as_it_was_written() {
+    compare(InMemory::new(), 0, |_, _| Fault::None);
+    let folder = tempfile::tempdir().unwrap();
+    compare(LocalFileSystem::new_with_prefix(folder.path()).unwrap(), 1, |_, _| Fault::None);
+}
+
+/// One request in eight fails, is done without an answer, or is refused with 409.
+#[test]
+fn a_bad_store_loses_nothing() {
+    let rule = |rng: &mut Rng, _: &Request| match rng.u8(..24) {
+        0 => Fault::Fails,
+        1 => Fault::Unanswered,
+        2 => Fault::Conflict,
+        _ => Fault::None,
+    };
+    compare(InMemory::new(), 10, rule);
+    let folder = tempfile::tempdir().unwrap();
+    // The database knows its own create by the metadata of the object, which a folder has not. It takes a create
+    // without an answer for another server's there, and ends.
+    let rule = |rng: &mut Rng, _: &Request| match rng.u8(..24) {
+        0 => Fault::Fails,
+        1 => Fault::Conflict,
+        _ => Fault::None,
+    };
+    compare(LocalFileSystem::new_with_prefix(folder.path()).unwrap(), 11, rule);
+}
+
+/// The changes of the histories that end at each request to the store.
+fn history() -> Vec<Change> {
+    let at = |window: usize, from: u64, count: u64| {
+        let start = WINDOWS[window].start / SECTOR + from;
+        start..start + count
+    };
+    let write = |window, from, count, byte| Change::Write(at(window, from, count), byte);
+    vec![
+        write(0, 0, 8, 1),
+        write(1, 200, 200, 2),
+        write(0, 4, 8, 3),
+        write(2, 100, 128, 4),
+        Change::Discard(0..REGION / SECTOR),
+        write(0, 8, 16, 5),
+        write(1, 256, 3, 6),
+        Change::Discard(at(2, 110, 200)),
+        write(0, 0, 256, 7),
+        Change::Discard(0..SIZE / SECTOR),
+        write(1, 0, 300, 8),
+        write(2, 0, 1, 9),
+    ]
+}
+
+/// Makes the history, with a sync behind every second change, tables and compactions. Returns the
+/// number of changes that were synced, and of those that were begun.
+fn play(volume: &Volume, changes: &[Change]) -> (usize, usize) {
+    let mut synced = 0;
+    for (number, change) in (1..).zip(changes) {
+        if change.make(volume).is_err() {
+            return (synced, number);
+        }
+        if number % 2 == 0 {
+            if volume.sync().is_err() {
+                return (synced, number);
+            }
+            synced = number;
+            if write_table(volume).is_err() {
+                return (synced, number);
+            }
+        }
+        pass(volume, Duration::from_secs(45));
+    }
+    (synced, changes.len())
+}
+
+/// A crash at each request leaves a prefix of the changes, with at least those that were synced.
+#[test]
+fn a_crash_at_each_request_leaves_what_was_synced() {
+    let changes = history();
+    let mut models = vec![Model::new()];
+    for change in &changes {
+        let mut model = models.last().unwrap().clone();
+        change.note(&mut model);
+        models.push(model);
+    }
+    for (ends, last) in [(Fault::Hangs, Fault::None), (Fault::Hangs, Fault::Unanswered)] {
+        let mut is_complete = false;
+        for stop in (0..).step_by(if cfg!(debug_assertions) { 5 } else { 1 }) {
+            if is_complete {
+                break;
+            }
+            let store = Arc::new(InMemory::new());
+            let reached = Arc::new(AtomicBool::new(false));
+            let faulty = Faulty::new(&store, {
+                let reached = Arc::clone(&reached);
+                move |request| match request.number.cmp(&stop) {
+                    std::cmp::Ordering::Less => Fault::None,
+                    std::cmp::Ordering::Equal => {
+                        reached.store(true, Ordering::Relaxed);
+                        last
+                    }
+                    std::cmp::Ordering::Greater => ends,
+                }
+            });
+            let address = format!("memory:///v?size={SIZE}");
+            // A server that waits for the store for ever is one that was killed.
+            let opened = within(&faulty, &address);
+            let (synced, begun) = opened.as_ref().map_or((0, 0), |volume| play(volume, &changes));
+            drop(opened);
+            is_complete = !reached.load(Ordering::Relaxed);
+            let volume = open(store, SIZE);
+            let found =
+                (synced..=begun).find(|&count| difference(&volume, &models[count]).is_none());
+            assert!(found.is_some(), "stopped at {stop}: {synced} to {begun}");
+        }
+    }
+}
+
+/// Opens a volume; `None` if that does not end.
+fn within(store: &Arc<Faulty>, address: &str) -> Option<Volume> {
+    let url = VolumeUrl::parse(address).unwrap().unwrap();
+    let runtime = virtual_time();
+    let place = Place {
+        store: Arc::clone(store) as _,
+        path: Path::from("v"),
+        url: &url,
+        options: TAKEOVER,
+    };
+    let opens =
+        async { tokio::time::timeout(AHEAD.get() + PATIENCE, place.open(Arc::default())).await };
+    let (inner, lease) = runtime.block_on(opens).ok()?.ok()?;
+    Some(Volume { inner: Arc::new(inner), lease, runtime: Some(runtime) })
+}
+
+/// A server is stopped at each of its requests, another takes the volume over and writes, and the
+/// first goes on.
+#[test]
+fn a_server_that_was_paused_at_any_request_changes_nothing_more() {
+    let (mine, others) = (Change::Write(0..4, 1), Change::Write(2..6, 2));
+    let late = Change::Write(100..104, 3);
+    for stop in 0.. {
+        let store = Arc::new(InMemory::new());
+        drop(open(Arc::clone(&store) as _, SIZE));
+        let armed = Arc::new(AtomicBool::new(false));
+        let taken = Arc::new(AtomicBool::new(false));
+        let first = Faulty::new(&store, {
+            let (store, armed, taken) =
+                (Arc::clone(&store), Arc::clone(&armed), Arc::clone(&taken));
+            let (others, mut count) = (others.clone(), 0);
+            move |request| {
+                if armed.load(Ordering::Relaxed) && request.changes {
+                    if count == stop {
+                        let (store, others) = (Arc::clone(&store), others.clone());
+                        let ahead = AHEAD.get();
+                        let second = thread::spawn(move || {
+                            AHEAD.set(ahead);
+                            let second = open(store, 0);
+                            others.make(&second).unwrap();
+                            second.sync().unwrap();
+                        });
+                        second.join().unwrap();
+                        taken.store(true, Ordering::Relaxed);
+                    }
+                    count += 1;
+                }
+                Fault::None
+            }
+        });
+        let volume = open(first, 0);
+        let told = Arc::new(Mutex::new(String::new()));
+        volume.on_end({
+            let told = Arc::clone(&told);
+            move |reason| *told.lock() = reason.to_owned()
+        });
+        armed.store(true, Ordering::Relaxed);
+        let synced = mine.make(&volume).and_then(|()| volume.sync()).is_ok();
+        let _ = write_table(&volume);
+        pass(&volume, Duration::from_secs(60));
+        if !taken.load(Ordering::Relaxed) {
+            assert!(stop > 2, "it sends some requests");
+            break;
+        }
+        pass(&volume, Duration::from_secs(60)); // it may have been stopped late
+        assert_eq!(*told.lock(), FENCED, "stopped at {stop}");
+        AHEAD.set(AHEAD.get() + Duration::from_secs(7200));
+        assert!(late.make(&volume).and_then(|()| volume.sync()).is_err(), "it has ended");
+        drop(volume);
+        let after = open(store, 0);
+        let mut model = Model::new();
+        if synced {
+            mine.note(&mut model);
+        }
+        others.note(&mut model);
+        let with_mine = {
+            let mut model = model.clone();
+            mine.note(&mut model);
+            others.note(&mut model);
+            model
+        };
+        let is_there = difference(&after, &model).is_none();
+        assert!(is_there || difference(&after, &with_mine).is_none(), "stopped at {stop}");
+    }
+}
+
+#[test]
+fn a_flush_waits_for_a_store_that_is_away_and_fails_after_a_while() {
+    let (store, away) = (Arc::new(InMemory::new()), Arc::new(AtomicBool::new(false)));
+    let faulty = Faulty::new(&store, {
+        let away = Arc::clone(&away);
+        move |_| if away.load(Ordering::Relaxed) { Fault::Fails } else { Fault::None }
+    });
+    let volume = open(faulty, SIZE);
+    let write = Change::Write(0..8, 1);
+    write.make(&volume).unwrap();
+    volume.sync().unwrap();
+    away.store(true, Ordering::Relaxed);
+    volume.sync().expect("nothing was written since");
+    write.make(&volume).unwrap();
+    let now = || volume.block_on(async { Ok(Instant::now()) }).unwrap();
+    let since = now();
+    // It comes back.
+    volume.spawn({
+        let away = Arc::clone(&away);
+        async move {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            away.store(false, Ordering::Relaxed);
+        }
+    });
+    volume.sync().expect("it comes back");
+    assert!(now() - since > Duration::from_secs(29));
+    write.make(&volume).unwrap();
+    away.store(true, Ordering::Relaxed);
+    let since = now();
+    assert!(volume.sync().is_err(), "it does not");
+    assert!(now() - since <= PATIENCE + Duration::from_secs(1));
+    // Writes fail within a bounded time, too, once there is no room for them.
+    let since = now();
+    let long = vec![1; 16 << 20];
+    let failed = (0..20).find(|number| volume.write(number * long.len() as u64, &long).is_err());
+    assert!(failed.is_some());
+    assert!(now() - since <= 2 * PATIENCE + Duration::from_secs(1));
+}
+
+/// A FLUSH while the store is away does not poison the cache if nothing is unsynced.
+#[test]
+fn a_cache_over_a_volume_survives_an_outage() {
+    let (store, away) = (Arc::new(InMemory::new()), Arc::new(AtomicBool::new(false)));
+    let faulty = Faulty::new(&store, {
+        let away = Arc::clone(&away);
+        move |_| if away.load(Ordering::Relaxed) { Fault::Fails } else { Fault::None }
+    });
+    let url = VolumeUrl::parse("memory:///v?size=1G").unwrap().unwrap();
+    let runtime = open::runtime().unwrap();
+    let volume = Volume::open_in(runtime, faulty, Path::from("v"), &url, TAKEOVER).unwrap();
+    let cache = bufcache::Cache::builder(1 << 20).block_size(4096).build().unwrap();
+    let device = cache.attach(Arc::new(volume)).unwrap();
+    for block in 0..1000 {
+        device.create(block).unwrap().fill(block as u8);
+    }
+    device.sync().unwrap();
+    away.store(true, Ordering::Relaxed);
+    device.sync().expect("nothing is unsynced");
+    away.store(false, Ordering::Relaxed);
+    device.create(0).unwrap().fill(7);
+    device.discard(10..20).unwrap();
+    device.sync().unwrap();
+    drop((device, cache));
+    let volume = open(store, 0);
+    let mut bytes = vec![0; 4096];
+    for block in 0..1000 {
+        volume.read(block * 4096, &mut bytes).unwrap();
+        let wanted = if block == 0 {
+            7
+        } else if (10..20).contains(&block) {
+            0
+        } else {
+            block as u8
+        };
+        assert!(bytes.iter().all(|&byte| byte == wanted), "block {block}");
+    }
+}
+
+#[test]
+fn what_is_no_volume_is_refused_and_stays_as_it_is() {
+    let contents = |store: &Arc<InMemory>| {
+        let all = store.list(None).map(|object| {
+            let object = object.unwrap();
+            (object.location, object.e_tag, object.last_modified)
+        });
+        let mut all: Vec<_> = virtual_time().block_on(all.collect());
+        all.sort();
+        all
+    };
+    let refused = |store: &Arc<InMemory>, address: &str, options, named: &str| {
+        let before = contents(store);
+        let error = open_with(Arc::clone(store) as _, address, options).err().unwrap().to_string();
+        assert!(error.contains(named), "{error}");
+        assert_eq!(contents(store), before, "{error}");
+    };
+    let put = |store: &Arc<InMemory>, key: &[u8], value: &[u8]| {
+        virtual_time().block_on(async {
+            let db = Db::open("v", Arc::clone(store) as _).await.unwrap();
+            db.put(key, value).await.unwrap();
+            db.close().await.unwrap();
+        });
+    };
+    let store = Arc::new(InMemory::new());
+    refused(&store, "memory:///v", TAKEOVER, "?size=BYTES");
+    put(&store, b"their key", b"their value");
+    refused(&store, "memory:///v?size=1G", TAKEOVER, "other data");
+    let headers: [(&[u8], &str); 4] = [
+        (b"offlock volume 2 and more", "another version"),
+        (b"their header, and it is long", "another program's"),
+        (b"offlock volume 1 and more", "damaged"),
+        (b"short", "damaged"),
+    ];
+    for (header, named) in headers {
+        put(&store, &HEADER, header);
+        refused(&store, "memory:///v?size=1G", TAKEOVER, named);
+    }
+    let store = Arc::new(InMemory::new());
+    virtual_time().block_on(store.put(&Path::from("v/photo.jpg"), "x".into())).unwrap();
+    refused(&store, "memory:///v?size=1G", TAKEOVER, "other objects");
+
+    let store = Arc::new(InMemory::new());
+    let volume = open(Arc::clone(&store) as _, 1 << 30);
+    refused(&store, "memory:///v", OpenOptions::default(), "--takeover");
+    drop(volume);
+    refused(&store, "memory:///v?size=1M", TAKEOVER, "does not become smaller");
+    refused(&store, "memory:///v?snapshot=x", TAKEOVER, "no snapshot 'x'");
+    assert_eq!(open(Arc::clone(&store) as _, 1 << 40).len(), 1 << 40, "it grows");
+    assert_eq!(open(Arc::clone(&store) as _, 0).len(), 1 << 40, "and has its size");
+
+    let overwrites = Faulty::new(&Arc::new(InMemory::new()), |_| Fault::Overwrites);
+    let error = open_with(overwrites, "memory:///v?size=1G", TAKEOVER).err().unwrap();
+    assert!(matches!(error, VolumeError::Unsafe { .. }), "{error}");
+}
+
+/// A TRIM of 2 TiB is one request, and of an empty volume none.
+#[test]
+fn a_long_trim_is_short() {
+    const TIB: u64 = 1 << 40;
+    let volume = open(Arc::new(InMemory::new()), 4 * TIB);
+    let puts = || volume.requests().puts.load(Ordering::Relaxed);
+    pass(&volume, Duration::from_millis(1)); // tasks that have begun
+    let before = puts();
+    volume.inner_discard(0, 4 * TIB);
+    assert_eq!(puts(), before);
+    for region in 0..2048 {
+        volume.write(region * REGION + 4096, &[1; 4096]).unwrap();
+    }
+    volume.write(2 * TIB, &[2; 4096]).unwrap();
+    volume.sync().unwrap();
+    let before = puts();
+    volume.inner_discard(0, 2 * TIB);
+    volume.sync().unwrap();
+    assert_eq!(puts(), before + 1);
+    let mut bytes = [0xEE; 8192];
+    for region in 0..2048 {
+        volume.read(region * REGION, &mut bytes).unwrap();
+        assert!(bytes == [0; 8192]);
+    }
+    volume.read(2 * TIB, &mut bytes).unwrap();
+    assert_eq!((bytes[4095], bytes[4096]), (2, 0));
+}
+
+/// A FLUSH is one request, whatever was written; an idle volume sends some.
+#[test]
+fn requests_are_few() {
+    let store = Arc::new(InMemory::new());
+    let volume = open(Arc::clone(&store) as _, 64 << 30);
+    let sent = |volume: &Volume| volume.requests().figures()[..3].iter().sum::<u64>();
+    let mut rng = seeded(1);
+    for count in [1, 100] {
+        pass(&volume, Duration::from_millis(1)); // tasks that have begun
+        let before = sent(&volume);
+        for _ in 0..count {
+            volume.write(rng.u64(..16 << 20) * 4096, &[1; 4096]).unwrap();
+        }
+        volume.sync().unwrap();
+        let sent = sent(&volume) - before;
+        assert_eq!(sent, 1, "{count} writes and a FLUSH");
+    }
+    let before = sent(&volume);
+    pass(&volume, Duration::from_secs(600));
+    let idle = sent(&volume) - before;
+    assert!(idle <= 120, "{idle} in 10 minutes");
+    // The first read of a server reads the index, too.
+    volume.write(0, &[7; 65536]).unwrap();
+    write_table(&volume).unwrap();
+    drop(volume);
+    let volume = open(store, 0);
+    let mut bytes = [0; 4096];
+    for (at, most) in [(0, 4), (4096, 0)] {
+        let before = sent(&volume);
+        volume.read(at, &mut bytes).unwrap();
+        assert!(sent(&volume) - before <= most, "{} requests at {at}", sent(&volume) - before);
+    }
+    assert_eq!(bytes, [7; 4096]);
+}
+
+impl Volume {
+    fn inner_discard(&self, offset: u64, len: u64) {
+        BlockDevice::discard(self, offset, len).unwrap();
+    }
+}
+
+/// The space of a region that was trimmed is given back by compactions.
+#[test]
+fn compactions_drop_the_blocks_of_trimmed_regions() {
+    let volume = open(Arc::new(InMemory::new()), SIZE);
+    let stored = || {
+        let count = async {
+            let mut found = database(&volume).scan_prefix([2], ..).await.unwrap();
+            let mut count = 0;
+            while found.next().await.unwrap().is_some() {
+                count += 1;
+            }
+            Ok(count)
+        };
+        volume.block_on(count).unwrap()
+    };
+    for number in 0..4 {
+        volume.write(number * BLOCK, &[1; BLOCK as usize]).unwrap();
+        volume.sync().unwrap();
+        write_table(&volume).unwrap();
+    }
+    assert_eq!(stored(), 4);
+    volume.inner_discard(0, REGION);
+    volume.sync().unwrap();
+    for number in 0..4 {
+        volume.write(REGION + number * BLOCK, &[1; BLOCK as usize]).unwrap();
+        volume.sync().unwrap();
+        write_table(&volume).unwrap();
+    }
+    pass(&volume, Duration::from_secs(400));
+    assert_eq!(stored(), 4, "those of the other region");
+}
+
+#[test]
+fn a_snapshot_keeps_what_the_volume_had() {
+    let store = Arc::new(InMemory::new());
+    let volume = open(Arc::clone(&store) as _, SIZE);
+    let (first, second) = (Change::Write(0..8, 1), Change::Write(4..12, 2));
+    first.make(&volume).unwrap();
+    volume.sync().unwrap();
+    let take = |name: &'static str, runtime: Runtime| {
+        let (store, ahead) = (Arc::clone(&store), AHEAD.get());
+        thread::spawn(move || {
+            AHEAD.set(ahead);
+            let url = VolumeUrl::parse("memory:///v").unwrap().unwrap();
+            let (path, options) = (Path::from("v"), OpenOptions::default());
+            let place = Place { store, path, url: &url, options };
+            runtime.block_on(async { place.create_snapshot(SIZE, name).await })
+        })
+    };
+    // The server makes it.
+    let taken = take("one", open::runtime().unwrap());
+    let is_asked = || virtual_time().block_on(store.head(&Path::from("v/snapshot"))).is_ok();
+    testkit::wait_until(is_asked);
+    pass(&volume, 2 * lease::RENEWAL);
+    taken.join().unwrap().unwrap();
+    second.make(&volume).unwrap();
+    volume.inner_discard(REGION, REGION);
+    volume.sync().unwrap();
+    write_table(&volume).unwrap();
+    drop(volume);
+    // Without a server.
+    take("two", virtual_time()).join().unwrap().unwrap();
+    let error = take("two", virtual_time()).join().unwrap().unwrap_err();
+    assert!(matches!(error, VolumeError::SnapshotExists { .. }), "{error}");
+    AHEAD.set(AHEAD.get() + Duration::from_secs(7200));
+    let volume = open(Arc::clone(&store) as _, 0);
+    volume.inner_discard(0, SIZE);
+    volume.sync().unwrap();
+    write_table(&volume).unwrap();
+    let mut model = Model::new();
+    for (name, change) in [("one", first), ("two", second)] {
+        change.note(&mut model);
+        let address = format!("memory:///v?snapshot={name}");
+        let snapshot = open_with(Arc::clone(&store) as _, &address, TAKEOVER).unwrap();
+        assert!(snapshot.is_read_only());
+        assert_eq!(difference(&snapshot, &model), None, "snapshot {name}");
+        assert!(snapshot.write(0, &[1; 512]).is_err());
+    }
+    assert_eq!(difference(&volume, &Model::new()), None);
+}
+
+/// A refused create is "already there" only if the object is.
+#[test]
+fn a_refused_create_is_already_there_only_if_the_object_is() {
+    use Fault::{Conflict, Fails, None};
+    let create = |faults: Vec<Fault>, is_there: bool| {
+        let (store, at) = (Arc::new(InMemory::new()), Path::from("x"));
+        let faulty = Faulty::new(&store, move |request| {
+            faults.get(request.number as usize).copied().unwrap_or(None)
+        });
+        let checked = store::Checked::new(faulty as Arc<dyn ObjectStore>);
+        virtual_time().block_on(async {
+            if is_there {
+                store.put(&at, "old".into()).await.unwrap();
+            }
+            checked.put_opts(&at, "new".into(), PutMode::Create.into()).await
+        })
+    };
+    assert!(create(vec![], false).is_ok());
+    assert!(create(vec![Conflict], false).is_ok());
+    assert!(matches!(create(vec![], true), Err(Error::AlreadyExists { .. })));
+    // It is not known whether the object is there.
+    assert!(matches!(create(vec![Conflict, Fails], false), Err(Error::Generic { .. })));
+    assert!(matches!(create([Conflict, None].repeat(6), false), Err(Error::Generic { .. })));
+}
+
+#[test]
+fn addresses_in_errors_have_no_query() {
+    let error = io::Error::other(
+        "GET \"https://host/b?X-Amz-Signature=abc&x=1\" failed: why? (http://h/?k=1)",
+    );
+    let text = shown(&error);
+    assert!(!text.contains("abc") && !text.contains("k=1"), "{text}");
+    assert!(text.contains("https://host/b?...") && text.contains("failed: why?"), "{text}");
+}
+
+#[test]
+fn ranges_are_split_at_regions_and_into_bounded_batches() {
+    let mut rng = seeded(3);
+    for _ in 0..1000 {
+        let start = rng.u64(..5 * REGION);
+        let most = if rng.bool() { 4096 } else { 3000 * REGION };
+        let end = start + rng.u64(..most);
+        let mut at = start;
+        for part in batches(start, end - start) {
+            assert!(part.start == at && part.end > at);
+            at = part.end;
+            let touched = part.start / REGION..part.end.div_ceil(REGION);
+            let is_whole = part.start % REGION == 0 && part.end % REGION == 0;
+            let most = if is_whole { 1024 } else { 1 };
+            assert!(touched.end - touched.start <= most, "{part:?} of {start}..{end}");
+        }
+        assert_eq!(at, end);
+        let len: u64 = runs(start, end - start).map(|run| run.len()).sum();
+        assert_eq!(len, end - start);
+    }
+}
