@@ -18,12 +18,13 @@ struct Part {
 
 /// All parts, in the order in which they run: what fails fast and often comes first; `fallbacks`
 /// uses the build of `tests`.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     Part { name: "tools", run: tools::install },
     Part { name: "lint", run: lint::lint },
     Part { name: "tests", run: tests },
     Part { name: "adopt", run: adopt },
     Part { name: "fallbacks", run: suites::fallbacks },
+    Part { name: "objects", run: objects },
     Part { name: "models", run: |ws| suites::models(ws, &ws.libraries()?, None, &[]) },
     Part { name: "stress", run: |ws| suites::stress(ws, &[], suites::SECONDS) },
     Part { name: "fuzz", run: suites::fuzz_and_sanitizer },
@@ -75,6 +76,13 @@ fn tests(ws: &Workspace) -> Result<()> {
     // Tests that write to the disk and wait for it would wait for the files of the build as well.
     ws.cmd("sync").run()?;
     promised(ws, "cargo test --workspace")?.run()
+}
+
+/// The server with volumes on object stores: a feature of its own, because it brings 170 packages.
+fn objects(ws: &Workspace) -> Result<()> {
+    let server = "--locked -p offlock-nbd --features objects";
+    ws.cargo(&format!("clippy {server} --all-targets -- -D warnings")).run()?;
+    ws.cargo(&format!("test {server} --bin offlock-nbd --test clients -- volume")).run()
 }
 
 /// The demo verifies every byte itself, and ends with 0 only if all were right.
