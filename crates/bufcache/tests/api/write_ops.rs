@@ -63,6 +63,29 @@ fn inv22_a_write_that_does_nothing_is_found() {
     driven::run(&[2, 5, 2, 5, 6, 10, 0], Lie::Write);
 }
 
+/// Each is a block that is lost or counts as durable where the cache forgets, beside an operation that stands
+/// still in the device, what it has to remember.
+#[test]
+fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
+    const SYNC: [u8; 2] = [10, 0];
+    const GOES_ON: [u8; 2] = [21, 0];
+    const LOOK: [u8; 2] = [23, 7];
+    let histories: [&[[u8; 2]]; 4] = [
+        // A bypass of block 2 stands still, and a sync begins and ends: a durable write of it syncs again.
+        &[[21, 4], SYNC, GOES_ON, [12, 4], LOOK],
+        // The same of a write past the cache, and of a discard that the device has done already.
+        &[[29, 10], [21, 4], SYNC, GOES_ON, [12, 4], LOOK],
+        &[[5, 4], SYNC, [21 + 24 * 6, 4], SYNC, GOES_ON, [12, 4], LOOK],
+        // A sync stands still that is about to fail. A device that cannot discard block 2 has its write to lose
+        // still.
+        &[[5, 4], [9, 0], [21 + 24 * 3, 24], [14 + 24 * 2, 4], GOES_ON, [19, 0], SYNC, LOOK],
+    ];
+    for history in histories {
+        let input = [&[0], history.as_flattened()].concat();
+        assert_eq!(driven::run(&input, Lie::None), history.len());
+    }
+}
+
 /// The sync within a durable write of neighbours fails: the retries one by one do not report it
 /// again.
 #[test]

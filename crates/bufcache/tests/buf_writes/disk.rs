@@ -2,8 +2,8 @@
 //! to. It records what is left of it after a loss of power.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, ThreadId};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use bufcache::{BlockDevice, MemoryDevice};
@@ -42,17 +42,37 @@ enum Next {
 struct State {
     next: [Option<Next>; 5],
     failures: [u64; 5],
-    /// A write has failed on another thread than the one that made the device: on the cleaner's.
+    /// A write of the cleaner has failed.
     cleaner_failed: bool,
     writes: u64,
     /// How often unsynced writes were given up.
     reverts: u64,
+    gate: Gate,
+}
+
+/// An operation of [`BESIDE`]'s thread that stands still in the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Gate {
+    #[default]
+    Open,
+    /// The next operation of this kind stands still, before the device does it or after that.
+    Closed(Operation, bool),
+    Reached,
+}
+
+/// The name of the thread whose operations stand still.
+pub(super) const BESIDE: &str = "beside";
+/// The name of the cleaner's threads.
+const CLEANER: &str = "bufcache";
+
+fn is_thread(name: &str) -> bool {
+    thread::current().name() == Some(name)
 }
 
 pub(super) struct Disk {
     faulty: FaultDevice<MemoryDevice>,
     state: Mutex<State>,
-    driver: ThreadId,
+    changed: Condvar,
     how: How,
 }
 
@@ -106,11 +126,10 @@ impl Disk {
         let bytes = (0..BLOCKS as usize * PARTS).flat_map(|sector| stamp(sector, 1)).collect();
         let faulty = FaultDevice::new(MemoryDevice::new(bytes));
         faulty.record().expect("memory is read");
-        let driver = thread::current().id();
-        Self { faulty, state: Mutex::default(), driver, how }
+        Self { faulty, state: Mutex::default(), changed: Condvar::new(), how }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -145,6 +164,14 @@ impl Disk {
         next == errno(libc::ENXIO) && operation == Operation::Write
     }
 
+    /// Lets the next operation of the kind fail with this errno; a sync of a device that
+    /// [reverts](How::reverts) gives up its writes.
+    pub(super) fn fail(&self, operation: Operation, errno: i32) {
+        let is_revert = self.how.reverts && operation == Operation::Sync;
+        let fault = if is_revert { Fault::Revert } else { Fault::Error(errno) };
+        self.state().next[operation as usize] = Some(Next::Fault(fault));
+    }
+
     pub(super) fn disarm(&self) {
         self.state().next = [None; 5];
     }
@@ -157,8 +184,37 @@ impl Disk {
     fn count_failure(&self, operation: Operation) {
         let mut state = self.state();
         state.failures[operation as usize] += 1;
-        state.cleaner_failed |=
-            operation == Operation::Write && thread::current().id() != self.driver;
+        state.cleaner_failed |= operation == Operation::Write && is_thread(CLEANER);
+    }
+
+    /// Lets the next operation of the kind stand still, if the thread [`BESIDE`] makes it.
+    pub(super) fn close(&self, operation: Operation, after: bool) {
+        self.state().gate = Gate::Closed(operation, after);
+    }
+
+    /// Waits until an operation stands still, or until `is_over` returns true.
+    pub(super) fn wait_for_gate(&self, is_over: impl Fn() -> bool) {
+        let mut state = self.state();
+        while state.gate != Gate::Reached && !is_over() {
+            let wait = self.changed.wait_timeout(state, PATIENCE);
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Lets the operation that stands still go on.
+    pub(super) fn open(&self) {
+        self.state().gate = Gate::Open;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, operation: Operation, after: bool) {
+        let mut state = self.state();
+        if state.gate == Gate::Closed(operation, after) && is_thread(BESIDE) {
+            state.gate = Gate::Reached;
+            self.changed.notify_all();
+            let open = |state: &mut State| state.gate == Gate::Reached;
+            drop(self.changed.wait_while(state, open));
+        }
     }
 
     /// Whether a write has failed on the cleaner's thread, at any time between two steps.
@@ -189,6 +245,7 @@ impl Disk {
         operation: Operation,
         run: impl FnOnce(&FaultDevice<MemoryDevice>) -> io::Result<T>,
     ) -> io::Result<T> {
+        self.pass(operation, false);
         let next = self.state().next[operation as usize].take();
         match next {
             None => {}
@@ -206,6 +263,9 @@ impl Disk {
         }
         let result = run(&self.faulty);
         self.faulty.heal();
+        let reverted = result.is_err() && next == Some(Next::Fault(Fault::Revert));
+        self.state().reverts += u64::from(reverted);
+        self.pass(operation, true);
         let short = matches!(next, Some(Next::Fault(Fault::Short(_))));
         let failed = match &result {
             Ok(_) => short,
@@ -213,14 +273,12 @@ impl Disk {
         };
         if failed {
             self.count_failure(operation);
-            let reverted = next == Some(Next::Fault(Fault::Revert));
-            self.state().reverts += u64::from(reverted);
         }
         result
     }
 
     fn write_one(&self, offset: u64, buf: &[u8], durable: bool) -> io::Result<()> {
-        if self.how.cleans_slowly && thread::current().id() != self.driver {
+        if self.how.cleans_slowly && is_thread(CLEANER) {
             thread::sleep(20 * PATIENCE);
         }
         let number = {

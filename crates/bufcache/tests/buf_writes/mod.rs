@@ -1,10 +1,12 @@
 //! A cache that is written, driven by bytes, beside a model of what it, its devices, and what
 //! survives a loss of power may be: writes, syncs, discards and all else, on two devices that fail
-//! in every way. One thread.
+//! in every way. One thread, and now and then an operation of another one that stands still in the
+//! device while the first goes on.
 //!
 //! What is evicted and when dirty blocks are written is the cache's business: the model demands
 //! that what is not cached is on the device.
 
+mod beside;
 mod disk;
 mod model;
 mod steps;
@@ -19,6 +21,7 @@ use std::time::Duration;
 use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard, WriteError};
 use bufcache_test::Operation;
 
+use beside::Beside;
 pub(crate) use disk::Lie;
 use disk::{BLOCKS, Disk, How, PARTS, PATIENCE, SECTOR, SIZE, is_whole, stamp, values};
 use model::Model;
@@ -117,6 +120,7 @@ struct Machine<'d> {
     squeezed: bool,
     /// The step is a write.
     writing: bool,
+    beside: Option<Beside>,
 }
 
 /// Bit of the first byte: the devices give up unsynced writes, and serve the older bytes again.
@@ -166,6 +170,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         gave_up: false,
         squeezed: false,
         writing: false,
+        beside: None,
     };
     let mut steps = 0;
     while let (Some(op), Some(arg)) = (bytes.next(), bytes.next()) {
@@ -213,7 +218,10 @@ fn attach(cache: &Cache, place: &Place, life: usize) {
 impl<'d> Machine<'d> {
     fn step(&mut self, op: u8, arg: u8) {
         let (which, block) = (usize::from(arg & 1), u64::from(arg >> 1) % BLOCKS);
-        let few = block..(block + 1 + u64::from(op / 24) % 4).min(BLOCKS);
+        let (few, how) = (block..(block + 1 + u64::from(op / 24) % 4).min(BLOCKS), op / 24);
+        if self.must_not(op % 24, which, &few) {
+            return;
+        }
         match op % 24 {
             0 | 1 => drop(self.get(which, block)),
             2 => {
@@ -223,17 +231,23 @@ impl<'d> Machine<'d> {
             }
             3 => self.pin(arg),
             4 => self.let_go(arg),
-            5..=8 => self.write(which, block, op / 24),
+            5..=8 => self.write(which, block, how),
             9 => self.flush(which),
             10 | 11 => self.sync(which),
             12 | 13 => self.write_through(which, few),
-            14 if op / 24 % 2 == 1 => self.write_around(which, few),
-            14 => self.discard(which, few),
+            14 if how % 2 == 1 => self.write_around(which, few),
+            14 => {
+                if how % 4 == 2 {
+                    self.disk(which).fail(Operation::Discard, libc::EOPNOTSUPP);
+                }
+                self.discard(which, few);
+            }
             15 => self.zero(which, few),
             16 => self.invalidate(which, block),
-            17 | 18 => self.arm(which, op / 24, arg >> 1),
+            17 | 18 => self.arm(which, how, arg >> 1),
             19 => self.reset(which),
             20 => self.resize(arg),
+            21 => self.begin_beside(which, few, how, u64::from(arg >> 1) / BLOCKS % 2 == 1),
             22 => self.close(which),
             _ => self.look_around(u64::from(arg)),
         }
@@ -258,7 +272,8 @@ impl<'d> Machine<'d> {
     fn may_be_full(&self) -> bool {
         let stuck = self.gave_up || self.states.iter().any(|state| state.poisoned);
         let dirty = if stuck { self.cache.stats().dirty / SIZE } else { 0 };
-        self.kept.len() + dirty >= self.limit
+        let marked = self.beside.as_ref().map_or(0, Beside::most_marked);
+        self.kept.len() + dirty + marked >= self.limit
     }
 
     /// Whether the device may get no more dirty buffers now: its last write failed, or it has as
@@ -275,9 +290,14 @@ impl<'d> Machine<'d> {
         mut f: impl FnMut() -> Result<T, E>,
         waits: impl Fn(&Self, &E) -> bool,
     ) -> Result<T, E> {
-        for _ in 0..5_000 {
+        // What stands still beside this may keep it from an end.
+        let mut left = if self.beside.is_some() { 50 } else { 5_000 };
+        while left > 0 {
+            left -= 1;
             match f() {
-                Err(error) if waits(self, &error) => self.see_failures(),
+                Err(error) if waits(self, &error) && (left > 0 || self.beside.is_none()) => {
+                    self.see_failures();
+                }
                 result => {
                     self.see_failures();
                     return result;
@@ -342,7 +362,7 @@ impl<'d> Machine<'d> {
                 | GetError::Panicked { block: of } => {
                     assert!(failed && !cached && *of == block, "{error}");
                 }
-                GetError::NoFreeBuffers => assert!(!cached),
+                GetError::NoFreeBuffers => assert!(!cached || self.beside.is_some()),
                 GetError::Poisoned { .. } => assert!(state.poisoned),
                 GetError::Closed => assert!(state.closed),
                 GetError::Busy | GetError::WouldDeadlock | GetError::WouldBlock => {}

@@ -102,6 +102,18 @@ impl Model {
         }
     }
 
+    /// How far each sector is settled.
+    pub(super) fn settled(&self) -> Vec<usize> {
+        self.sectors.iter().map(|sector| sector.settled).collect()
+    }
+
+    /// What was [settled](Self::settled) at some time, and is not lost since, is durable.
+    pub(super) fn promise_until(&mut self, settled: &[usize]) {
+        for (sector, &before) in self.sectors.iter_mut().zip(settled) {
+            sector.promised = sector.settled.min(before).max(sector.promised);
+        }
+    }
+
     /// Whether the device has what was promised, whatever survives: the least, the most, and
     /// another.
     pub(super) fn check_power_cut(&self, disk: &Disk, mut seed: u64) {

@@ -7,6 +7,24 @@ use bufcache::BlockDevice;
 
 use super::*;
 
+/// A change of a device past the cache.
+pub(super) struct Wipe {
+    pub(super) which: usize,
+    pub(super) blocks: Range<u64>,
+    pub(super) values: Vec<u32>,
+    how: Operation,
+    /// How many of these operations had failed before.
+    before: u64,
+    /// The device was neither poisoned nor closed.
+    open: bool,
+}
+
+impl Wipe {
+    fn each(&self) -> impl Iterator<Item = (u64, &[u32])> {
+        self.blocks.clone().zip(self.values.chunks(PARTS))
+    }
+}
+
 impl<'d> Machine<'d> {
     pub(super) fn arm(&mut self, which: usize, kind: u8, what: u8) {
         self.gave_up |= self.disk(which).arm(kind, what);
@@ -107,10 +125,13 @@ impl<'d> Machine<'d> {
         let mut guard = match result {
             Some(Ok(guard)) => guard,
             Some(Err(GetError::WouldDeadlock)) => return assert!(mine),
-            Some(Err(GetError::Busy)) => return assert!(pinned && !only_try),
+            Some(Err(GetError::Busy)) => {
+                return assert!((pinned || self.beside.is_some()) && !only_try);
+            }
             Some(Err(GetError::WouldBlock)) => {
                 // Of `try_create` the cache says when that would wait.
-                return assert!(only_try && (pinned || !cached || squeezed || create));
+                let is_kept = pinned || squeezed || self.beside.is_some();
+                return assert!(only_try && (is_kept || !cached || create));
             }
             Some(Err(_)) | None => return,
         };
@@ -135,21 +156,29 @@ impl<'d> Machine<'d> {
     fn written(
         &mut self,
         which: usize,
-        durably: bool,
+        (durably, is_own): (bool, bool),
         mut f: impl FnMut() -> Result<(), WriteError>,
     ) -> bool {
         let disk = self.disk(which);
         let before = disk.failures(Operation::Write);
-        let result = self.patiently(&mut f, |_, error| matches!(error, WriteError::Busy { .. }));
+        // A block that an operation beside this has marked stays marked.
+        let waits = |machine: &Self, error: &WriteError| {
+            matches!(error, WriteError::Busy { .. }) && machine.beside.is_none()
+        };
+        let result = self.patiently(&mut f, waits);
         let failures = disk.failures(Operation::Write);
         let state = &mut self.states[which];
         assert_eq!(matches!(result, Err(WriteError::Closed)), state.closed, "{result:?}");
+        let told = state.told;
+        if is_own && !matches!(result, Err(WriteError::Busy { .. })) {
+            state.told = failures; // the handle has heard of them, unless the call was refused
+        }
         let done = match result {
             Ok(()) => true,
             Err(WriteError::Earlier { .. }) => {
                 // The cleaner may fail between a call and the count behind it: then `told` has that failure, and
                 // the handle has not heard of it.
-                let told = if disk.has_cleaner_failed() { 0 } else { state.told };
+                let told = if disk.has_cleaner_failed() { 0 } else { told };
                 assert!(failures > told, "nothing has failed since");
                 true
             }
@@ -176,39 +205,34 @@ impl<'d> Machine<'d> {
     fn is_on_device(&mut self, which: usize, blocks: Range<u64>, durable: bool) {
         let (disk, state) = (self.disk(which), &mut self.states[which]);
         for block in blocks {
-            assert_eq!(disk.values(block), state.model.now(block), "block {block}, written back");
+            let is_there = disk.values(block) == state.model.now(block);
+            let changes = self.beside.as_ref().is_some_and(|beside| beside.changes(which, block));
+            assert!(is_there || changes, "block {block}, written back");
             if durable {
                 state.model.promise(block);
             }
         }
     }
 
-    fn told(&mut self, which: usize) {
-        self.states[which].told = self.disk(which).failures(Operation::Write);
-    }
-
     pub(super) fn flush(&mut self, which: usize) {
         let device = self.device(which);
-        if self.written(which, false, || device.flush()) && !self.reverted(which) {
+        if self.written(which, (false, true), || device.flush()) && !self.reverted(which) {
             self.is_on_device(which, 0..BLOCKS, false);
         }
-        self.told(which);
     }
 
     pub(super) fn sync(&mut self, which: usize) {
         let device = self.device(which);
-        if self.written(which, false, || device.sync()) {
+        if self.written(which, (false, true), || device.sync()) {
             self.is_on_device(which, 0..BLOCKS, true);
         }
-        self.told(which);
     }
 
     pub(super) fn write_through(&mut self, which: usize, blocks: Range<u64>) {
         let device = self.device(which);
-        if self.written(which, true, || device.write_through(blocks.clone())) {
+        if self.written(which, (true, true), || device.write_through(blocks.clone())) {
             self.is_on_device(which, blocks, true);
         }
-        self.told(which);
     }
 
     /// Or, of one that is closed, another handle of the device.
@@ -224,7 +248,7 @@ impl<'d> Machine<'d> {
         }
         let device = self.device(which);
         let mut closed = false;
-        let done = self.written(which, false, || {
+        let done = self.written(which, (false, false), || {
             let result = device.clone().close();
             closed = result.is_ok();
             result.map_err(|error| error.error)
@@ -238,82 +262,77 @@ impl<'d> Machine<'d> {
     pub(super) fn discard(&mut self, which: usize, blocks: Range<u64>) {
         let device = self.device(which);
         let zeros = vec![0; blocks.clone().count() * PARTS];
-        let discard = || device.discard(blocks.clone());
-        self.wipe(which, blocks.clone(), &zeros, Operation::Discard, discard);
+        let wipe = self.begin_wipe(which, blocks.clone(), zeros, Operation::Discard);
+        self.wipe(&wipe, || device.discard(blocks.clone()));
     }
 
     pub(super) fn zero(&mut self, which: usize, blocks: Range<u64>) {
         let device = self.device(which);
         let zeros = vec![0; blocks.clone().count() * PARTS];
-        let zero = || device.zero(blocks.clone());
-        self.wipe(which, blocks.clone(), &zeros, Operation::Zero, zero);
+        let wipe = self.begin_wipe(which, blocks.clone(), zeros, Operation::Zero);
+        self.wipe(&wipe, || device.zero(blocks.clone()));
+    }
+
+    /// Values that no sector had, for those blocks, and their bytes.
+    pub(super) fn fresh(&mut self, which: usize, blocks: &Range<u64>) -> (Vec<u32>, Vec<u8>) {
+        let sectors = blocks.start as usize * PARTS..blocks.end as usize * PARTS;
+        let model = &mut self.states[which].model;
+        let values: Vec<_> = sectors.clone().map(|_| model.fresh()).collect();
+        let stamps = sectors.zip(&values).flat_map(|(sector, value)| stamp(sector, *value));
+        let bytes = stamps.collect();
+        (values, bytes)
     }
 
     pub(super) fn write_around(&mut self, which: usize, blocks: Range<u64>) {
-        let (device, model) = (self.device(which), &mut self.states[which].model);
-        let sectors = blocks.start as usize * PARTS..blocks.end as usize * PARTS;
-        let values: Vec<_> = sectors.clone().map(|_| model.fresh()).collect();
-        let stamps = sectors.zip(&values).flat_map(|(sector, value)| stamp(sector, *value));
-        let bytes: Vec<_> = stamps.collect();
-        // By the cache, or by the caller where that needs no wait.
-        let by_caller = values[0] % 2 == 0;
+        let device = self.device(which);
+        let (values, bytes) = self.fresh(which, &blocks);
         let disk = self.disk(which);
-        let write = || match device.try_bypass(blocks.clone()) {
-            Ok(Some(bypass)) if by_caller => {
-                let offset = blocks.start * (PARTS * 512) as u64;
-                let write = AssertUnwindSafe(|| {
-                    loop {
-                        match disk.write(offset, &bytes) {
-                            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                            result => return result,
-                        }
-                    }
-                });
-                match catch_unwind(write) {
-                    Ok(result) => bypass.finish(result),
-                    Err(_) => Err(WriteError::Panicked { block: blocks.start }),
-                }
-            }
-            Ok(bypass) => {
-                drop(bypass);
-                device.write_around(blocks.start, &bytes)
-            }
-            Err(error) => Err(error),
-        };
-        self.wipe(which, blocks.clone(), &values, Operation::Write, write);
+        let wipe = self.begin_wipe(which, blocks.clone(), values, Operation::Write);
+        self.wipe(&wipe, || write_past(device, disk, &blocks, &bytes));
     }
 
-    /// The device is to put those values there, past the cache.
-    fn wipe(
+    /// Notes that the device is about to put those values there, past the cache.
+    pub(super) fn begin_wipe(
         &mut self,
         which: usize,
         blocks: Range<u64>,
-        values: &[u32],
+        values: Vec<u32>,
         how: Operation,
-        f: impl FnMut() -> Result<(), WriteError>,
-    ) {
-        let (disk, device) = (self.disk(which), self.device(which));
-        let before = disk.failures(how);
-        let each = || blocks.clone().zip(values.chunks(PARTS));
+    ) -> Wipe {
+        let before = self.disk(which).failures(how);
         let State { model, poisoned, closed, .. } = &mut self.states[which];
         let open = !*poisoned && !*closed;
+        let wipe = Wipe { which, blocks, values, how, before, open };
         if open {
-            each().for_each(|(block, values)| model.may_become(block, values));
+            wipe.each().for_each(|(block, values)| model.may_become(block, values));
         }
-        let users: Vec<_> = blocks.clone().map(|block| self.users(which, block)).collect();
-        let mine = users.iter().any(|(guard, _)| *guard);
+        wipe
+    }
+
+    /// The device is to put those values there, past the cache.
+    fn wipe(&mut self, wipe: &Wipe, f: impl FnMut() -> Result<(), WriteError>) {
+        let (disk, which, how) = (self.disk(wipe.which), wipe.which, wipe.how);
+        let users: Vec<_> = wipe.blocks.clone().map(|block| self.users(which, block)).collect();
         let pinned = users.iter().any(|(_, pin)| *pin);
         let result = self.patiently(f, |machine, error| match error {
             WriteError::Busy { .. } => true,
             // The cleaner writes a block of the range, unless a pin keeps the zeros out of the cache.
             WriteError::Get(GetError::Busy) => {
-                let creates = how == Operation::Zero && disk.failures(how) > before;
+                let creates = how == Operation::Zero && disk.failures(how) > wipe.before;
                 !(pinned && creates)
             }
             WriteError::Get(GetError::NoFreeBuffers) => !machine.may_be_full(),
             _ => false,
         });
+        self.end_wipe(wipe, users.iter().any(|(guard, _)| *guard), result);
+    }
+
+    /// What has become of the blocks. The calling thread has guards of some: `mine`.
+    pub(super) fn end_wipe(&mut self, wipe: &Wipe, mine: bool, result: Result<(), WriteError>) {
+        let &Wipe { which, how, before, open, .. } = wipe;
+        let (disk, device) = (self.disk(which), self.device(which));
         let reverted = self.reverted(which);
+        let is_beside = self.beside.is_some();
         let State { model, poisoned, closed, owed, .. } = &mut self.states[which];
         // Where the device has no zeros the cache writes some.
         let failed = disk.failures(how) > before;
@@ -321,12 +340,13 @@ impl<'d> Machine<'d> {
         match result {
             Ok(()) => {
                 assert!(open, "a device that is refused");
-                for (block, values) in each() {
+                for (block, values) in wipe.each() {
                     model.became(block, values);
                     owed.remove(&block);
                     let cached = device.is_cached(block);
                     assert!(created || !cached, "block {block} is forgotten");
-                    assert!(cached || disk.values(block) == model.now(block), "block {block}");
+                    let is_there = reverted || disk.values(block) == model.now(block);
+                    assert!(cached || is_there, "block {block}");
                 }
                 return;
             }
@@ -338,12 +358,14 @@ impl<'d> Machine<'d> {
             }
             Err(WriteError::Poisoned { .. }) => assert!(*poisoned),
             Err(WriteError::Closed) => assert!(*closed),
+            // A block is marked for longer than the cache waits.
+            Err(WriteError::Busy { .. }) => assert!(is_beside),
             Err(error) => panic!("{error}"),
         }
         if !open {
             return;
         }
-        for (block, wanted) in each() {
+        for (block, wanted) in wipe.each() {
             let there = match device.try_get(block) {
                 Ok(guard) => super::values(block as usize * PARTS, &guard),
                 Err(_) => disk.values(block),
@@ -360,7 +382,11 @@ impl<'d> Machine<'d> {
         let device = self.device(which);
         let cached = device.is_cached(block);
         let busy = |_: &Self, error: &GetError| *error == GetError::Busy;
-        assert_eq!(self.patiently(|| device.invalidate(block), busy), Ok(cached));
+        let result = self.patiently(|| device.invalidate(block), busy);
+        if result == Err(GetError::Busy) && self.beside.is_some() {
+            return;
+        }
+        assert_eq!(result, Ok(cached));
         assert!(!device.is_cached(block));
         if cached {
             let there = self.disk(which).values(block);
@@ -372,7 +398,10 @@ impl<'d> Machine<'d> {
     pub(super) fn reset(&mut self, which: usize) {
         let device = self.device(which);
         let busy = |_: &Self, error: &WriteError| matches!(error, WriteError::Busy { .. });
-        let lost = self.patiently(|| device.reset(), busy).unwrap();
+        let lost = match self.patiently(|| device.reset(), busy) {
+            Err(WriteError::Busy { .. }) if self.beside.is_some() => return,
+            lost => lost.unwrap(),
+        };
         let (reverted, disk) = (self.reverted(which), self.disk(which));
         let state = &mut self.states[which];
         assert!(state.poisoned || lost.is_empty());
@@ -424,6 +453,9 @@ impl<'d> Machine<'d> {
             let (disk, device) = (self.disk(which), self.device(which));
             for block in 0..BLOCKS {
                 // What is not cached is on the device, unless that has given it up.
+                if self.beside.as_ref().is_some_and(|beside| beside.changes(which, block)) {
+                    continue;
+                }
                 let lost = !self.reverted(which)
                     && !device.is_cached(block)
                     && disk.values(block) != state.model.now(block);
@@ -436,6 +468,7 @@ impl<'d> Machine<'d> {
     /// Lets everything go; then nothing is wrong any more, unless the devices are to be `dropped` as they
     /// are.
     pub(super) fn end(mut self, dropped: bool) -> [State; 2] {
+        self.end_beside();
         self.look_around(0);
         self.kept.drain(..).for_each(|holding| holding.check());
         (0..2).for_each(|which| self.disk(which).disarm());
@@ -457,5 +490,35 @@ impl<'d> Machine<'d> {
         }
         self.look_around(1);
         self.states
+    }
+}
+
+/// Writes blocks past the cache: by the cache, or by the caller where that needs no wait.
+pub(super) fn write_past(
+    device: &Device,
+    disk: &Disk,
+    blocks: &Range<u64>,
+    bytes: &[u8],
+) -> Result<(), WriteError> {
+    let by_caller = bytes[4] % 2 == 0; // the first value
+    match device.try_bypass(blocks.clone())? {
+        Some(bypass) if by_caller => {
+            let write = AssertUnwindSafe(|| {
+                loop {
+                    match disk.write(blocks.start * SIZE as u64, bytes) {
+                        Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                        result => return result,
+                    }
+                }
+            });
+            match catch_unwind(write) {
+                Ok(result) => bypass.finish(result),
+                Err(_) => Err(WriteError::Panicked { block: blocks.start }),
+            }
+        }
+        bypass => {
+            drop(bypass);
+            device.write_around(blocks.start, bytes)
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Syncs and durable writes against writers and write-back; writers against evictors and
 //! the log.
 
+use bufcache::Device;
 use offlock_sync::native::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
 
@@ -113,6 +114,37 @@ fn inv18_a_sync_beside_one_that_fails() {
         assert!(!synced || !other, "one has failed");
         // The other has forgotten nothing of what the device gave up.
         assert!(device.reset().unwrap().is_empty(), "it is cached");
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
+    });
+}
+
+/// Between the write-back of a sync and its call of the device, another sync fails, which loses the block, and
+/// a reset makes it dirty again. Then neither a sync nor a durable write may vouch for it.
+#[test]
+fn inv18_a_sync_against_one_that_fails_and_a_reset() {
+    against_a_reset(|device| device.sync().is_ok());
+}
+
+#[test]
+fn inv18_a_durable_write_against_a_sync_that_fails_and_a_reset() {
+    against_a_reset(|device| device.flush().is_ok() && device.write_through(0..1).is_ok());
+}
+
+fn against_a_reset(makes_durable: fn(&Device) -> bool) {
+    model(move || {
+        let (disk, device) = world();
+        disk.giving_up.store(1, Relaxed);
+        fill(&device, 0, 1);
+        let resets = thread::spawn({
+            let device = device.clone();
+            move || device.sync().is_ok() || device.reset().is_ok_and(|lost| lost.is_empty())
+        });
+        let is_durable = makes_durable(&device);
+        assert!(!is_durable || disk.durable(0) == 1, "it is dirty");
+        assert!(resets.join().unwrap(), "it is cached");
+        let _ = device.reset().unwrap();
+        let _earlier = device.sync();
         device.sync().unwrap();
         assert_eq!(disk.durable(0), 1);
     });

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::RwLock;
 
 use bufcache::{AttachOptions, Cache, Device, MemoryDevice};
 use bufcache_test::{Fault, FaultDevice, Operation};
@@ -32,6 +33,22 @@ struct History {
     settled: BTreeMap<u64, usize>,
     /// What must be there from a moment on.
     promised: Vec<(u64, BTreeMap<u64, usize>)>,
+    /// Of each block: how often a reset has reported it as lost.
+    lost: BTreeMap<u64, u64>,
+}
+
+/// A version that is being written, and how often the block had been lost when it was begun.
+#[derive(Clone, Copy)]
+struct Version {
+    block: u64,
+    number: usize,
+    lost: Option<u64>,
+}
+
+/// What was settled at a time, and what had been lost until then.
+struct Settled {
+    versions: BTreeMap<u64, usize>,
+    lost: BTreeMap<u64, u64>,
 }
 
 /// A cache over a device that records, and what was promised of it.
@@ -40,6 +57,8 @@ pub(crate) struct World {
     pub(crate) device: Device,
     pub(crate) disk: Disk,
     history: Arc<Mutex<History>>,
+    /// Locked for writing from a reset until its result is in the history.
+    resets: Arc<RwLock<()>>,
 }
 
 fn stamp(block: u64, version: usize) -> [u8; SECTOR] {
@@ -66,20 +85,24 @@ impl World {
             history.versions.insert(block, vec![Content::Stamped]);
             history.settled.insert(block, 0);
         }
-        Self { device, disk, history: Arc::new(Mutex::new(history)) }
+        Self { device, disk, history: Arc::new(Mutex::new(history)), resets: Arc::default() }
     }
 
-    fn begin(&self, block: u64, content: Content) -> usize {
+    fn begin(&self, block: u64, content: Content) -> Version {
         let mut history = self.history.lock();
+        let lost = history.lost.get(&block).copied();
         let versions = history.versions.get_mut(&block).unwrap();
         versions.push(content);
-        versions.len() - 1
+        Version { block, number: versions.len() - 1, lost }
     }
 
-    fn settle(&self, block: u64, version: usize) {
+    /// What was reported as lost since it was begun is not settled.
+    fn settle(&self, Version { block, number, lost }: Version) {
         let mut history = self.history.lock();
-        let settled = history.settled.get_mut(&block).unwrap();
-        *settled = version.max(*settled);
+        if history.lost.get(&block).copied() == lost {
+            let settled = history.settled.get_mut(&block).unwrap();
+            *settled = number.max(*settled);
+        }
     }
 
     /// A new version of a block, read before or not. Whether it could be had.
@@ -88,10 +111,10 @@ impl World {
         let Ok(mut guard) = guard else { return false };
         let version = self.begin(block, Content::Stamped);
         for sector in guard.chunks_mut(SECTOR) {
-            sector.copy_from_slice(&stamp(block, version));
+            sector.copy_from_slice(&stamp(block, version.number));
         }
         drop(guard);
-        self.settle(block, version);
+        self.settle(version);
         true
     }
 
@@ -102,20 +125,33 @@ impl World {
         self.fits(block, &guard, before, "read");
     }
 
-    /// No other thread may write these meanwhile.
-    pub(crate) fn discard(&self, blocks: Range<u64>) -> bool {
-        let all: Vec<_> =
-            blocks.clone().map(|block| (block, self.begin(block, Content::Zeros))).collect();
-        let discarded = self.device.discard(blocks).is_ok();
+    /// Discards blocks, or writes them past the cache. No other thread may write these meanwhile.
+    pub(crate) fn overwrite(&self, blocks: Range<u64>, discards: bool) -> bool {
+        let content = if discards { Content::Zeros } else { Content::Stamped };
+        let all: Vec<_> = blocks.clone().map(|block| self.begin(block, content)).collect();
+        let bytes = |of: &Version| stamp(of.block, of.number).repeat(SIZE / SECTOR);
+        let done = match discards {
+            true => self.device.discard(blocks),
+            false => {
+                let bytes: Vec<u8> = all.iter().flat_map(bytes).collect();
+                self.device.write_around(blocks.start, &bytes)
+            }
+        };
         // One that failed may have done it or not: nothing is promised of it.
-        if discarded {
-            all.into_iter().for_each(|(block, version)| self.settle(block, version));
+        if done.is_ok() {
+            all.into_iter().for_each(|version| self.settle(version));
         }
-        discarded
+        done.is_ok()
+    }
+
+    fn settled(&self) -> Settled {
+        let _no_reset = self.resets.read().unwrap();
+        let history = self.history.lock();
+        Settled { versions: history.settled.clone(), lost: history.lost.clone() }
     }
 
     pub(crate) fn sync(&self) -> bool {
-        let settled = self.history.lock().settled.clone();
+        let settled = self.settled();
         let synced = self.device.sync().is_ok();
         if synced {
             self.promise(settled);
@@ -124,35 +160,42 @@ impl World {
     }
 
     pub(crate) fn take_a_flush_for_a_sync(&self) {
-        let settled = self.history.lock().settled.clone();
+        let settled = self.settled();
         self.device.flush().unwrap();
         self.promise(settled);
     }
 
     pub(crate) fn write_through(&self, block: u64) -> bool {
-        let version = self.history.lock().settled[&block];
+        let mut settled = self.settled();
+        settled.versions.retain(|of, _| *of == block);
         let durable = self.device.write_through(block..block + 1).is_ok();
         if durable {
-            self.promise([(block, version)].into());
+            self.promise(settled);
         }
         durable
     }
 
-    fn promise(&self, what: BTreeMap<u64, usize>) {
+    /// A block that was reported as lost since need not be there.
+    fn promise(&self, Settled { mut versions, lost }: Settled) {
         let now = self.disk.moments();
-        self.history.lock().promised.push((now, what));
+        let _no_reset = self.resets.read().unwrap();
+        let mut history = self.history.lock();
+        versions.retain(|block, _| history.lost.get(block) == lost.get(block));
+        history.promised.push((now, versions));
     }
 
     /// After a sync that failed. Nothing that was promised before is taken back; of the blocks that are
     /// reported as lost nothing else is.
     pub(crate) fn reset(&self) {
         self.disk.heal();
+        let _alone = self.resets.write().unwrap();
         let Ok(lost) = self.device.reset() else { return };
-        let History { settled, promised, .. } = &mut *self.history.lock();
+        let History { settled, promised, lost: losses, .. } = &mut *self.history.lock();
         for block in lost.blocks().iter().cloned().flatten() {
             let of_block =
                 |(_, promised): &(u64, BTreeMap<u64, usize>)| promised.get(&block).copied();
             settled.insert(block, promised.iter().filter_map(of_block).max().unwrap_or(0));
+            *losses.entry(block).or_default() += 1;
         }
     }
 
