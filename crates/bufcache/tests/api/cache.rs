@@ -47,24 +47,6 @@ impl BlockDevice for Numbered {
 }
 
 #[test]
-fn a_block_is_read_once_and_hit_after() {
-    let device = Numbered::new(100);
-    let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    for _ in 0..3 {
-        for block in 0..50 {
-            let got = disk.get(block).unwrap();
-            assert!(got.len() == SIZE && got.iter().all(|&byte| byte == block as u8));
-        }
-    }
-    assert_eq!(device.reads.load(Relaxed), 50);
-    let stats = cache.stats();
-    assert_eq!((stats.get, stats.misses, stats.reads, stats.evictions), (150, 50, 50, 0));
-    assert!(disk.try_get(3).is_ok());
-    assert_eq!(disk.try_get(77).err(), Some(GetError::WouldBlock));
-}
-
-#[test]
 fn more_blocks_than_buffers_are_evicted_and_read_again() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let device = Numbered::new(1000);
@@ -214,22 +196,6 @@ fn a_patience_that_never_ends_waits_for_a_guard() {
         drop(held);
         assert_eq!(waits.join().unwrap(), 2);
     });
-}
-
-#[test]
-fn inv10_an_invalidated_block_is_read_again_and_guards_keep_the_old_one() {
-    let device = Numbered::new(10);
-    let cache = Cache::new(4 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    let old = disk.get(1).unwrap();
-    assert_eq!((disk.invalidate(1), disk.invalidate(1)), (Ok(true), Ok(false)));
-    let new = disk.get(1).unwrap();
-    assert_ne!(old.as_ptr(), new.as_ptr());
-    assert_eq!((old[0], device.reads.load(Relaxed)), (1, 2));
-    drop(old);
-    for block in 2..10 {
-        assert_eq!(disk.get(block).unwrap()[0], block as u8); // its buffer is of use again
-    }
 }
 
 #[test]

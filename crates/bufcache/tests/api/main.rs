@@ -21,7 +21,6 @@ mod lent_engine;
 mod loads;
 mod log;
 mod operations;
-mod ops;
 #[path = "../power/mod.rs"]
 mod power;
 mod pressure;

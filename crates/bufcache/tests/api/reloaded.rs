@@ -38,32 +38,6 @@ fn lost(device: &Device) -> Vec<u64> {
 }
 
 #[test]
-fn inv24_a_block_that_is_read_again_after_the_device_gave_it_up_is_lost() {
-    let (cache, device, disk) = new();
-    write_and_evict(&cache, &device, 1, 2);
-    fill(&device, 2, 3);
-    device.flush().unwrap();
-    disk.give_up_writes().unwrap();
-    assert_eq!(device.get(1).unwrap()[0], 1, "the older bytes");
-    assert_eq!(device.get(2).unwrap()[0], 3, "still cached");
-    assert_eq!(lost(&device), [1]);
-    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 3]);
-}
-
-/// It was read before the device gave the block up: the copy is not what the device has.
-#[test]
-fn inv24_after_a_reset_a_lost_block_is_what_the_device_has() {
-    let (cache, device, disk) = new();
-    write_and_evict(&cache, &device, 1, 2);
-    let kept = device.get(1).unwrap();
-    disk.give_up_writes().unwrap();
-    assert_eq!(lost(&device), [1]);
-    assert_eq!(kept[0], 2);
-    drop(kept);
-    assert_eq!((device.get(1).unwrap()[0], on_disk(&disk, 1)), (1, 1));
-}
-
-#[test]
 fn inv24_a_load_that_runs_while_the_sync_fails_is_no_copy() {
     let (cache, device, disk) = new();
     write_and_evict(&cache, &device, 1, 2);
@@ -77,59 +51,6 @@ fn inv24_a_load_that_runs_while_the_sync_fails_is_no_copy() {
     wait_for("a read", || disk.count(Operation::Read) > reads);
     assert_eq!(lost(&device), [1]);
     assert_eq!(reader.join().unwrap(), Ok(1));
-}
-
-/// The part that is not modified is lost.
-#[test]
-fn inv24_a_block_that_is_modified_in_part_after_it_was_read_again_is_lost() {
-    for written in [false, true] {
-        let (cache, device, disk) = new();
-        write_and_evict(&cache, &device, 1, 2);
-        disk.give_up_writes().unwrap();
-        device.get_mut(1).unwrap()[0] = 9;
-        if written {
-            device.flush().unwrap();
-        }
-        assert_eq!(lost(&device), [1]);
-        let mut bytes = [0; SIZE];
-        disk.inner().read(SIZE as u64, &mut bytes).unwrap();
-        assert_eq!(bytes[..2], [9, 1], "the modification is not lost");
-    }
-}
-
-#[test]
-fn inv24_a_block_that_is_created_after_it_was_read_again_is_not_lost() {
-    for (is_cached, tried) in [(false, false), (false, true), (true, false), (true, true)] {
-        let (cache, device, disk) = new();
-        write_and_evict(&cache, &device, 1, 2);
-        disk.give_up_writes().unwrap();
-        drop(device.get(1).unwrap());
-        if !is_cached {
-            wait_for("an evicted block", || {
-                cache.shrink(16);
-                !device.is_cached(1)
-            });
-        }
-        if tried { device.try_create(1) } else { device.create(1) }.unwrap().fill(5);
-        assert_eq!(lost(&device), []);
-        assert_eq!(on_disk(&disk, 1), 5);
-    }
-}
-
-/// A durable write of another block fails first, and the device gives the block up after the reset.
-#[test]
-fn inv24_a_block_that_is_given_up_after_a_reset_is_lost_at_the_next_one() {
-    let (cache, device, disk) = new();
-    write_and_evict(&cache, &device, 1, 2);
-    fill(&device, 2, 3);
-    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
-    assert_eq!(device.write_through(2..3), POISONED);
-    let first = device.reset().unwrap();
-    assert!(first.blocks().iter().cloned().flatten().eq([1]), "{first:?}");
-    assert_eq!(device.get(1).unwrap()[0], 2, "not given up yet");
-    disk.give_up_writes().unwrap();
-    assert_eq!(lost(&device), [1]);
-    assert_eq!((device.get(1).unwrap()[0], on_disk(&disk, 1)), (1, 1));
 }
 
 /// Every way in which the device is read for the cache.
@@ -150,20 +71,6 @@ fn inv24_readahead_tasks_and_claims_read_blocks_again_as_well() {
     load.finish(Ok(count));
     assert_eq!(device.get(3).unwrap()[0], 1);
     assert_eq!(lost(&device), [1, 2, 3]);
-}
-
-/// Syncs that succeed say that what was read since the write is what was written.
-#[test]
-fn inv24_a_block_that_was_read_again_before_a_good_sync_is_a_copy() {
-    let (cache, device, disk) = new();
-    write_and_evict(&cache, &device, 1, 2);
-    drop(device.get(1).unwrap());
-    device.sync().unwrap();
-    fill(&device, 1, 3);
-    device.flush().unwrap();
-    disk.give_up_writes().unwrap();
-    assert_eq!(lost(&device), []);
-    assert_eq!(on_disk(&disk, 1), 3);
 }
 
 /// Block 1 is written before the sync begins, and block 2 after that. Both are read again while it runs.

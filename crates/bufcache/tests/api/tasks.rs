@@ -38,62 +38,6 @@ fn begin(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-#[test]
-fn tasks_write_sync_discard_zero_and_close() {
-    let (cache, device, disk) = new();
-    block_on(async {
-        let mut block = device.get_mut_async(3).await.unwrap();
-        assert_eq!(block[SIZE - 1], 1);
-        block.fill(3);
-        drop(block);
-        device.create_async(4).await.unwrap()[0] = 4;
-        drop(device.get_mut_async(5).await.unwrap()); // not modified
-        assert_eq!(cache.stats().dirty, 2 * SIZE);
-        device.write_through_async(3..4).await.unwrap();
-        assert_eq!(cache.stats().dirty, SIZE);
-        device.flush_range_async(0..4).await.unwrap();
-        assert_eq!(cache.stats().dirty, SIZE, "block 4 is not one of these");
-        device.flush_range_async(4..5).await.unwrap();
-        assert_eq!(cache.stats().dirty, 0);
-        device.create_async(4).await.unwrap()[0] = 4;
-        device.flush_async().await.unwrap();
-        let syncs = disk.count(Operation::Sync);
-        device.sync_async().await.unwrap();
-        assert_eq!((cache.stats().dirty, disk.count(Operation::Sync)), (0, syncs + 1));
-        assert_eq!(device.get_async(4).await.unwrap()[..2], [4, 0]);
-        device.discard_async(3..4).await.unwrap();
-        device.zero_async(4..6).await.unwrap();
-        for block in 3..6 {
-            assert_eq!(device.get_async(block).await.unwrap()[0], 0);
-        }
-        assert_eq!(device.discard_async(64..65).await, Err(WriteError::OutOfRange));
-        assert_eq!(
-            device.get_mut_async(64).await.err().map(|error| error.errno()),
-            Some(libc::EINVAL)
-        );
-        device.create_async(9).await.unwrap().fill(9);
-        device.clone().close_async().await.unwrap();
-        assert_eq!(device.get_mut_async(3).await.err(), Some(GetError::Closed));
-    });
-    let mut bytes = [0; SIZE];
-    bufcache::BlockDevice::read(&*disk, 9 * SIZE as u64, &mut bytes).unwrap();
-    assert_eq!(bytes[0], 9);
-}
-
-/// Each error is told once to each handle, whichever form of the call meets it.
-#[test]
-fn inv17_a_task_is_told_of_a_write_error_once() {
-    let (_cache, device, disk) = new();
-    let other = device.clone();
-    device.create(1).unwrap().fill(2);
-    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
-    let error = WriteError::Io { errno: libc::ENOSPC, block: 1 };
-    assert_eq!(block_on(device.flush_async()), Err(error));
-    assert_eq!(block_on(device.flush_async()), Ok(()));
-    assert_eq!(block_on(other.sync_async()), Err(WriteError::Earlier { errno: libc::ENOSPC }));
-    assert_eq!(other.sync(), Ok(()));
-}
-
 /// A call by a thread of the cache reports for the handle that made it.
 #[test]
 fn inv17_a_call_is_told_of_a_write_error_once() {

@@ -150,31 +150,6 @@ fn a_bypass_keeps_its_blocks_from_others_until_it_ends() {
     assert_eq!(device.try_bypass(60..65).err(), Some(WriteError::OutOfRange));
 }
 
-/// One that fails, or is dropped, leaves what was dirty as it was. What it may have written is lost
-/// if a sync fails.
-#[test]
-fn inv17_a_failed_bypass_forgets_nothing_that_was_dirty() {
-    let (_cache, device, disk) = new();
-    fill(&device, 3, 7);
-    drop(device.try_bypass(2..6).unwrap().unwrap());
-    let full = || std::io::Error::from_raw_os_error(libc::ENOSPC);
-    let failed = device.try_bypass(2..6).unwrap().unwrap().finish(Err(full()));
-    assert_eq!(failed, Err(WriteError::Io { errno: libc::ENOSPC, block: 2 }));
-    assert!(device.is_newer(3..4) && device.get(3).unwrap()[0] == 7);
-    device.sync().unwrap();
-    assert_eq!(on_disk(&disk, 3), 7);
-
-    // A sync that begins and ends meanwhile does not make it durable.
-    let bypass = device.try_bypass(8..9).unwrap().unwrap();
-    device.sync().unwrap();
-    disk.write(8 * SIZE as u64, &[5; SIZE]).unwrap();
-    bypass.finish(Ok(())).unwrap();
-    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
-    assert!(matches!(device.sync(), Err(WriteError::Poisoned { .. })));
-    assert!(matches!(device.try_bypass(2..3), Err(WriteError::Poisoned { .. })));
-    assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(8..9)));
-}
-
 #[test]
 fn the_last_block_is_as_long_as_the_device() {
     let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
@@ -189,36 +164,6 @@ fn the_last_block_is_as_long_as_the_device() {
     assert_eq!(device.get(3).unwrap()[99..102], [9, 0, 0]);
     assert_eq!(device.write_around(3, &[9; 99]), Err(WriteError::OutOfRange));
     assert_eq!(device.write_around(3, &[9; SIZE]), Err(WriteError::OutOfRange));
-}
-
-#[test]
-fn inv17_what_cannot_be_written_past_the_cache_forgets_nothing() {
-    let (cache, device, disk) = new();
-    fill(&device, 3, 7);
-    for fault in [Fault::Error(libc::EIO), Fault::Panic] {
-        disk.inject_next(Operation::Write, fault);
-        device.write_around(2, &[9; 4 * SIZE]).unwrap_err();
-        assert_eq!((device.get(3).unwrap()[0], cache.stats().dirty), (7, SIZE));
-    }
-    assert!(!device.is_newer(0..3) && device.is_newer(3..4));
-    device.sync().unwrap();
-    assert_eq!((on_disk(&disk, 3), on_disk(&disk, 4)), (7, 1));
-}
-
-#[test]
-fn inv18_nothing_is_written_past_a_cache_whose_device_is_poisoned() {
-    let (_cache, device, disk) = new();
-    device.write_around(2, &[9; SIZE]).unwrap();
-    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
-    device.sync().unwrap_err();
-    let poisoned = WriteError::Poisoned { errno: libc::EIO };
-    assert_eq!(device.write_around(2, &[8; SIZE]), Err(poisoned));
-    assert_eq!(device.zero_by_device(2..3), Err(poisoned));
-    assert_eq!(device.flush_range(2..3), Err(poisoned));
-    assert_eq!(device.try_create(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
-    // The block may be lost, so no get returns it.
-    assert_eq!(device.get(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
-    assert_eq!(device.reset().unwrap().blocks().first(), Some(&(2..3)));
 }
 
 #[test]

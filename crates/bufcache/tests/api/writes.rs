@@ -11,26 +11,13 @@ use std::time::{Duration, Instant};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, MemoryDevice, WriteError,
 };
-use bufcache_test::{Fault, FaultDevice, Operation, Outcome};
+use bufcache_test::{Fault, FaultDevice, Operation};
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
 use testkit::block_on;
 
 /// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
-
-#[test]
-fn what_is_written_is_read_and_comes_to_the_device_by_a_sync() {
-    let (cache, device, disk) = new();
-    fill(&device, 3, 7);
-    assert_eq!((device.get(3).unwrap()[0], on_disk(&disk, 3)), (7, 1));
-    assert_eq!(cache.stats().dirty, SIZE);
-    device.sync().unwrap();
-    assert_eq!((on_disk(&disk, 3), disk.count(Operation::Sync)), (7, 1));
-    assert_eq!(cache.stats().dirty, 0);
-    device.sync().unwrap();
-    assert_eq!(disk.count(Operation::Write), 1);
-}
 
 #[test]
 fn a_guard_that_changes_nothing_dirties_nothing() {
@@ -333,19 +320,6 @@ fn inv17_the_cleaner_gives_up_when_the_device_is_gone() {
 }
 
 #[test]
-fn inv18_a_durable_write_that_fails_poisons_too() {
-    let (_cache, device, disk) = new();
-    fill(&device, 1, 2);
-    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
-    let poisoned = WriteError::Poisoned { errno: libc::EIO };
-    assert_eq!(device.write_through(1..2).unwrap_err(), poisoned);
-    assert_eq!(device.sync().unwrap_err(), poisoned);
-    assert!(device.reset().unwrap().is_empty());
-    device.sync().unwrap(); // this handle was told
-    assert_eq!(on_disk(&disk, 1), 2);
-}
-
-#[test]
 fn fua_makes_its_blocks_durable_and_no_others() {
     let (_cache, device, disk) = new();
     disk.record().unwrap();
@@ -421,24 +395,6 @@ fn a_thread_that_needs_a_buffer_writes_those_that_are_evicted_next() {
 }
 
 #[test]
-fn discarded_blocks_are_forgotten_and_gone() {
-    let (_cache, device, disk) = new();
-    for block in 1..6 {
-        fill(&device, block, 2);
-    }
-    device.discard(2..4).unwrap();
-    assert_eq!([1, 2, 3, 4].map(|block| device.get(block).unwrap()[0]), [2, 0, 0, 2]);
-    device.zero(4..5).unwrap();
-    device.sync().unwrap();
-    assert_eq!([1, 2, 3, 4, 5].map(|block| on_disk(&disk, block)), [2, 0, 0, 0, 2]);
-    assert_eq!(device.discard(60..65), Err(WriteError::OutOfRange));
-    disk.inject_next(Operation::Zero, Fault::Error(libc::EOPNOTSUPP));
-    device.zero(5..7).unwrap();
-    device.sync().unwrap();
-    assert_eq!([5, 6, 7].map(|block| on_disk(&disk, block)), [0, 0, 1]);
-}
-
-#[test]
 fn no_get_reads_a_range_that_is_being_discarded() {
     let (_cache, device, disk) = new();
     drop(device.get(2).unwrap());
@@ -475,21 +431,6 @@ fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(began.elapsed() >= Duration::from_millis(100));
-}
-
-#[test]
-fn a_power_cut_leaves_what_was_synced() {
-    let (_cache, device, disk) = new();
-    disk.record().unwrap();
-    fill(&device, 1, 2);
-    device.sync().unwrap();
-    fill(&device, 1, 3);
-    device.flush().unwrap();
-    let recorded = disk.recorded();
-    assert!(recorded.iter().all(|recorded| recorded.outcome == Outcome::Done));
-    let first = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
-    let last = disk.after_power_cut(disk.moments(), |_, versions| versions).unwrap();
-    assert_eq!((first[SIZE], last[SIZE]), (2, 3));
 }
 
 /// Each thread keeps a buffer while it gets another: one is refused in time, and no write is lost.

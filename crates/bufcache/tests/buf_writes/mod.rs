@@ -120,6 +120,7 @@ struct Machine<'d> {
     squeezed: bool,
     /// The step is a write.
     writing: bool,
+    is_task: bool,
     beside: Option<Beside>,
 }
 
@@ -127,6 +128,8 @@ struct Machine<'d> {
 pub(crate) const REVERTS: u8 = 4;
 /// Bit of the first byte: a write of the cleaner takes longer than the cache waits.
 pub(crate) const CLEANS_SLOWLY: u8 = 8;
+/// Bit of the first byte: the calls that may wait are those of a task.
+pub(crate) const TASK: u8 = 16;
 
 /// Drives a cache by `input` and returns how many steps it were.
 ///
@@ -170,6 +173,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         gave_up: false,
         squeezed: false,
         writing: false,
+        is_task: first & TASK != 0,
         beside: None,
     };
     let mut steps = 0;
@@ -223,7 +227,8 @@ impl<'d> Machine<'d> {
             return;
         }
         match op % 24 {
-            0 | 1 => drop(self.get(which, block)),
+            0 => drop(self.get(which, block)),
+            1 => self.try_get(which, block),
             2 => {
                 if let Some(holding) = self.get(which, block) {
                     self.keep(holding);

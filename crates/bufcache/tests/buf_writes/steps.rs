@@ -1,9 +1,11 @@
 //! What is done to a cache, and what may come of it.
 
+use std::cell::Cell;
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bufcache::BlockDevice;
+use testkit::block_on;
 
 use super::*;
 
@@ -33,8 +35,17 @@ impl<'d> Machine<'d> {
     pub(super) fn get(&mut self, which: usize, block: u64) -> Option<Holding<'d>> {
         let device = self.device(which);
         let cached = device.is_cached(block);
-        match self.had(which, block, false, || device.get(block))? {
+        let (before, gets) = (self.cache.stats(), Cell::new(0));
+        let had = self.had(which, block, false, || {
+            gets.set(gets.get() + 1);
+            device.get(block)
+        })?;
+        let after = self.cache.stats();
+        let missed = after.misses - before.misses;
+        assert_eq!((after.get - before.get, after.reads - before.reads), (gets.get(), missed));
+        match had {
             Ok(guard) => {
+                assert_eq!(missed, u64::from(!cached));
                 let values = values(block as usize * PARTS, &guard);
                 if !cached {
                     self.read_again(which, block, &values);
@@ -48,6 +59,26 @@ impl<'d> Machine<'d> {
                 None
             }
         }
+    }
+
+    /// What is cached is had without a wait, and nothing else.
+    pub(super) fn try_get(&mut self, which: usize, block: u64) {
+        let (device, model) = (self.device(which), &self.states[which].model);
+        let (cached, before) = (device.is_cached(block), self.cache.stats());
+        match device.try_get(block) {
+            Ok(guard) => {
+                assert!(cached);
+                assert_eq!(values(block as usize * PARTS, &guard), model.now(block));
+            }
+            Err(error) => {
+                assert!(!cached && error == GetError::WouldBlock, "{error}");
+                assert_eq!(self.cache.stats().busy, before.busy + 1);
+            }
+        }
+        let error = GetError::OutOfRange { block: BLOCKS, blocks: BLOCKS };
+        let out = [device.get(BLOCKS).err(), device.try_get(BLOCKS).err()];
+        assert_eq!(out, [Some(error); 2]);
+        assert_eq!(self.cache.stats().get, before.get + 1);
     }
 
     /// Of a guard, with or without the guard.
@@ -215,22 +246,32 @@ impl<'d> Machine<'d> {
     }
 
     pub(super) fn flush(&mut self, which: usize) {
-        let device = self.device(which);
-        if self.written(which, (false, true), || device.flush()) && !self.reverted(which) {
+        let (device, is_task) = (self.device(which), self.is_task);
+        if self.written(which, (false, true), || match is_task {
+            true => block_on(device.flush_async()),
+            false => device.flush(),
+        }) && !self.reverted(which)
+        {
             self.is_on_device(which, 0..BLOCKS, false);
         }
     }
 
     pub(super) fn sync(&mut self, which: usize) {
-        let device = self.device(which);
-        if self.written(which, (false, true), || device.sync()) {
+        let (device, is_task) = (self.device(which), self.is_task);
+        if self.written(which, (false, true), || match is_task {
+            true => block_on(device.sync_async()),
+            false => device.sync(),
+        }) {
             self.is_on_device(which, 0..BLOCKS, true);
         }
     }
 
     pub(super) fn write_through(&mut self, which: usize, blocks: Range<u64>) {
-        let device = self.device(which);
-        if self.written(which, (true, true), || device.write_through(blocks.clone())) {
+        let (device, is_task) = (self.device(which), self.is_task);
+        if self.written(which, (true, true), || match is_task {
+            true => block_on(device.write_through_async(blocks.clone())),
+            false => device.write_through(blocks.clone()),
+        }) {
             self.is_on_device(which, blocks, true);
         }
     }
@@ -246,10 +287,13 @@ impl<'d> Machine<'d> {
             }
             return;
         }
-        let device = self.device(which);
+        let (device, is_task) = (self.device(which), self.is_task);
         let mut closed = false;
         let done = self.written(which, (false, false), || {
-            let result = device.clone().close();
+            let result = match is_task {
+                true => block_on(device.clone().close_async()),
+                false => device.clone().close(),
+            };
             closed = result.is_ok();
             result.map_err(|error| error.error)
         });
@@ -260,17 +304,23 @@ impl<'d> Machine<'d> {
     }
 
     pub(super) fn discard(&mut self, which: usize, blocks: Range<u64>) {
-        let device = self.device(which);
+        let (device, is_task) = (self.device(which), self.is_task);
         let zeros = vec![0; blocks.clone().count() * PARTS];
         let wipe = self.begin_wipe(which, blocks.clone(), zeros, Operation::Discard);
-        self.wipe(&wipe, || device.discard(blocks.clone()));
+        self.wipe(&wipe, || match is_task {
+            true => block_on(device.discard_async(blocks.clone())),
+            false => device.discard(blocks.clone()),
+        });
     }
 
     pub(super) fn zero(&mut self, which: usize, blocks: Range<u64>) {
-        let device = self.device(which);
+        let (device, is_task) = (self.device(which), self.is_task);
         let zeros = vec![0; blocks.clone().count() * PARTS];
         let wipe = self.begin_wipe(which, blocks.clone(), zeros, Operation::Zero);
-        self.wipe(&wipe, || device.zero(blocks.clone()));
+        self.wipe(&wipe, || match is_task {
+            true => block_on(device.zero_async(blocks.clone())),
+            false => device.zero(blocks.clone()),
+        });
     }
 
     /// Values that no sector had, for those blocks, and their bytes.
@@ -313,7 +363,9 @@ impl<'d> Machine<'d> {
     fn wipe(&mut self, wipe: &Wipe, f: impl FnMut() -> Result<(), WriteError>) {
         let (disk, which, how) = (self.disk(wipe.which), wipe.which, wipe.how);
         let users: Vec<_> = wipe.blocks.clone().map(|block| self.users(which, block)).collect();
-        let pinned = users.iter().any(|(_, pin)| *pin);
+        // A task waits for a guard of its own thread as for any other.
+        let is_task = self.is_task;
+        let pinned = users.iter().any(|(guard, pin)| *pin || (is_task && *guard));
         let result = self.patiently(f, |machine, error| match error {
             WriteError::Busy { .. } => true,
             // The cleaner writes a block of the range, unless a pin keeps the zeros out of the cache.
@@ -472,19 +524,25 @@ impl<'d> Machine<'d> {
         self.look_around(0);
         self.kept.drain(..).for_each(|holding| holding.check());
         (0..2).for_each(|which| self.disk(which).disarm());
+        self.set_limit(MOST);
         if !dropped {
             for which in 0..2 {
                 // A device that has given up writes says so at the next sync.
-                for _ in 0..2 {
+                for _ in 0..3 {
                     self.reset(which);
                     self.sync(which);
                 }
-                self.reset(which);
-                self.sync(which);
-                if !self.states[which].closed {
-                    self.close(which);
-                    assert!(self.states[which].closed);
+            }
+            for which in 0..2 {
+                if self.states[which].closed {
+                    continue;
                 }
+                // Every buffer is of use again.
+                let all: Vec<_> = (0..MOST as u64).map(|at| self.get(which, at)).collect();
+                assert!(all.iter().all(Option::is_some));
+                drop(all);
+                self.close(which);
+                assert!(self.states[which].closed);
             }
             assert_eq!(self.cache.stats().dirty, 0);
         }
@@ -500,7 +558,7 @@ pub(super) fn write_past(
     blocks: &Range<u64>,
     bytes: &[u8],
 ) -> Result<(), WriteError> {
-    let by_caller = bytes[4] % 2 == 0; // the first value
+    let by_caller = bytes[4].is_multiple_of(2); // the first value
     match device.try_bypass(blocks.clone())? {
         Some(bypass) if by_caller => {
             let write = AssertUnwindSafe(|| {
