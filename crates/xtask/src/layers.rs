@@ -422,34 +422,4 @@ mod tests {
         ];
         assert_eq!(imports("followed", &files), (expected.map(String::from).to_vec(), 1));
     }
-
-    #[test]
-    fn a_parent_imports_the_child_whose_items_it_uses() {
-        let files = [
-            ("lib.rs", "mod a;\nmod b;\nmod c;\nmod d;\nmod e;\n"),
-            // Only declared and re-exported.
-            ("a.rs", "mod one;\npub use one::One;\n"),
-            ("a/one.rs", "pub struct One;\n"),
-            // Re-exported, and used as well.
-            ("b.rs", "mod two;\npub use two::Two;\nfn b(three: Two) {}\n"),
-            ("b/two.rs", "pub struct Two;\n"),
-            ("c.rs", "mod four;\nuse crate::a;\nfn c() -> a::One { four::four() }\n"),
-            ("c/four.rs", "pub fn four() {}\n"),
-            ("d.rs", "mod five;\nuse five::*;\npub use crate::a::One;\nfn d() -> Five {}\n"),
-            ("d/five.rs", "use super::*;\npub struct Five(One);\n"),
-            (
-                "e.rs",
-                "use self::imp::B;\nmod imp { use super::C; pub use super::super::b::Two as B; }\nstruct C;\n",
-            ),
-        ];
-        let expected = [
-            "b -> b::two: 3 Two",
-            "c -> a::one: 3 One",
-            "c -> c::four: 3 four",
-            "d -> d::five: 4 Five",
-            "d::five -> a::one: 2 One",
-            "e -> b::two: 1 B",
-        ];
-        assert_eq!(imports("parents", &files), (expected.map(String::from).to_vec(), 0));
-    }
 }

@@ -163,32 +163,3 @@ fn public_functions(package: &Crate) -> Result<usize> {
     let shown = shown.filter(|item| !is_hidden(attributes(item)) && !is_test(attributes(item)));
     Ok(shown.map(count).sum())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::process::write;
-    use crate::workspace::Scratch;
-
-    #[test]
-    fn an_example_of_a_method_is_not_one_of_the_type() {
-        let all = r#"<a href="struct.A.html">A</a><a href="m/enum.B.html">B</a><a href="fn.f.html">f</a>"#;
-        assert_eq!(types(all).into_iter().collect::<Vec<_>>(), ["m/enum.B.html", "struct.A.html"]);
-        let example = r#"<pre class="rust rust-example-rendered">"#;
-        assert!(has_example(&format!("<details class=\"top-doc\"><p>x</p>{example}</details>")));
-        assert!(!has_example(&format!("<details class=\"top-doc\"></details><h2></h2>{example}")));
-    }
-
-    #[test]
-    fn public_functions_are_counted_unless_they_are_hidden_or_for_tests() {
-        let scratch = Scratch::new("public").unwrap();
-        let source = "pub fn a() {}\npub(crate) fn b() {}\n#[doc(hidden)]\npub mod h;\n#[doc(hidden)]\npub fn c() {}\n\
-                      pub struct S;\nimpl S {\n pub const unsafe fn d() {}\n fn e() {}\n #[doc(hidden)]\n pub fn f() {}\n}\n\
-                      #[cfg(test)]\nmod tests { pub fn g() {} }\nmod i { pub async fn j() {} }\n";
-        write(scratch.path.join("src/lib.rs"), source).unwrap();
-        write(scratch.path.join("src/h.rs"), "pub fn k() {}\n").unwrap();
-        let dir = scratch.path.clone();
-        let package = Crate { dir, name: "x".into(), package: "x".into(), published: true };
-        assert_eq!(public_functions(&package).unwrap(), 3); // a, d and j
-    }
-}

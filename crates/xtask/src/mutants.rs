@@ -422,25 +422,11 @@ mod tables {
         }
         assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     }
-
-    #[test]
-    fn a_row_counts_the_orderings_of_files() {
-        let text = format!(
-            "{HEADING}\n\n| p | label | model | litmus test | nothing |\n|---|---|---|---|---|\n\
-             | q | a, b c | `x.rs` 3: the loads, `y/z.rs` 12 | `l` | |\n\n## Another\n\n| r | |\n"
-        );
-        let rows = table(&text);
-        assert_eq!(rows[1], ["q", "a, b c", "`x.rs` 3: the loads, `y/z.rs` 12", "`l`", ""]);
-        assert_eq!(rows.len(), 2);
-        assert_eq!(counted(rows[1][2]), [("x.rs", 3), ("y/z.rs", 12)]);
-        assert_eq!(counted(rows[1][3]), []);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::Scratch;
 
     /// A patch that a change has made stale is found before the soak.
     #[test]
@@ -465,33 +451,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn orderings_without_a_label_are_found_outside_of_tests() {
-        let scratch = Scratch::new("orderings").unwrap();
-        let source = "fn a() { b.store(1, Release); fence(SeqCst); c(order!(AcqRel, \"y: z\")); }\n\
-                      fn d() { step!(\"w\", e.f(Ordering::Acquire)); fence!(SeqCst, \"x\"); assert!(g(Acquire)); }\n\
-                      fn h() { step!(\"v: u\", fence::heavy()); #[cfg(offlock_loom)] i(SeqCst); l(AcqRel); }\n\
-                      #[cfg(test)] mod t { fn j() { k(SeqCst); } }\n";
-        write(scratch.path.join("src/lib.rs"), source).unwrap();
-        let found = orderings(&scratch.path).unwrap();
-        let shown: Vec<_> =
-            found[0].1.iter().map(|site| (&source[site.bytes.clone()], site.weaker)).collect();
-        let relaxed: &[&str] = &["Relaxed"];
-        let expected = [
-            ("Release", relaxed),
-            ("fence(SeqCst);", &[]),
-            ("Ordering::Acquire", relaxed),
-            ("AcqRel", &["Acquire", "Release"]),
-        ];
-        assert_eq!(shown, expected);
-        let mut labels = BTreeSet::new();
-        visit_sources(&scratch.path, |_, finder| labels.extend(finder.labels)).unwrap();
-        assert_eq!(labels.into_iter().collect::<Vec<_>>(), ["v", "x", "y"]);
-        assert_eq!(
-            escaped("a.rs:1:2: replace && with ||"),
-            r"a\.rs\:1\:2\: replace \&\& with \|\|"
-        );
     }
 }

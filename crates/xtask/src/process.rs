@@ -370,27 +370,4 @@ mod tests {
             thread::sleep(LOOK);
         }
     }
-
-    #[test]
-    fn a_failure_quotes_the_command_and_what_failed() {
-        let scratch = Scratch::new("quote").unwrap();
-        let script = "seq 5; printf 'thread panicked %s a.rs\\n' at; echo reason; seq 50; exit 3";
-        let error = logged(&scratch.path, sh(script)).unwrap_err();
-        assert_eq!(error.status(), 3);
-        let expected = ["sh: exit status: 3", "+ sh -c", "thread panicked at a.rs", "reason", "50"];
-        let text = error.to_string();
-        assert_eq!(text.lines().count(), expected.len(), "{text}");
-        assert!(text.lines().zip(expected).all(|(line, start)| line.starts_with(start)), "{text}");
-    }
-
-    #[test]
-    fn each_item_runs_once_and_a_failure_is_returned() {
-        let sum = AtomicUsize::new(0);
-        let add = |item: &usize| {
-            sum.fetch_add(*item, Ordering::Relaxed);
-            if *item == 3 { Err(Error::new("three")) } else { Ok(()) }
-        };
-        assert_eq!(each(&[1, 2, 3, 4], add).unwrap_err().to_string(), "three");
-        assert_eq!(sum.load(Ordering::Relaxed), 10);
-    }
 }

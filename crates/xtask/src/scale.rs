@@ -117,20 +117,3 @@ fn tables(printed: &str, threads: &[usize]) -> Vec<Vec<Vec<String>>> {
     let tables = tables.into_iter().map(with_several);
     tables.filter(|table| table.len() > 2).collect()
 }
-
-#[cfg(test)]
-mod unit_tests {
-    use super::*;
-
-    #[test]
-    fn a_row_has_a_column_for_each_number_of_threads() {
-        let printed = "# a machine\n\n| add    | ns/op | Mop/s |\n|--------|---|---|\n| ours/1 | 1.0 | 1000.0 |\n\
-            | ours/2 | 1.0 | 2000.0 |\n| held/1 | 1.0 | 7.0 |\n| mine/more/1 | 1.0 | 3.0 |\n| mine/more/4 | none | none |\n| ours/4 | 1.0 | 9.0 |\n\n\
-            | alone | ns/op |\n|---|---|\n| ours/1 | 1.0 |\n";
-        let joined: Vec<String> =
-            tables(printed, &[1, 2, 4]).concat().iter().map(|row| row.join("|")).collect();
-        let expected =
-            ["add|1|2|4", "---|---|---|---", "ours|1000.0|2000.0|9.0", "mine/more|3.0||none"];
-        assert_eq!(joined, expected);
-    }
-}

@@ -364,31 +364,4 @@ mod tests {
         assert_eq!(SANITIZED.into_iter().flat_map(stale).collect::<Vec<_>>(), [""; 0]);
         assert_eq!(stale(("-p radix-ctx --test api", "table:: --skip no_such")).len(), 1);
     }
-
-    #[test]
-    fn stress_tests_are_found_in_files_folders_and_the_library() {
-        let scratch = Scratch::new("stress-targets").unwrap();
-        let write = |path: &str, text: &str| process::write(scratch.path.join(path), text).unwrap();
-        write("tests/alone.rs", "#[test]\nfn stress_a() {}\n");
-        write("tests/without.rs", "fn a() {} // fn stress_b\n");
-        write("tests/folder/main.rs", "mod inner;\n");
-        write("tests/folder/inner.rs", "    fn stress_c() {}\n");
-        write("tests/common/mod.rs", "fn stress_helper() {}\n");
-        write("src/deep/er.rs", "mod tests {\n    fn stress_d() {}\n}\n");
-        assert_eq!(stress_targets(&scratch.path), ["--lib", "--test alone", "--test folder"]);
-    }
-
-    #[test]
-    fn some_tests_are_wanted_without_rseq_and_others_are_not() {
-        let ws = Workspace::open().unwrap();
-        let crates = ws.crates().unwrap();
-        let wanted = |package: &str, name: &str| {
-            let package = ws.root.join(package);
-            let (library, name) = (false, name.to_string());
-            is_wanted(&TestBinary { package, library, name, executable: "x".into() }, &crates)
-        };
-        assert!(wanted("crates/percpu", "cpu") && wanted("crates/radix-ctx", "table"));
-        assert!(wanted("crates/nbd-server", "clients") && !wanted("crates/nbd-server", "demo"));
-        assert!(!wanted("crates/xtask", "xtask") && !wanted("examples", "invariants"));
-    }
 }

@@ -100,15 +100,3 @@ pub(crate) fn install_subcommand(ws: &Workspace, name: &str, version: &str) -> R
         .base_env("CARGO_TARGET_DIR", Some(ws.target.join("tools").into()))
         .run()
 }
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn toolchains_are_found_with_and_without_their_platform() {
-        let list = "stable-x86_64-unknown-linux-gnu (default)\n1.95.0-x86_64-unknown-linux-gnu (active)\nmine\n";
-        assert!(["1.95.0", "stable", "mine"].iter().all(|name| super::is_listed(name, list)));
-        assert!(
-            !["1.95", "nightly", "min", "stable-2"].iter().any(|name| super::is_listed(name, list))
-        );
-    }
-}

@@ -305,35 +305,3 @@ pub(crate) fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
 pub(crate) fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_libraries_are_found_and_this_package_is_none() {
-        let ws = Workspace::open().unwrap();
-        let all = ws.crates().unwrap();
-        assert!(all.iter().any(|package| package.name == "xtask" && !package.published));
-        let libraries = ws.libraries().unwrap();
-        let percpu = libraries.iter().find(|package| package.name == "percpu").unwrap();
-        assert_eq!(percpu.package, "offlock-percpu");
-        assert!(!libraries.iter().any(|package| package.name == "xtask"));
-        assert_eq!(ws.select(&["offlock-percpu".into()]).unwrap().len(), 1);
-        assert_eq!(ws.select(&["bufcache".into(), "percpu".into()]).unwrap().len(), 2);
-        assert!(ws.select(&["xtask".into()]).is_err());
-    }
-
-    #[test]
-    fn test_programs_are_read_and_other_lines_are_not() {
-        let line = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/crates/a#0.1.0","manifest_path":"/w/crates/a/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"stress","src_path":"/w/crates/a/tests/stress.rs","edition":"2024","doc":false,"doctest":false,"test":true},"profile":{"test":true},"features":[],"filenames":["/t/deps/stress-1"],"executable":"/t/deps/stress-1","fresh":true}"#;
-        let binary = TestBinary::parse(line).unwrap();
-        assert_eq!(binary.package, PathBuf::from("/w/crates/a"));
-        assert_eq!((binary.library, &*binary.name), (false, "stress"));
-        assert_eq!(binary.executable, PathBuf::from("/t/deps/stress-1"));
-        assert!(TestBinary::parse(&line.replace("[\"test\"]", "[\"lib\"]")).unwrap().library);
-        let library = line.replace("\"/t/deps/stress-1\",\"fresh\"", "null,\"fresh\"");
-        assert_eq!(TestBinary::parse(&library), None);
-        assert_eq!(TestBinary::parse(r#"{"reason":"build-finished","success":true}"#), None);
-    }
-}
