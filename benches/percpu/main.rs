@@ -9,7 +9,6 @@
 //!
 //! Every row is a case of the one generic loop of `harness::Group`: the name, a slash, the number of
 //! threads. Peers run as their documentation recommends, at the versions of `benches/Cargo.toml`.
-//! Peers with guards have a row with a guard per operation and one with the guard held.
 //!
 //! libc registers its rseq areas at the start of a process or never. The families therefore run a
 //! second time in a child of this bench, with `GLIBC_TUNABLES=glibc.pthread.rseq=0`: its tables
@@ -18,12 +17,7 @@
 //!
 //! P9 is the census: `cargo bench --bench census`.
 
-mod counter;
-mod cpu;
-mod lock;
-mod pin;
-mod reclaim;
-mod reference;
+mod rows;
 
 use std::env;
 use std::error::Error;
@@ -40,15 +34,14 @@ struct Family {
     run: fn(&Plan, &mut Report),
 }
 
-const FAMILIES: [Family; 8] = [
-    Family { name: "P1 cpu", depends_on_rseq: true, run: cpu::run },
-    Family { name: "P2 counter", depends_on_rseq: true, run: counter::run },
-    Family { name: "P3 reference", depends_on_rseq: true, run: reference::run },
-    Family { name: "P4 lock", depends_on_rseq: true, run: lock::run },
-    Family { name: "P4 global lock", depends_on_rseq: true, run: lock::run_global },
-    Family { name: "P5 pin", depends_on_rseq: true, run: pin::run },
-    Family { name: "P5 read", depends_on_rseq: false, run: pin::run_read },
-    Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
+const FAMILIES: [Family; 7] = [
+    Family { name: "P1 cpu", depends_on_rseq: true, run: rows::cpu },
+    Family { name: "P2 counter", depends_on_rseq: true, run: rows::counter },
+    Family { name: "P3 reference", depends_on_rseq: true, run: rows::reference },
+    Family { name: "P4 lock", depends_on_rseq: true, run: rows::lock },
+    Family { name: "P5 pin", depends_on_rseq: true, run: rows::pin },
+    Family { name: "P7 fence", depends_on_rseq: false, run: rows::heavy },
+    Family { name: "P7 retire", depends_on_rseq: false, run: rows::retire },
 ];
 
 /// The name that `--only` accepts beside the families.

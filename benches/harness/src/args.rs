@@ -185,30 +185,6 @@ mod tests {
     }
 
     #[test]
-    fn what_the_bench_does_not_name_is_refused() {
-        let refused = |arg: &str| Args::parse(SOURCE, ["--bench", arg, "x"]).unwrap_err();
-        for arg in ["--save-baseline", "--backend", "--backend=aio", "N1"] {
-            assert_eq!(refused(arg), ArgsError::Unknown(arg.into()));
-        }
-        assert_eq!(parse(["--picture", "x"]).picture, Some("x".into()));
-        assert!(refused("--fast").to_string().contains("`--fast`"));
-    }
-
-    #[test]
-    fn values_come_after_a_space_or_an_equals_sign() {
-        assert_eq!(parse(["--only", "N1"]).only.as_deref(), Some("N1"));
-        assert_eq!(parse(["--picture=x"]).picture, Some("x".into()));
-        let none = Err(ArgsError::NoValue("--only".into()));
-        assert_eq!(Args::parse(SOURCE, ["--only"]), none);
-        assert_eq!(Args::parse(SOURCE, ["--only", "--bench"]), none, "cargo appends it");
-        assert_eq!(parse(["--threads", "4,2"]).threads, Some(vec![1, 2, 4]));
-        for list in ["two", "0,1", ""] {
-            let refused = Args::parse(SOURCE, ["--threads", list]);
-            assert_eq!(refused, Err(ArgsError::BadNumbers(list.into())));
-        }
-    }
-
-    #[test]
     fn only_selects_families_by_number_or_by_part_of_a_name() {
         let families = ["R1 R4 get 512", "R7 mix 50/50", "R10 seed", "gate and caches"];
         let asked = |only: &str| {

@@ -99,31 +99,3 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
     let rc = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn pinning_is_per_thread_and_restored() {
-        let before = allowed_cpus().unwrap();
-        let last = *before.last().unwrap();
-        let inside = with_affinity(last, || allowed_cpus().unwrap()).unwrap();
-        assert_eq!(inside, [last]);
-        assert_eq!(allowed_cpus().unwrap(), before);
-    }
-
-    #[test]
-    fn threads_stay_on_the_cpus_of_the_thread_that_starts_them() {
-        let all = allowed_cpus().unwrap();
-        let some = &all[..all.len().min(2)];
-        let inside = with_cpus(some, || {
-            thread::scope(|scope| scope.spawn(allowed_cpus).join().unwrap().unwrap())
-        });
-        assert_eq!(inside.unwrap(), some);
-        assert_eq!(allowed_cpus().unwrap(), all);
-        assert_eq!(with_cpus(&[], || ()).unwrap_err().raw_os_error(), Some(libc::EINVAL));
-    }
-}

@@ -88,24 +88,6 @@ mod tests {
     use crate::cpu::allowed_cpus;
     use crate::process::Process;
 
-    const STAT: &str = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 4 8 16 32 64 128 0 0\n\
-                        cpu10 7 7 7 7 7 7 7 7 0 0\nintr 5\n";
-
-    #[test]
-    fn busy_is_user_nice_system_and_steal_of_that_cpu() {
-        assert_eq!(busy(STAT, 1), Some(135));
-        assert_eq!(busy(STAT, 10), Some(28));
-        assert_eq!(busy(STAT, 2), None);
-    }
-
-    #[test]
-    fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
-        let stat = "7 (a) b (c)) S 1 1 1 0 -1 0 0 0 0 0 100 20 3 4 20 0 1";
-        assert_eq!(used(stat, 2), Some(120));
-        assert_eq!(used(stat, 4), Some(127));
-        assert_eq!(used("7 (a) S 1", 2), None);
-    }
-
     /// Both counts run over the same stretch, the unnamed one a little longer: whatever else the
     /// machine does can only widen the gap.
     #[test]

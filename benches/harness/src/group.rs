@@ -293,8 +293,6 @@ fn measure(body: &mut Body<'_>, order: &Order) -> Span {
 #[cfg(test)]
 mod tests {
     use std::hint::black_box;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::Mutex;
 
     use super::*;
 
@@ -335,21 +333,6 @@ mod tests {
         assert!(is_right, "{seen}");
     }
 
-    #[test]
-    fn each_thread_makes_its_part_once_on_its_own_cpu() {
-        let made = Mutex::new(Vec::new());
-        let group = Group::new("g").case(Case::new("x", 2, |thread| {
-            made.lock().unwrap().push((thread, allowed_cpus().unwrap()));
-            |_| {}
-        }));
-        group.run(&plan(2));
-        let mut made = made.into_inner().unwrap();
-        made.sort();
-        let cpus = allowed_cpus().unwrap();
-        let expected: Vec<_> = (0..2).map(|t| (t, vec![cpus[t % cpus.len()]])).collect();
-        assert_eq!(made, expected);
-    }
-
     /// A case of two threads that sleep most of the time never ran at once: all its windows are
     /// discarded, and with the rule off they all count.
     #[test]
@@ -363,16 +346,5 @@ mod tests {
         let rounds = Group::new("g").case(nap()).run(&Plan { min_overlap: 0.0, ..plan(2) });
         assert!(rounds.throughput("nap/2").is_some());
         assert_eq!(rounds.discarded("nap/2"), 0);
-    }
-
-    #[test]
-    fn a_panic_in_an_operation_ends_the_group() {
-        // In the first operation of all, and later.
-        for good in [0, 3] {
-            let bad = move |thread| move |i| assert!(thread == 0 || i < good, "planted");
-            let group = Group::new("g").case(Case::new("bad", 2, bad));
-            let run = catch_unwind(AssertUnwindSafe(|| group.run(&plan(50))));
-            assert!(run.is_err());
-        }
     }
 }

@@ -120,17 +120,3 @@ impl fmt::Display for Header {
         )
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_machine_has_cores_and_a_kernel() {
-        let header = Header::take("x");
-        assert!(header.cores > 0);
-        assert_ne!(header.kernel, "unknown");
-        assert!(header.to_string().contains(&header.kernel));
-        assert!(header.locked_add > 0.0 && header.locked_add < 1e6, "{}", header.locked_add);
-    }
-}

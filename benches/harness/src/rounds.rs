@@ -186,20 +186,6 @@ mod tests {
         Rounds::new("g", [("a", 1), ("b", 1), ("c", 2)])
     }
 
-    #[test]
-    fn the_order_rotates_and_every_case_runs_once_per_round() {
-        let mut rounds = three();
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            rounds.round(0, |case| {
-                seen.push(case);
-                Some(1.0)
-            });
-        }
-        assert_eq!(seen, [0, 1, 2, 1, 2, 0, 2, 0, 1, 0, 1, 2]);
-        assert_eq!((rounds.group(), rounds.done()), ("g", 4));
-    }
-
     /// The machine gets ten times slower round by round; the ratio stays.
     #[test]
     fn ratios_are_taken_inside_a_round() {
@@ -226,33 +212,5 @@ mod tests {
         // 4/2, 4/4, 4/1
         let ratio = Ratio { median: 2.0, least: 1.0, greatest: 4.0, rounds: 3 };
         assert_eq!(rounds.tput_ratio_to_best("a", &["b", "c"]), Some(ratio));
-    }
-
-    #[test]
-    fn a_discarded_window_is_tried_again_and_counted() {
-        let mut rounds = Rounds::new("g", [("a", 1)]);
-        let mut windows = [None, None, Some(5.0)].into_iter();
-        rounds.round(3, |_| windows.next().unwrap());
-        assert_eq!(rounds.discarded("a"), 2);
-        assert_eq!(rounds.throughput("a"), Some(5.0));
-
-        rounds.round(3, |_| None);
-        assert_eq!(rounds.discarded("a"), 6); // one window and three retries
-        assert_eq!(rounds.throughput("a"), Some(5.0));
-    }
-
-    #[test]
-    fn the_table_has_a_row_per_case_and_says_what_was_not_measured() {
-        let mut rounds = three();
-        rounds.round(0, |case| [Some(1e9), Some(5e8), None][case]);
-        let table = rounds.to_string();
-        let rows: Vec<Vec<&str>> = table
-            .trim()
-            .lines()
-            .map(|line| line.split(['|', ' ']).filter(|word| !word.is_empty()).collect())
-            .collect();
-        assert_eq!(rows[2], ["a", "1.00", "1.00", "1.00", "1000.000", "1", "0"]);
-        assert_eq!(rows[3], ["b", "2.00", "2.00", "2.00", "500.000", "1", "0"]);
-        assert_eq!(rows[4], ["c", "none", "none", "none", "none", "0", "1"]);
     }
 }

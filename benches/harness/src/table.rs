@@ -71,26 +71,3 @@ impl fmt::Display for Table {
         writeln!(f)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_is_markdown_with_columns_of_equal_width() {
-        let mut table = Table::new("lookups", ["ns", "published"]);
-        table.row("list", [number(Some(12.345), 1), "11".into()]);
-        table.row("a tree", [number(Some(f64::NAN), 1)]);
-        table.bars = vec![0, 1];
-        let expected = "
-| lookups |   ns | published |
-|---------|-----:|----------:|
-| list    | 12.3 |        11 |
-| a tree  | none |           |
-
-<!-- bars 0 1 -->
-
-";
-        assert_eq!(table.to_string(), expected);
-    }
-}

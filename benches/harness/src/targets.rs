@@ -280,15 +280,4 @@ mod tests {
         assert_eq!(error, Err(TargetError::UnknownId("Z9".to_string())));
         assert_eq!(second.to_string(), printed);
     }
-
-    #[test]
-    fn slips_in_the_file_are_errors() {
-        let parse = |text: &str| Targets::parse(text, "a").unwrap_err();
-        assert!(matches!(parse("[a"), TargetError::Syntax(_)));
-        assert_eq!(parse("[b]"), TargetError::NoSection("a".to_string()));
-        for bound in ["\"<1\"", "\"1.0\"", "\">=x\"", "\"<=inf\"", "\"\"", "1.0"] {
-            let error = parse(&format!("[a]\nT1 = {bound}"));
-            assert_eq!(error, TargetError::BadBound("T1".to_string()), "{bound}");
-        }
-    }
 }

@@ -95,24 +95,4 @@ mod tests {
     fn threads_that_took_turns_do_not_overlap() {
         assert_eq!(overlap(&[span(0, 100, 50, 1), span(0, 100, 50, 1)]), 0.0);
     }
-
-    #[test]
-    fn time_off_the_cpu_of_either_thread_counts() {
-        assert_eq!(overlap(&[span(0, 100, 90, 1), span(0, 100, 100, 1)]), 0.9);
-        assert_eq!(overlap(&[span(0, 100, 90, 1), span(0, 100, 90, 1)]), 0.8);
-    }
-
-    #[test]
-    fn a_late_start_or_an_early_end_counts() {
-        assert_eq!(overlap(&[span(0, 100, 100, 1), span(20, 100, 80, 1)]), 0.8);
-        assert_eq!(overlap(&[span(0, 100, 100, 1), span(0, 70, 70, 1)]), 0.7);
-        assert_eq!(overlap(&[span(0, 50, 50, 1), span(50, 100, 50, 1)]), 0.0);
-    }
-
-    #[test]
-    fn throughput_adds_up_and_time_per_operation_is_per_thread() {
-        let window = Window::new(vec![span(0, 100, 100, 1000), span(0, 100, 100, 3000)]);
-        assert!((window.throughput() - 40_000.0).abs() < 1e-6);
-        assert!((window.ns_per_op() - 50_000.0).abs() < 1e-6);
-    }
 }

@@ -1,0 +1,263 @@
+//! The rows of P1 to P5, P7 and P8.
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_epoch as epoch;
+use crossbeam_utils::CachePadded;
+use crossbeam_utils::sync::ShardedLock;
+use harness::{Case, Group, Plan, Report};
+use offlock_percpu::lglock::LgLock;
+use offlock_percpu::{PerCpuCounter, PercpuRef, fence, rcu};
+use parking_lot::Mutex;
+
+/// The message of `expect`: no lock is refused.
+const FREE: &str = "no thread panics or locks twice";
+
+thread_local! {
+    /// The number of a thread, for a program that numbers its threads instead of asking for the CPU.
+    static SLOT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// P1: which CPU am I on?
+pub(crate) fn cpu(plan: &Plan, report: &mut Report) {
+    let rounds = Group::new("which CPU")
+        .case(Case::new("current_cpu", 1, |_| {
+            |_| {
+                black_box(offlock_percpu::current_cpu());
+            }
+        }))
+        .case(Case::new("sched_getcpu", 1, |_| {
+            |_| {
+                // SAFETY: the call takes no argument and reads no memory of ours.
+                black_box(unsafe { libc::sched_getcpu() });
+            }
+        }))
+        .case(Case::new("const thread-local read", 1, |thread| {
+            SLOT.set(black_box(thread)); // not a constant that the optimiser could carry to the read
+            |_| {
+                black_box(SLOT.get());
+            }
+        }))
+        .run(plan);
+    report.show(&rounds);
+    report.against(&rounds, "current_cpu", 1, &["const thread-local read", "sched_getcpu"]);
+    let ours = "current_cpu/1";
+    report.record("P1.tls", rounds.time_ratio(ours, "const thread-local read/1"));
+    report.record("P1.sched_getcpu", rounds.time_ratio(ours, "sched_getcpu/1"));
+}
+
+/// P2, and P8 without rseq: adding to a counter.
+pub(crate) fn counter(plan: &Plan, report: &mut Report) {
+    static OURS: PerCpuCounter = PerCpuCounter::new();
+
+    // Ordering, for every peer: Relaxed; a statistics counter, it publishes nothing.
+    let shared = CachePadded::new(AtomicU64::new(0));
+    let most = plan.threads.iter().max().map_or(1, |most| *most);
+    let padded: Vec<CachePadded<AtomicU64>> = (0..most).map(|_| CachePadded::default()).collect();
+    let cpus = offlock_percpu::possible_cpus();
+    let by_cpu: Vec<CachePadded<AtomicU64>> = (0..cpus).map(|_| CachePadded::default()).collect();
+
+    let mut group = Group::new("counter add");
+    for &threads in &plan.threads {
+        group = group
+            .case(Case::new("PerCpuCounter", threads, |_| |_| OURS.add(1)))
+            // Which slot is a thread's own costs nothing here.
+            .case(Case::new("padded per thread", threads, |thread| {
+                let own = &padded[thread];
+                move |_| {
+                    own.fetch_add(1, Ordering::Relaxed);
+                }
+            }))
+            .case(Case::new("sched_getcpu + padded", threads, |_| {
+                |_| {
+                    // SAFETY: the call takes no argument and reads no memory of ours.
+                    let cpu = unsafe { libc::sched_getcpu() } as usize;
+                    by_cpu[cpu].fetch_add(1, Ordering::Relaxed);
+                }
+            }))
+            .case(Case::new("shared fetch_add", threads, |_| {
+                |_| {
+                    shared.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+    }
+    let rounds = group.run(plan);
+    report.show(&rounds);
+    let peers = ["padded per thread", "sched_getcpu + padded", "shared fetch_add"];
+    for threads in [1, 2] {
+        report.against(&rounds, "PerCpuCounter", threads, &peers);
+    }
+
+    let ours = "PerCpuCounter/1";
+    report.record("P2.padded", rounds.time_ratio(ours, "padded per thread/1"));
+    report.record("P2.scale", rounds.tput_ratio("PerCpuCounter/2", ours));
+    let hot = rounds.tput_ratio("PerCpuCounter/2", "shared fetch_add/2");
+    report.record("P2.shared_2t.tput", hot);
+    report.record("P8.counter", rounds.time_ratio(ours, "sched_getcpu + padded/1"));
+}
+
+/// P3, and P8 without rseq: taking a reference to a shared object and giving it back.
+pub(crate) fn reference(plan: &Plan, report: &mut Report) {
+    let (ours, arc) = (PercpuRef::new(|| {}), Arc::new(0_u64));
+    let mut group = Group::new("get and put, one hot object");
+    for &threads in &plan.threads {
+        group = group
+            .case(Case::new("PercpuRef get+put", threads, |_| {
+                |_| {
+                    black_box(&ours.try_get());
+                }
+            }))
+            .case(Case::new("Arc clone+drop", threads, |_| {
+                |_| {
+                    black_box(&Arc::clone(&arc));
+                }
+            }));
+    }
+    let rounds = group.run(plan);
+    report.show(&rounds);
+    for threads in [1, 2] {
+        report.against(&rounds, "PercpuRef get+put", threads, &["Arc clone+drop"]);
+    }
+    let alone = rounds.time_ratio("PercpuRef get+put/1", "Arc clone+drop/1");
+    let hot = rounds.tput_ratio("PercpuRef get+put/2", "Arc clone+drop/2");
+    report.record("P3.arc", alone);
+    report.record("P3.arc_hot_2t.tput", hot);
+    report.record("P8.ref_arc", alone);
+    report.record("P8.ref_arc_hot_2t.tput", hot);
+}
+
+/// P4: the local-global lock against locks that one thread at a time holds.
+///
+/// No thread waits in a row with one thread. In rows with two, the peers' threads contend for their
+/// one lock, and ours each lock the slot of their own CPU, which is the purpose of the lock.
+pub(crate) fn lock(plan: &Plan, report: &mut Report) {
+    let plain = LgLock::new(|_| 0_u64);
+    let (parking_lot, sharded) = (Mutex::new(0_u64), ShardedLock::new(0_u64));
+    let spin = spin::Mutex::<u64>::new(0);
+    let mut group = Group::new("lock and unlock");
+    for threads in [1, 2] {
+        group = group
+            .case(Case::new("LgLock local", threads, |_| {
+                |_| {
+                    black_box(&*plain.local().expect(FREE));
+                }
+            }))
+            .case(Case::new("parking_lot Mutex", threads, |_| {
+                |_| {
+                    black_box(&*parking_lot.lock());
+                }
+            }))
+            .case(Case::new("spin Mutex", threads, |_| {
+                |_| {
+                    black_box(&*spin.lock());
+                }
+            }))
+            .case(Case::new("ShardedLock read", threads, |_| {
+                |_| {
+                    black_box(&*sharded.read().expect(FREE));
+                }
+            }));
+    }
+    let rounds = group
+        .case(Case::new("LgLock global", 1, |_| {
+            |_| {
+                black_box(&plain.global().expect(FREE));
+            }
+        }))
+        .run(plan);
+    report.show(&rounds);
+    for threads in [1, 2] {
+        let peers = ["parking_lot Mutex", "spin Mutex", "ShardedLock read"];
+        report.against(&rounds, "LgLock local", threads, &peers);
+    }
+    report.against(&rounds, "LgLock global", 1, &["parking_lot Mutex"]);
+    let local = "LgLock local/1";
+    report.record("P4.plain.parking_lot", rounds.time_ratio(local, "parking_lot Mutex/1"));
+    report.record("P4.plain.sharded_lock", rounds.time_ratio(local, "ShardedLock read/1"));
+    report.record("P4.plain.scale", rounds.tput_ratio("LgLock local/2", local));
+    let global = rounds.time_ratio("LgLock global/1", "parking_lot Mutex/1");
+    report.record("P4.plain.global_vs_parking_lot", global);
+}
+
+/// P5: entering and leaving a read-side section.
+pub(crate) fn pin(plan: &Plan, report: &mut Report) {
+    let seize = seize::Collector::new();
+    let mut group = Group::new("pin and unpin");
+    for &threads in &plan.threads {
+        group = group
+            .case(Case::new("rcu::pin", threads, |_| {
+                |_| {
+                    black_box(&rcu::pin());
+                }
+            }))
+            .case(Case::new("crossbeam_epoch::pin", threads, |_| {
+                |_| {
+                    black_box(&epoch::pin());
+                }
+            }))
+            .case(Case::new("seize enter+leave", threads, |_| {
+                |_| {
+                    black_box(&seize.enter());
+                }
+            }));
+    }
+    let rounds = group.run(plan);
+    report.show(&rounds);
+    for threads in [1, 2] {
+        let peers = ["crossbeam_epoch::pin", "seize enter+leave"];
+        report.against(&rounds, "rcu::pin", threads, &peers);
+    }
+    report.record("P5.epoch", rounds.time_ratio("rcu::pin/1", "crossbeam_epoch::pin/1"));
+    report.record("P5.seize", rounds.time_ratio("rcu::pin/1", "seize enter+leave/1"));
+    report.record("P5.scale", rounds.tput_ratio("rcu::pin/2", "rcu::pin/1"));
+}
+
+/// P7: the heavy fence. One thread; no other thread of the process runs, so the fence interrupts none.
+pub(crate) fn heavy(plan: &Plan, report: &mut Report) {
+    fence::heavy(); // the first call registers the process, without which the system call refuses
+    let rounds = Group::new("fence on every CPU")
+        .case(Case::new("heavy()", 1, |_| |_| fence::heavy()))
+        .case(Case::new("membarrier", 1, |_| {
+            |_| {
+                let command = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+                // SAFETY: takes numbers and touches no memory of ours.
+                let rc = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+                assert_eq!(rc, 0, "membarrier");
+            }
+        }))
+        .run(plan);
+    report.show(&rounds);
+    report.against(&rounds, "heavy()", 1, &["membarrier"]);
+    report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()/1", "membarrier/1"));
+}
+
+/// The value that is replaced: two cache lines, as a small node.
+type Value = [u64; 16];
+
+/// P7: allocate, swap in, retire what was there, and free what is due: everything, on the one thread
+/// that does it. Each side collects when it likes to.
+pub(crate) fn retire(plan: &Plan, report: &mut Report) {
+    let value = |i| -> Value { [i; 16] };
+    let ours = rcu::Atomic::new(value(0));
+    let theirs = epoch::Atomic::new(value(0));
+    let rounds = Group::new("allocate, swap, retire, free")
+        .case(Case::new("rcu retire", 1, |_| |i| ours.swap(rcu::Owned::new(value(i))).retire()))
+        .case(Case::new("crossbeam_epoch defer", 1, |_| {
+            |i| {
+                let guard = epoch::pin();
+                let old = theirs.swap(epoch::Owned::new(value(i)), Ordering::AcqRel, &guard);
+                // SAFETY: `old` is out of the only place that led to it, and is retired once.
+                unsafe { guard.defer_destroy(old) };
+            }
+        }))
+        .run(plan);
+    report.show(&rounds);
+    report.against(&rounds, "rcu retire", 1, &["crossbeam_epoch defer"]);
+    let epoch = rounds.time_ratio("rcu retire/1", "crossbeam_epoch defer/1");
+    report.record("P7.retire_vs_epoch", epoch);
+    // SAFETY: the group is over; no other guard or thread has it.
+    drop(unsafe { theirs.into_owned() });
+}
