@@ -442,9 +442,7 @@ impl Core {
         let sleep = timeout.is_none() && waker.is_none();
         loop {
             let turn = self.turn(true, sleep);
-            // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
-            // the sleep.
-            if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
+            if turn.delivered > 0 || waker.map_or(turn.is_idle(), |waker| waker.woken.is_set()) {
                 return Ok(turn);
             }
             let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
@@ -491,7 +489,9 @@ impl Core {
         }
         state.backend.watch(); // also without a request in the kernel, to clear older notifications
         drop(state);
-        self.wake_fd.wait(timeout)
+        let sleep = || self.wake_fd.wait(timeout);
+        // `turn` may have cleared the waker's kick, so the flag is checked again.
+        waker.map_or_else(sleep, |waker| waker.woken.sleep(sleep).unwrap_or(Ok(())))
     }
 }
 

@@ -19,7 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::task::{Poll, Wake, Waker};
 
-use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::atomic::{AtomicU32, Ordering};
 use offlock_sync::{Arc, check, order};
 
 use crate::sys;
@@ -133,37 +133,57 @@ pub(crate) fn serve<E>(
     }
 }
 
-/// Whether a future was woken since it was last polled.
+/// Whether a future was woken since it was last polled, and whether its thread sleeps.
 #[derive(Debug)]
-pub(crate) struct WokenFlag(AtomicBool);
+pub(crate) struct WokenFlag(AtomicU32);
+
+/// The thread does not sleep, and the future was not woken since it was last polled.
+const AWAKE: u32 = 0;
+/// The thread sleeps, or is about to.
+const ASLEEP: u32 = 1;
+/// The future was woken.
+const WOKEN: u32 = 2;
 
 impl WokenFlag {
     /// Makes a flag that is set, because the first poll needs no wake-up.
     pub(crate) fn new() -> Self {
-        Self(AtomicBool::new(true))
+        Self(AtomicU32::new(WOKEN))
     }
 
     /// Resets the flag. Returns whether it was set.
     pub(crate) fn take(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `set`; it carries the writes of the waking
         // thread before the wake-up.
-        self.0.swap(false, order!(Acquire, "take: the waking thread has written"))
+        self.0.swap(AWAKE, order!(Acquire, "take: the waking thread has written")) == WOKEN
     }
 
-    /// Sets the flag. Returns whether it was clear; the caller must then signal the kick.
+    /// Sets the flag. Returns whether the thread sleeps; the caller must then signal the kick. A wake-up
+    /// by the engine's own thread, such as a completion, never needs it.
     #[must_use = "the engine may be asleep"]
     pub(crate) fn set(&self) -> bool {
         // Ordering: Release pairs with the Acquire in `take`; it carries the writes of the waking
-        // thread. The flag is set before the eventfd is signalled, so the thread that the eventfd
-        // wakes sees the flag.
-        !self.0.swap(true, order!(Release, "set: the waking thread has written"))
+        // thread.
+        self.0.swap(WOKEN, order!(Release, "set: the waking thread has written")) == ASLEEP
+    }
+
+    /// Sleeps by `sleep`, unless the flag is set. A call of [`set`](Self::set) before the sleep prevents
+    /// it, and one during the sleep signals the kick, which ends it.
+    pub(crate) fn sleep<T>(&self, sleep: impl FnOnce() -> T) -> Option<T> {
+        // Ordering: Relaxed, here and below; the flag is one word, so either this exchange sees the
+        // wake-up or `set` sees the sleep. `take` acquires before the future is polled.
+        let asleep = self.0.compare_exchange(AWAKE, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
+        if !check!("sleep: the future was not woken", asleep.is_ok()) {
+            return None;
+        }
+        let slept = sleep();
+        _ = self.0.compare_exchange(ASLEEP, AWAKE, Ordering::Relaxed, Ordering::Relaxed);
+        Some(slept)
     }
 
     /// Returns whether the flag is set.
     pub(crate) fn is_set(&self) -> bool {
-        // Ordering: Relaxed; a hint that ends the sleep. `take` acquires before the future is
-        // polled.
-        self.0.load(Ordering::Relaxed)
+        // Ordering: Relaxed; a hint that ends the wait. `take` acquires before the future is polled.
+        self.0.load(Ordering::Relaxed) == WOKEN
     }
 }
 
@@ -186,10 +206,6 @@ impl BlockOnWaker {
         if self.woken.set() {
             sys::signal(&self.kick);
         }
-    }
-
-    pub(crate) fn is_woken(&self) -> bool {
-        self.woken.is_set()
     }
 }
 

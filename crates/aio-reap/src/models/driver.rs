@@ -20,6 +20,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("drive: the turn left nothing", "driver::inv06_work_left_by_a_turn_is_continued"),
     ("take: the waking thread has written", "driver::inv06_a_woken_future_sees_why"),
     ("set: the waking thread has written", "driver::inv06_a_woken_future_sees_why"),
+    ("sleep: the future was not woken", "driver::inv06_a_woken_future_sees_why"),
 ];
 
 pub(super) const LOOM_ONLY: &[&str] =
@@ -156,10 +157,7 @@ fn inv06_a_woken_future_sees_why() {
             if slept.take() {
                 kick.clear();
             }
-            if !woken.is_set() {
-                kick.wait();
-                slept.set(true);
-            }
+            slept.set(woken.sleep(|| kick.wait()).is_some());
             Ok::<(), Infallible>(())
         };
         _ = block_on(woken, poll, wait);

@@ -56,6 +56,14 @@ fn waker_that_outlives_block_on_does_not_notify_for_ever() {
     assert!(!readable(&engine, Duration::ZERO), "a foreign loop would spin from here on");
 }
 
+/// A completion that wakes the future of `block_on` makes no system call for that: the engine is awake.
+#[test]
+fn a_completion_wakes_its_future_without_the_kick() {
+    let (engine, _script) = scripted();
+    engine.block_on(engine.nop().submit().unwrap()).unwrap().0.unwrap();
+    assert!(!readable(&engine, Duration::ZERO), "the wake-up has signalled the kick");
+}
+
 /// Another thread wakes the future at the moment when the engine clears its own kick.
 #[test]
 fn waking_races_with_the_engines_own_kick() {
