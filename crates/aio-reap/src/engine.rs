@@ -16,7 +16,7 @@ use crate::completion_state::Turn;
 use crate::core::{Core, ReapMode};
 use crate::drive;
 use crate::drive::BlockOnWaker;
-use crate::error::{BackendKind, Fallback};
+use crate::error::{BackendKind, Fallback, SubmitError};
 use crate::file::{File, SharedFile};
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::request::Request;
@@ -152,7 +152,8 @@ impl Engine {
             ..self.op(kind, file, offset)
         };
         let accepted = file.accepts(iovecs.addresses, offset | iovecs.lengths);
-        Request::new(&self.core, Some(file.clone()), op, list).misaligned(!accepted)
+        let request = Request::new(&self.core, Some(file.clone()), op, list);
+        request.check(accepted, SubmitError::Misaligned)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
@@ -223,7 +224,8 @@ impl Engine {
     ) -> Request<'_, B> {
         let op = Op { ptr, len: len as u64, ..self.op(kind, file, offset) };
         let accepted = file.accepts(ptr as usize, offset | op.len);
-        Request::new(&self.core, Some(file.clone()), op, buf).misaligned(!accepted)
+        let request = Request::new(&self.core, Some(file.clone()), op, buf);
+        request.check(accepted, SubmitError::Misaligned)
     }
 
     /// Holds requests back until the returned guard, and every other one, is dropped.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::buf::HeldBuf;
 use crate::engine::Engine;
-use crate::error::RequestError;
+use crate::error::{RequestError, SubmitError};
 use crate::file::File;
 use crate::op::{Kind, Op, STATX_WORDS};
 use crate::operation::{Reply, sealed::Sealed};
@@ -76,7 +76,8 @@ impl Engine {
 
     fn named<T: Reply<IoPath>>(&self, op: Op, path: IoPath) -> Request<'_, IoPath, T> {
         let valid = path.is_valid();
-        Request::new(self.core(), None, op, HeldBuf::new(path)).invalid_path(!valid)
+        let request = Request::new(self.core(), None, op, HeldBuf::new(path));
+        request.check(valid, SubmitError::InvalidPath)
     }
 }
 

@@ -47,8 +47,8 @@ pub struct Request<'e, B, T = usize> {
     file: Option<File>,
     op: Op,
     zero_fill: bool,
-    misaligned: bool,
-    invalid_path: bool,
+    /// The reason why the engine refuses the request even if slots are free.
+    refusal: Option<fn(Self) -> SubmitError<Self>>,
     cancel_at: Option<Instant>,
     buf: HeldBuf<B>,
     result: PhantomData<fn() -> T>,
@@ -64,8 +64,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
             file,
             op,
             zero_fill: false,
-            misaligned: false,
-            invalid_path: false,
+            refusal: None,
             cancel_at: None,
             buf,
             result: PhantomData,
@@ -88,20 +87,11 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self
     }
 
-    /// Returns whether the request is refused even if slots are free.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.misaligned || self.invalid_path
-    }
-
-    /// Records whether the transfer is not aligned as the `O_DIRECT` file requires.
-    pub(crate) fn misaligned(mut self, misaligned: bool) -> Self {
-        self.misaligned = misaligned;
-        self
-    }
-
-    /// Records whether the path has a zero byte.
-    pub(crate) fn invalid_path(mut self, invalid: bool) -> Self {
-        self.invalid_path = invalid;
+    /// Records the `refusal` of a request that is not `valid`.
+    pub(crate) fn check(mut self, valid: bool, refusal: fn(Self) -> SubmitError<Self>) -> Self {
+        if !valid {
+            self.refusal = Some(refusal);
+        }
         self
     }
 
@@ -218,12 +208,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
-        if self.is_refused() {
-            return Err(if self.invalid_path {
-                SubmitError::InvalidPath(self)
-            } else {
-                SubmitError::Misaligned(self)
-            });
+        if let Some(refusal) = self.refusal {
+            return Err(refusal(self));
         }
         let completions = &mut state.completions;
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
@@ -316,8 +302,8 @@ impl<'e, B: 'static, T: Reply<B>> Future for Submission<'e, B, T> {
     /// Panics when polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let refused = this.request.as_ref().expect("not polled after it was ready").is_refused();
-        if refused || this.is_next() {
+        let refused = this.request.as_ref().expect("not polled after it was ready").refusal;
+        if refused.is_some() || this.is_next() {
             this.leave();
             let request = this.request.take().expect("it was there");
             match request.submit_next() {
