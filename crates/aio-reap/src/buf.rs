@@ -7,6 +7,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
+use crate::op::Memory;
+
 /// A buffer that the kernel may read from: `Vec<u8>`, `Box<[u8]>`, `String`, static bytes and
 /// strings, [`AlignedBuf`], and with the feature `bytes` `Bytes` and `BytesMut`.
 ///
@@ -361,10 +363,12 @@ pub struct BufList<B> {
     vectors: Box<[libc::iovec]>,
 }
 
-/// The vectors of a list and the sums that a request needs.
-pub(crate) struct IoVecs {
-    pub(crate) first: *mut libc::iovec,
-    pub(crate) count: u16,
+/// The memory of a transfer, and the sums that a request needs. It is valid until the buffer is used
+/// again or moves, except inside a [`HeldBuf`].
+pub(crate) struct IoMemory {
+    pub(crate) memory: Memory,
+    /// The first byte, or the first vector.
+    pub(crate) ptr: *mut u8,
     /// The sum of the lengths in bytes.
     pub(crate) len: u64,
     /// All addresses ored together, and all lengths: their low bits show the alignment.
@@ -392,7 +396,8 @@ impl<B> BufList<B> {
         self.bufs
     }
 
-    fn iovecs(&mut self, address: impl Fn(&mut B) -> (*mut u8, usize)) -> IoVecs {
+    /// Fills the vectors. `address` returns the address and the length of a buffer.
+    pub(crate) fn vectors(&mut self, address: impl Fn(&mut B) -> (*mut u8, usize)) -> IoMemory {
         let (mut len, mut addresses, mut lengths) = (0, 0, 0);
         for (buf, vector) in self.bufs.iter_mut().zip(&mut self.vectors) {
             let (base, bytes) = address(buf);
@@ -401,27 +406,17 @@ impl<B> BufList<B> {
             addresses |= base as usize;
             *vector = libc::iovec { iov_base: base.cast(), iov_len: bytes };
         }
-        let count = self.vectors.len() as u16; // at most MAX_BUFFERS
-        IoVecs { first: self.vectors.as_mut_ptr(), count, len, addresses, lengths }
+        let memory = Memory::vectors(self.vectors.len() as u16); // at most MAX_BUFFERS
+        IoMemory { memory, ptr: self.vectors.as_mut_ptr().cast(), len, addresses, lengths }
     }
 }
 
-impl<B: IoBuf> BufList<B> {
-    /// Fills the vectors for a write. They are valid until the list is used again or
-    /// moves, except inside a [`HeldBuf`].
-    pub(crate) fn iovecs_for_write(&mut self) -> IoVecs {
-        self.iovecs(|buf| (buf.as_ptr().cast_mut(), buf.len()))
-    }
-}
-
-impl<B: IoBufMut> BufList<B> {
-    /// Fills the vectors for a read. They are valid until the list is used again or
-    /// moves, except inside a [`HeldBuf`].
-    pub(crate) fn iovecs_for_read(&mut self) -> IoVecs {
-        self.iovecs(|buf| {
-            let len = buf.len();
-            (buf.as_mut_ptr(), len) // the address last
-        })
+impl IoMemory {
+    /// The memory of one buffer.
+    #[inline]
+    pub(crate) fn plain(len: usize, ptr: *mut u8) -> Self {
+        let len = len as u64;
+        Self { memory: Memory::PLAIN, ptr, len, addresses: ptr as usize, lengths: len }
     }
 }
 
@@ -487,8 +482,8 @@ mod buf_list_tests {
         let refused = BufList::new(bufs).unwrap_err();
         assert_eq!(refused.len(), MAX_BUFFERS + 1);
         let mut list = BufList::new(vec![vec![0u8; 3]; MAX_BUFFERS]).unwrap();
-        let iovecs = list.iovecs_for_read();
-        assert_eq!((usize::from(iovecs.count), iovecs.len, iovecs.lengths), (MAX_BUFFERS, 3072, 3));
+        let io = list.vectors(|buf| (buf.as_mut_ptr(), buf.len()));
+        assert_eq!((io.memory, io.len, io.lengths), (Memory::vectors(1024), 3072, 3));
         assert_eq!(list.into_inner().len(), MAX_BUFFERS);
     }
 }

@@ -11,14 +11,14 @@ use std::{fmt, io, mem};
 use offlock_sync::Arc;
 
 use crate::backend::Backend;
-use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoVecs};
+use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoMemory};
 use crate::completion_state::Turn;
 use crate::core::{Core, ReapMode};
 use crate::drive;
 use crate::drive::BlockOnWaker;
 use crate::error::{BackendKind, Fallback, SubmitError};
 use crate::file::{File, SharedFile};
-use crate::op::{AllocateMode, Block, Kind, Memory, Op};
+use crate::op::{AllocateMode, Block, Kind, Op};
 use crate::request::Request;
 use crate::slab::RequestId;
 use crate::stats::EngineStats;
@@ -107,8 +107,8 @@ impl Engine {
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
-        let (len, ptr) = (buf.get().len(), buf.get_mut().as_mut_ptr());
-        self.transfer(Kind::Read, file, (ptr, len), buf, offset)
+        let memory = IoMemory::plain(buf.get().len(), buf.get_mut().as_mut_ptr());
+        self.transfer(Kind::Read, file, memory, buf, offset)
     }
 
     /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes,
@@ -120,8 +120,8 @@ impl Engine {
         offset: u64,
     ) -> Request<'_, BufList<B>> {
         let mut list = HeldBuf::new(list);
-        let iovecs = list.get_mut().iovecs_for_read(); // the last use of the list
-        self.vectored(Kind::Read, file, &iovecs, list, offset)
+        let memory = list.get_mut().vectors(|buf| (buf.as_mut_ptr(), buf.len()));
+        self.transfer(Kind::Read, file, memory, list, offset)
     }
 
     /// Writes the buffers of `list`, first to last, from byte `offset` on. It writes all bytes or
@@ -133,27 +133,8 @@ impl Engine {
         offset: u64,
     ) -> Request<'_, BufList<B>> {
         let mut list = HeldBuf::new(list);
-        let iovecs = list.get_mut().iovecs_for_write(); // the last use of the list
-        self.vectored(Kind::Write, file, &iovecs, list, offset)
-    }
-
-    fn vectored<B: 'static>(
-        &self,
-        kind: Kind,
-        file: &File,
-        iovecs: &IoVecs,
-        list: HeldBuf<BufList<B>>,
-        offset: u64,
-    ) -> Request<'_, BufList<B>> {
-        let op = Op {
-            memory: Memory::vectors(iovecs.count),
-            ptr: iovecs.first.cast(),
-            len: iovecs.len,
-            ..self.op(kind, file, offset)
-        };
-        let accepted = file.accepts(iovecs.addresses, offset | iovecs.lengths);
-        let request = Request::new(&self.core, Some(file.clone()), op, list);
-        request.check(accepted, SubmitError::Misaligned)
+        let memory = list.get_mut().vectors(|buf| (buf.as_ptr().cast_mut(), buf.len()));
+        self.transfer(Kind::Write, file, memory, list, offset)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
@@ -162,8 +143,8 @@ impl Engine {
     /// many bytes were written before it. Any part of the other bytes may have been written.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let buf = HeldBuf::new(buf);
-        let (len, ptr) = (buf.get().len(), buf.get().as_ptr());
-        self.transfer(Kind::Write, file, (ptr.cast_mut(), len), buf, offset)
+        let memory = IoMemory::plain(buf.get().len(), buf.get().as_ptr().cast_mut());
+        self.transfer(Kind::Write, file, memory, buf, offset)
     }
 
     /// Makes the file's data and metadata durable (`fsync`): those of every write that completed
@@ -211,19 +192,20 @@ impl Engine {
         Op { kind, block, fd: file.as_fd().as_raw_fd(), offset, ..Op::NOP }
     }
 
-    /// Makes the request of a transfer. `ptr` is the result of the last call of a method of the buffer,
-    /// because a later one could make the pointer invalid.
+    /// Makes the request of a transfer. The last call of a method of the buffer returned the pointer in
+    /// `io`, because a later one could make the pointer invalid.
     #[inline]
     fn transfer<B: 'static>(
         &self,
         kind: Kind,
         file: &File,
-        (ptr, len): (*mut u8, usize),
+        io: IoMemory,
         buf: HeldBuf<B>,
         offset: u64,
     ) -> Request<'_, B> {
-        let op = Op { ptr, len: len as u64, ..self.op(kind, file, offset) };
-        let accepted = file.accepts(ptr as usize, offset | op.len);
+        let IoMemory { memory, ptr, len, addresses, lengths } = io;
+        let op = Op { memory, ptr, len, ..self.op(kind, file, offset) };
+        let accepted = file.accepts(addresses, offset | lengths);
         let request = Request::new(&self.core, Some(file.clone()), op, buf);
         request.check(accepted, SubmitError::Misaligned)
     }
