@@ -41,7 +41,7 @@ impl Engine {
     /// [`Statx`] has an example.
     pub fn stat(&self, path: impl Into<IoPath>) -> Request<'_, IoPath, Statx> {
         let mut path = path.into();
-        let flags = if path.names_itself() { libc::AT_EMPTY_PATH } else { 0 };
+        let flags = if path.itself.is_some() { libc::AT_EMPTY_PATH } else { 0 };
         let (name, result) = path.addresses();
         let op = Op::on_path(Kind::Statx, path.dir_fd(), name, flags);
         let offset = result.expose_provenance() as u64;
@@ -87,7 +87,7 @@ impl Reply<IoPath> for Statx {
         result: Result<usize, RequestError>,
         path: &mut IoPath,
     ) -> Result<Self, RequestError> {
-        result.map(|_| Self::parse(path.stat_words()))
+        result.map(|_| Self::parse(&path.words))
     }
 }
 
@@ -109,8 +109,7 @@ impl Reply<IoPath> for File {
     }
 }
 
-/// The path of a request such as [`Engine::open`](crate::Engine::open), relative to the current
-/// directory or to an [open one](Self::at).
+/// The path of a request such as [`Engine::open`](crate::Engine::open).
 ///
 /// It is made by `from` of anything that is a path, and of a `&File`, for requests on the file
 /// itself. The outcome of a request returns it: used again, it costs no allocation. A path with a
@@ -122,8 +121,7 @@ impl Reply<IoPath> for File {
 /// # fn main() -> std::io::Result<()> {
 /// let engine = Engine::new()?;
 /// let folder = tempfile::tempdir()?;
-/// let dir = engine.attach(std::fs::File::open(folder.path())?)?;
-/// let name = IoPath::at(&dir, "new");
+/// let name = IoPath::from(folder.path().join("new"));
 /// let (file, name) = engine.open(name, OpenOptions::write_only().create(0o600)).submit()?.wait();
 /// engine.write(&file?, b"hello", 0).submit()?.wait().0?;
 /// assert_eq!(engine.stat(name).submit()?.wait().0?.size, 5);
@@ -134,19 +132,15 @@ pub struct IoPath {
     /// The memory of a `statx` result and behind it the path, ended by a zero byte. Empty if the
     /// path has a zero byte itself. A `Vec`, so that a move of the value leaves pointers valid.
     words: Vec<u64>,
-    dir: Option<File>,
+    /// The file that an empty path names.
+    itself: Option<File>,
 }
 
 impl IoPath {
-    /// Makes a path that is relative to the open directory `dir`, unless it is absolute.
-    pub fn at(dir: &File, path: impl AsRef<Path>) -> Self {
-        Self::new(Some(dir.clone()), path.as_ref())
-    }
-
-    fn new(dir: Option<File>, path: &Path) -> Self {
+    fn new(itself: Option<File>, path: &Path) -> Self {
         let bytes = path.as_os_str().as_bytes();
         if bytes.contains(&0) {
-            return Self { words: Vec::new(), dir };
+            return Self { words: Vec::new(), itself };
         }
         let mut words = vec![0; STATX_WORDS + bytes.len() / 8 + 1];
         for (word, chunk) in words[STATX_WORDS..].iter_mut().zip(bytes.chunks(8)) {
@@ -154,44 +148,25 @@ impl IoPath {
             eight[..chunk.len()].copy_from_slice(chunk);
             *word = u64::from_ne_bytes(eight);
         }
-        Self { words, dir }
+        Self { words, itself }
     }
 
-    /// Returns the path, or `None` if it has a zero byte and is refused.
-    fn to_path(&self) -> Option<&Path> {
-        if !self.is_valid() {
-            return None;
-        }
-        // SAFETY: `new` stored the path behind the result, followed by at least one zero byte.
-        let path = unsafe { CStr::from_ptr(self.words[STATX_WORDS..].as_ptr().cast()) };
-        Some(Path::new(std::ffi::OsStr::from_bytes(path.to_bytes())))
-    }
-
-    pub(crate) fn is_valid(&self) -> bool {
+    fn is_valid(&self) -> bool {
         !self.words.is_empty()
     }
 
-    /// Returns whether the path is empty, so that it names the directory (or file) itself.
-    pub(crate) fn names_itself(&self) -> bool {
-        self.dir.is_some() && self.words.get(STATX_WORDS) == Some(&0)
-    }
-
-    /// Returns the descriptor of the directory.
-    pub(crate) fn dir_fd(&self) -> RawFd {
-        self.dir.as_ref().map_or(libc::AT_FDCWD, |dir| dir.as_fd().as_raw_fd())
+    /// Returns the descriptor that the path is relative to.
+    fn dir_fd(&self) -> RawFd {
+        self.itself.as_ref().map_or(libc::AT_FDCWD, |file| file.as_fd().as_raw_fd())
     }
 
     /// Returns the address of the path, for the kernel, and that of the memory for the result of
     /// a `statx`. Both are valid until the value is dropped, if the path is valid.
-    pub(crate) fn addresses(&mut self) -> (*mut u8, *mut u8) {
+    fn addresses(&mut self) -> (*mut u8, *mut u8) {
         let result = self.words.as_mut_ptr().cast::<u8>();
         (result.wrapping_add(STATX_WORDS * 8), result)
     }
 
-    /// Returns the result of the last `statx`.
-    pub(crate) fn stat_words(&self) -> &[u64; STATX_WORDS] {
-        self.words.first_chunk().expect("only valid paths are submitted")
-    }
 }
 
 impl<P: AsRef<Path> + ?Sized> From<&P> for IoPath {
@@ -215,13 +190,17 @@ impl From<String> for IoPath {
 /// Names the open file itself: for [`Engine::stat`](crate::Engine::stat).
 impl From<&File> for IoPath {
     fn from(file: &File) -> Self {
-        Self::at(file, "")
+        Self::new(Some(file.clone()), Path::new(""))
     }
 }
 
 impl fmt::Debug for IoPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoPath").field("path", &self.to_path()).field("dir", &self.dir).finish()
+        let path = self.words.get(STATX_WORDS..).map(|path| {
+            // SAFETY: `new` stored the path behind the result, followed by at least one zero byte.
+            unsafe { CStr::from_ptr(path.as_ptr().cast()) }
+        });
+        f.debug_struct("IoPath").field("path", &path).field("itself", &self.itself).finish()
     }
 }
 
@@ -326,7 +305,7 @@ impl Statx {
     }
 
     /// Reads a `struct statx` (ABI): the mode in byte 28, the size in byte 40, the blocks in byte 48.
-    fn parse(words: &[u64; STATX_WORDS]) -> Self {
+    fn parse(words: &[u64]) -> Self {
         let [.., low, high, _, _] = words[3].to_ne_bytes();
         let mode = u16::from_ne_bytes([low, high]).into();
         Self { size: words[5], blocks: words[6], mode }
