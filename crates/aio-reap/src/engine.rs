@@ -167,7 +167,7 @@ impl Engine {
         offset: u64,
         len: u64,
     ) -> Request<'_, ()> {
-        self.ranged(mode.kind(), file, offset, len)
+        self.ranged(Kind::Allocate(mode), file, offset, len)
     }
 
     /// Asks the kernel to read `len` bytes at `offset` into its page cache soon.

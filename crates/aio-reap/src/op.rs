@@ -46,11 +46,12 @@ pub enum AllocateMode {
 }
 
 impl AllocateMode {
-    pub(crate) fn kind(self) -> Kind {
+    /// Returns the flags of the `fallocate`.
+    pub(crate) fn flags(self) -> i32 {
         match self {
-            Self::Reserve => Kind::Reserve,
-            Self::PunchHole => Kind::PunchHole,
-            Self::ZeroRange => Kind::ZeroRange,
+            Self::Reserve => 0,
+            Self::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            Self::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
         }
     }
 }
@@ -58,16 +59,13 @@ impl AllocateMode {
 /// The kind of an operation. Transfers, the most frequent ones, come first, so that
 /// [`Op::transfers`] is one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Kind {
     Read,
     Write,
     Nop,
     Fsync,
     Fdatasync,
-    Reserve,
-    PunchHole,
-    ZeroRange,
+    Allocate(AllocateMode),
     WillNeed,
     /// `openat`. `ptr` is the path and `len` the flags and the mode, see [`Op::open`].
     Open,
@@ -78,16 +76,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the flags of a `fallocate`, or `None` for other kinds.
-    pub(crate) fn fallocate_flags(self) -> Option<i32> {
-        match self {
-            Self::Reserve => Some(0),
-            Self::PunchHole => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
-            Self::ZeroRange => Some(libc::FALLOC_FL_ZERO_RANGE),
-            _ => None,
-        }
-    }
-
     /// Returns whether the operation opens, closes or names files.
     pub(crate) fn manages_files(self) -> bool {
         matches!(self, Self::Open | Self::Statx | Self::Close)
@@ -409,11 +397,10 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
         Kind::Fsync => unsafe { libc::fsync(fd).into() },
         // SAFETY: the call takes no pointer.
         Kind::Fdatasync => unsafe { libc::fdatasync(fd).into() },
-        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
-            let flags = op.kind.fallocate_flags().unwrap_or(0);
-            // SAFETY: the call takes no pointer.
-            unsafe { libc::fallocate(fd, flags, offset, len as libc::off_t).into() }
-        }
+        // SAFETY: the call takes no pointer.
+        Kind::Allocate(mode) => unsafe {
+            libc::fallocate(fd, mode.flags(), offset, len as libc::off_t).into()
+        },
         Kind::WillNeed => {
             // SAFETY: the call takes no pointer.
             let errno = unsafe {

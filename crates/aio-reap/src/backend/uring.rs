@@ -392,9 +392,8 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
         },
         Kind::Fsync => opcode::Fsync::new(fd).build(),
         Kind::Fdatasync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
-            let flags = kind.fallocate_flags().unwrap_or(0);
-            opcode::Fallocate::new(fd, len).offset(offset).mode(flags).build()
+        Kind::Allocate(mode) => {
+            opcode::Fallocate::new(fd, len).offset(offset).mode(mode.flags()).build()
         }
         Kind::WillNeed => {
             // The length in the entry has 32 bits. Advice for a shorter range is still useful.
