@@ -95,13 +95,13 @@ impl Engine {
     ///
     /// Returns the error of `fcntl` if the descriptor is not open.
     pub fn attach(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
-        File::new(fd.into())
+        SharedFile::new(fd).map(File::shared)
     }
 
     /// Attaches a file that other threads or engines use too. It has the same descriptor. [`SharedFile`]
     /// has an example.
     pub fn attach_shared(&self, file: &SharedFile) -> File {
-        File::shared(file)
+        File::shared(file.clone())
     }
 
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.

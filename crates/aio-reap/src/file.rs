@@ -25,41 +25,11 @@ use crate::op::Alignment;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct File(Rc<Inner>);
-
-/// The state that clones of a file share.
-#[derive(Debug)]
-struct Inner {
-    fd: Fd,
-    /// `Some` for a file opened with `O_DIRECT`.
-    direct: Option<Alignment>,
-}
-
-/// A descriptor and its owner.
-#[derive(Debug)]
-enum Fd {
-    Owned(OwnedFd),
-    Shared(SharedFile),
-}
-
-impl AsFd for Fd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Owned(fd) => fd.as_fd(),
-            Self::Shared(file) => file.as_fd(),
-        }
-    }
-}
+pub struct File(Rc<SharedFile>);
 
 impl File {
-    /// Attaches the descriptor of a shared file.
-    pub(crate) fn shared(file: &SharedFile) -> Self {
-        Self(Rc::new(Inner { fd: Fd::Shared(file.clone()), direct: file.0.direct }))
-    }
-
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
-        let direct = Alignment::of(&fd)?;
-        Ok(Self(Rc::new(Inner { fd: Fd::Owned(fd), direct })))
+    pub(crate) fn shared(file: SharedFile) -> Self {
+        Self(Rc::new(file))
     }
 
     /// Returns the descriptor, for example to [close](crate::Engine::close) it, if this is the only
@@ -67,31 +37,29 @@ impl File {
     ///
     /// # Errors
     ///
-    /// Returns the file if another clone or a request uses it, or if it is shared.
+    /// Returns the file if another clone, a request or a [`SharedFile`] uses it.
     pub fn into_fd(self) -> Result<OwnedFd, Self> {
-        match Rc::try_unwrap(self.0) {
-            Ok(Inner { fd: Fd::Owned(fd), .. }) => Ok(fd),
-            Ok(inner) => Err(Self(Rc::new(inner))),
-            Err(shared) => Err(Self(shared)),
-        }
+        let file = Rc::try_unwrap(self.0).map_err(Self)?;
+        let inner = Arc::try_unwrap(file.0).map_err(|shared| Self::shared(SharedFile(shared)))?;
+        Ok(inner.fd)
     }
 
     /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
     pub fn alignment(&self) -> Option<Alignment> {
-        self.0.direct
+        self.0.0.direct
     }
 
     /// Returns whether a transfer has the file's alignment: `address` is the addresses of its buffers
     /// ored together, and `bytes` its offset and their lengths.
     #[inline]
     pub(crate) fn accepts(&self, address: usize, bytes: u64) -> bool {
-        self.0.direct.is_none_or(|align| align.accepts(address, bytes))
+        self.0.0.direct.is_none_or(|align| align.accepts(address, bytes))
     }
 }
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.fd.as_fd()
+        self.0.as_fd()
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::buf::HeldBuf;
 use crate::engine::Engine;
 use crate::error::{RequestError, SubmitError};
-use crate::file::File;
+use crate::file::{File, SharedFile};
 use crate::op::{Kind, Op, STATX_WORDS};
 use crate::operation::{Reply, sealed::Sealed};
 use crate::request::Request;
@@ -102,7 +102,7 @@ impl Reply<IoPath> for File {
         // SAFETY: by the contract of this function the kernel has just opened the descriptor for
         // this request, and no other value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Self::new(fd).map_err(|error| {
+        SharedFile::new(fd).map(Self::shared).map_err(|error| {
             let errno = error.raw_os_error().and_then(NonZeroI32::new);
             RequestError::new(errno.unwrap_or(const { NonZeroI32::new(libc::EIO).unwrap() }), 0)
         })
