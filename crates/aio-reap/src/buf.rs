@@ -396,15 +396,15 @@ impl<B> BufList<B> {
         self.bufs
     }
 
-    /// Fills the vectors. `address` returns the address and the length of a buffer.
-    pub(crate) fn vectors(&mut self, address: impl Fn(&mut B) -> (*mut u8, usize)) -> IoMemory {
+    /// Fills the vectors. `bytes` returns the length and the address of a buffer, the address last.
+    pub(crate) fn vectors(&mut self, bytes: impl Fn(&mut B) -> (usize, *mut u8)) -> IoMemory {
         let (mut len, mut addresses, mut lengths) = (0, 0, 0);
         for (buf, vector) in self.bufs.iter_mut().zip(&mut self.vectors) {
-            let (base, bytes) = address(buf);
-            len += bytes as u64;
-            lengths |= bytes as u64;
+            let (iov_len, base) = bytes(buf);
+            len += iov_len as u64;
+            lengths |= iov_len as u64;
             addresses |= base as usize;
-            *vector = libc::iovec { iov_base: base.cast(), iov_len: bytes };
+            *vector = libc::iovec { iov_base: base.cast(), iov_len };
         }
         let memory = Memory::vectors(self.vectors.len() as u16); // at most MAX_BUFFERS
         IoMemory { memory, ptr: self.vectors.as_mut_ptr().cast(), len, addresses, lengths }
@@ -482,7 +482,7 @@ mod buf_list_tests {
         let refused = BufList::new(bufs).unwrap_err();
         assert_eq!(refused.len(), MAX_BUFFERS + 1);
         let mut list = BufList::new(vec![vec![0u8; 3]; MAX_BUFFERS]).unwrap();
-        let io = list.vectors(|buf| (buf.as_mut_ptr(), buf.len()));
+        let io = list.vectors(|buf| (buf.len(), buf.as_mut_ptr()));
         assert_eq!((io.memory, io.len, io.lengths), (Memory::vectors(1024), 3072, 3));
         assert_eq!(list.into_inner().len(), MAX_BUFFERS);
     }

@@ -120,7 +120,7 @@ impl Engine {
         offset: u64,
     ) -> Request<'_, BufList<B>> {
         let mut list = HeldBuf::new(list);
-        let memory = list.get_mut().vectors(|buf| (buf.as_mut_ptr(), buf.len()));
+        let memory = list.get_mut().vectors(|buf| (buf.len(), buf.as_mut_ptr()));
         self.transfer(Kind::Read, file, memory, list, offset)
     }
 
@@ -133,7 +133,7 @@ impl Engine {
         offset: u64,
     ) -> Request<'_, BufList<B>> {
         let mut list = HeldBuf::new(list);
-        let memory = list.get_mut().vectors(|buf| (buf.as_ptr().cast_mut(), buf.len()));
+        let memory = list.get_mut().vectors(|buf| (buf.len(), buf.as_ptr().cast_mut()));
         self.transfer(Kind::Write, file, memory, list, offset)
     }
 
