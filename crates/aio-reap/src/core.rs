@@ -475,7 +475,7 @@ impl Core {
             return Ok(());
         }
         let timeout = state.deadlines.shorten(timeout, || state.backend.instant());
-        // The backend's own wait does not see the retry timer.
+        // The backend's own wait does not end for the retry.
         let only_completions = waker.is_none() && !state.has_remote && !state.needs_retry();
         if only_completions && state.in_kernel() > 0 {
             return state.wait(timeout);
@@ -489,7 +489,7 @@ impl Core {
         }
         state.backend.watch(); // also without a request in the kernel, to clear older notifications
         drop(state);
-        let sleep = || self.wake_fd.wait(timeout);
+        let sleep = || self.wake_fd.wait(time);
         // `turn` may have cleared the waker's kick, so the flag is checked again.
         waker.map_or_else(sleep, |waker| waker.woken.sleep(sleep).unwrap_or(Ok(())))
     }

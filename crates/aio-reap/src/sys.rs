@@ -59,17 +59,10 @@ pub(crate) fn drain(fd: &OwnedFd) {
     unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
 }
 
-/// Arms a timerfd to expire once, `after` from now (at least one nanosecond).
-pub(crate) fn arm(timer: &OwnedFd, after: Duration) -> io::Result<()> {
-    set_timer(timer, after.max(Duration::from_nanos(1)))
-}
-
-/// Disarms a timerfd and clears its expiration.
-pub(crate) fn disarm(timer: &OwnedFd) -> io::Result<()> {
-    set_timer(timer, Duration::ZERO)
-}
-
-fn set_timer(timer: &OwnedFd, after: Duration) -> io::Result<()> {
+/// Makes a timerfd expire once, `after` from now (at least one nanosecond), or never. Clears its
+/// expiration.
+pub(crate) fn set_timer(timer: &OwnedFd, after: Option<Duration>) -> io::Result<()> {
+    let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
     let spec = libc::itimerspec {
         it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: timespec(after),
@@ -115,7 +108,7 @@ pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
 /// Waits until one of `fds` is readable. Returns `Ok(false)` if the time is over or a signal
 /// arrived; callers check again anyway.
 pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {
-    let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 4];
+    let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 3];
     assert!(fds.len() <= polled.len());
     for (slot, &fd) in polled.iter_mut().zip(fds) {
         slot.fd = fd;

@@ -3,8 +3,7 @@
 //! ```text
 //!            ┌ the backend's own descriptor: a completion is there
 //!  epoll fd ─┼ kick (eventfd): work was left over, or another thread woke a future
-//!            ├ retry (timerfd): the kernel had no room, or a request is to be tried again
-//!            └ deadline (timerfd): a request or a wait is to end
+//!            └ timer (timerfd): a request is to end, or is to be tried again
 //! ```
 //!
 //! The epoll descriptor watches the backend's descriptor only after the program has asked for the
@@ -31,10 +30,9 @@ pub(crate) struct WakeFd {
     /// The backend's descriptors; at most two.
     backend: Vec<RawFd>,
     kick: Arc<OwnedFd>,
-    retry: OwnedFd,
-    deadline: OwnedFd,
-    /// The time that `deadline` is set to.
-    deadline_at: Cell<Option<Instant>>,
+    timer: OwnedFd,
+    /// The time that `timer` is set to.
+    timer_at: Cell<Option<Instant>>,
     /// The program may poll `epoll`, so left-over work must kick.
     watched: Cell<bool>,
     /// `epoll` could not watch the backend. The kick then stays signalled, so that no completion is
@@ -43,26 +41,24 @@ pub(crate) struct WakeFd {
     kicked: Cell<bool>,
     /// Other threads have the kick too, so it may be signalled while `kicked` is false.
     kick_is_shared: Cell<bool>,
-    /// The delay that the retry timer was armed with. `None` after `clear`.
-    retrying: Cell<Option<Duration>>,
+    /// The delay of the retry that is due, and its time. `None` after `clear`.
+    retrying: Cell<Option<(Duration, Instant)>>,
     /// The delay of the next retry.
     delay: Cell<Duration>,
 }
 
 impl WakeFd {
     pub(crate) fn new(backend: Vec<RawFd>) -> io::Result<Self> {
-        let (epoll, kick) = (sys::epoll()?, sys::eventfd()?);
-        let (retry, deadline) = (sys::timerfd()?, sys::timerfd()?);
-        for fd in [kick.as_raw_fd(), retry.as_raw_fd(), deadline.as_raw_fd()] {
+        let (epoll, kick, timer) = (sys::epoll()?, sys::eventfd()?, sys::timerfd()?);
+        for fd in [kick.as_raw_fd(), timer.as_raw_fd()] {
             sys::epoll_add(&epoll, fd)?;
         }
         Ok(Self {
             epoll,
             backend,
             kick: Arc::new(kick),
-            retry,
-            deadline,
-            deadline_at: Cell::new(None),
+            timer,
+            timer_at: Cell::new(None),
             watched: Cell::new(false),
             unwatched_backend: Cell::new(false),
             kicked: Cell::new(false),
@@ -110,45 +106,41 @@ impl WakeFd {
         }
     }
 
-    /// Arms the retry timer. The delay doubles each time until [`progress`](Self::progress).
+    /// Causes a turn after a delay, which doubles each time until [`progress`](Self::progress).
+    /// [`wake_at`](Self::wake_at) follows.
     pub(crate) fn retry_later(&self) {
-        if self.retrying.get().is_some() {
-            return;
-        }
-        let delay = self.delay.get();
-        self.retrying.set(Some(delay));
-        self.delay.set((delay * 2).min(LAST_RETRY));
-        if sys::arm(&self.retry, delay).is_err() {
-            // This cannot happen with a valid timer. The kick retries at once instead of never.
-            self.retrying.set(None);
-            self.watch();
-            self.kick();
+        if self.retrying.get().is_none() {
+            let delay = self.delay.get();
+            self.retrying.set(Some((delay, Instant::now() + delay)));
+            self.delay.set((delay * 2).min(LAST_RETRY));
         }
     }
 
-    /// Makes the descriptor readable at the time `at`, or at no time, if the program has it.
+    /// Makes the descriptor readable at the time `deadline`, and at that of the retry, if the program
+    /// has it.
     #[inline]
-    pub(crate) fn wake_at(&self, at: Option<Instant>) {
-        if self.watched.get() && self.deadline_at.get() != at {
-            self.set_deadline(at);
+    pub(crate) fn wake_at(&self, deadline: Option<Instant>) {
+        if self.watched.get() {
+            let retry = self.retrying.get().map(|(_, at)| at);
+            let at = deadline.into_iter().chain(retry).min();
+            if self.timer_at.get() != at {
+                self.set_timer(at);
+            }
         }
     }
 
     #[cold]
-    fn set_deadline(&self, at: Option<Instant>) {
-        self.deadline_at.set(at);
-        let set = match at {
-            Some(at) => sys::arm(&self.deadline, at.saturating_duration_since(Instant::now())),
-            None => sys::disarm(&self.deadline),
-        };
-        if set.is_err() {
+    fn set_timer(&self, at: Option<Instant>) {
+        self.timer_at.set(at);
+        let after = at.map(|at| at.saturating_duration_since(Instant::now()));
+        if sys::set_timer(&self.timer, after).is_err() {
             self.kick(); // cannot happen with a valid timer; a turn now instead of never
         }
     }
 
-    /// Returns the delay that the retry timer was armed with, if it is armed.
+    /// Returns the delay of the retry, if one is due.
     pub(crate) fn retry_delay(&self) -> Option<Duration> {
-        self.retrying.get()
+        self.retrying.get().map(|(delay, _)| delay)
     }
 
     /// Records progress: the next retry has the shortest delay.
@@ -156,7 +148,8 @@ impl WakeFd {
         self.delay.set(FIRST_RETRY);
     }
 
-    /// Clears the kick and the retry timer. The caller looks for work afterwards.
+    /// Clears the kick and the retry. The caller looks for work, and then calls
+    /// [`wake_at`](Self::wake_at).
     pub(crate) fn clear(&self) {
         if self.unwatched_backend.get() {
             self.watch_backend();
@@ -166,16 +159,13 @@ impl WakeFd {
             self.kicked.set(false);
             sys::drain(&self.kick);
         }
-        if self.retrying.take().is_some() {
-            // Also if it has not expired: no later call would disarm it.
-            let _ = sys::disarm(&self.retry);
-        }
+        self.retrying.set(None);
     }
 
     /// Sleeps until a descriptor is readable, the time is over, or a signal arrives.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let mut fds = [self.kick.as_raw_fd(), self.retry.as_raw_fd(), -1, -1];
-        fds.iter_mut().skip(2).zip(&self.backend).for_each(|(place, &fd)| *place = fd);
+        let mut fds = [self.kick.as_raw_fd(), -1, -1];
+        fds.iter_mut().skip(1).zip(&self.backend).for_each(|(place, &fd)| *place = fd);
         let slept = sys::poll_readable(&fds, timeout);
         if self.kick_is_shared.get() {
             self.kicked.set(true); // the kick may have been the reason, so `clear` empties it
