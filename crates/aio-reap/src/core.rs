@@ -69,17 +69,12 @@ impl Core {
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
     /// case the call that runs the callback, or the kick that it arms, submits them. A driven engine
     /// wakes its driver instead, so that the requests of all tasks that are ready now are one batch.
+    ///
+    /// Without `delivers` it neither reaps nor delivers.
     #[inline]
-    pub(crate) fn flush_unless_held(&self) {
+    pub(crate) fn flush_unless_held(&self, delivers: bool) {
         if self.plugs.get() == 0 && !self.is_dispatching.get() {
-            self.flush(true);
-        }
-    }
-
-    /// Submits like [`flush_unless_held`](Self::flush_unless_held), but neither reaps nor delivers.
-    pub(crate) fn submit_unless_held(&self) {
-        if self.plugs.get() == 0 && !self.is_dispatching.get() {
-            self.flush(false);
+            self.flush(delivers);
         }
     }
 
@@ -182,13 +177,15 @@ impl Core {
         if count == 0 {
             return;
         }
-        let _rearm = RearmOnPanic(self);
-        let _guard = self.enter_dispatch();
+        let rearm = Rearm(self); // if a call panics
+        let guard = self.enter_dispatch();
         for _ in 0..count {
             // A call may wait for the engine, and that turn runs the rest.
-            let Some(call) = self.next_call() else { return };
+            let Some(call) = self.next_call() else { break };
             call(self);
         }
+        drop(guard);
+        mem::forget(rearm); // a round follows
     }
 
     /// Drops the queued calls of other threads, and refuses later ones.
@@ -400,17 +397,6 @@ impl Drop for AdmitOnDrop<'_> {
             self.0.wake_fd.kick();
         } else {
             self.0.admit();
-        }
-    }
-}
-
-/// On drop during a panic, causes a turn like [`Rearm`]. Without a panic a round follows, which has one.
-struct RearmOnPanic<'c>(&'c Core);
-
-impl Drop for RearmOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            drop(Rearm(self.0));
         }
     }
 }

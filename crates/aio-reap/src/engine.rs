@@ -431,7 +431,7 @@ impl Drop for Plug<'_> {
         if std::thread::panicking() {
             self.core.wake_fd.kick();
         } else {
-            self.core.flush_unless_held();
+            self.core.flush_unless_held(true);
         }
     }
 }

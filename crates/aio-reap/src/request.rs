@@ -125,7 +125,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let RequestId(user_data) =
             self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
         let operation = Operation::new(core, user_data as Index); // the slot of the request
-        core.flush_unless_held();
+        core.flush_unless_held(true);
         Ok(operation)
     }
 
@@ -146,7 +146,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
         let id = self.queue_callback(done)?;
-        core.flush_unless_held();
+        core.flush_unless_held(true);
         Ok(id)
     }
 
@@ -164,7 +164,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
         let id = self.queue_callback(done)?;
-        core.submit_unless_held();
+        core.flush_unless_held(false);
         Ok(id)
     }
 
@@ -193,7 +193,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
             queue: queue.clone(),
             token,
         })?;
-        core.flush_unless_held();
+        core.flush_unless_held(true);
         Ok(id)
     }
 
