@@ -190,34 +190,17 @@ impl WokenFlag {
 /// Wakes a `block_on` from any thread: a flag and the engine's kick.
 pub(crate) struct BlockOnWaker {
     pub(crate) woken: WokenFlag,
-    kick: Arc<OwnedFd>,
+    pub(crate) kick: Arc<OwnedFd>,
 }
 
-impl BlockOnWaker {
-    pub(crate) fn new(kick: Arc<OwnedFd>) -> Arc<Self> {
-        Arc::new(Self { woken: WokenFlag::new(), kick })
-    }
-
-    pub(crate) fn handle(waker: &Arc<Self>) -> Waker {
-        Waker::from(std::sync::Arc::new(WakerHandle(Arc::clone(waker))))
-    }
-
-    fn wake(&self) {
-        if self.woken.set() {
-            sys::signal(&self.kick);
-        }
-    }
-}
-
-/// The implementation of `Wake`, which needs std's `Arc` even if the facade has another one.
-struct WakerHandle(Arc<BlockOnWaker>);
-
-impl Wake for WakerHandle {
+impl Wake for BlockOnWaker {
     fn wake(self: std::sync::Arc<Self>) {
-        self.0.wake();
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &std::sync::Arc<Self>) {
-        self.0.wake();
+        if self.woken.set() {
+            sys::signal(&self.kick);
+        }
     }
 }

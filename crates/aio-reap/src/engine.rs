@@ -4,7 +4,7 @@ use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Context;
+use std::task::{Context, Waker};
 use std::time::Duration;
 use std::{fmt, io, mem};
 
@@ -14,8 +14,7 @@ use crate::backend::Backend;
 use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoMemory};
 use crate::completion_state::Turn;
 use crate::core::{Core, ReapMode};
-use crate::drive;
-use crate::drive::BlockOnWaker;
+use crate::drive::{self, BlockOnWaker, WokenFlag};
 use crate::error::{BackendKind, Fallback, SubmitError};
 use crate::file::{File, SharedFile};
 use crate::op::{AllocateMode, Block, Kind, Op};
@@ -279,8 +278,9 @@ impl Engine {
     /// Those of [`wait`](Self::wait). The future is then dropped.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
         let core = &self.core;
-        let waker = BlockOnWaker::new(Arc::clone(core.wake_fd.shared_kick()));
-        let handle = BlockOnWaker::handle(&waker);
+        let kick = Arc::clone(core.wake_fd.shared_kick());
+        let waker = std::sync::Arc::new(BlockOnWaker { woken: WokenFlag::new(), kick });
+        let handle = Waker::from(std::sync::Arc::clone(&waker));
         let mut context = Context::from_waker(&handle);
         let mut future = pin!(future);
         drive::block_on(
