@@ -47,7 +47,7 @@ struct Queue<C> {
 impl<C> CallQueue<C> {
     /// Makes a queue of at most `capacity` calls, without a sender. `wake` wakes the engine.
     pub(crate) fn new(capacity: usize, wake: impl Fn() + Send + Sync + 'static) -> Self {
-        let calls = VecDeque::with_capacity(capacity);
+        let calls = VecDeque::new();
         let state = Mutex::new(Queue { calls, capacity, senders: 0, closed: false });
         Self { state, wake: Box::new(wake) }
     }
@@ -101,9 +101,11 @@ impl<C> CallQueue<C> {
         step!("close: take what was sent", calls.append(&mut queue.calls));
     }
 
-    /// Adds a handle that may send.
+    /// Adds a handle that may send. The first one allocates the queue.
     pub(crate) fn add_sender(&self) {
-        self.state.lock().senders += 1;
+        let queue = &mut *self.state.lock();
+        queue.calls.reserve_exact(queue.capacity - queue.calls.len());
+        queue.senders += 1;
     }
 
     /// Removes a handle. The last one wakes the engine.
@@ -121,35 +123,6 @@ impl<C> CallQueue<C> {
     pub(crate) fn may_have_calls(&self) -> bool {
         let queue = self.state.lock();
         queue.senders != 0 || !check!("may_have_calls: none is queued", queue.calls.is_empty())
-    }
-}
-
-/// The calls of an engine's remotes.
-pub(crate) struct RemoteCalls<C> {
-    pub(crate) queue: Arc<CallQueue<C>>,
-    /// The calls that were taken from the queue and have not begun.
-    pub(crate) taken: VecDeque<C>,
-}
-
-impl<C> RemoteCalls<C> {
-    pub(crate) fn has_calls(&self) -> bool {
-        !self.taken.is_empty() || self.queue.has_calls()
-    }
-
-    /// Returns whether a call has not begun, or a handle may send one.
-    pub(crate) fn may_have_calls(&self) -> bool {
-        !self.taken.is_empty() || self.queue.may_have_calls()
-    }
-
-    /// Takes the queued calls, and with `close` refuses later ones. Returns the number of calls that
-    /// have not begun.
-    pub(crate) fn take(&mut self, close: bool) -> usize {
-        if close {
-            self.queue.close(&mut self.taken);
-        } else {
-            self.queue.take(&mut self.taken);
-        }
-        self.taken.len()
     }
 }
 

@@ -11,7 +11,7 @@ use std::{io, mem};
 use offlock_sync::Arc;
 
 use crate::backend::Backend;
-use crate::calls::{CallQueue, RemoteCalls};
+use crate::calls::CallQueue;
 use crate::completion_state::Turn;
 use crate::drive::{self, BlockOnWaker, Driver, Served};
 use crate::error::{BackendKind, Fallback};
@@ -31,8 +31,9 @@ pub(crate) struct Core {
     pub(crate) kind: BackendKind,
     pub(crate) fallbacks: Vec<Fallback>,
     pub(crate) reap_mode: Cell<ReapMode>,
-    /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
-    calls: RefCell<Option<RemoteCalls<Call>>>,
+    /// The calls of other threads, and those that were taken from the queue and have not begun.
+    calls: Arc<CallQueue<Call>>,
+    taken_calls: RefCell<VecDeque<Call>>,
     /// The number of plugs, which hold requests back.
     pub(crate) plugs: Cell<usize>,
     pub(crate) driver: Driver,
@@ -48,13 +49,16 @@ impl Core {
         fallbacks: Vec<Fallback>,
         reap_mode: ReapMode,
     ) -> Self {
+        let kick = Arc::clone(&wake_fd.kick);
+        let calls = CallQueue::new(state.limits.capacity, move || sys::signal(&kick));
         Self {
             state: RefCell::new(state),
             wake_fd,
             kind,
             fallbacks,
             reap_mode: Cell::new(reap_mode),
-            calls: RefCell::new(None),
+            calls: Arc::new(calls),
+            taken_calls: RefCell::default(),
             plugs: Cell::new(0),
             driver: Driver::default(),
             is_dispatching: Cell::new(false),
@@ -128,45 +132,32 @@ impl Core {
     /// Returns whether another turn makes progress without a wake-up. `state` is borrowed from this
     /// core.
     pub(crate) fn has_work(&self, state: &State) -> bool {
-        state.has_work() || self.has_calls()
+        state.has_work() || state.has_remote && self.has_calls()
     }
 
     fn has_calls(&self) -> bool {
-        self.calls.borrow().as_ref().is_some_and(RemoteCalls::has_calls)
+        !self.taken_calls.borrow().is_empty() || self.calls.has_calls()
     }
 
-    /// Returns whether a call of another thread has not begun, or may come.
-    fn may_have_calls(&self) -> bool {
-        self.calls.borrow().as_ref().is_some_and(RemoteCalls::may_have_calls)
-    }
-
-    /// Returns the queue of the calls of other threads. The first call makes it.
+    /// Returns the queue of the calls of other threads, for a new sender.
     #[cold]
-    pub(crate) fn call_queue(&self) -> Arc<CallQueue<Call>> {
-        let mut state = self.state.borrow_mut();
-        state.has_remote = true;
-        let new = || {
-            let kick = Arc::clone(self.wake_fd.shared_kick());
-            let queue = Arc::new(CallQueue::new(state.limits.capacity, move || sys::signal(&kick)));
-            RemoteCalls { queue, taken: VecDeque::new() }
-        };
-        let mut calls = self.calls.borrow_mut();
-        let calls = calls.get_or_insert_with(new);
-        if state.closed {
-            calls.take(true); // none: nothing was sent to the new queue
-        }
-        Arc::clone(&calls.queue)
+    pub(crate) fn call_queue(&self) -> &Arc<CallQueue<Call>> {
+        self.state.borrow_mut().has_remote = true;
+        self.wake_fd.shared_kick();
+        &self.calls
     }
 
     /// Takes the queued calls of other threads, and with `close` refuses later ones. Returns the number
     /// of calls that have not begun.
     fn take_calls(&self, close: bool) -> usize {
-        self.calls.borrow_mut().as_mut().map_or(0, |calls| calls.take(close))
+        let mut taken = self.taken_calls.borrow_mut();
+        if close { self.calls.close(&mut taken) } else { self.calls.take(&mut taken) }
+        taken.len()
     }
 
     /// Returns the oldest call that was taken and has not begun.
     fn next_call(&self) -> Option<Call> {
-        self.calls.borrow_mut().as_mut()?.taken.pop_front()
+        self.taken_calls.borrow_mut().pop_front()
     }
 
     /// Runs the calls of other threads that are queued now; with `close` the queue refuses later ones.
@@ -451,7 +442,9 @@ impl Core {
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        drive::serve(|| self.may_have_calls(), turn, || self.sleep(None, None))
+        let may_have_calls =
+            || !self.taken_calls.borrow().is_empty() || self.calls.may_have_calls();
+        drive::serve(may_have_calls, turn, || self.sleep(None, None))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.

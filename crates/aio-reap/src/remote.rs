@@ -59,7 +59,7 @@ impl Engine {
     /// of this function allocates the queue; after that, each sleep of the engine takes one more
     /// system call. After the shutdown of the engine the remote refuses every call.
     pub fn remote(&self) -> Remote {
-        Remote::new(&self.core().call_queue())
+        Remote::new(self.core().call_queue())
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct WakeFd {
     epoll: OwnedFd,
     /// The backend's descriptors; at most two.
     backend: Vec<RawFd>,
-    kick: Arc<OwnedFd>,
+    pub(crate) kick: Arc<OwnedFd>,
     timer: OwnedFd,
     /// The time that `timer` is set to.
     timer_at: Cell<Option<Instant>>,
