@@ -209,6 +209,7 @@ fn inv04_refused_submissions_and_sleeps_are_made_again() {
     // The first two enters of an io_uring belong to its set-up.
     let injected: &[&str] = &["(INJECTED)"];
     for (backend, inject, log) in [
+        ("io_uring", "io_uring_setup:error=EINVAL:when=1..2", injected), // knows fewer flags
         ("io_uring", "io_uring_enter:error=EAGAIN:when=3..7", injected),
         ("io_uring", "io_uring_enter:error=EBUSY:when=3+3", injected),
         ("io_uring", "io_uring_enter:error=EINTR:when=3+2", injected),

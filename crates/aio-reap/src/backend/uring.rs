@@ -14,7 +14,7 @@ use std::{io, mem, ptr};
 
 use io_uring::cqueue::CompletionQueue;
 use io_uring::squeue::{self, PushError, SubmissionQueue};
-use io_uring::{IoUring, Probe, opcode, types};
+use io_uring::{IoUring, opcode, types};
 
 use super::Backend;
 use crate::completion_state::CompletionState;
@@ -95,26 +95,10 @@ impl Uring {
     /// # Errors
     ///
     /// The error of the set-up or of the first enter (a filter may allow only the set-up), or
-    /// `EOPNOTSUPP` if the kernel lacks an operation (before 5.11).
+    /// `EOPNOTSUPP` if the kernel is older than 5.12: every operation is there from 5.6 on.
     pub(crate) fn new(depth: usize) -> io::Result<Self> {
-        let mut ring = first_supported(&FLAGS, |flags| flags.setup(depth as u32))?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        let needed = [
-            opcode::Read::CODE,
-            opcode::Write::CODE,
-            opcode::Readv::CODE,
-            opcode::Writev::CODE,
-            opcode::Fsync::CODE,
-            opcode::Fallocate::CODE,
-            opcode::Fadvise::CODE,
-            opcode::AsyncCancel::CODE,
-            opcode::Nop::CODE,
-            opcode::OpenAt::CODE,
-            opcode::Statx::CODE,
-            opcode::Close::CODE,
-        ];
-        if !needed.iter().all(|&code| probe.is_supported(code)) {
+        let mut ring = set_up(depth as u32)?;
+        if !ring.params().is_feature_native_workers() {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         // SAFETY: a no-op refers to no memory or descriptor.
@@ -131,10 +115,6 @@ impl Uring {
         // SAFETY: this is the first queue, and `Uring` does not use it after the drop of `ring`.
         let queue = unsafe { ring.queue() };
         Ok(Self { registered, queue, ring, backlog: 0, cancels_queued: 0, cancels: 0, max_cancels })
-    }
-
-    fn poll(&self, timeout: Option<Duration>) -> io::Result<()> {
-        super::wait_readable(&[self.ring.as_raw_fd()], timeout)
     }
 
     /// Submits the entries of the ring, posts completions that wait, and waits for `wanted` completions
@@ -207,49 +187,22 @@ impl Uring {
     }
 }
 
-/// The flags of the set-up.
-#[derive(Clone, Copy, Debug)]
-struct Flags {
-    /// `SINGLE_ISSUER`, from 6.0 on.
-    single_issuer: bool,
-    /// `COOP_TASKRUN` and `TASKRUN_FLAG`, from 5.19 on, and `SUBMIT_ALL`, from 5.18 on.
-    cooperate: bool,
-}
-
-/// The sets of flags to try, the best first. Older kernels know fewer flags.
-const FLAGS: [Flags; 3] = [
-    Flags { single_issuer: true, cooperate: true },
-    Flags { single_issuer: false, cooperate: true },
-    Flags { single_issuer: false, cooperate: false },
-];
-
-impl Flags {
-    fn setup(self, entries: u32) -> io::Result<IoUring> {
-        let mut builder = IoUring::builder();
-        if self.single_issuer {
-            builder.setup_single_issuer();
-        }
-        if self.cooperate {
-            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-        }
-        builder.build(entries)
-    }
-}
-
-/// Sets up with the first set of flags that the kernel accepts. `EINVAL` may mean that it does not
-/// know a flag.
-fn first_supported<T>(
-    flags: &[Flags],
-    mut setup: impl FnMut(Flags) -> io::Result<T>,
-) -> io::Result<T> {
-    let (last, more) = flags.split_last().expect("`flags` has at least the empty set");
-    for flags in more {
-        match setup(*flags) {
+/// Sets a ring up with the best set of flags that the kernel accepts. `EINVAL` may mean that it does
+/// not know a flag: `SINGLE_ISSUER` is from 6.0 on, `COOP_TASKRUN` and `TASKRUN_FLAG` from 5.19, and
+/// `SUBMIT_ALL` from 5.18.
+fn set_up(entries: u32) -> io::Result<IoUring> {
+    let none = IoUring::builder();
+    let mut cooperate = none.clone();
+    cooperate.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+    let mut single_issuer = cooperate.clone();
+    single_issuer.setup_single_issuer();
+    for builder in [single_issuer, cooperate] {
+        match builder.build(entries) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             done => return done,
         }
     }
-    setup(*last)
+    none.build(entries)
 }
 
 impl Backend for Uring {
@@ -287,13 +240,11 @@ impl Backend for Uring {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let result = match timeout {
-            None => {
-                let count = (self.cancels_queued + self.backlog) as u32;
-                self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
-            }
-            Some(_) => return self.poll(timeout),
-        };
+        if timeout.is_some() {
+            return super::wait_readable(&[self.ring.as_raw_fd()], timeout);
+        }
+        let count = (self.cancels_queued + self.backlog) as u32;
+        let result = self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop);
         self.queue.sync(); // sees what the kernel has consumed
         let left = self.queue.len();
         self.consumed((self.cancels_queued + self.backlog).saturating_sub(left));
@@ -301,7 +252,7 @@ impl Backend for Uring {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             // The submission found no room. The wait for completions goes on.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
-                self.poll(timeout)
+                super::wait_readable(&[self.ring.as_raw_fd()], None)
             }
             other => other,
         }
@@ -530,36 +481,6 @@ unsafe fn register(ring: RawFd, operation: u32, update: &mut RingUpdate) -> Resu
     // until the call returns.
     let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, update, 1) };
     sys::check(ret).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Simulates a kernel that knows `known` sets of flags, the smallest first.
-    fn older_kernel(flags: &[Flags], known: usize, errno: i32) -> (usize, io::Result<usize>) {
-        let mut tried = 0;
-        let result = first_supported(flags, |flags| {
-            tried += 1;
-            let rank = [flags.cooperate, flags.single_issuer];
-            let rank = rank.iter().filter(|&&flag| flag).count();
-            if rank < known { Ok(rank) } else { Err(io::Error::from_raw_os_error(errno)) }
-        });
-        (tried, result)
-    }
-
-    #[test]
-    fn older_kernels_are_asked_for_fewer_flags() {
-        for known in 1..=3 {
-            let (tried, result) = older_kernel(&FLAGS, known, libc::EINVAL);
-            assert_eq!((tried, result.unwrap()), (4 - known, known - 1));
-        }
-        let (tried, result) = older_kernel(&FLAGS, 0, libc::EINVAL);
-        assert_eq!((tried, result.unwrap_err().raw_os_error()), (3, Some(libc::EINVAL)));
-        // Other errors are not about flags.
-        let (tried, result) = older_kernel(&FLAGS, 0, libc::EPERM);
-        assert_eq!((tried, result.unwrap_err().raw_os_error()), (1, Some(libc::EPERM)));
-    }
 }
 
 #[cfg(test)]
