@@ -15,10 +15,10 @@ use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoMemory};
 use crate::completion_state::Turn;
 use crate::core::{Core, ReapMode};
 use crate::drive::{self, BlockOnWaker, WokenFlag};
-use crate::error::{BackendKind, Fallback, SubmitError};
+use crate::error::{BackendKind, Fallback};
 use crate::file::{File, SharedFile};
 use crate::op::{AllocateMode, Block, Kind, Op};
-use crate::request::Request;
+use crate::request::{Refusal, Request};
 use crate::slab::RequestId;
 use crate::stats::EngineStats;
 
@@ -206,7 +206,7 @@ impl Engine {
         let op = Op { memory, ptr, len, ..self.op(kind, file, offset) };
         let accepted = file.accepts(addresses, offset | lengths);
         let request = Request::new(&self.core, Some(file.clone()), op, buf);
-        request.check(accepted, SubmitError::Misaligned)
+        request.check(accepted, Refusal::Misaligned)
     }
 
     /// Holds requests back until the returned guard, and every other one, is dropped.

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use crate::buf::HeldBuf;
 use crate::engine::Engine;
-use crate::error::{RequestError, SubmitError};
+use crate::error::RequestError;
 use crate::file::{File, SharedFile};
 use crate::op::{Kind, Op, STATX_WORDS};
 use crate::operation::{Reply, sealed::Sealed};
-use crate::request::Request;
+use crate::request::{Refusal, Request};
 
 /// # Files
 ///
@@ -76,7 +76,7 @@ impl Engine {
     fn named<T: Reply<IoPath>>(&self, op: Op, path: IoPath) -> Request<'_, IoPath, T> {
         let valid = path.is_valid();
         let request = Request::new(self.core(), None, op, HeldBuf::new(path));
-        request.check(valid, SubmitError::InvalidPath)
+        request.check(valid, Refusal::InvalidPath)
     }
 }
 

@@ -47,11 +47,17 @@ pub struct Request<'e, B, T = usize> {
     file: Option<File>,
     op: Op,
     zero_fill: bool,
-    /// The reason why the engine refuses the request even if slots are free.
-    refusal: Option<fn(Self) -> SubmitError<Self>>,
+    refusal: Option<Refusal>,
     cancel_at: Option<Instant>,
     buf: HeldBuf<B>,
     result: PhantomData<fn() -> T>,
+}
+
+/// The reason why the engine refuses a request even if slots are free.
+#[derive(Clone, Copy)]
+pub(crate) enum Refusal {
+    Misaligned,
+    InvalidPath,
 }
 
 /// The result of a front end: `S`, or the refused request.
@@ -88,10 +94,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     }
 
     /// Records the `refusal` of a request that is not `valid`.
-    pub(crate) fn check(mut self, valid: bool, refusal: fn(Self) -> SubmitError<Self>) -> Self {
-        if !valid {
-            self.refusal = Some(refusal);
-        }
+    pub(crate) fn check(mut self, valid: bool, refusal: Refusal) -> Self {
+        self.refusal = (!valid).then_some(refusal);
         self
     }
 
@@ -208,8 +212,10 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
-        if let Some(refusal) = self.refusal {
-            return Err(refusal(self));
+        match self.refusal {
+            None => {}
+            Some(Refusal::Misaligned) => return Err(SubmitError::Misaligned(self)),
+            Some(Refusal::InvalidPath) => return Err(SubmitError::InvalidPath(self)),
         }
         let completions = &mut state.completions;
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
