@@ -11,8 +11,7 @@ use std::thread;
 
 use aio_reap::{BackendKind, Engine, StartError};
 
-const URING_CALLS: [i64; 3] =
-    [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+const URING_CALLS: [i64; 2] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter];
 /// The errors with which the kernel, containers and service managers refuse io_uring.
 const REFUSALS: [i32; 5] =
     [libc::EPERM, libc::ENOSYS, libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP];
@@ -109,6 +108,13 @@ fn io_uring_refused_with_any_error_at_any_call_falls_back() {
             });
         }
     }
+    // Without a registration the ring is entered by its descriptor.
+    let with_it = Engine::new().unwrap().backend();
+    refusing(&[(libc::SYS_io_uring_register, libc::EPERM)], || {
+        let engine = Engine::new().unwrap();
+        assert_eq!(engine.backend(), with_it);
+        exercise(&engine);
+    });
 }
 
 #[test]

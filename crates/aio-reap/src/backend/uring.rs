@@ -6,29 +6,28 @@
 //! enters the kernel, so no completion appears late.
 
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
-use std::{io, mem, ptr};
+use std::{io, mem};
 
 use io_uring::cqueue::CompletionQueue;
 use io_uring::squeue::{self, PushError, SubmissionQueue};
-use io_uring::{IoUring, opcode, types};
+use io_uring::{EnterFlags, IoUring, Submitter, opcode, types};
 
 use super::Backend;
 use crate::completion_state::CompletionState;
 use crate::op::{Kind, MAX_TRANSFER, Memory, Op, RawCompletion, STATX_MASK, Stop, Sub, Submitted};
 use crate::slab::Batch;
-use crate::sys;
 
 /// The user data of cancellations. No slot has it, because indices are below 2^24.
 const CANCELLATION: u64 = u64::MAX;
 
 /// The backend on io_uring.
 pub(crate) struct Uring {
-    /// Declared before `ring`, so it is dropped first.
-    registered: RegisteredRing,
+    /// Enters the ring, by a number that the kernel keeps for this thread if one of its 16 is free
+    /// (Linux 5.18): a descriptor would be looked up each time.
+    submitter: Submitter<'static>,
     /// The producer's side of the submission ring. The staged entries are those that it has not
     /// published: the kernel does not know them, and a new `queue` starts before them. It is not
     /// dropped, because that would publish them.
@@ -44,7 +43,7 @@ pub(crate) struct Uring {
     max_cancels: usize,
 }
 
-/// An io_uring at a fixed address, which [`Uring::queue`] refers to. It is only used by shared
+/// An io_uring at a fixed address, which other fields of [`Uring`] refer to. It is only used by shared
 /// references.
 struct Ring(NonNull<IoUring>);
 
@@ -55,10 +54,19 @@ impl Ring {
 
     /// # Safety
     ///
+    /// The result is not used after `self` is dropped.
+    unsafe fn get(&self) -> &'static IoUring {
+        // SAFETY: the ring was leaked, and by the contract of this function outlives the uses of the
+        // result.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// # Safety
+    ///
     /// The result is not used after the next call, nor after `self` is dropped.
     unsafe fn queue(&self) -> ManuallyDrop<SubmissionQueue<'static>> {
-        // SAFETY: the ring was leaked, and by the contract of this function outlives the result's uses.
-        let ring: &'static IoUring = unsafe { self.0.as_ref() };
+        // SAFETY: by the contract of this function the queue is not used after the drop of `self`.
+        let ring = unsafe { self.get() };
         // SAFETY: by the contract of this function an older queue is not used again.
         ManuallyDrop::new(unsafe { ring.submission_shared() })
     }
@@ -66,19 +74,15 @@ impl Ring {
     /// Returns the consumer's side of the completion ring.
     #[inline]
     fn completion(&mut self) -> CompletionQueue<'_> {
-        let ring: &IoUring = self;
-        // SAFETY: the result borrows `self` mutably, so it is the only one.
+        // SAFETY: the result borrows `self`.
+        let ring = unsafe { self.get() };
+        // SAFETY: the borrow is mutable, so the result is the only one.
         unsafe { ring.completion_shared() }
     }
-}
 
-impl Deref for Ring {
-    type Target = IoUring;
-
-    fn deref(&self) -> &IoUring {
-        // SAFETY: the ring was leaked in `new`, is freed by the drop of `self`, and never used by a
-        // mutable reference.
-        unsafe { self.0.as_ref() }
+    fn fd(&self) -> RawFd {
+        // SAFETY: the result is used here only.
+        unsafe { self.get() }.as_raw_fd()
     }
 }
 
@@ -86,6 +90,13 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: the address is that of a leaked box, and this is its only drop.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Drop for Uring {
+    /// Frees the number of the ring, because the kernel keeps the ring until then.
+    fn drop(&mut self) {
+        let _ = self.submitter.unregister_ring_fd(); // an error if it has none
     }
 }
 
@@ -107,27 +118,35 @@ impl Uring {
         if ring.completion().next().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        // SAFETY: the field `registered` is dropped before the field `ring`, so the ring stays
-        // open.
-        let registered = unsafe { RegisteredRing::new(ring.as_raw_fd()) };
         let max_cancels = (ring.params().cq_entries() as usize).saturating_sub(depth);
         let ring = Ring::new(ring);
+        // SAFETY: `Uring` does not use the submitter after the drop of `ring`.
+        let mut submitter = unsafe { ring.get() }.submitter();
+        let _ = submitter.register_ring_fd(); // after an error the descriptor is used
         // SAFETY: this is the first queue, and `Uring` does not use it after the drop of `ring`.
         let queue = unsafe { ring.queue() };
-        Ok(Self { registered, queue, ring, backlog: 0, cancels_queued: 0, cancels: 0, max_cancels })
+        Ok(Self { submitter, queue, ring, backlog: 0, cancels_queued: 0, cancels: 0, max_cancels })
     }
 
     /// Submits the entries of the ring, posts completions that wait, and waits for `wanted` completions
     /// after the kernel has taken every entry.
     #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
-        let queue = &mut self.queue;
-        let pull = wanted > 0 || queue.taskrun() || queue.cq_overflow();
-        let flags = if pull { ENTER_GETEVENTS } else { 0 };
+        let pull = wanted > 0 || self.queue.taskrun() || self.queue.cq_overflow();
         let count = self.cancels_queued + self.backlog; // at most the size of the ring
-        queue.sync(); // publishes the entries
-        let consumed = self.registered.enter(count as u32, wanted, flags);
-        queue.sync(); // sees the places that the kernel has freed
+        self.call(count, wanted, pull)
+    }
+
+    /// Calls the kernel, after it has seen the entries, and sees the places that it has freed.
+    #[inline]
+    fn call(&mut self, count: usize, wanted: u32, pull: bool) -> io::Result<usize> {
+        let flags = if pull { EnterFlags::GETEVENTS.bits() } else { 0 };
+        self.queue.sync();
+        // SAFETY: the last argument is empty. The code that pushed the entries ensured that what they
+        // name stays valid.
+        let consumed =
+            unsafe { self.submitter.enter::<libc::sigset_t>(count as u32, wanted, flags, None) };
+        self.queue.sync();
         consumed
     }
 
@@ -139,7 +158,9 @@ impl Uring {
         if queue.is_empty() && self.queue.taskrun() {
             // Makes the kernel post deferred completions, without waiting. After an error it posted
             // none, which is the same as before.
-            let _ = self.registered.enter(0, 0, ENTER_GETEVENTS);
+            let flags = EnterFlags::GETEVENTS.bits();
+            // SAFETY: no entry is submitted, and the last argument is empty.
+            let _ = unsafe { self.submitter.enter::<libc::sigset_t>(0, 0, flags, None) };
             queue.sync();
         }
         for entry in queue {
@@ -241,18 +262,16 @@ impl Backend for Uring {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if timeout.is_some() {
-            return super::wait_readable(&[self.ring.as_raw_fd()], timeout);
+            return super::wait_readable(&[self.ring.fd()], timeout);
         }
-        let count = (self.cancels_queued + self.backlog) as u32;
-        let result = self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop);
-        self.queue.sync(); // sees what the kernel has consumed
+        let result = self.enter(1).map(drop);
         let left = self.queue.len();
         self.consumed((self.cancels_queued + self.backlog).saturating_sub(left));
         match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             // The submission found no room. The wait for completions goes on.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
-                super::wait_readable(&[self.ring.as_raw_fd()], None)
+                super::wait_readable(&[self.ring.fd()], None)
             }
             other => other,
         }
@@ -286,7 +305,7 @@ impl Backend for Uring {
     fn acknowledge(&mut self) {}
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.ring.as_raw_fd()]
+        vec![self.ring.fd()]
     }
 
     fn backlog(&self) -> usize {
@@ -403,86 +422,6 @@ fn push_other(queue: &mut SubmissionQueue<'_>, request: Sub) -> Result<(), PushE
     unsafe { queue.push(&entry(request)) }
 }
 
-// Enters an io_uring by a number that the kernel keeps for this thread, if it can.
-//
-// If a call names a ring by its descriptor, the kernel looks up the file and takes and drops a
-// reference each time. A registered ring (Linux 5.18) costs none of this.
-
-// Kernel ABI (include/uapi/linux/io_uring.h).
-pub(crate) const ENTER_GETEVENTS: u32 = 1;
-const ENTER_REGISTERED_RING: u32 = 1 << 4;
-const REGISTER_RING_FDS: u32 = 20;
-const UNREGISTER_RING_FDS: u32 = 21;
-
-/// `struct io_uring_rsrc_update`. An `offset` of all ones requests any free number.
-#[repr(C)]
-struct RingUpdate {
-    offset: u32,
-    resv: u32,
-    data: u64,
-}
-
-/// An io_uring's descriptor and its registered number. It belongs to the thread that made it, like
-/// the ring.
-pub(crate) struct RegisteredRing {
-    ring: RawFd,
-    number: Option<u32>,
-}
-
-impl RegisteredRing {
-    /// Registers the ring if the kernel can do it and one of the thread's 16 numbers is free.
-    ///
-    /// # Safety
-    ///
-    /// `ring` is an io_uring's descriptor, and stays open as long as the result lives.
-    pub(crate) unsafe fn new(ring: RawFd) -> Self {
-        let mut update = RingUpdate { offset: u32::MAX, resv: 0, data: ring as u64 };
-        // SAFETY: `ring` is an io_uring's descriptor, and the operation takes one update, into
-        // which the kernel stores the number.
-        let done = unsafe { register(ring, REGISTER_RING_FDS, &mut update) };
-        Self { ring, number: (done == Ok(1)).then_some(update.offset) }
-    }
-
-    /// Submits up to `count` entries and waits for `wanted` completions (with [`ENTER_GETEVENTS`]).
-    /// Returns how many entries the kernel consumed.
-    #[inline]
-    pub(crate) fn enter(&self, count: u32, wanted: u32, flags: u32) -> io::Result<usize> {
-        let (ring, flags) = match self.number {
-            Some(number) => (number as RawFd, flags | ENTER_REGISTERED_RING),
-            None => (self.ring, flags),
-        };
-        let none = ptr::null::<libc::c_void>();
-        // SAFETY: by the contract of `new` the ring is open. The last two arguments are empty. The
-        // code that pushed the entries ensured that what they name stays valid.
-        let ret = unsafe {
-            libc::syscall(libc::SYS_io_uring_enter, ring, count, wanted, flags, none, 0usize)
-        };
-        sys::check(ret).map(|consumed| consumed as usize)
-    }
-}
-
-impl Drop for RegisteredRing {
-    fn drop(&mut self) {
-        if let Some(offset) = self.number {
-            let mut update = RingUpdate { offset, resv: 0, data: 0 };
-            // SAFETY: by the contract of `new` the ring is still open, and the operation takes one
-            // update. After an error the number is freed when the thread ends.
-            let _ = unsafe { register(self.ring, UNREGISTER_RING_FDS, &mut update) };
-        }
-    }
-}
-
-/// # Safety
-///
-/// `ring` is an io_uring's descriptor, and `operation` takes one update.
-unsafe fn register(ring: RawFd, operation: u32, update: &mut RingUpdate) -> Result<i64, i32> {
-    let update = ptr::from_mut(update);
-    // SAFETY: by the contract of this function the operation takes one update, and `update` lives
-    // until the call returns.
-    let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, update, 1) };
-    sys::check(ret).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 #[cfg(test)]
 mod uring_entry_tests {
     use super::*;
@@ -511,40 +450,6 @@ mod uring_entry_tests {
                 assert_eq!(ours[1..], theirs[1..], "{kind:?} {fd}");
                 assert!(kind == Kind::Nop || ours[0] == theirs[0]);
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod registered_ring_tests {
-    use std::os::fd::AsRawFd;
-
-    use io_uring::{IoUring, opcode};
-
-    use super::*;
-
-    /// Every ring works if there are more rings than numbers, and dropped rings free their numbers.
-    #[test]
-    fn rings_without_a_number_are_entered_all_the_same() {
-        let Ok(first) = IoUring::new(2) else { return };
-        drop(first);
-        for _ in 0..3 {
-            let mut rings: Vec<_> = (0..18).map(|_| IoUring::new(2).unwrap()).collect();
-            let mut numbers = 0;
-            let registered: Vec<_> = rings
-                .iter()
-                // SAFETY: `registered` is dropped before the rings.
-                .map(|ring| unsafe { RegisteredRing::new(ring.as_raw_fd()) })
-                .inspect(|registered| numbers += usize::from(registered.number.is_some()))
-                .collect();
-            assert!(numbers == 0 || numbers == 16, "{numbers} registered");
-            for (ring, registered) in rings.iter_mut().zip(&registered) {
-                // SAFETY: a no-op refers to no memory or descriptor.
-                unsafe { ring.submission().push(&opcode::Nop::new().build()) }.unwrap();
-                assert_eq!(registered.enter(1, 1, ENTER_GETEVENTS).unwrap(), 1);
-                assert_eq!(ring.completion().next().unwrap().result(), 0);
-            }
-            drop(registered);
         }
     }
 }

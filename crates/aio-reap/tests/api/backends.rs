@@ -378,6 +378,17 @@ fn inv20_a_signal_ends_no_wait() {
     });
 }
 
+/// A thread has 16 numbers for its rings. More engines work too, and dropped ones free their numbers.
+#[test]
+fn a_thread_may_have_more_engines_than_numbers_of_rings() {
+    for _ in 0..3 {
+        let engines: Vec<_> = (0..18).map(|_| Engine::builder().depth(1).build().unwrap()).collect();
+        for engine in &engines {
+            engine.nop().submit().unwrap().wait().0.unwrap();
+        }
+    }
+}
+
 #[test]
 fn automatic_choice_says_why_it_fell_back() {
     let engine = Engine::new().unwrap();
