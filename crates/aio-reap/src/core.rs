@@ -119,7 +119,7 @@ impl Core {
     /// Tries to end a request early, if it is still in the engine. Returns false if there was no
     /// attempt.
     pub(crate) fn cancel_id(&self, RequestId(user_data): RequestId) -> bool {
-        let index = self.state.borrow().completions.slab.current(user_data);
+        let index = self.state.borrow_mut().completions.slab.current(user_data).map(|slot| slot.0);
         index.is_some_and(|index| self.cancel(index))
     }
 

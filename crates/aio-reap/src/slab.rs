@@ -95,6 +95,12 @@ impl Slot {
         waker: None,
     };
 
+    /// Returns the user data of completions of the current use of this slot, which is that at `index`.
+    #[inline]
+    pub(crate) fn user_data(&self, index: Index) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(index)
+    }
+
     /// Returns the next operation for the kernel.
     pub(crate) fn next_op(&self) -> Op {
         self.op.rest(self.result.done)
@@ -203,32 +209,22 @@ impl Slab {
         &mut self.slots[index as usize]
     }
 
-    /// Returns the user data of completions of the slot's current use.
-    #[inline]
-    pub(crate) fn user_data(&self, index: Index) -> u64 {
-        u64::from(self.peek(index).generation) << 32 | u64::from(index)
-    }
-
     pub(crate) fn peek(&self, index: Index) -> &Slot {
         &self.slots[index as usize]
+    }
+
+    /// Returns the slot whose current use has this user data.
+    #[inline]
+    pub(crate) fn current(&mut self, user_data: u64) -> Option<(Index, &mut Slot)> {
+        let index = user_data as Index;
+        let slot = self.slots.get_mut(index as usize)?;
+        (slot.generation == (user_data >> 32) as u32).then_some((index, slot))
     }
 
     /// Returns the slot in flight that a completion names, or `None` if it names no slot in flight.
     #[inline]
     pub(crate) fn in_flight(&mut self, user_data: u64) -> Option<(Index, &mut Slot)> {
-        let index = user_data as Index;
-        let slot = self.slots.get_mut(index as usize)?;
-        let known =
-            slot.state == SlotState::InFlight && slot.generation == (user_data >> 32) as u32;
-        known.then_some((index, slot))
-    }
-
-    /// Returns the slot whose current use has this user data.
-    pub(crate) fn current(&self, user_data: u64) -> Option<Index> {
-        let index = user_data as Index;
-        let slot = self.slots.get(index as usize)?;
-        let current = slot.state != SlotState::Free && slot.generation == (user_data >> 32) as u32;
-        current.then_some(index)
+        self.current(user_data).filter(|(_, slot)| slot.state == SlotState::InFlight)
     }
 
     pub(crate) fn free_len(&self) -> usize {
@@ -332,8 +328,7 @@ impl Batch<'_> {
         };
         let slot = &mut self.slots[index as usize];
         slot.state = SlotState::InFlight;
-        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
-        Some((user_data, slot))
+        Some((slot.user_data(index), slot))
     }
 }
 
@@ -430,11 +425,11 @@ mod tests {
             user_data
         };
         let user_data = start(&mut slab);
-        assert_eq!(slab.in_flight(user_data).unwrap().0, 0);
+        assert_eq!(slab.current(user_data).unwrap().0, 0);
         slab.release(0);
         let newer = start(&mut slab);
-        assert!(slab.in_flight(user_data).is_none() && slab.in_flight(newer).is_some());
-        assert!(slab.in_flight(77).is_none());
+        assert!(slab.current(user_data).is_none() && slab.current(newer).is_some());
+        assert!(slab.current(77).is_none());
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl State {
         let NewRequest { file, op, zero_fill, target, payload } = request;
         let CompletionState { slab, pending, stats, .. } = &mut self.completions;
         let slot = slab.get(index);
-        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
+        let user_data = slot.user_data(index);
         slot.target = target;
         slot.zero_fill = zero_fill;
         slot.retries = 0;
@@ -293,7 +293,7 @@ impl State {
             }
             SlotState::InFlight => {
                 slot.cancel(reason); // also without an attempt: a deadline has no second one
-                self.backend.cancel(completions.slab.user_data(index))
+                self.backend.cancel(slot.user_data(index))
             }
             SlotState::Free | SlotState::Ready | SlotState::Done => false,
         }
