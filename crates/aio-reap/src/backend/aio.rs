@@ -95,8 +95,7 @@ impl Context {
         // layout of `Event`.
         let events = unsafe { slice::from_raw_parts(first, header.nr as usize) };
         // SAFETY: the kernel writes events before it moves the tail, and reads the head before it
-        // reuses one. `Aio::new` makes one `Ring` per context. The other consumer, io_getevents,
-        // runs on the same thread, never inside `consume`.
+        // reuses one. `Aio::new` makes one `Ring` per context, and no code calls io_getevents.
         Ok(unsafe { Ring::new(&header.head, &header.tail, events) })
     }
 
@@ -108,17 +107,6 @@ impl Context {
         sys::check(ret).map(|accepted| accepted as usize)
     }
 
-    /// Takes completions by system call, at least one unless `timeout` is over first.
-    fn get_events(&self, events: &mut [Event], timeout: Option<Duration>) -> io::Result<usize> {
-        let time = timeout.map(sys::timespec);
-        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-        let (max, first) = (events.len(), events.as_mut_ptr());
-        // SAFETY: `first` has room for `max` events with the kernel's layout, and `time` is null or
-        // points into this frame.
-        let ret =
-            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1usize, max, first, time) };
-        sys::check(ret).map(|count| count as usize)
-    }
 }
 
 impl Drop for Context {
@@ -131,11 +119,6 @@ impl Drop for Context {
 /// The backend on a context of Linux AIO and a thread pool.
 pub(crate) struct Aio {
     ring: Ring<'static>,
-    /// A buffer for as many events as can be in flight. The first `taken` were taken by system
-    /// call. Of those, the events from `given` on are not reaped yet.
-    events: Box<[Event]>,
-    given: usize,
-    taken: usize,
     /// This vector and the next two are reused by every submission.
     batch: Vec<Sub>,
     iocbs: Vec<ControlBlock>,
@@ -162,9 +145,6 @@ impl Aio {
         let ring = context.ring(depth)?;
         Ok(Self {
             ring,
-            events: vec![Event::default(); depth].into(),
-            given: 0,
-            taken: 0,
             batch: Vec::with_capacity(depth),
             iocbs: Vec::with_capacity(depth),
             pointers: Vec::with_capacity(depth),
@@ -196,16 +176,6 @@ impl Aio {
             resfd: self.notifier.as_raw_fd() as u32,
             ..ControlBlock::default()
         }
-    }
-
-    /// Takes events by system call, at least one unless `timeout` is over first.
-    fn take_events(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if self.given < self.taken {
-            return Ok(());
-        }
-        (self.given, self.taken) = (0, 0);
-        self.taken = self.context.get_events(&mut self.events, timeout)?;
-        Ok(())
     }
 
     /// Submits requests, all of which suit AIO.
@@ -275,29 +245,13 @@ impl Backend for Aio {
     }
 
     fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
-        let mut found = 0;
-        let mut push = |event: Event| {
-            found += 1;
+        self.in_context -= self.ring.consume(self.in_context, |event| {
             each(RawCompletion { user_data: event.data, result: event.res as i32 });
-        };
-        let taken = &self.events[self.given..self.taken];
-        taken.iter().copied().for_each(&mut push);
-        self.given += taken.len();
-        let left = self.in_context - taken.len();
-        if left > 0 {
-            self.ring.consume(left, push);
-        }
-        self.in_context -= found;
+        });
         self.pool.reap(each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if self.pool.is_idle() {
-            match self.take_events(timeout) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-                done => return done,
-            }
-        }
         self.watched = true;
         super::wait_readable(&[self.notifier.as_raw_fd(), self.pool.notifier()], timeout)
     }
@@ -376,11 +330,11 @@ impl<'a> Ring<'a> {
         Self { head, tail, events }
     }
 
-    /// Passes copies of at most `most` events to `each`, oldest first. Wait-free.
-    pub(crate) fn consume(&mut self, most: usize, mut each: impl FnMut(Event)) {
+    /// Passes copies of at most `most` events to `each`, oldest first. Returns their number. Wait-free.
+    pub(crate) fn consume(&mut self, most: usize, mut each: impl FnMut(Event)) -> usize {
         let nr = self.events.len() as u32;
-        if nr == 0 {
-            return;
+        if most == 0 || nr == 0 {
+            return 0;
         }
         // Ordering: Relaxed; only this thread stores the head (invariant 1).
         let mut head = self.head.load(Ordering::Relaxed) % nr;
@@ -401,6 +355,7 @@ impl<'a> Ring<'a> {
             // the events happen before the producer overwrites them.
             self.head.store(head, order!(Release, "consume: the events are read"));
         }
+        taken
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use offlock_sync::{Arc, Condvar, Mutex, spawn, step, thread};
 
 use super::Backend;
-use crate::op::{Op, RawCompletion, Stop, Sub, Submitted};
+use crate::op::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::sys;
 
@@ -159,11 +159,6 @@ impl Pool {
         }
         Ok(())
     }
-
-    /// Returns whether no request is in the pool.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.held == 0
-    }
 }
 
 impl Backend for Pool {
@@ -226,22 +221,19 @@ impl Drop for Pool {
 
 fn work(shared: &Shared) {
     while let Some(Job(Sub { user_data, op })) = shared.jobs.take() {
-        let result = perform(&op);
+        // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the pool
+        // reports the completion.
+        let result = unsafe { crate::op::perform(&op) };
         if shared.jobs.finish(RawCompletion { user_data, result }) {
             sys::signal(&shared.notifier);
         }
     }
 }
 
-fn perform(op: &Op) -> i32 {
-    // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the pool
-    // reports the completion.
-    unsafe { crate::op::perform(op) }
-}
-
 #[cfg(all(test, not(offlock_model)))]
 mod pool_tests {
     use super::*;
+    use crate::op::Op;
 
     /// The pool has no thread, so no job has begun.
     #[test]
