@@ -151,7 +151,11 @@ impl Core {
     /// of calls that have not begun.
     fn take_calls(&self, close: bool) -> usize {
         let mut taken = self.taken_calls.borrow_mut();
-        if close { self.calls.close(&mut taken) } else { self.calls.take(&mut taken) }
+        if close {
+            self.calls.close(&mut taken)
+        } else {
+            self.calls.take(&mut taken)
+        }
         taken.len()
     }
 

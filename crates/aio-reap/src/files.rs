@@ -166,7 +166,6 @@ impl IoPath {
         let result = self.words.as_mut_ptr().cast::<u8>();
         (result.wrapping_add(STATX_WORDS * 8), result)
     }
-
 }
 
 impl<P: AsRef<Path> + ?Sized> From<&P> for IoPath {

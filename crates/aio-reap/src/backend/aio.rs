@@ -106,7 +106,6 @@ impl Context {
         let ret = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, list) };
         sys::check(ret).map(|accepted| accepted as usize)
     }
-
 }
 
 impl Drop for Context {

@@ -382,7 +382,8 @@ fn inv20_a_signal_ends_no_wait() {
 #[test]
 fn a_thread_may_have_more_engines_than_numbers_of_rings() {
     for _ in 0..3 {
-        let engines: Vec<_> = (0..18).map(|_| Engine::builder().depth(1).build().unwrap()).collect();
+        let engines: Vec<_> =
+            (0..18).map(|_| Engine::builder().depth(1).build().unwrap()).collect();
         for engine in &engines {
             engine.nop().submit().unwrap().wait().0.unwrap();
         }
