@@ -81,6 +81,8 @@ pub(crate) struct Slot {
     pub(crate) waker: Option<Waker>,
 }
 
+const _: () = assert!(size_of::<Slot>() == 192 && mem::offset_of!(Slot, payload) == 64);
+
 impl Slot {
     const VACANT: Self = Self {
         generation: 0,
@@ -403,39 +405,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn promised_slots_are_kept_for_futures() {
-        let mut slab = Slab::new(2);
-        slab.promised = 1;
-        assert!(slab.alloc().is_some() && slab.alloc().is_none());
-        assert!(slab.alloc_promised().is_some() && slab.alloc_promised().is_none());
-    }
-
-    #[test]
-    fn stale_user_data_names_nothing() {
-        let mut slab = Slab::new(1);
-        let mut list = Fifo::new(1);
-        let mut start = |slab: &mut Slab| {
-            let index = slab.alloc().unwrap();
-            list.push(index);
-            let user_data = Batch::new(slab, &list, 0, 1).next().unwrap().user_data;
-            finish_submission(slab, &mut list, 1, 1);
-            user_data
-        };
-        let user_data = start(&mut slab);
-        assert_eq!(slab.current(user_data).unwrap().0, 0);
-        slab.release(0);
-        let newer = start(&mut slab);
-        assert!(slab.current(user_data).is_none() && slab.current(newer).is_some());
-        assert!(slab.current(77).is_none());
-    }
-
-    #[test]
-    fn slot_fills_three_cache_lines() {
-        use std::mem::{offset_of, size_of};
-        assert_eq!(size_of::<Slot>(), 192);
-        assert_eq!((offset_of!(Slot, op), offset_of!(Slot, payload)), (8, 64));
     }
 }

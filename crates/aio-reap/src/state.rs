@@ -496,30 +496,18 @@ mod deadlines_tests {
     use super::*;
 
     #[test]
-    fn entries_that_are_over_do_not_pile_up() {
-        let mut slab = Slab::new(4);
-        let mut deadlines = Deadlines::default();
-        let far = Instant::now() + Duration::from_secs(3600);
-        for _ in 0..1000 {
-            deadlines.add(far, 1, &slab);
-            slab.get(1).generation += 1;
-        }
-        assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
-    }
-
-    #[test]
-    fn inv17_entries_of_requests_that_run_are_never_dropped() {
+    fn inv17_only_entries_of_requests_that_run_are_kept() {
         let mut slab = Slab::new(4);
         let mut deadlines = Deadlines::default();
         let at = Instant::now();
         for index in 1..4 {
             deadlines.add(at, index, &slab);
         }
-        for _ in 0..100 {
+        for _ in 0..1000 {
             slab.get(0).generation += 1;
             deadlines.add(at, 0, &slab);
         }
-        assert!(deadlines.heap.len() <= 8, "{}", deadlines.heap.len());
+        assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
         let mut due: Vec<_> = std::iter::from_fn(|| deadlines.due(at, &slab)).collect();
         due.sort_unstable();
         assert_eq!(due, [0, 1, 2, 3]);
