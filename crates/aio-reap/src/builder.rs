@@ -51,19 +51,8 @@ impl Engine {
 
     /// Makes a builder, which chooses limits and a backend.
     pub fn builder() -> EngineBuilder {
-        EngineBuilder::default()
-    }
-}
-
-impl Default for EngineBuilder {
-    fn default() -> Self {
-        Self {
-            backend: None,
-            depth: 128,
-            capacity: None,
-            threads: 4,
-            reap_mode: ReapMode::default(),
-        }
+        let reap_mode = ReapMode::default();
+        EngineBuilder { backend: None, depth: 128, capacity: None, threads: 4, reap_mode }
     }
 }
 

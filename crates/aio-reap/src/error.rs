@@ -144,12 +144,7 @@ impl<R> SubmitError<R> {
 
 impl<R> fmt::Debug for SubmitError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full(_) => "Full(..)",
-            Self::Misaligned(_) => "Misaligned(..)",
-            Self::InvalidPath(_) => "InvalidPath(..)",
-            Self::Closed(_) => "Closed(..)",
-        })
+        write!(f, "SubmitError({self})")
     }
 }
 

@@ -31,7 +31,7 @@ impl Engine {
     pub fn open(&self, path: impl Into<IoPath>, options: OpenOptions) -> Request<'_, IoPath, File> {
         let mut path = path.into();
         let (flags, mode) = options.get();
-        let op = Op::open(path.dir_fd(), path.addresses().0, flags, mode);
+        let op = Op::on_path(Kind::Open, path.dir_fd(), path.addresses().0, flags, mode);
         self.named(op, path)
     }
 
@@ -43,7 +43,7 @@ impl Engine {
         let mut path = path.into();
         let flags = if path.itself.is_some() { libc::AT_EMPTY_PATH } else { 0 };
         let (name, result) = path.addresses();
-        let op = Op::on_path(Kind::Statx, path.dir_fd(), name, flags);
+        let op = Op::on_path(Kind::Statx, path.dir_fd(), name, flags, 0);
         let offset = result.expose_provenance() as u64;
         self.named(Op { offset, ..op }, path)
     }

@@ -24,17 +24,6 @@
 //! [`ReapMode`] says when the engine looks for completions, and [`EngineBuilder`] has the limits. Tests
 //! of the engine's users need no real device: see `aio-reap-test` in the repository.
 //!
-//! # The way of a read
-//!
-//! | step | functions |
-//! |---|---|
-//! | the program makes the request | `Engine::read`, `transfer`, `Request::new` (engine.rs, request.rs) |
-//! | a slot takes it and its buffer | `Request::submit`, `queue`; `State::queue` (state.rs) |
-//! | the entry is in the ring | `Device::stage` (backend/device.rs); `Uring::stage`, `push` (backend/uring.rs) |
-//! | the kernel gets it, and completions | `Core::flush`, `round` (core.rs); `State::submit`, `reap` (state.rs); `Uring::enter`, `reap_each` (backend/uring.rs) |
-//! | the result goes to its receiver | `CompletionState::complete`, `route_result`; `Core::dispatch` for a callback or a future |
-//! | the program takes it | `Operation::poll`, `take` (operation.rs); `Core::collect_done` (core.rs) |
-//!
 //! # What is guaranteed
 //!
 //! **Exactly once.** An accepted request completes once, with its buffer. A refused request comes

@@ -67,7 +67,7 @@ pub(crate) enum Kind {
     Fdatasync,
     Allocate(AllocateMode),
     WillNeed,
-    /// `openat`. `ptr` is the path and `len` the flags and the mode, see [`Op::open`].
+    /// `openat`. `ptr` is the path and `len` the flags and the mode, see [`Op::on_path`].
     Open,
     /// `statx`. `ptr` is the path, `offset` the address of the result, `len` the flags.
     Statx,
@@ -160,16 +160,11 @@ impl Op {
         offset: 0,
     };
 
-    /// Makes an operation on the path at `path`, relative to the directory `dir`.
-    pub(crate) fn on_path(kind: Kind, dir: RawFd, path: *mut u8, flags: libc::c_int) -> Self {
+    /// Makes an operation on a path, relative to the directory `fd`. `mode` is that of an `openat`.
+    pub(crate) fn on_path(kind: Kind, fd: RawFd, path: *mut u8, flags: i32, mode: u32) -> Self {
         debug_assert!(kind.manages_files());
-        Self { kind, fd: dir, ptr: path, len: u64::from(flags as u32), ..Self::NOP }
-    }
-
-    /// Makes an `openat`.
-    pub(crate) fn open(dir: RawFd, path: *mut u8, flags: libc::c_int, mode: u32) -> Self {
-        let op = Self::on_path(Kind::Open, dir, path, flags);
-        Self { len: op.len | u64::from(mode) << 32, ..op }
+        let len = u64::from(flags as u32) | u64::from(mode) << 32;
+        Self { kind, fd, ptr: path, len, ..Self::NOP }
     }
 
     /// Returns the flags of an operation on a path.
