@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, BackendKind, Engine};
 
@@ -273,8 +273,11 @@ fn child_beside_a_slow_read() {
     let (reader, writer) = std::io::pipe().unwrap();
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
     let nop = engine.nop().submit().unwrap();
+    let start = Instant::now();
     engine.wait(Some(Duration::from_secs(60))).unwrap();
     assert!(nop.is_done(), "the no-op waits for the read");
+    // The delays from the second one on: 0.2, 0.4, 0.8 .. ms.
+    assert!(start.elapsed() >= Duration::from_millis(50), "it does not sleep between the attempts");
     nop.wait().0.unwrap();
     drop(writer);
     assert_eq!(read.wait().0.unwrap(), 0);
@@ -289,7 +292,7 @@ fn inv04_a_submission_is_made_again_beside_a_slow_request() {
     }
     let case = Case {
         backend: "io_uring",
-        inject: "io_uring_enter:error=EAGAIN:when=3..7",
+        inject: "io_uring_enter:error=EAGAIN:when=3..13",
         by_path: false,
         failed: &[],
         log: &["(INJECTED)", "(INJECTED)", "= 1"],

@@ -331,6 +331,35 @@ fn a_request_ends_at_its_time_wherever_it_is() {
     });
 }
 
+/// The device refuses to cancel a request whose time has come. There is no second attempt, the next
+/// deadline is seen, and the request is not retried when it fails later.
+#[test]
+fn inv09_a_refused_deadline_leaves_the_next_one() {
+    let (engine, script) = scripted(4);
+    let fd = engine.as_fd().try_clone_to_owned().unwrap();
+    let turn_until = |done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(readable(&fd, PATIENCE), "no notification");
+            engine.turn();
+        }
+        engine.turn(); // clears the notification of the cancelled request
+        assert!(!readable(&fd, Duration::ZERO), "an old deadline keeps the descriptor readable");
+    };
+    script.cancels(Cancel::Refused);
+    let refused = engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap();
+    turn_until(&|| script.cancellations() == 1);
+    script.cancels(Cancel::Works);
+    let next = engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap();
+    turn_until(&|| next.is_done());
+    assert_eq!((errno(next.wait().0), script.cancellations()), (libc::ETIMEDOUT, 2));
+    assert!(!refused.is_done());
+    script.on_transfer(Transfer::Fail(libc::EAGAIN));
+    script.complete(1);
+    engine.turn();
+    assert!(refused.is_done(), "it is tried again after its time");
+    assert_eq!(errno(refused.wait().0), libc::ETIMEDOUT);
+}
+
 /// On every backend a wait sleeps and ends in time, and the descriptor becomes readable.
 #[test]
 fn inv09_deadlines_notify() {
