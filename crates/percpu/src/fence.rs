@@ -38,6 +38,6 @@
 //! assert!(ACTIVE.load(Relaxed));
 //! ```
 
-pub(crate) use offlock_sync::asymmetric::has_membarrier;
+pub(crate) use offlock_sync::asymmetric::{compiler_fence, has_membarrier};
 #[doc(inline)]
 pub use offlock_sync::asymmetric::{heavy, heavy_rseq, light};

@@ -11,7 +11,7 @@ pub use self::imp::{has_membarrier, heavy, heavy_rseq, light};
 /// The compiler fence that [`light`] is if `heavy` is a membarrier: for a path where it is known to
 /// be one.
 #[inline(always)]
-pub(crate) fn compiler_fence() {
+pub fn compiler_fence() {
     #[cfg(offlock_model)]
     crate::virtual_fence::compiler_fence();
     #[cfg(not(offlock_model))]

@@ -51,7 +51,7 @@ use crossbeam_utils::CachePadded;
 use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::{
-    check, const_fn, const_thread_local, global, impl_error, order, step, thread_id,
+    check, const_fn, const_thread_local, global, impl_error, load_own, order, step, thread_id,
 };
 
 use crate::fence;
@@ -254,7 +254,7 @@ impl Drop for GpGuard {
 // A thread claims a slot at its first `pin` and releases it when it ends. A thread
 // that ends while a guard lives (in a thread-local variable) leaves the release to the last unpin.
 // A `pin` after the release claims a slot until its unpin. Both cases add `RELEASE_ON_UNPIN` to
-// the nesting, so the count never returns to 0, and the fast path does not test for them.
+// the nesting, which is then never 0, so the fast path does not test for them.
 //
 // Invariants, after those of the file:
 //
@@ -271,7 +271,7 @@ pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;
 pub(super) struct Slot {
     /// The grace period that was current when this thread pinned; 0 while it is not pinned.
     entered_gp: AtomicU64,
-    /// The number of live guards, plus [`RELEASE_ON_UNPIN`] if the last unpin releases the slot.
+    /// The number of live guards without the outermost, plus [`RELEASE_ON_UNPIN`] if the last unpin releases the slot.
     nesting: UnsafeCell<u64>,
     /// The id of the thread that owns the slot, or 0.
     owner: AtomicU64,
@@ -296,13 +296,48 @@ impl Slot {
 
     /// Marks the owner as a reader since grace period `now`: every later grace period waits for it.
     #[inline(always)]
-    pub(super) fn enter(&self, now: u64) {
+    fn enter(&self, now: u64, light: impl FnOnce()) {
         // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
         // this thread under its earlier guards, in case the writer never sees the 0 in between.
         self.entered_gp.store(now, order!(Release, "pin: the reads of earlier guards are done"));
         // Against the `heavy` of `GpGuard::bump`: either the writer sees `entered_gp`, or this thread
         // sees the unlink.
-        step!("pin: before the reads", fence::light());
+        step!("pin: before the reads", light());
+    }
+
+    /// Makes a guard of the owner. `light` does what [`fence::light`] does in this process.
+    #[inline(always)]
+    fn pin(&self, light: impl FnOnce()) -> Guard {
+        if self.is_reading() {
+            self.nest();
+        } else {
+            self.enter(domain().current_gp(), light);
+        }
+        Guard { slot: NonNull::from(self), _not_send: PhantomData }
+    }
+
+    /// Returns whether the owner has a guard.
+    #[inline(always)]
+    fn is_reading(&self) -> bool {
+        load_own(&self.entered_gp) != 0 // only the owner stores it (invariant 5)
+    }
+
+    /// Makes an inner guard. `cold` keeps the code of the outermost guard short and in a line.
+    #[cold]
+    #[inline]
+    fn nest(&self) {
+        self.set_nesting(self.nesting() + 1);
+    }
+
+    /// Drops an inner guard, or the last guard of a thread that has ended.
+    #[cold]
+    #[inline]
+    fn unnest(&self, nesting: u64) {
+        if nesting == RELEASE_ON_UNPIN {
+            unpin_and_release(self);
+        } else {
+            self.set_nesting(nesting - 1);
+        }
     }
 
     /// Marks the owner as not reading.
@@ -414,6 +449,15 @@ impl Registry {
 struct Local {
     /// Null before the first pin, and after the thread released its slot.
     slot: Cell<*const Slot>,
+    /// The same slot if [`fence::light`] is a compiler fence, and null if it is a fence: so `pin` tests both at once.
+    unfenced: Cell<*const Slot>,
+}
+
+impl Local {
+    fn set(&self, slot: *const Slot) {
+        self.slot.set(slot);
+        self.unfenced.set(if fence::has_membarrier() { slot } else { ptr::null() });
+    }
 }
 
 /// Releases the slot of a thread when the thread ends.
@@ -423,7 +467,7 @@ struct ThreadExit {
 
 const_thread_local! {
     // It has no destructor, so it can be read at any point of the thread's exit.
-    static LOCAL: Local = Local { slot: Cell::new(ptr::null()) };
+    static LOCAL: Local = Local { slot: Cell::new(ptr::null()), unfenced: Cell::new(ptr::null()) };
     static EXIT: ThreadExit = ThreadExit { slot: Cell::new(ptr::null()) };
 }
 
@@ -431,9 +475,8 @@ impl ThreadExit {
     fn run(&self) {
         // SAFETY: null, or the slot of this thread, which is never freed.
         let Some(slot) = (unsafe { self.slot.replace(ptr::null()).as_ref() }) else { return };
-        let nesting = slot.nesting();
-        if !check!("thread exit: no guard is left", nesting == 0) {
-            slot.set_nesting(nesting | RELEASE_ON_UNPIN);
+        if !check!("thread exit: no guard is left", !slot.is_reading()) {
+            slot.set_nesting(slot.nesting() | RELEASE_ON_UNPIN);
             return;
         }
         slot.leave();
@@ -450,7 +493,7 @@ impl Drop for ThreadExit {
 
 fn clear_local_slot() {
     // A model checker may have destroyed `LOCAL` before `EXIT`; no code reads `LOCAL` after that.
-    let _ = LOCAL.try_with(|local| local.slot.set(ptr::null()));
+    let _ = LOCAL.try_with(|local| local.set(ptr::null()));
 }
 
 /// Protects the values that this thread loads from being freed. Returned by [`pin`].
@@ -495,27 +538,28 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 /// from a signal handler.
 #[inline]
 pub fn pin() -> Guard {
-    let slot = LOCAL.with(|local| local.slot.get());
+    let slot = LOCAL.with(|local| local.unfenced.get());
     // SAFETY: null, or the slot of this thread, which is never freed.
-    let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_without_slot() };
-    let nesting = slot.nesting();
-    if nesting == 0 {
-        slot.enter(domain().current_gp());
-    }
-    slot.set_nesting(nesting + 1);
-    Guard { slot: NonNull::from(slot), _not_send: PhantomData }
+    let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_slow() };
+    slot.pin(fence::compiler_fence)
 }
 
-/// Pins a thread without a slot: at its first pin, or in a destructor at its exit.
+/// Pins a thread whose `light` is a fence, or that has no slot: at its first pin, or in a destructor at its
+/// exit.
 #[cold]
 #[inline(never)]
-fn pin_without_slot() -> Guard {
+fn pin_slow() -> Guard {
+    let slot = LOCAL.with(|local| local.slot.get());
+    // SAFETY: null, or the slot of this thread, which is never freed.
+    if let Some(slot) = unsafe { slot.as_ref() } {
+        return slot.pin(fence::light);
+    }
     let domain = init_domain();
     let slot = domain.registry.claim();
     let exiting = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
-    LOCAL.with(|local| local.slot.set(slot));
-    slot.enter(domain.current_gp());
-    slot.set_nesting(if exiting { RELEASE_ON_UNPIN + 1 } else { 1 });
+    LOCAL.with(|local| local.set(slot));
+    slot.enter(domain.current_gp(), fence::light);
+    slot.set_nesting(if exiting { RELEASE_ON_UNPIN } else { 0 });
     Guard { slot: NonNull::from(slot), _not_send: PhantomData }
 }
 
@@ -524,12 +568,9 @@ impl Drop for Guard {
     fn drop(&mut self) {
         // SAFETY: slots are never freed, and this thread owns its slot until its last unpin.
         let slot = unsafe { self.slot.as_ref() };
-        let nesting = slot.nesting() - 1;
-        slot.set_nesting(nesting);
-        if nesting == 0 {
-            slot.leave();
-        } else if nesting == RELEASE_ON_UNPIN {
-            unpin_and_release(slot);
+        match slot.nesting() {
+            0 => slot.leave(),
+            nesting => slot.unnest(nesting),
         }
     }
 }
@@ -549,7 +590,7 @@ fn unpin_and_release(slot: &Slot) {
 pub fn is_pinned() -> bool {
     let slot = LOCAL.with(|local| local.slot.get());
     // SAFETY: null, or the slot of this thread, which is never freed.
-    unsafe { slot.as_ref() }.is_some_and(|slot| slot.nesting() != 0)
+    unsafe { slot.as_ref() }.is_some_and(Slot::is_reading)
 }
 
 /// Runs what a thread runs at its end, for models.
