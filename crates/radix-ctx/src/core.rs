@@ -244,7 +244,7 @@ const EMPTY: u64 = NO_LINK as u64;
 
 /// The number of lists of one CPU. Reclaim follows one link of each at a time, because each is a cache
 /// miss.
-pub(super) const LANES: usize = if cfg!(offlock_model) { 1 } else { 8 };
+pub(super) const LANES: usize = if cfg!(offlock_model) { 1 } else { 16 };
 
 /// One CPU's dead slots. A list is a word with its length and the index of its first slot.
 #[derive(Debug)]

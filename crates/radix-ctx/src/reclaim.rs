@@ -291,7 +291,7 @@ impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
     fn run(mut self) -> usize {
         self.core.dropping(|| self.core.reclaim(&mut self.vacated));
         self.done = true;
-        self.vacated.total
+        (self.vacated.total + self.vacated.dead) as usize
     }
 }
 
@@ -340,7 +340,8 @@ struct VacatedSlots<T: Send + Sync + 'static> {
     exhausted: u64,
     /// The number of reclaimed slots that `State::dead` still counts.
     dead: u64,
-    total: usize,
+    /// The number of the others.
+    total: u64,
     /// The slabs that were released. The drop retires them: invariant 6.
     released: Batch,
 }
@@ -353,7 +354,6 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
 
     #[inline]
     fn add(&mut self, core: &Core<T>, slab: SlabPtr<T>, index: u32, state: NotLive) {
-        self.total += 1;
         self.dead += 1;
         if state.next() >= MAX_GENERATION {
             self.exhausted += 1;
@@ -375,7 +375,7 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
 
     /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher.
     fn end(&mut self, core: &Core<T>, state: &mut State<T>) {
-        if self.total != 0 {
+        if self.total + self.dead != 0 {
             core.empty_queue(state, &mut self.released);
             self.clear_bits(core, state);
         }
@@ -387,6 +387,7 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
         }
         self.number = 0;
         state.exhaust(take(&mut self.exhausted));
+        self.total += self.dead;
         state.dead = state.dead.saturating_sub(take(&mut self.dead));
     }
 }
