@@ -66,7 +66,7 @@ unsafe impl<T: Send + Sync + 'static> Sync for Core<T> {}
 #[repr(C)]
 pub(super) struct State<T: Send + Sync + 'static> {
     /// The lowest vacant slots. The first field, so that it begins on the line of the lock's word.
-    pub(super) queue: VacantQueue,
+    pub(super) queue: VacantQueue<T>,
     /// The number of bits set in the `used` of all slabs, without exhausted slots.
     pub(super) used: u64,
     /// The number of slots that stay unused because their last generation was assigned.
@@ -190,7 +190,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 impl<T: Send + Sync + 'static> State<T> {
     /// Returns the number of slots that are live, dead or claimed.
     pub(super) fn in_use(&self) -> u64 {
-        self.used - self.queue.len() as u64
+        self.used - self.queue.len()
     }
 
     /// Returns whether the table and its last context are gone, and no thread reclaims.
@@ -327,39 +327,54 @@ impl RetireLists {
     }
 }
 
-/// The capacity of a queue: what fits beside the lock's word on its two cache lines.
-pub(super) const QUEUE: usize = if cfg!(offlock_model) { 2 } else { 20 };
+/// The number of slabs in a queue: what fits beside the lock's word on its two cache lines.
+pub(super) const QUEUE: usize = if cfg!(offlock_model) { 2 } else { 6 };
 
-/// The lowest vacant indexes.
+/// Vacant slots of a slab: a bit for each.
+pub(super) type VacantBits<T> = (SlabPtr<T>, u64);
+
+/// The lowest vacant slots.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct VacantQueue {
+pub(super) struct VacantQueue<T: Send + Sync + 'static> {
     left: u32,
-    /// Descending: the lowest is at `left - 1`.
-    indexes: [u32; QUEUE],
+    /// Descending: the lowest slab is at `left - 1`. Each has a slot.
+    slabs: [VacantBits<T>; QUEUE],
 }
 
-impl VacantQueue {
+impl<T: Send + Sync + 'static> VacantQueue<T> {
     pub(super) fn new() -> Self {
-        Self { left: 0, indexes: [0; QUEUE] }
+        Self { left: 0, slabs: [(NonNull::dangling(), 0); QUEUE] }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.left as usize
+    /// Returns the number of slots.
+    pub(super) fn len(&self) -> u64 {
+        self.slabs[..self.left as usize].iter().map(|(_, bits)| u64::from(bits.count_ones())).sum()
     }
 
-    /// Takes the lowest index.
+    /// Takes the lowest slot: its slab, and its number there.
     #[inline(always)]
-    pub(super) fn pop(&mut self) -> Option<u32> {
-        let left = self.left.checked_sub(1)?;
-        self.left = left;
-        self.indexes.get(left as usize).copied()
+    pub(super) fn pop(&mut self) -> Option<(SlabPtr<T>, u32)> {
+        let last = self.left.checked_sub(1)?;
+        let (slab, bits) = self.slabs.get_mut(last as usize)?;
+        let number = bits.trailing_zeros();
+        *bits &= *bits - 1;
+        if *bits == 0 {
+            self.left = last;
+        }
+        Some((*slab, number))
     }
 
-    /// Puts ascending indexes into the queue, which is empty.
-    pub(super) fn put(&mut self, ascending: &[u32]) {
-        for (at, index) in ascending.iter().rev().enumerate() {
-            self.indexes[at] = *index;
+    /// Takes all slots of the lowest slab.
+    pub(super) fn pop_slab(&mut self) -> Option<VacantBits<T>> {
+        self.left = self.left.checked_sub(1)?;
+        self.slabs.get(self.left as usize).copied()
+    }
+
+    /// Puts slots of ascending slabs into the queue, which is empty.
+    pub(super) fn put(&mut self, ascending: &[VacantBits<T>]) {
+        for (place, slab) in self.slabs.iter_mut().zip(ascending.iter().rev()) {
+            *place = *slab;
         }
         self.left = ascending.len() as u32;
     }

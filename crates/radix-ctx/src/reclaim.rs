@@ -211,7 +211,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         // Ordering: Release pairs with the Acquire in `Core::not_live` and in `is_clear`; it carries the
         // drop of the value.
         let order = order!(Release, "finish: the drop has ended");
-        slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), order);
+        slab.slot(index).state.store(NotLive::vacant(state.next(), index).bits(), order);
     }
 }
 

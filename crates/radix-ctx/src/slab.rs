@@ -4,7 +4,8 @@
 //!  Slab -> | state, T | state, T | ... 64 of them |  used, refs, owner
 //!             ^
 //!   live:    the bits of the id
-//!   else:    | 1 | dead | next generation | link |
+//!   vacant:  | 1 | 0    | next generation | index |
+//!   dead:    | 1 | 1    | next generation | link |
 //!             63   62     61           32   31  0
 //! ```
 //!
@@ -67,8 +68,8 @@ pub(super) const MAX_INDEX: u32 = u32::MAX - 2;
 pub(super) struct NotLive(u64);
 
 impl NotLive {
-    pub(super) fn vacant(next: u32) -> Self {
-        Self(NOT_LIVE | u64::from(next) << 32)
+    pub(super) fn vacant(next: u32, index: u32) -> Self {
+        Self(NOT_LIVE | u64::from(next) << 32 | u64::from(index))
     }
 
     pub(super) fn dead(id: Id, link: u32) -> Self {
@@ -105,6 +106,13 @@ impl NotLive {
 
     pub(super) fn link(self) -> u32 {
         self.0 as u32
+    }
+
+    /// Returns the id of the next context in a vacant slot.
+    #[inline(always)]
+    pub(super) fn next_id(self) -> Id {
+        debug_assert!(!self.is_dead());
+        Id::new(self.link(), self.next())
     }
 }
 
@@ -210,8 +218,11 @@ impl Begin {
         Self { floor: floor.max(Id::FIRST_GENERATION), used_before }
     }
 
-    fn generation(self, number: usize) -> u32 {
-        if number < self.used_before as usize { self.floor } else { Id::FIRST_GENERATION }
+    /// Returns the state of a slot of the slab that begins with index `first`.
+    fn state(self, first: u32, number: usize) -> u64 {
+        let is_new = number >= self.used_before as usize;
+        let generation = if is_new { Id::FIRST_GENERATION } else { self.floor };
+        NotLive::vacant(generation, first + number as u32).bits()
     }
 }
 
@@ -234,9 +245,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
                 // SAFETY: within the slab that was just allocated.
                 let slot = unsafe { &raw mut (*slab).slots[number].state };
                 // SAFETY: no other thread knows the slab yet.
-                unsafe {
-                    slot.write(AtomicU64::new(NotLive::vacant(begin.generation(number)).bits()))
-                };
+                unsafe { slot.write(AtomicU64::new(begin.state(first, number))) };
             }
             // The values stay uninitialised.
             macro_rules! write {
@@ -252,7 +261,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
         #[cfg(offlock_model)]
         {
             let slots = std::array::from_fn(|number| Slot {
-                state: AtomicU64::new(NotLive::vacant(begin.generation(number)).bits()),
+                state: AtomicU64::new(begin.state(first, number)),
                 value: UnsafeCell::new(MaybeUninit::uninit()),
             });
             let used = AtomicU64::new(0);

@@ -139,6 +139,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                     Some(state) => {
                         assert!(is_used || !state.is_dead(), "{index} is dead and vacant");
                         assert!(state.next() <= MAX_GENERATION, "{index}: {state:?}");
+                        assert!(state.is_dead() || state.link() == index, "{index}: {state:?}");
                     }
                 }
             }

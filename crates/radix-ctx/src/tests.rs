@@ -19,7 +19,7 @@ fn inv12_the_last_generation_retires_its_index() {
     // SAFETY: the guard.
     let slab = unsafe { table.core().slabs.slab(0) }.unwrap();
     let last = MAX_GENERATION - 1;
-    slab.slot(0).state.store(NotLive::vacant(last - 1).bits(), Ordering::Relaxed);
+    slab.slot(0).state.store(NotLive::vacant(last - 1, 0).bits(), Ordering::Relaxed);
     drop(guard);
     for generation in [last - 1, last] {
         let id = table.insert("one of the last").unwrap();

@@ -1,12 +1,12 @@
 //! The search for the lowest vacant slot.
 //!
 //! A slab has a bit for each used slot, and a node of the tree one for each child with a vacancy. A search
-//! reads several cache lines, which are remote when another CPU inserted last. So the lowest vacant slots are
-//! moved in batches, under one lock, to a [`VacantQueue`](crate::core::VacantQueue) beside the lock:
+//! reads several cache lines, which are remote when another CPU inserted last. So the vacant slots of the lowest
+//! slabs are moved together, under one lock, to a [`VacantQueue`](crate::core::VacantQueue) beside the lock:
 //!
 //! ```text
-//!   State -> queue: | 7 9 12 13 ... |   an insert: lock, take the lowest, unlock
-//!                      ^ refilled: their bits in `used` are set already
+//!   State -> queue: | slab 0: 7 9 | slab 3: 12 13 ... |   an insert: lock, take the lowest, unlock
+//!                             ^ refilled: their bits in `used` are set already
 //! ```
 //!
 //! An operation that vacates a slot first returns the queue's slots to the slabs. So an insert always gets
@@ -17,6 +17,8 @@
 //! 1. Each vacant index outside of the queue is above all those in it, except for the slots that a
 //!    running reclaim makes vacant.
 //! 2. A slot in the queue is vacant, and its bit in `used` is set.
+
+use std::ptr::NonNull;
 
 use offlock_percpu::rcu::Batch;
 use offlock_percpu::{AllocError, PerCpu};
@@ -46,9 +48,9 @@ struct Spare<T: Send + Sync + 'static> {
 }
 
 /// What an insert does next, while it has the lock.
-enum Step {
-    /// Takes this index, whose bit in `used` is set.
-    Take(u32),
+enum Step<T: Send + Sync + 'static> {
+    /// Takes the slot of this number in a slab. Its bit in `used` is set.
+    Take(SlabPtr<T>, u32),
     /// Adds a slab for this key to the tree. If the insert has made none for it, makes one without the lock.
     AddSlab(u64, Begin),
     /// Reclaims before it allocates: many slots are dead, or no slab can be added.
@@ -64,17 +66,19 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) fn claim(&self) -> Result<Claim<'_, T>, InsertRefused> {
         let popped = self.lock().queue.pop();
         match popped {
-            Some(index) => Ok(self.claim_used(index)),
+            Some((slab, number)) => Ok(self.claim_used(slab, number)),
             None => self.claim_slow(),
         }
     }
 
     /// Returns the claim of a slot that was taken from the queue. Its bit in `used` is set.
-    #[inline]
-    fn claim_used(&self, index: u32) -> Claim<'_, T> {
-        // SAFETY: the slot is used.
-        let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
-        Claim { core: self, slab: slab.into(), id: Id::new(index, next_generation(slab, index)) }
+    #[inline(always)]
+    fn claim_used(&self, slab: SlabPtr<T>, number: u32) -> Claim<'_, T> {
+        // SAFETY: invariant 4 of `slab`: the slot is used.
+        let slot = unsafe { slab.as_ref() }.slot(number);
+        // Ordering: Relaxed; the lock orders it.
+        let state = NotLive::read(slot.state.load(Ordering::Relaxed));
+        Claim { core: self, slab, id: state.expect("a claimed slot is vacant").next_id() }
     }
 
     #[cold]
@@ -86,9 +90,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         loop {
             let mut state = self.lock();
             match self.next_step(&mut state, has_advanced) {
-                Step::Take(index) => {
+                Step::Take(slab, number) => {
                     drop(state);
-                    return Ok(self.claim_used(index));
+                    return Ok(self.claim_used(slab, number));
                 }
                 Step::AddSlab(key, begin) => match spare.take() {
                     // The lock was free since the spare was made: another insert may have added that slab, and
@@ -118,9 +122,9 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Decides what an insert does next.
-    fn next_step(&self, state: &mut State<T>, has_advanced: bool) -> Step {
-        if let Some(index) = state.queue.pop().or_else(|| self.refill(state)) {
-            return Step::Take(index);
+    fn next_step(&self, state: &mut State<T>, has_advanced: bool) -> Step<T> {
+        if let Some((slab, number)) = state.queue.pop().or_else(|| self.refill(state)) {
+            return Step::Take(slab, number);
         }
         let pending = self.pending(state);
         // The queue cannot be filled, so the lowest vacant index has no slab.
@@ -151,31 +155,24 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(())
     }
 
-    /// Moves the lowest vacant slots into the empty queue, up to the first key without a slab. Takes the
-    /// lowest of them, if there are any.
-    fn refill(&self, state: &mut State<T>) -> Option<u32> {
-        let mut taken = [0; QUEUE];
+    /// Moves the vacant slots of the lowest slabs into the empty queue, up to the first key without a slab. Takes
+    /// the lowest of them, if there are any.
+    fn refill(&self, state: &mut State<T>) -> Option<(SlabPtr<T>, u32)> {
+        let mut taken = [(NonNull::dangling(), 0); QUEUE];
         let mut number = 0;
         while number < QUEUE {
-            let word = self.slabs.tree().load(self.slabs.tree().lowest_vacant());
-            let Some(slab) = slab_of::<T>(word) else { break };
+            let key = self.slabs.tree().lowest_vacant();
+            let Some(slab) = slab_of::<T>(self.slabs.tree().load(key)) else { break };
             // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
             let it = unsafe { slab.as_ref() };
-            let mut bits = 0;
-            while number < QUEUE {
-                let vacant = !(it.used() | bits) & FULL;
-                let index = it.index(vacant.trailing_zeros() as usize);
-                if vacant == 0 || index > self.max_index {
-                    break;
-                }
-                bits |= vacant & vacant.wrapping_neg();
-                taken[number] = index;
-                number += 1;
+            let usable = u64::from(self.max_index) - (key << SLAB_BITS) + 1;
+            let bits = !it.used() & (FULL >> (SLOTS as u64).saturating_sub(usable));
+            if bits == 0 {
+                break; // its vacant slots are above the largest index
             }
             self.mark_used(state, slab, bits);
-            if it.used() != FULL {
-                break; // the queue is full, or the other slots are above the largest index
-            }
+            taken[number] = (slab, bits);
+            number += 1;
         }
         state.queue.put(&taken[..number]);
         state.queue.pop()
@@ -183,10 +180,8 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Returns the slots of the queue to their slabs.
     pub(super) fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
-        while let Some(index) = state.queue.pop() {
-            // SAFETY: this thread holds the lock.
-            let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
-            self.mark_vacant(state, slab.into(), 1 << (index as usize % SLOTS), batch);
+        while let Some((slab, bits)) = state.queue.pop_slab() {
+            self.mark_vacant(state, slab, bits, batch);
         }
     }
 
@@ -342,7 +337,7 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
     fn drop(&mut self) {
         let mut batch = Batch::new();
         let index = self.id.index();
-        let vacant = NotLive::vacant(self.id.generation() + 1);
+        let vacant = NotLive::vacant(self.id.generation() + 1, index);
         let mut state = self.core.lock();
         // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let slot = unsafe { self.slab.as_ref() }.slot(index);
