@@ -10,6 +10,7 @@ use offlock_percpu::rcu;
 use radix_ctx::CtxTable;
 use rustc_hash::FxBuildHasher;
 use scc::HashIndex;
+use slotmap::SlotMap;
 use testkit::alloc::{CountingAllocator, counted};
 
 use crate::map::{Map, Value, value};
@@ -48,6 +49,8 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     row("dashmap", [Some(small::<Dash<u64>>()), Some(large::<Dash<Value>>()), dash]);
     let slab = Some(bytes(sharded_slab::Slab::<Value>::new));
     row("sharded-slab", [Some(small::<Sharded<u64>>()), Some(large::<Sharded<Value>>()), slab]);
+    let slots = bytes(|| slot_map(0, value));
+    row("slotmap", [Some(slot_maps(|n| n)), Some(slot_maps(value)), Some(slots)]);
     row("Vec<Slot>", [None, Some(large::<Slots<Value>>()), None]);
     print!("{table}");
     report.record("R9.bytes_per_entry@64k", Some(ours));
@@ -60,4 +63,15 @@ fn small<M: Map<u64>>() -> f64 {
 
 fn large<M: Map<Value>>() -> f64 {
     bytes(|| M::filled(ENTRIES, value).0) / ENTRIES as f64
+}
+
+/// slotmap: keys with generations, as a table has, for one thread.
+fn slot_maps<V>(value: fn(u64) -> V) -> f64 {
+    bytes(|| slot_map(ENTRIES, value)) / ENTRIES as f64
+}
+
+fn slot_map<V>(n: usize, value: fn(u64) -> V) -> SlotMap<slotmap::DefaultKey, V> {
+    let mut map = SlotMap::with_capacity(n);
+    (0..n as u64).for_each(|n| _ = map.insert(value(n)));
+    map
 }
