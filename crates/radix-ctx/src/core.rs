@@ -202,12 +202,6 @@ impl<T: Send + Sync + 'static> State<T> {
     pub(super) fn must_end(&self) -> bool {
         self.dropped && !self.ended && !self.reclaiming
     }
-
-    /// Counts used slots that will never be vacant again.
-    pub(super) fn exhaust(&mut self, slots: u64) {
-        self.used -= slots;
-        self.exhausted += slots;
-    }
 }
 
 const_thread_local! {

@@ -40,10 +40,10 @@ use offlock_sync::atomic::Ordering;
 use offlock_sync::quarantine;
 use offlock_sync::{Wakers, WordGuard, check, order, step};
 
-use crate::core::{Core, LANES, RetireLists, State};
+use crate::core::{Core, LANES, RetireLists, State, VacantBits};
 use crate::error::WaitError;
 use crate::id::{Id, MAX_GENERATION};
-use crate::slab::{NO_LINK, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, SlabTree, slab_of};
+use crate::slab::{NO_LINK, NotLive, Refs, SLAB_BITS, SLOTS, Slab, SlabPtr, SlabTree, slab_of};
 
 /// The number of slabs whose slots a reclaim makes vacant under one lock: some hundred nanoseconds.
 const BATCH: usize = 32;
@@ -182,7 +182,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn fold(&self, slab: SlabPtr<T>, index: u32, state: NotLive, vacated: &mut VacatedSlots<T>) {
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
-        if let Some(refs) = it.refs() {
+        let refs = it.refs();
+        if let Some(refs) = refs {
             // Before the fold: the last reference may be put as soon as the count is folded.
             // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
             // removing thread did before.
@@ -195,7 +196,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             self.referenced.fetch_sub(1, Ordering::Relaxed);
         }
-        let _vacate = VacateOnDrop { core: self, slab, index, state, vacated };
+        let _vacate = VacateOnDrop { core: self, slab, refs, index, state, vacated };
         if needs_drop::<T>() {
             // SAFETY: the slot was dead for a grace period and has no reference; only this thread drops
             // the value (invariant 3).
@@ -204,8 +205,9 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Opens the count of a slot again and makes its state vacant. Its value is dropped.
-    fn finish(slab: &Slab<T>, index: u32, state: NotLive) {
-        if let Some(refs) = slab.refs() {
+    #[inline]
+    fn finish(slab: &Slab<T>, refs: Option<&Refs>, index: u32, state: NotLive) {
+        if let Some(refs) = refs {
             refs.counts.open(index as usize % SLOTS);
         }
         // Ordering: Release pairs with the Acquire in `Core::not_live` and in `is_clear`; it carries the
@@ -319,6 +321,7 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
 struct VacateOnDrop<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     slab: SlabPtr<T>,
+    refs: Option<&'a Refs>,
     index: u32,
     state: NotLive,
     vacated: &'a mut VacatedSlots<T>,
@@ -328,14 +331,14 @@ impl<T: Send + Sync + 'static> Drop for VacateOnDrop<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: invariant 4 of `slab`: the slot is used until its bit is cleared.
-        Core::finish(unsafe { self.slab.as_ref() }, self.index, self.state);
+        Core::finish(unsafe { self.slab.as_ref() }, self.refs, self.index, self.state);
         self.vacated.add(self.core, self.slab, self.index, self.state);
     }
 }
 
 /// Reclaimed slots whose bits in `used` are cleared together, under one lock.
 struct VacatedSlots<T: Send + Sync + 'static> {
-    slots: [Option<(SlabPtr<T>, u64)>; BATCH],
+    slots: [VacantBits<T>; BATCH],
     number: usize,
     exhausted: u64,
     /// The number of reclaimed slots that `State::dead` still counts.
@@ -348,7 +351,7 @@ struct VacatedSlots<T: Send + Sync + 'static> {
 
 impl<T: Send + Sync + 'static> VacatedSlots<T> {
     fn new() -> Self {
-        let (slots, released) = ([None; BATCH], Batch::new());
+        let (slots, released) = ([(NonNull::dangling(), 0); BATCH], Batch::new());
         Self { slots, number: 0, exhausted: 0, dead: 0, total: 0, released }
     }
 
@@ -360,7 +363,7 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
             return;
         }
         let bit = 1 << (index as usize % SLOTS);
-        if let Some(Some((last, bits))) = self.number.checked_sub(1).map(|n| &mut self.slots[n]) {
+        if let Some((last, bits)) = self.slots[..self.number].last_mut() {
             if *last == slab {
                 *bits |= bit;
                 return;
@@ -369,7 +372,7 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
         if self.number == BATCH {
             self.clear_bits(core, &mut core.lock());
         }
-        self.slots[self.number] = Some((slab, bit));
+        self.slots[self.number] = (slab, bit);
         self.number += 1;
     }
 
@@ -382,13 +385,14 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
     }
 
     fn clear_bits(&mut self, core: &Core<T>, state: &mut State<T>) {
-        for (slab, bits) in self.slots[..self.number].iter_mut().filter_map(Option::take) {
+        for &(slab, bits) in &self.slots[..take(&mut self.number)] {
             core.mark_vacant(state, slab, bits, &mut self.released);
         }
-        self.number = 0;
-        state.exhaust(take(&mut self.exhausted));
-        self.total += self.dead;
-        state.dead = state.dead.saturating_sub(take(&mut self.dead));
+        let dead = take(&mut self.dead);
+        self.total += dead;
+        state.used -= dead;
+        state.exhausted += take(&mut self.exhausted);
+        state.dead = state.dead.saturating_sub(dead);
     }
 }
 
@@ -408,7 +412,8 @@ impl<T: Send + Sync + 'static> Drop for LastPut<T> {
         let core = unsafe { self.this.as_ref() };
         let guard = rcu::pin();
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
-        Core::finish(unsafe { self.slab.as_ref() }, self.index, self.state);
+        let slab = unsafe { self.slab.as_ref() };
+        Core::finish(slab, slab.refs(), self.index, self.state);
         // Ordering: Relaxed; a statistic.
         core.referenced.fetch_sub(1, Ordering::Relaxed);
         let mut released = Batch::new();

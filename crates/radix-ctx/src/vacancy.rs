@@ -181,6 +181,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Returns the slots of the queue to their slabs.
     pub(super) fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
         while let Some((slab, bits)) = state.queue.pop_slab() {
+            state.used -= u64::from(bits.count_ones());
             self.mark_vacant(state, slab, bits, batch);
         }
     }
@@ -199,8 +200,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Clears bits of `used`. A slab without a used slot goes to `batch`, which the caller drops after
-    /// the unlock.
+    /// Clears bits of a slab's `used`; the caller subtracts them from the table's. A slab without a used slot goes
+    /// to `batch`, which the caller drops after the unlock.
     pub(super) fn mark_vacant(
         &self,
         state: &mut State<T>,
@@ -212,7 +213,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         let used = it.used();
         it.set_used(used & !bits);
-        state.used -= u64::from((used & bits).count_ones());
         if used == FULL {
             self.slabs.tree().set_vacant(it.key(), true);
         }
@@ -246,11 +246,12 @@ impl<T: Send + Sync + 'static> Core<T> {
         slot: NotLive,
         batch: &mut Batch,
     ) {
+        state.used -= 1;
         if slot.next() < MAX_GENERATION {
             self.empty_queue(state, batch);
             self.mark_vacant(state, slab, 1 << (index as usize % SLOTS), batch);
         } else {
-            state.exhaust(1);
+            state.exhausted += 1;
         }
     }
 
