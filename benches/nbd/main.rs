@@ -6,6 +6,7 @@
 //! cargo bench --bench nbd -- --quick            the rows that decide a target: under 60 s
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]); 3 rounds with `--quick`
+//! cargo bench --bench nbd -- --only D           the demo's client before each server ([`demo`]); so, too
 //! cargo bench --bench nbd -- --backend aio      our server on that engine: uring, aio or threads
 //! cargo bench --bench nbd -- --only N --picture FILE    draws the rows that decide a target
 //! ```
@@ -21,6 +22,7 @@
 //! includes that.) `others` is the part of the used CPUs' time that went to processes outside the measurement. A
 //! window with more than [`DISTURBED`] of it is measured again, and the less disturbed one counts.
 
+mod demo;
 mod hung;
 mod light;
 mod picture;
@@ -83,7 +85,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let section = |name| -> Result<_, TargetError> {
         Ok(Targets::parse(include_str!("../targets.toml"), name)?.asked_for_by(&args))
     };
-    let mut targets = [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?];
+    let mut targets =
+        [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?, section("nbd_demo")?];
     let header = Header::take("nbd");
     print!("{header}");
     if let Err(error) = measure(&args, &header, &mut targets) {
@@ -93,7 +96,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure(args: &Args, header: &Header, targets: &mut [Targets; 3]) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
@@ -104,6 +107,7 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 3]) -> Result<(
     let scratch = tempfile::Builder::new().prefix("nbd-bench-").tempdir_in(target_dir()?)?;
     let sockets = tempfile::Builder::new().prefix("nbd-bench-").tempdir()?;
     let image = scratch.path().join("image");
+    let demo_image = scratch.path().join("demo");
     make_image(&image)?;
 
     let mut site = Site {
@@ -114,7 +118,7 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 3]) -> Result<(
         sockets: sockets.path(),
         cpu: server,
     };
-    let [first, second, third] = targets;
+    let [first, second, third, fourth] = targets;
     let rows = measure_reads(args, &site, (client, server), scratch.path(), [first, second])?;
     if let Some(file) = args.picture.as_ref().filter(|_| !rows.is_empty()) {
         // Cargo starts a bench in its own package; a relative path is one from the workspace.
@@ -125,6 +129,32 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 3]) -> Result<(
     }
     site.writable = true;
     measure_writes(args, &site, (client, server), scratch.path(), third)?;
+    site.image = &demo_image;
+    measure_demo(args, &site, client, fourth)
+}
+
+/// The demo's client before each server. A quick run has it if it is asked for, as the writes.
+fn measure_demo(
+    args: &Args,
+    site: &Site<'_>,
+    client: usize,
+    targets: &mut Targets,
+) -> Result<(), Box<dyn Error>> {
+    let wanted = demo::TARGETS.iter().any(|(id, _)| args.wants(id));
+    if !wanted || args.smoke || (args.quick && args.only.is_none()) {
+        return Ok(());
+    }
+    let (rounds, mixed) = if args.quick { (3, 3) } else { (5, 8) };
+    demo::make_images(|name| site.image_of(name))?;
+    let mut servers = site.start_all();
+    let mut row = demo::DemoRow::default();
+    for _ in 0..rounds {
+        row.round(&mut servers, client, Duration::from_secs(mixed));
+    }
+    print!("{}", row.table());
+    for (id, measured) in row.targets().filter(|(id, _)| args.wants(id)) {
+        targets.record(id, measured)?;
+    }
     Ok(())
 }
 

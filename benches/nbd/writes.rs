@@ -19,7 +19,7 @@ use crate::light;
 use crate::servers::{NBDKIT, OURS, QEMU, Server};
 
 /// The servers of a row, ours first.
-const NAMES: [&str; 3] = [OURS, QEMU, NBDKIT];
+pub(crate) const NAMES: [&str; 3] = [OURS, QEMU, NBDKIT];
 
 /// One load.
 pub(crate) struct Job {
