@@ -14,11 +14,10 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
-use std::time::Duration;
 
 use offlock_percpu::AllocError;
 use offlock_sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use offlock_sync::{Futex, thread_id};
+use offlock_sync::thread_id;
 
 /// Names a frame by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,8 +39,6 @@ const IN_ENGINE: u64 = u64::MAX;
 /// The state of a frame beside the word of its entry. Hits never access it.
 #[derive(Debug)]
 pub(crate) struct Header {
-    /// Wakes the threads that wait for a load or a write of this frame to end.
-    pub(crate) loaded: Futex,
     /// Why the load failed: an errno, or a code of [`Failure`](crate::error::Failure).
     failure: AtomicI32,
     /// The number of the entry that has the frame.
@@ -167,17 +164,6 @@ impl Header {
         self.failure.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until a wake-up of `loaded`, at most for `time`.
-    ///
-    /// A model has no timeout, so that a missing wake-up is a deadlock that the checker reports.
-    pub(crate) fn sleep(&self, seen: u32, time: Duration) {
-        if cfg!(offlock_model) {
-            self.loaded.wait(seen);
-        } else {
-            self.loaded.wait_for(seen, time);
-        }
-    }
-
     pub(crate) fn links(&self) -> &Links {
         &self.links
     }
@@ -268,7 +254,6 @@ impl Frames {
         let mut headers = Vec::new();
         headers.try_reserve_exact(count).map_err(|_| AllocError::new())?;
         headers.extend((0..count).map(|_| Header {
-            loaded: Futex::new(),
             failure: AtomicI32::new(0),
             place: AtomicU32::new(0),
             links: Links::new(),

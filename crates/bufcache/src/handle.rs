@@ -12,8 +12,7 @@ use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, AtomicUsize};
 
 use crate::cache::{
-    self, BlockRequest, Bypass, EnterResult, Fill, Limits, Load, MissResult, Overwrite, Protected,
-    Shared, Wait,
+    self, Bypass, EnterResult, Fill, Limits, Load, Overwrite, Protected, Search, Shared,
 };
 use crate::device::BlockDevice;
 use crate::dirty::{AttachOptions, WriteError, Writes};
@@ -241,7 +240,10 @@ impl Device {
     /// or [`GetError::WouldDeadlock`] for a writer.
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
         let key = self.checked_key(block)?;
-        self.shared.invalidate(Some(&self.source), key)
+        match self.shared.try_invalidate(Some(&self.source), key, 0, true)? {
+            Some(was_cached) => Ok(was_cached),
+            None => block_on(self.shared.invalidate(&self.source, key, 0)),
+        }
     }
 
     /// Returns whether a block is cached or being read. Wait-free. Does not count as a use.
@@ -424,10 +426,7 @@ impl Device {
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         let buffer = self.shared.try_create(&self.source, key)?;
-        self.source.writes.forget_load(&self.source.sectors(key));
-        let mut guard = WriteGuard::new(self, buffer);
-        guard.fill(0);
-        Ok(guard)
+        Ok(WriteGuard::new(self, buffer, Fill::Caller))
     }
 
     /// Returns whether the device may lack a write of these blocks: one is dirty, or a [failed
@@ -542,12 +541,7 @@ impl Device {
             }
             return Ok(ReadGuard::new(self, buffer));
         }
-        self.shared.counters.get.add(1);
-        let want = BlockRequest { fill: Fill::Read, wait: Wait::Block };
-        let buffer = match self.shared.miss(&self.source, key, want)? {
-            MissResult::Shared(buffer) | MissResult::Locked(buffer) => buffer,
-        };
-        Ok(ReadGuard::new(self, buffer))
+        Ok(ReadGuard::new(self, self.shared.get(&self.source, key)?))
     }
 
     /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of
@@ -566,7 +560,7 @@ impl Device {
                 return true;
             };
             self.shared.counters.get.add(1);
-            matches!(self.pin(key), Ok(Some(_)))
+            self.pin_now(key).is_some()
         };
         if !left.all(is_taken) {
             self.shared.counters.ahead_dropped.add(1);
@@ -587,36 +581,34 @@ impl Device {
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let pin = loop {
-            if let Some(pin) = self.pin(key)? {
-                break pin;
-            }
-            self.source.writes.excluded.wait(key.sector()).await;
-        };
-        self.shared.wait_while_read(pin.place).await;
-        if !self.shared.has_ended(pin.place) {
-            self.shared.wait_for_writer(pin.place).await?;
-        }
-        match self.shared.failure(pin.place) {
-            Some(failure) => Err(failure.of(block)),
-            None => {
-                self.shared.frames.reading(self.shared.frame_at(pin.place));
-                Ok(pin)
-            }
-        }
+        let entered = self.shared.miss(&self.source, key, Fill::Read, Duration::ZERO).await?;
+        let pin = self.pin_entered(entered)?.expect("`miss` waits for a buffer and a discard");
+        self.shared.wait_for_load(&self.source, key, pin.place).await?;
+        self.shared.frames.reading(self.shared.frame_at(pin.place));
+        Ok(pin)
     }
 
-    /// Returns a pin on the buffer of a block, which may still be read or written: the caller waits
-    /// for that before it reads the bytes. `None` if the block is being discarded.
-    fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
+    /// Returns a pin on the buffer of a block, which may still be read or written. `None` if that has to
+    /// wait, or fails.
+    fn pin_now(&self, key: Key) -> Option<Pin> {
+        let entered = Search::NOW.into_iter().find_map(|search| {
+            match self.shared.enter(&self.source, key, Fill::Read, search, false) {
+                Ok(EnterResult::NoBuffer) => None,
+                entered => Some(entered),
+            }
+        });
+        self.pin_entered(entered?.ok()?).ok()?
+    }
+
+    /// Returns a pin on a buffer that was entered.
+    fn pin_entered(&self, entered: EnterResult) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
-        let want = BlockRequest { fill: Fill::Read, wait: Wait::None };
-        let place = match shared.enter(&self.source, key, want)? {
+        let place = match entered {
             EnterResult::Pinned(place) => place,
             EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => {
                 shared.pin_protected(buffer)?
             }
-            EnterResult::Excluded => return Ok(None),
+            EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
         };
         let bytes = shared.frames.bytes(shared.frame_at(place));
         Ok(Some(Pin { device: self.clone(), place, bytes }))
@@ -667,10 +659,7 @@ impl Device {
     /// [`GetError::WouldDeadlock`] if this thread has a guard of the block,
     /// [`GetError::Poisoned`] and [`GetError::Closed`].
     pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
-        let key = self.checked_key(block)?;
-        self.shared.counters.get.add(1);
-        let buffer = self.shared.lock_write(&self.source, key, Fill::Read)?;
-        Ok(WriteGuard::new(self, buffer))
+        self.lock(block, Fill::Read)
     }
 
     /// As [`get_mut`](Self::get_mut), if the block is cached and the call need not wait.
@@ -684,7 +673,7 @@ impl Device {
         let buffer = self.shared.try_lock_write(&self.source, key).inspect_err(|_| {
             self.shared.counters.busy_locked.add(1);
         })?;
-        Ok(WriteGuard::new(self, buffer))
+        Ok(WriteGuard::new(self, buffer, Fill::Read))
     }
 
     /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
@@ -694,13 +683,14 @@ impl Device {
     ///
     /// As [`get_mut`](Self::get_mut), except for errors of a read.
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
+        self.lock(block, Fill::Caller)
+    }
+
+    fn lock(&self, block: u64, fill: Fill) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer = self.shared.lock_write(&self.source, key, Fill::Caller)?;
-        self.source.writes.forget_load(&self.source.sectors(key));
-        let mut guard = WriteGuard::new(self, buffer);
-        guard.fill(0);
-        Ok(guard)
+        let buffer = self.shared.lock_by_thread(&self.source, key, fill)?;
+        Ok(WriteGuard::new(self, buffer, fill))
     }
 
     /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need
@@ -1061,9 +1051,9 @@ pub struct WriteGuard<'d> {
 }
 
 impl<'d> WriteGuard<'d> {
-    pub(crate) fn new(device: &'d Device, Protected { slot, frame }: Protected) -> Self {
+    fn new(device: &'d Device, Protected { slot, frame }: Protected, fill: Fill) -> Self {
         let bytes = device.shared.frames.bytes(frame);
-        Self { device, slot, frame, bytes, modified: false }
+        Self { device, slot, frame, bytes, modified: fill == Fill::Caller }
     }
 }
 
@@ -1101,10 +1091,9 @@ unsafe impl Send for OwnedWriteGuard {}
 unsafe impl Sync for OwnedWriteGuard {}
 
 impl OwnedWriteGuard {
-    pub(crate) fn new(device: Device, Protected { slot, frame }: Protected) -> Self {
+    pub(crate) fn new(device: Device, frame: Frame, fill: Fill) -> Self {
         let bytes = device.shared.frames.bytes(frame);
-        slot.clear(); // the mark keeps the buffer
-        Self { device, frame, bytes, modified: false }
+        Self { device, frame, bytes, modified: fill == Fill::Caller }
     }
 }
 

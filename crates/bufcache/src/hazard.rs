@@ -60,7 +60,7 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn clear(&self) {
         let order = order!(Release, "clear: the bytes were read before");
-        // Ordering: Release pairs with the Acquire in `mark_protected` and `is_protected_by_others`; the
+        // Ordering: Release pairs with the Acquire in `mark_protected` and `is_protected`; the
         // scan that finds null comes after the reads of the bytes.
         self.0.store(ptr::null_mut(), order);
     }
@@ -78,13 +78,13 @@ impl Slot {
 
 /// Returns whether a slot other than `mine` protects the entry. The caller has marked the entry and
 /// called [`barrier`].
-pub(crate) fn is_protected_by_others(at: &Entry, mine: &Slot) -> bool {
+pub(crate) fn is_protected(at: &Entry, mine: Option<&Slot>) -> bool {
     let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
     // of the readers that have left.
-    records()
-        .flat_map(|record| &record.slots)
-        .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
+    records().flat_map(|record| &record.slots).any(|slot| {
+        !mine.is_some_and(|mine| ptr::eq(slot, mine)) && ptr::eq(slot.0.load(order), at)
+    })
 }
 
 /// Ends the protection of the entries at these addresses, by guards that the program forgot. The

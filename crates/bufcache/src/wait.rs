@@ -21,6 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
 use std::{mem, ptr, thread};
 
 use offlock_sync::panics::drop_payload;
@@ -29,37 +30,60 @@ use offlock_sync::{Futex, Mutex, check, const_thread_local, step};
 const_thread_local! {
     /// The data of the waker with which [`block_on`] polls on this thread. Null outside of a poll.
     static BLOCKED: Cell<*const ()> = Cell::new(ptr::null());
+    /// When that [`block_on`] polls again at the latest.
+    static POLL_AT: Cell<Option<Instant>> = Cell::new(None);
 }
 
 /// Runs a future on the calling thread, which sleeps while the future waits.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
+    let (mut future, poll_at) = (pin!(future), Cell::new(None));
     let poll = |context: &mut Context<'_>| {
-        let _outer = Outer(BLOCKED.with(|blocked| blocked.replace(context.waker().data())));
+        let blocked = BLOCKED.with(|blocked| blocked.replace(context.waker().data()));
+        let outer = POLL_AT.with(Cell::take);
+        let _outer = Outer { blocked, poll_at: outer, inner: &poll_at };
         future.as_mut().poll(context)
     };
     let sleep = |woken: &Futex, seen| {
-        woken.wait(seen);
+        woken.wait_until(seen, poll_at.take());
         true
     };
     offlock_sync::block_on(poll, sleep).expect("it sleeps until the future is ready")
 }
 
-/// The mark `BLOCKED` of the `block_on` around this one. The drop restores it, also if the future panics.
-struct Outer(*const ());
+/// The values of the `block_on` around this one. The drop restores them, also if the future panics.
+struct Outer<'b> {
+    blocked: *const (),
+    poll_at: Option<Instant>,
+    inner: &'b Cell<Option<Instant>>,
+}
 
-impl Drop for Outer {
+impl Drop for Outer<'_> {
     fn drop(&mut self) {
-        BLOCKED.with(|blocked| blocked.set(self.0));
+        BLOCKED.with(|blocked| blocked.set(self.blocked));
+        self.inner.set(POLL_AT.with(|poll_at| poll_at.replace(self.poll_at)));
     }
+}
+
+/// If [`block_on`] of the calling thread polls the future, lets it poll again at that time at the
+/// latest. Returns whether it does.
+pub(crate) fn poll_again_at(at: Instant, context: &Context<'_>) -> bool {
+    let is_blocking = is_blocked_by(context);
+    if is_blocking {
+        POLL_AT.with(|poll_at| poll_at.set(Some(at)));
+    }
+    is_blocking
+}
+
+fn is_blocked_by(context: &Context<'_>) -> bool {
+    let blocked = BLOCKED.with(Cell::get);
+    !blocked.is_null() && blocked == context.waker().data()
 }
 
 /// Returns whether [`block_on`] of the calling thread polls the future. Then the future may block the
 /// thread, and guards of the thread are guards of its caller. False in a [`Running`] future, also if
 /// the thread polls that inside a `block_on`.
 pub(crate) async fn is_blocking() -> bool {
-    poll_fn(|context| Poll::Ready(BLOCKED.with(|blocked| blocked.get() == context.waker().data())))
-        .await
+    poll_fn(|context| Poll::Ready(is_blocked_by(context))).await
 }
 
 /// The most wake-ups inside each other on one stack. One more runs on a new thread.
@@ -264,6 +288,9 @@ mod tests {
             (is_blocking().await, task, nested(), is_blocking().await)
         });
         assert_eq!(all, (true, (false, true), true, true));
+        let mut task = pin!(is_blocking());
+        let told = task.as_mut().poll(&mut Context::from_waker(Waker::noop())); // whose data is null
+        assert_eq!(told, Poll::Ready(false));
     }
 
     #[test]

@@ -13,16 +13,19 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use offlock_percpu::AllocError;
 use offlock_sync::atomic::Ordering;
-use offlock_sync::{Arc, check, step, thread};
+use offlock_sync::{Arc, check, step};
 
 use super::Shared;
+use super::miss::Pinned;
+use super::write::is_marked;
 use crate::error::GetError;
 use crate::frames::{Frame, List, Nodes, On, Place, Victim};
 use crate::hazard;
 use crate::policy::{Looks, PASSES, Policy, Samples};
 use crate::source::Source;
+use crate::wait::{block_on, is_blocking};
 use crate::word::{
-    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, NEW, SAMPLED, STALE, WAITED, WRITE,
+    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, SAMPLED, STALE, WAITED, WRITE,
 };
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
@@ -36,12 +39,10 @@ const IN_A_ROW: usize = if cfg!(offlock_model) { 1 } else { 1024 };
 /// The same for a cache of which less than a sixteenth is clean. The thread that waits then writes
 /// 64 buffers, and its next search finds them after 64 visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
-/// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
-pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
 /// The number of buffers that a search visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Search {
+pub(crate) enum Search {
     /// In a cache of which less than a sixteenth is clean, ends at the first buffer that would be
     /// evicted if it were not dirty: the thread that waits writes it, and those that are due after
     /// it. Otherwise as `Short`.
@@ -50,6 +51,11 @@ pub(super) enum Search {
     Short,
     /// Visits every buffer: the search before [`GetError::NoFreeBuffers`].
     Full,
+}
+
+impl Search {
+    /// The searches of a caller that does not wait.
+    pub(crate) const NOW: [Self; 2] = [Self::Short, Self::Full];
 }
 
 /// A wait for a free buffer.
@@ -137,7 +143,7 @@ impl Shared {
     ///
     /// Instead of a pause, the calling thread writes dirty blocks of `source`; without one, of any
     /// device.
-    pub(super) fn wait_for_buffers(
+    pub(super) async fn wait_for_buffers(
         &self,
         source: Option<&Arc<Source>>,
         wait: &mut BufferWait,
@@ -155,19 +161,16 @@ impl Shared {
         }
         // All buffers may be dirty.
         if wait.search == Search::UntilDirty && self.is_mostly_dirty() {
-            if source.is_none_or(|source| self.write_back_due(source) == 0) {
-                wait.search = Search::Short;
+            match source {
+                Some(source) if self.write_back_due(source).await > 0 => {}
+                _ => wait.search = Search::Short,
             }
             return Ok(());
         }
-        if self.write_back_for(source) > 0 {
-            return Ok(());
+        if self.write_back_for(source).await == 0 {
+            self.counters.page_retries.add(1);
+            self.waiting.sleep().await;
         }
-        self.counters.page_retries.add(1);
-        #[cfg(not(offlock_model))]
-        thread::sleep(PAUSE);
-        #[cfg(offlock_model)]
-        thread::yield_now();
         Ok(())
     }
 
@@ -326,10 +329,10 @@ impl Shared {
             shadows.resize();
         }
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
-        let mut wait = BufferWait::new(self.patience);
+        let mut wait = BufferWait::new(self.waiting.patience);
         let fits = |eviction: &mut EvictionState| (!eviction.exceeds_limit()).then_some(());
         while self.evict_until(wait.search, fits).is_none() {
-            self.wait_for_buffers(None, &mut wait)?;
+            block_on(self.wait_for_buffers(None, &mut wait))?;
         }
         if self.frames.bytes_of(limit) < self.frames.capacity() {
             self.release_unused();
@@ -365,70 +368,60 @@ impl Shared {
         self.eviction.lock().withdraw(frame);
     }
 
-    /// Drops the buffer of a block, so that the next get reads the device. Returns whether it was
-    /// cached.
+    /// Drops the buffer of a block, so that the next get reads the device, unless its word has one of the
+    /// `flags`. Returns whether it was dropped.
     ///
     /// Waits for a load, an eviction, a writer and a write-back of the block. Dirty bytes are lost.
-    pub(crate) fn invalidate(
-        &self,
-        source: Option<&Arc<Source>>,
-        key: Key,
-    ) -> Result<bool, GetError> {
-        self.invalidate_unless(source, key, 0)
-    }
-
-    /// Invalidates a block if it is clean.
-    pub(super) fn invalidate_clean(
+    pub(crate) async fn invalidate(
         &self,
         source: &Arc<Source>,
         key: Key,
-    ) -> Result<bool, GetError> {
-        self.invalidate_unless(Some(source), key, DIRTY)
-    }
-
-    /// Invalidates a block as [`invalidate`](Self::invalidate) does, unless its word has one of the
-    /// `flags`. Returns whether it was invalidated.
-    fn invalidate_unless(
-        &self,
-        source: Option<&Arc<Source>>,
-        key: Key,
         flags: u64,
     ) -> Result<bool, GetError> {
+        let blocks = is_blocking().await;
         let (mut rounds, mut since) = (0, None);
         loop {
-            let was_there = self.try_invalidate(source, key, flags, true)?;
+            let was_there = self.try_invalidate(Some(source), key, flags, blocks)?;
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
             match self.table.find(key).map(Entry::word) {
-                Some(word) if word.has(WRITE | BACK) => {
-                    self.wait_for_mark(word.frame(), key, &mut since)?;
-                }
-                Some(word)
-                    if word.has(IO) && self.frames.header(word.frame()).is_claimed_by_me() =>
-                {
-                    self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
+                Some(word) if is_marked(word) => {
+                    self.wait_for_mark(word.frame(), key, is_marked, &mut since).await?;
                 }
                 Some(word) if word.has(IO) => {
-                    self.check_wait_for_load(word.frame())?;
-                    self.wait_a_moment(&mut rounds);
+                    let Some(place) = self.pin_loading(key) else { continue };
+                    let _pinned = Pinned::new(self, self.table.entry(place));
+                    let loaded = self.wait_for_load(source, key, place).await;
+                    loaded
+                        .or_else(|error| if error.is_of_a_read() { Ok(()) } else { Err(error) })?;
                 }
-                _ => self.wait_a_moment(&mut rounds),
+                _ => self.waiting.moment(&mut rounds).await, // an evictor has it
             }
         }
+    }
+
+    /// Pins the entry of a block that is being read or written. Returns the number of the entry.
+    fn pin_loading(&self, key: Key) -> Option<Place> {
+        let home = self.table.lock(key);
+        let entry = home.find()?;
+        let word = entry.word();
+        let may_pin = word.has(IO | WRITE) && word.pins() < MOST_PINS;
+        let is_pinned = may_pin && entry.try_pin(word).is_ok();
+        is_pinned.then(|| self.frames.header(word.frame()).place())
     }
 
     /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
     /// invalidated, or `None` if that has to wait.
     ///
-    /// Without `is_blocking` the slots of the calling thread are not the caller's: the thread that
-    /// polls a task may read the block, or have a guard of it.
-    pub(super) fn try_invalidate(
+    /// Unless it `blocks`, the slots of the calling thread are not the caller's: the thread that polls a
+    /// task may read the block, or have a guard of it.
+    pub(crate) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
         flags: u64,
-        is_blocking: bool,
+        blocks: bool,
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
@@ -438,7 +431,7 @@ impl Shared {
             if word.has(flags) {
                 return Ok(Some(false));
             }
-            let is_own = || is_blocking && hazard::protected_by_me(entry) > 0;
+            let is_own = || blocks && hazard::protected_by_me(entry) > 0;
             if word.has(IO | WRITE) && is_own() {
                 return Err(GetError::WouldDeadlock);
             }

@@ -1,28 +1,214 @@
-//! Misses: blocks that are not cached, or are being loaded.
+//! Misses: blocks that are not cached, or are being read.
 //!
-//! # The end of a load
+//! ```text
+//!  get, get_async, readahead ──► enter: a frame, lock the home, look again, insert, pin it again
+//!      │                                 └──► begin: the device begins to read
+//!      │ wait_for_load                                  │ later, in any thread
+//!      ▼                                                ▼
+//!  the entry is no longer loading ◄── wake ─── Load::finish, or its drop: publish, or fail
+//! ```
 //!
-//! A [`Load`](super::Load) publishes the bytes, or hides the entry and stores the reason. A
-//! requester that comes meanwhile pins the entry and waits; the last pin of a failed load gives the
-//! frame back.
+//! The first pin of the entry belongs to the load, each other to a requester that waits. A load
+//! publishes the bytes, or hides the entry and stores the reason. The last pin of a failed load gives
+//! the frame back. A thread that blocks may read the device itself: then the load ends before the thread
+//! begins to wait.
 
 use std::mem::{self, ManuallyDrop};
+use std::ops::{Deref, DerefMut, Range};
 use std::time::Duration;
+use std::{fmt, io, ptr};
 
 use offlock_sync::atomic::{Ordering, fence};
-use offlock_sync::{Arc, check, hint, step, thread};
+use offlock_sync::{Arc, check, step, thread_id};
 
 use super::evict::{BufferWait, Search};
-use super::write::{BlockRequest, Fill, MissResult, Wait};
 use super::{Protected, Shared};
+#[cfg(feature = "aio-reap")]
+use crate::engine::InEngine;
 use crate::engine::refuses_wait;
 use crate::error::{Failure, GetError};
-use crate::frames::Frame;
-use crate::frames::Place;
-use crate::hazard;
-use crate::source::Source;
-use crate::wait::block_on;
+use crate::frames::{Frame, Place};
+use crate::hazard::{self, Slot};
+use crate::source::{Operation, Source};
+use crate::wait::{block_on, contain, is_blocking};
 use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE};
+
+/// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
+///
+/// The device that [begins](crate::BlockDevice::begin_read) the read owns it and ends it once, in
+/// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. The
+/// threads and tasks that need the block wait for that; if the load is forgotten, they wait for
+/// ever.
+#[must_use = "a drop fails the read with `ECANCELED`: end it with `finish`"]
+pub struct Load {
+    source: Operation<Arc<Source>>,
+    key: Key,
+    frame: Frame,
+    /// The thread that began the load and waits for it; 0 for a task, readahead or a claim.
+    requester: u64,
+}
+
+impl Load {
+    /// Returns a load of an inserted entry. `None` if the device is closed.
+    pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Self> {
+        let requester = if blocks { thread_id() } else { 0 };
+        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, requester })
+    }
+
+    /// Returns the number of the device.
+    pub(super) fn device(&self) -> u16 {
+        self.source.id
+    }
+
+    /// Returns the offset on the device in bytes.
+    pub fn offset(&self) -> u64 {
+        Source::offset(self.key)
+    }
+
+    /// Returns whether the calling thread blocks until this load ends, so that another thread would
+    /// not make it faster. False on a thread that the load was sent to.
+    pub fn is_blocking(&self) -> bool {
+        self.requester == thread_id()
+    }
+
+    /// Calls the blocking [`read`](crate::BlockDevice::read) of the device, and ends the load: at
+    /// once on a thread that [blocks](Self::is_blocking) for it, otherwise later on a thread of the
+    /// cache.
+    ///
+    /// Allocates if no capacity is left from earlier loads.
+    pub fn defer(self) {
+        if self.is_blocking() {
+            return self.read_here(1);
+        }
+        self.source.cache.frames.header(self.frame).set_not_in_engine();
+        let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
+        match cache.pool.queue_load(self) {
+            Ok(false) => {}
+            Ok(true) => step!("defer: wake those who may read it", cache.waiting.wake(frame)),
+            // No thread can be started.
+            Err(load) => load.read_here(0),
+        }
+    }
+
+    /// Ends the load with the number of bytes read, less than all only at the end of the device, or
+    /// with an error. Wakes the waiting threads and tasks, which also get a panic of the verifier
+    /// as an error. `Interrupted` is an error like any other: a device that wants to retry does so
+    /// first.
+    pub fn finish(self, result: io::Result<usize>) {
+        self.end(result, 0);
+    }
+
+    /// Ends the load. `own` of the other pins belong to the calling thread, which needs no wake-up.
+    fn end(self, result: io::Result<usize>, own: u64) {
+        let (source, key, frame) = self.into_parts();
+        let mut bytes = source.cache.frames.bytes(frame);
+        // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
+        let bytes = unsafe { bytes.as_mut() };
+        let slot = source.writes.options.verify.is_some().then(|| source.cache.protect_own(frame));
+        let accepted = contain(|| source.accept(key, bytes, result));
+        slot.flatten().inspect(|slot| slot.clear());
+        match accepted.unwrap_or(Err(Failure::Panicked)) {
+            Ok(()) => source.cache.publish(frame, own),
+            Err(failure) => _ = source.cache.fail(&source, key, frame, failure, own),
+        }
+    }
+
+    /// Reads the block on this thread, to which `own` of the other pins belong. Each waiter gets a
+    /// panic of the device as an error.
+    pub(super) fn read_here(self, own: u64) {
+        let slot = self.source.cache.protect_own(self.frame);
+        let mut bytes = self.source.cache.frames.bytes(self.frame);
+        // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this
+        // borrow.
+        let bytes = unsafe { bytes.as_mut() };
+        let read = contain(|| {
+            loop {
+                match self.source.device.read(self.offset(), bytes) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    result => break result,
+                }
+            }
+        });
+        slot.inspect(|slot| slot.clear());
+        match read {
+            Ok(result) => self.end(result, own),
+            Err(_) => step!("load: tell of the panic", self.give_up(Failure::Panicked)),
+        }
+    }
+
+    /// Notes that an engine of this thread reads the block, until the load ends or is deferred. The
+    /// operation counts until the returned value drops.
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn enter_engine(&self) -> InEngine {
+        self.source.cache.frames.header(self.frame).set_in_engine();
+        InEngine::new(None)
+    }
+
+    /// For the models: as a device does that reads by an engine of this thread.
+    #[cfg(offlock_model)]
+    #[doc(hidden)]
+    pub fn enter_engine_of_model(&self) -> impl Drop + use<> {
+        self.enter_engine()
+    }
+
+    pub(super) fn frame(&self) -> Frame {
+        self.frame
+    }
+
+    fn give_up(self, failure: Failure) {
+        let (source, key, frame) = self.into_parts();
+        source.cache.fail(&source, key, frame, failure, 0);
+    }
+
+    /// Takes the load apart, for a caller that ends it.
+    fn into_parts(self) -> (Operation<Arc<Source>>, Key, Frame) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither dropped nor used for its source any more.
+        let source = unsafe { ptr::read(&raw const this.source) };
+        (source, this.key, this.frame)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let mut bytes = self.source.cache.frames.bytes(self.frame);
+        // SAFETY: invariant 1 of `frames`: the frame is the load's until the entry is published.
+        unsafe { bytes.as_mut() }
+    }
+}
+
+impl Deref for Load {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`.
+        unsafe { self.source.cache.frames.bytes(self.frame).as_ref() }
+    }
+}
+
+impl DerefMut for Load {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let failure = if std::thread::panicking() {
+            Failure::Panicked
+        } else {
+            Failure::Errno(libc::ECANCELED)
+        };
+        self.source.cache.fail(&self.source, self.key, self.frame, failure, 0);
+    }
+}
+
+impl fmt::Debug for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Load")
+            .field("offset", &self.offset())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
 
 /// A frame that this thread owns. Its drop gives the frame back.
 pub(super) struct Spare<'c> {
@@ -66,6 +252,15 @@ impl Drop for Spare<'_> {
     }
 }
 
+/// The contents of a block that was not cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// The bytes of the device.
+    Read,
+    /// Any bytes; the caller overwrites them.
+    Caller,
+}
+
 /// The result of a request for a block.
 #[must_use = "it may be pinned"]
 pub(crate) enum EnterResult {
@@ -74,59 +269,86 @@ pub(crate) enum EnterResult {
     /// The number of an entry that is pinned for the caller. The block is being read or written, or
     /// its load has just ended.
     Pinned(Place),
-    /// The block was not cached. The caller fills the buffer.
+    /// The block was not cached. The caller fills the buffer, as its writer.
     Locked(Protected),
     /// The block is being discarded.
     Excluded,
+    /// The search found no buffer, or the device has its share of the loads.
+    NoBuffer,
 }
 
 impl Shared {
-    /// Returns the buffer of a block, read from the device if it is not cached. With [`Wait::Load`] it
-    /// fails with [`GetError::WouldBlock`] if a writer has the block.
+    /// Returns the buffer of a block, read from the device if it is not cached. Blocks the thread.
     #[cold]
     #[inline(never)]
-    pub(crate) fn miss(
+    pub(crate) fn get(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
+        self.counters.get.add(1);
+        let wait = BufferWait::new(self.waiting.patience);
+        let mut entered = self.enter(source, key, Fill::Read, wait.search, true)?;
+        if matches!(entered, EnterResult::Excluded | EnterResult::NoBuffer) {
+            entered = block_on(self.enter_later(source, key, Fill::Read, entered, wait))?;
+        }
+        match entered {
+            EnterResult::Pinned(place) => self.protect_loaded(source, key, place),
+            EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => Ok(buffer),
+            EnterResult::Excluded | EnterResult::NoBuffer => unreachable!("it has waited for that"),
+        }
+    }
+
+    /// [Enters](Self::enter) a block, and waits for a buffer, at most for `patience`, and for the end of
+    /// a discard. Returns neither `NoBuffer` nor `Excluded`.
+    pub(crate) async fn miss(
         &self,
         source: &Arc<Source>,
         key: Key,
-        want: BlockRequest,
-    ) -> Result<MissResult, GetError> {
+        fill: Fill,
+        patience: Duration,
+    ) -> Result<EnterResult, GetError> {
+        let wait = BufferWait::new(patience);
+        let entered = self.enter(source, key, fill, wait.search, is_blocking().await)?;
+        self.enter_later(source, key, fill, entered, wait).await
+    }
+
+    /// The part of [`miss`](Self::miss) after the first look, which returned `entered`.
+    async fn enter_later(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        fill: Fill,
+        mut entered: EnterResult,
+        mut wait: BufferWait,
+    ) -> Result<EnterResult, GetError> {
+        let blocks = is_blocking().await;
         loop {
-            match self.enter(source, key, want)? {
-                EnterResult::Cached(buffer) => return Ok(MissResult::Shared(buffer)),
-                EnterResult::Locked(buffer) => return Ok(MissResult::Locked(buffer)),
-                EnterResult::Pinned(place) => {
-                    let entry = self.table.entry(place);
-                    return self
-                        .wait_for_load(source, key, entry, want.wait)
-                        .map(MissResult::Shared);
+            match entered {
+                EnterResult::Excluded if blocks && !source.may_wait() => {
+                    return Err(GetError::WouldDeadlock);
                 }
-                EnterResult::Excluded => {
-                    if !source.may_wait() {
-                        return Err(GetError::WouldDeadlock);
-                    }
-                    block_on(source.writes.excluded.wait(key.sector()));
-                }
+                EnterResult::Excluded => source.writes.excluded.wait(key.sector()).await,
+                EnterResult::NoBuffer => self.wait_for_buffers(Some(source), &mut wait).await?,
+                entered => return Ok(entered),
             }
+            // Also after a wait for a buffer, because the block may be cached then.
+            entered = self.enter(source, key, fill, wait.search, blocks)?;
         }
     }
 
     /// Looks a block up, and pins its entry if another thread reads or writes it. Inserts a block
-    /// that is not cached, and begins to read it.
+    /// that is not cached, and begins to read it. Does not wait, except for the read if the calling
+    /// thread `blocks`.
     ///
     /// Each thread that misses takes a frame before the lock. Only one of them inserts the block.
     pub(crate) fn enter(
         &self,
         source: &Arc<Source>,
         key: Key,
-        want: BlockRequest,
+        fill: Fill,
+        search: Search,
+        blocks: bool,
     ) -> Result<EnterResult, GetError> {
         hazard::reserve()?;
         self.note_want(source);
-        let mut spare = None;
-        let blocks = want.wait != Wait::None;
-        let mut wait = BufferWait::new(if blocks { self.patience } else { Duration::ZERO });
-        let mut rounds = 0_u32;
+        let (mut spare, mut rounds) = (None, 0);
         loop {
             let found = self.table.find(key);
             if let Some(buffer) = found.and_then(|_| self.hit(key)) {
@@ -136,14 +358,10 @@ impl Shared {
             let is_absent =
                 |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
             if spare.is_none() && is_absent(found) {
-                if !blocks && !self.may_load(source) {
-                    return Err(GetError::NoFreeBuffers);
-                }
-                spare = self.spare(wait.search);
+                let may_load = blocks || fill == Fill::Caller || self.may_load(source);
+                spare = if may_load { self.spare(search) } else { None };
                 if spare.is_none() {
-                    // Looks again, because the block may be cached after the wait.
-                    self.wait_for_buffers(Some(source), &mut wait)?;
-                    continue;
+                    return Ok(EnterResult::NoBuffer);
                 }
             }
             let home = self.table.lock(key);
@@ -155,7 +373,7 @@ impl Shared {
                 }
                 let Some(spare) = spare.take() else { continue };
                 let mut word = self.loading(spare.frame, key);
-                let is_read = want.fill == Fill::Read;
+                let is_read = fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
                 } else {
@@ -199,26 +417,12 @@ impl Shared {
             }
             drop(home);
             // Another thread evicts the entry, or has changed it.
-            self.wait_a_moment(&mut rounds);
+            self.waiting.spin(&mut rounds);
         }
-    }
-
-    /// Waits a moment for another thread to finish its change of an entry.
-    pub(super) fn wait_a_moment(&self, rounds: &mut u32) {
-        *rounds = rounds.saturating_add(1);
-        if *rounds < 16 {
-            return hint::spin_loop();
-        }
-        #[cfg(not(offlock_model))]
-        if *rounds > 64 {
-            // It is a load, which takes as long as the device does.
-            return thread::sleep(super::evict::PAUSE);
-        }
-        thread::yield_now();
     }
 
     /// Takes a frame, if that needs no wait.
-    pub(super) fn spare(&self, search: Search) -> Option<Spare<'_>> {
+    fn spare(&self, search: Search) -> Option<Spare<'_>> {
         let frame = self.try_take_frame(search)?;
         self.counters.create.add(1);
         Some(Spare { cache: self, frame })
@@ -292,35 +496,112 @@ impl Shared {
         drop(home);
         let others = before.pins() > 1 + own;
         if others || before.has(WAITED) {
-            step!("fail: wake those who wait", self.wake_waiters(frame));
+            step!("fail: wake those who wait", self.waiting.wake(frame));
         }
         self.unpin(entry);
         failure.of(source.block(key))
     }
 
-    /// Sleeps until the load or write of an entry ends, which this thread has pinned. Returns the
-    /// buffer. With [`Wait::Load`] it fails with [`GetError::WouldBlock`] if a writer has the
-    /// block.
-    fn wait_for_load(
+    /// Sets a slot for a buffer that this thread reads, so that a get of the block by its device or
+    /// verifier returns [`GetError::WouldDeadlock`].
+    fn protect_own(&self, frame: Frame) -> Option<&'static Slot> {
+        hazard::protect_kept(self.entry(frame)).ok()
+    }
+
+    /// Begins the load of an entry that was just inserted. It may have ended when this returns.
+    pub(super) fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) {
+        let Some(load) = Load::new(source, key, frame, blocks) else {
+            self.fail(source, key, frame, Failure::Closed, 0);
+            return;
+        };
+        self.admit(frame, key);
+        self.frames.writing(frame);
+        self.counters.get_read.add(1);
+        source.note_load(key);
+        // A panic drops the load, which fails it and wakes the waiters.
+        let _ = contain(|| source.device.begin_read(load));
+    }
+
+    /// Makes a loaded buffer readable, and wakes the waiters. `own` of the pins belong to the
+    /// calling thread, and one to each waiter.
+    fn publish(&self, frame: Frame, own: u64) {
+        self.frames.writing(frame); // the load has written until now
+        if self.entry(frame).publish().pins() > own {
+            step!("load: wake those who wait", self.waiting.wake(frame));
+        }
+    }
+
+    /// Waits until the load or write of an entry ends that the caller has pinned. The patience of the
+    /// cache limits the wait for a writer, which may wait for a guard of the caller.
+    pub(crate) async fn wait_for_load(
         &self,
         source: &Source,
         key: Key,
-        entry: &Entry,
-        wait: Wait,
-    ) -> Result<Protected, GetError> {
-        let _pinned = Pinned::new(self, entry);
+        place: Place,
+    ) -> Result<(), GetError> {
+        let entry = self.table.entry(place);
         let frame = entry.word().frame();
-        if entry.word().has(IO | WRITE) {
-            self.sleep_for_load(entry, wait)?;
+        let blocks = is_blocking().await;
+        if blocks && self.frames.header(frame).is_claimed_by_me() {
+            // This thread may have the load. Then no other thread ends it.
+            let (mut rounds, mut since) = (16, None);
+            while entry.word().has(IO) {
+                let paused = self.waiting.pause(&mut rounds, &mut since).await;
+                paused.map_err(|_| GetError::WouldDeadlock)?;
+            }
         }
-        if entry.word().has(FAILED) {
-            let failure = Failure::from_code(self.frames.header(frame).failure());
-            return Err(failure.of(source.block(key)));
+        let look = || {
+            let word = entry.word();
+            // A block in creation has both flags. The end of its `IO` wakes no waiter before the guard drops.
+            if !word.has(IO) || word.has(WRITE) {
+                return Some(Ok(None));
+            }
+            if !blocks {
+                return None;
+            }
+            // The threads of the pool may all wait for this thread, which reads the block then.
+            let queued = || self.pool.take_queued(key.device(), frame);
+            let refused = self.check_wait_for_load(frame).err();
+            refused.map(Err).or_else(|| Some(Ok(Some(queued()?))))
+        };
+        while let Some(load) = self.waiting.wait(frame, None, look).await.transpose()?.flatten() {
+            Load::read_here(load, 1);
+        }
+        if entry.word().has(WRITE) {
+            let end = self.waiting.end(&mut None)?;
+            let look = || (!entry.word().has(IO | WRITE)).then_some(());
+            self.waiting.wait(frame, end, look).await.ok_or(GetError::Busy)?;
+        }
+        self.check_load(source, key, place)
+    }
+
+    /// Returns the error of a load that has failed, whose entry the caller has pinned.
+    fn check_load(&self, source: &Source, key: Key, place: Place) -> Result<(), GetError> {
+        let word = self.table.entry(place).word();
+        let failure = || Failure::from_code(self.frames.header(word.frame()).failure());
+        if word.has(FAILED) { Err(failure().of(source.block(key))) } else { Ok(()) }
+    }
+
+    /// Waits, as a thread, for the end of a load or write of an entry that the thread has pinned, and
+    /// protects the buffer.
+    fn protect_loaded(
+        &self,
+        source: &Source,
+        key: Key,
+        place: Place,
+    ) -> Result<Protected, GetError> {
+        let entry = self.table.entry(place);
+        let _pinned = Pinned::new(self, entry);
+        if self.has_ended(place) {
+            self.check_load(source, key, place)?;
+        } else {
+            block_on(self.wait_for_load(source, key, place))?;
         }
         // The pin keeps the entry until the slot is visible: `unpin` orders the two.
-        let slot = hazard::protect_kept(entry).map_err(GetError::from);
+        let slot = hazard::protect_kept(entry)?;
+        let frame = entry.word().frame();
         self.frames.reading(frame);
-        slot.map(|slot| Protected { slot, frame })
+        Ok(Protected { slot, frame })
     }
 
     /// Returns an error if this thread must not block for the load of a frame, because it is in an
@@ -331,42 +612,14 @@ impl Shared {
         if may_wait { Ok(()) } else { Err(GetError::WouldDeadlock) }
     }
 
-    /// Sleeps until an entry is neither loaded nor written.
-    fn sleep_for_load(&self, entry: &Entry, wait: Wait) -> Result<(), GetError> {
-        let header = self.frames.header(entry.word().frame());
-        let mut since = None;
-        if header.is_claimed_by_me() {
-            // This thread may have the load. Then no other thread ends it.
-            let mut rounds = 16;
-            while entry.word().has(IO) {
-                self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-            }
-        }
-        loop {
-            let seen = header.loaded.load();
-            let word = entry.word();
-            if !word.has(IO | WRITE) {
-                return Ok(());
-            }
-            if word.has(IO) {
-                self.check_wait_for_load(word.frame())?;
-            }
-            if word.has(WRITE) && wait == Wait::Load {
-                return Err(GetError::WouldBlock);
-            }
-            if word.has(WRITE) {
-                // The writer may wait for a guard of this thread, so the wait is bounded.
-                let left = self.time_left(&mut since)?;
-                header.sleep(seen, left);
-                continue;
-            }
-            // The threads of the pool may all wait for this thread.
-            if let Some(load) = self.pool.take_queued(entry.key().device(), word.frame()) {
-                load.read_here(1);
-                continue;
-            }
-            header.loaded.wait(seen);
-        }
+    /// Returns whether the load or write of an entry has ended. The caller has pinned the entry.
+    pub(crate) fn has_ended(&self, place: Place) -> bool {
+        !self.table.entry(place).word().has(IO | WRITE)
+    }
+
+    /// Returns the frame of an entry that the caller has pinned.
+    pub(crate) fn frame_at(&self, place: Place) -> Frame {
+        self.table.entry(place).word().frame()
     }
 
     /// Converts the protection by a slot into a pin. Returns the number of the entry.
@@ -398,7 +651,50 @@ impl Shared {
             // entry is another block's by now, the drop of that block's last pin wakes its waiters.
             let _ = entry.try_change(left, 0, WAITED);
             let frame = left.frame();
-            step!("unpin: wake the tasks that wait to write", self.waiters.wake(frame));
+            step!("unpin: wake the tasks that wait to write", self.waiting.wake(frame));
         }
+    }
+
+    /// Begins a load of a block that is not cached, unless that has to wait.
+    pub(crate) fn claim(&self, source: &Arc<Source>, key: Key) -> Result<Option<Load>, GetError> {
+        source.check_read(key)?;
+        if self.is_cached(key) {
+            return Ok(None);
+        }
+        self.note_want(source);
+        if !self.may_load(source) || !self.is_worth_a_buffer(key) {
+            return Ok(None);
+        }
+        let Some(frame) = self.insert_load(source, key, 0) else { return Ok(None) };
+        let Some(load) = Load::new(source, key, frame, false) else {
+            self.fail(source, key, frame, Failure::Closed, 0);
+            return Err(GetError::Closed);
+        };
+        self.admit(frame, key);
+        self.frames.header(frame).set_claimed();
+        self.frames.writing(frame);
+        self.counters.get_read.add(1);
+        source.note_load(key);
+        Ok(Some(load))
+    }
+
+    /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
+    /// the number of the entry after it.
+    pub(crate) fn next_cached(
+        &self,
+        device: u16,
+        sectors: &Range<u64>,
+        place: Place,
+    ) -> Option<(Key, Place)> {
+        (place..self.table.places()).find_map(|place| {
+            let key = self.table.entry(place).key();
+            let wanted = key.device() == device && sectors.contains(&key.sector());
+            wanted.then_some((key, place + 1))
+        })
+    }
+
+    /// Returns the number of entries that [`next_cached`](Self::next_cached) visits.
+    pub(crate) fn places(&self) -> Place {
+        self.table.places()
     }
 }

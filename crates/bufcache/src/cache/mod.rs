@@ -10,12 +10,11 @@
 
 mod completion;
 mod evict;
-mod load;
 mod miss;
 mod overwrite;
 mod pool;
 mod sync;
-mod wait_queue;
+mod waiting;
 mod write;
 mod write_back;
 
@@ -28,15 +27,13 @@ use offlock_sync::{WordLock, coarse_clock};
 
 pub use self::completion::{DeviceRange, DeviceSync, DeviceWrite};
 use self::evict::EvictionState;
-pub(crate) use self::load::InvalidateResult;
-pub use self::load::Load;
-use self::load::Waiters;
-pub(crate) use self::miss::EnterResult;
+pub(crate) use self::evict::Search;
+pub use self::miss::Load;
+pub(crate) use self::miss::{EnterResult, Fill};
 pub use self::overwrite::Bypass;
 pub(crate) use self::overwrite::Overwrite;
 use self::pool::{Lane, Pool};
-use self::wait_queue::{Timer, WaitQueue};
-pub(crate) use self::write::{BlockRequest, Fill, MissResult, Wait};
+use self::waiting::Waiting;
 pub(crate) use self::write_back::Limits;
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames, Victim};
@@ -55,10 +52,8 @@ pub(crate) struct Shared {
     eviction: WordLock<EvictionState>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
-    waiters: Waiters,
-    wait_queue: WaitQueue,
+    waiting: Waiting,
     pool: Pool,
-    timer: Timer,
     dirty_bytes: AtomicUsize,
     /// The number of attached devices. A hint, so a plain atomic, which no model explores.
     devices: std::sync::atomic::AtomicUsize,
@@ -74,8 +69,6 @@ pub(crate) struct Shared {
     hits: HitCounters,
     /// The capacity in bytes, for threads without the lock.
     room: AtomicUsize,
-    /// How long a miss waits for a buffer, and other calls for a guard.
-    pub(crate) patience: Duration,
     /// The coarse time at which the cache was made.
     since: u64,
 }
@@ -150,11 +143,9 @@ impl Shared {
             frames,
             eviction: WordLock::new(eviction),
             ids: WordLock::new(Ids::new()),
-            waiters: Waiters::new(),
-            wait_queue: WaitQueue::new(),
+            waiting: Waiting::new(patience),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
-            timer: Timer::new(),
             dirty_bytes: AtomicUsize::new(0),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
@@ -164,7 +155,6 @@ impl Shared {
             shadows: WordLock::new(shadows),
             is_selective: std::sync::atomic::AtomicBool::new(false),
             hits: HitCounters::new(),
-            patience,
         }
     }
 
@@ -273,7 +263,7 @@ impl Shared {
                 Ok(None) if self.table.find(key).is_some_and(|entry| entry.word().has(WRITE)) => {
                     return Ok(false);
                 }
-                Ok(None) => self.wait_a_moment(&mut rounds), // an evictor has it
+                Ok(None) => self.waiting.spin(&mut rounds), // an evictor has it
             }
         }
     }

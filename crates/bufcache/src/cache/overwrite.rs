@@ -13,8 +13,9 @@ use std::ops::Range;
 use offlock_sync::{Arc, check, step, thread};
 
 use super::completion::{Batch, DeviceRange, DeviceWrite, Outcome};
-use super::miss::Pinned;
-use super::{InvalidateResult, Protected, Shared};
+use super::miss::Fill;
+use super::write::is_marked;
+use super::{Protected, Shared};
 use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -77,7 +78,7 @@ impl Shared {
         let result = self.overwrite_on_device(source, (offset, len), how).await;
         // After the wait this may run on another thread, which has reserved no slot yet.
         while hazard::reserve().is_err() {
-            let _ = self.pause_by(&mut None).await;
+            self.waiting.sleep().await;
         }
         source.writes.change_unsynced(|unsynced| {
             if result == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Overwrite::Write(_)) {
@@ -176,34 +177,14 @@ impl Shared {
                 OverwriteBlocked::Error(key, error) => {
                     return Err(WriteError::of_wait(error, source.block(key)));
                 }
-                OverwriteBlocked::Loading(key) if !is_blocking => {
-                    (key, self.wait_for_load_as_task(source, key).await)
-                }
                 OverwriteBlocked::Loading(key) => {
-                    (key, self.invalidate_clean(source, key).map(drop))
-                }
-                OverwriteBlocked::Marked(key, frame) if !is_blocking => {
-                    (key, self.wait_for_mark_as_task(frame, key, &mut since).await)
+                    (key, self.invalidate(source, key, DIRTY).await.map(drop))
                 }
                 OverwriteBlocked::Marked(key, frame) => {
-                    (key, self.wait_for_mark(frame, key, &mut since))
+                    (key, self.wait_for_mark(frame, key, is_marked, &mut since).await)
                 }
             };
             waited.map_err(|error| WriteError::of_wait(error, source.block(key)))?;
-        }
-    }
-
-    /// Waits until a block is neither read nor evicted. It may be dirty then, so the caller looks at
-    /// it again.
-    async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
-        match self.invalidate_or_pin(source, key)? {
-            InvalidateResult::NotCached => Ok(()),
-            InvalidateResult::Pinned(place) => {
-                let _pinned = Pinned::new(self, self.table.entry(place));
-                self.wait_while_read(place).await;
-                Ok(())
-            }
-            InvalidateResult::Busy => self.pause_by(&mut None).await,
         }
     }
 
@@ -277,7 +258,7 @@ impl Shared {
         self.unlist_dirty(source, frame);
         self.move_to_dead(frame);
         slot.clear();
-        self.wake_waiters(frame);
+        self.waiting.wake(frame);
     }
 }
 
@@ -431,8 +412,7 @@ impl Shared {
 // wait, and the question whether the cache has newer bytes than the device.
 
 impl Shared {
-    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes may
-    /// be those of an earlier block.
+    /// Locks the buffer of a block of zeros, if that needs no wait.
     pub(crate) fn try_create(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
         let refused = |error| {
             self.counters.get.add(1);
@@ -446,6 +426,7 @@ impl Shared {
         match self.try_lock_write(source, key) {
             Ok(buffer) => {
                 self.counters.get.add(1);
+                self.fill(source, buffer.frame, Fill::Caller);
                 return Ok(buffer);
             }
             Err(GetError::WouldBlock) if !self.is_cached(key) => {}
@@ -453,7 +434,11 @@ impl Shared {
         }
         hazard::reserve()?;
         match self.insert_load(source, key, WRITE) {
-            Some(frame) => self.create(source, key, frame), // and counted
+            Some(frame) => {
+                let buffer = self.create(source, key, frame)?; // and counted
+                self.fill(source, frame, Fill::Caller);
+                Ok(buffer)
+            }
             None => Err(refused(GetError::WouldBlock)),
         }
     }

@@ -19,7 +19,7 @@ use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::std_lock::{Condvar, Mutex, MutexGuard};
 use offlock_sync::{Arc, spawn, step};
 
-use super::load::Load;
+use super::miss::Load;
 use super::write_back::Limits;
 use crate::frames::Frame;
 use crate::source::Source;
@@ -272,8 +272,8 @@ impl Pool {
         }
         let is_behind = work.reading + work.loads.len() >= PER_DEVICE;
         work.loads.push_back(load);
-        // Ordering: Relaxed. For a load that is behind others the caller then advances the futex of
-        // the frame, whose Release carries the count to `take_queued`.
+        // Ordering: Relaxed. For a load that is behind others the caller then wakes the waiters at the
+        // frame; the fence of the `WaitSet` carries the count to `take_queued`.
         self.queue.loads.fetch_add(1, Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
@@ -284,11 +284,11 @@ impl Pool {
     /// end.
     ///
     /// Needed because the threads of the pool may wait for that thread, or run verifiers that need
-    /// the block. The thread loads the futex of the frame, then calls this, and sleeps while the
-    /// futex has not changed. A load that is queued behind others later advances the futex.
+    /// the block. The thread calls this after it is listed as a waiter at the frame. A load that is queued
+    /// behind others later wakes it.
     pub(super) fn take_queued(&self, device: u16, frame: Frame) -> Option<Load> {
-        // Ordering: Relaxed; the caller has loaded the futex of the frame, whose Acquire carries
-        // the count.
+        // Ordering: Relaxed; the fence of the `WaitSet`, behind which the caller looks, carries the
+        // count.
         if self.queue.loads.load(Ordering::Relaxed) == 0 {
             return None;
         }

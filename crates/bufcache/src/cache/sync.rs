@@ -16,6 +16,7 @@ use offlock_sync::{Arc, check, step};
 use super::Shared;
 use super::completion::{Batch, DeviceSync};
 use super::pool::Lane;
+use super::write::is_marked;
 use super::write_back::Selection;
 use crate::dirty::{Extents, Stage, Unsynced, WriteError};
 use crate::engine::refuses_wait;
@@ -154,7 +155,7 @@ impl Shared {
         // A write that began before the failure may note its sectors after the look at them, and the
         // sync that covers the write may fail then. This failure changes no errno, so the reset looks
         // again if a loss was reported.
-        let lost = source.writes.forgive_after(|| self.keep_or_lose(source))?;
+        let lost = source.writes.forgive_after(|| block_on(self.keep_or_lose(source)))?;
         // All these sectors stay unsynced until a sync succeeds, because the device may lose their
         // writes after this reset, too.
         let by = source.shift - 9;
@@ -163,8 +164,8 @@ impl Shared {
 
     /// Makes the blocks dirty that were written since the last good sync and stayed in the cache
     /// since. Returns the sectors of the others.
-    fn keep_or_lose(&self, source: &Arc<Source>) -> Result<Extents, WriteError> {
-        step!("reset: wait for the write-backs", self.wait_for_write_backs(source)?);
+    async fn keep_or_lose(&self, source: &Arc<Source>) -> Result<Extents, WriteError> {
+        step!("reset: wait for the write-backs", self.wait_for_write_backs(source).await?);
         let taken = source.writes.change_unsynced(|unsynced| {
             unsynced.begin_sync();
             unsynced.syncing.clone()
@@ -173,7 +174,7 @@ impl Shared {
         let sectors_of_block = 1 << (source.shift - 9);
         if taken.count() / sectors_of_block <= u64::from(self.table.places()) {
             for sector in taken.iter().flat_map(|range| range.step_by(sectors_of_block as usize)) {
-                self.keep_cached(source, Key::new(source.id, sector), &mut lost)?;
+                self.keep_cached(source, Key::new(source.id, sector), &mut lost).await?;
             }
         } else {
             // More blocks than the table has entries, as after a large discard: searches the table.
@@ -185,7 +186,7 @@ impl Shared {
                 key.device() == source.id && taken.touches(&(sector..sector + 1))
             };
             for key in self.table.keys().filter(taken) {
-                self.keep_cached(source, key, &mut lost)?;
+                self.keep_cached(source, key, &mut lost).await?;
             }
         }
         Ok(lost)
@@ -193,14 +194,14 @@ impl Shared {
 
     /// Makes a block dirty if it stayed in the cache since it was written, and then removes it from
     /// `lost`.
-    fn keep_cached(
+    async fn keep_cached(
         &self,
         source: &Arc<Source>,
         key: Key,
         lost: &mut Extents,
     ) -> Result<(), WriteError> {
         let of_wait = |error| WriteError::of_wait(error, source.block(key));
-        if self.dirty_again(source, key).map_err(of_wait)? {
+        if self.dirty_again(source, key).await.map_err(of_wait)? {
             lost.remove(&source.sectors(key));
         }
         Ok(())
@@ -208,7 +209,7 @@ impl Shared {
 
     /// Waits for the write-backs that may have run beside the failed sync. Afterwards each of their
     /// blocks is dirty, or among the unsynced sectors.
-    fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
+    async fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
         let mut since = None;
         let mut walk = source.writes.dirty.lock().walk();
         while !walk.is_over() {
@@ -221,9 +222,10 @@ impl Shared {
             let Some((frame, key)) = marked else { continue };
             let of_wait = |error| WriteError::of_wait(error, source.block(key));
             // If the key differs, the frame belongs to another block by now.
-            let is_marked = |entry: &Entry| entry.word().has(BACK) && entry.key() == key;
-            while is_marked(self.entry(frame)) {
-                self.wait_for_mark(frame, key, &mut since).map_err(of_wait)?;
+            let is_there = |entry: &Entry| entry.word().has(BACK) && entry.key() == key;
+            while is_there(self.entry(frame)) {
+                let waited = self.wait_for_mark(frame, key, is_marked, &mut since).await;
+                waited.map_err(of_wait)?;
             }
         }
         Ok(())
@@ -235,7 +237,7 @@ impl Shared {
     /// A clean copy that was read from the device after the write is invalidated, so that the next
     /// get reads what the device has now. A dirty copy of that kind stays, because it was modified
     /// since.
-    fn dirty_again(&self, source: &Arc<Source>, key: Key) -> Result<bool, GetError> {
+    async fn dirty_again(&self, source: &Arc<Source>, key: Key) -> Result<bool, GetError> {
         let mut since: Option<Instant> = None;
         let mut rounds = 0;
         loop {
@@ -247,7 +249,7 @@ impl Shared {
                 if word.has(WRITE) && hazard::protected_by_me(entry) > 0 {
                     return Err(GetError::WouldDeadlock);
                 }
-                self.wait_for_mark(word.frame(), key, &mut since)?;
+                self.wait_for_mark(word.frame(), key, is_marked, &mut since).await?;
                 continue;
             }
             // If the block is `VALID`, a load of it was noted before it was published.
@@ -267,7 +269,7 @@ impl Shared {
                     // meanwhile.
                     if is_there && !is_copy() {
                         self.clear_marks_and_wake(entry, word.frame(), WRITE, 0);
-                        self.invalidate_clean(source, key)?;
+                        self.invalidate(source, key, DIRTY).await?;
                         return Ok(false);
                     }
                     if is_there {
@@ -278,7 +280,7 @@ impl Shared {
                     self.clear_marks_and_wake(entry, word.frame(), WRITE, 0);
                 }
             }
-            self.pause(&mut rounds, &mut since)?;
+            self.waiting.pause(&mut rounds, &mut since).await?;
         }
     }
 }
@@ -315,7 +317,7 @@ impl Shared {
         // - ours first: the writer finds the stage `Closing`, and clears its mark;
         // - theirs first: `wait_for_writers` finds the mark, and waits for its end.
         fence(Ordering::SeqCst);
-        let closed = self.wait_for_writers(source).and_then(|()| sync());
+        let closed = block_on(self.wait_for_writers(source)).and_then(|()| sync());
         if closed.is_ok() {
             source.writes.set_stage(Stage::Closed);
             self.detach_source(source);
@@ -326,9 +328,9 @@ impl Shared {
     }
 
     /// Waits for the writes, discards and zeroes that began before writers were refused.
-    fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    async fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // No discard or zero runs once the whole device is excluded.
-        drop(block_on(source.writes.excluded.enter(0..u64::MAX)));
+        drop(source.writes.excluded.enter(0..u64::MAX).await);
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);
@@ -342,8 +344,8 @@ impl Shared {
                 if hazard::protected_by_me(entry) > 0 {
                     return Err(WriteError::WouldDeadlock { block: Some(block) });
                 }
-                self.wait_for_mark(word.frame(), key, &mut since)
-                    .map_err(|error| WriteError::of_wait(error, block))?;
+                let waited = self.wait_for_mark(word.frame(), key, is_marked, &mut since).await;
+                waited.map_err(|error| WriteError::of_wait(error, block))?;
             }
         }
         Ok(())
@@ -354,8 +356,9 @@ impl Shared {
     /// them ends.
     pub(crate) fn detach_source(&self, source: &Source) {
         let (mut rounds, mut since) = (0, None);
+        let pause = |rounds: &mut _, since: &mut _| block_on(self.waiting.pause(rounds, since));
         while source.in_flight.any() {
-            if refuses_wait(|| true) || self.pause(&mut rounds, &mut since).is_err() {
+            if refuses_wait(|| true) || pause(&mut rounds, &mut since).is_err() {
                 break;
             }
         }
@@ -388,7 +391,7 @@ impl Shared {
             };
             let Some((frame, key)) = last else { break };
             let is_written = self.entry(frame).word().has(BACK);
-            if is_written || self.invalidate(Some(source), key) != Ok(true) {
+            if is_written || block_on(self.invalidate(source, key, 0)) != Ok(true) {
                 self.unlist_dirty_if(source, [frame], |list| list.last() == Some(frame));
             }
         }
@@ -409,7 +412,7 @@ impl Shared {
             // evictor.
             let of = Arc::clone(source);
             self.call_blocking(source.id, Lane::Task, move || {
-                _ = of.cache.invalidate(Some(&of), key)
+                _ = block_on(of.cache.invalidate(&of, key, 0))
             });
         }
     }

@@ -4,7 +4,7 @@
 //!   writer                                     reader
 //!   slot = entry, as a reader                  slot = entry
 //!   word |= WRITE   (readable, no pins,        fence
-//!                    no BACK)                  word: WRITE? slot = null, pin, sleep
+//!                    no BACK)                  word: WRITE? slot = null, pin, wait
 //!   fence
 //!   wait until no other slot names it
 //!   ... write ...
@@ -13,70 +13,27 @@
 //! ```
 //!
 //! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
-//! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
-//! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
-//! up again. The first task [in line](super::wait_queue) does the same with its waker, also for the last
-//! pin. For guards of readers, whose drop wakes nothing, a thread of the cache waits in its place.
+//! waits for the pin. A waiter for a write-back (`BACK`), or for a writer or the last pin in order to
+//! write, has neither slot nor pin: it sets `WAITED`, waits at the frame, and looks the block up again.
+//! A writer that waits for guards of readers, whose drop wakes nothing, looks again after each pause.
 
-use std::future::poll_fn;
-use std::mem;
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use offlock_sync::{Arc, check, hint, step, thread};
+use offlock_sync::{Arc, check, step};
 
-use super::evict::PAUSE;
-use super::wait_queue::HAS_TIME;
+use super::miss::{EnterResult, Fill, Pinned};
 use super::{Protected, Shared};
 use crate::error::GetError;
-use crate::frames::{Frame, Place};
-use crate::hazard;
+use crate::frames::Frame;
+use crate::hazard::{self, Slot};
 use crate::source::Source;
-use crate::wait::is_blocking;
+use crate::wait::{block_on, is_blocking, run};
 use crate::word::{BACK, DIRTY, Entry, EntryWord, Key, READER_PIN, WAITED, WRITE};
-
-/// The contents of a block that was not cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fill {
-    /// The bytes of the device.
-    Read,
-    /// Any bytes; the caller overwrites them.
-    Caller,
-}
-
-/// A request for a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockRequest {
-    /// The contents of a block that was not cached.
-    pub(crate) fill: Fill,
-    pub(crate) wait: Wait,
-}
-
-/// What a requester of a block blocks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// A buffer, the load of the block, and its writer.
-    Block,
-    /// A buffer and the load, by a thread that serves a task: the task waits for the writer.
-    Load,
-    /// Nothing.
-    None,
-}
-
-/// The buffer that a miss returns.
-pub(crate) enum MissResult {
-    /// To be read.
-    Shared(Protected),
-    /// To be filled by the caller, as its writer: the block was not cached and is not read.
-    Locked(Protected),
-}
 
 /// Why the caller does not get the lock now.
 enum LockRefused {
-    /// Another thread writes the block, or it is being written back.
-    Marked(Frame),
-    /// The block is pinned, or its entry has changed: a retry may succeed.
-    Passing,
+    /// The block is not cached, another thread keeps it, or its entry has changed.
+    Busy,
     /// The calling thread has a guard of the block.
     Own,
     /// The device is being closed.
@@ -84,7 +41,7 @@ enum LockRefused {
 }
 
 /// Returns whether a writer or a write-back has a buffer.
-fn is_marked(word: EntryWord) -> bool {
+pub(super) fn is_marked(word: EntryWord) -> bool {
     word.has(WRITE | BACK)
 }
 
@@ -93,145 +50,242 @@ fn is_marked_or_pinned(word: EntryWord) -> bool {
     is_marked(word) || (word.is_readable() && word.pins() > 0)
 }
 
+/// Returns whether a slot other than `mine` protects an entry that the caller has marked `WRITE`.
+fn is_read(entry: &Entry, mine: Option<&Slot>) -> bool {
+    !check!("write: no reader is left", !hazard::is_protected(entry, mine))
+}
+
+/// A buffer that is locked for writing. The mark alone keeps it, so this may move to another thread.
+/// Its drop unlocks the buffer.
+#[must_use = "a drop unlocks the buffer"]
+pub(crate) struct Locked {
+    /// `None` once the lock is the caller's.
+    source: Option<Arc<Source>>,
+    frame: Frame,
+    /// With `Caller` the bytes may be those of another block, and become zeros.
+    fill: Fill,
+}
+
+impl Locked {
+    /// Leaves the lock to the caller.
+    pub(crate) fn into_frame(mut self) -> Frame {
+        if let Some(source) = self.source.take() {
+            source.cache.fill(&source, self.frame, self.fill);
+        }
+        self.frame
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let Some(source) = self.source.take() else { return };
+        source.cache.fill(&source, self.frame, self.fill);
+        source.cache.end_write(&source, self.frame, self.fill == Fill::Caller);
+    }
+}
+
 impl Shared {
-    /// Locks the buffer of a block for writing. Blocks as a miss does, and for the guards of the
-    /// block.
-    pub(crate) fn lock_write(
+    /// Locks the buffer of a block for writing. Blocks the thread.
+    pub(crate) fn lock_by_thread(
         &self,
         source: &Arc<Source>,
         key: Key,
         fill: Fill,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
-        self.limit_dirty(source, key)?;
-        let want = BlockRequest { fill, wait: Wait::Block };
-        let (mut rounds, mut since) = (0, None);
-        loop {
-            match self.lock_once(source, key, want, &mut since)? {
-                Ok(buffer) => return Ok(buffer),
-                Err(LockRefused::Marked(frame)) => {
-                    if !source.may_wait() {
-                        return Err(GetError::WouldDeadlock);
-                    }
-                    self.wait_for_mark(frame, key, &mut since)?;
-                }
-                Err(_) => self.pause(&mut rounds, &mut since)?,
+        // If too much is dirty, the slow way writes some of it first.
+        if !self.must_clean(source) {
+            if let Ok(buffer) = self.try_lock(source, key, true) {
+                self.fill(source, buffer.frame, fill);
+                return Ok(buffer);
             }
+        }
+        let locked = block_on(self.lock_write(source, key, fill))?;
+        // Without a fence, as the mark keeps the entry.
+        let slot = hazard::protect_kept(self.entry(locked.frame))?;
+        Ok(Protected { slot, frame: locked.into_frame() })
+    }
+
+    /// Locks the buffer of a block for writing, for a thread or a task. Waits as a miss does, and for the
+    /// guards and pins of the block.
+    ///
+    /// A task waits in the queue of the block for a writer, a write-back or a pin; dropping the future
+    /// ends that wait. The other waits go on without the task, because they may write other blocks, or
+    /// keep readers from this one.
+    pub(crate) async fn lock_write(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        fill: Fill,
+    ) -> Result<Locked, GetError> {
+        let blocks = is_blocking().await;
+        let (mut rounds, mut since, mut queued) = (0, None, None);
+        loop {
+            source.check_write()?;
+            // A task begins no operation if it need not wait.
+            let may_try = !blocks && !self.must_clean(source);
+            let locked = if may_try { self.try_lock(source, key, false).ok() } else { None };
+            if let Some(Protected { slot, frame }) = locked {
+                slot.clear(); // the mark keeps the buffer
+                return Ok(Locked { source: Some(Arc::clone(source)), frame, fill });
+            }
+            let found = self.table.find(key).map(|entry| (entry, entry.word()));
+            if let Some((entry, word)) = found.filter(|(_, word)| is_marked_or_pinned(*word)) {
+                let is_own = || word.has(WRITE) && hazard::protected_by_me(entry) > 0;
+                if blocks && (is_own() || !source.may_wait()) {
+                    return Err(GetError::WouldDeadlock);
+                }
+                if !blocks && queued.is_none() {
+                    queued = Some(self.waiting.enqueue(key, &mut since).await?);
+                    continue;
+                }
+                self.wait_for_mark(word.frame(), key, is_marked_or_pinned, &mut since).await?;
+                continue;
+            }
+            let locked = if blocks {
+                self.lock_slowly(source, key, fill, &mut since).await?
+            } else {
+                let (source, mut since) = (Arc::clone(source), since);
+                let lock = async move {
+                    let shared = &source.cache;
+                    shared.lock_slowly(&source, key, fill, &mut since).await
+                };
+                run(lock).await?
+            };
+            if let Some(locked) = locked {
+                return Ok(locked);
+            }
+            self.waiting.pause(&mut rounds, &mut since).await?;
         }
     }
 
-    /// Does the work of [`lock_write`](Self::lock_write) for a task, which waits for the holder of
-    /// the block itself: returns `None` if a writer, a write-back or a pin keeps the block.
-    pub(crate) fn lock_write_for_task(
+    /// Loads or creates a block that is not cached, and waits for the readers of one that is. Returns
+    /// `None` if the block is marked or pinned then.
+    async fn lock_slowly(
         &self,
         source: &Arc<Source>,
         key: Key,
         fill: Fill,
         since: &mut Option<Instant>,
-    ) -> Result<Option<Protected>, GetError> {
-        source.check_write()?;
-        self.limit_dirty(source, key)?;
-        let want = BlockRequest { fill, wait: Wait::Load };
-        let mut rounds = 0;
-        loop {
-            if let Ok(buffer) = self.lock_once(source, key, want, since)? {
-                return Ok(Some(buffer));
-            }
-            if self.is_marked_or_pinned(key) {
-                return Ok(None);
-            }
-            self.pause(&mut rounds, since)?;
-        }
-    }
-
-    /// Returns whether a writer, a write-back or a pin keeps a task from locking a block.
-    pub(crate) fn is_marked_or_pinned(&self, key: Key) -> bool {
-        self.table.find(key).is_some_and(|entry| is_marked_or_pinned(entry.word()))
-    }
-
-    /// Tries to lock the buffer of a block. Blocks as a miss does, and for guards of readers.
-    fn lock_once(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        want: BlockRequest,
-        since: &mut Option<Instant>,
-    ) -> Result<Result<Protected, LockRefused>, GetError> {
-        let buffer = match self.hit(key) {
-            Some(buffer) => buffer,
-            None => match self.miss(source, key, want) {
-                Ok(MissResult::Locked(buffer)) => return Ok(Ok(buffer)),
-                Ok(MissResult::Shared(buffer)) => buffer,
-                Err(GetError::WouldBlock) => return Ok(Err(LockRefused::Passing)), // a writer has it
-                // Another thread's read of the block failed, which this one overwrites.
-                Err(error) if want.fill == Fill::Caller && error.is_of_a_read() => {
-                    return Ok(Err(LockRefused::Passing));
+    ) -> Result<Option<Locked>, GetError> {
+        self.limit_dirty(source, key).await?;
+        let own = Some(Arc::clone(source));
+        let Protected { slot, frame } =
+            match self.miss(source, key, fill, self.waiting.patience).await? {
+                EnterResult::Locked(Protected { slot, frame }) => {
+                    slot.clear(); // the mark keeps the buffer
+                    return Ok(Some(Locked { source: own, frame, fill }));
                 }
-                Err(error) => return Err(error),
-            },
-        };
-        let obstacle = match self.mark_write(source, &buffer) {
-            Ok(()) => {
-                return Ok(self.wait_for_readers(buffer, since)?.ok_or(LockRefused::Passing));
-            }
-            Err(obstacle) => obstacle,
-        };
-        buffer.slot.clear();
-        match obstacle {
-            LockRefused::Own => Err(GetError::WouldDeadlock),
-            LockRefused::Closing => Err(GetError::Closed),
-            obstacle => Ok(Err(obstacle)),
+                EnterResult::Pinned(place) => {
+                    let entry = self.table.entry(place);
+                    let _pinned = Pinned::new(self, entry);
+                    if entry.word().has(WRITE) {
+                        return Ok(None);
+                    }
+                    match self.wait_for_load(source, key, place).await {
+                        // Another thread's read of the block failed, which this one overwrites.
+                        Err(error) if fill == Fill::Caller && error.is_of_a_read() => {
+                            return Ok(None);
+                        }
+                        loaded => loaded?,
+                    }
+                    let slot = hazard::protect_kept(entry)?; // kept by the pin
+                    Protected { slot, frame: entry.word().frame() }
+                }
+                EnterResult::Cached(buffer) => buffer,
+                EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+            };
+        let marked = self.mark_write(source, &Protected { slot, frame }, is_blocking().await);
+        slot.clear();
+        match marked {
+            Ok(()) => {}
+            Err(LockRefused::Own) => return Err(GetError::WouldDeadlock),
+            Err(LockRefused::Closing) => return Err(GetError::Closed),
+            Err(LockRefused::Busy) => return Ok(None),
         }
+        // Until no reader is left, the drop changes no bytes.
+        let mut locked = Locked { source: own, frame, fill: Fill::Read };
+        let (mut rounds, entry) = (0, self.entry(frame));
+        while is_read(entry, None) {
+            self.waiting.pause(&mut rounds, since).await?;
+        }
+        if entry.word().has(READER_PIN) {
+            return Ok(None);
+        }
+        self.frames.writing(frame);
+        locked.fill = fill;
+        Ok(Some(locked))
+    }
+
+    /// Fills a buffer that the caller has locked with zeros, unless it has the bytes of its block.
+    pub(super) fn fill(&self, source: &Source, frame: Frame, fill: Fill) {
+        if fill == Fill::Read {
+            return;
+        }
+        source.writes.forget_load(&source.sectors(self.entry(frame).key()));
+        let mut bytes = self.frames.bytes(frame);
+        // SAFETY: invariant 1 of `frames`: the mark makes the caller the owner of the bytes.
+        unsafe { bytes.as_mut() }.fill(0);
     }
 
     /// Locks the buffer of a cached block for writing if that needs no wait.
-    /// [`GetError::WouldDeadlock`] for a guard of the calling thread: if the caller is a task, the
-    /// guard is not the task's, and the task may wait for its drop.
+    /// [`GetError::WouldDeadlock`] for a guard of the calling thread.
     pub(crate) fn try_lock_write(
         &self,
         source: &Arc<Source>,
         key: Key,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
+        self.try_lock(source, key, true).map_err(|refused| match refused {
+            LockRefused::Own => GetError::WouldDeadlock,
+            LockRefused::Closing => GetError::Closed,
+            LockRefused::Busy => GetError::WouldBlock,
+        })
+    }
+
+    /// Locks the buffer of a cached block that no other thread uses, if it may become dirty now.
+    /// `blocks` tells whether a guard of the calling thread is one of the caller.
+    fn try_lock(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        blocks: bool,
+    ) -> Result<Protected, LockRefused> {
         if !self.may_dirty(source, key) {
-            return Err(GetError::WouldBlock);
+            return Err(LockRefused::Busy);
         }
-        let Some(buffer) = self.hit(key) else {
-            return Err(GetError::WouldBlock);
-        };
-        match self.mark_write(source, &buffer) {
-            Ok(()) => {}
-            Err(obstacle) => {
-                buffer.slot.clear();
-                return Err(match obstacle {
-                    LockRefused::Own => GetError::WouldDeadlock,
-                    LockRefused::Closing => GetError::Closed,
-                    _ => GetError::WouldBlock,
-                });
-            }
+        let buffer = self.hit(key).ok_or(LockRefused::Busy)?;
+        if let Err(refused) = self.mark_write(source, &buffer, blocks) {
+            buffer.slot.clear();
+            return Err(refused);
         }
-        if self.is_read_by_others(&buffer) || self.has_reader_pin(&buffer) {
+        let entry = self.entry(buffer.frame);
+        // A guard may have become a pin since the mark.
+        if is_read(entry, Some(buffer.slot)) || entry.word().has(READER_PIN) {
             self.unlock_write(source, buffer, false);
-            return Err(GetError::WouldBlock);
+            return Err(LockRefused::Busy);
         }
         self.frames.writing(buffer.frame);
         Ok(buffer)
     }
 
     /// Sets `WRITE` on the entry that the caller's slot protects.
-    fn mark_write(&self, source: &Source, buffer: &Protected) -> Result<(), LockRefused> {
+    fn mark_write(
+        &self,
+        source: &Source,
+        buffer: &Protected,
+        blocks: bool,
+    ) -> Result<(), LockRefused> {
         let entry = self.entry(buffer.frame);
-        if hazard::protected_by_me(entry) > 1 {
+        if blocks && hazard::protected_by_me(entry) > 1 {
             return Err(LockRefused::Own);
         }
         let word = entry.word();
-        if !check!("write: no write or write-back runs", !word.has(BACK | WRITE)) {
-            return Err(LockRefused::Marked(buffer.frame));
+        let is_free = check!("write: no write or write-back runs", !word.has(BACK | WRITE));
+        if !is_free || !word.is_readable() || word.pins() > 0 {
+            return Err(LockRefused::Busy);
         }
-        if !word.is_readable() || word.pins() > 0 {
-            return Err(LockRefused::Passing);
-        }
-        entry.try_change(word, WRITE, 0).map_err(|_| LockRefused::Passing)?;
+        entry.try_change(word, WRITE, 0).map_err(|_| LockRefused::Busy)?;
         // Ordering: against the slots of readers, see `hazard::barrier`; and against the SeqCst
         // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
         // `WRITE`.
@@ -241,39 +295,6 @@ impl Shared {
             return Err(LockRefused::Closing);
         }
         Ok(())
-    }
-
-    fn is_read_by_others(&self, buffer: &Protected) -> bool {
-        let is_read = hazard::is_protected_by_others(self.entry(buffer.frame), buffer.slot);
-        !check!("write: no reader is left", !is_read)
-    }
-
-    /// Returns whether a guard has become a pin since the mark. The caller has found no slot that
-    /// names the entry.
-    fn has_reader_pin(&self, buffer: &Protected) -> bool {
-        self.entry(buffer.frame).word().has(READER_PIN)
-    }
-
-    /// Waits for the readers that came before the mark. Returns `None`, with the mark cleared, if
-    /// one of them keeps a pin.
-    fn wait_for_readers(
-        &self,
-        buffer: Protected,
-        since: &mut Option<Instant>,
-    ) -> Result<Option<Protected>, GetError> {
-        let mut rounds = 0;
-        while self.is_read_by_others(&buffer) {
-            if let Err(error) = self.pause(&mut rounds, since) {
-                self.unmark_write(buffer, 0);
-                return Err(error);
-            }
-        }
-        if self.has_reader_pin(&buffer) {
-            self.unmark_write(buffer, 0);
-            return Ok(None);
-        }
-        self.frames.writing(buffer.frame);
-        Ok(Some(buffer))
     }
 
     /// Unlocks a buffer, which becomes dirty if it was `modified`.
@@ -300,12 +321,6 @@ impl Shared {
         self.clear_marks(entry, WRITE, if modified { DIRTY } else { 0 })
     }
 
-    fn unmark_write(&self, Protected { slot, frame }: Protected, set: u64) {
-        let waits = self.clear_marks(self.entry(frame), WRITE, set);
-        slot.clear();
-        self.wake_if(waits, frame); // after the slot is cleared: see `unlock_write`
-    }
-
     /// Clears marks of the caller, and wakes the threads and tasks that wait for that.
     pub(super) fn clear_marks_and_wake(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
         let waits = self.clear_marks(entry, marks, set);
@@ -322,144 +337,38 @@ impl Shared {
     pub(super) fn wake_if(&self, waits: bool, frame: Frame) {
         if waits {
             // The frame may belong to another block by now: then the wake-up is spurious.
-            step!("write: wake the waiters", self.wake_waiters(frame));
+            step!("write: wake the waiters", self.waiting.wake(frame));
         }
     }
 
-    /// Sleeps until the write or write-back of a block ends. The caller has neither slot nor pin.
-    ///
-    /// May return early, so the caller looks the block up again.
-    pub(super) fn wait_for_mark(
-        &self,
-        frame: Frame,
-        key: Key,
-        since: &mut Option<Instant>,
-    ) -> Result<(), GetError> {
-        let left = self.time_left(since)?;
-        let header = self.frames.header(frame);
-        let seen = header.loaded.load();
-        let Some(entry) = self.table.find(key) else { return Ok(()) };
-        if !self.set_waited(entry, frame, is_marked) {
-            return Ok(());
-        }
-        header.sleep(seen, left);
-        Ok(())
-    }
-
-    /// Waits, as a task, for the writer, the write-back or the last pin that keeps a cached block
-    /// from being locked. Returns whether there was one. May return early, so the caller looks the
-    /// block up again.
-    pub(crate) async fn wait_to_lock(
-        &self,
-        key: Key,
-        since: &mut Option<Instant>,
-    ) -> Result<bool, GetError> {
-        let Some(word) =
-            self.table.find(key).map(Entry::word).filter(|&word| is_marked_or_pinned(word))
-        else {
-            return Ok(false);
-        };
-        self.wait_at_frame(word.frame(), key, is_marked_or_pinned, since).await?;
-        Ok(true)
-    }
-
-    /// [`wait_for_mark`](Self::wait_for_mark) for a task.
-    pub(super) async fn wait_for_mark_as_task(
-        &self,
-        frame: Frame,
-        key: Key,
-        since: &mut Option<Instant>,
-    ) -> Result<(), GetError> {
-        self.wait_at_frame(frame, key, is_marked, since).await
-    }
-
-    /// Waits, as a task, until the waiters at the frame of a block are woken, or until the patience
-    /// is over; not at all unless `waited_for` holds for the word of the block.
-    async fn wait_at_frame(
+    /// Waits for the writer, the write-back or the last pin of a block, while `waited_for` holds for its
+    /// word; at most for the patience of the cache. The caller has neither slot nor pin. May return early,
+    /// so the caller looks the block up again.
+    pub(super) async fn wait_for_mark(
         &self,
         frame: Frame,
         key: Key,
         waited_for: fn(EntryWord) -> bool,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
-        let end = self.end_of_patience(self.time_left(since)?);
+        let end = self.waiting.end(since)?;
         let look = || {
             // With the waker in the set: either this finds that the block is free, or the thread
             // that frees it finds `WAITED`.
             let entry = self.table.find(key);
-            let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, waited_for));
+            let waits = entry.is_some_and(|entry| set_waited(entry, frame, waited_for));
             (!check!("wait: the block is kept", waits)).then_some(())
         };
-        self.wait_as_task(frame, end, look).await;
+        self.waiting.wait(frame, end, look).await;
         Ok(())
     }
+}
 
-    /// Returns when a wait of that time ends. `None` beyond the range of the clock, and in a model.
-    pub(super) fn end_of_patience(&self, left: Duration) -> Option<Instant> {
-        Instant::now().checked_add(left).filter(|_| HAS_TIME)
-    }
-
-    /// Waits, as a task, until the writer of an entry ends. The caller has pinned the entry. The
-    /// cache's patience limits the wait, because the caller's task may have the guard.
-    pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
-        let end = self.end_of_patience(self.time_left(&mut None)?);
-        let entry = self.table.entry(place);
-        let look = || (!entry.word().has(WRITE)).then_some(());
-        self.wait_as_task(entry.word().frame(), end, look).await.ok_or(GetError::Busy)
-    }
-
-    /// Pauses in a wait for an event that wakes nothing, such as the drop of a guard.
-    pub(super) async fn pause_by(&self, since: &mut Option<Instant>) -> Result<(), GetError> {
-        if is_blocking().await {
-            return self.pause(&mut 32, since);
-        }
-        self.time_left(since)?;
-        let (mut is_first, mut alarm) = (true, self.timer.alarm());
-        poll_fn(|context| {
-            if !mem::take(&mut is_first) {
-                return Poll::Ready(());
-            }
-            alarm.set(Instant::now() + PAUSE, context.waker());
-            Poll::Pending
-        })
-        .await;
-        Ok(())
-    }
-
-    /// Sets `WAITED` on an entry if `waited_for` holds for its word, so that the end of the mark or
-    /// of the last pin wakes the caller. Returns whether the flag is set.
-    fn set_waited(&self, entry: &Entry, frame: Frame, waited_for: fn(EntryWord) -> bool) -> bool {
-        let word = entry.word();
-        word.frame() == frame
-            && waited_for(word)
-            && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
-    }
-
-    /// Returns the rest of the cache's patience. The first call of a wait stores its begin in
-    /// `since`.
-    pub(super) fn time_left(&self, since: &mut Option<Instant>) -> Result<Duration, GetError> {
-        let waited = since.get_or_insert_with(Instant::now).elapsed();
-        self.patience.checked_sub(waited).filter(|left| !left.is_zero()).ok_or(GetError::Busy)
-    }
-
-    /// Lets other threads run, for longer in each round.
-    pub(super) fn pause(
-        &self,
-        rounds: &mut u32,
-        since: &mut Option<Instant>,
-    ) -> Result<(), GetError> {
-        *rounds = rounds.saturating_add(1);
-        if *rounds < 16 {
-            hint::spin_loop();
-            return Ok(());
-        }
-        self.time_left(since)?;
-        #[cfg(not(offlock_model))]
-        if *rounds > 32 {
-            thread::sleep(PAUSE);
-            return Ok(());
-        }
-        thread::yield_now();
-        Ok(())
-    }
+/// Sets `WAITED` on an entry if `waited_for` holds for its word, so that the end of the mark or of the
+/// last pin wakes the caller. Returns whether the flag is set.
+fn set_waited(entry: &Entry, frame: Frame, waited_for: fn(EntryWord) -> bool) -> bool {
+    let word = entry.word();
+    word.frame() == frame
+        && waited_for(word)
+        && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
 }

@@ -23,11 +23,12 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use offlock_sync::atomic::Ordering;
-use offlock_sync::{Arc, check, coarse_clock, step, thread};
+use offlock_sync::{Arc, check, coarse_clock, step};
 
 use super::Shared;
 use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
 use super::evict::{EvictionState, LOOKS};
+use super::write::is_marked;
 use crate::dirty::{DirtyList, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -161,14 +162,12 @@ impl Shared {
         DirtyBlock { key, frame }: DirtyBlock,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
-        if !is_blocking().await {
-            return self.wait_for_mark_as_task(frame, key, since).await;
-        }
         let entry = self.entry(frame);
-        if entry.word().has(WRITE) && hazard::protected_by_me(entry) > 0 {
+        let is_own = || entry.word().has(WRITE) && hazard::protected_by_me(entry) > 0;
+        if is_blocking().await && is_own() {
             return Err(GetError::WouldDeadlock);
         }
-        self.wait_for_mark(frame, key, since)
+        self.wait_for_mark(frame, key, is_marked, since).await
     }
 
     /// Marks a dirty block if it may be written now. The log is durable up to `flushed`.
@@ -788,9 +787,18 @@ impl Shared {
         source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 
+    /// Does a write-back for a future that waits for its end: on the stack of a thread that blocks, where
+    /// it allocates nothing, and otherwise on the heap. The other future stays small.
+    async fn write_back_inside(&self, source: &Arc<Source>, selection: &Selection) -> Summary {
+        if is_blocking().await {
+            return block_on(self.write_back(source, selection));
+        }
+        Box::pin(self.write_back(source, selection)).await
+    }
+
     /// Writes a few buffers of the first device that has any that can be written. Returns the
     /// number.
-    pub(super) fn write_back_any(&self) -> usize {
+    pub(super) async fn write_back_any(&self) -> usize {
         if self.dirty_bytes() == 0 {
             return 0;
         }
@@ -798,7 +806,7 @@ impl Shared {
             let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
             let mut at = 0;
             while let Some(source) = self.pool.nth_dirty(at) {
-                let written = block_on(self.write_back(&source, &selection)).written;
+                let written = self.write_back_inside(&source, &selection).await.written;
                 if written > 0 {
                     return written;
                 }
@@ -810,23 +818,23 @@ impl Shared {
 
     /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
     /// these was written, those that `include` allows.
-    pub(super) fn write_back_some(&self, source: &Arc<Source>, include: Include) -> Summary {
+    async fn write_back_some(&self, source: &Arc<Source>, include: Include) -> Summary {
         let selection =
             Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
-        let summary = block_on(self.write_back(source, &selection));
+        let summary = self.write_back_inside(source, &selection).await;
         if summary.written > 0 {
             return summary;
         }
-        block_on(self.write_back(source, &Selection { include, ..selection }))
+        self.write_back_inside(source, &Selection { include, ..selection }).await
     }
 
     /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
     /// that needs a buffer. Returns their number.
-    pub(super) fn write_back_due(&self, source: &Arc<Source>) -> usize {
+    pub(super) async fn write_back_due(&self, source: &Arc<Source>) -> usize {
         let include = Include::Promising;
         let selection =
             Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
-        block_on(self.write_back(source, &selection)).written
+        self.write_back_inside(source, &selection).await.written
     }
 
     /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are
@@ -915,20 +923,20 @@ impl Shared {
 
     /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
     /// dirty.
-    pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
+    pub(super) async fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         if self.must_clean(source) {
-            self.write_back_for(Some(source));
+            self.write_back_for(Some(source)).await;
         }
         let mut since = None;
         while !self.may_dirty(source, key) {
             let load = &source.writes.load;
             let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
-            let summary = self.write_back_some(source, include);
+            let summary = self.write_back_some(source, include).await;
             if summary.written > 0 {
                 continue;
             }
             source.check_write()?;
-            let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
+            let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.waiting.patience;
             // The result of another thread's write shows whether the device still fails.
             let is_told = summary.error.is_some() || !summary.overlapped || is_over;
             if let Some(errno) = load.failing().filter(|_| is_told) {
@@ -941,10 +949,7 @@ impl Shared {
             if is_over {
                 return Err(GetError::NoFreeBuffers);
             }
-            #[cfg(not(offlock_model))]
-            thread::sleep(super::evict::PAUSE);
-            #[cfg(offlock_model)]
-            thread::yield_now();
+            self.waiting.sleep().await;
         }
         Ok(())
     }
@@ -975,16 +980,16 @@ impl Shared {
     }
 
     /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.
-    pub(super) fn write_back_for(&self, source: Option<&Arc<Source>>) -> usize {
+    pub(super) async fn write_back_for(&self, source: Option<&Arc<Source>>) -> usize {
         match source {
             Some(source) if !self.has_one_device() => {
                 if self.dirty_bytes() == 0 {
                     return 0;
                 }
                 self.hurry_cleaner();
-                self.write_back_some(source, Include::NotGivenUp).written
+                self.write_back_some(source, Include::NotGivenUp).await.written
             }
-            _ => self.write_back_any(),
+            _ => self.write_back_any().await,
         }
     }
 }

@@ -2,10 +2,8 @@
 //!
 //! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
 //! thread of the cache makes other calls that may block, and then wakes the task. A future begins
-//! its call when it is first polled. Dropping it does not cancel the call.
-//!
-//! The wait for the holder of a block is no call: these threads are few, and the holder may need
-//! one to go on. Dropping the future ends that wait.
+//! its call when it is first polled. Dropping it does not cancel the call, but ends a wait for the
+//! holder of a block.
 
 use std::ops::Range;
 
@@ -27,9 +25,9 @@ impl Device {
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
     /// At most 16 calls of one device run at the same time, beside the operations of the device
-    /// itself, for which a call may wait. A call that waits for another `call_async`,
-    /// [`create_async`](Self::create_async) or [`close_async`](Self::close_async) of its device
-    /// occupies its thread meanwhile: sixteen of these wait for ever.
+    /// itself, for which a call may wait. A call that waits for another `call_async` or
+    /// [`close_async`](Self::close_async) of its device occupies its thread meanwhile: sixteen of these
+    /// wait for ever.
     ///
     /// The call reports write errors as this handle does. Two calls at the same time may both report
     /// one error.
@@ -86,20 +84,10 @@ impl Device {
     /// As [`get_mut`](Self::get_mut), but never [`GetError::WouldDeadlock`]: a guard of the thread that
     /// polls the task is not the task's, and its drop is waited for. [`GetError::Busy`] also if the tasks in line before keep the
     /// block for longer than the patience in all, or if threads lock it again and again, which
-    /// overtake tasks. No thread waits for a write guard, a write-back or a
-    /// [`Pin`](crate::Pin) of the block. A thread of the cache waits for a
-    /// [`ReadGuard`](crate::ReadGuard) of it, and for a buffer if all are in use.
+    /// overtake tasks. No thread waits meanwhile.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
-        if self.is_cached(block) {
-            self.shared.counters.get.add(1);
-        } else {
-            match self.get_async(block).await {
-                // The call that locks the block waits for a buffer.
-                Ok(_) | Err(GetError::NoFreeBuffers) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        self.shared.counters.get.add(1);
         self.lock_async(key, Fill::Read).await
     }
 
@@ -117,45 +105,8 @@ impl Device {
 
     /// Locks a block for writing. The caller has counted the get.
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
-        // On the thread that took the lock: if the task is gone, the guard's drop unlocks the
-        // buffer.
-        let own = move |device: Self, buffer| {
-            let source = Arc::clone(&device.source);
-            let mut guard = OwnedWriteGuard::new(device, buffer);
-            if fill == Fill::Caller {
-                source.writes.forget_load(&source.sectors(key));
-                guard.fill(0);
-            }
-            guard
-        };
-        let (mut since, mut queued) = (None, None);
-        loop {
-            // If too much is dirty, the blocking call writes some of it first.
-            if !self.shared.must_clean(&self.source) {
-                match self.shared.try_lock_write(&self.source, key) {
-                    Err(GetError::WouldBlock | GetError::WouldDeadlock) => {}
-                    locked => return locked.map(|buffer| own(self.clone(), buffer)),
-                }
-            }
-            // Not on a thread of the cache: the holder may need one to go on, and there are few.
-            if queued.is_none() && self.shared.is_marked_or_pinned(key) {
-                queued = Some(self.shared.enqueue_waiter(key, &mut since).await?);
-                continue;
-            }
-            if self.shared.wait_to_lock(key, &mut since).await? {
-                continue;
-            }
-            let lock = move |device: Self| {
-                let Self { shared, source, .. } = &device;
-                let locked = shared.lock_write_for_task(source, key, fill, &mut since);
-                (locked.map(|buffer| buffer.map(|buffer| own(device, buffer))), since)
-            };
-            let (locked, begun) = self.call_async(lock).await;
-            since = begun;
-            if let Some(guard) = locked? {
-                return Ok(guard);
-            }
-        }
+        let locked = self.shared.lock_write(&self.source, key, fill).await?;
+        Ok(OwnedWriteGuard::new(self.clone(), locked.into_frame(), fill))
     }
 
     /// [`flush`](Self::flush) for tasks.
