@@ -75,10 +75,6 @@
 // Which feature an item wants, on docs.rs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// For the models: not part of the interface.
-#[cfg(offlock_model)]
-#[doc(hidden)]
-pub mod bare;
 mod cache;
 mod device;
 mod dirty;
@@ -90,6 +86,8 @@ pub mod guide;
 mod handle;
 mod hazard;
 mod ids;
+#[cfg(all(test, offlock_model))]
+mod models;
 mod policy;
 mod source;
 mod stats;

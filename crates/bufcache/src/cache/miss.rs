@@ -144,13 +144,6 @@ impl Load {
         InEngine::new(None)
     }
 
-    /// For the models: as a device does that reads by an engine of this thread.
-    #[cfg(offlock_model)]
-    #[doc(hidden)]
-    pub fn enter_engine_of_model(&self) -> impl Drop + use<> {
-        self.enter_engine()
-    }
-
     pub(super) fn frame(&self) -> Frame {
         self.frame
     }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use bufcache::bare::BareSamples;
 use offlock_sync::thread;
 
 use super::world::thoroughly;
+use crate::policy::Samples;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -27,15 +27,15 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 #[test]
 fn inv27_tags_arrive_in_order_and_once() {
     thoroughly(|| {
-        let samples = Arc::new(BareSamples::new(2));
+        let samples = Arc::new(Samples::new(2, 2).unwrap());
         let hits = thread::spawn({
             let samples = Arc::clone(&samples);
-            move || (1..=3).for_each(|tag| samples.add(tag))
+            move || (1..=3).for_each(|tag| samples.add(0, tag))
         });
-        let mut tags = samples.drain();
-        tags.extend(samples.drain());
+        let mut tags = Vec::new();
+        (0..2).for_each(|_| samples.drain(|tag| tags.push(tag)));
         hits.join().unwrap();
-        tags.extend(samples.drain());
+        samples.drain(|tag| tags.push(tag));
         assert!(tags.is_sorted_by(|a, b| a < b), "{tags:?}");
         assert!(tags.starts_with(&[1, 2]) && tags.len() <= 3, "{tags:?}");
     });

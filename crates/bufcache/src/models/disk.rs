@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction, Wal};
+use crate::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction, Wal};
 use offlock_sync::native::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use offlock_sync::{Mutex, thread};
 

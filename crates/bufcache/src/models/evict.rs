@@ -1,6 +1,6 @@
 //! Readers of a buffer against an evictor that needs it for another block.
 
-use bufcache::GetError;
+use crate::GetError;
 use offlock_sync::{model, thread};
 
 use super::world::{World, dawdle, look, neighbours, thoroughly};

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
-use bufcache::{BlockDevice, Cache, Device, Eviction, GetError, Load};
+use crate::{BlockDevice, Cache, Device, Eviction, GetError, Load};
 use offlock_sync::{model, thread, thread_local};
 
 use super::world::{BLOCKS, LONG, SIZE, look};
@@ -44,7 +44,7 @@ impl BlockDevice for ByEngine {
         if load.is_blocking() {
             return load.defer();
         }
-        let counted = load.enter_engine_of_model();
+        let counted = load.enter_engine();
         let read: Read = Box::new(move || {
             drop(counted);
             let byte = (load.offset() / SIZE as u64) as u8;

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Load, WriteError};
+use crate::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Load, WriteError};
 use offlock_sync::{Futex, Mutex, model, thread};
 
 use super::world::{BLOCKS, SIZE, World, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("load: wake the tasks", "task::inv02_a_task_is_woken"),
+    ("load: wake those who wait", "task::inv02_a_task_is_woken"),
     ("enter: pin it for the requester", "task::inv02_a_requester_that_is_gone"),
     ("publish: the bytes are there before", "task::inv02_a_requester_that_is_gone"),
     ("unpin: it was the last pin", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),

@@ -1,6 +1,6 @@
 //! One load, and the threads that wait for it.
 
-use bufcache::GetError;
+use crate::GetError;
 use offlock_sync::{model, thread};
 
 use super::world::{World, look, thoroughly};

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
+use crate::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
 use offlock_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use offlock_sync::{Mutex, model, thread};
 

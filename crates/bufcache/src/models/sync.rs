@@ -1,7 +1,7 @@
 //! Syncs and durable writes against writers and write-back; writers against evictors and
 //! the log.
 
-use bufcache::Device;
+use crate::Device;
 use offlock_sync::native::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
 

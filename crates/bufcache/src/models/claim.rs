@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use bufcache::{BlockDevice, Cache, Device, Eviction, Load};
+use crate::{BlockDevice, Cache, Device, Eviction, Load};
 use offlock_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use offlock_sync::{model, thread};
 

@@ -34,7 +34,7 @@ const PLANTED: Planted = Planted {
         write::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "tests/models"],
+    dirs: &["src"],
 };
 
 // Some have no model under shuttle.

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction};
+use crate::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction};
 use offlock_sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
 use offlock_sync::{Futex, model, thread, with_preemptions};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bufcache::GetError;
+use crate::GetError;
 use offlock_sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},

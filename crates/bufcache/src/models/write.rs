@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bufcache::{Builder, Device, GetError, WriteGuard};
+use crate::{Builder, Device, GetError, WriteGuard};
 use offlock_sync::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
 

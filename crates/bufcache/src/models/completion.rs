@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[cfg(offlock_shuttle)]
 use std::task::{Context, Poll, Waker};
 
-use bufcache::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
+use crate::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
 #[cfg(offlock_shuttle)]
 use offlock_sync::model;
 use offlock_sync::{Mutex, thread};
@@ -66,7 +66,7 @@ impl BlockDevice for Elsewhere {
     }
 }
 
-fn world() -> (Arc<Elsewhere>, bufcache::Device) {
+fn world() -> (Arc<Elsewhere>, crate::Device) {
     let builder = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
     let cache = builder.eviction(Eviction::Clock).build().unwrap();
     let device = Arc::new(Elsewhere::default());

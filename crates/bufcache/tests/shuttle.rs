@@ -1,4 +1,0 @@
-//! The models under shuttle: random schedules, sequentially consistent.
-#![cfg(offlock_shuttle)]
-
-mod models;
