@@ -2,7 +2,7 @@
 //!
 //! The region is reserved at once, and the system backs a frame with memory at its first use. This
 //! module has the bytes and a header for each frame; the lists of free frames are in
-//! [`EvictionState`](crate::cache::evict::EvictionState), under its lock.
+//! [`Lists`](crate::cache::evict::Lists), under its lock.
 //!
 //! # Invariants
 //!
@@ -228,7 +228,7 @@ impl Header {
 
 /// The frames of a cache: their memory and their headers.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameMemory {
     region: Region,
     /// The binary logarithm of the size of a frame in bytes.
     shift: u32,
@@ -239,11 +239,11 @@ pub(crate) struct Frames {
 }
 
 // SAFETY: the region is memory of the process, which any thread may use and unmap.
-unsafe impl Send for Frames {}
+unsafe impl Send for FrameMemory {}
 // SAFETY: invariant 1 orders the accesses of the bytes; the headers are atomics.
-unsafe impl Sync for Frames {}
+unsafe impl Sync for FrameMemory {}
 
-impl Frames {
+impl FrameMemory {
     /// Reserves memory for `count` frames of `1 << shift` bytes.
     ///
     /// # Errors

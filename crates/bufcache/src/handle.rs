@@ -92,15 +92,15 @@ impl Cache {
         // The last question: a device that panics here has no number and is not noted as attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
-            self.shared.attach(identity)?;
+            self.shared.lookup.attach(identity)?;
         }
         let id = self.shared.take_id().inspect_err(|_| {
-            identity.inspect(|&identity| self.shared.detach(identity));
+            identity.inspect(|&identity| self.shared.lookup.detach(identity));
         })?;
         let device = Box::new(device);
         let writes = Writes::new(id, options);
         let cache = Arc::clone(&self.shared);
-        self.shared.add_device();
+        self.shared.write_back.add_device();
         let in_flight = InFlight::new();
         let source = Arc::new(Source {
             cache,
@@ -142,7 +142,7 @@ impl Cache {
     /// Visits each buffer once. Buffers in use stay. Buffers that were used lately
     /// stay and lose a use.
     pub fn shrink(&self, buffers: usize) -> usize {
-        self.shared.shrink(buffers)
+        self.shared.frames.shrink(&self.shared.lookup, buffers)
     }
 
     /// Returns a snapshot of the counters.
@@ -226,7 +226,7 @@ impl Device {
     #[doc(hidden)]
     pub fn is_sampled(&self, block: u64) -> bool {
         let key = self.source.key(block);
-        key.is_some_and(|key| self.shared.is_sampled(key))
+        key.is_some_and(|key| self.shared.lookup.is_sampled(key))
     }
 
     /// Drops the buffer of a block: the next get reads the device. Guards keep the old buffer, and
@@ -248,7 +248,7 @@ impl Device {
 
     /// Returns whether a block is cached or being read. Wait-free. Does not count as a use.
     pub fn is_cached(&self, block: u64) -> bool {
-        self.source.key(block).is_some_and(|key| self.shared.is_cached(key))
+        self.source.key(block).is_some_and(|key| self.shared.lookup.is_cached(key))
     }
 
     /// Returns the number of blocks: of a [growing](crate::AttachOptions::growing) device the most there
@@ -534,11 +534,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key) {
-            self.shared.count_get(record);
-            if is_sampled {
-                self.shared.note_hit(key);
-            }
+        if let Some(buffer) = self.shared.get_hit(key) {
             return Ok(ReadGuard::new(self, buffer));
         }
         Ok(ReadGuard::new(self, self.shared.get(&self.source, key)?))
@@ -551,11 +547,12 @@ impl Device {
     /// use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read
     /// that failed. Reads at most as many blocks as an eighth of the cache holds.
     pub fn readahead(&self, blocks: Range<u64>) {
-        let most = (self.shared.room() >> self.source.shift) as u64 / 8;
+        let most = (self.shared.frames.room() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
         let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
         let is_taken = |block| {
-            let Some(key) = self.source.key(block).filter(|&key| !self.shared.is_cached(key))
+            let Some(key) =
+                self.source.key(block).filter(|&key| !self.shared.lookup.is_cached(key))
             else {
                 return true;
             };
@@ -624,12 +621,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        let found = self.shared.look_up(key);
-        if let Some((buffer, is_sampled, record)) = found {
-            if is_sampled {
-                self.shared.note_hit(key);
-            }
-            self.shared.count_get(record);
+        if let Some(buffer) = self.shared.get_hit(key) {
             return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);

@@ -39,8 +39,8 @@ pub(crate) struct Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        self.cache.remove_device(self);
-        self.cache.retire_id(self.id);
+        self.cache.write_back.remove_device(self);
+        self.cache.lookup.retire_id(self.id);
     }
 }
 
@@ -104,7 +104,7 @@ impl Source {
 
     pub(crate) fn detach_now(&self) {
         if let Some(identity) = self.identity {
-            self.cache.detach(identity);
+            self.cache.lookup.detach(identity);
         }
     }
 

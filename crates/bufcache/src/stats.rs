@@ -86,6 +86,7 @@ impl CacheStats {
         let misses = value(&counters.miss_locked);
         let busy = value(&counters.busy_locked);
         let get = shared.gets();
+        let (bytes, capacity, eviction) = shared.frames.state();
         Self {
             get,
             created: value(&counters.create),
@@ -95,16 +96,16 @@ impl CacheStats {
             busy,
             page_retries: value(&counters.page_retries),
             reads: value(&counters.get_read),
-            evictions: value(&counters.evictions),
+            evictions: value(&shared.frames.evictions),
             ahead_dropped: value(&counters.ahead_dropped),
-            claims_refused: value(&counters.claims_refused),
+            claims_refused: value(&shared.frames.claims_refused),
             written: value(&counters.written),
             write_calls: value(&counters.write_calls),
             syncs: value(&counters.syncs),
-            dirty: shared.dirty_bytes(),
-            bytes: shared.bytes_in_use(),
-            capacity: shared.capacity(),
-            eviction: shared.eviction(),
+            dirty: shared.write_back.dirty_bytes(),
+            bytes,
+            capacity,
+            eviction,
         }
     }
 }

@@ -7,25 +7,26 @@
 //! use go back to the lists; the others are hidden from lookups, and their entries and frames are
 //! freed.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use offlock_percpu::AllocError;
-use offlock_sync::atomic::Ordering;
-use offlock_sync::{Arc, check, step};
+use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::{Arc, WordLock, check, step};
 
-use super::Shared;
 use super::miss::Pinned;
 use super::write::is_marked;
+use super::{Lookup, Shared, new_counter};
 use crate::error::GetError;
-use crate::frames::{Frame, List, Nodes, On, Place, Victim};
+use crate::frames::{Frame, FrameMemory, List, Nodes, On, Place, Victim};
 use crate::hazard;
-use crate::policy::{Looks, PASSES, Policy, Samples};
+use crate::policy::{Buffers, Eviction, Looks, PASSES, Policy, Samples, Shadows};
 use crate::source::Source;
+use crate::stats::Counter;
 use crate::wait::{block_on, is_blocking};
 use crate::word::{
-    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, SAMPLED, STALE, WAITED, WRITE,
+    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, STALE, WAITED, WRITE,
 };
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
@@ -75,21 +76,130 @@ impl BufferWait {
     }
 }
 
-impl Shared {
-    /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted.
-    pub(super) fn try_take_frame(&self, search: Search) -> Option<Frame> {
-        self.evict_until(search, EvictionState::take)
+/// The frames of a cache: their memory, the lists of the policy, and the choice of the rule.
+///
+/// # Locks
+///
+/// The lock of the lists is the last one: no other lock is taken under it. The lock of the shadows is
+/// only tried, and the lock of the lists is taken under it. The lock of a home is never held beside either.
+///
+/// # Invariants
+///
+/// 1. A frame is free, on a list, or owned: by a load, by the evictor that has marked its entry `EVICT`,
+///    or by a [`Spare`](super::miss::Spare).
+/// 2. A buffer is freed once, after no lookup finds it, no slot names its entry and no pin holds it.
+/// 3. A dirty buffer is never evicted.
+/// 4. Nothing allocates after `new`, and no call holds the lock of the lists for more than [`LOOKS`]
+///    visits.
+pub(crate) struct Frames {
+    memory: FrameMemory,
+    pub(super) lists: WordLock<Lists>,
+    /// The capacity in bytes, for threads without the lock.
+    room: AtomicUsize,
+    /// Hits of sampled blocks, for the shadows.
+    pub(super) samples: Samples,
+    shadows: WordLock<Option<Shadows>>,
+    /// Set while claims are refused, see [`Shadows::is_selective`]. An atomic of `std`, which no model
+    /// explores, because it is a hint.
+    is_selective: std::sync::atomic::AtomicBool,
+    pub(crate) evictions: Counter,
+    /// Claims of blocks that were not worth a buffer.
+    pub(crate) claims_refused: Counter,
+}
+
+impl Deref for Frames {
+    type Target = FrameMemory;
+
+    #[inline(always)]
+    fn deref(&self) -> &FrameMemory {
+        &self.memory
+    }
+}
+
+/// The buffers of a cache, for its policy.
+struct Placed<'f>(&'f Lookup, &'f Frames);
+
+impl Buffers for Placed<'_> {
+    fn entry(&self, frame: Frame) -> &Entry {
+        self.1.entry(self.0, frame)
+    }
+
+    fn victim(&self, frame: Frame) -> Victim {
+        Victim { frame, place: self.1.memory.header(frame).place() }
+    }
+}
+
+impl Frames {
+    /// Returns `count` frames of `1 << shift` bytes, with shadows of about `sampled` blocks each unless that
+    /// is 0.
+    pub(super) fn new(
+        (count, shift): (usize, u32),
+        (policy, sampled): (Policy, usize),
+    ) -> Result<Self, AllocError> {
+        let memory = FrameMemory::new(count, shift)?;
+        Ok(Self {
+            room: AtomicUsize::new(memory.capacity()),
+            memory,
+            lists: WordLock::new(Lists::new(count, policy)?),
+            shadows: WordLock::new(if sampled > 0 { Some(Shadows::new(sampled)?) } else { None }),
+            samples: Samples::new(sampled, count)?,
+            is_selective: std::sync::atomic::AtomicBool::new(false),
+            evictions: new_counter(),
+            claims_refused: new_counter(),
+        })
+    }
+
+    /// Sets the capacity in bytes. Buffers beyond it stay in use until they are evicted.
+    fn set_room(&self, bytes: usize) {
+        let limit = {
+            let mut lists = self.lists.lock();
+            lists.set_limit(bytes >> self.memory.shift());
+            lists.limit()
+        };
+        let room = self.memory.bytes_of(limit);
+        self.room.store(room, Ordering::Relaxed); // a hint
+        if let Some(shadows) = &mut *self.shadows.lock() {
+            shadows.resize();
+        }
+        self.memory.set_huge(room == self.memory.capacity());
+    }
+
+    /// Returns a recent value of the capacity in bytes.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed) // a hint
+    }
+
+    /// Returns the bytes of the buffers in use, or free but not released, the capacity in bytes, and the
+    /// rule in force.
+    pub(crate) fn state(&self) -> (usize, usize, Eviction) {
+        let lists = self.lists.lock();
+        let bytes = |frames| self.memory.bytes_of(frames);
+        (bytes(lists.in_use()), bytes(lists.limit()), lists.policy.rule())
+    }
+
+    /// Returns the entry of a frame that the caller keeps.
+    pub(super) fn entry<'l>(&self, lookup: &'l Lookup, frame: Frame) -> &'l Entry {
+        lookup.entry(self.memory.header(frame).place())
+    }
+
+    /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted. `is_dirty`
+    /// tells whether less than a sixteenth of the cache is clean.
+    pub(super) fn take(&self, lookup: &Lookup, search: Search, is_dirty: bool) -> Option<Frame> {
+        self.evict_until(lookup, search, is_dirty, Lists::take)
     }
 
     /// Evicts buffers until `done` returns a value. Returns `None` where the search ends first.
     fn evict_until<T>(
         &self,
+        lookup: &Lookup,
         search: Search,
-        mut done: impl FnMut(&mut EvictionState) -> Option<T>,
+        is_dirty: bool,
+        mut done: impl FnMut(&mut Lists) -> Option<T>,
     ) -> Option<T> {
         // The number of visits since the last eviction, and since a use was lowered.
         let (mut looked, mut idle) = (0, 0);
-        let is_mostly_dirty = search != Search::Full && self.is_mostly_dirty();
+        let is_mostly_dirty = search != Search::Full && is_dirty;
         let (in_a_row, of_one_list, mut of_dead) = match search {
             Search::UntilDirty | Search::Short => {
                 let in_a_row = if is_mostly_dirty { DIRTY_IN_A_ROW } else { IN_A_ROW };
@@ -104,19 +214,19 @@ impl Shared {
             let mut victims = Batch::new();
             (looks.left, looks.lowered) = (LOOKS, false);
             let all = {
-                let mut eviction = self.eviction.lock();
-                if let Some(result) = done(&mut eviction) {
+                let mut lists = self.lists.lock();
+                if let Some(result) = done(&mut lists) {
                     return Some(result);
                 }
-                eviction.policy.note_full();
-                let all = eviction.policy.len();
+                lists.policy.note_full();
+                let all = lists.policy.len();
                 looks.pass = looked / all.max(1);
-                self.choose(&mut eviction, &mut victims, BATCH, &mut looks);
+                self.choose(lookup, &mut lists, &mut victims, BATCH, &mut looks);
                 all
             };
             let taken = LOOKS - looks.left;
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
-            if self.free_marked(victims, &mut looks) + self.free_dead(dead) > 0 {
+            if self.free_marked(lookup, victims, &mut looks) + self.free_dead(lookup, dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
                 continue;
@@ -132,10 +242,267 @@ impl Shared {
         }
     }
 
+    /// Takes a few buffers to evict off the lists.
+    fn choose(
+        &self,
+        lookup: &Lookup,
+        lists: &mut Lists,
+        victims: &mut Batch,
+        most: usize,
+        looks: &mut Looks,
+    ) {
+        // Fewer in a small cache, of which a whole batch would be a large part.
+        let most = most.min(BATCH).min((lists.limit() / 64).max(1));
+        let Lists { nodes, policy, .. } = lists;
+        while victims.len() < most {
+            let Some(victim) = policy.pick(nodes, &Placed(lookup, self), looks) else { break };
+            victims.push(victim);
+        }
+    }
+
+    /// Frees the marked buffers that are not in use, and puts the others back. Returns the number
+    /// freed.
+    fn free_marked(&self, lookup: &Lookup, victims: Batch, looks: &mut Looks) -> usize {
+        if victims.is_empty() {
+            return 0;
+        }
+        let entries: [_; BATCH] = std::array::from_fn(|at| {
+            let at = at.min(victims.len() - 1);
+            lookup.entry(victims[at].place)
+        });
+        let mut in_use = [false; BATCH];
+        let marked = &entries[..victims.len()];
+        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use));
+        for at in 0..victims.len() {
+            let (entry, place) = (entries[at], victims[at].place);
+            // A guard may have become a pin since the mark. The pin comes before the clear of its
+            // slot, so it is here if the scan did not find the slot.
+            in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
+            if in_use[at] {
+                entry.change(0, EVICT | NEW); // it stays in the main list
+                continue;
+            }
+            lookup.lock(entry.key()).hide(place);
+            lookup.free(place);
+        }
+        let mut lists = self.lists.lock();
+        let mut freed = 0;
+        // Backwards, because the frame freed last is taken first: so blocks that are loaded one
+        // after another get ascending addresses again, which the CPU prefetches.
+        for at in (0..victims.len()).rev() {
+            let frame = victims[at].frame;
+            if !in_use[at] {
+                self.give_to(&mut lists, frame);
+                freed += 1;
+                continue;
+            }
+            if check!("evict: the buffer is not stale", !entries[at].word().has(STALE)) {
+                lists.keep(frame, looks);
+            } else {
+                let Lists { nodes, dead, .. } = &mut *lists;
+                nodes.push(dead, frame, On::Dead); // invalidated meanwhile
+            }
+        }
+        drop(lists);
+        self.evictions.add(freed as i64);
+        freed
+    }
+
+    /// Frees one of the `most` oldest invalidated buffers, if one of them is not in use. Returns
+    /// the number freed.
+    fn free_dead(&self, lookup: &Lookup, most: usize) -> usize {
+        // Buffers in use go to the front of the list.
+        let mut left = self.lists.lock().dead.len.min(most);
+        while left > 0 {
+            if self.free_last_dead(lookup) > 0 {
+                return 1;
+            }
+            left -= 1;
+        }
+        0
+    }
+
+    /// Frees the oldest invalidated buffer if it is not in use. Returns the number freed.
+    pub(super) fn free_last_dead(&self, lookup: &Lookup) -> usize {
+        let mut lists = self.lists.lock();
+        let Lists { nodes, dead, .. } = &mut *lists;
+        let Some(frame) = nodes.last(dead) else { return 0 };
+        nodes.remove(dead, frame);
+        drop(lists);
+        let entry = self.entry(lookup, frame);
+        debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
+        // The entry is hidden, so it gets no new users.
+        let unused = hazard::is_left(entry);
+        if unused {
+            lookup.free(self.memory.header(frame).place());
+        }
+        let mut lists = self.lists.lock();
+        let Lists { nodes, dead, .. } = &mut *lists;
+        if unused {
+            self.give_to(&mut lists, frame);
+        } else {
+            nodes.push(dead, frame, On::Dead);
+        }
+        usize::from(unused)
+    }
+
+    /// Frees a frame that is on no list.
+    pub(crate) fn give(&self, frame: Frame) {
+        self.give_to(&mut self.lists.lock(), frame);
+    }
+
+    pub(super) fn give_to(&self, lists: &mut Lists, frame: Frame) {
+        let node = lists.nodes.of(frame);
+        node.due = None;
+        if lists.give(frame) {
+            // Rare, after a resize. Under the lock, so that no thread takes the frame meanwhile.
+            self.memory.release(frame);
+        }
+    }
+
+    /// Visits each buffer at most once, in the order of the policy, until `buffers` are evicted.
+    /// Returns the number of evicted buffers.
+    pub(crate) fn shrink(&self, lookup: &Lookup, buffers: usize) -> usize {
+        let mut freed = 0;
+        let mut left = self.lists.lock().policy.len();
+        let mut looks = Looks::new(None);
+        while freed < buffers {
+            freed += self.free_dead(lookup, LOOKS as usize);
+            let mut victims = Batch::new();
+            let most = left.min(LOOKS as usize) as u32;
+            looks.left = most;
+            self.choose(lookup, &mut self.lists.lock(), &mut victims, buffers - freed, &mut looks);
+            left -= (most - looks.left) as usize;
+            // No buffer is left, or other threads have taken the rest.
+            if victims.is_empty() && (left == 0 || looks.left == most) {
+                break;
+            }
+            freed += self.free_marked(lookup, victims, &mut looks);
+        }
+        freed
+    }
+
+    /// Returns the memory of free frames to the system. Ignores frames that are freed meanwhile.
+    fn release_unused(&self) {
+        for first in (0..).step_by(BATCH) {
+            // Under the lock, so that no thread takes the frames meanwhile; a few at a time, so
+            // that misses wait a short time for it.
+            let lists = self.lists.lock();
+            for number in first..first + BATCH {
+                let Some(frame) = lists.unused(number) else { return };
+                self.memory.release(frame);
+            }
+        }
+    }
+
+    /// Puts a buffer that is being loaded on a list of the policy.
+    pub(super) fn admit(&self, lookup: &Lookup, frame: Frame, key: Key) {
+        let mut lists = self.lists.lock();
+        let Lists { nodes, policy, .. } = &mut *lists;
+        policy.insert(nodes, &Placed(lookup, self), frame, key);
+        let is_full = lists.is_nearly_full();
+        drop(lists);
+        self.note_miss(lookup, key, is_full);
+    }
+
+    /// Takes a buffer off the list from which it may be evicted, if it is on one.
+    pub(super) fn withdraw(&self, frame: Frame) {
+        self.lists.lock().withdraw(frame);
+    }
+
+    /// Moves a stale buffer from the policy to the list of the dead. The caller keeps it from being
+    /// freed.
+    pub(super) fn move_to_dead(&self, frame: Frame) {
+        let mut lists = self.lists.lock();
+        // If the buffer is on no list, an evictor has it, and will find it stale.
+        if lists.withdraw(frame) {
+            let Lists { nodes, dead, .. } = &mut *lists;
+            nodes.push(dead, frame, On::Dead);
+        }
+    }
+
+    // The sampling of an adaptive cache: passes sampled requests to the shadows of its policy.
+
+    /// Returns the word of a block that is about to be loaded into that frame, for
+    /// [`admit`](Self::admit).
+    pub(super) fn loading(&self, frame: Frame, key: Key) -> EntryWord {
+        // Most misses begin on probation, so the policy need not set `NEW`.
+        EntryWord::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
+    }
+
+    /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
+    /// sample. Does not write to shared memory.
+    #[cold]
+    pub(crate) fn note_hit(&self, key: Key) {
+        if !self.samples.takes_hit(key) {
+            return;
+        }
+        if let Some(record) = hazard::number() {
+            self.samples.add(record, Samples::tag(key));
+        }
+    }
+
+    /// If the block is in the sample, passes the hits in the rings and this miss to the shadows. If
+    /// another thread has their lock, this miss is lost. `is_full` tells whether the cache is full.
+    pub(super) fn note_miss(&self, lookup: &Lookup, key: Key, is_full: bool) {
+        if !self.samples.takes_miss(key) {
+            return;
+        }
+        let Some(mut shadows) = self.shadows.try_lock() else { return };
+        let Some(shadows) = shadows.as_mut() else { return };
+        let mut changes = false;
+        self.samples.drain(|tag| changes |= shadows.request(tag, true));
+        changes |= shadows.request(Samples::tag(key), false);
+        if is_full && shadows.is_due {
+            let blocks = self.lists.lock().policy.len();
+            if let Some(share) = shadows.settle(blocks) {
+                self.samples.open(share);
+                shadows.unmarked = 0..lookup.places();
+                changes = true;
+            }
+        } else if is_full && shadows.unmarked.is_empty() {
+            shadows.follow(lookup.sampled());
+        }
+        self.mark_some(lookup, &mut shadows.unmarked);
+        // Also while the cache is not full, as after it grows, because a change is reported once.
+        if changes && shadows.is_settled() {
+            self.lists.lock().policy.set_rule(shadows.rule());
+            self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
+        }
+    }
+
+    /// Returns whether a block that is not cached is worth a buffer, for a caller that can do
+    /// without. While few requests hit, a block is if it was evicted from probation or refused
+    /// lately, or if there is room.
+    pub(super) fn is_worth_a_buffer(&self, lookup: &Lookup, key: Key) -> bool {
+        if !self.is_selective.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut lists = self.lists.lock();
+        let is_worth = lists.has_room() || lists.policy.knows(key);
+        drop(lists);
+        if !is_worth {
+            self.claims_refused.add(1);
+            self.note_miss(lookup, key, true);
+        }
+        is_worth
+    }
+
+    /// Marks the blocks in the sample, which were loaded before the share of the sample was known,
+    /// in one part of the table.
+    fn mark_some(&self, lookup: &Lookup, unmarked: &mut Range<Place>) {
+        for place in unmarked.by_ref().take(lookup.places().div_ceil(STEPS) as usize) {
+            let entry = lookup.entry(place);
+            lookup.set_sampled(entry, self.samples.takes_hit(entry.key()));
+        }
+    }
+}
+
+impl Shared {
     /// Returns whether less than a sixteenth of the cache is clean.
-    fn is_mostly_dirty(&self) -> bool {
-        let room = self.room();
-        self.dirty_bytes() > room - room / 16
+    pub(super) fn is_mostly_dirty(&self) -> bool {
+        let room = self.frames.room();
+        self.write_back.dirty_bytes() > room - room / 16
     }
 
     /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes
@@ -150,8 +517,8 @@ impl Shared {
     ) -> Result<(), GetError> {
         if wait.search == Search::Full {
             // For a later call, because a task does not write dirty buffers itself.
-            if self.dirty_bytes() > 0 {
-                self.hurry_cleaner();
+            if self.write_back.dirty_bytes() > 0 {
+                self.write_back.hurry();
             }
             return Err(GetError::NoFreeBuffers);
         }
@@ -174,198 +541,24 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a few buffers to evict off the lists.
-    fn choose(
-        &self,
-        eviction: &mut EvictionState,
-        victims: &mut Batch,
-        most: usize,
-        looks: &mut Looks,
-    ) {
-        // Fewer in a small cache, of which a whole batch would be a large part.
-        let most = most.min(BATCH).min((eviction.limit() / 64).max(1));
-        let EvictionState { nodes, policy, .. } = eviction;
-        while victims.len() < most {
-            let Some(victim) = policy.pick(nodes, self, looks) else { break };
-            victims.push(victim);
-        }
-    }
-
-    /// Frees the marked buffers that are not in use, and puts the others back. Returns the number
-    /// freed.
-    fn free_marked(&self, victims: Batch, looks: &mut Looks) -> usize {
-        if victims.is_empty() {
-            return 0;
-        }
-        let entries: [_; BATCH] = std::array::from_fn(|at| {
-            let at = at.min(victims.len() - 1);
-            self.table.entry(victims[at].place)
-        });
-        let mut in_use = [false; BATCH];
-        let marked = &entries[..victims.len()];
-        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use));
-        for at in 0..victims.len() {
-            let (entry, place) = (entries[at], victims[at].place);
-            // A guard may have become a pin since the mark. The pin comes before the clear of its
-            // slot, so it is here if the scan did not find the slot.
-            in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
-            if in_use[at] {
-                entry.change(0, EVICT | NEW); // it stays in the main list
-                continue;
-            }
-            self.table.lock(entry.key()).hide(place);
-            self.table.free(place);
-        }
-        let mut eviction = self.eviction.lock();
-        let mut freed = 0;
-        // Backwards, because the frame freed last is taken first: so blocks that are loaded one
-        // after another get ascending addresses again, which the CPU prefetches.
-        for at in (0..victims.len()).rev() {
-            let frame = victims[at].frame;
-            if !in_use[at] {
-                self.give_to(&mut eviction, frame);
-                freed += 1;
-                continue;
-            }
-            if check!("evict: the buffer is not stale", !entries[at].word().has(STALE)) {
-                eviction.keep(frame, looks);
-            } else {
-                let EvictionState { nodes, dead, .. } = &mut *eviction;
-                nodes.push(dead, frame, On::Dead); // invalidated meanwhile
-            }
-        }
-        drop(eviction);
-        self.counters.evictions.add(freed as i64);
-        freed
-    }
-
-    /// Frees one of the `most` oldest invalidated buffers, if one of them is not in use. Returns
-    /// the number freed.
-    fn free_dead(&self, most: usize) -> usize {
-        // Buffers in use go to the front of the list.
-        let mut left = self.eviction.lock().dead.len.min(most);
-        while left > 0 {
-            if self.free_last_dead() > 0 {
-                return 1;
-            }
-            left -= 1;
-        }
-        0
-    }
-
-    /// Frees the oldest invalidated buffer if it is not in use. Returns the number freed.
-    fn free_last_dead(&self) -> usize {
-        let mut eviction = self.eviction.lock();
-        let EvictionState { nodes, dead, .. } = &mut *eviction;
-        let Some(frame) = nodes.last(dead) else { return 0 };
-        nodes.remove(dead, frame);
-        drop(eviction);
-        let entry = self.entry(frame);
-        debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
-        // The entry is hidden, so it gets no new users.
-        let unused = hazard::is_left(entry);
-        if unused {
-            self.table.free(self.frames.header(frame).place());
-        }
-        let mut eviction = self.eviction.lock();
-        let EvictionState { nodes, dead, .. } = &mut *eviction;
-        if unused {
-            self.give_to(&mut eviction, frame);
-        } else {
-            nodes.push(dead, frame, On::Dead);
-        }
-        usize::from(unused)
-    }
-
-    /// Frees a frame that is on no list.
-    pub(crate) fn give(&self, frame: Frame) {
-        self.give_to(&mut self.eviction.lock(), frame);
-    }
-
-    pub(super) fn give_to(&self, eviction: &mut EvictionState, frame: Frame) {
-        let node = eviction.nodes.of(frame);
-        node.due = None;
-        if eviction.give(frame) {
-            // Rare, after a resize. Under the lock, so that no thread takes the frame meanwhile.
-            self.frames.release(frame);
-        }
-    }
-
-    /// Visits each buffer at most once, in the order of the policy, until `buffers` are evicted.
-    /// Returns the number of evicted buffers.
-    pub(crate) fn shrink(&self, buffers: usize) -> usize {
-        let mut freed = 0;
-        let mut left = self.eviction.lock().policy.len();
-        let mut looks = Looks::new(None);
-        while freed < buffers {
-            freed += self.free_dead(LOOKS as usize);
-            let mut victims = Batch::new();
-            let most = left.min(LOOKS as usize) as u32;
-            looks.left = most;
-            self.choose(&mut self.eviction.lock(), &mut victims, buffers - freed, &mut looks);
-            left -= (most - looks.left) as usize;
-            // No buffer is left, or other threads have taken the rest.
-            if victims.is_empty() && (left == 0 || looks.left == most) {
-                break;
-            }
-            freed += self.free_marked(victims, &mut looks);
-        }
-        freed
-    }
-
-    /// Sets the capacity in bytes, at most the one that the cache was built with.
+    /// Sets the capacity in bytes, at most the one that the cache was built with. Blocks until no buffer
+    /// beyond it is in use.
     pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
-        let smallest = self.frames.size();
+        let (frames, smallest) = (&self.frames, self.frames.size());
         if bytes < smallest {
             return Err(GetError::TooSmall { smallest });
         }
-        let limit = {
-            let mut eviction = self.eviction.lock();
-            eviction.set_limit(bytes >> self.frames.shift());
-            eviction.limit()
-        };
-        self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
-        if let Some(shadows) = &mut *self.shadows.lock() {
-            shadows.resize();
-        }
-        self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
+        frames.set_room(bytes);
         let mut wait = BufferWait::new(self.waiting.patience);
-        let fits = |eviction: &mut EvictionState| (!eviction.exceeds_limit()).then_some(());
-        while self.evict_until(wait.search, fits).is_none() {
+        let fits = |lists: &mut Lists| (!lists.exceeds_limit()).then_some(());
+        let evict = |search| frames.evict_until(&self.lookup, search, self.is_mostly_dirty(), fits);
+        while evict(wait.search).is_none() {
             block_on(self.wait_for_buffers(None, &mut wait))?;
         }
-        if self.frames.bytes_of(limit) < self.frames.capacity() {
-            self.release_unused();
+        if frames.room() < frames.capacity() {
+            frames.release_unused();
         }
         Ok(())
-    }
-
-    /// Returns the memory of free frames to the system. Ignores frames that are freed meanwhile.
-    fn release_unused(&self) {
-        for first in (0..).step_by(BATCH) {
-            // Under the lock, so that no thread takes the frames meanwhile; a few at a time, so
-            // that misses wait a short time for it.
-            let eviction = self.eviction.lock();
-            for number in first..first + BATCH {
-                let Some(frame) = eviction.unused(number) else { return };
-                self.frames.release(frame);
-            }
-        }
-    }
-
-    /// Puts a buffer that is being loaded on a list of the policy.
-    pub(super) fn admit(&self, frame: Frame, key: Key) {
-        let mut eviction = self.eviction.lock();
-        let EvictionState { nodes, policy, .. } = &mut *eviction;
-        policy.insert(nodes, self, frame, key);
-        let is_full = eviction.is_nearly_full();
-        drop(eviction);
-        self.note_miss(key, is_full);
-    }
-
-    /// Takes a buffer off the list from which it may be evicted, if it is on one.
-    pub(super) fn withdraw(&self, frame: Frame) {
-        self.eviction.lock().withdraw(frame);
     }
 
     /// Drops the buffer of a block, so that the next get reads the device, unless its word has one of the
@@ -385,13 +578,13 @@ impl Shared {
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
-            match self.table.find(key).map(Entry::word) {
+            match self.lookup.find(key).map(Entry::word) {
                 Some(word) if is_marked(word) => {
                     self.wait_for_mark(word.frame(), key, is_marked, &mut since).await?;
                 }
                 Some(word) if word.has(IO) => {
                     let Some(place) = self.pin_loading(key) else { continue };
-                    let _pinned = Pinned::new(self, self.table.entry(place));
+                    let _pinned = Pinned::new(self, self.lookup.entry(place));
                     let loaded = self.wait_for_load(source, key, place).await;
                     loaded
                         .or_else(|error| if error.is_of_a_read() { Ok(()) } else { Err(error) })?;
@@ -403,7 +596,7 @@ impl Shared {
 
     /// Pins the entry of a block that is being read or written. Returns the number of the entry.
     fn pin_loading(&self, key: Key) -> Option<Place> {
-        let home = self.table.lock(key);
+        let home = self.lookup.lock(key);
         let entry = home.find()?;
         let word = entry.word();
         let may_pin = word.has(IO | WRITE) && word.pins() < MOST_PINS;
@@ -425,7 +618,7 @@ impl Shared {
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
-            let home = self.table.lock(key);
+            let home = self.lookup.lock(key);
             let Some(entry) = home.find() else { return Ok(Some(false)) };
             let word = entry.word();
             if word.has(flags) {
@@ -452,25 +645,14 @@ impl Shared {
             home.hide(self.frames.header(frame).place());
             drop(home);
             if let Some(source) = source.filter(|_| word.has(DIRTY)) {
-                self.unlist_dirty(source, frame);
+                self.write_back.unlist(&self.frames, source, [frame], |_| true);
             }
-            self.move_to_dead(frame);
+            self.frames.move_to_dead(frame);
             clear();
             // Also those that wait for pins of this buffer: the next buffer of the block has none.
             self.wake_if(word.has(WAITED), frame);
-            self.free_last_dead();
+            self.frames.free_last_dead(&self.lookup);
             return Ok(Some(true));
-        }
-    }
-
-    /// Moves a stale buffer from the policy to the list of the dead. The caller keeps it from being
-    /// freed.
-    pub(super) fn move_to_dead(&self, frame: Frame) {
-        let mut eviction = self.eviction.lock();
-        // If the buffer is on no list, an evictor has it, and will find it stale.
-        if eviction.withdraw(frame) {
-            let EvictionState { nodes, dead, .. } = &mut *eviction;
-            nodes.push(dead, frame, On::Dead);
         }
     }
 }
@@ -485,7 +667,7 @@ type Batch = ArrayVec<Victim, BATCH>;
 
 /// The lists of a cache.
 #[derive(Debug)]
-pub(crate) struct EvictionState {
+pub(crate) struct Lists {
     pub(crate) nodes: Nodes,
     pub(crate) policy: Policy,
     pub(crate) dead: List,
@@ -498,7 +680,7 @@ pub(crate) struct EvictionState {
     in_use: usize,
 }
 
-impl EvictionState {
+impl Lists {
     pub(crate) fn new(frames: usize, policy: Policy) -> Result<Self, AllocError> {
         let mut free = Vec::new();
         free.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
@@ -580,91 +762,9 @@ impl EvictionState {
     }
 }
 
-// The sampling of an adaptive cache: passes sampled requests to the shadows of its policy.
-
 /// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled
 /// misses that fill a shadow, and 10 us for each part of a table of a million entries.
 const STEPS: u32 = 128;
-
-impl Shared {
-    /// Returns the word of a block that is about to be loaded into that frame, for
-    /// [`admit`](Self::admit).
-    pub(super) fn loading(&self, frame: Frame, key: Key) -> EntryWord {
-        // Most misses begin on probation, so the policy need not set `NEW`.
-        EntryWord::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
-    }
-
-    /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
-    /// sample. Does not write to shared memory.
-    #[cold]
-    pub(crate) fn note_hit(&self, key: Key) {
-        if !self.samples.takes_hit(key) {
-            return;
-        }
-        if let Some(record) = hazard::number() {
-            self.samples.add(record, Samples::tag(key));
-        }
-    }
-
-    pub(crate) fn is_sampled(&self, key: Key) -> bool {
-        self.table.find(key).is_some_and(|entry| entry.word().has(SAMPLED))
-    }
-
-    /// If the block is in the sample, passes the hits in the rings and this miss to the shadows. If
-    /// another thread has their lock, this miss is lost. `is_full` tells whether the cache is full.
-    pub(super) fn note_miss(&self, key: Key, is_full: bool) {
-        if !self.samples.takes_miss(key) {
-            return;
-        }
-        let Some(mut shadows) = self.shadows.try_lock() else { return };
-        let Some(shadows) = shadows.as_mut() else { return };
-        let mut changes = false;
-        self.samples.drain(|tag| changes |= shadows.request(tag, true));
-        changes |= shadows.request(Samples::tag(key), false);
-        if is_full && shadows.is_due {
-            let blocks = self.eviction.lock().policy.len();
-            if let Some(share) = shadows.settle(blocks) {
-                self.samples.open(share);
-                shadows.unmarked = 0..self.table.places();
-                changes = true;
-            }
-        } else if is_full && shadows.unmarked.is_empty() {
-            shadows.follow(self.table.sampled());
-        }
-        self.mark_some(&mut shadows.unmarked);
-        // Also while the cache is not full, as after it grows, because a change is reported once.
-        if changes && shadows.is_settled() {
-            self.eviction.lock().policy.set_rule(shadows.rule());
-            self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
-        }
-    }
-
-    /// Returns whether a block that is not cached is worth a buffer, for a caller that can do
-    /// without. While few requests hit, a block is if it was evicted from probation or refused
-    /// lately, or if there is room.
-    pub(super) fn is_worth_a_buffer(&self, key: Key) -> bool {
-        if !self.is_selective.load(Ordering::Relaxed) {
-            return true;
-        }
-        let mut eviction = self.eviction.lock();
-        let is_worth = eviction.has_room() || eviction.policy.knows(key);
-        drop(eviction);
-        if !is_worth {
-            self.counters.claims_refused.add(1);
-            self.note_miss(key, true);
-        }
-        is_worth
-    }
-
-    /// Marks the blocks in the sample, which were loaded before the share of the sample was known,
-    /// in one part of the table.
-    fn mark_some(&self, unmarked: &mut Range<Place>) {
-        for place in unmarked.by_ref().take(self.table.places().div_ceil(STEPS) as usize) {
-            let entry = self.table.entry(place);
-            self.table.set_sampled(entry, self.samples.takes_hit(entry.key()));
-        }
-    }
-}
 
 #[cfg(all(test, not(offlock_model)))]
 mod adapt_tests {
@@ -683,7 +783,7 @@ mod adapt_tests {
         let read = |from, to| (from..to).for_each(|block| drop(disk.get(block).unwrap()));
         let count = |takes: &dyn Fn(u64) -> bool| (0..blocks).filter(|&block| takes(block)).count();
         let key = |block| disk.source.key(block).unwrap();
-        let takes_hit = |block| shared.samples.takes_hit(key(block));
+        let takes_hit = |block| shared.frames.samples.takes_hit(key(block));
         read(0, blocks);
         for _ in 0..8 {
             cache.shrink(usize::MAX);
@@ -698,7 +798,7 @@ mod adapt_tests {
         }
         let taken = count(&takes_hit);
         assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
-        let stays = |block: &u64| shared.table.find(key(*block)).is_some();
+        let stays = |block: &u64| shared.lookup.find(key(*block)).is_some();
         assert!((0..1000).filter(stays).count() > 900);
         for block in (0..4 * blocks).filter(stays) {
             assert_eq!(disk.is_sampled(block), takes_hit(block), "{block}");

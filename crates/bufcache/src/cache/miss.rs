@@ -14,7 +14,7 @@
 //! begins to wait.
 
 use std::mem::{self, ManuallyDrop};
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use std::{fmt, io, ptr};
 
@@ -82,7 +82,7 @@ impl Load {
         }
         self.source.cache.frames.header(self.frame).set_not_in_engine();
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
-        match cache.pool.queue_load(self) {
+        match cache.write_back.pool.queue_load(self) {
             Ok(false) => {}
             Ok(true) => step!("defer: wake those who may read it", cache.waiting.wake(frame)),
             // No thread can be started.
@@ -241,7 +241,7 @@ impl Spare<'_> {
 
 impl Drop for Spare<'_> {
     fn drop(&mut self) {
-        self.cache.give(self.frame);
+        self.cache.frames.give(self.frame);
     }
 }
 
@@ -340,10 +340,10 @@ impl Shared {
         blocks: bool,
     ) -> Result<EnterResult, GetError> {
         hazard::reserve()?;
-        self.note_want(source);
+        self.write_back.note_want(source);
         let (mut spare, mut rounds) = (None, 0);
         loop {
-            let found = self.table.find(key);
+            let found = self.lookup.find(key);
             if let Some(buffer) = found.and_then(|_| self.hit(key)) {
                 return Ok(EnterResult::Cached(buffer));
             }
@@ -351,13 +351,15 @@ impl Shared {
             let is_absent =
                 |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
             if spare.is_none() && is_absent(found) {
-                let may_load = blocks || fill == Fill::Caller || self.may_load(source);
+                let may_load = blocks
+                    || fill == Fill::Caller
+                    || self.write_back.may_load(source, self.frames.room());
                 spare = if may_load { self.spare(search) } else { None };
                 if spare.is_none() {
                     return Ok(EnterResult::NoBuffer);
                 }
             }
-            let home = self.table.lock(key);
+            let home = self.lookup.lock(key);
             let found = home.find();
             if spare.is_some() && is_absent(found) {
                 if source.writes.excluded.has(key.sector()) {
@@ -365,7 +367,7 @@ impl Shared {
                     return Ok(EnterResult::Excluded);
                 }
                 let Some(spare) = spare.take() else { continue };
-                let mut word = self.loading(spare.frame, key);
+                let mut word = self.frames.loading(spare.frame, key);
                 let is_read = fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
@@ -386,7 +388,7 @@ impl Shared {
                 if !is_read {
                     return self.create(source, key, frame).map(EnterResult::Locked);
                 }
-                let pinned = Pinned::new(self, self.table.entry(place));
+                let pinned = Pinned::new(self, self.lookup.entry(place));
                 self.begin(source, key, frame, blocks);
                 pinned.into_pin();
                 return Ok(EnterResult::Pinned(place));
@@ -416,7 +418,7 @@ impl Shared {
 
     /// Takes a frame, if that needs no wait.
     fn spare(&self, search: Search) -> Option<Spare<'_>> {
-        let frame = self.try_take_frame(search)?;
+        let frame = self.frames.take(&self.lookup, search, self.is_mostly_dirty())?;
         self.counters.create.add(1);
         Some(Spare { cache: self, frame })
     }
@@ -425,10 +427,10 @@ impl Shared {
     /// `flags` are `WRITE` if the caller creates the block: a getter then waits for a writer, with the
     /// cache's patience, and not for a load.
     pub(super) fn insert_load(&self, source: &Source, key: Key, flags: u64) -> Option<Frame> {
-        self.note_want(source);
+        self.write_back.note_want(source);
         let spare = self.spare(Search::Short)?;
-        let home = self.table.lock(key);
-        let word = self.loading(spare.frame, key).with(flags);
+        let home = self.lookup.lock(key);
+        let word = self.frames.loading(spare.frame, key).with(flags);
         let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
         let place = if is_free { home.insert(word) } else { None };
         if let Some(place) = place {
@@ -454,7 +456,7 @@ impl Shared {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
         };
-        self.admit(frame, key);
+        self.frames.admit(&self.lookup, frame, key);
         self.frames.writing(frame);
         // Before the block becomes readable: one that is refused here was never cached.
         entry.change(WRITE, 0);
@@ -482,8 +484,8 @@ impl Shared {
         let entry = self.entry(frame);
         let header = self.frames.header(frame);
         header.set_failure(failure.code());
-        self.withdraw(frame);
-        let home = self.table.lock(key);
+        self.frames.withdraw(frame);
+        let home = self.lookup.lock(key);
         home.hide(header.place());
         let before = entry.change(STALE | FAILED, IO | WRITE | WAITED);
         drop(home);
@@ -507,7 +509,7 @@ impl Shared {
             self.fail(source, key, frame, Failure::Closed, 0);
             return;
         };
-        self.admit(frame, key);
+        self.frames.admit(&self.lookup, frame, key);
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
@@ -532,7 +534,7 @@ impl Shared {
         key: Key,
         place: Place,
     ) -> Result<(), GetError> {
-        let entry = self.table.entry(place);
+        let entry = self.lookup.entry(place);
         let frame = entry.word().frame();
         let blocks = is_blocking().await;
         if blocks && self.frames.header(frame).is_claimed_by_me() {
@@ -553,7 +555,7 @@ impl Shared {
                 return None;
             }
             // The threads of the pool may all wait for this thread, which reads the block then.
-            let queued = || self.pool.take_queued(key.device(), frame);
+            let queued = || self.write_back.pool.take_queued(key.device(), frame);
             let refused = self.check_wait_for_load(frame).err();
             refused.map(Err).or_else(|| Some(Ok(Some(queued()?))))
         };
@@ -570,7 +572,7 @@ impl Shared {
 
     /// Returns the error of a load that has failed, whose entry the caller has pinned.
     fn check_load(&self, source: &Source, key: Key, place: Place) -> Result<(), GetError> {
-        let word = self.table.entry(place).word();
+        let word = self.lookup.entry(place).word();
         let failure = || Failure::from_code(self.frames.header(word.frame()).failure());
         if word.has(FAILED) { Err(failure().of(source.block(key))) } else { Ok(()) }
     }
@@ -583,7 +585,7 @@ impl Shared {
         key: Key,
         place: Place,
     ) -> Result<Protected, GetError> {
-        let entry = self.table.entry(place);
+        let entry = self.lookup.entry(place);
         let _pinned = Pinned::new(self, entry);
         if self.has_ended(place) {
             self.check_load(source, key, place)?;
@@ -607,12 +609,12 @@ impl Shared {
 
     /// Returns whether the load or write of an entry has ended. The caller has pinned the entry.
     pub(crate) fn has_ended(&self, place: Place) -> bool {
-        !self.table.entry(place).word().has(IO | WRITE)
+        !self.lookup.entry(place).word().has(IO | WRITE)
     }
 
     /// Returns the frame of an entry that the caller has pinned.
     pub(crate) fn frame_at(&self, place: Place) -> Frame {
-        self.table.entry(place).word().frame()
+        self.lookup.entry(place).word().frame()
     }
 
     /// Converts the protection by a slot into a pin. Returns the number of the entry.
@@ -629,7 +631,7 @@ impl Shared {
 
     /// Unpins the entry at `place`.
     pub(crate) fn unpin_place(&self, place: Place) {
-        self.unpin(self.table.entry(place));
+        self.unpin(self.lookup.entry(place));
     }
 
     /// Unpins an entry. The last pin of a failed load gives the frame back.
@@ -637,8 +639,8 @@ impl Shared {
         let left = entry.unpin();
         if check!("unpin: it was the last pin", left.pins() == 0) && left.has(FAILED) {
             let frame = left.frame();
-            self.table.free(self.frames.header(frame).place());
-            self.give(frame);
+            self.lookup.free(self.frames.header(frame).place());
+            self.frames.give(frame);
         } else if left.pins() == 0 && left.has(WAITED) && !left.has(WRITE | BACK) {
             // Without pins and marks the block can be locked, so no waiter needs the flag. If the
             // entry is another block's by now, the drop of that block's last pin wakes its waiters.
@@ -651,11 +653,13 @@ impl Shared {
     /// Begins a load of a block that is not cached, unless that has to wait.
     pub(crate) fn claim(&self, source: &Arc<Source>, key: Key) -> Result<Option<Load>, GetError> {
         source.check_read(key)?;
-        if self.is_cached(key) {
+        if self.lookup.is_cached(key) {
             return Ok(None);
         }
-        self.note_want(source);
-        if !self.may_load(source) || !self.is_worth_a_buffer(key) {
+        self.write_back.note_want(source);
+        if !self.write_back.may_load(source, self.frames.room())
+            || !self.frames.is_worth_a_buffer(&self.lookup, key)
+        {
             return Ok(None);
         }
         let Some(frame) = self.insert_load(source, key, 0) else { return Ok(None) };
@@ -663,31 +667,11 @@ impl Shared {
             self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);
         };
-        self.admit(frame, key);
+        self.frames.admit(&self.lookup, frame, key);
         self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
         Ok(Some(load))
-    }
-
-    /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
-    /// the number of the entry after it.
-    pub(crate) fn next_cached(
-        &self,
-        device: u16,
-        sectors: &Range<u64>,
-        place: Place,
-    ) -> Option<(Key, Place)> {
-        (place..self.table.places()).find_map(|place| {
-            let key = self.table.entry(place).key();
-            let wanted = key.device() == device && sectors.contains(&key.sector());
-            wanted.then_some((key, place + 1))
-        })
-    }
-
-    /// Returns the number of entries that [`next_cached`](Self::next_cached) visits.
-    pub(crate) fn places(&self) -> Place {
-        self.table.places()
     }
 }

@@ -154,7 +154,7 @@ impl Shared {
         if !is_short {
             // More blocks than the table has entries, so the table is searched. A thread that is
             // inserting a block holds the lock of a home, so each of these is taken once before.
-            self.table.pass_all_locks();
+            self.lookup.pass_all_locks();
         }
         let (mut marked, mut since) = (Marked::new(), None);
         let is_blocking = is_blocking().await;
@@ -167,7 +167,7 @@ impl Shared {
             } else {
                 let overlaps =
                     |key: &Key| key.device() == source.id && sectors.contains(&key.sector());
-                self.table.keys().filter(overlaps).find_map(|key| one(key).err())
+                self.lookup.keys().filter(overlaps).find_map(|key| one(key).err())
             };
             let Some(obstacle) = obstacle else { return Ok(marked) };
             // No thread waits while it has blocks marked.
@@ -196,7 +196,7 @@ impl Shared {
         marked: &mut Marked,
     ) -> Result<(), OverwriteBlocked> {
         loop {
-            let home = self.table.lock(key);
+            let home = self.lookup.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
             if word.has(WRITE) && is_blocking && hazard::protected_by_me(entry) > 0 {
@@ -248,15 +248,15 @@ impl Shared {
         while hazard::reserve().is_err() {
             thread::yield_now();
         }
-        let home = self.table.lock(key);
+        let home = self.lookup.lock(key);
         let entry = self.entry(frame);
         // As in `try_invalidate`: the slot keeps the frame until it is on the list of the dead.
         let slot = hazard::protect(entry).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);
-        self.unlist_dirty(source, frame);
-        self.move_to_dead(frame);
+        self.write_back.unlist(&self.frames, source, [frame], |_| true);
+        self.frames.move_to_dead(frame);
         slot.clear();
         self.waiting.wake(frame);
     }
@@ -375,7 +375,7 @@ impl Shared {
         }
         let is_long = blocks.end.saturating_sub(blocks.start) > self.frames.count() as u64;
         let sectors = source.sectors_of(blocks.clone());
-        if is_long || self.has_many_extents(source) {
+        if is_long || self.write_back.has_many_extents(source, self.frames.count()) {
             return Ok(None);
         }
         // Reserved first: once blocks are marked, no step that unmarks them may fail.
@@ -394,7 +394,7 @@ impl Shared {
         let ahead = blocks.clone().skip(AHEAD).map(Some).chain(std::iter::repeat(None));
         for (block, ahead) in blocks.zip(ahead) {
             if let Some(key) = ahead.and_then(|ahead| source.key(ahead)) {
-                self.table.prefetch(key);
+                self.lookup.prefetch(key);
             }
             let Some(key) = source.key(block) else { continue };
             if self.invalidate_or_mark(source, key, true, &mut bypass.marked).is_err() {
@@ -429,7 +429,7 @@ impl Shared {
                 self.fill(source, buffer.frame, Fill::Caller);
                 return Ok(buffer);
             }
-            Err(GetError::WouldBlock) if !self.is_cached(key) => {}
+            Err(GetError::WouldBlock) if !self.lookup.is_cached(key) => {}
             Err(error) => return Err(refused(error)),
         }
         hazard::reserve()?;
@@ -451,18 +451,18 @@ impl Shared {
             return true;
         }
         // A block counts in `dirty_bytes` from before `DIRTY` is set until the device has it; see
-        // `list_dirty` for the ordering.
-        if self.dirty_bytes() == 0 {
+        // `WriteBack::list` for the ordering.
+        if self.write_back.dirty_bytes() == 0 {
             return false;
         }
         let end = blocks.end.min(source.blocks);
-        if end.saturating_sub(blocks.start) <= self.places().into() {
+        if end.saturating_sub(blocks.start) <= self.lookup.places().into() {
             return (blocks.start..end)
                 .filter_map(|block| source.key(block))
                 .any(|key| self.is_dirty(key));
         }
         let mut place = 0;
-        while let Some((key, next)) = self.next_cached(source.id, &sectors, place) {
+        while let Some((key, next)) = self.lookup.next_cached(source.id, &sectors, place) {
             if self.is_dirty(key) {
                 return true;
             }
@@ -474,7 +474,7 @@ impl Shared {
     /// Returns whether the block is cached and dirty.
     pub(super) fn is_dirty(&self, key: Key) -> bool {
         // A block that leaves the table during this call was clean before, or was invalidated.
-        let word = self.table.find(key).and_then(|entry| entry.look(key));
+        let word = self.lookup.find(key).and_then(|entry| entry.look(key));
         word.is_some_and(|word| word.has(DIRTY))
     }
 }

@@ -172,7 +172,7 @@ impl Shared {
         });
         let mut lost = taken.clone();
         let sectors_of_block = 1 << (source.shift - 9);
-        if taken.count() / sectors_of_block <= u64::from(self.table.places()) {
+        if taken.count() / sectors_of_block <= u64::from(self.lookup.places()) {
             for sector in taken.iter().flat_map(|range| range.step_by(sectors_of_block as usize)) {
                 self.keep_cached(source, Key::new(source.id, sector), &mut lost).await?;
             }
@@ -180,12 +180,12 @@ impl Shared {
             // More blocks than the table has entries, as after a large discard: searches the table.
             // A thread that is inserting a block holds the lock of a home, so each of these is
             // taken once before.
-            self.table.pass_all_locks();
+            self.lookup.pass_all_locks();
             let taken = |key: &Key| {
                 let sector = key.sector();
                 key.device() == source.id && taken.touches(&(sector..sector + 1))
             };
-            for key in self.table.keys().filter(taken) {
+            for key in self.lookup.keys().filter(taken) {
                 self.keep_cached(source, key, &mut lost).await?;
             }
         }
@@ -241,7 +241,7 @@ impl Shared {
         let mut since: Option<Instant> = None;
         let mut rounds = 0;
         loop {
-            let Some(entry) = self.table.find(key) else { return Ok(false) };
+            let Some(entry) = self.lookup.find(key) else { return Ok(false) };
             let word = entry.word();
             // Before the test for `DIRTY`: a block that the device has just written still has the
             // flag, but is about to become clean.
@@ -273,7 +273,7 @@ impl Shared {
                         return Ok(false);
                     }
                     if is_there {
-                        self.list_dirty(source, word.frame());
+                        self.write_back.list(&self.frames, source, word.frame());
                         self.clear_marks_and_wake(entry, word.frame(), WRITE, DIRTY);
                         return Ok(true);
                     }
@@ -332,8 +332,8 @@ impl Shared {
         // No discard or zero runs once the whole device is excluded.
         drop(source.writes.excluded.enter(0..u64::MAX).await);
         let mut since = None;
-        for place in 0..self.table.places() {
-            let entry = self.table.entry(place);
+        for place in 0..self.lookup.places() {
+            let entry = self.lookup.entry(place);
             loop {
                 let (word, key) = (entry.word(), entry.key());
                 let is_written = word.has(WRITE) && key.device() == source.id;
@@ -392,7 +392,8 @@ impl Shared {
             let Some((frame, key)) = last else { break };
             let is_written = self.entry(frame).word().has(BACK);
             if is_written || block_on(self.invalidate(source, key, 0)) != Ok(true) {
-                self.unlist_dirty_if(source, [frame], |list| list.last() == Some(frame));
+                self.write_back
+                    .unlist(&self.frames, source, [frame], |list| list.last() == Some(frame));
             }
         }
         synced

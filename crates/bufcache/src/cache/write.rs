@@ -129,7 +129,7 @@ impl Shared {
                 slot.clear(); // the mark keeps the buffer
                 return Ok(Locked { source: Some(Arc::clone(source)), frame, fill });
             }
-            let found = self.table.find(key).map(|entry| (entry, entry.word()));
+            let found = self.lookup.find(key).map(|entry| (entry, entry.word()));
             if let Some((entry, word)) = found.filter(|(_, word)| is_marked_or_pinned(*word)) {
                 let is_own = || word.has(WRITE) && hazard::protected_by_me(entry) > 0;
                 if blocks && (is_own() || !source.may_wait()) {
@@ -177,7 +177,7 @@ impl Shared {
                     return Ok(Some(Locked { source: own, frame, fill }));
                 }
                 EnterResult::Pinned(place) => {
-                    let entry = self.table.entry(place);
+                    let entry = self.lookup.entry(place);
                     let _pinned = Pinned::new(self, entry);
                     if entry.word().has(WRITE) {
                         return Ok(None);
@@ -316,7 +316,7 @@ impl Shared {
     fn publish_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) -> bool {
         let entry = self.entry(frame);
         if modified && !entry.word().has(DIRTY) {
-            self.list_dirty(source, frame);
+            self.write_back.list(&self.frames, source, frame);
         }
         self.clear_marks(entry, WRITE, if modified { DIRTY } else { 0 })
     }
@@ -355,7 +355,7 @@ impl Shared {
         let look = || {
             // With the waker in the set: either this finds that the block is free, or the thread
             // that frees it finds `WAITED`.
-            let entry = self.table.find(key);
+            let entry = self.lookup.find(key);
             let waits = entry.is_some_and(|entry| set_waited(entry, frame, waited_for));
             (!check!("wait: the block is kept", waits)).then_some(())
         };

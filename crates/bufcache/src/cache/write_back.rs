@@ -22,16 +22,17 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use offlock_sync::atomic::Ordering;
+use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::{Arc, check, coarse_clock, step};
 
 use super::Shared;
 use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
-use super::evict::{EvictionState, LOOKS};
+use super::evict::{LOOKS, Lists};
+use super::pool::Pool;
 use super::write::is_marked;
 use crate::dirty::{DirtyList, WriteError, errno_of};
 use crate::error::GetError;
-use crate::frames::Frame;
+use crate::frames::{Frame, FrameMemory};
 use crate::hazard;
 use crate::policy::is_evictable_but_dirty;
 use crate::source::{Operation, Source};
@@ -43,6 +44,189 @@ const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
 /// The most written blocks that become clean under one hold of each lock. A guess: a microsecond if
 /// no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
+
+/// The dirty buffers of all devices, and the threads that write them. The state of each device is in its
+/// [`Writes`](crate::dirty::Writes).
+///
+/// # Locks
+///
+/// Each device has a lock of its dirty list, of the unsynced sectors, of the group of its syncs and of its
+/// excluded ranges. The lock of the pool is taken under that of a dirty list, and no other lock under
+/// either.
+///
+/// # Invariants
+///
+/// 1. A buffer is on the dirty list of its device from before `DIRTY` is set until the device has the
+///    bytes, or the block is invalidated. So no dirty buffer is missed by a sync that begins later.
+/// 2. `dirty_bytes` counts a buffer at least as long.
+/// 3. A device with a dirty buffer is known to the pool, which keeps it alive.
+pub(crate) struct WriteBack {
+    pub(super) pool: Pool,
+    dirty_bytes: AtomicUsize,
+    /// The number of attached devices. A hint, so a plain atomic, which no model explores.
+    devices: std::sync::atomic::AtomicUsize,
+    /// The number of devices that have asked for a buffer. A hint, as `devices`.
+    wanting: std::sync::atomic::AtomicUsize,
+    /// The coarse time at which the cache was made.
+    since: u64,
+}
+
+impl WriteBack {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            pool: Pool::new(limits),
+            dirty_bytes: AtomicUsize::new(0),
+            devices: std::sync::atomic::AtomicUsize::new(0),
+            wanting: std::sync::atomic::AtomicUsize::new(0),
+            since: coarse_clock(),
+        }
+    }
+
+    /// Puts a buffer on the dirty list. The caller has marked its entry `WRITE`, and sets `DIRTY`
+    /// next.
+    pub(super) fn list(&self, frames: &FrameMemory, source: &Arc<Source>, frame: Frame) {
+        let mut list = source.writes.dirty.lock();
+        let header = frames.header(frame);
+        header.forget_tries();
+        header.set_since(self.now());
+        let was_empty = list.is_empty();
+        list.push(frames, frame);
+        if was_empty {
+            self.pool.add_dirty(source);
+        }
+        drop(list);
+        source.writes.load.add_dirty(frames.size());
+        // Ordering: Relaxed; it carries no memory. `Shared::is_newer` relies on the order of the
+        // changes of this count alone: it is raised before `DIRTY` is set, and lowered only after
+        // the device has the block or the block is invalidated.
+        self.dirty_bytes.fetch_add(frames.size(), Ordering::Relaxed);
+    }
+
+    /// Takes frames off the dirty list of a device if `are_there` returns true under its lock. A
+    /// frame without a mark of the caller may be on the list of another device by now.
+    pub(super) fn unlist(
+        &self,
+        frames: &FrameMemory,
+        source: &Arc<Source>,
+        listed: impl IntoIterator<Item = Frame>,
+        are_there: impl FnOnce(&DirtyList) -> bool,
+    ) {
+        let mut list = source.writes.dirty.lock();
+        let mut bytes = 0;
+        if are_there(&list) {
+            let has_log = source.writes.options.wal.is_some();
+            let removed = listed.into_iter().filter(|&frame| {
+                let is_removed = list.remove(frames, frame);
+                if is_removed && has_log {
+                    source.writes.positions.remove(frames, frame);
+                }
+                is_removed
+            });
+            bytes = removed.count() * frames.size();
+        }
+        let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };
+        drop(list);
+        drop(gone); // perhaps the last reference to the device: not under the lock
+        if bytes > 0 {
+            source.writes.load.remove_dirty(bytes);
+            // Ordering: Relaxed; see `list`.
+            self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the milliseconds since the cache was made.
+    pub(super) fn now(&self) -> u64 {
+        (coarse_clock() - self.since) / 1_000_000
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        // Ordering: Relaxed; see `list`.
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a sync is due because the unsynced sectors are in many ranges.
+    pub(super) fn has_many_extents(&self, source: &Source, frames: usize) -> bool {
+        // The devices share the limit of the cache, which is about 3 % of its memory.
+        let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
+        let most = MOST_EXTENTS.max(4 * frames / devices);
+        source.writes.unsynced(|unsynced| unsynced.written.len()) > most
+    }
+
+    /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are
+    /// dirty, but enough for the cleaner to begin, wakes it.
+    fn is_too_dirty(&self, room: usize) -> bool {
+        let dirty = self.dirty_bytes() as u64 * 256;
+        let capacity = room as u64;
+        let limits = self.pool.limits;
+        let too_dirty = dirty > capacity * u64::from(limits.most);
+        if !too_dirty && dirty > capacity * u64::from(limits.begin) {
+            self.pool.hurry();
+        }
+        too_dirty
+    }
+
+    /// Makes the cleaner begin a round now.
+    pub(super) fn hurry(&self) {
+        self.pool.hurry();
+    }
+
+    /// Returns the most bytes that may be dirty.
+    fn most_dirty(&self, room: usize) -> usize {
+        (room as u64 * u64::from(self.pool.limits.most) / 256) as usize
+    }
+
+    pub(crate) fn add_device(&self) {
+        self.devices.fetch_add(1, Ordering::Relaxed); // a hint, also below
+    }
+
+    pub(crate) fn remove_device(&self, source: &Source) {
+        self.devices.fetch_sub(1, Ordering::Relaxed);
+        if source.writes.load.wants() {
+            self.wanting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn has_one_device(&self) -> bool {
+        self.devices.load(Ordering::Relaxed) <= 1
+    }
+
+    /// Notes that the device has asked for a buffer.
+    pub(super) fn note_want(&self, source: &Source) {
+        if !source.writes.load.set_wants() {
+            self.wanting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether another device has asked for a buffer.
+    pub(super) fn is_shared(&self, source: &Source) -> bool {
+        let own = usize::from(source.writes.load.wants());
+        self.wanting.load(Ordering::Relaxed) > own
+    }
+
+    /// Returns whether a task may begin one more load of the device, which has asked for a buffer.
+    pub(super) fn may_load(&self, source: &Source, room: usize) -> bool {
+        let wanting = self.wanting.load(Ordering::Relaxed).max(1); // a hint, as the next
+        let quiet = self.devices.load(Ordering::Relaxed).saturating_sub(wanting).min(QUIET);
+        let share = (room / (wanting + quiet)).max(1 << source.shift);
+        wanting + quiet == 1 || source.in_flight.count() << source.shift < share
+    }
+
+    /// Returns whether one more block of the device may become dirty now.
+    fn may_dirty(&self, source: &Source, room: usize) -> bool {
+        if self.has_one_device() {
+            return true;
+        }
+        let load = &source.writes.load;
+        let is_within = || {
+            let free = self.most_dirty(room).saturating_sub(self.dirty_bytes());
+            let floor = (room / FLOOR).max(1 << source.shift);
+            load.dirty_bytes() < free.max(floor)
+        };
+        // Without dirty buffers no write is left that could succeed and end the refusal.
+        let is_failing = load.failing().is_some() && load.dirty_bytes() > 0;
+        !is_failing && (!self.is_shared(source) || is_within())
+    }
+}
 
 /// The result of a write-back.
 #[derive(Clone, Copy, Debug, Default)]
@@ -419,7 +603,7 @@ impl Shared {
         self.counters.written.add(blocks.len() as i64);
         source.writes.load.set_succeeding();
         blocks.iter().for_each(|one| self.frames.header(one.frame).forget_tries());
-        self.unlist_dirty_if(source, blocks.iter().map(|one| one.frame), |_| true);
+        self.write_back.unlist(&self.frames, source, blocks.iter().map(|one| one.frame), |_| true);
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
@@ -431,8 +615,8 @@ impl Shared {
     /// Makes the written buffers that were due for eviction the next victims, in the order of
     /// `blocks`.
     fn evict_next(&self, blocks: &[DirtyBlock]) {
-        let mut eviction = self.eviction.lock();
-        let EvictionState { nodes, policy, .. } = &mut *eviction;
+        let mut lists = self.frames.lists.lock();
+        let Lists { nodes, policy, .. } = &mut *lists;
         blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
@@ -471,62 +655,6 @@ impl Shared {
 
     fn unmark_back(&self, entry: &Entry, frame: Frame, clear: u64) {
         self.clear_marks_and_wake(entry, frame, BACK | clear, 0);
-    }
-
-    /// Puts a buffer on the dirty list. The caller has marked its entry `WRITE`, and sets `DIRTY`
-    /// next.
-    pub(super) fn list_dirty(&self, source: &Arc<Source>, frame: Frame) {
-        let mut list = source.writes.dirty.lock();
-        let header = self.frames.header(frame);
-        header.forget_tries();
-        header.set_since(self.now());
-        let was_empty = list.is_empty();
-        list.push(&self.frames, frame);
-        if was_empty {
-            self.pool.add_dirty(source);
-        }
-        drop(list);
-        source.writes.load.add_dirty(self.frames.size());
-        // Ordering: Relaxed; it carries no memory. `Shared::is_newer` relies on the order of the
-        // changes of this count alone: it is raised before `DIRTY` is set, and lowered only after
-        // the device has the block or the block is invalidated.
-        self.dirty_bytes.fetch_add(self.frames.size(), Ordering::Relaxed);
-    }
-
-    /// Takes an invalidated buffer off the dirty list.
-    pub(super) fn unlist_dirty(&self, source: &Arc<Source>, frame: Frame) {
-        self.unlist_dirty_if(source, [frame], |_| true);
-    }
-
-    /// Takes frames off the dirty list of a device if `are_there` returns true under its lock. A
-    /// frame without a mark of the caller may be on the list of another device by now.
-    pub(super) fn unlist_dirty_if(
-        &self,
-        source: &Arc<Source>,
-        frames: impl IntoIterator<Item = Frame>,
-        are_there: impl FnOnce(&DirtyList) -> bool,
-    ) {
-        let mut list = source.writes.dirty.lock();
-        let mut bytes = 0;
-        if are_there(&list) {
-            let has_log = source.writes.options.wal.is_some();
-            let removed = frames.into_iter().filter(|&frame| {
-                let is_removed = list.remove(&self.frames, frame);
-                if is_removed && has_log {
-                    source.writes.positions.remove(&self.frames, frame);
-                }
-                is_removed
-            });
-            bytes = removed.count() * self.frames.size();
-        }
-        let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };
-        drop(list);
-        drop(gone); // perhaps the last reference to the device: not under the lock
-        if bytes > 0 {
-            source.writes.load.remove_dirty(bytes);
-            // Ordering: Relaxed; see `list_dirty`.
-            self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        }
     }
 }
 
@@ -680,9 +808,9 @@ impl Shared {
         let mut blocks = DirtyBlocks::try_new(selection.most)?;
         let (mut visits, mut at) = (0..selection.most, None);
         while !visits.is_empty() {
-            let eviction = self.eviction.lock();
+            let lists = self.frames.lists.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
-                let Some(frame) = eviction.policy.next_due(&eviction.nodes, at) else {
+                let Some(frame) = lists.policy.next_due(&lists.nodes, at) else {
                     return Ok(blocks);
                 };
                 at = Some(frame);
@@ -708,7 +836,7 @@ impl Shared {
         let mut blocks = DirtyBlocks::try_new(count.min(selection.most))?;
         for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
             let key = Key::new(source.id, sector);
-            let word = self.table.find(key).and_then(|entry| entry.look(key));
+            let word = self.lookup.find(key).and_then(|entry| entry.look(key));
             let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
             if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame: word.frame() }) {
                 break;
@@ -747,22 +875,12 @@ impl Default for Limits {
 }
 
 impl Shared {
-    /// Returns the milliseconds since the cache was made.
-    pub(super) fn now(&self) -> u64 {
-        (coarse_clock() - self.since) / 1_000_000
-    }
-
-    pub(crate) fn dirty_bytes(&self) -> usize {
-        // Ordering: Relaxed; see `list_dirty`.
-        self.dirty_bytes.load(Ordering::Relaxed)
-    }
-
     /// Writes the buffers of a device that are due in this round: all dirty ones if it is `urgent`,
     /// otherwise those that are old enough.
     pub(super) fn clean(&self, source: &Arc<Source>, limits: Limits, urgent: bool) {
         let before = match limits.age.as_millis() {
             _ if urgent => u64::MAX,
-            age => self.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
+            age => self.write_back.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
         };
         let selection =
             Selection { before, wait: false, include: Include::NotGivenUp, ..Selection::all() };
@@ -774,17 +892,9 @@ impl Shared {
     /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
     /// failure poisons the device, so later calls report it.
     pub(super) async fn limit_extents(&self, source: &Arc<Source>) {
-        if self.has_many_extents(source) {
+        if self.write_back.has_many_extents(source, self.frames.count()) {
             let _ = self.sync_device(source, source.writes.group.losses()).await;
         }
-    }
-
-    /// Returns whether a sync is due because the unsynced sectors are in many ranges.
-    pub(super) fn has_many_extents(&self, source: &Source) -> bool {
-        // The devices share the limit of the cache, which is about 3 % of its memory.
-        let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
-        let most = MOST_EXTENTS.max(4 * self.frames.count() / devices);
-        source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 
     /// Does a write-back for a future that waits for its end: on the stack of a thread that blocks, where
@@ -799,13 +909,13 @@ impl Shared {
     /// Writes a few buffers of the first device that has any that can be written. Returns the
     /// number.
     pub(super) async fn write_back_any(&self) -> usize {
-        if self.dirty_bytes() == 0 {
+        if self.write_back.dirty_bytes() == 0 {
             return 0;
         }
         for include in [Include::Promising, Include::NotGivenUp] {
             let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
             let mut at = 0;
-            while let Some(source) = self.pool.nth_dirty(at) {
+            while let Some(source) = self.write_back.pool.nth_dirty(at) {
                 let written = self.write_back_inside(&source, &selection).await.written;
                 if written > 0 {
                     return written;
@@ -835,28 +945,6 @@ impl Shared {
         let selection =
             Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
         self.write_back_inside(source, &selection).await.written
-    }
-
-    /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are
-    /// dirty, but enough for the cleaner to begin, wakes it.
-    pub(super) fn is_too_dirty(&self) -> bool {
-        let dirty = self.dirty_bytes() as u64 * 256;
-        let capacity = self.room() as u64;
-        let limits = self.pool.limits;
-        let too_dirty = dirty > capacity * u64::from(limits.most);
-        if !too_dirty && dirty > capacity * u64::from(limits.begin) {
-            self.pool.hurry();
-        }
-        too_dirty
-    }
-
-    pub(super) fn hurry_cleaner(&self) {
-        self.pool.hurry();
-    }
-
-    /// Returns the most bytes that may be dirty.
-    pub(super) fn most_dirty(&self) -> usize {
-        (self.room() as u64 * u64::from(self.pool.limits.most) / 256) as usize
     }
 }
 
@@ -888,37 +976,9 @@ const FLOOR: usize = 64;
 const QUIET: usize = 3;
 
 impl Shared {
-    pub(crate) fn add_device(&self) {
-        self.devices.fetch_add(1, Ordering::Relaxed); // a hint, also below
-    }
-
-    pub(crate) fn remove_device(&self, source: &Source) {
-        self.devices.fetch_sub(1, Ordering::Relaxed);
-        if source.writes.load.wants() {
-            self.wanting.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn has_one_device(&self) -> bool {
-        self.devices.load(Ordering::Relaxed) <= 1
-    }
-
-    /// Notes that the device has asked for a buffer.
-    pub(super) fn note_want(&self, source: &Source) {
-        if !source.writes.load.set_wants() {
-            self.wanting.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns whether another device has asked for a buffer.
-    pub(super) fn is_shared(&self, source: &Source) -> bool {
-        let own = usize::from(source.writes.load.wants());
-        self.wanting.load(Ordering::Relaxed) > own
-    }
-
     /// Returns whether a thread that is about to dirty a block writes other blocks first.
     pub(crate) fn must_clean(&self, source: &Source) -> bool {
-        self.is_too_dirty() && !self.is_shared(source)
+        self.write_back.is_too_dirty(self.frames.room()) && !self.write_back.is_shared(source)
     }
 
     /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
@@ -954,39 +1014,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether a task may begin one more load of the device, which has asked for a buffer.
-    pub(super) fn may_load(&self, source: &Source) -> bool {
-        let wanting = self.wanting.load(Ordering::Relaxed).max(1); // a hint, as the next
-        let quiet = self.devices.load(Ordering::Relaxed).saturating_sub(wanting).min(QUIET);
-        let share = (self.room() / (wanting + quiet)).max(1 << source.shift);
-        wanting + quiet == 1 || source.in_flight.count() << source.shift < share
-    }
-
     /// Returns whether the block may become dirty now, or is dirty already.
     pub(super) fn may_dirty(&self, source: &Source, key: Key) -> bool {
-        if self.has_one_device() {
-            return true;
-        }
-        let load = &source.writes.load;
-        let is_within = || {
-            let free = self.most_dirty().saturating_sub(self.dirty_bytes());
-            let floor = (self.room() / FLOOR).max(1 << source.shift);
-            load.dirty_bytes() < free.max(floor)
-        };
-        // Without dirty buffers no write is left that could succeed and end the refusal.
-        let is_failing = load.failing().is_some() && load.dirty_bytes() > 0;
-        let may = !is_failing && (!self.is_shared(source) || is_within());
-        may || self.is_dirty(key)
+        self.write_back.may_dirty(source, self.frames.room()) || self.is_dirty(key)
     }
 
     /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.
     pub(super) async fn write_back_for(&self, source: Option<&Arc<Source>>) -> usize {
         match source {
-            Some(source) if !self.has_one_device() => {
-                if self.dirty_bytes() == 0 {
+            Some(source) if !self.write_back.has_one_device() => {
+                if self.write_back.dirty_bytes() == 0 {
                     return 0;
                 }
-                self.hurry_cleaner();
+                self.write_back.hurry();
                 self.write_back_some(source, Include::NotGivenUp).await.written
             }
             _ => self.write_back_any().await,

@@ -25,7 +25,7 @@ use offlock_sync::{WordLock, order};
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::group::Group;
 use crate::error::GetError;
-use crate::frames::{Frame, Frames, NIL};
+use crate::frames::{Frame, FrameMemory, NIL};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
@@ -669,7 +669,7 @@ impl fmt::Debug for AttachOptions {
 // released between these. Each insertion has a serial number that no insertion into any list
 // repeats, so a walk detects that the frame it stands at was taken off meanwhile.
 
-/// Frames of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
+/// FrameMemory of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
 const PIECE: usize = if cfg!(offlock_model) { 1 } else { 64 };
 
 /// A doubly linked list of frames.
@@ -723,7 +723,7 @@ impl DirtyList {
     }
 
     /// Inserts a frame that is on no list, as the newest.
-    pub(crate) fn push(&mut self, frames: &Frames, frame: Frame) {
+    pub(crate) fn push(&mut self, frames: &FrameMemory, frame: Frame) {
         let links = frames.header(frame).links();
         debug_assert!(links.number() == 0);
         self.number += 1;
@@ -738,7 +738,7 @@ impl DirtyList {
     }
 
     /// Removes a frame. Returns whether it was on the list.
-    pub(crate) fn remove(&mut self, frames: &Frames, frame: Frame) -> bool {
+    pub(crate) fn remove(&mut self, frames: &FrameMemory, frame: Frame) -> bool {
         let links = frames.header(frame).links();
         if links.number() == 0 {
             return false;
@@ -770,7 +770,7 @@ impl DirtyList {
     /// Returns the next frames of a walk. A piece may be empty before the walk is over.
     pub(crate) fn piece<'l>(
         &'l self,
-        frames: &'l Frames,
+        frames: &'l FrameMemory,
         walk: &'l mut Walk,
     ) -> impl Iterator<Item = Frame> + 'l {
         (0..PIECE).map_while(move |_| self.step(frames, walk)).flatten()
@@ -778,7 +778,7 @@ impl DirtyList {
 
     /// Moves the walk by one frame. Returns `None` at the end, `Some(None)` for a frame visited
     /// before.
-    fn step(&self, frames: &Frames, walk: &mut Walk) -> Option<Option<Frame>> {
+    fn step(&self, frames: &FrameMemory, walk: &mut Walk) -> Option<Option<Frame>> {
         let (at, number) = walk.at;
         let stays = at != NIL && frames.header(Frame(at)).links().number() == number;
         let next = match stays {
@@ -817,7 +817,7 @@ impl Positions {
     }
 
     /// Notes a position of a block. The caller has marked its entry `WRITE`.
-    pub(crate) fn add(&self, frames: &Frames, frame: Frame, lsn: u64) {
+    pub(crate) fn add(&self, frames: &FrameMemory, frame: Frame, lsn: u64) {
         let mut all = self.0.lock();
         let header = frames.header(frame);
         let before = header.replace_first_lsn(lsn);
@@ -831,7 +831,7 @@ impl Positions {
 
     /// Forgets the position of a block that is clean or dropped. The caller keeps other threads from
     /// writing it.
-    pub(crate) fn remove(&self, frames: &Frames, frame: Frame) {
+    pub(crate) fn remove(&self, frames: &FrameMemory, frame: Frame) {
         let mut all = self.0.lock();
         let before = frames.header(frame).replace_first_lsn(u64::MAX);
         if before != u64::MAX {
@@ -951,7 +951,7 @@ mod list_tests {
     #[test]
     fn a_walk_in_pieces_sees_what_was_there_and_stays() {
         const ALL: u32 = 300;
-        let frames = Frames::new(ALL as usize, 9).unwrap();
+        let frames = FrameMemory::new(ALL as usize, 9).unwrap();
         let mut state = 1_u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

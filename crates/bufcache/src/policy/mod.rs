@@ -1,6 +1,6 @@
 //! The eviction policy: which buffer is evicted first.
 //!
-//! The policy is a few lists of nodes, changed under the lock of [`EvictionState`](crate::cache::evict::EvictionState). Hits
+//! The policy is a few lists of nodes, changed under the lock of [`Lists`](crate::cache::evict::Lists). Hits
 //! reach it as a count of two bits in each entry's word, which hits stop writing at 3.
 //!
 //! An adaptive cache also has [`Shadows`]: small directories of keys, one for each rule. They get
