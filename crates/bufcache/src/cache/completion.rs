@@ -80,19 +80,18 @@ impl<'s> Batch<'s> {
         Self { source, issuer, state, _pinned: PhantomPinned }
     }
 
-    /// Adds an operation. `number` is the index of its result; `alone` tells that no other
-    /// operation is added.
+    /// Adds an operation. `number` is the index of its result.
     ///
     /// # Safety
     ///
     /// The batch is neither moved nor forgotten until [`wait`](Self::wait) has returned.
-    pub(super) unsafe fn begin(&self, number: usize, alone: bool) -> Completion {
+    pub(super) unsafe fn begin(&self, number: usize) -> Completion {
         // Ordering: Relaxed; the issuer counts until it waits, so no operation is the last before
         // that.
         self.state.left.fetch_add(1, Ordering::Relaxed);
         let source = Arc::clone(self.source);
         let of = Some((source, NonNull::from(&self.state)));
-        Completion { of, number, alone, issuer: self.issuer }
+        Completion { of, number, issuer: self.issuer }
     }
 
     /// Waits until all operations have ended.
@@ -172,7 +171,6 @@ pub(super) struct Completion {
     /// The device, and the state of the batch. `None` once the operation has ended.
     of: Option<(Arc<Source>, NonNull<State>)>,
     number: usize,
-    pub(super) alone: bool,
     /// The thread that blocks until the operation ends; 0 if a task waits.
     issuer: u64,
 }
@@ -308,13 +306,13 @@ impl DeviceWrite {
     /// batch has been [waited](Batch::wait) for.
     pub(super) unsafe fn new(
         batch: &Batch<'_>,
-        (number, alone): (usize, bool),
+        number: usize,
         offset: u64,
         parts: &[IoSlice<'_>],
         durable: bool,
     ) -> Self {
         // SAFETY: the caller's promise.
-        let completion = unsafe { batch.begin(number, alone) };
+        let completion = unsafe { batch.begin(number) };
         let parts = NonNull::slice_from_raw_parts(NonNull::from(parts).cast(), parts.len());
         Self { completion, offset, parts: Parts(parts), durable }
     }
@@ -338,12 +336,6 @@ impl DeviceWrite {
     /// Returns whether the write must be durable when it ends (FUA).
     pub fn is_durable(&self) -> bool {
         self.durable
-    }
-
-    /// Returns whether the issuer waits for this write alone, so that another thread would not make
-    /// it faster.
-    pub fn is_alone(&self) -> bool {
-        self.completion.alone
     }
 
     /// Returns whether a thread blocks until the write ends. If not, a task has begun it: the
@@ -396,7 +388,7 @@ impl DeviceRange {
     /// As for [`Batch::begin`].
     pub(super) unsafe fn new(batch: &Batch<'_>, (offset, len): (u64, u64), discards: bool) -> Self {
         // SAFETY: the caller's promise.
-        Self { completion: unsafe { batch.begin(0, true) }, offset, len, discards }
+        Self { completion: unsafe { batch.begin(0) }, offset, len, discards }
     }
 
     /// As [`DeviceWrite::enter_engine`].
@@ -460,7 +452,7 @@ impl DeviceSync {
     /// As for [`Batch::begin`].
     pub(super) unsafe fn new(batch: &Batch<'_>) -> Self {
         // SAFETY: the caller's promise.
-        Self { completion: unsafe { batch.begin(0, true) } }
+        Self { completion: unsafe { batch.begin(0) } }
     }
 
     /// As [`DeviceWrite::enter_engine`].

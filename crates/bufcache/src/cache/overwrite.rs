@@ -124,7 +124,7 @@ impl Shared {
             Overwrite::Write(_) => {
                 self.counters.write_calls.add(1);
                 // SAFETY: the batch is waited for below, before it or the parts go.
-                let write = unsafe { DeviceWrite::new(&batch, (0, true), offset, &parts, false) };
+                let write = unsafe { DeviceWrite::new(&batch, 0, offset, &parts, false) };
                 source.device.begin_write(write);
             }
             Overwrite::Discard => {

@@ -556,14 +556,13 @@ impl Shared {
         let batch = Batch::new(source).await;
         let depth = source.write_depth.clamp(1, RUNS);
         let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(depth);
-        let alone = neighbours().nth(1).is_none();
         let (mut runs, mut given) = (0, 0);
         source.writes.load.begin_writing();
         for run in neighbours() {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
             // SAFETY: until the wait below, the batch is neither moved nor forgotten, the parts
             // live, and their bytes do not change because the blocks keep their marks.
-            let write = unsafe { DeviceWrite::new(&batch, (runs, alone), offset, parts, durable) };
+            let write = unsafe { DeviceWrite::new(&batch, runs, offset, parts, durable) };
             self.counters.write_calls.add(1);
             // If the device panics, the write is dropped, which ends it.
             let _ = contain(|| source.device.begin_write(write));

@@ -21,8 +21,6 @@ pub struct FileDevice {
     /// The alignment that `O_DIRECT` needs, or 1 without `O_DIRECT`.
     alignment: usize,
     writable: bool,
-    /// Set if the file may be shorter than the device. The part beyond its end reads as zeros.
-    grows: bool,
     identity: (u64, u64),
 }
 
@@ -54,7 +52,7 @@ impl FileDevice {
             true => (meta.rdev(), u64::MAX),
             false => (meta.dev(), meta.ino()),
         };
-        Ok(Self { file, len, alignment, writable, grows: false, identity })
+        Ok(Self { file, len, alignment, writable, identity })
     }
 
     /// Returns whether the file is a block device that the system has marked as read-only. It can be
@@ -73,34 +71,6 @@ impl FileDevice {
         // SAFETY: `BLKROGET` stores one int to `mark`.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut mark) };
         check(result).map(|_| mark != 0)
-    }
-
-    /// Makes the device `max` bytes long if the file is shorter. The part beyond the end of the
-    /// file reads as zeros, and a write or a zero there extends the file to the end of the last
-    /// such block.
-    ///
-    /// A file that is truncated while it is attached reads as zeros, too, whatever `max` is.
-    ///
-    /// ```
-    /// use bufcache::{Cache, FileDevice};
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("pages");
-    /// let file = std::fs::File::create_new(&path)?;
-    /// # drop(file);
-    /// # let file = std::fs::OpenOptions::new().read(true).write(true).open(&path)?;
-    /// let device = FileDevice::new(file)?.growing(1 << 30);
-    /// let pages = Cache::new(1 << 20)?.attach(device)?;
-    /// assert_eq!(pages.get(1000)?[0], 0);
-    /// pages.create(2)?.fill(7);
-    /// pages.sync()?;
-    /// assert_eq!(std::fs::metadata(&path)?.len(), 3 * 4096);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn growing(mut self, max: u64) -> Self {
-        self.grows = true;
-        self.len = self.len.max(max);
-        self
     }
 
     /// Limits the device to the first `len` bytes.
@@ -132,11 +102,6 @@ impl FileDevice {
             if count == 0 || self.whole_units(done) != done {
                 break;
             }
-        }
-        let there = self.len.saturating_sub(offset).min(buf.len() as u64) as usize;
-        if self.grows && done < there {
-            buf[done..there].fill(0);
-            return Ok(there);
         }
         Ok(done)
     }
@@ -388,20 +353,16 @@ mod tests {
     #[test]
     fn a_short_read_is_continued_at_its_byte() {
         let bytes: Vec<u8> = (1..=23).collect();
-        let (plain, growing) = (device(&bytes), device(&bytes).growing(25));
+        let device = device(&bytes);
         for (first, second) in (0..256).map(|both| (both / 16 + 1, both % 16 + 1)) {
-            for (device, len) in [(&plain, 16), (&growing, 18)] {
-                let mut most = [0, first, 0, second, 0].into_iter();
-                let mut buf = [0xff; 20];
-                let read = device.read_by(7, &mut buf, |offset, buf| {
-                    let len = at_most(most.next(), buf.len())?;
-                    device.file.read_at(&mut buf[..len], offset)
-                });
-                assert_eq!(read.unwrap(), len, "after {first} and {second}");
-                let zeros = vec![0; len - 16];
-                let rest = vec![0xff; 20 - len];
-                assert_eq!(buf[..], [&bytes[7..], &zeros, &rest].concat(), "{first}, {second}");
-            }
+            let mut most = [0, first, 0, second, 0].into_iter();
+            let mut buf = [0xff; 20];
+            let read = device.read_by(7, &mut buf, |offset, buf| {
+                let len = at_most(most.next(), buf.len())?;
+                device.file.read_at(&mut buf[..len], offset)
+            });
+            assert_eq!(read.unwrap(), 16, "after {first} and {second}");
+            assert_eq!(buf[..], [&bytes[7..], &[0xff; 4]].concat(), "{first}, {second}");
         }
     }
 

@@ -351,50 +351,6 @@ fn a_write_that_did_not_end_before_the_sync_began_may_be_lost() {
     assert_eq!(images(&device, device.moments()), [[1]]);
 }
 
-#[test]
-fn a_growing_file_that_became_shorter_reads_as_zeros() {
-    let file = tempfile::tempfile().unwrap();
-    file.write_all_at(&[1; 4 * SIZE], 0).unwrap();
-    for max in [3, 4, 5] {
-        let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
-        let device = device.growing(max * SIZE as u64);
-        let len = device.len();
-        file.set_len(SIZE as u64).unwrap();
-        let mut bytes = [2; SIZE];
-        for (offset, expected) in [(0, 1), (3 * SIZE as u64, 0)] {
-            assert_eq!(device.read(offset, &mut bytes).ok(), Some(SIZE), "{max} at {offset}");
-            assert_eq!(bytes, [expected; SIZE]);
-        }
-        assert_eq!(len, max.max(4) * SIZE as u64);
-        file.write_all_at(&[1; 4 * SIZE], 0).unwrap();
-    }
-}
-
-#[test]
-fn a_file_grows_as_it_is_written_and_reads_as_zeros_behind_its_end() {
-    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    file.write_all_at(&[5; 100], 0).unwrap();
-    let device = FileDevice::new(file.try_clone().unwrap()).unwrap().growing(10 * SIZE as u64 + 7);
-    let disk = Cache::new(64 * SIZE).unwrap().attach(device).unwrap();
-    assert_eq!(disk.blocks(), 11);
-    let first = disk.get(0).unwrap();
-    assert_eq!((first[99], first[100]), (5, 0));
-    drop(first);
-    assert!(disk.get(6).unwrap().iter().all(|&byte| byte == 0));
-    disk.get_mut(6).unwrap().fill(6);
-    disk.sync().unwrap();
-    assert_eq!(file.metadata().unwrap().len(), 7 * SIZE as u64);
-    disk.create(10).unwrap().fill(9);
-    disk.sync().unwrap();
-    assert_eq!(file.metadata().unwrap().len(), 10 * SIZE as u64 + 7, "no more than its device has");
-    disk.zero(8..9).unwrap();
-    disk.discard(6..7).unwrap();
-    disk.sync().unwrap();
-    let mut bytes = vec![1; SIZE];
-    file.read_exact_at(&mut bytes, 6 * SIZE as u64).unwrap();
-    assert!(bytes.iter().all(|&byte| byte == 0));
-}
-
 /// The file of a device that is limited to a part of it has bytes behind the end of the device.
 #[test]
 fn the_last_block_reads_as_zeros_beyond_the_end_of_the_device() {
