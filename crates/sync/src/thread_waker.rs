@@ -13,12 +13,14 @@ struct ThreadWaker {
 }
 
 crate::thread_local! {
-    static CURRENT: Arc<ThreadWaker> = ThreadWaker::new();
+    /// The waker of this thread, in both forms.
+    static CURRENT: (Arc<ThreadWaker>, Waker) = ThreadWaker::new();
 }
 
 impl ThreadWaker {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { woken: Futex::new() })
+    fn new() -> (Arc<Self>, Waker) {
+        let new = Arc::new(Self { woken: Futex::new() });
+        (Arc::clone(&new), Waker::from(new))
     }
 }
 
@@ -40,19 +42,23 @@ pub fn block_on<R>(
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
     mut sleep: impl FnMut(&Futex, u32) -> bool,
 ) -> Option<R> {
-    // During thread exit the thread-local variable may be gone already.
-    let thread = CURRENT.try_with(Arc::clone).unwrap_or_else(|_| ThreadWaker::new());
-    let waker = Waker::from(Arc::clone(&thread));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        let seen = thread.woken.load();
-        if let Poll::Ready(value) = poll(&mut context) {
-            return Some(value);
+    let mut run = |thread: &ThreadWaker, waker: &Waker| {
+        let mut context = Context::from_waker(waker);
+        loop {
+            let seen = thread.woken.load();
+            if let Poll::Ready(value) = poll(&mut context) {
+                return Some(value);
+            }
+            if !sleep(&thread.woken, seen) {
+                return None;
+            }
         }
-        if !sleep(&thread.woken, seen) {
-            return None;
-        }
-    }
+    };
+    CURRENT.try_with(|(thread, waker)| run(thread, waker)).unwrap_or_else(|_| {
+        // During thread exit the thread-local variable may be gone already.
+        let (thread, waker) = ThreadWaker::new();
+        run(&thread, &waker)
+    })
 }
 
 #[cfg(all(test, not(offlock_model)))]
