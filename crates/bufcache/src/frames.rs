@@ -192,26 +192,17 @@ impl Header {
         before
     }
 
-    /// Counts a failed write by the cleaner.
-    pub(crate) fn count_try(&self) {
-        // Ordering: Relaxed, here and in the three methods below; the thread that has marked the
-        // word `BACK` or `WRITE` changes the count, and its change of the word carries it to the
-        // next. A walk of the dirty list reads it as a hint.
-        self.tries.store(self.tries().saturating_add(1), Ordering::Relaxed);
+    /// Sets the number of failed writes by the cleaner, which leaves the block to an explicit sync at
+    /// `u32::MAX`.
+    pub(crate) fn set_tries(&self, tries: u32) {
+        // Ordering: Relaxed, here and below; the thread that has marked the word `BACK` or `WRITE` changes
+        // the count, and its change of the word carries it to the next. A walk of the dirty list reads it
+        // as a hint.
+        self.tries.store(tries, Ordering::Relaxed);
     }
 
     pub(crate) fn tries(&self) -> u32 {
         self.tries.load(Ordering::Relaxed)
-    }
-
-    /// Makes the cleaner leave the block to an explicit sync.
-    pub(crate) fn give_up(&self) {
-        self.tries.store(u32::MAX, Ordering::Relaxed);
-    }
-
-    /// Resets the count of failed writes.
-    pub(crate) fn forget_tries(&self) {
-        self.tries.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn set_since(&self, since: u64) {

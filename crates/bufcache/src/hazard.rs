@@ -79,12 +79,13 @@ impl Slot {
 /// Returns whether a slot other than `mine` protects the entry. The caller has marked the entry and
 /// called [`barrier`].
 pub(crate) fn is_protected(at: &Entry, mine: Option<&Slot>) -> bool {
+    let mine = mine.map_or(ptr::null(), ptr::from_ref);
     let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
     // of the readers that have left.
-    records().flat_map(|record| &record.slots).any(|slot| {
-        !mine.is_some_and(|mine| ptr::eq(slot, mine)) && ptr::eq(slot.0.load(order), at)
-    })
+    records()
+        .flat_map(|record| &record.slots)
+        .any(|slot| ptr::eq(slot.0.load(order), at) && !ptr::eq(slot, mine))
 }
 
 /// Ends the protection of the entries at these addresses, by guards that the program forgot. The

@@ -4,77 +4,28 @@
 //! number is retired first. When no other number is left, one scan of the table drops the buffers
 //! of all retired numbers: once in 65,535 devices if few are attached at a time.
 
-/// A set of numbers. Only [`new`](Self::new) allocates.
-#[derive(Debug)]
-struct Set {
-    bits: Box<[u64]>,
-    len: usize,
-    /// No bit is set in a word before this one.
-    from: usize,
-}
-
-impl Set {
-    fn new() -> Self {
-        Self { bits: vec![0; (usize::from(u16::MAX) + 1) / 64].into(), len: 0, from: 0 }
-    }
-
-    fn insert(&mut self, id: u16) {
-        let (word, bit) = (usize::from(id) / 64, 1_u64 << (id % 64));
-        debug_assert!(self.bits[word] & bit == 0);
-        self.bits[word] |= bit;
-        self.len += 1;
-        self.from = self.from.min(word);
-    }
-
-    /// Removes a number of the set.
-    fn remove(&mut self, id: u16) {
-        self.bits[usize::from(id) / 64] &= !(1 << (id % 64));
-        self.len -= 1;
-    }
-
-    fn contains(&self, id: u16) -> bool {
-        self.bits[usize::from(id) / 64] & 1 << (id % 64) != 0
-    }
-
-    fn pop(&mut self) -> Option<u16> {
-        if self.len == 0 {
-            return None;
-        }
-        while self.bits[self.from] == 0 {
-            self.from += 1;
-        }
-        let word = &mut self.bits[self.from];
-        let bit = word.trailing_zeros();
-        *word &= *word - 1;
-        self.len -= 1;
-        Some((self.from * 64) as u16 | bit as u16)
-    }
-}
+use std::collections::BTreeSet;
+use std::mem;
 
 /// The identity of a device: see [`BlockDevice::identity`](crate::BlockDevice::identity).
 pub(crate) type Identity = (u64, u64);
 
 /// The free and the retired numbers. 0 is no number of a device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ids {
     /// The identity of each attached device that has one.
     attached: Vec<Identity>,
     /// The largest number that [`take`](Self::take) has returned.
     given: u16,
     /// Numbers of detached devices that may have buffers in the table.
-    retired: Set,
+    retired: BTreeSet<u16>,
     /// Retired numbers of which a buffer could not be dropped: retired again by [`clean`](Self::clean).
-    kept: Set,
+    kept: BTreeSet<u16>,
     /// Numbers of detached devices without buffers in the table.
-    clean: Set,
+    clean: BTreeSet<u16>,
 }
 
 impl Ids {
-    pub(crate) fn new() -> Self {
-        let [retired, kept, clean] = [(); 3].map(|()| Set::new());
-        Self { attached: Vec::new(), given: 0, retired, kept, clean }
-    }
-
     /// Notes an attached device. Returns false if it is attached already.
     pub(crate) fn attach(&mut self, identity: Identity) -> bool {
         let is_new = !self.attached.contains(&identity);
@@ -91,7 +42,7 @@ impl Ids {
 
     /// Returns a number that no device and no buffer has, or `None` if there is none.
     pub(crate) fn take(&mut self) -> Option<u16> {
-        self.clean.pop().or_else(|| {
+        self.clean.pop_first().or_else(|| {
             self.given = self.given.checked_add(1)?;
             Some(self.given)
         })
@@ -105,27 +56,26 @@ impl Ids {
 
     /// Returns whether the number is retired.
     pub(crate) fn is_retired(&self, id: u16) -> bool {
-        self.retired.contains(id)
+        self.retired.contains(&id)
     }
 
     /// Returns how many numbers are retired.
     pub(crate) fn retired(&self) -> usize {
-        self.retired.len
+        self.retired.len()
     }
 
     /// Keeps a retired number from the next [`clean`](Self::clean): a buffer of its is still in the
     /// table.
     pub(crate) fn keep(&mut self, id: u16) {
-        self.retired.remove(id);
+        self.retired.remove(&id);
         self.kept.insert(id);
     }
 
     /// Frees all retired numbers but those that are kept. The table has no buffers of theirs, and no
     /// number was free.
     pub(crate) fn clean(&mut self) {
-        debug_assert!(self.clean.len == 0);
-        std::mem::swap(&mut self.retired, &mut self.clean);
-        std::mem::swap(&mut self.retired, &mut self.kept);
+        debug_assert!(self.clean.is_empty());
+        self.clean = mem::replace(&mut self.retired, mem::take(&mut self.kept));
     }
 }
 
@@ -135,7 +85,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_only_once_they_are_clean() {
-        let mut ids = Ids::new();
+        let mut ids = Ids::default();
         for id in 1..=u16::MAX {
             assert_eq!(ids.take(), Some(id));
         }

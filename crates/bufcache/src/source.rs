@@ -65,9 +65,14 @@ impl Source {
         self.len
     }
 
+    /// Returns the number of sectors of a block.
+    pub(crate) fn sectors_of_block(&self) -> u64 {
+        1 << (self.shift - SECTOR)
+    }
+
     /// Returns the sectors of a block.
     pub(crate) fn sectors(&self, key: Key) -> Range<u64> {
-        key.sector()..key.sector() + (1 << (self.shift - SECTOR))
+        key.sector()..key.sector() + self.sectors_of_block()
     }
 
     /// Returns the sectors of a range of blocks, cut at the end of the device.

@@ -25,7 +25,7 @@ use std::time::Instant;
 use std::{mem, ptr, thread};
 
 use offlock_sync::panics::drop_payload;
-use offlock_sync::{Futex, Mutex, check, const_thread_local, step};
+use offlock_sync::{Futex, Mutex, WaitSet, check, const_thread_local, step};
 
 const_thread_local! {
     /// The data of the waker with which [`block_on`] polls on this thread. Null outside of a poll.
@@ -195,53 +195,25 @@ where
 }
 
 /// The result of a call or an operation, for the task that waits for it.
-pub(crate) struct Reply<T>(Mutex<Awaited<T>>);
-
-struct Awaited<T> {
-    result: Option<Result<T, Panicked>>,
-    waker: Option<Waker>,
-}
-
-/// Drops the waker of a task that does not wait any more.
-struct Forgets<'r, T>(&'r Reply<T>);
-
-impl<T> Drop for Forgets<'_, T> {
-    fn drop(&mut self) {
-        let mut forgotten = None;
-        step!("call: forget the task", forgotten = self.0.0.lock().waker.take());
-        drop(forgotten); // foreign code: not under the lock
-    }
+pub(crate) struct Reply<T> {
+    result: Mutex<Option<Result<T, Panicked>>>,
+    waiters: WaitSet,
 }
 
 impl<T> Reply<T> {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Awaited { result: None, waker: None })))
+        Arc::new(Self { result: Mutex::new(None), waiters: WaitSet::new() })
     }
 
     pub(crate) fn end(&self, result: Result<T, Panicked>) {
-        let mut state = self.0.lock();
-        state.result = Some(result);
-        let waker = state.waker.take();
-        drop(state);
-        step!("call: wake the task", wake_all(waker));
+        *self.result.lock() = Some(result);
+        step!("call: wake the task", wake_all(self.waiters.take(None)));
     }
 
     /// Waits for the result. If the future is dropped, its waker is dropped with it.
     pub(crate) async fn wait(&self) -> Result<T, Panicked> {
-        let _forgets = Forgets(self);
-        poll_fn(|context| self.poll(context)).await
-    }
-
-    fn poll(&self, context: &mut Context<'_>) -> Poll<Result<T, Panicked>> {
-        let new = context.waker().clone(); // foreign code, as is the drop below: not under the lock
-        let mut state = self.0.lock();
-        if let Some(result) = state.result.take() {
-            return Poll::Ready(result);
-        }
-        let old = state.waker.replace(new);
-        drop(state);
-        drop(old);
-        Poll::Pending
+        let mut waiter = pin!(self.waiters.waiter());
+        poll_fn(|context| waiter.as_mut().poll(context, || self.result.lock().take())).await
     }
 }
 

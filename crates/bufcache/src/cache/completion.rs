@@ -269,6 +269,29 @@ impl Drop for Completion {
 
 // The owned completions of a device that begins writes, discards, zeroes and syncs.
 
+/// The methods that the three have.
+macro_rules! device_operation {
+    ($type:ident) => {
+        impl $type {
+            /// Counts the operation as one in an engine of this thread until the returned value drops.
+            #[cfg(feature = "aio-reap")]
+            pub(crate) fn enter_engine(&self) -> InEngine {
+                self.completion.enter_engine()
+            }
+
+            /// Returns whether a thread blocks until the operation ends. If not, a task has begun it: the
+            /// device must not wait, and must not rely on a later wait of the calling thread.
+            pub fn is_blocking(&self) -> bool {
+                self.completion.is_waited_for()
+            }
+        }
+    };
+}
+
+device_operation!(DeviceWrite);
+device_operation!(DeviceRange);
+device_operation!(DeviceSync);
+
 /// A write of adjacent blocks: an offset on the device, and bytes that do not change before it
 /// ends.
 ///
@@ -317,12 +340,6 @@ impl DeviceWrite {
         Self { completion, offset, parts: Parts(parts), durable }
     }
 
-    /// Counts the write as one in an engine of this thread until the returned value drops.
-    #[cfg(feature = "aio-reap")]
-    pub(crate) fn enter_engine(&self) -> InEngine {
-        self.completion.enter_engine()
-    }
-
     /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -336,12 +353,6 @@ impl DeviceWrite {
     /// Returns whether the write must be durable when it ends (FUA).
     pub fn is_durable(&self) -> bool {
         self.durable
-    }
-
-    /// Returns whether a thread blocks until the write ends. If not, a task has begun it: the
-    /// device must not wait, and must not rely on a later wait of the calling thread.
-    pub fn is_blocking(&self) -> bool {
-        self.completion.is_waited_for()
     }
 
     /// Calls the blocking [`write_vectored`](crate::BlockDevice::write_vectored) of the device, or
@@ -391,12 +402,6 @@ impl DeviceRange {
         Self { completion: unsafe { batch.begin(0) }, offset, len, discards }
     }
 
-    /// As [`DeviceWrite::enter_engine`].
-    #[cfg(feature = "aio-reap")]
-    pub(crate) fn enter_engine(&self) -> InEngine {
-        self.completion.enter_engine()
-    }
-
     /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -406,11 +411,6 @@ impl DeviceRange {
     #[expect(clippy::len_without_is_empty, reason = "it is not empty")]
     pub fn len(&self) -> u64 {
         self.len
-    }
-
-    /// Returns whether a thread blocks until the operation ends; see [`DeviceWrite::is_blocking`].
-    pub fn is_blocking(&self) -> bool {
-        self.completion.is_waited_for()
     }
 
     /// Calls the blocking [`discard`](crate::BlockDevice::discard) or
@@ -453,17 +453,6 @@ impl DeviceSync {
     pub(super) unsafe fn new(batch: &Batch<'_>) -> Self {
         // SAFETY: the caller's promise.
         Self { completion: unsafe { batch.begin(0) } }
-    }
-
-    /// As [`DeviceWrite::enter_engine`].
-    #[cfg(feature = "aio-reap")]
-    pub(crate) fn enter_engine(&self) -> InEngine {
-        self.completion.enter_engine()
-    }
-
-    /// Returns whether a thread blocks until the sync ends; see [`DeviceWrite::is_blocking`].
-    pub fn is_blocking(&self) -> bool {
-        self.completion.is_waited_for()
     }
 
     /// Calls the blocking [`sync`](crate::BlockDevice::sync) of the device, on a thread as

@@ -579,7 +579,7 @@ impl Shared {
 
     /// Waits, as a thread, for the end of a load or write of an entry that the thread has pinned, and
     /// protects the buffer.
-    fn protect_loaded(
+    pub(super) fn protect_loaded(
         &self,
         source: &Source,
         key: Key,

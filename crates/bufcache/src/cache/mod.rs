@@ -21,9 +21,8 @@
 //! `miss` and `evict` bring a block in and another one out, `write` locks a buffer, `write_back` and `sync`
 //! bring it to the device, and `overwrite` changes the device beside the cache.
 //!
-//! Locks are taken in the order: home of the table, numbers of devices; shadows, lists; dirty list, pool. No
-//! other lock is taken under one of these, and no operation of a device, callback, waker or allocation runs
-//! under one.
+//! Locks are taken in the order: numbers of devices, home of the table; shadows, lists; dirty list, pool. No
+//! other lock is taken under one of these. No operation of a device, callback or waker runs under one.
 
 mod completion;
 mod evict;
@@ -54,10 +53,11 @@ use self::waiting::Waiting;
 pub(crate) use self::write_back::Limits;
 use self::write_back::WriteBack;
 use crate::error::{BuildError, GetError};
-use crate::frames::{Frame, Place};
+use crate::frames::Frame;
 use crate::hazard::{self, Slot};
 use crate::ids::{Identity, Ids};
 use crate::policy::Policy;
+use crate::source::Source;
 use crate::stats::{Counter, HitCounters};
 use crate::table::Table;
 use crate::wait::{Reply, contain};
@@ -180,14 +180,28 @@ impl Lookup {
         self.table.find(key).is_some_and(|entry| entry.word().has(SAMPLED))
     }
 
-    /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
-    /// the number of the entry after it.
-    fn next_cached(&self, device: u16, sectors: &Range<u64>, place: Place) -> Option<(Key, Place)> {
-        (place..self.table.places()).find_map(|place| {
-            let key = self.table.entry(place).key();
-            let wanted = key.device() == device && sectors.contains(&key.sector());
-            wanted.then_some((key, place + 1))
-        })
+    /// Returns the keys of the blocks in `ranges` of sectors, for each of which `has` is true: of all
+    /// blocks, or of those in the table if it has fewer entries.
+    ///
+    /// A thread that inserts a block holds the lock of a home. So before the table is searched, each of
+    /// these is taken once.
+    fn keys_in<'l>(
+        &'l self,
+        source: &'l Source,
+        ranges: impl Iterator<Item = Range<u64>> + Clone + 'l,
+        has: impl Fn(u64) -> bool + 'l,
+    ) -> impl Iterator<Item = Key> + 'l {
+        let step = source.sectors_of_block();
+        let sectors: u64 = ranges.clone().map(|one| one.end.saturating_sub(one.start)).sum();
+        let is_short = sectors / step <= self.table.places().into();
+        if !is_short {
+            self.table.pass_all_locks();
+        }
+        let few = is_short.then(|| ranges.flat_map(move |one| one.step_by(step as usize)));
+        let is_in = move |key: &Key| key.device() == source.id && has(key.sector());
+        let all = (!is_short).then(|| self.table.keys().filter(is_in));
+        let few = few.into_iter().flatten().map(|sector| Key::new(source.id, sector));
+        few.chain(all.into_iter().flatten())
     }
 
     /// Notes that a file is attached, so that it is not attached twice.
@@ -324,7 +338,7 @@ pub(crate) fn make(
         lookup: Lookup {
             table: Table::new(count)?,
             hits: HitCounters::new(),
-            ids: WordLock::new(Ids::new()),
+            ids: WordLock::new(Ids::default()),
         },
         write_back: WriteBack::new(limits),
         waiting: Waiting::new(patience),

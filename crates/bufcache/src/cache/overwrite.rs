@@ -47,7 +47,7 @@ impl Shared {
         if source.is_read_only {
             return Err(WriteError::ReadOnly);
         }
-        let sectors = source.sectors_of(blocks.clone());
+        let sectors = source.sectors_of(blocks);
         if sectors.is_empty() {
             return Ok(());
         }
@@ -62,7 +62,7 @@ impl Shared {
         if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
-        let marked = self.invalidate_or_mark_all(source, blocks).await?;
+        let marked = self.invalidate_or_mark_all(source, &sectors).await?;
         // Before the operation, because it may lose the old contents even if it fails.
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
@@ -146,29 +146,16 @@ impl Shared {
     async fn invalidate_or_mark_all(
         &self,
         source: &Arc<Source>,
-        blocks: Range<u64>,
+        sectors: &Range<u64>,
     ) -> Result<Marked, WriteError> {
-        let end = blocks.end.min(source.blocks);
-        let sectors = source.sectors_of(blocks.clone());
-        let is_short = end - blocks.start <= self.frames.count() as u64;
-        if !is_short {
-            // More blocks than the table has entries, so the table is searched. A thread that is
-            // inserting a block holds the lock of a home, so each of these is taken once before.
-            self.lookup.pass_all_locks();
-        }
         let (mut marked, mut since) = (Marked::new(), None);
         let is_blocking = is_blocking().await;
         loop {
             let mut one = |key| self.invalidate_or_mark(source, key, is_blocking, &mut marked);
-            let obstacle = if is_short {
-                (blocks.start..end)
-                    .filter_map(|block| source.key(block))
-                    .find_map(|key| one(key).err())
-            } else {
-                let overlaps =
-                    |key: &Key| key.device() == source.id && sectors.contains(&key.sector());
-                self.lookup.keys().filter(overlaps).find_map(|key| one(key).err())
-            };
+            let ranges = std::iter::once(sectors.clone());
+            let mut keys = self.lookup.keys_in(source, ranges, |sector| sectors.contains(&sector));
+            let obstacle = keys.find_map(|key| one(key).err());
+            drop(keys);
             let Some(obstacle) = obstacle else { return Ok(marked) };
             // No thread waits while it has blocks marked.
             self.unmark_all(source, &marked);
@@ -446,7 +433,7 @@ impl Shared {
     /// Returns whether the device may lack a write of these blocks whose guard has dropped: a block
     /// is dirty, or a failed sync may have lost it.
     pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {
-        let sectors = source.sectors_of(blocks.clone());
+        let sectors = source.sectors_of(blocks);
         if source.writes.is_lost(&sectors) {
             return true;
         }
@@ -455,20 +442,9 @@ impl Shared {
         if self.write_back.dirty_bytes() == 0 {
             return false;
         }
-        let end = blocks.end.min(source.blocks);
-        if end.saturating_sub(blocks.start) <= self.lookup.places().into() {
-            return (blocks.start..end)
-                .filter_map(|block| source.key(block))
-                .any(|key| self.is_dirty(key));
-        }
-        let mut place = 0;
-        while let Some((key, next)) = self.lookup.next_cached(source.id, &sectors, place) {
-            if self.is_dirty(key) {
-                return true;
-            }
-            place = next;
-        }
-        false
+        let ranges = std::iter::once(sectors.clone());
+        let mut keys = self.lookup.keys_in(source, ranges, |sector| sectors.contains(&sector));
+        keys.any(|key| self.is_dirty(key))
     }
 
     /// Returns whether the block is cached and dirty.

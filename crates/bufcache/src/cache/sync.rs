@@ -171,40 +171,17 @@ impl Shared {
             unsynced.syncing.clone()
         });
         let mut lost = taken.clone();
-        let sectors_of_block = 1 << (source.shift - 9);
-        if taken.count() / sectors_of_block <= u64::from(self.lookup.places()) {
-            for sector in taken.iter().flat_map(|range| range.step_by(sectors_of_block as usize)) {
-                self.keep_cached(source, Key::new(source.id, sector), &mut lost).await?;
-            }
-        } else {
-            // More blocks than the table has entries, as after a large discard: searches the table.
-            // A thread that is inserting a block holds the lock of a home, so each of these is
-            // taken once before.
-            self.lookup.pass_all_locks();
-            let taken = |key: &Key| {
-                let sector = key.sector();
-                key.device() == source.id && taken.touches(&(sector..sector + 1))
-            };
-            for key in self.lookup.keys().filter(taken) {
-                self.keep_cached(source, key, &mut lost).await?;
+        let has = |sector| taken.touches(&(sector..sector + 1));
+        for key in self.lookup.keys_in(source, taken.iter(), has) {
+            if self
+                .dirty_again(source, key)
+                .await
+                .map_err(|error| WriteError::of_wait(error, source.block(key)))?
+            {
+                lost.remove(&source.sectors(key));
             }
         }
         Ok(lost)
-    }
-
-    /// Makes a block dirty if it stayed in the cache since it was written, and then removes it from
-    /// `lost`.
-    async fn keep_cached(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        lost: &mut Extents,
-    ) -> Result<(), WriteError> {
-        let of_wait = |error| WriteError::of_wait(error, source.block(key));
-        if self.dirty_again(source, key).await.map_err(of_wait)? {
-            lost.remove(&source.sectors(key));
-        }
-        Ok(())
     }
 
     /// Waits for the write-backs that may have run beside the failed sync. Afterwards each of their

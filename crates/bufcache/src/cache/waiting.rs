@@ -25,10 +25,9 @@
 //!    waits for it. Each other task waits until it is the first, or for a quarter of the patience: the
 //!    first one may be a future that is polled no more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::mem;
-use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -52,8 +51,7 @@ const HAS_TIME: bool = !cfg!(offlock_model);
 pub(crate) struct Waiting {
     /// The waiters by frame.
     frames: Box<[WaitSet]>,
-    /// The tasks in the queue for the lock of each block.
-    queue: Mutex<Wakers<Key>>,
+    queue: Queue,
     timer: Timer,
     /// How long a miss waits for a buffer, and other calls for a guard.
     pub(super) patience: Duration,
@@ -62,7 +60,7 @@ pub(crate) struct Waiting {
 impl Waiting {
     pub(super) fn new(patience: Duration) -> Self {
         let frames = (0..SETS).map(|_| WaitSet::new()).collect();
-        Self { frames, queue: Mutex::new(Wakers::new()), timer: Timer::new(), patience }
+        Self { frames, queue: Queue::default(), timer: Timer::new(), patience }
     }
 
     fn set(&self, frame: Frame) -> &WaitSet {
@@ -83,7 +81,17 @@ impl Waiting {
         end: Option<Instant>,
         mut look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        let mut waiter = pin!(self.set(frame).waiter_for(frame.0.into()));
+        self.wait_in(self.set(frame), frame.0.into(), end, &mut look).await
+    }
+
+    async fn wait_in<T>(
+        &self,
+        set: &WaitSet,
+        key: u64,
+        end: Option<Instant>,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let mut waiter = pin!(set.waiter_for(key));
         let mut alarm = self.timer.alarm();
         poll_fn(|context| match waiter.as_mut().poll(context, &mut look) {
             Poll::Ready(value) => Poll::Ready(Some(value)),
@@ -100,13 +108,10 @@ impl Waiting {
         since: &mut Option<Instant>,
     ) -> Result<QueuedWaiter<'_>, GetError> {
         let end = self.end_of(self.time_left(since)? / 4);
-        let mut queued = QueuedWaiter { queue: &self.queue, key, number: 0 };
-        let mut alarm = self.timer.alarm();
-        poll_fn(|context| match queued.poll(context) {
-            Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => alarm.poll(end, context),
-        })
-        .await;
+        let number = self.queue.join(key);
+        let queued = QueuedWaiter { queue: &self.queue, key, number };
+        let look = || (self.queue.first(key) == Some(number)).then_some(());
+        self.wait_in(&self.queue.waiters, number, end, look).await;
         self.time_left(since)?;
         Ok(queued)
     }
@@ -171,96 +176,60 @@ impl Waiting {
     }
 }
 
-/// Wakers by what they wait for, and for each key in the order in which the waits began.
-#[derive(Debug, Default)]
-struct Wakers<K> {
-    waiting: BTreeMap<(K, u64), Waker>,
-    /// The number of waits so far.
+/// The tasks in the queue for the lock of each block.
+#[derive(Default)]
+struct Queue {
+    places: Mutex<Places>,
+    /// The waiters by the numbers of their places.
+    waiters: WaitSet,
+}
+
+#[derive(Default)]
+struct Places {
+    taken: BTreeSet<(Key, u64)>,
+    /// The number of places so far.
     count: u64,
 }
 
-impl<K: Copy + Ord> Wakers<K> {
-    const fn new() -> Self {
-        Self { waiting: BTreeMap::new(), count: 0 }
+impl Places {
+    fn first(&self, key: Key) -> Option<u64> {
+        self.taken.range((key, 0)..=(key, u64::MAX)).next().map(|&(_, number)| number)
+    }
+}
+
+impl Queue {
+    /// Takes the last place in the queue of a block. Returns its number.
+    fn join(&self, key: Key) -> u64 {
+        let mut places = self.places.lock();
+        places.count += 1;
+        let number = places.count;
+        places.taken.insert((key, number));
+        number
     }
 
-    /// Adds a wait. Returns its number, from 1.
-    fn add(&mut self, key: K, waker: Waker) -> u64 {
-        self.count += 1;
-        self.waiting.insert((key, self.count), waker);
-        self.count
-    }
-
-    /// Replaces the waker of a wait. Returns the other one, which the caller drops without the lock,
-    /// or the new one if the wait has been woken.
-    fn replace(&mut self, key: K, number: u64, new: Waker) -> Waker {
-        match self.waiting.get_mut(&(key, number)) {
-            Some(waker) => mem::replace(waker, new),
-            None => new,
-        }
-    }
-
-    fn remove(&mut self, key: K, number: u64) -> Option<Waker> {
-        self.waiting.remove(&(key, number))
-    }
-
-    /// Returns the least key that is waited for.
-    fn first(&self) -> Option<K> {
-        self.waiting.first_key_value().map(|(&(key, _), _)| key)
-    }
-
-    /// Returns the number of the first wait for `key`.
-    fn first_of(&self, key: K) -> Option<u64> {
-        let mut all = self.waiting.range((key, 0)..=(key, u64::MAX));
-        all.next().map(|(&(_, number), _)| number)
-    }
-
-    /// Removes the waits for these keys. Returns their wakers.
-    fn take(&mut self, keys: RangeInclusive<K>) -> Vec<Waker> {
-        let (first, last) = keys.into_inner();
-        let range = (first, 0)..=(last, u64::MAX);
-        let found: Vec<_> = self.waiting.range(range).map(|(&wait, _)| wait).collect();
-        found.iter().filter_map(|wait| self.waiting.remove(wait)).collect()
+    /// Returns the number of the first place in the queue of a block.
+    fn first(&self, key: Key) -> Option<u64> {
+        self.places.lock().first(key)
     }
 }
 
 /// The place of a task in the queue. Its drop wakes the next task.
 pub(super) struct QueuedWaiter<'c> {
-    queue: &'c Mutex<Wakers<Key>>,
+    queue: &'c Queue,
     key: Key,
-    /// The number of the place, or 0.
     number: u64,
-}
-
-impl QueuedWaiter<'_> {
-    /// Returns ready once the task is the first. The first call joins the queue.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let new = context.waker().clone(); // foreign code, as is its drop: not under the lock
-        let mut queue = self.queue.lock();
-        let mut old = None;
-        if self.number == 0 {
-            self.number = queue.add(self.key, new);
-        } else {
-            old = Some(queue.replace(self.key, self.number, new));
-        }
-        let is_first = queue.first_of(self.key).is_none_or(|first| first == self.number);
-        drop(queue);
-        drop(old);
-        if is_first { Poll::Ready(()) } else { Poll::Pending }
-    }
 }
 
 impl Drop for QueuedWaiter<'_> {
     fn drop(&mut self) {
-        let mut queue = self.queue.lock();
-        let was_first = queue.first_of(self.key).is_some_and(|first| first == self.number);
-        let left = queue.remove(self.key, self.number);
-        let next = queue.first_of(self.key).filter(|_| was_first);
-        // Takes its waker, because a clone is foreign code: not under the lock.
-        let next = next.map(|next| queue.replace(self.key, next, Waker::noop().clone()));
-        drop(queue);
-        drop(left);
-        step!("queue: wake the next", wake_all(next));
+        let mut places = self.queue.places.lock();
+        let was_first = places.first(self.key) == Some(self.number);
+        places.taken.remove(&(self.key, self.number));
+        let next = places.first(self.key).filter(|_| was_first);
+        drop(places);
+        if let Some(next) = next {
+            step!("queue: wake the next", wake_all(self.queue.waiters.take(Some(next))));
+        }
     }
 }
 
@@ -278,7 +247,10 @@ struct Inner {
 }
 
 struct State {
-    due: Wakers<Instant>,
+    /// The wakers by time, and by the number of the alarm.
+    due: BTreeMap<(Instant, u64), Waker>,
+    /// The number of alarms so far.
+    count: u64,
     has_thread: bool,
     closed: bool,
 }
@@ -286,7 +258,7 @@ struct State {
 /// A time at which a task is woken. Its drop forgets the task.
 struct Alarm<'t> {
     of: &'t Timer,
-    /// The time, and the number of the wait.
+    /// The time, and the number of the alarm.
     set: Option<(Instant, u64)>,
 }
 
@@ -307,9 +279,12 @@ impl Alarm<'_> {
     fn set(&mut self, at: Instant, waker: &Waker) {
         let new = waker.clone(); // foreign code, as is the drop of the other: not under the lock
         let mut state = self.of.0.state.lock();
-        let old = self.set.take().and_then(|(at, number)| state.due.remove(at, number));
-        let is_next = state.due.first().is_none_or(|first| at < first);
-        self.set = Some((at, state.due.add(at, new)));
+        let old = self.set.take().and_then(|set| state.due.remove(&set));
+        let is_next = state.due.first_key_value().is_none_or(|(first, _)| at < first.0);
+        state.count += 1;
+        let set = (at, state.count);
+        self.set = Some(set);
+        state.due.insert(set, new);
         if !state.has_thread {
             let inner = Arc::clone(&self.of.0);
             state.has_thread = spawn("bufcache-timer".into(), move || inner.work()).is_ok();
@@ -330,14 +305,14 @@ impl Alarm<'_> {
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         let set = self.set.take();
-        let removed = set.and_then(|(at, number)| self.of.0.state.lock().due.remove(at, number));
+        let removed = set.and_then(|set| self.of.0.state.lock().due.remove(&set));
         drop(removed); // perhaps the last handle of the task: not under the lock
     }
 }
 
 impl Timer {
     fn new() -> Self {
-        let state = State { due: Wakers::new(), has_thread: false, closed: false };
+        let state = State { due: BTreeMap::new(), count: 0, has_thread: false, closed: false };
         Self(Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() }))
     }
 
@@ -361,11 +336,12 @@ impl Inner {
         let mut idle_since = Instant::now();
         while !state.closed {
             let now = Instant::now();
-            let next = state.due.first();
-            if let Some(first) = next.filter(|first| *first <= now) {
-                let due = state.due.take(first..=now);
+            let next = state.due.first_key_value().map(|(&(at, _), _)| at);
+            if next.is_some_and(|next| next <= now) {
+                let later = state.due.split_off(&(now, u64::MAX));
+                let due = mem::replace(&mut state.due, later);
                 drop(state);
-                wake_all(due);
+                wake_all(due.into_values());
                 idle_since = Instant::now();
                 state = self.state.lock();
                 continue;

@@ -22,7 +22,7 @@ use std::time::Instant;
 use offlock_sync::{Arc, check, step};
 
 use super::miss::{EnterResult, Fill, Pinned};
-use super::{Protected, Shared};
+use super::{Protected, Search, Shared};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard::{self, Slot};
@@ -93,17 +93,45 @@ impl Shared {
         fill: Fill,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
-        // If too much is dirty, the slow way writes some of it first.
-        if !self.must_clean(source) {
-            if let Ok(buffer) = self.try_lock(source, key, true) {
+        // Without a future if that needs no wait. If too much is dirty, the future writes some of it first.
+        if !self.must_clean(source) && self.may_dirty(source, key) {
+            if let Some(buffer) = self.lock_at_once(source, key, fill)? {
                 self.fill(source, buffer.frame, fill);
                 return Ok(buffer);
             }
         }
         let locked = block_on(self.lock_write(source, key, fill))?;
-        // Without a fence, as the mark keeps the entry.
+        // Without a fence, as the mark keeps the entry; and without an allocation, as `mark_write` has had a
+        // slot of this thread.
         let slot = hazard::protect_kept(self.entry(locked.frame))?;
         Ok(Protected { slot, frame: locked.into_frame() })
+    }
+
+    /// Locks the buffer of a block for writing, as a thread. Waits for nothing but its own read of the
+    /// device.
+    fn lock_at_once(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        fill: Fill,
+    ) -> Result<Option<Protected>, GetError> {
+        let buffer = match self.hit(key) {
+            Some(buffer) => buffer,
+            None if self.lookup.is_cached(key) => return Ok(None),
+            None => match self.enter(source, key, fill, Search::UntilDirty, true)? {
+                EnterResult::Locked(buffer) => return Ok(Some(buffer)),
+                EnterResult::Cached(buffer) => buffer,
+                EnterResult::Pinned(place) if self.has_ended(place) && fill == Fill::Read => {
+                    self.protect_loaded(source, key, place)?
+                }
+                EnterResult::Pinned(place) => {
+                    self.unpin_place(place);
+                    return Ok(None);
+                }
+                EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+            },
+        };
+        Ok(self.lock_protected(source, buffer, true).ok())
     }
 
     /// Locks the buffer of a block for writing, for a thread or a task. Waits as a miss does, and for the
@@ -132,7 +160,7 @@ impl Shared {
             let found = self.lookup.find(key).map(|entry| (entry, entry.word()));
             if let Some((entry, word)) = found.filter(|(_, word)| is_marked_or_pinned(*word)) {
                 let is_own = || word.has(WRITE) && hazard::protected_by_me(entry) > 0;
-                if blocks && (is_own() || !source.may_wait()) {
+                if blocks && (is_own() || (is_marked(word) && !source.may_wait())) {
                     return Err(GetError::WouldDeadlock);
                 }
                 if !blocks && queued.is_none() {
@@ -255,6 +283,16 @@ impl Shared {
             return Err(LockRefused::Busy);
         }
         let buffer = self.hit(key).ok_or(LockRefused::Busy)?;
+        self.lock_protected(source, buffer, blocks)
+    }
+
+    /// Locks a buffer that no other thread uses. If it is refused, clears the slot.
+    fn lock_protected(
+        &self,
+        source: &Arc<Source>,
+        buffer: Protected,
+        blocks: bool,
+    ) -> Result<Protected, LockRefused> {
         if let Err(refused) = self.mark_write(source, &buffer, blocks) {
             buffer.slot.clear();
             return Err(refused);

@@ -87,7 +87,7 @@ impl WriteBack {
     pub(super) fn list(&self, frames: &FrameMemory, source: &Arc<Source>, frame: Frame) {
         let mut list = source.writes.dirty.lock();
         let header = frames.header(frame);
-        header.forget_tries();
+        header.set_tries(0);
         header.set_since(self.now());
         let was_empty = list.is_empty();
         list.push(frames, frame);
@@ -601,7 +601,7 @@ impl Shared {
         }
         self.counters.written.add(blocks.len() as i64);
         source.writes.load.set_succeeding();
-        blocks.iter().for_each(|one| self.frames.header(one.frame).forget_tries());
+        blocks.iter().for_each(|one| self.frames.header(one.frame).set_tries(0));
         self.write_back.unlist(&self.frames, source, blocks.iter().map(|one| one.frame), |_| true);
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
@@ -638,11 +638,8 @@ impl Shared {
         let header = self.frames.header(dirty.frame);
         if selection.include != Include::All {
             // The cleaner retries for ever, unless the device is gone.
-            if matches!(number, libc::ENODEV | libc::ENXIO) {
-                header.give_up();
-            } else {
-                header.count_try();
-            }
+            let is_gone = matches!(number, libc::ENODEV | libc::ENXIO);
+            header.set_tries(if is_gone { u32::MAX } else { header.tries().saturating_add(1) });
         }
         self.unmark_back(self.entry(dirty.frame), dirty.frame, 0);
         self.drop_if_abandoned(source, dirty.key);

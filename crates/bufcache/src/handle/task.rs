@@ -175,7 +175,7 @@ impl Device {
         call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
     }
 
-    /// Zeroes blocks as [`zero_async`](Self::zero_async) does, but only if the device can.
+    /// [`zero_by_device`](Self::zero_by_device) for tasks.
     ///
     /// # Errors
     ///

@@ -15,7 +15,6 @@ use super::world::{BLOCKS, LONG, SIZE, dawdle, thoroughly};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("exclusion: no other range overlaps", "bypass::inv15_two_bypasses"),
     ("is_left: no slot names the entry", "bypass::inv10_a_bypass_against_a_hit"),
-    ("call: forget the task", "bypass::inv23_a_discard_goes_on_when_its_task_is_gone"),
 ];
 
 /// Each byte is the number of changes. As the memory of a real device, it orders no other access.
