@@ -41,7 +41,7 @@ use std::mem::MaybeUninit;
 
 use offlock_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use offlock_sync::cell::UnsafeCell;
-use offlock_sync::{hint, order, step};
+use offlock_sync::{check, hint, order, step};
 
 /// The bit of `tail` that makes claims fail.
 const SHUT: u64 = 1 << 63;
@@ -356,6 +356,17 @@ impl<T, P: Copy> Ring<T, P> {
             Next::Message(_) => matches!(self.second(cursor), Next::Hole),
             Next::Nothing => false,
         }
+    }
+
+    /// Returns the priority of the next message if it is alone: the slot behind it has no message, and is no
+    /// reported hole. The ring is open.
+    #[inline(always)]
+    pub(crate) fn alone(&self, cursor: &Cursor) -> Option<P> {
+        let Next::Message(priority) = self.peek_at(cursor.head, false, u64::MAX) else {
+            return None;
+        };
+        let alone = matches!(self.second(cursor), Next::Nothing);
+        check!("receive: drain before the choice", alone).then_some(priority)
     }
 
     /// Takes the message of the next slot.

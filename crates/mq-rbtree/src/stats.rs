@@ -76,15 +76,6 @@ pub struct QueueStats {
     pub slab_fallback: u64,
 }
 
-/// The counts kept under the lock.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) peak: usize,
-    /// Receives whose wait ended before they were listed.
-    pub(crate) spun_receives: u64,
-    pub(crate) timeouts: u64,
-}
-
 impl fmt::Display for LevelStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { live, kept, from_cache, from_preload, fallback } = self;

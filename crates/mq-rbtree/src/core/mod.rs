@@ -180,6 +180,15 @@ impl<T, L: Levels> Core<T, L> {
         self.len() == 0
     }
 
+    /// Returns whether a message of this priority would be the next one if it was pushed now. Without messages
+    /// each is, also with ageing.
+    #[inline(always)]
+    pub(crate) fn is_next(&self, priority: L::Priority) -> bool {
+        let Some(highest) = self.levels.highest() else { return true };
+        // SAFETY: `highest` has just returned the level.
+        self.ageing.is_none() && L::is_above(priority, unsafe { self.levels.priority(highest) })
+    }
+
     /// Returns the number of messages that fit without another allocation of slots.
     #[must_use]
     pub fn capacity(&self) -> usize {

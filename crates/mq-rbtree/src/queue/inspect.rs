@@ -83,17 +83,16 @@ impl<T, L: Levels> Queue<T, L> {
     /// Returns statistics of the queue. Takes the lock.
     pub fn stats(&self) -> QueueStats {
         let state = self.lock();
-        let counters = state.counters;
         QueueStats {
             depth: state.core.len(),
-            peak: counters.peak,
+            peak: state.peak,
             sent: state.cursor.accepted(),
             received: state.cursor.accepted() - state.core.occupied() as u64,
             guarded: state.core.lent(),
             send_waits: self.senders.begun(),
-            receive_waits: self.receivers.begun() + counters.spun_receives,
+            receive_waits: self.receivers.begun() + state.spun_receives,
             spun: self.spin.in_time() + self.room_spin.in_time(),
-            timeouts: counters.timeouts,
+            timeouts: state.timeouts,
             waiting: (self.senders.waiting(), self.receivers.waiting()),
             levels: state.core.level_stats(),
             slab_fallback: state.core.slab_fallback(),

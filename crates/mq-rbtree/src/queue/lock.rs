@@ -20,7 +20,6 @@ use crate::core::{Bitmap, Core, Hint, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};
 use crate::notifier::{EventNotifier, Interest};
 use crate::staging::{Cursor, Next, Ring};
-use crate::stats::Counters;
 
 /// A bounded priority queue for any number of threads and tasks.
 ///
@@ -84,15 +83,20 @@ pub struct Queue<T, L: Levels = Bitmap> {
 /// ```
 pub type Received<T, L> = (T, <L as Levels>::Priority);
 
-#[repr(C)] // the fields that every message uses come first, beside the lock's word
+/// The fields that every message uses come first: up to `core` they are on the cache line of the lock's word.
+#[repr(C)]
 pub(crate) struct State<T, L: Levels> {
     pub(crate) cursor: Cursor,
     pub(crate) closed: bool,
     /// The armed notifiers: one bit for each direction.
     pub(crate) armed: u8,
-    pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
-    pub(crate) counters: Counters,
+    /// The most messages that were in the queue and in guards at one time.
+    pub(super) peak: usize,
     pub(crate) core: Core<T, L>,
+    pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
+    /// Receives whose wait ended before they were listed.
+    pub(super) spun_receives: u64,
+    pub(super) timeouts: u64,
 }
 
 // SAFETY: messages move between threads, and priorities are copied between them, for which `Send` suffices. The levels contain nothing but priorities.
@@ -102,11 +106,13 @@ impl<T, L: Levels> State<T, L> {
     pub(crate) fn new(core: Core<T, L>, cursor: Cursor) -> Self {
         Self {
             cursor,
-            core,
             closed: false,
             armed: 0,
+            peak: 0,
+            core,
             notifiers: [const { None }; 2],
-            counters: Counters::default(),
+            spun_receives: 0,
+            timeouts: 0,
         }
     }
 
@@ -145,6 +151,42 @@ impl<T, L: Levels> State<T, L> {
         !self.cursor.is_shut() && ring.has_hole(&self.cursor)
     }
 
+    /// Takes the message that is alone in the open ring.
+    ///
+    /// # Safety
+    ///
+    /// [`Ring::alone`] has just returned the priority.
+    #[inline(always)]
+    pub(super) unsafe fn take_alone(
+        &mut self,
+        ring: &Ring<T, L::Priority>,
+        priority: L::Priority,
+    ) -> Message<T, L::Priority> {
+        self.count_depth(self.core.occupied() + 1);
+        // SAFETY: the lock is held, and the caller guarantees a message.
+        let value = unsafe { ring.take(&mut self.cursor) };
+        Message { value, priority }
+    }
+
+    /// Returns whether a message that was alone in the ring is the next one, before those of the store.
+    #[inline(always)]
+    pub(super) fn comes_first(&self, message: &Message<T, L::Priority>) -> bool {
+        let next = self.core.is_next(message.priority);
+        check!("receive: the stored messages were sent before", next)
+    }
+
+    /// Stores a message of the ring, and receives the next one of the store.
+    #[inline(always)]
+    pub(super) fn exchange(
+        &mut self,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) -> Message<T, L::Priority> {
+        self.core.push_stored(message);
+        let Some(next) = self.core.pop_with(preload) else { unreachable!("one was stored") };
+        next
+    }
+
     /// Receives the next message of the store and the open ring. Returns `None` if there is none, or if a
     /// sender must publish its message first.
     #[inline(always)]
@@ -154,44 +196,19 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let message = match ring.next(&self.cursor, u64::MAX) {
-            Next::Hole => return None,
-            Next::Nothing => self.core.pop_with(preload)?,
-            Next::Message(priority) => self.take_or_drain(ring, priority, preload)?,
+        let drained = match ring.next(&self.cursor, u64::MAX) {
+            Next::Hole => false,
+            Next::Nothing => true,
+            Next::Message(_) => {
+                // The message before a hole stays in the ring.
+                let second = ring.second(&self.cursor);
+                !(self.core.is_empty() && matches!(second, Next::Hole))
+                    && self.drain(ring, u64::MAX)
+            }
         };
+        let message = if drained { self.core.pop_with(preload)? } else { return None };
         self.set_room(ring, config);
         Some(message)
-    }
-
-    /// Receives the next message of the store and the open ring, whose first message has this priority. A
-    /// message alone goes through the store only if that has messages.
-    #[inline(always)]
-    fn take_or_drain(
-        &mut self,
-        ring: &Ring<T, L::Priority>,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-    ) -> Option<Message<T, L::Priority>> {
-        let second = ring.second(&self.cursor);
-        let empty = self.core.is_empty();
-        let empty = check!("receive: the stored messages were sent before", empty);
-        if empty && matches!(second, Next::Hole) {
-            return None; // the message before the hole stays in the ring
-        }
-        let alone = matches!(second, Next::Nothing);
-        if check!("receive: drain before the choice", alone) {
-            self.count_depth(self.core.occupied() + 1);
-            // SAFETY: the lock is held, and `next` has returned a message.
-            let value = unsafe { ring.take(&mut self.cursor) };
-            let message = Message { value, priority };
-            if empty {
-                return Some(message);
-            }
-            // A drain would look at the slots again.
-            self.core.push_stored(message);
-            return self.core.pop_with(preload);
-        }
-        if self.drain(ring, u64::MAX) { self.core.pop_with(preload) } else { None }
     }
 
     /// Moves the published messages of the ring into the store. Returns true if every message is moved
@@ -235,8 +252,8 @@ impl<T, L: Levels> State<T, L> {
 
     #[inline(always)]
     fn count_depth(&mut self, len: usize) {
-        if len > self.counters.peak {
-            self.counters.peak = len;
+        if len > self.peak {
+            self.peak = len;
         }
     }
 
@@ -290,8 +307,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Locks the state for a receive, without a drain. Yields the CPU before it waits for the lock.
     #[inline(always)]
     pub(super) fn lock_yielding(&self, wait: &Wait) -> Guard<'_, T, L> {
-        // Without a ring the senders take the lock as well.
-        if YIELDS == 0 || self.ring.is_none() {
+        if YIELDS == 0 {
             return self.state.lock();
         }
         self.state.try_lock().unwrap_or_else(|| self.lock_after_yields(wait))
@@ -302,7 +318,9 @@ impl<T, L: Levels> Queue<T, L> {
     #[cold]
     #[inline(never)]
     fn lock_after_yields(&self, wait: &Wait) -> Guard<'_, T, L> {
-        for _ in 0..YIELDS {
+        // Without a ring the senders take the lock as well.
+        let yields = if self.ring.is_some() { YIELDS } else { 0 };
+        for _ in 0..yields {
             // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds.
             // A call that does not wait for messages has no deadline that this could miss.
             if wait.is_over() {
@@ -343,7 +361,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Counts an operation that has timed out.
     #[cold]
     pub(crate) fn count_timeout(&self) {
-        self.give_up().counters.timeouts += 1;
+        self.give_up().timeouts += 1;
     }
 
     /// Locks the state and drains the ring; shuts it first, except for [`Access::Receive`]. Returns `None`

@@ -85,7 +85,21 @@ impl<T, L: Levels> Queue<T, L> {
     /// a copy at each call cost `send` and `receive` half a nanosecond each.
     #[inline]
     fn send_by(&self, value: T, priority: L::Priority, wait: &Wait) -> Result<(), SendError<T>> {
-        match self.send_at_once(self.config.admit(value, priority)?) {
+        let message = self.config.admit(value, priority)?;
+        match self.try_stage(message) {
+            Ok(()) => Ok(()),
+            Err(message) => self.send_unstaged(message, wait),
+        }
+    }
+
+    /// Sends a message that was not staged. Out of line: its registers are saved here only.
+    #[inline(never)]
+    fn send_unstaged(
+        &self,
+        message: Message<T, L::Priority>,
+        wait: &Wait,
+    ) -> Result<(), SendError<T>> {
+        match self.send_without_wait(message) {
             Ok(()) => Ok(()),
             Err(message) => self.send_or_wait(message, *wait),
         }
@@ -98,16 +112,25 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        let priority = message.priority;
+        match self.try_stage(message) {
+            Ok(()) => Ok(()),
+            Err(message) => self.send_without_wait(message),
+        }
+    }
+
+    /// Does the work of [`send_at_once`](Self::send_at_once) for a message that was not staged.
+    #[inline(always)]
+    fn send_without_wait(
+        &self,
+        message: Message<T, L::Priority>,
+    ) -> Result<(), Message<T, L::Priority>> {
         if let Some(ring) = &self.ring {
-            return match self.try_stage(ring, message) {
-                Ok(()) => Ok(()),
-                Err(message) => self.stage_refreshed(ring, message),
-            };
+            return self.stage_refreshed(ring, message);
         }
         if self.hint.needs_memory() {
             return Err(message);
         }
+        let priority = message.priority;
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let room = self.may_open(state) && state.core.occupied() < self.config.len_limit(priority);
@@ -122,14 +145,11 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(())
     }
 
-    /// Sends a message through the ring, or returns it: the ring is shut, or the claims have reached
-    /// the limit that was published last.
+    /// Sends a message through the ring, or returns it: the queue has no ring, the ring is shut, or the
+    /// claims have reached the limit that was published last.
     #[inline(always)]
-    fn try_stage(
-        &self,
-        ring: &Ring<T, L::Priority>,
-        message: Message<T, L::Priority>,
-    ) -> Result<(), Message<T, L::Priority>> {
+    fn try_stage(&self, message: Message<T, L::Priority>) -> Result<(), Message<T, L::Priority>> {
+        let Some(ring) = &self.ring else { return Err(message) };
         // No look at the memory: up to the limit of claims the queue has it (invariant 3 of `staging`).
         match ring.claim() {
             // SAFETY: the position has just been claimed.
@@ -151,7 +171,7 @@ impl<T, L: Levels> Queue<T, L> {
         // Other senders may claim the room before this one does, while receivers make more of it. A send
         // that took the lock then would shut the ring for all senders.
         while ring.refresh() {
-            message = match self.try_stage(ring, message) {
+            message = match self.try_stage(message) {
                 Err(message) => message,
                 done => return done,
             };
@@ -221,21 +241,81 @@ impl<T, L: Levels> Queue<T, L> {
         self.receive_by(&Wait::Until(deadline))
     }
 
-    /// The common part of the receives: see [`send_by`](Self::send_by).
+    /// The common part of the receives: see [`send_by`](Self::send_by). It is [`fast_receive`](Self::fast_receive)
+    /// with the rare parts out of line, so that a receive of a message that is alone saves few registers.
     #[inline]
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
-        let mut preload = Preload::new();
         let mut guard = self.lock_yielding(wait);
-        if let Some(message) = self.fast_receive(&mut guard, &mut preload) {
-            return Ok((message.value, message.priority));
+        let Some((ring, priority)) = self.alone(&guard) else {
+            return self.receive_drained(guard, wait);
+        };
+        // SAFETY: `alone` has just returned the priority.
+        let message = unsafe { guard.take_alone(ring, priority) };
+        if !guard.comes_first(&message) {
+            return Ok(self.receive_exchanged(guard, ring, message));
         }
-        self.receive_locked(guard, *wait)
+        guard.set_room(ring, &self.config);
+        Ok((message.value, message.priority))
+    }
+
+    #[inline(never)]
+    fn receive_exchanged(
+        &self,
+        guard: Guard<'_, T, L>,
+        ring: &Ring<T, L::Priority>,
+        message: Message<T, L::Priority>,
+    ) -> Received<T, L> {
+        let mut preload = Preload::new();
+        let mut guard = guard; // dropped before the preload
+        let message = guard.exchange(message, &mut preload);
+        guard.set_room(ring, &self.config);
+        (message.value, message.priority)
+    }
+
+    #[inline(never)]
+    fn receive_drained<'q>(
+        &'q self,
+        guard: Guard<'q, T, L>,
+        wait: &Wait,
+    ) -> Result<Received<T, L>, ReceiveError> {
+        let mut preload = Preload::new();
+        let mut guard = guard; // dropped before the preload
+        match self.drain_and_receive(&mut guard, &mut preload) {
+            Some(message) => Ok((message.value, message.priority)),
+            None => self.receive_locked(guard, *wait),
+        }
+    }
+
+    /// Returns the ring and the priority of its message, if the ring is open and has just one.
+    #[inline(always)]
+    fn alone(&self, state: &State<T, L>) -> Option<(&Ring<T, L::Priority>, L::Priority)> {
+        let ring = self.ring.as_ref()?;
+        if state.cursor.is_shut() { None } else { Some((ring, ring.alone(&state.cursor)?)) }
     }
 
     /// Receives the next message. Returns `None` if there is none, if the queue is not quiet, or if a sender
     /// must publish its message first.
     #[inline(always)]
     fn fast_receive(
+        &self,
+        state: &mut State<T, L>,
+        preload: &mut Preload<T, L>,
+    ) -> Option<Message<T, L::Priority>> {
+        let Some((ring, priority)) = self.alone(state) else {
+            return self.drain_and_receive(state, preload);
+        };
+        // SAFETY: `alone` has just returned the priority.
+        let mut message = unsafe { state.take_alone(ring, priority) };
+        if !state.comes_first(&message) {
+            message = state.exchange(message, preload);
+        }
+        state.set_room(ring, &self.config);
+        Some(message)
+    }
+
+    /// Receives the next message as [`fast_receive`](Self::fast_receive) does, if the ring has none or several.
+    #[inline(always)]
+    fn drain_and_receive(
         &self,
         state: &mut State<T, L>,
         preload: &mut Preload<T, L>,

@@ -286,7 +286,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut guard = self.state.lock();
             let message = self.fast_receive(&mut guard, &mut preload);
             if message.is_some() {
-                guard.counters.spun_receives += 1;
+                guard.spun_receives += 1;
                 return message;
             }
             // At a later hole the message of `position` stays published, so `until` would return at once.
