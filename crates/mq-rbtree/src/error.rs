@@ -126,12 +126,12 @@ macro_rules! reasons {
 }
 
 macro_rules! to_io_error {
-    ($name:ident) => {
+    ($name:ident $(: $field:ident)?) => {
         impl Error for $name {}
 
         impl From<$name> for io::Error {
             fn from(error: $name) -> Self {
-                Self::from_raw_os_error(error.errno())
+                Self::from_raw_os_error(error$(.$field)?.errno())
             }
         }
     };
@@ -174,7 +174,7 @@ impl From<AllocError> for BuildError {
     }
 }
 
-to_io_error!(BatchError);
+to_io_error!(BatchError: reason);
 
 /// A message that was not sent, and the reason.
 ///
@@ -216,14 +216,6 @@ pub struct BatchError {
     pub reason: SendRefused,
 }
 
-impl BatchError {
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.reason.errno()
-    }
-}
-
 impl fmt::Display for BatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} after {} messages", self.reason, self.sent)
@@ -232,20 +224,12 @@ impl fmt::Display for BatchError {
 
 /// Writes the methods and traits of an error that gives back what was passed in.
 macro_rules! gives_back {
-    ($name:ident, $field:ident, $what:literal $(, $errno:ident)?) => {
+    ($name:ident, $field:ident, $what:literal) => {
         impl<T> $name<T> {
             #[doc = concat!("Returns the ", $what, ".")]
             pub fn into_inner(self) -> T {
                 self.$field
             }
-
-            $(
-                /// Returns the errno.
-                #[must_use]
-                pub fn $errno(&self) -> i32 {
-                    self.reason.errno()
-                }
-            )?
         }
 
         #[doc = concat!("Omits the ", $what, ", which need not be `Debug`.")]
@@ -274,4 +258,4 @@ macro_rules! gives_back {
 
 pub(crate) use gives_back;
 
-gives_back!(SendError, value, "message that was not sent", errno);
+gives_back!(SendError, value, "message that was not sent");

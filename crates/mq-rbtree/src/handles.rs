@@ -2,10 +2,10 @@
 //!
 //! A handle has the methods of its queue.
 
+use std::fmt;
 use std::iter::FusedIterator;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
-use std::{fmt, iter};
 
 use offlock_sync::atomic::{AtomicUsize, Ordering, fence};
 use offlock_sync::{Arc, check, step};
@@ -270,23 +270,6 @@ impl<T, L: Levels> Receiver<T, L> {
     /// ```
     pub fn iter(&self) -> Iter<&Self> {
         Iter(self)
-    }
-
-    /// Returns an iterator that receives messages without waiting.
-    ///
-    /// It returns `None` when the queue is empty, and may return messages again later: also one that
-    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](crate::Queue::close).
-    ///
-    /// ```
-    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
-    /// sender.send("later", 1)?;
-    /// sender.send("now", 9)?;
-    /// assert!(receiver.try_iter().map(|(message, _)| message).eq(["now", "later"]));
-    /// assert!(!receiver.is_closed());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn try_iter(&self) -> impl Iterator<Item = Received<T, L>> {
-        iter::from_fn(|| self.try_receive().ok())
     }
 }
 

@@ -91,11 +91,6 @@ impl<Q: QueueHandle> Readiness<Q> {
         }
     }
 
-    /// Returns the handle that it was made with.
-    pub fn get_ref(&self) -> &Q {
-        &self.handle
-    }
-
     fn register(handle: &Q, direction: usize) -> io::Result<Arc<EventNotifier>> {
         let queue = handle.queue();
         let notifier = Arc::new(EventNotifier::try_new()?);

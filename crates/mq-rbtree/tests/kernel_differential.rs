@@ -123,7 +123,7 @@ impl Side for Queue<Vec<u8>> {
         match ours(wait).send(self, message, priority) {
             Ok(()) => Reply::Sent,
             Err(refused) => {
-                let errno = refused.errno();
+                let errno = refused.reason.errno();
                 Reply::Refused(refused.value, errno)
             }
         }

@@ -439,6 +439,7 @@ impl<T, L: Levels> Core<T, L> {
     /// # Panics
     ///
     /// Panics with the invariant that is violated.
+    #[doc(hidden)]
     pub fn validate(&self) {
         let mut len = 0;
         let mut last = None;
