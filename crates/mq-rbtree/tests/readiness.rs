@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::{self};
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused};
+use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError};
 
 use testkit::wait_until;
 
@@ -79,33 +79,6 @@ fn inv14_epoll_sees_a_message_that_came_before_or_after() {
     queue.send(1, 1).unwrap();
     let ready = Readiness::new(&queue, Interest::Readable).unwrap();
     assert!(Epoll::on(&ready, libc::EPOLLIN).wait(0));
-}
-
-#[test]
-fn inv14_epoll_sees_room() {
-    let queue: Queue<u32> = Queue::new(2).unwrap();
-    let ready = Readiness::new(&queue, Interest::Writable).unwrap();
-    let epoll = Epoll::on(&ready, libc::EPOLLIN);
-    assert!(epoll.wait(0), "an empty queue has room");
-    (0..2).for_each(|n| queue.send(n, 1).unwrap());
-    ready.clear();
-    assert!(!epoll.wait(0), "no place");
-    assert_eq!(queue.try_send(0, 1).unwrap_err().reason, SendRefused::Full);
-    assert_eq!(queue.receive(), Ok((0, 1)));
-    assert!(epoll.wait(0));
-    queue.drain();
-    // A wait that ends by a drop makes no room.
-    queue.send(1, 1).unwrap();
-    queue.send(1, 1).unwrap();
-    let mut cx = Context::from_waker(Waker::noop());
-    {
-        let mut send = pin!(queue.send_async(1, 1));
-        assert!(send.as_mut().poll(&mut cx).is_pending());
-    }
-    ready.clear();
-    assert!(!epoll.wait(0));
-    queue.close();
-    assert!(epoll.wait(0));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Messages in guards: they keep their places, and come back unless they are accepted.
 
 use std::cmp::Ordering;
-use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Waker;
@@ -12,13 +11,8 @@ use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError};
 use testkit::alloc::refuse_first;
 use testkit::wait_until;
 
+use crate::mq_ops::queue_ops::is_readable;
 use crate::panicking::{panics, poll};
-
-fn is_readable(ready: &impl AsRawFd) -> bool {
-    let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is to one `pollfd` of this frame.
-    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
-}
 
 #[test]
 fn inv25_a_closed_queue_ends_with_its_last_guard() {
@@ -70,16 +64,6 @@ fn a_guard_without_memory_is_refused() {
     let (found, refused) = refuse_first(2, || queue.try_receive_guard().map(drop));
     assert_eq!((found, refused), (Err(ReceiveError::NoMemory), 2));
     assert_eq!(queue.receive(), Ok((1, 1)));
-}
-
-#[test]
-fn inv25_a_message_put_back_makes_the_queue_readable() {
-    let queue: Queue<u32> = Queue::new(2).unwrap();
-    queue.send(1, 1).unwrap();
-    let guard = queue.receive_guard().unwrap();
-    let ready = Readiness::new(&queue, Interest::Readable).unwrap();
-    drop(guard);
-    assert!(is_readable(&ready));
 }
 
 #[test]

@@ -82,6 +82,8 @@ fn inv17_every_input_of_the_corpus_loses_no_message() {
 
 const RECEIVE: Step = Step::Receive { late: false };
 const WAIT: Step = Step::WaitToReceive;
+const READABLE: Step = Step::Clear { writable: false };
+const WRITABLE: Step = Step::Clear { writable: true };
 
 fn send(priority: u8) -> Step {
     Step::Send { priority, late: false }
@@ -219,6 +221,28 @@ fn inv01_a_message_that_is_alone_in_the_ring_keeps_the_order() {
         steps.extend((depth..2_000).flat_map(|n| [next(n), RECEIVE]));
         let limits = Limits { quiet: true, ..plain(depth as usize + 1) };
         queue_ops::run::<Bitmap>(&limits, &steps);
+    }
+}
+
+#[test]
+fn inv14_a_descriptor_tells_of_room() {
+    let full = [send(1), send(1), WRITABLE, RECEIVE, WRITABLE, send(1), WRITABLE];
+    // A wait that ends by a drop makes no room, and a close ends all.
+    let rest = [wait(1), Step::DropSend { which: 0 }, WRITABLE, Step::Close, WRITABLE];
+    run(&plain(2), &[&[WRITABLE][..], &full, &rest].concat());
+}
+
+/// A message in a guard is no message, and keeps its place until it is accepted.
+#[test]
+fn inv25_descriptors_tell_of_what_a_guard_leaves() {
+    let (accept, back) = (Step::AcceptGuard { which: 0 }, Step::DropGuard { which: 0 });
+    for end in [accept, back] {
+        run(&plain(1), &[send(1), Step::Guard, READABLE, WRITABLE, end, READABLE, WRITABLE]);
+        let lent = [send(1), send(1), Step::Guard, RECEIVE, READABLE];
+        run(
+            &plain(2),
+            &[&lent[..], &[Step::Close, READABLE, end, READABLE, RECEIVE, READABLE]].concat(),
+        );
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::future::Future;
 use std::hint::spin_loop;
-use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -18,6 +17,7 @@ use testkit::WakeCount;
 use testkit::pin::{allowed_cpus, pin_to};
 
 use crate::asleep::asleep;
+use crate::mq_ops::queue_ops::is_readable;
 
 /// Creates an empty queue that has the memory for `max` messages.
 fn warm(max: usize) -> Queue<u64> {
@@ -210,13 +210,6 @@ fn inv22_a_deadline_ends_beside_busy_threads() {
         assert!(shortest < Some(Duration::from_millis(50)), "{shortest:?}");
     });
     publish();
-}
-
-/// Returns whether an event loop would wake.
-fn is_readable(ready: &impl AsRawFd) -> bool {
-    let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is to one `pollfd` of this frame, and the timeout is 0.
-    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
 /// Runs `call` in another thread, and `publish` once it has ended, or after a minute. Returns whether it had

@@ -93,6 +93,7 @@ fn step(style: Style, bytes: &[u8]) -> Option<Step> {
             0..5 => Step::Guard,
             5..8 => Step::AcceptGuard { which: b },
             8..13 => Step::DropGuard { which: b },
+            13 | 14 => Step::Clear { writable: odd },
             _ => return None,
         },
     })

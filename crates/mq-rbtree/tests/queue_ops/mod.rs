@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::future::Future;
 use std::num::NonZeroU32;
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Builder, Levels, MessageGuard, Queue, RbTree, ReceiveError, SendError, SendRefused,
+    Bitmap, Builder, Interest, Levels, MessageGuard, Queue, RbTree, Readiness, ReceiveError,
+    SendError, SendRefused,
 };
 
 use model::{Model, Waiter};
@@ -145,6 +147,10 @@ pub(crate) enum Step {
     DropGuard {
         which: u8,
     },
+    /// Clears a descriptor, which the first such step makes.
+    Clear {
+        writable: bool,
+    },
     Close,
 }
 
@@ -234,10 +240,12 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
             receives: Vec::new(),
             sends: Vec::new(),
             guards: Vec::new(),
+            ready: [None, None],
         };
         for &step in steps {
             runner.step(&mut model, step);
             runner.check_wakes(&mut model);
+            runner.check_ready(&mut model);
             if !limits.quiet {
                 runner.check(&model);
             }
@@ -255,6 +263,8 @@ struct Runner<'q, L: Keyed> {
     receives: Vec<Waiting<'q, Received<L>>>,
     sends: Vec<Waiting<'q, Result<(), SendError<Payload>>>>,
     guards: Vec<MessageGuard<'q, Payload, L>>,
+    /// The descriptors for the directions.
+    ready: [Option<Readiness<&'q Queue<Payload, L>>>; 2],
 }
 
 /// Returns whether memory was missing: both the preload and the allocation under the lock were
@@ -263,6 +273,13 @@ fn lacks_memory(error: Option<&SendError<Payload>>, refused: usize) -> bool {
     let short = error.is_some_and(|error| error.reason == SendRefused::NoMemory);
     assert!(!short || refused >= 2, "one refusal before the lock is made up for under it");
     short
+}
+
+/// Returns whether an event loop would wake.
+pub(crate) fn is_readable(ready: &impl AsRawFd) -> bool {
+    let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the pointer is to one `pollfd` of this frame, and the timeout is 0.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
 fn pick(which: u8, of: usize) -> Option<usize> {
@@ -463,6 +480,15 @@ impl<L: Keyed> Runner<'_, L> {
                     model.put_back(which);
                 }
             }
+            Step::Clear { writable } => {
+                let interest = if writable { Interest::Writable } else { Interest::Readable };
+                let ready = &mut self.ready[interest as usize];
+                match ready {
+                    Some(ready) => ready.clear(),
+                    None => *ready = Some(Readiness::new(queue, interest).unwrap()),
+                }
+                model.signalled[interest as usize] = false;
+            }
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
                 assert_eq!(queue.close(), !closed);
@@ -543,6 +569,14 @@ impl<L: Keyed> Runner<'_, L> {
         }
     }
 
+    /// Checks that a descriptor is readable since its step, if what it is for is there, or was in between.
+    fn check_ready(&self, model: &mut Model<L>) {
+        model.signal();
+        for (ready, signalled) in self.ready.iter().zip(model.signalled) {
+            assert!(ready.as_ref().is_none_or(|ready| is_readable(ready) == signalled));
+        }
+    }
+
     /// Checks that the queue agrees with the model.
     fn check(&self, model: &Model<L>) {
         let queue = self.queue;
@@ -551,6 +585,7 @@ impl<L: Keyed> Runner<'_, L> {
         assert_eq!(stats.depth, model.len());
         assert_eq!(queue.len(), model.len());
         assert_eq!(queue.is_empty(), model.len() == 0);
+        assert_eq!(queue.is_full(), model.taken() == model.limits.messages);
         assert_eq!((stats.sent, stats.received, stats.peak), model.counted());
         assert_eq!(stats.guarded, model.guarded.len());
         assert_eq!(stats.levels.live, model.levels());

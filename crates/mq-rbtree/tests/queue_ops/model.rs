@@ -69,6 +69,8 @@ pub(crate) struct Model<L: Keyed> {
     sent: u64,
     received: u64,
     peak: usize,
+    /// Whether the descriptors are readable, of those that exist: for messages, and for room.
+    pub(crate) signalled: [bool; 2],
 }
 
 impl<L: Keyed> Model<L> {
@@ -95,6 +97,7 @@ impl<L: Keyed> Model<L> {
             sent: 0,
             received: 0,
             peak: 0,
+            signalled: [false; 2],
         }
     }
 
@@ -103,13 +106,19 @@ impl<L: Keyed> Model<L> {
     }
 
     /// Returns the number of places that are taken.
-    fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.len() + self.guarded.len()
     }
 
     /// Returns whether no message will come any more.
     pub(crate) fn ended(&self) -> bool {
         self.closed && self.guarded.is_empty()
+    }
+
+    /// Signals the descriptors for which there is something now.
+    pub(crate) fn signal(&mut self) {
+        self.signalled[0] |= self.len() > 0 || self.ended();
+        self.signalled[1] |= self.taken() < self.limits.messages || self.closed;
     }
 
     pub(crate) fn levels(&self) -> usize {
