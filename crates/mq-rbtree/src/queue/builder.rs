@@ -7,8 +7,7 @@ use std::num::NonZeroU32;
 use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
-use super::config::{Config, Reserve};
-use super::lock::State;
+use super::lock::{Config, Reserve, State};
 use super::park::Spin;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;

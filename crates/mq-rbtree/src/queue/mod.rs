@@ -17,7 +17,6 @@
 
 mod batch;
 mod builder;
-mod config;
 mod inspect;
 mod lock;
 mod park;
@@ -99,28 +98,16 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         wait: &Wait,
     ) -> Result<(), SendError<T>> {
-        match self.send_without_wait(message) {
+        match self.send_at_once(message) {
             Ok(()) => Ok(()),
             Err(message) => self.send_or_wait(message, *wait),
         }
     }
 
-    /// Sends a message, or returns it: the queue is closed or not idle, or room or memory is
-    /// missing. Never waits for another sender.
+    /// Sends a message that was not staged, or returns it: the queue is closed or not idle, or room or
+    /// memory is missing. Never waits for another sender.
     #[inline(always)]
-    pub(crate) fn send_at_once(
-        &self,
-        message: Message<T, L::Priority>,
-    ) -> Result<(), Message<T, L::Priority>> {
-        match self.try_stage(message) {
-            Ok(()) => Ok(()),
-            Err(message) => self.send_without_wait(message),
-        }
-    }
-
-    /// Does the work of [`send_at_once`](Self::send_at_once) for a message that was not staged.
-    #[inline(always)]
-    fn send_without_wait(
+    fn send_at_once(
         &self,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {

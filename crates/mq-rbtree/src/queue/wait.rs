@@ -99,7 +99,8 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// [`SendError`] carries the message and the reason.
     pub async fn send_async(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
-        let Err(message) = self.send_at_once(self.config.admit(value, priority)?) else {
+        let staged = self.try_stage(self.config.admit(value, priority)?);
+        let Err(message) = staged.or_else(|message| self.send_at_once(message)) else {
             return Ok(());
         };
         let mut message = Some(message);

@@ -1,18 +1,16 @@
 //! Messages in guards: they keep their places, and come back unless they are accepted.
 
-use std::cmp::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError};
+use mq_rbtree::{Interest, Queue, Readiness, ReceiveError};
 use testkit::alloc::refuse_first;
 use testkit::wait_until;
 
 use crate::mq_ops::queue_ops::is_readable;
-use crate::panicking::{panics, poll};
+use crate::panicking::poll;
 
 #[test]
 fn inv25_a_closed_queue_ends_with_its_last_guard() {
@@ -75,44 +73,4 @@ fn a_wait_for_a_guard_ends_in_time() {
     queue.close();
     assert_eq!(queue.receive_guard_deadline(soon).err(), Some(ReceiveError::Closed));
     assert_eq!(queue.try_receive_guard().err(), Some(ReceiveError::Closed));
-}
-
-static COMPARES: AtomicBool = AtomicBool::new(true);
-
-/// A key whose comparisons panic while it is told to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key(u32);
-
-impl PartialOrd for Key {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Key {
-    fn cmp(&self, other: &Self) -> Ordering {
-        assert!(COMPARES.load(Relaxed), "a comparison");
-        self.0.cmp(&other.0)
-    }
-}
-
-/// The place of a message that cannot be put back is free.
-#[test]
-fn a_comparison_that_panics_in_a_drop_drops_the_message() {
-    let queue: Queue<Box<u32>, RbTree<Key>> = Queue::with_keys(3).unwrap();
-    for n in 1..=3 {
-        queue.send(Box::new(n), Key(n)).unwrap();
-    }
-    let guard = queue.receive_guard().unwrap();
-    COMPARES.store(false, Relaxed);
-    assert!(panics(|| drop(guard)));
-    // In a thread that panics already, the second panic is dropped.
-    let unwinds = || {
-        let _guard = queue.receive_guard().unwrap();
-        panic!("in the consumer");
-    };
-    assert!(panics(unwinds));
-    COMPARES.store(true, Relaxed);
-    queue.validate();
-    assert_eq!((queue.len(), queue.stats().guarded, queue.stats().received), (1, 0, 2));
 }

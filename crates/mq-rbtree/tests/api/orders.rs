@@ -119,6 +119,27 @@ fn inv06_an_order_that_panics_in_an_aged_guard_keeps_the_nodes() {
     assert!(panicked > 1);
 }
 
+/// The place of a message that cannot be put back is free.
+#[test]
+fn an_order_that_panics_in_the_drop_of_a_guard_drops_the_message() {
+    let queue: Queue<Box<u32>, RbTree<Key>> = Queue::with_keys(3).unwrap();
+    for n in 1..=3 {
+        queue.send(Box::new(n), Key(n)).unwrap();
+    }
+    let guard = queue.receive_guard().unwrap();
+    COMPARISONS.set(0);
+    assert!(panics(|| drop(guard)));
+    // In a thread that panics already, the second panic is dropped.
+    assert!(panics(|| {
+        let _guard = queue.receive_guard().unwrap();
+        COMPARISONS.set(0);
+        panic!("in the consumer");
+    }));
+    assert_eq!(COMPARISONS.get(), -1, "a comparison panicked");
+    queue.validate();
+    assert_eq!((queue.len(), queue.stats().guarded, queue.stats().received), (1, 0, 2));
+}
+
 /// A waiting sender proceeds even if an ageing receive panics.
 #[test]
 fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on() {

@@ -101,37 +101,6 @@ proptest! {
     }
 }
 
-/// Every order of five sends, with every order of five removals.
-#[test]
-fn inv03_every_order_of_five_levels() {
-    fn orders(of: &[u8]) -> Vec<Vec<u8>> {
-        if of.is_empty() {
-            return vec![vec![]];
-        }
-        let without = |at: usize| [&of[..at], &of[at + 1..]].concat();
-        (0..of.len())
-            .flat_map(|at| {
-                orders(&without(at)).into_iter().map(move |rest| [&[of[at]], &rest[..]].concat())
-            })
-            .collect()
-    }
-    let orders = orders(&[0, 1, 2, 3, 4]);
-    for sent in &orders {
-        for removed in &orders {
-            let mut core = Core::<(), RbTree<u8>>::new(5);
-            for &key in sent {
-                core.push(key, ()).unwrap();
-                core.validate();
-            }
-            for (at, &key) in removed.iter().enumerate() {
-                core.drain_filter(|(), priority| priority == key, |(), _| ());
-                core.validate();
-                assert_eq!(core.len(), 4 - at);
-            }
-        }
-    }
-}
-
 /// A key whose order is a hash of both sides, so that it is inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Odd(u32);

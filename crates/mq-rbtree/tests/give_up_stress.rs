@@ -1,150 +1,21 @@
-//! Threads and tasks that meet at small queues again and again: each message is handed over once,
-//! also if waits are given up meanwhile.
+//! Threads and tasks that give up their waits at the moment in which a message or room comes: each message is
+//! received once.
 #![cfg(not(offlock_model))]
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendError, SendRefused};
+use mq_rbtree::{Queue, ReceiveError, SendError, SendRefused};
 
-use testkit::block_on::{block_on, unparker};
+use testkit::block_on::unparker;
 use testkit::canary::{Canary, Census};
 use testkit::rng::{self, Rng};
 use testkit::wait_until;
 use testkit::watchdog::watched;
-
-/// The threads on each side of a game.
-const PLAYERS: usize = 4;
-
-/// A message that has one owner at a time, which counts its hops.
-struct Ball {
-    number: usize,
-    hops: u64,
-    canary: Canary,
-}
-
-/// The results of a player.
-#[derive(Default)]
-struct Played {
-    hops: u64,
-    kept: Option<Ball>,
-}
-
-/// Receives from one queue and sends to the other until they are closed.
-fn play<L: Levels<Priority = u32>>(
-    from: &Queue<Ball, L>,
-    to: &Queue<Ball, L>,
-    by_task: bool,
-    owned: &[AtomicBool],
-    steps: &AtomicU64,
-) -> Played {
-    let mut hops = 0;
-    loop {
-        let received = if by_task { block_on(from.receive_async()) } else { from.receive() };
-        let mut ball = match received {
-            Ok((ball, priority)) => {
-                assert_eq!(priority, ball.number as u32 * 100);
-                ball
-            }
-            Err(error) => {
-                assert_eq!(error, ReceiveError::Closed);
-                return Played { hops, kept: None };
-            }
-        };
-        assert!(!owned[ball.number].swap(true, SeqCst), "two have ball {}", ball.number);
-        assert_eq!(ball.canary.read(), ball.number as u64);
-        ball.hops += 1;
-        hops += 1;
-        steps.fetch_add(1, Relaxed);
-        let number = ball.number;
-        owned[number].store(false, SeqCst);
-        let sent = if by_task {
-            block_on(to.send_async(ball, number as u32 * 100))
-        } else {
-            to.send(ball, number as u32 * 100)
-        };
-        if let Err(SendError { value, reason }) = sent {
-            assert_eq!(reason, SendRefused::Closed);
-            return Played { hops, kept: Some(value) };
-        }
-    }
-}
-
-/// Plays for some milliseconds; returns how many waits there were.
-fn game<L: Levels<Priority = u32>>(spin: bool, balls: usize, with_tasks: bool) -> u64
-where
-    Queue<Ball, L>: Sync,
-{
-    let queue = || Builder::<Ball, L>::new(1).spin(spin).build().unwrap();
-    let (there, back) = (queue(), queue());
-    let (census, steps) = (Census::default(), AtomicU64::new(0));
-    let owned: Vec<_> = (0..balls).map(|_| AtomicBool::new(false)).collect();
-    let played: Vec<Played> = watched(
-        || steps.load(Relaxed),
-        || format!("{}\n{}", there.stats(), back.stats()),
-        || {
-            thread::scope(|scope| {
-                let (there, back, owned, steps) = (&there, &back, &owned[..], &steps);
-                let players: Vec<_> = (0..2 * PLAYERS)
-                    .map(|n| {
-                        let (from, to) = if n % 2 == 0 { (there, back) } else { (back, there) };
-                        let by_task = with_tasks && n < 2;
-                        scope.spawn(move || play(from, to, by_task, owned, steps))
-                    })
-                    .collect();
-                for number in 0..balls {
-                    let canary = Canary::new(number as u64, &census);
-                    let ball = Ball { number, hops: 0, canary };
-                    assert!(there.send(ball, number as u32 * 100).is_ok());
-                }
-                let begun = steps.load(Relaxed);
-                thread::sleep(Duration::from_millis(20));
-                wait_until(|| steps.load(Relaxed) > begun + 100);
-                assert_eq!((there.close(), back.close()), (true, true));
-                players.into_iter().map(|player| player.join().unwrap()).collect()
-            })
-        },
-    );
-    let mut found: Vec<Ball> = Vec::new();
-    for queue in [&there, &back] {
-        queue.validate();
-        found.extend(queue.drain().into_iter().map(|(ball, _)| ball));
-        let stats = queue.stats();
-        assert_eq!((stats.sent, stats.waiting), (stats.received, (0, 0)));
-    }
-    let hops: u64 = played.iter().map(|played| played.hops).sum();
-    found.extend(played.into_iter().filter_map(|played| played.kept));
-    found.sort_by_key(|ball| ball.number);
-    assert!(found.iter().map(|ball| ball.number).eq(0..balls), "each is there once");
-    assert_eq!(found.iter().map(|ball| ball.hops).sum::<u64>(), hops);
-    assert_eq!(census.alive(), balls as i64);
-    let (there, back) = (there.stats(), back.stats());
-    there.send_waits + there.receive_waits + back.send_waits + back.receive_waits
-}
-
-#[test]
-#[ignore = "stress: seconds of threads"]
-fn stress_inv08_balls_go_from_hand_to_hand_once() {
-    let until = Instant::now() + testkit::stress::stress_time(5);
-    let (mut round, mut handed) = (0, [0; 2]);
-    // With one ball, most threads wait to receive; with as many balls as players, most wait to
-    // send.
-    while Instant::now() < until || handed.contains(&0) {
-        let (spin, balls) = (round % 2 == 1, [1, 3, 2 * PLAYERS][round / 2 % 3]);
-        let with_tasks = round % 5 == 0;
-        handed[round % 2] += if round % 4 < 2 {
-            game::<Bitmap>(spin, balls, with_tasks)
-        } else {
-            game::<RbTree<u32>>(spin, balls, with_tasks)
-        };
-        round += 1;
-    }
-    println!("{round} games; from hand to hand without and with spin: {handed:?}");
-}
 
 /// A delay that adapts to the moment of a race: a thread that came too late comes earlier next
 /// time.
