@@ -203,21 +203,6 @@ impl<T, L: Levels> Queue<T, L> {
     /// Dropping the future loses no message. For a deadline, drop it when a timer is ready. Poll it until
     /// it is ready, or drop it: see [`receive_async`](Self::receive_async).
     ///
-    /// ```
-    /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
-    /// # let mut cx = Context::from_waker(Waker::noop());
-    /// let queue: mq_rbtree::Queue<&str> = mq_rbtree::Queue::new(8)?;
-    /// let mut task = pin!(async {
-    ///     let message = queue.receive_guard_async().await.unwrap();
-    ///     // A task that is cancelled here, while it handles the message, does not lose it.
-    ///     message.accept()
-    /// });
-    /// assert!(task.as_mut().poll(&mut cx).is_pending());
-    /// queue.send("a message", 7)?;
-    /// assert_eq!(task.poll(&mut cx), Poll::Ready(("a message", 7)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`receive_guard`](Self::receive_guard).

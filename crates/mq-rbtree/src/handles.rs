@@ -74,13 +74,6 @@ impl<T, L: Levels> Builder<T, L> {
     /// Makes the queue, with a handle for each side. It closes when the last handle of a side is
     /// dropped.
     ///
-    /// ```
-    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
-    /// sender.send("a message", 7)?;
-    /// assert_eq!(receiver.receive()?, ("a message", 7));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`build`](Self::build).
@@ -257,17 +250,6 @@ pub struct Iter<R>(R);
 impl<T, L: Levels> Receiver<T, L> {
     /// Returns an iterator that receives messages. It waits for each one, and ends when the queue
     /// is closed and empty.
-    ///
-    /// ```
-    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
-    /// for (message, priority) in [("later", 1), ("now", 9)] {
-    ///     sender.send(message, priority)?;
-    /// }
-    /// drop(sender);
-    /// let messages: Vec<_> = receiver.iter().map(|(message, _)| message).collect();
-    /// assert_eq!(messages, ["now", "later"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn iter(&self) -> Iter<&Self> {
         Iter(self)
     }

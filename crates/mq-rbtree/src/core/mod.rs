@@ -503,17 +503,6 @@ impl<T, L: Levels> Core<T, L> {
     /// Removes every message that `take` selects and passes it to `out`, highest priority first.
     ///
     /// If `take` or `out` panics, the messages not yet examined stay in the queue.
-    ///
-    /// ```
-    /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::new(0);
-    /// for (n, priority) in [(1, 5), (2, 7), (3, 5), (4, 7)] {
-    ///     core.push(priority, n).unwrap();
-    /// }
-    /// let mut odd = Vec::new();
-    /// core.drain_filter(|n, _| n % 2 == 1, |n, priority| odd.push((n, priority)));
-    /// assert_eq!(odd, [(1, 5), (3, 5)]);
-    /// assert_eq!(core.pop(), Some((2, 7)));
-    /// ```
     pub fn drain_filter(
         &mut self,
         take: impl FnMut(&T, L::Priority) -> bool,

@@ -112,17 +112,6 @@ impl<T, L: Levels> Builder<T, L> {
     ///
     /// Messages below `from` find the queue full if only reserved places are left. Several reserves
     /// add up.
-    ///
-    /// ```
-    /// use mq_rbtree::Queue;
-    ///
-    /// let queue = Queue::builder(3).reserve(100, 1).build()?;
-    /// queue.try_send("low", 1)?;
-    /// queue.try_send("low", 1)?;
-    /// assert!(queue.try_send("low", 1).is_err()); // the last place is reserved
-    /// queue.try_send("high", 100)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn reserve(mut self, from: L::Priority, messages: usize) -> Self {
         self.config.reserves.push(Reserve { from, messages });

@@ -150,62 +150,55 @@ impl<T, L: Levels> State<T, L> {
         !self.cursor.is_shut() && ring.has_hole(&self.cursor)
     }
 
-    /// Takes the message that is alone in the open ring.
-    ///
-    /// # Safety
-    ///
-    /// [`Ring::alone`] has just returned the priority.
+    /// Takes the message that is alone in the open ring, if any. `Ok` if it is the next one: of a higher
+    /// priority than those of the store.
     #[inline(always)]
-    pub(super) unsafe fn take_alone(
+    pub(super) fn take_alone(
         &mut self,
         ring: &Ring<T, L::Priority>,
-        priority: L::Priority,
-    ) -> Message<T, L::Priority> {
+        config: &Config<L>,
+    ) -> Result<Message<T, L::Priority>, Option<Message<T, L::Priority>>> {
+        if self.cursor.is_shut() {
+            return Err(None);
+        }
+        let priority = ring.alone(&self.cursor).ok_or(None)?;
         self.count_depth(self.core.occupied() + 1);
-        // SAFETY: the lock is held, and the caller guarantees a message.
-        let value = unsafe { ring.take(&mut self.cursor) };
-        Message { value, priority }
+        // SAFETY: the lock is held, and `alone` has just returned the priority of the message.
+        let message = Message { value: unsafe { ring.take(&mut self.cursor) }, priority };
+        let next = self.core.is_next(priority);
+        if !check!("receive: the stored messages were sent before", next) {
+            return Err(Some(message));
+        }
+        self.set_room(ring, config);
+        Ok(message)
     }
 
-    /// Returns whether a message that was alone in the ring is the next one, before those of the store.
-    #[inline(always)]
-    pub(super) fn comes_first(&self, message: &Message<T, L::Priority>) -> bool {
-        let next = self.core.is_next(message.priority);
-        check!("receive: the stored messages were sent before", next)
-    }
-
-    /// Stores a message of the ring, and receives the next one of the store.
-    #[inline(always)]
-    pub(super) fn exchange(
-        &mut self,
-        message: Message<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-    ) -> Message<T, L::Priority> {
-        self.core.push_stored(message);
-        let Some(next) = self.core.pop_with(preload) else { unreachable!("one was stored") };
-        next
-    }
-
-    /// Receives the next message of the store and the open ring. Returns `None` if there is none, or if a
-    /// sender must publish its message first.
+    /// Receives the next message of the store and the open ring, from which a message that was `alone` has
+    /// been taken. Returns `None` if there is none, or if a sender must publish its message first.
     #[inline(always)]
     pub(super) fn receive_staged(
         &mut self,
         ring: &Ring<T, L::Priority>,
         config: &Config<L>,
+        alone: Option<Message<T, L::Priority>>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let drained = match ring.next(&self.cursor, u64::MAX) {
-            Next::Hole => false,
-            Next::Nothing => true,
-            Next::Message(_) => {
-                // The message before a hole stays in the ring.
-                let second = ring.second(&self.cursor);
-                !(self.core.is_empty() && matches!(second, Next::Hole))
-                    && self.drain(ring, u64::MAX)
+        if let Some(message) = alone {
+            self.core.push_stored(message);
+        } else {
+            match ring.next(&self.cursor, u64::MAX) {
+                Next::Hole => return None,
+                Next::Nothing => (),
+                Next::Message(_) => {
+                    // The message before a hole stays in the ring.
+                    let at_hole = matches!(ring.second(&self.cursor), Next::Hole);
+                    if (self.core.is_empty() && at_hole) || !self.drain(ring, u64::MAX) {
+                        return None;
+                    }
+                }
             }
-        };
-        let message = if drained { self.core.pop_with(preload)? } else { return None };
+        }
+        let message = self.core.pop_with(preload)?;
         self.set_room(ring, config);
         Some(message)
     }

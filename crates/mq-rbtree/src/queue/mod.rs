@@ -228,35 +228,17 @@ impl<T, L: Levels> Queue<T, L> {
         self.receive_by(&Wait::Until(deadline))
     }
 
-    /// The common part of the receives: see [`send_by`](Self::send_by). It is [`fast_receive`](Self::fast_receive)
-    /// with the rare parts out of line, so that a receive of a message that is alone saves few registers.
+    /// The common part of the receives: see [`send_by`](Self::send_by).
     #[inline]
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut guard = self.lock_yielding(wait);
-        let Some((ring, priority)) = self.alone(&guard) else {
-            return self.receive_drained(guard, wait);
-        };
-        // SAFETY: `alone` has just returned the priority.
-        let message = unsafe { guard.take_alone(ring, priority) };
-        if !guard.comes_first(&message) {
-            return Ok(self.receive_exchanged(guard, ring, message));
+        match self.take_alone(&mut guard) {
+            Ok(message) => Ok((message.value, message.priority)),
+            // Out of line, so that their registers are saved there only; one for each, because the message
+            // in an `Option` would go through memory.
+            Err(None) => self.receive_drained(guard, wait),
+            Err(Some(alone)) => self.receive_exchanged(guard, alone, wait),
         }
-        guard.set_room(ring, &self.config);
-        Ok((message.value, message.priority))
-    }
-
-    #[inline(never)]
-    fn receive_exchanged(
-        &self,
-        guard: Guard<'_, T, L>,
-        ring: &Ring<T, L::Priority>,
-        message: Message<T, L::Priority>,
-    ) -> Received<T, L> {
-        let mut preload = Preload::new();
-        let mut guard = guard; // dropped before the preload
-        let message = guard.exchange(message, &mut preload);
-        guard.set_room(ring, &self.config);
-        (message.value, message.priority)
     }
 
     #[inline(never)]
@@ -265,19 +247,42 @@ impl<T, L: Levels> Queue<T, L> {
         guard: Guard<'q, T, L>,
         wait: &Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
+        self.receive_stored(guard, None, wait)
+    }
+
+    #[inline(never)]
+    fn receive_exchanged<'q>(
+        &'q self,
+        guard: Guard<'q, T, L>,
+        alone: Message<T, L::Priority>,
+        wait: &Wait,
+    ) -> Result<Received<T, L>, ReceiveError> {
+        self.receive_stored(guard, Some(alone), wait)
+    }
+
+    /// Receives a message through the store.
+    #[inline(always)]
+    fn receive_stored<'q>(
+        &'q self,
+        guard: Guard<'q, T, L>,
+        alone: Option<Message<T, L::Priority>>,
+        wait: &Wait,
+    ) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut guard = guard; // dropped before the preload
-        match self.drain_and_receive(&mut guard, &mut preload) {
+        match self.drain_and_receive(&mut guard, alone, &mut preload) {
             Some(message) => Ok((message.value, message.priority)),
             None => self.receive_locked(guard, *wait),
         }
     }
 
-    /// Returns the ring and the priority of its message, if the ring is open and has just one.
+    /// Takes the message of the ring that is alone: see [`State::take_alone`].
     #[inline(always)]
-    fn alone(&self, state: &State<T, L>) -> Option<(&Ring<T, L::Priority>, L::Priority)> {
-        let ring = self.ring.as_ref()?;
-        if state.cursor.is_shut() { None } else { Some((ring, ring.alone(&state.cursor)?)) }
+    fn take_alone(
+        &self,
+        state: &mut State<T, L>,
+    ) -> Result<Message<T, L::Priority>, Option<Message<T, L::Priority>>> {
+        self.ring.as_ref().map_or(Err(None), |ring| state.take_alone(ring, &self.config))
     }
 
     /// Receives the next message. Returns `None` if there is none, if the queue is not quiet, or if a sender
@@ -288,29 +293,25 @@ impl<T, L: Levels> Queue<T, L> {
         state: &mut State<T, L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let Some((ring, priority)) = self.alone(state) else {
-            return self.drain_and_receive(state, preload);
-        };
-        // SAFETY: `alone` has just returned the priority.
-        let mut message = unsafe { state.take_alone(ring, priority) };
-        if !state.comes_first(&message) {
-            message = state.exchange(message, preload);
+        match self.take_alone(state) {
+            Ok(message) => Some(message),
+            Err(alone) => self.drain_and_receive(state, alone, preload),
         }
-        state.set_room(ring, &self.config);
-        Some(message)
     }
 
-    /// Receives the next message as [`fast_receive`](Self::fast_receive) does, if the ring has none or several.
+    /// Receives the next message as [`fast_receive`](Self::fast_receive) does, after a message that was
+    /// `alone` in the ring was taken, or none.
     #[inline(always)]
     fn drain_and_receive(
         &self,
         state: &mut State<T, L>,
+        alone: Option<Message<T, L::Priority>>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         match &self.ring {
             // A wait, and the arming of a notifier, shuts the ring and looks at the queue then.
             Some(ring) if !state.cursor.is_shut() => {
-                state.receive_staged(ring, &self.config, preload)
+                state.receive_staged(ring, &self.config, alone, preload)
             }
             None if self.is_quiet(state) => state.core.pop_with(preload),
             _ => None,

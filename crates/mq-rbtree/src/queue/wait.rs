@@ -8,6 +8,13 @@
 //!   woken ◄── LockedState::drop ◄──────── pending: a thread spins and parks
 //! ```
 //!
+//! A thread's receive goes through these functions until it sleeps. In `mod.rs`, `receive_by` locks the queue and
+//! finds no message in `receive_stored`; `receive_locked` waits a moment at a hole, drains, and looks again. Here,
+//! `wait_to_receive` spins for a message of the ring, in `spin_to_receive`. Then `wait_by` runs `block_on`, which
+//! polls the wait and sleeps: `poll_wait` looks by `look_to_receive`, lists the waiter, and looks again. A sender
+//! finds the ring shut, so its `look_to_send` changes the queue under the lock, whose `LockedState::serve` counts
+//! the waiters to wake. Its drop wakes them, and `poll_wait` looks once more.
+//!
 //! A wait is a future: a task polls it, and a thread polls its own with its parker for a waker. A
 //! wake-up carries nothing: the message or the room stays in the queue, and the waiter looks at the queue
 //! under the lock, as every other operation does. A waiter that is woken in vain keeps its place.

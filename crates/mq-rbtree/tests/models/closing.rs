@@ -3,10 +3,10 @@
 use std::task::Poll;
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
-use offlock_sync::{Arc, thread};
+use offlock_sync::thread;
 
 use super::payload::{
-    Payload, WakeCounter, block_on, finish, received, run, run_with_unseen, sent, thoroughly,
+    Payload, WakeCounter, finish, receive, received, run, run_with_unseen, send, sent, spawn,
     unseen, with,
 };
 
@@ -21,14 +21,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 fn close_races_a_send_and_a_receive() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
-        });
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.receive(), ReceiveError::Closed)
-        });
+        let sender = send(&queue, 1, false);
+        let receiver = receive(&queue, false);
         assert!(queue.close());
         queue.validate();
         let (went, got) = (sender.join().unwrap(), receiver.join().unwrap());
@@ -38,60 +32,21 @@ fn close_races_a_send_and_a_receive() {
     });
 }
 
-/// A close wakes a waiting thread and a task behind it.
+/// A close wakes a thread and a task that wait to receive, or to send, which leaves the queue's message.
 #[test]
-fn close_wakes_two_waiting_receivers() {
-    run(|| {
-        let queue = with::<Bitmap>(1, 0);
-        let waits = [false, true].map(|by_task| {
-            let queue = Arc::clone(&queue);
-            thread::spawn(move || {
-                let got = if by_task { block_on(queue.receive_async()) } else { queue.receive() };
-                received(got, ReceiveError::Closed)
-            })
+fn close_wakes_threads_and_tasks() {
+    for len in [0, 1] {
+        run(move || {
+            let queue = with::<Bitmap>(1, len);
+            let waits = [false, true].map(|by_task| match len {
+                0 => receive(&queue, by_task),
+                _ => send(&queue, 1, by_task),
+            });
+            assert!(queue.close());
+            assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
+            assert_eq!(finish(&queue), len);
         });
-        assert!(queue.close());
-        assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
-        assert_eq!(finish(&queue), 0);
-    });
-}
-
-/// A close wakes a sending task and a thread behind it, and leaves the queue's message.
-#[test]
-fn close_wakes_two_waiting_senders() {
-    thoroughly(|| {
-        let queue = with::<Bitmap>(1, 1);
-        let counter = WakeCounter::new();
-        let mut task = Box::pin(queue.send_async(Payload::new(1), 0));
-        assert!(counter.poll(task.as_mut()).is_pending());
-        let thread = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send(Payload::new(2), 0), SendRefused::Closed)
-        });
-        assert!(queue.close());
-        let went = thread.join().unwrap(); // it may be the one that wakes the task
-        assert_eq!(counter.wakes(), 1);
-        match counter.poll(task.as_mut()) {
-            Poll::Ready(result) => assert_eq!(sent(result, SendRefused::Closed), 0),
-            Poll::Pending => panic!("it waits on a closed queue"),
-        }
-        drop(task);
-        assert_eq!((went, finish(&queue)), (0, 1));
-    });
-}
-
-/// A task sends to a full queue while the queue is closed.
-#[test]
-fn close_races_a_waiting_task() {
-    thoroughly(|| {
-        let queue = with::<Bitmap>(1, 1);
-        let task = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(block_on(queue.send_async(Payload::new(1), 0)), SendRefused::Closed)
-        });
-        assert!(queue.close());
-        assert_eq!((task.join().unwrap(), finish(&queue)), (0, 1));
-    });
+    }
 }
 
 /// Two tasks wait, and a message may come: the close wakes all.
@@ -104,10 +59,8 @@ fn close_wakes_every_waiter() {
         for (counter, task) in counters.iter().zip(&mut tasks) {
             assert!(counter.poll(task.as_mut()).is_pending());
         }
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.try_send(Payload::new(1), 0), SendRefused::Closed)
-        });
+        let sender =
+            spawn(&queue, |queue| sent(queue.try_send(Payload::new(1), 0), SendRefused::Closed));
         assert!(queue.close());
         let went = sender.join().unwrap();
         assert!(counters.iter().all(|counter| counter.wakes() == 1));

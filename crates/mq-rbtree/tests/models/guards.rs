@@ -1,16 +1,10 @@
 //! Messages in guards: put back or accepted, beside receivers, full senders and a close.
 
-use mq_rbtree::{Bitmap, MessageGuard, RbTree, ReceiveError, SendRefused};
-use offlock_sync::{Arc, thread};
+use mq_rbtree::{Bitmap, MessageGuard, RbTree, ReceiveError};
 
 use super::payload::{
-    Payload, Shared, TestLevels, block_on, finish, received, run, sent, soon, thoroughly, with,
+    Payload, block_on, finish, receive, received, run, send, soon, spawn, thoroughly, with,
 };
-
-fn receiver<L: TestLevels>(queue: &Shared<L>) -> thread::JoinHandle<u64> {
-    let queue = Arc::clone(queue);
-    thread::spawn(move || received(queue.receive(), ReceiveError::Closed))
-}
 
 /// A thread waits, or comes, while the only message is in a guard.
 #[test]
@@ -18,7 +12,7 @@ fn inv25_a_message_put_back_wakes_a_thread() {
     thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let guard = queue.try_receive_guard().unwrap();
-        let receiver = receiver(&queue);
+        let receiver = receive(&queue, false);
         drop(guard);
         assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
     });
@@ -30,10 +24,7 @@ fn inv25_an_accepted_message_makes_room() {
     run(|| {
         let queue = with::<RbTree<u32>>(1, 1);
         let guard = queue.try_receive_guard().unwrap();
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.send(Payload::new(2), 7).unwrap()
-        });
+        let sender = spawn(&queue, |queue| queue.send(Payload::new(2), 7).unwrap());
         drop(guard);
         let guard = queue.try_receive_guard().unwrap();
         assert_eq!(guard.id(), 0, "the sender has no room");
@@ -50,7 +41,7 @@ fn inv25_the_last_guard_ends_a_closed_queue() {
         run(move || {
             let queue = with::<Bitmap>(1, 1);
             let guard = queue.try_receive_guard().unwrap();
-            let receiver = receiver(&queue);
+            let receiver = receive(&queue, false);
             assert!(queue.close());
             if accepts {
                 guard.accept().0.seen();
@@ -68,14 +59,8 @@ fn inv25_a_drop_races_a_close_and_a_full_sender() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
         let guard = queue.try_receive_guard().unwrap();
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
-        });
-        let closer = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.close()
-        });
+        let sender = send(&queue, 1, false);
+        let closer = spawn(&queue, |queue| queue.close());
         drop(guard);
         assert_eq!(received(queue.receive(), ReceiveError::Closed), 1);
         assert!(closer.join().unwrap());
@@ -89,16 +74,13 @@ fn inv25_a_guard_is_waited_for() {
     for kind in 0..3 {
         run(move || {
             let queue = with::<Bitmap>(1, 0);
-            let waits = thread::spawn({
-                let queue = Arc::clone(&queue);
-                move || {
-                    let found = match kind {
-                        0 => block_on(queue.receive_guard_async()),
-                        1 => queue.receive_guard(),
-                        _ => queue.receive_guard_deadline(soon()),
-                    };
-                    received(found.map(MessageGuard::accept), ReceiveError::Timeout)
-                }
+            let waits = spawn(&queue, move |queue| {
+                let found = match kind {
+                    0 => block_on(queue.receive_guard_async()),
+                    1 => queue.receive_guard(),
+                    _ => queue.receive_guard_deadline(soon()),
+                };
+                received(found.map(MessageGuard::accept), ReceiveError::Timeout)
             });
             queue.send(Payload::new(1), 0).unwrap();
             let got = waits.join().unwrap();

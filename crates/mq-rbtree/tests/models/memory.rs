@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use mq_rbtree::{Bitmap, Queue, QueueStats, RbTree};
-use offlock_sync::{Arc, thread};
+use offlock_sync::Arc;
 
-use super::payload::{Payload, TestLevels, finish, thoroughly, with};
+use super::payload::{Payload, TestLevels, finish, spawn, thoroughly, with};
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -28,10 +28,7 @@ fn speculate<L: TestLevels>(
         }
     }
     let messages = (here.len() + there.len()) as u64 + more;
-    let sender = thread::spawn({
-        let queue = Arc::clone(&queue);
-        move || send(&queue, there)
-    });
+    let sender = spawn(&queue, |queue| send(&queue, there));
     send(&queue, here);
     sender.join().unwrap();
     let stats = queue.stats();

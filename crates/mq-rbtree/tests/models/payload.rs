@@ -9,7 +9,7 @@ use std::sync::Arc as Plain;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{Arc, Futex, model, thread, with_preemptions};
 use testkit::WakeCount;
@@ -103,6 +103,34 @@ pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
     let queue = Builder::new(max).build().unwrap();
     (0..len).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
     Arc::new(queue)
+}
+
+/// Runs `f` in another thread.
+pub(super) fn spawn<L: TestLevels, R: Send + 'static>(
+    queue: &Shared<L>,
+    f: impl FnOnce(&Shared<L>) -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let queue = Arc::clone(queue);
+    thread::spawn(move || f(&queue))
+}
+
+/// Receives in another thread, by itself or by a task, until the queue has ended. Returns 1 for a message.
+pub(super) fn receive(queue: &Shared<Bitmap>, by_task: bool) -> thread::JoinHandle<u64> {
+    spawn(queue, move |queue| {
+        let got = if by_task { block_on(queue.receive_async()) } else { queue.receive() };
+        received(got, ReceiveError::Closed)
+    })
+}
+
+/// Sends a message in another thread, by itself or by a task, unless the queue is closed. Returns 1 if it was
+/// sent.
+pub(super) fn send(queue: &Shared<Bitmap>, id: u64, by_task: bool) -> thread::JoinHandle<u64> {
+    let message = Payload::new(id);
+    spawn(queue, move |queue| {
+        let result =
+            if by_task { block_on(queue.send_async(message, 0)) } else { queue.send(message, 0) };
+        sent(result, SendRefused::Closed)
+    })
 }
 
 /// Returns a deadline that may be over at any moment.

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use mq_rbtree::{Bitmap, Interest, Queue, Readiness, ReceiveError};
 use offlock_sync::{Arc, thread};
 
-use super::payload::{Payload, Shared, finish, received, run, thoroughly, with};
+use super::payload::{Payload, Shared, finish, received, run, spawn, thoroughly, with};
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -33,10 +33,8 @@ fn inv14_message_races_clear() {
     run(|| {
         let queue = with::<Bitmap>(2, 0);
         let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap())
-        });
+        let sender =
+            spawn(&queue, |queue| (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap()));
         ready.clear();
         let got = received(queue.try_receive(), ReceiveError::Empty);
         ready.clear();
@@ -82,10 +80,7 @@ fn inv14_room_races_clear() {
     thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let ready: Ready = Readiness::new(Arc::clone(&queue), Interest::Writable).unwrap();
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.try_receive(), ReceiveError::Empty)
-        });
+        let receiver = spawn(&queue, |queue| received(queue.try_receive(), ReceiveError::Empty));
         ready.clear();
         let full = |queue: &Queue<Payload>| queue.len() == 1;
         let seen_full = full(&queue);

@@ -6,11 +6,11 @@
 use std::time::Instant;
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
-use offlock_sync::{Arc, thread};
+use offlock_sync::thread;
 
 #[cfg(offlock_shuttle)]
 use super::payload::block_on;
-use super::payload::{Payload, Shared, finish, received, run, sent, soon, thoroughly, with};
+use super::payload::{Payload, Shared, finish, received, run, sent, soon, spawn, thoroughly, with};
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -74,8 +74,7 @@ fn warm(max: usize) -> Shared<Bitmap> {
 
 /// Runs a send of one message in another thread.
 fn send(queue: &Shared<Bitmap>, id: u64, priority: u32) -> thread::JoinHandle<()> {
-    let queue = Arc::clone(queue);
-    thread::spawn(move || queue.try_send(Payload::new(id), priority).unwrap())
+    spawn(queue, move |queue| queue.try_send(Payload::new(id), priority).unwrap())
 }
 
 /// Returns the message's number, or `None` if the queue is empty.
@@ -126,12 +125,9 @@ fn inv21_the_message_of_a_hole_is_received_before_those_behind_it() {
     thoroughly(|| {
         let queue = warm(2);
         let publish = queue.claim(Payload::new(1), 0).unwrap();
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                queue.try_send(Payload::new(2), 0).unwrap();
-                [next(&queue), next(&queue)]
-            }
+        let receiver = spawn(&queue, |queue| {
+            queue.try_send(Payload::new(2), 0).unwrap();
+            [next(&queue), next(&queue)]
         });
         publish();
         assert_eq!((receiver.join().unwrap(), finish(&queue)), ([Some(1), Some(2)], 0));
@@ -194,10 +190,7 @@ fn inv21_two_receivers_share_the_messages_of_the_ring() {
         let queue = warm(4);
         queue.try_send(Payload::new(1), 0).unwrap();
         let sender = send(&queue, 2, 0);
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || u64::from(next(&queue).is_some())
-        });
+        let receiver = spawn(&queue, |queue| u64::from(next(&queue).is_some()));
         let here = u64::from(next(&queue).is_some());
         sender.join().unwrap();
         let there = receiver.join().unwrap();
@@ -225,10 +218,7 @@ fn inv21_stored_messages_are_received_before_staged_ones() {
 fn inv22_a_waiting_receiver_gets_a_staged_message() {
     run(|| {
         let queue = warm(2);
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.receive().unwrap().0.seen()
-        });
+        let receiver = spawn(&queue, |queue| queue.receive().unwrap().0.seen());
         queue.send(Payload::new(1), 0).unwrap(); // and no look at the queue, which would wake as well
         assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
     });
@@ -240,10 +230,7 @@ fn inv22_a_waiting_receiver_gets_a_staged_message() {
 fn inv22_two_receivers_get_a_staged_message_each() {
     run(|| {
         let queue = warm(2);
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.receive().unwrap().0.seen()
-        });
+        let receiver = spawn(&queue, |queue| queue.receive().unwrap().0.seen());
         let sender = send(&queue, 1, 0);
         queue.try_send(Payload::new(2), 0).unwrap();
         let got = block_on(queue.receive_async()).unwrap().0.seen();
@@ -257,10 +244,8 @@ fn inv22_two_receivers_get_a_staged_message_each() {
 fn inv22_a_staged_message_beats_the_deadline() {
     run(|| {
         let queue = warm(2);
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
-        });
+        let receiver =
+            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
         queue.try_send(Payload::new(1), 0).unwrap();
         let got = receiver.join().unwrap();
         assert_eq!(queue.stats().timeouts, 1 - got);
@@ -275,10 +260,8 @@ fn inv22_receives_that_give_up_open_the_ring() {
     thoroughly(|| {
         let queue = warm(2);
         let first = queue.claim(Payload::new(1), 0).unwrap();
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
-        });
+        let receiver =
+            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
         assert_eq!(received(queue.receive_deadline(soon()), ReceiveError::Timeout), 0);
         assert_eq!(receiver.join().unwrap(), 0);
         let second = queue.claim(Payload::new(2), 0).expect("the ring is open");
@@ -293,9 +276,8 @@ fn inv22_receives_that_give_up_open_the_ring() {
 fn inv22_close_races_two_claims() {
     thoroughly(|| {
         let queue = warm(2);
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || [1, 2].map(|id| sent(queue.try_send(Payload::new(id), 0), SendRefused::Closed))
+        let sender = spawn(&queue, |queue| {
+            [1, 2].map(|id| sent(queue.try_send(Payload::new(id), 0), SendRefused::Closed))
         });
         assert!(queue.close());
         let mut got = 0;
@@ -316,10 +298,8 @@ fn inv22_close_races_two_claims() {
 fn inv24_full_is_ordered_with_claims() {
     thoroughly(|| {
         let queue = warm(1);
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.try_send(Payload::new(1), 0), SendRefused::Full)
-        });
+        let sender =
+            spawn(&queue, |queue| sent(queue.try_send(Payload::new(1), 0), SendRefused::Full));
         let went = sent(queue.try_send(Payload::new(2), 0), SendRefused::Full);
         assert!(next(&queue).is_some(), "it was full");
         let more = sender.join().unwrap();
@@ -332,14 +312,11 @@ fn inv24_full_is_ordered_with_claims() {
 fn inv24_locked_and_staged_sends_share_the_room() {
     run(|| {
         let queue = warm(2);
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                [1, 2]
-                    .map(|id| sent(queue.try_send(Payload::new(id), 0), SendRefused::Full))
-                    .iter()
-                    .sum::<u64>()
-            }
+        let sender = spawn(&queue, |queue| {
+            [1, 2]
+                .map(|id| sent(queue.try_send(Payload::new(id), 0), SendRefused::Full))
+                .iter()
+                .sum::<u64>()
         });
         let mut batch = [(Payload::new(3), 0)].into();
         let went = match queue.try_send_batch(&mut batch) {
@@ -361,10 +338,7 @@ fn inv24_locked_and_staged_sends_share_the_room() {
 fn inv24_a_slot_is_reused_after_its_message_was_read() {
     thoroughly(|| {
         let queue = full_ring();
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || next(&queue).unwrap()
-        });
+        let receiver = spawn(&queue, |queue| next(&queue).unwrap());
         let went = sent(queue.try_send(Payload::new(5), 0), SendRefused::Full);
         assert_eq!(receiver.join().unwrap(), 0);
         assert_eq!(finish(&queue), 3 + went);

@@ -3,11 +3,10 @@
 
 use std::task::Poll;
 
-use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
-use offlock_sync::{Arc, thread};
+use mq_rbtree::{Bitmap, Queue, ReceiveError};
 
 use super::payload::{
-    Payload, Shared, WakeCounter, block_on, finish, received, run, run_with_unseen, sent,
+    Payload, WakeCounter, block_on, finish, receive, received, run, run_with_unseen, send, spawn,
     thoroughly, with, yield_often,
 };
 
@@ -19,12 +18,6 @@ fn got(polled: Poll<Result<(Payload, u32), ReceiveError>>) -> Option<u64> {
     }
 }
 
-/// Sends one message from another thread.
-fn send_one(queue: &Shared<Bitmap>, id: u64) -> thread::JoinHandle<()> {
-    let queue = Arc::clone(queue);
-    thread::spawn(move || queue.send(Payload::new(id), 0).unwrap())
-}
-
 /// A task waits, and a thread or task behind it. The message comes while the first task is dropped:
 /// the second one gets it.
 fn passed_on(by_task: bool) {
@@ -33,13 +26,7 @@ fn passed_on(by_task: bool) {
         let counter = WakeCounter::new();
         let mut first = Box::pin(queue.receive_async());
         assert!(counter.poll(first.as_mut()).is_pending());
-        let other = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                let got = if by_task { block_on(queue.receive_async()) } else { queue.receive() };
-                received(got, ReceiveError::Closed)
-            }
-        });
+        let other = receive(&queue, by_task);
         queue.send(Payload::new(1), 0).unwrap();
         drop(first);
         assert_eq!((other.join().unwrap(), finish(&queue)), (1, 0));
@@ -64,7 +51,7 @@ fn inv09_dropped_receive_conserves_messages() {
         let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut waits = Box::pin(queue.receive_async());
         assert!(counters[0].poll(waits.as_mut()).is_pending());
-        let sender = send_one(&queue, 1);
+        let sender = send(&queue, 1, false);
         let mut dropped = Box::pin(queue.receive_async());
         let early = got(counters[1].poll(dropped.as_mut()));
         drop(dropped);
@@ -89,10 +76,7 @@ fn inv14_a_task_is_woken_for_each_free_place() {
         assert_eq!(counter.wakes(), 1);
         assert!(matches!(counter.poll(first.as_mut()), Poll::Ready(Ok(()))));
         drop(first);
-        let second = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || block_on(queue.send_async(Payload::new(2), 0)).unwrap()
-        });
+        let second = spawn(&queue, |queue| block_on(queue.send_async(Payload::new(2), 0)).unwrap());
         for id in 1..3 {
             yield_often();
             assert_eq!(queue.receive().unwrap().0.seen(), id);
@@ -112,7 +96,7 @@ fn inv14_one_message_wakes_one_task() {
         for (counter, task) in counters.iter().zip(&mut tasks) {
             assert!(counter.poll(task.as_mut()).is_pending());
         }
-        let sender = send_one(&queue, 1);
+        let sender = send(&queue, 1, false);
         let mut sum = 0;
         queue.validate();
         if counters[0].wakes() == 1 {
@@ -140,10 +124,7 @@ fn inv14_room_for_one_wakes_one_task() {
         for (counter, task) in counters.iter().zip(&mut tasks) {
             assert!(counter.poll(task.as_mut()).is_pending());
         }
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.try_receive(), ReceiveError::Empty)
-        });
+        let receiver = spawn(&queue, |queue| received(queue.try_receive(), ReceiveError::Empty));
         queue.validate();
         let early = counters[0].wakes();
         assert!(early == 1 || counters[1].wakes() == 0);
@@ -171,10 +152,7 @@ fn inv14_dropped_send_permit_passes_to_thread() {
         let counter = WakeCounter::new();
         let mut first = Box::pin(queue.send_async(Payload::new(1), 0));
         assert!(counter.poll(first.as_mut()).is_pending());
-        let other = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send(Payload::new(2), 0), SendRefused::Closed)
-        });
+        let other = send(&queue, 2, false);
         yield_often();
         assert_eq!(queue.receive().unwrap().0.seen(), 0);
         drop(first);
@@ -219,7 +197,7 @@ fn inv14_the_last_waker_is_woken() {
         let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut task = Box::pin(queue.receive_async());
         assert!(counters[0].poll(task.as_mut()).is_pending());
-        let sender = send_one(&queue, 1);
+        let sender = send(&queue, 1, false);
         let early = got(counters[1].poll(task.as_mut()));
         sender.join().unwrap();
         let late = early.is_none().then(|| {

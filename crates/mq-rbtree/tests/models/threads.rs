@@ -3,10 +3,9 @@
 use std::task::Poll;
 
 use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
-use offlock_sync::{Arc, thread};
 
 use super::payload::{
-    Payload, Shared, WakeCounter, block_on, finish, received, run, sent, soon, thoroughly, with,
+    Payload, WakeCounter, finish, receive, received, run, send, sent, soon, spawn, thoroughly, with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -14,25 +13,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("unlock: wake receivers for the messages", "threads::inv08_a_message_wakes_a_waiter"),
     ("unlock: wake senders for the places", "threads::inv11_room_wakes_a_waiter"),
 ];
-
-/// Receives as a thread, or as a task.
-fn receive(queue: &Shared<Bitmap>, by_task: bool) -> thread::JoinHandle<u64> {
-    let queue = Arc::clone(queue);
-    thread::spawn(move || {
-        let got = if by_task { block_on(queue.receive_async()) } else { queue.receive() };
-        received(got, ReceiveError::Closed)
-    })
-}
-
-/// Sends a message as a thread, or as a task.
-fn send(queue: &Shared<Bitmap>, id: u64, by_task: bool) -> thread::JoinHandle<u64> {
-    let (queue, message) = (Arc::clone(queue), Payload::new(id));
-    thread::spawn(move || {
-        let result =
-            if by_task { block_on(queue.send_async(message, 0)) } else { queue.send(message, 0) };
-        sent(result, SendRefused::Closed)
-    })
-}
 
 #[test]
 fn inv08_a_message_wakes_a_waiter() {
@@ -95,10 +75,8 @@ fn inv07_a_waiter_that_is_woken_in_vain_waits_again() {
 fn inv07_sender_and_receiver_never_both_wait() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap())
-        });
+        let sender =
+            spawn(&queue, |queue| (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap()));
         for id in 0..2 {
             assert_eq!(queue.receive().unwrap().0.seen(), id);
         }
@@ -112,10 +90,8 @@ fn inv07_sender_and_receiver_never_both_wait() {
 fn inv09_a_message_beats_the_deadline() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
-        });
+        let receiver =
+            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
         queue.send(Payload::new(1), 0).unwrap();
         let got = receiver.join().unwrap();
         assert_eq!((queue.stats().timeouts, finish(&queue)), (1 - got, 1 - got));
@@ -127,9 +103,8 @@ fn inv09_a_message_beats_the_deadline() {
 fn inv09_room_beats_the_deadline() {
     thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send_deadline(Payload::new(1), 0, soon()), SendRefused::Timeout)
+        let sender = spawn(&queue, |queue| {
+            sent(queue.send_deadline(Payload::new(1), 0, soon()), SendRefused::Timeout)
         });
         assert_eq!(queue.receive().unwrap().0.seen(), 0);
         let went = sender.join().unwrap();
@@ -142,10 +117,8 @@ fn inv09_room_beats_the_deadline() {
 fn inv09_message_goes_to_the_remaining_waiter() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let gives_up = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.receive_deadline(soon()), ReceiveError::Timeout)
-        });
+        let gives_up =
+            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
         let counter = WakeCounter::new();
         let mut waits = Box::pin(queue.receive_async());
         assert!(counter.poll(waits.as_mut()).is_pending());
