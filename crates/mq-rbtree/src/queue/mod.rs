@@ -33,7 +33,7 @@ pub use self::builder::Builder;
 pub use self::lock::{Queue, Received};
 
 pub(crate) use self::lock::Access;
-use self::lock::{Guard, SPINS, State, wait_for_sender};
+use self::lock::{Alone, Guard, SPINS, State, wait_for_sender};
 pub(crate) use self::park::Wait;
 pub(crate) use self::wait::Look;
 use crate::core::{Levels, Message, Preload};
@@ -278,10 +278,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Takes the message of the ring that is alone: see [`State::take_alone`].
     #[inline(always)]
-    fn take_alone(
-        &self,
-        state: &mut State<T, L>,
-    ) -> Result<Message<T, L::Priority>, Option<Message<T, L::Priority>>> {
+    fn take_alone(&self, state: &mut State<T, L>) -> Alone<T, L::Priority> {
         self.ring.as_ref().map_or(Err(None), |ring| state.take_alone(ring, &self.config))
     }
 
