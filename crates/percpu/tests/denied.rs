@@ -122,7 +122,7 @@ fn everything_counts() {
     assert_eq!(sum, 4 * ROUNDS);
     object.kill().unwrap();
     assert!(object.is_zero());
-    rcu::barrier().unwrap();
+    rcu::synchronize().unwrap();
 }
 
 fn run(child: &str, case: &str) -> Output {

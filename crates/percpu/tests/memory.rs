@@ -96,7 +96,7 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     let shared = Atomic::new(0);
     shared.store(node(1));
     drop(rcu::pin());
-    rcu::barrier().unwrap();
+    rcu::poll();
 
     let mut nodes: Vec<_> = (0..NODES).map(node).collect();
     let (calls, ()) = calls(|| {
@@ -114,7 +114,8 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
                 }
             }
         }
-        rcu::barrier().unwrap();
+        rcu::synchronize().unwrap();
+        rcu::poll();
     });
     assert_eq!(calls, NODES, "one allocation for each node");
 }

@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
-use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use offlock_sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::native::atomic::AtomicU64 as Statistic;
 use offlock_sync::{check, const_fn, order, thread};
@@ -42,8 +42,6 @@ use crate::fence;
 /// // SAFETY: no reader can find the entry, it is retired once, and a `String` may be dropped on
 /// // any thread.
 /// unsafe { rcu::retire_raw(entry.cast(), size_of::<Entry>()) };
-/// # rcu::barrier()?;
-/// # Ok::<(), rcu::SynchronizeError>(())
 /// ```
 #[derive(Debug)]
 #[repr(C)]
@@ -255,7 +253,6 @@ const BATCH_BYTES: usize = 2 << 20;
 pub(super) struct Bags {
     /// Null until the first retire, then an array with one bag per possible CPU, never freed.
     per_cpu: AtomicPtr<CachePadded<Bag>>,
-    pub(super) in_flight: InFlight,
     pub(super) reclaimed: Statistic,
 }
 
@@ -264,7 +261,6 @@ impl Bags {
         pub(super) const fn new() -> Self {
             Self {
                 per_cpu: AtomicPtr::new(ptr::null_mut()),
-                in_flight: InFlight::new(),
                 reclaimed: Statistic::new(0),
             }
         }
@@ -353,87 +349,6 @@ impl Bags {
 #[inline(always)]
 pub(super) fn is_full(filling: &Segment) -> bool {
     filling.objects >= BATCH || filling.bytes >= BATCH_BYTES
-}
-
-// Counts the batches of objects that threads have taken out of the bags and not yet freed.
-//
-// `barrier` waits for the batches of all threads. There are two parities:
-// new batches use one parity while `barrier` waits for the other, so a stream of new batches
-// cannot delay `barrier` for ever.
-//
-// Invariant, after those of the file:
-//
-// 3. Every batch that is taken out of a bag is counted, before the bag's lock is taken, until it
-//    is freed. No other object is ever taken out of a bag: while a thread waits for readers, the
-//    objects it waits for stay in the bags.
-
-/// The number of batches that are being freed.
-#[derive(Debug)]
-pub(super) struct InFlight {
-    /// Batches in flight, by parity.
-    counts: CachePadded<[AtomicU64; 2]>,
-    /// The parity that new batches use.
-    parity: AtomicUsize,
-    /// Held by the thread that changes `parity`.
-    waiter: SpinLock,
-}
-
-impl InFlight {
-    const_fn! {
-        pub(super) const fn new() -> Self {
-            Self {
-                counts: CachePadded::new([AtomicU64::new(0), AtomicU64::new(0)]),
-                parity: AtomicUsize::new(0),
-                waiter: SpinLock::new(),
-            }
-        }
-    }
-
-    /// Counts a batch until the returned value is dropped.
-    ///
-    /// The caller has not yet locked the bags that it takes the batch from.
-    pub(super) fn begin(&self) -> BatchInFlight<'_> {
-        // Ordering: Relaxed; a hint: `wait` waits for both parities.
-        let parity = self.parity.load(Ordering::Relaxed);
-        // Ordering: Relaxed; the barrier that must see the count locks the bag after this thread.
-        self.counts[parity].fetch_add(1, Ordering::Relaxed);
-        BatchInFlight { in_flight: self, parity }
-    }
-
-    /// Waits until every batch that was counted before is freed.
-    pub(super) fn wait(&self) {
-        let mut backoff = Backoff::default();
-        while !self.waiter.try_lock() {
-            backoff.wait();
-        }
-        // Ordering: Relaxed; only the holder of `waiter` changes it, and `begin` takes it as a
-        // hint.
-        let active = self.parity.load(Ordering::Relaxed);
-        for parity in [1 - active, active] {
-            self.parity.store(1 - parity, Ordering::Relaxed);
-            // Ordering: Acquire pairs with the Release in `BatchInFlight::drop`; it carries what
-            // the drops did.
-            while self.counts[parity].load(Ordering::Acquire) != 0 {
-                backoff.wait();
-            }
-        }
-        self.waiter.unlock();
-    }
-}
-
-/// A batch that is counted as in flight.
-#[derive(Debug)]
-pub(super) struct BatchInFlight<'a> {
-    in_flight: &'a InFlight,
-    parity: usize,
-}
-
-impl Drop for BatchInFlight<'_> {
-    fn drop(&mut self) {
-        // Ordering: Release pairs with the Acquire in `InFlight::wait`; it carries what the drops
-        // of this batch did.
-        self.in_flight.counts[self.parity].fetch_sub(1, Ordering::Release);
-    }
 }
 
 // A reader that leaves and a thread that unlocks a bag wake no waiter, so waiters poll.

@@ -154,7 +154,7 @@ impl Domain {
     pub(super) fn wait(&'static self) {
         let target = self.target();
         let mut exact = None;
-        wait_until(|| match exact {
+        let mut is_over = || match exact {
             Some(exact) => self.advance(exact),
             None if self.completed() >= target => true, // another thread completed it
             None => self.try_lock_gp().is_some_and(|mut gp| {
@@ -162,15 +162,11 @@ impl Domain {
                 let bumped = *exact.insert(gp.bump());
                 gp.scan() >= bumped
             }),
-        });
-    }
-}
-
-/// Calls `done` until it returns true, with growing pauses.
-pub(super) fn wait_until(mut done: impl FnMut() -> bool) {
-    let mut backoff = Backoff::default();
-    while !done() {
-        backoff.wait();
+        };
+        let mut backoff = Backoff::default();
+        while !is_over() {
+            backoff.wait();
+        }
     }
 }
 
@@ -655,19 +651,19 @@ impl GracePeriod {
     }
 }
 
-/// The reason why [`synchronize`](super::synchronize) or [`barrier`](super::barrier) did not wait.
+/// The reason why [`synchronize`](super::synchronize) did not wait.
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, SynchronizeError};
 ///
 /// let _guard = rcu::pin();
-/// assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
+/// assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SynchronizeError {
-    /// The wait would never end, because the calling thread holds a [`Guard`](super::Guard), or
-    /// calls `barrier` from the drop of a retired object. Maps to `EDEADLK`.
+    /// The wait would never end, because the calling thread holds a [`Guard`](super::Guard). Maps to
+    /// `EDEADLK`.
     WouldDeadlock,
 }
 

@@ -16,7 +16,7 @@
 //! assert_eq!(seen, "via 10.0.0.1"); // stays valid until the guard drops
 //! drop(guard);
 //!
-//! rcu::barrier().unwrap(); // drops every value retired so far
+//! rcu::poll(); // drops the values retired so far, as no reader is left
 //! ```
 //!
 //! A writer waits for readers in one of three ways, from the cheapest to the most expensive:
@@ -25,7 +25,7 @@
 //! |---|---|---|
 //! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
-//! | [`synchronize`], [`barrier`] | until the readers have left | never |
+//! | [`synchronize`] | until the readers have left | never |
 //!
 //! A process has one RCU domain. So a reader delays the drop of every object that is retired after
 //! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
@@ -42,7 +42,7 @@
 //!   this module. It may pin, retire and poll; a poll inside a drop drops nothing, so drops do not
 //!   recurse.
 //! - *The process ends* (`main` returns, or `exit`): retired objects that are not dropped yet stay
-//!   so, like any `static`. A [`barrier`] at the end of `main` drops them.
+//!   so, like any `static`. A [`poll`] at the end of `main` drops those that no reader can reach.
 //!
 //! # Source
 //!
@@ -64,4 +64,4 @@ pub use self::bags::RetireHead;
 pub use self::domain::end_thread;
 pub use self::domain::{GracePeriod, SynchronizeError, start_grace_period, synchronize};
 pub use self::domain::{Guard, is_pinned, pin};
-pub use self::retire::{Batch, Stats, barrier, poll, retire_raw, stats};
+pub use self::retire::{Batch, Stats, poll, retire_raw, stats};

@@ -15,7 +15,7 @@
 //! Two closed segments are enough. While the first one waits, newly closed objects are merged into
 //! the second one, and the target of the second one rises. When the first one is freed, the second
 //! one takes its place, and its target no longer rises. So a closed object leaves its bag after at
-//! most two waits, and `barrier` waits at most twice.
+//! most two waits.
 //!
 //! The target of a segment is computed under the bag's lock, after the last object is added. A
 //! target computed earlier would be too low for an object that another thread adds in between, and
@@ -29,16 +29,14 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use offlock_sync::const_thread_local;
 use offlock_sync::native::atomic::Ordering::Relaxed;
 use offlock_sync::panics::drop_payload;
-use offlock_sync::{const_thread_local, step};
 
 use crate::cpu;
 
 use super::bags::{Bag, Bags, RetireHead, Segment, is_full, next_of};
-use super::domain::{
-    Domain, GpGuard, SynchronizeError, domain, init_domain, is_pinned, wait_until,
-};
+use super::domain::{Domain, GpGuard, domain};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
@@ -97,7 +95,10 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
 fn reclaim_step(domain: &'static Domain, bag: &Bag) {
     let bags = &domain.bags;
     let gp = domain.try_lock_gp();
-    let closed = bag.try_with(|lists| lists.close(target(domain, gp.as_ref())));
+    let closed = bag.try_with(|lists| {
+        // Computed under the lock. The next bump is that of the holder of `gp_lock`.
+        lists.close(gp.as_ref().map_or_else(|| domain.target(), GpGuard::next_gp));
+    });
     if let Some(mut gp) = gp {
         if closed.is_some() {
             gp.bump();
@@ -105,32 +106,11 @@ fn reclaim_step(domain: &'static Domain, bag: &Bag) {
         gp.scan();
     }
     if !is_freeing() {
-        let _counted = bags.in_flight.begin();
         let completed = domain.completed();
         let mut due = Segment::EMPTY;
         bag.try_with(|lists| lists.take_due(completed, &mut due));
         free_batch(bags, due);
     }
-}
-
-/// Returns the target of the objects that this thread knows to be retired.
-///
-/// `gp` is the guard of `gp_lock` if this thread holds it: the target is then the number of the
-/// next bump.
-fn target(domain: &Domain, gp: Option<&GpGuard>) -> u64 {
-    gp.map_or_else(|| domain.target(), GpGuard::next_gp)
-}
-
-/// Closes all bags, and returns the highest target of their objects.
-fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
-    let mut highest = 0;
-    for bag in domain.bags.all() {
-        bag.with(|lists| {
-            lists.close(target(domain, gp)); // computed under the lock
-            highest = lists.highest().max(highest);
-        });
-    }
-    highest
 }
 
 /// Closes all bags, advances grace periods, and drops the objects that no reader can reach.
@@ -142,28 +122,26 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 /// the call. A call from inside such a drop drops nothing.
 pub fn poll() -> usize {
     let domain = domain();
-    if let Some(mut gp) = domain.try_lock_gp() {
-        let target = close_all(domain, Some(&gp));
-        gp.advance_to(target);
-    }
-    if is_freeing() { 0 } else { free_due(domain).0 }
-}
-
-/// Frees the due objects of all bags. Returns their number, and the highest target of the closed
-/// objects that still wait, or 0.
-fn free_due(domain: &'static Domain) -> (usize, u64) {
     let bags = &domain.bags;
-    let _counted = bags.in_flight.begin();
+    if let Some(mut gp) = domain.try_lock_gp() {
+        let mut highest = 0;
+        for bag in bags.all() {
+            bag.with(|lists| {
+                lists.close(gp.next_gp()); // computed under the lock
+                highest = lists.highest().max(highest);
+            });
+        }
+        gp.advance_to(highest);
+    }
+    if is_freeing() {
+        return 0;
+    }
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
-    let mut highest = 0;
     for bag in bags.all() {
-        bag.with(|lists| {
-            lists.take_due(completed, &mut due);
-            highest = lists.highest().max(highest);
-        });
+        bag.with(|lists| lists.take_due(completed, &mut due));
     }
-    (free_batch(bags, due), highest)
+    free_batch(bags, due)
 }
 
 /// Frees the objects of `batch`, and returns their number.
@@ -198,42 +176,6 @@ fn free_list(first: *mut RetireHead) {
         }
     }
     set_freeing(false);
-}
-
-/// Waits until every object that any thread retired before is dropped.
-///
-/// Blocks like [`synchronize`](super::synchronize), then runs drops on this thread, then waits for the drops that other
-/// threads have begun. It does not wait for objects retired during the call. Use it before code is
-/// unloaded, or in a test before drops are counted.
-///
-/// # Errors
-///
-/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs
-/// the drop of a retired object.
-pub fn barrier() -> Result<(), SynchronizeError> {
-    if is_pinned() || is_freeing() {
-        return Err(SynchronizeError::WouldDeadlock);
-    }
-    let domain = init_domain();
-    let bags = &domain.bags;
-    // An object retired before this call is in a bag or in flight. `close_all` closes the bags.
-    let target = close_all(domain, domain.try_lock_gp().as_ref());
-    // The module documentation says why two waits are enough. The second wait is needed if objects
-    // retired later were merged into the second segment.
-    let target = wait_and_free(domain, target);
-    step!("barrier: wait for objects merged since", wait_and_free(domain, target));
-    step!("barrier: wait for the drops of other threads", bags.in_flight.wait());
-    Ok(())
-}
-
-/// Waits until `target` is completed and frees the due objects of all bags. Returns the highest
-/// target of the closed objects that still wait, or 0. Does nothing if `target` is 0.
-fn wait_and_free(domain: &'static Domain, target: u64) -> u64 {
-    if target == 0 {
-        return 0;
-    }
-    wait_until(|| domain.advance(target));
-    free_due(domain).1
 }
 
 const_thread_local! {

@@ -1,9 +1,9 @@
 //! Grace periods, guards and reclamation.
 
 use offlock_percpu::rcu::{self, Atomic, Owned};
-use offlock_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use offlock_sync::atomic::{AtomicPtr, Ordering};
 use offlock_sync::quarantine::{Watched, free};
-use offlock_sync::{Arc, Condvar, Mutex, thread};
+use offlock_sync::{Arc, thread};
 
 use super::Long;
 
@@ -30,18 +30,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("thread exit: the slot is reset", "rcu::inv15_a_slot_goes_to_the_next_thread"),
     ("bag: take its lock", "rcu::two_threads_retire_on_one_cpu"),
     ("bag: the lists are consistent", "rcu::two_threads_retire_on_one_cpu"),
-    (
-        "barrier: wait for the drops of other threads",
-        "rcu::inv11_a_barrier_waits_for_the_drops_of_others",
-    ),
-    (
-        "barrier: wait for objects merged since",
-        "rcu::inv11_a_barrier_waits_for_a_segment_that_grew",
-    ),
-    (
-        "barrier: wait for the drops of other threads",
-        "rcu::inv11_two_barriers_wait_for_the_same_drop",
-    ),
 ];
 
 /// Of these, what only loom can see.
@@ -165,29 +153,6 @@ fn replace_under(reader: impl FnOnce(&Atomic<Payload>) + Send + 'static) {
     replace(&shared);
     rcu::poll();
     reader.join().unwrap();
-}
-
-/// Stores 1 when it is dropped, after a while.
-struct Gone(Arc<AtomicU64>);
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        dawdle();
-        // Ordering: Relaxed; the barrier carries it.
-        self.0.store(1, Ordering::Relaxed);
-    }
-}
-
-/// Retires a value whose drop stores 1 in the result.
-fn retire_slow() -> Arc<AtomicU64> {
-    let gone = Arc::new(AtomicU64::new(0));
-    retire(Gone(Arc::clone(&gone)));
-    gone
-}
-
-/// Retires a value that no reader can find.
-fn retire<T: Send + Sync + 'static>(value: T) {
-    Atomic::new(Some(value)).store(Owned::new(None));
 }
 
 /// Takes a while, so that others come first, or in between, as often as not. A random schedule gives
@@ -389,97 +354,6 @@ fn two_threads_retire_on_one_cpu() {
         rcu::poll();
         let stats = rcu::stats();
         assert_eq!((stats.pending, stats.reclaimed), (0, 2), "{early} early; {stats}");
-    });
-}
-
-/// When `barrier` returns, what was retired before is dropped, also what another thread is just
-/// dropping.
-#[test]
-fn inv11_a_barrier_waits_for_the_drops_of_others() {
-    model(|| {
-        let gone = retire_slow();
-        let other = thread::spawn(rcu::poll);
-        dawdle();
-        rcu::barrier().unwrap();
-        // Ordering: as above.
-        assert_eq!(gone.load(Ordering::Relaxed), 1);
-        other.join().unwrap();
-    });
-}
-
-/// A thread waits until another one opens it.
-#[derive(Default)]
-struct Gate(Mutex<bool>, Condvar);
-
-impl Gate {
-    fn open(&self) {
-        *self.0.lock() = true;
-        self.1.notify_all();
-    }
-
-    fn wait(&self) {
-        let mut open = self.0.lock();
-        while !*open {
-            self.1.wait(&mut open);
-        }
-    }
-}
-
-/// An object that is retired while `barrier` waits is merged with one that `barrier` waits for, so
-/// both wait for a later grace period. `barrier` waits for that one too.
-#[test]
-fn inv11_a_barrier_waits_for_a_segment_that_grew() {
-    let _long = Long::mark();
-    model(|| {
-        let gone = Arc::new(AtomicU64::new(0));
-        let gates = Arc::new((Gate::default(), Gate::default()));
-        let first = thread::spawn({
-            let gates = Arc::clone(&gates);
-            move || {
-                let guard = rcu::pin();
-                gates.0.open();
-                gates.1.wait();
-                drop(guard);
-            }
-        });
-        gates.0.wait();
-        retire(());
-        rcu::poll(); // closes the first segment
-        retire(Gone(Arc::clone(&gone)));
-        rcu::poll(); // closes the second
-        let other = thread::spawn(move || {
-            rcu::barrier().unwrap();
-            // Ordering: as above.
-            assert_eq!(gone.load(Ordering::Relaxed), 1);
-        });
-        dawdle();
-        retire(());
-        let second = rcu::pin();
-        rcu::poll(); // the second segment now waits for a grace period that waits for `second`
-        gates.1.open();
-        first.join().unwrap();
-        dawdle();
-        drop(second);
-        other.join().unwrap();
-    });
-}
-
-/// Two barriers at once, of which one finds the other's objects gone, or on their way.
-#[test]
-fn inv11_two_barriers_wait_for_the_same_drop() {
-    model(|| {
-        let gone = retire_slow();
-        let check = |gone: &AtomicU64| {
-            rcu::barrier().unwrap();
-            // Ordering: as above.
-            assert_eq!(gone.load(Ordering::Relaxed), 1);
-        };
-        let other = thread::spawn({
-            let gone = Arc::clone(&gone);
-            move || check(&gone)
-        });
-        check(&gone);
-        other.join().unwrap();
     });
 }
 

@@ -4,14 +4,14 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use offlock_percpu::rcu::{self, Atomic, Batch, Guard, Owned, RetireHead};
 use offlock_percpu::rcu::{SynchronizeError, Unlinked};
 
-use crate::alone::alone;
+use crate::alone::{alone, drain};
 use testkit::child::in_own_process;
 use testkit::stress::stress_time;
 
@@ -75,20 +75,28 @@ fn a_retired_value_is_dropped_once_and_not_under_a_reader() {
 }
 
 #[test]
-fn waits_are_refused_where_they_would_last_for_ever() {
+fn a_wait_that_would_last_for_ever_is_refused() {
     let _alone = alone();
     let guard = rcu::pin();
     assert!(rcu::is_pinned());
     assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
-    assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
     assert_eq!(SynchronizeError::WouldDeadlock.errno(), libc::EDEADLK);
     drop(guard);
     assert_eq!(rcu::synchronize(), Ok(()));
+}
 
-    static IN_DROP: Mutex<Option<Result<(), SynchronizeError>>> = Mutex::new(None);
-    unlinked(OnDrop(|| *IN_DROP.lock().unwrap() = Some(rcu::barrier()))).retire();
-    rcu::barrier().unwrap();
-    assert_eq!(*IN_DROP.lock().unwrap(), Some(Err(SynchronizeError::WouldDeadlock)));
+#[test]
+fn errors_name_their_cause_and_values_print_themselves() {
+    let _alone = alone();
+    let owned = Owned::new(7);
+    assert_eq!(format!("{owned:?}"), "Owned(7)");
+    let shared = Atomic::new(8);
+    assert_eq!(format!("{shared:?}"), "Atomic { .. }");
+    let guard = rcu::pin();
+    let unlinked = shared.swap(owned);
+    assert_eq!(format!("{unlinked:?}"), "Unlinked(8)");
+    drop(guard);
+    assert!(SynchronizeError::WouldDeadlock.to_string().contains("wait for itself"));
 }
 
 /// A drop of a retired object may pin, retire and poll; a chain of such drops does not recurse, and
@@ -176,12 +184,12 @@ fn retiring_frees_without_a_poll() {
         // One batch fills, one waits, and one is merged with it.
         assert!(rcu::stats().pending <= 3 * cpus * 1024, "{}", rcu::stats());
     }
-    rcu::barrier().unwrap();
+    drain();
     for _ in 0..10_000 {
         unlinked([0_u8; 64 << 10]).retire();
         assert!(rcu::stats().pending_bytes <= 3 * cpus * (2 << 20), "{}", rcu::stats());
     }
-    rcu::barrier().unwrap();
+    drain();
 }
 
 /// The caller states the sizes of objects, and their sum saturates.
@@ -383,7 +391,7 @@ fn churn(time: Duration) {
             });
         }
     });
-    rcu::barrier().unwrap();
+    drain();
     drop(shared);
     let stats = rcu::stats();
     assert_eq!(MADE.load(Relaxed) - made, GONE.load(Relaxed) - gone, "{stats}");

@@ -3,4 +3,3 @@
 
 mod alone;
 mod domain;
-mod edges;

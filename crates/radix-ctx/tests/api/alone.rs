@@ -3,6 +3,7 @@
 
 use std::panic::catch_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use offlock_percpu::rcu;
 
@@ -10,6 +11,14 @@ use offlock_percpu::rcu;
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    while let Err(_panic) = catch_unwind(rcu::barrier) {} // of the drop of a context
+    drain();
     turn
+}
+
+/// Drops every retired object. No thread holds a guard, and no other thread polls.
+pub(crate) fn drain() {
+    while rcu::stats().pending != 0 {
+        let _panic = catch_unwind(rcu::poll); // of the drop of a context
+        thread::yield_now();
+    }
 }

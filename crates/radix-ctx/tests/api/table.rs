@@ -6,6 +6,8 @@ use std::sync::Arc;
 use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, InsertRefused, LookupError};
 
+use testkit::wait_until;
+
 use crate::alone::alone;
 
 #[test]
@@ -174,12 +176,10 @@ fn what_retain_removed_is_dropped_by_rcu() {
         let left: Vec<i32> = table.iter(&rcu::pin()).map(|(_, &(n, _))| n).collect();
         assert!((0..100).filter(|&n| keeps(n)).all(|n| left.contains(&n)));
         assert!(left.len() < 100, "a batch was removed before the panic");
-        for _ in 0..100 {
-            if Arc::strong_count(&value) > 1 + left.len() {
-                rcu::barrier().unwrap();
-            }
-        }
-        assert_eq!(Arc::strong_count(&value), 1 + left.len());
+        wait_until(|| {
+            rcu::poll();
+            Arc::strong_count(&value) == 1 + left.len()
+        });
         table.validate();
     }
 }

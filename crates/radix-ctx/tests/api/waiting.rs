@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, LookupError, Removal, WaitError};
 
-use crate::alone::alone;
+use crate::alone::{alone, drain};
 
 /// The time of waits that must not end.
 const WHILE: Duration = Duration::from_millis(30);
@@ -421,9 +421,7 @@ fn inv14_the_end_of_a_table_drops_a_removed_context_once() {
         drop(guard);
         let end = catch_unwind(AssertUnwindSafe(|| drop(table)));
         assert!(end.is_err(), "closed {closed}, referenced {referenced}");
-        for _ in 0..4 {
-            rcu::barrier().unwrap();
-        }
+        drain();
         drop(held);
         assert_eq!(drops.load(Relaxed), 4, "closed {closed}, referenced {referenced}");
     }
