@@ -485,7 +485,7 @@ impl<T> Cells<T> {
             let refused = match done {
                 Some(Ok((block, index))) => return Ok(Key::new(block, index)),
                 Some(Err(refused)) => refused,
-                None => Section::OtherCpu,
+                None => Section::WrongCpu,
             };
             match self.insert_slow(refused, &place) {
                 Ok(Some(key)) => return Ok(key),
@@ -502,7 +502,7 @@ impl<T> Cells<T> {
     fn insert_slow<V>(&self, refused: Section, place: &Cell<V>) -> Result<Option<Key>, Refused> {
         let here = current_cpu();
         let shard = &self.shards[here.index()];
-        let sections = self.sections.filter(|_| refused != Section::OtherCpu);
+        let sections = self.sections.filter(|_| refused != Section::WrongCpu);
         let cpu = if sections.is_some() { here.get() } else { NO_CPU };
         let mut guard = self.enter_open(shard)?;
         if refused == Section::Closed {
@@ -719,7 +719,7 @@ impl<T> Cells<T> {
             // SAFETY: the caller has the entry, so the cell is occupied, and its block is alive.
             let mut done =
                 unsafe { sections.remove::<V>(head, key.pointer(), key.index(), target) };
-            if done == Err(Section::OtherCpu) {
+            if done == Err(Section::WrongCpu) {
                 // SAFETY: as above.
                 done = unsafe { Self::remove_remote(list, sections, key, target) };
             }

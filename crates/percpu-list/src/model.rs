@@ -30,7 +30,7 @@ impl Sections {
     ) -> Result<(*const Block, u32), Refused> {
         let cpu = virtual_cpu::current();
         if !virtual_cpu::has_id() {
-            return Err(Refused::OtherCpu);
+            return Err(Refused::WrongCpu);
         }
         let _alone = virtual_cpu::alone_on(cpu);
         // SAFETY: by the contract of this function the list lives during the call.
@@ -137,7 +137,7 @@ impl Sections {
         target: *mut Cell<T>,
     ) -> Result<(), Refused> {
         if !virtual_cpu::has_id() {
-            return Err(Refused::OtherCpu);
+            return Err(Refused::WrongCpu);
         }
         let _alone = virtual_cpu::alone_on(virtual_cpu::current());
         // SAFETY: by the contract of this function the block is alive.
@@ -158,7 +158,7 @@ impl Sections {
     fn alone_on(block: &Block) -> Result<impl Drop + use<>, Refused> {
         let cpu = virtual_cpu::current();
         if !virtual_cpu::has_id() || cpu.get() != block.cpu {
-            return Err(Refused::OtherCpu);
+            return Err(Refused::WrongCpu);
         }
         Ok(virtual_cpu::alone_on(cpu))
     }

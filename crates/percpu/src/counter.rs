@@ -90,8 +90,8 @@ impl PerCpuCounter {
     #[inline]
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
-        // Without sections `count` refuses at once, which saves a test of `available`.
-        if rseq::count(&words, delta as u64).is_err() {
+        // Without sections `add` refuses at once, which saves a test of `available`.
+        if rseq::add(None, &words, delta as u64).is_err() {
             self.add_without_section(&words, delta);
         }
     }
@@ -171,7 +171,7 @@ impl PerCpuCounter {
         }
     }
 
-    /// Adds after `count` refused: there are no sections, or the thread has no CPU id.
+    /// Adds after the section refused: there are no sections, or the thread has no CPU id.
     #[inline(never)]
     fn add_without_section(&self, words: &Words, delta: i64) {
         if rseq::available() {

@@ -71,10 +71,10 @@ fn try_add(
     open_value: u64,
     delta: i64,
 ) -> bool {
-    match rseq::add(gate, open_value, words, delta as u64) {
+    match rseq::add(Some((gate, open_value)), words, delta as u64) {
         Ok(()) => true,
         Err(Refused::Closed) => false,
-        Err(Refused::NoCpu) => try_add_without_section(words, remote, delta),
+        Err(_) => try_add_without_section(words, remote, delta),
     }
 }
 
@@ -540,10 +540,10 @@ impl RefBlock {
     #[inline]
     #[must_use = "a reference that was taken must be put"]
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
-        match rseq::add(gate, open, &self.words.words(i), 1) {
+        match rseq::add(Some((gate, open)), &self.words.words(i), 1) {
             Ok(()) => true,
             Err(Refused::Closed) => false,
-            Err(Refused::NoCpu) => self.try_get_without_section(i, gate, open),
+            Err(_) => self.try_get_without_section(i, gate, open),
         }
     }
 

@@ -13,7 +13,7 @@
 //!
 //! ```text
 //!  default, x86_64         sections in assembly                 (x86_64.rs)
-//!  every other build       none: `available()` is false         (below)
+//!  every other build       none: `available()` is false         (portable.rs)
 //!  model checkers          one mutex per virtual CPU            (model.rs)
 //! ```
 //!
@@ -25,56 +25,37 @@
 
 #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 pub(crate) mod area;
-#[cfg(offlock_model)]
-#[path = "model.rs"]
-mod imp;
+pub mod cells;
 #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 #[path = "x86_64.rs"]
 mod imp;
+#[cfg(all(
+    not(offlock_model),
+    any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
+))]
+#[path = "portable.rs"]
+mod imp;
+#[cfg(offlock_model)]
+#[path = "model.rs"]
+mod imp;
 
-pub mod cells;
+pub(crate) use self::imp::{add, state};
 
-pub(crate) use self::imp::{add, available, count, state};
-
-/// The reason why a section did not commit. A refused section has changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "without sections `NoCpu` is the only refusal")]
-pub(crate) enum Refused {
-    /// No section can run: the thread has no CPU id, the process runs no sections, or that is not
-    /// decided yet. Where sections are [`available`], the caller must add to an atomic of its own,
-    /// never to the word.
-    NoCpu,
-    /// The value of the gate was not `open_value`.
-    Closed,
+/// Returns whether this process runs sections. The first call decides.
+#[inline(always)]
+pub(crate) fn available() -> bool {
+    state().is_ok()
 }
 
-/// Builds without sections. The compiler removes the code behind these.
-#[cfg(all(
-    any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu),
-    not(offlock_model)
-))]
-mod imp {
-    use offlock_sync::atomic::AtomicU64;
-
-    use super::Refused;
-    use crate::words::Words;
-
-    pub(crate) fn state() -> Result<(), &'static str> {
-        Err(if cfg!(offlock_virtual_cpu) { "the CPUs are virtual" } else { "not in this build" })
-    }
-
-    #[inline(always)]
-    pub(crate) fn available() -> bool {
-        false
-    }
-
-    #[inline(always)]
-    pub(crate) fn add(_: &AtomicU64, _: u64, _: &Words, _: u64) -> Result<(), Refused> {
-        Err(Refused::NoCpu)
-    }
-
-    #[inline(always)]
-    pub(crate) fn count(_: &Words, _: u64) -> Result<(), Refused> {
-        Err(Refused::NoCpu)
-    }
+/// The reason why a section did not commit. It has changed nothing that another thread may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The section must run on another CPU. Or none can run: the thread has no CPU id, the process runs no
+    /// sections, or that is not decided yet. Where sections are [`available`], the caller must then add to an
+    /// atomic of its own, never to a word.
+    WrongCpu,
+    /// The gate is closed. In a list: there is a snapshot, the list is closed, or a walk has marked the entry.
+    Closed,
+    /// The current block of a list seems full.
+    NoRoom,
 }

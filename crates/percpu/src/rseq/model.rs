@@ -13,41 +13,27 @@ use crate::words::Words;
 
 /// Returns whether this model runs sections.
 pub(crate) fn state() -> Result<(), &'static str> {
-    available().then_some(()).ok_or("not in this model")
+    virtual_cpu::sections().then_some(()).ok_or("not in this model")
 }
 
-pub(crate) fn available() -> bool {
-    virtual_cpu::sections()
-}
-
-/// Adds `delta` (wrapping) to this CPU's word. Commits only if the value of `gate` is `open_value`.
+/// Adds `delta` (wrapping) to this CPU's word. With a gate, commits only if the gate has the value beside it.
 pub(crate) fn add(
-    gate: &AtomicU64,
-    open_value: u64,
+    gate: Option<(&AtomicU64, u64)>,
     words: &Words,
     delta: u64,
 ) -> Result<(), Refused> {
-    section(words, delta, || {
-        // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that
-        // opens the gate again, and carries the changes made while the gate was closed. The
-        // store that closes the gate needs no partner here: `heavy_rseq` follows it.
-        check!("section: its gate is open", gate.load(Ordering::Acquire) == open_value)
-    })
-}
-
-/// Adds `delta` (wrapping) to this CPU's word, which has no gate.
-pub(crate) fn count(words: &Words, delta: u64) -> Result<(), Refused> {
-    section(words, delta, || true)
-}
-
-/// Adds to this CPU's word under the mutex of the CPU, if `is_open` is true there.
-fn section(words: &Words, delta: u64, is_open: impl FnOnce() -> bool) -> Result<(), Refused> {
-    if !(available() && virtual_cpu::has_id()) {
-        return Err(Refused::NoCpu);
+    if state().is_err() || !virtual_cpu::has_id() {
+        return Err(Refused::WrongCpu);
     }
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
-    if !is_open() {
+    // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
+    // gate again, and carries the changes made while the gate was closed. The store that closes the
+    // gate needs no partner here: `heavy_rseq` follows it.
+    let is_open = |(gate, open): (&AtomicU64, u64)| {
+        check!("section: its gate is open", gate.load(Ordering::Acquire) == open)
+    };
+    if !gate.is_none_or(is_open) {
         return Err(Refused::Closed);
     }
     let word = words.slot(cpu);

@@ -36,7 +36,7 @@ pub(super) fn self_test(
     run: impl Fn(Option<(&AtomicU64, u64)>, &Words, u64) -> Result<(), Refused>,
 ) -> Option<Result<(), &'static str>> {
     let words = Words::new().ok()?;
-    if run(None, &words, 1) == Err(Refused::NoCpu) {
+    if run(None, &words, 1) == Err(Refused::WrongCpu) {
         return None;
     }
     Some(check(|gate, delta| run(gate, &words, delta), &words))
@@ -113,7 +113,7 @@ mod tests {
             return Err(Refused::Closed);
         }
         match defect {
-            "has no id" => return Err(Refused::NoCpu),
+            "has no id" => return Err(Refused::WrongCpu),
             "adds twice" => add(here, 2 * delta),
             "counts nothing" if gate.is_none() => {}
             "is elsewhere" => add((here + 1) % possible_cpus() as u32, delta),
@@ -163,7 +163,7 @@ mod tests {
                         options(nostack, preserves_flags),
                     );
                 }
-                found.run(gate, words, delta)
+                found.add(gate, words, delta)
             })
         };
         let is_found = move || test().is_some_and(|tested| tested.is_err());

@@ -18,7 +18,7 @@ use testkit::signals::{ThreadTimer, handle};
 use testkit::stress::{keep_running, stress_time};
 
 use super::self_test::getcpu;
-use super::{Refused, RseqOperations, operations, state};
+use super::{Refused, Sections, outcome, sections as found, state};
 use crate::fence;
 use crate::words::Words;
 
@@ -33,7 +33,7 @@ fn deadline() -> Instant {
 
 /// Returns the distance from the thread pointer to a fake rseq area of the calling thread, which the
 /// kernel does not know. Its id is the CPU where the thread was when it first asked.
-pub(in crate::rseq) fn fake_area() -> isize {
+pub(super) fn fake_area() -> isize {
     #[repr(C, align(32))]
     struct Fake([u32; 8]);
     thread_local! {
@@ -49,11 +49,11 @@ pub(in crate::rseq) fn fake_area() -> isize {
 }
 
 /// Returns parameters with which the same code runs without a section.
-fn unprotected(real: RseqOperations) -> RseqOperations {
-    RseqOperations { area: fake_area(), ..real }
+fn unprotected(real: Sections) -> Sections {
+    Sections { area: fake_area(), ..real }
 }
 
-impl RseqOperations {
+impl Sections {
     /// Adds `delta` to this CPU's word, with a long spin between the load and the store. Returns
     /// the number of starts of the section.
     #[inline(never)]
@@ -61,16 +61,16 @@ impl RseqOperations {
         let mut starts = 0_u64;
         // SAFETY: the area, the word and the gate are those of `add`, or the area is the calling
         // thread's fake one. The other registers are scratch.
-        let cpu = unsafe {
-            section!(self, words, ["cmp qword ptr [{gate}], 0", "jne 66f"], [
+        let done = unsafe {
+            word_section!(self, words, ["cmp qword ptr [{gate}], 0", "jne 66f"], [
                     "inc {starts}",
-                    "mov {sum}, qword ptr [{word}]",
+                    "mov {sum}, qword ptr [{base} + {t}]",
                     "mov {spin:e}, {rounds:e}",
                     "24:",
                     "dec {spin:e}",
                     "jnz 24b",
                     "add {sum}, {delta}",
-                    "mov qword ptr [{word}], {sum}",
+                    "mov qword ptr [{base} + {t}], {sum}",
                 ],
                 gate = in(reg) ptr::from_ref(gate),
                 delta = in(reg) delta,
@@ -79,7 +79,7 @@ impl RseqOperations {
                 sum = out(reg) _,
                 starts = inout(reg) starts,)
         };
-        super::outcome(cpu, self).map(|()| starts)
+        done.map(|()| starts)
     }
 }
 
@@ -181,7 +181,7 @@ fn switched_off() -> bool {
 
 /// Returns false if no sections run. Panics if the environment requires them, so that CI cannot pass
 /// without a test.
-pub(in crate::rseq) fn sections_run() -> bool {
+pub(super) fn sections_run() -> bool {
     if let Err(why) = state() {
         println!("sections are off: {why}: nothing to test");
         let wanted = env::var_os("OFFLOCK_REQUIRE_ALL").is_some() && !switched_off();
@@ -191,8 +191,8 @@ pub(in crate::rseq) fn sections_run() -> bool {
     true
 }
 
-fn sections() -> Option<RseqOperations> {
-    sections_run().then(|| operations().expect("sections run"))
+fn sections() -> Option<Sections> {
+    sections_run().then(|| found().expect("sections run"))
 }
 
 #[test]
@@ -246,10 +246,10 @@ fn stress_inv12_every_section_agrees_with_atomics() {
         while !stop.load(Ordering::Relaxed) {
             for _ in 0..50 {
                 rounds += 1;
-                real.add(&open, 0, &adds, 3).unwrap();
-                real.add(&open_at_7, 7 << 40, &adds, 5).unwrap();
-                assert_eq!(real.add(&open_at_7, 7, &adds, 1), Err(Refused::Closed));
-                real.count(&counts, 7).unwrap();
+                real.add(Some((&open, 0)), &adds, 3).unwrap();
+                real.add(Some((&open_at_7, 7 << 40)), &adds, 5).unwrap();
+                assert_eq!(real.add(Some((&open_at_7, 7)), &adds, 1), Err(Refused::Closed));
+                real.add(None, &counts, 7).unwrap();
             }
         }
         rounds
@@ -261,7 +261,7 @@ fn stress_inv12_every_section_agrees_with_atomics() {
 
 /// Closes the gate repeatedly while long sections run. Returns how often a word changed after the
 /// barrier; with sections it never does.
-fn changes_after_barrier(real: RseqOperations, protect: bool) -> u64 {
+fn changes_after_barrier(real: Sections, protect: bool) -> u64 {
     let (gate, words, adds) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     let until = deadline();

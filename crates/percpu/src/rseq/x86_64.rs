@@ -1,15 +1,13 @@
 //! The sections in x86_64 assembly.
 //!
-//! All sections are the same sequence around a few instructions of their own. In words, ending at
-//! the one store:
+//! All sections are one frame around a few instructions of their own. In words, for a word with a gate:
 //!
 //! ```text
 //!      rseq_cs = descriptor                arms the section for this thread
 //!  start:
-//!      cpu = area.cpu_id                   not below `limit`: refused, no CPU
-//!      *gate != open_value?                 refused, closed: only in a section with a gate
-//!      word = base + cpu * STRIDE
-//!      *word += delta                      <- commit, the last instruction
+//!      cpu = area.cpu_id                   not below `limit`: refused, wrong CPU
+//!      *gate != open?                      refused, closed
+//!      *(base + cpu * STRIDE) += delta     <- commit, the one store, the last instruction
 //!  end:
 //!      rseq_cs = 0                         disarms it: every way out passes here
 //!
@@ -21,7 +19,7 @@
 //!
 //! | 77 | descriptor, in `__rseq_cs` | 22 | start | 44 | end |
 //! |---|---|---|---|---|---|
-//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66 | refused: no CPU, closed |
+//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66, 99 | refused: wrong CPU, closed, no room |
 //!
 //! Traps:
 //!
@@ -30,6 +28,8 @@
 //! - The abort address must follow the signature that libc registered.
 //! - The descriptor contains addresses, so it must be writable for the loader of a
 //!   position-independent program.
+//! - A jump over the commit of another section would leave instructions behind a commit: an abort there
+//!   would commit twice. So the removals on the CPU of a block and on other CPUs are two sections.
 //!
 //! # Invariants
 //!
@@ -42,6 +42,7 @@ use offlock_sync::native::OnceLock;
 use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
 use self::self_test::self_test;
+use super::cells::{Block, Cell, FREE, Head, SHARD};
 use super::{Refused, area};
 use crate::cpu::{possible_cpus, rseq_ids};
 use crate::words::{STRIDE, Words};
@@ -50,88 +51,73 @@ use crate::words::{STRIDE, Words};
 mod self_test;
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
+const _: () = assert!(SHARD == 1 << 7, "the sections shift by 7");
 
 /// The number of possible CPUs, or 0 if no section may run. Invariant 1.
 static LIMIT: AtomicU32 = AtomicU32::new(0);
 
-/// The value of the operand `cpu` after a section whose gate was closed; -1 without a CPU. No CPU has
-/// so high a number.
-const REFUSED_CLOSED: u32 = -2_i32 as u32;
-
-/// Returns whether this process runs sections. The first call decides. Later calls cost a load and a
-/// branch where sections run, and one more load elsewhere.
+/// Returns whether this process runs sections, and if not, why. The first call decides. Later calls cost a
+/// load and a branch where sections run, and one more load elsewhere.
 #[inline(always)]
-pub(crate) fn available() -> bool {
-    // Ordering: Relaxed; `operations` loads `LIMIT` again, with Acquire, before it uses the offset.
-    LIMIT.load(Ordering::Relaxed) != 0 || state().is_ok()
+pub(crate) fn state() -> Result<(), &'static str> {
+    // Ordering: Relaxed; `sections` loads `LIMIT` again, with Acquire, before it uses the offset.
+    if LIMIT.load(Ordering::Relaxed) != 0 { Ok(()) } else { decide() }
 }
 
-/// Returns whether this process runs sections, and if not, why. The first call decides.
-///
 /// Sections also run if the first call is on a thread that cannot test them. A thread without a CPU id
 /// is none of libc's, and its sections all refuse. A helper thread would have no id either: glibc gives
 /// a thread an id only if its parent has one.
-pub(crate) fn state() -> Result<(), &'static str> {
+fn decide() -> Result<(), &'static str> {
     static STATE: OnceLock<Result<(), &'static str>> = OnceLock::new();
     *STATE.get_or_init(|| {
         let found = usable()?;
-        self_test(|gate, words, delta| found.run(gate, words, delta)).unwrap_or(Ok(()))?;
-        // Ordering: Release pairs with the Acquire in `operations`; it carries the offset. No test
+        self_test(|gate, words, delta| found.add(gate, words, delta)).unwrap_or(Ok(()))?;
+        // Ordering: Release pairs with the Acquire in `sections`; it carries the offset. No test
         // checks the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
         LIMIT.store(found.limit, Ordering::Release);
         Ok(())
     })
 }
 
-/// Adds `delta` (wrapping) to this CPU's word. Commits only if the value of `gate` is `open_value`.
-#[inline(always)]
-pub(crate) fn add(
-    gate: &AtomicU64,
-    open_value: u64,
-    words: &Words,
-    delta: u64,
-) -> Result<(), Refused> {
-    operations().ok_or(Refused::NoCpu)?.add(gate, open_value, words, delta)
-}
-
-/// Adds `delta` (wrapping) to this CPU's word, which has no gate.
-#[inline(always)]
-pub(crate) fn count(words: &Words, delta: u64) -> Result<(), Refused> {
-    operations().ok_or(Refused::NoCpu)?.count(words, delta)
-}
-
-/// Returns the operations if the process has an rseq area and a barrier that restarts sections.
-fn usable() -> Result<RseqOperations, &'static str> {
+/// Returns the sections if the process has an rseq area and a barrier that restarts them.
+fn usable() -> Result<Sections, &'static str> {
     rseq_ids()?;
     if !rseq_fence_works() {
         return Err("membarrier cannot restart them");
     }
-    Ok(RseqOperations { area: area::find()?, limit: possible_cpus() as u32 })
+    Ok(Sections { area: area::find()?, limit: possible_cpus() as u32 })
 }
 
-/// The operations. Holds the offset of the rseq area and the number of possible CPUs.
-#[derive(Clone, Copy)]
-struct RseqOperations {
+/// Adds `delta` (wrapping) to this CPU's word. With a gate, commits only if the gate has the value beside it.
+#[inline(always)]
+pub(crate) fn add(
+    gate: Option<(&AtomicU64, u64)>,
+    words: &Words,
+    delta: u64,
+) -> Result<(), Refused> {
+    sections().ok_or(Refused::WrongCpu)?.add(gate, words, delta)
+}
+
+/// Returns the sections if they run in this process.
+#[inline(always)]
+fn sections() -> Option<Sections> {
+    // Ordering: Acquire pairs with the Release in `decide`; it carries the offset.
+    let limit = LIMIT.load(Ordering::Acquire);
+    (limit != 0).then(|| Sections { area: area::offset(), limit })
+}
+
+/// The sections of this process: the offset of the rseq area, and the number of possible CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Sections {
     area: isize,
     limit: u32,
 }
 
-/// Returns the operations if sections run in this process.
-#[inline(always)]
-fn operations() -> Option<RseqOperations> {
-    // Ordering: Acquire pairs with the Release in `state`; it carries the offset.
-    let limit = LIMIT.load(Ordering::Acquire);
-    (limit != 0).then(|| RseqOperations { area: area::offset(), limit })
-}
-
-/// One section. `$test` jumps to 66 if the section is refused. `$body` works on `{word}`, this CPU's
-/// word, and ends in its one store.
-///
-/// Evaluates to the contents of the CPU's register at the end.
+/// One section. `$body` gets the id of this CPU in `{cpu}`, which it keeps. It may change `{t}`. It jumps to 55,
+/// 66 or 99 if the section is refused, and ends in its one store.
 macro_rules! section {
-    ($params:expr, $words:expr, [$($test:literal),*], [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
-        let RseqOperations { area, limit } = $params;
-        let mut cpu: u32;
+    ($sections:expr, [$($body:expr),+ $(,)?], $($operands:tt)*) => {{
+        let cpu: u32;
         std::arch::asm!(
             ".pushsection __rseq_cs, \"aw\"",
             ".balign 32",
@@ -140,16 +126,10 @@ macro_rules! section {
             ".quad 22f, 44f - 22f, 88f",
             ".popsection",
             "33:",
-            "lea {word}, [rip + 77b]",
-            "mov qword ptr fs:[{area} + 8], {word}",
+            "lea {t}, [rip + 77b]",
+            "mov qword ptr fs:[{area} + 8], {t}",
             "22:",
             "mov {cpu:e}, dword ptr fs:[{area} + 4]",
-            "cmp {cpu:e}, {limit:e}",
-            "jae 55f",
-            $($test,)*
-            "mov {word:e}, {cpu:e}",
-            "shl {word}, 16",
-            "add {word}, {base}",
             $($body,)+
             "44:",
             "mov qword ptr fs:[{area} + 8], 0",
@@ -164,79 +144,351 @@ macro_rules! section {
             "66:",
             "mov {cpu:e}, -2",
             "jmp 44b",
+            "99:",
+            "mov {cpu:e}, -3",
+            "jmp 44b",
             ".popsection",
-            area = in(reg) area,
-            limit = in(reg) limit,
-            base = in(reg) $words.base(),
+            area = in(reg) $sections.area,
             cpu = out(reg) cpu,
-            word = out(reg) _,
+            t = out(reg) _,
             $($operands)*
             options(nostack),
         );
-        cpu
+        outcome(cpu)
     }};
 }
 
-/// Returns the refusal that the register contains, if any.
+/// Returns the refusal that the register of the CPU contains at the end of a section, if any.
 #[inline(always)]
-fn outcome(cpu: u32, params: RseqOperations) -> Result<(), Refused> {
-    if cpu < params.limit { Ok(()) } else { Err(refusal(cpu)) }
+fn outcome(cpu: u32) -> Result<(), Refused> {
+    if cpu.cast_signed() >= 0 { Ok(()) } else { Err(refusal(cpu)) }
 }
 
 /// Out of line, because the compiler would compute it even for a section that committed.
 #[cold]
 #[inline(never)]
 fn refusal(cpu: u32) -> Refused {
-    if cpu == REFUSED_CLOSED { Refused::Closed } else { Refused::NoCpu }
+    match cpu.cast_signed() {
+        -1 => Refused::WrongCpu,
+        -2 => Refused::Closed,
+        _ => Refused::NoRoom,
+    }
 }
 
-impl RseqOperations {
+/// A section on this CPU's word, which is at `[{base} + {t}]` in `$body`.
+macro_rules! word_section {
+    ($sections:expr, $words:expr, [$($test:literal),*], [$($body:literal),+ $(,)?], $($operands:tt)*) => {
+        section!($sections, [
+                "cmp {cpu:e}, {limit:e}",
+                "jae 55f",
+                $($test,)*
+                "mov {t:e}, {cpu:e}",
+                "shl {t}, 16",
+                $($body,)+
+            ],
+            limit = in(reg) $sections.limit,
+            base = in(reg) $words.base(),
+            $($operands)*)
+    };
+}
+
+/// A section that ends an entry of a list and copies its value out. `$mark_test` looks for the mark of a walk, and
+/// `$commit` frees the cell.
+macro_rules! removal {
+    (
+        $sections:expr, $head:ident, $block:ident, $index:ident, $source:ident, $target:ident,
+        [$($cpu_test:literal),+], $mark_test:literal, [$($commit:literal),+ $(,)?], $($operands:tt)*
+    ) => {
+        section!($sections, [
+                $($cpu_test,)+
+                "cmp qword ptr [{head}], 0",
+                "jne 66f",
+                $mark_test,
+                "jnz 66f",
+                ".if {n16} + {n8}",
+                "mov {t}, {src}",
+                "mov {d}, {dst}",
+                ".rept {n16}",
+                "movups {x}, xmmword ptr [{t}]",
+                "movups xmmword ptr [{d}], {x}",
+                "add {t}, 16",
+                "add {d}, 16",
+                ".endr",
+                ".rept {n8}",
+                "mov {t}, qword ptr [{t}]",
+                "mov qword ptr [{d}], {t}",
+                ".endr",
+                ".endif",
+                $($commit,)+
+            ],
+            head = in(reg) $head,
+            blk = in(reg) $block,
+            mask = in(reg) 1_u64 << $index,
+            src = in(reg) $source,
+            dst = in(reg) $target,
+            d = out(reg) _,
+            x = out(xmm_reg) _,
+            n16 = const Copy::<T>::OUT_16,
+            n8 = const Copy::<T>::OUT_8,
+            $($operands)*)
+    };
+}
+
+/// How a cell is copied: words of 16 and of 8 bytes.
+struct Copy<T>(T);
+
+impl<T> Copy<T> {
+    const STRIDE: usize = size_of::<Cell<T>>();
+    const IN_16: usize = Self::STRIDE / 16;
+    const IN_8: usize = Self::STRIDE % 16 / 8;
+    /// A value without a drop is not copied out.
+    const OUT_16: usize = if std::mem::needs_drop::<T>() { Self::IN_16 } else { 0 };
+    const OUT_8: usize = if std::mem::needs_drop::<T>() { Self::IN_8 } else { 0 };
+}
+
+impl Sections {
+    /// Returns the sections, if they run in this process. The first call decides.
+    pub fn find() -> Option<Self> {
+        state().ok()?;
+        sections()
+    }
+
     #[inline(always)]
     fn add(
-        self,
-        gate: &AtomicU64,
-        open_value: u64,
-        words: &Words,
-        delta: u64,
-    ) -> Result<(), Refused> {
-        // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset `find` returned
-        // after it checked that the area contains the field. It stores once more, to the word of a
-        // CPU below `limit`, an atomic of `words`. The gate is only read, and neither the gate nor
-        // the word is accessed after that store, so both may be freed then. Plain accesses in
-        // assembly are atomic here, because they are aligned and of 8 bytes.
-        let cpu = unsafe {
-            section!(self, words, ["cmp qword ptr [{gate}], {open}", "jne 66f"],
-                ["add qword ptr [{word}], {delta}"],
-                gate = in(reg) std::ptr::from_ref::<AtomicU64>(gate),
-                open = in(reg) open_value,
-                delta = in(reg) delta,)
-        };
-        outcome(cpu, self)
-    }
-
-    #[inline(always)]
-    fn count(self, words: &Words, delta: u64) -> Result<(), Refused> {
-        // SAFETY: the area and the word are those of `add`. There is no gate.
-        let cpu = unsafe {
-            section!(self, words, [], ["add qword ptr [{word}], {delta}"], delta = in(reg) delta,)
-        };
-        outcome(cpu, self)
-    }
-
-    /// Adds `delta`, with a gate and the value that opens it, or without.
-    fn run(
         self,
         gate: Option<(&AtomicU64, u64)>,
         words: &Words,
         delta: u64,
     ) -> Result<(), Refused> {
         match gate {
-            Some((gate, open_value)) => self.add(gate, open_value, words, delta),
-            None => self.count(words, delta),
+            // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset `find` returned
+            // after it checked that the area contains the field. It stores once more, to the word of a
+            // CPU below `limit`, an atomic of `words`. The gate is only read, and neither the gate nor
+            // the word is accessed after that store, so both may be freed then. Plain accesses in
+            // assembly are atomic here, because they are aligned and of 8 bytes.
+            Some((gate, open)) => unsafe {
+                word_section!(self, words,
+                    ["cmp qword ptr [{gate}], {open}", "jne 66f"],
+                    ["add qword ptr [{base} + {t}], {delta}"],
+                    gate = in(reg) std::ptr::from_ref::<AtomicU64>(gate),
+                    open = in(reg) open,
+                    delta = in(reg) delta,)
+            },
+            // SAFETY: the area and the word are those of a section with a gate.
+            None => unsafe {
+                word_section!(self, words, [], ["add qword ptr [{base} + {t}], {delta}"],
+                    delta = in(reg) delta,)
+            },
+        }
+    }
+
+    /// Copies the value at `source` into a free cell of this CPU's current block,
+    /// and returns the block and the cell. Refused if the list is closed or the block seems full.
+    ///
+    /// # Safety
+    ///
+    /// `head.shards` are the shards of all possible CPUs, and a current block is null or a block of
+    /// its CPU with cells of `T`. They live during the call. If the result is not an error, the
+    /// value has moved.
+    #[inline(always)]
+    pub unsafe fn insert<T>(
+        self,
+        head: *const Head,
+        source: *const Cell<T>,
+    ) -> Result<(*const Block, u32), Refused> {
+        let (block, index): (*const Block, u64);
+        // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset and size were
+        // checked. It reads `head` and the shard of a CPU below `limit`, and writes a free cell of
+        // the current block and its first two words, all alive by the contract of this function.
+        // Only sections of this CPU write these, so the 16-byte store needs to be atomic only
+        // towards an abort.
+        let done = unsafe {
+            section!(self, [
+                    "cmp {cpu:e}, {limit:e}",
+                    "jae 55f",
+                    "cmp qword ptr [{head} + 8], 0",
+                    "jne 66f",
+                    "mov {t:e}, {cpu:e}",
+                    "shl {t}, 7",
+                    "add {t}, qword ptr [{head} + 16]",
+                    "mov {blk}, qword ptr [{t}]",
+                    "test {blk}, {blk}",
+                    "jz 99f",
+                    "mov {h}, qword ptr [{blk}]",
+                    "mov {d}, qword ptr [{blk} + 16]",
+                    "xor {d}, {h}",
+                    "cmp {d}, -1",
+                    "je 99f",
+                    "not {d}",
+                    "tzcnt {i}, {d}",
+                    "imul {d}, {i}, {stride}",
+                    "lea {d}, [{blk} + {d} + 384]",
+                    "mov {s}, {src}",
+                    ".rept {n16}",
+                    "movups {x}, xmmword ptr [{s}]",
+                    "movups xmmword ptr [{d}], {x}",
+                    "add {s}, 16",
+                    "add {d}, 16",
+                    ".endr",
+                    ".rept {n8}",
+                    "mov {s}, qword ptr [{s}]",
+                    "mov qword ptr [{d}], {s}",
+                    ".endr",
+                    "btc {h}, {i}",
+                    "mov {t}, qword ptr [{blk} + 8]",
+                    "inc {t}",
+                    "movq {x}, {h}",
+                    "movq {y}, {t}",
+                    "punpcklqdq {x}, {y}",
+                    "movdqa xmmword ptr [{blk}], {x}",
+                ],
+                limit = in(reg) self.limit,
+                head = in(reg) head,
+                src = in(reg) source,
+                blk = out(reg) block,
+                i = out(reg) index,
+                h = out(reg) _,
+                d = out(reg) _,
+                s = out(reg) _,
+                x = out(xmm_reg) _,
+                y = out(xmm_reg) _,
+                stride = const Copy::<T>::STRIDE,
+                n16 = const Copy::<T>::IN_16,
+                n8 = const Copy::<T>::IN_8,)
+        };
+        done.map(|()| (block, index as u32))
+    }
+
+    /// Learns which cells of a block were freed through `remote`, counts them as misses, and makes
+    /// the block the current one. Refused on another CPU than that of the block.
+    ///
+    /// # Safety
+    ///
+    /// The block and its shard live during the call, and no other block of this CPU has other types
+    /// of cells in that shard.
+    pub unsafe fn refill(self, block: *const Block) -> Result<(), Refused> {
+        // SAFETY: the area is that of `insert`. The section reads and writes the header of the block,
+        // and writes the first word of its shard, which are alive.
+        unsafe {
+            section!(self, [
+                    "cmp {cpu:e}, dword ptr [{blk} + 56]",
+                    "jne 55f",
+                    "mov {r}, qword ptr [{blk} + 320]", // before `held`, which a removal stores first
+                    "mov {h}, qword ptr [{blk}]",
+                    "xor {r}, {h}",
+                    "or {r}, qword ptr [{blk} + 328]",
+                    "mov {n}, qword ptr [{blk} + 40]",
+                    "not {n}",
+                    "or {r}, {n}", // the taken cells
+                    "mov {n}, {r}",
+                    "not {n}",
+                    "mov {k}, qword ptr [{blk} + 16]",
+                    "xor {k}, {h}",
+                    "and {n}, {k}", // those that are free since the last refill
+                    "mov {c}, qword ptr [{blk} + 24]",
+                    "24:",
+                    "test {n}, {n}",
+                    "jz 25f",
+                    "tzcnt {k}, {n}",
+                    "btr {n}, {k}",
+                    "inc {c}",
+                    // Only FREE is replaced: another state has the pins of a walk with a stale word.
+                    "cmp dword ptr [{blk} + {k}*4 + 64], {free}",
+                    "jne 24b",
+                    "mov dword ptr [{blk} + {k}*4 + 64], 0",
+                    "jmp 24b",
+                    "25:",
+                    "xor {r}, {h}",
+                    "mov {t}, qword ptr [{blk} + 48]",
+                    "mov qword ptr [{t}], {blk}", // a hint: an abort may leave it
+                    "movq {x}, {r}",
+                    "movq {y}, {c}",
+                    "punpcklqdq {x}, {y}",
+                    "movdqa xmmword ptr [{blk} + 16], {x}",
+                ],
+                blk = in(reg) block,
+                r = out(reg) _,
+                h = out(reg) _,
+                n = out(reg) _,
+                k = out(reg) _,
+                c = out(reg) _,
+                x = out(xmm_reg) _,
+                y = out(xmm_reg) _,
+                free = const FREE as i32,)
+        }
+    }
+
+    /// Frees an occupied cell on the CPU of its block. Copies the value out, if it needs a drop.
+    /// Refused on another CPU, during a snapshot, and if a walk has marked the entry.
+    ///
+    /// # Safety
+    ///
+    /// The cell is in a block of the list of `head` with cells of `T`, which lives during the call,
+    /// and the caller has its entry. If the result is not an error, the entry has ended, and the
+    /// value has moved to `target`.
+    #[inline(always)]
+    pub unsafe fn remove<T>(
+        self,
+        head: *const Head,
+        block: *const Block,
+        index: u32,
+        target: *mut Cell<T>,
+    ) -> Result<(), Refused> {
+        // SAFETY: by the contract of this function the block has the cell.
+        let source = unsafe { Block::cell::<T>(block, index) };
+        // SAFETY: the area is that of `insert`. The section reads `head`, the block and the cell, and
+        // writes the target, the first word of the shard and `home`, which are alive. Only sections
+        // of the CPU of the block write `home`.
+        unsafe {
+            removal!(
+                self,
+                head,
+                block,
+                index,
+                source,
+                target,
+                ["cmp {cpu:e}, dword ptr [{blk} + 56]", "jne 55f"],
+                "test qword ptr [{blk} + 32], {mask}",
+                [
+                    "mov {t}, qword ptr [{blk} + 48]",
+                    "mov qword ptr [{t}], {blk}", // a hint: an abort may leave it
+                    "xor qword ptr [{blk}], {mask}",
+                ],
+            )
+        }
+    }
+
+    /// Frees an occupied cell on any CPU, by one locked instruction. Otherwise like
+    /// [`remove`](Self::remove).
+    ///
+    /// # Safety
+    ///
+    /// That of [`remove`](Self::remove).
+    #[inline(always)]
+    pub unsafe fn remove_remote<T>(
+        self,
+        head: *const Head,
+        block: *const Block,
+        index: u32,
+        target: *mut Cell<T>,
+    ) -> Result<(), Refused> {
+        // SAFETY: by the contract of this function the block has the cell.
+        let source = unsafe { Block::cell::<T>(block, index) };
+        // SAFETY: the area is that of `insert`. The section reads `head`, the block and the cell, and
+        // writes the target and, by an atomic operation, `remote`, which are alive.
+        unsafe {
+            removal!(self, head, block, index, source, target,
+                ["cmp {cpu:e}, {limit:e}", "jae 55f"],
+                "test qword ptr [{blk} + 336], {mask}",
+                ["lock xor qword ptr [{blk} + 320], {mask}"],
+                limit = in(reg) self.limit,)
         }
     }
 }
 
 #[cfg(test)]
+#[path = "cells_stress.rs"]
+mod cells_stress;
+#[cfg(test)]
 #[path = "stress.rs"]
-pub(super) mod stress;
+mod stress;

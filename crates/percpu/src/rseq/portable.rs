@@ -1,6 +1,20 @@
-//! Builds without sections: there are no values of [`Sections`].
+//! Builds without sections. The compiler removes the code behind these.
 
-use super::{Block, Cell, Head, Refused};
+use offlock_sync::atomic::AtomicU64;
+
+use super::Refused;
+use super::cells::{Block, Cell, Head};
+use crate::words::Words;
+
+#[inline(always)]
+pub(crate) fn state() -> Result<(), &'static str> {
+    Err(if cfg!(offlock_virtual_cpu) { "the CPUs are virtual" } else { "not in this build" })
+}
+
+#[inline(always)]
+pub(crate) fn add(_: Option<(&AtomicU64, u64)>, _: &Words, _: u64) -> Result<(), Refused> {
+    Err(Refused::WrongCpu)
+}
 
 /// The sections of this build, a type without values.
 #[derive(Clone, Copy, Debug)]

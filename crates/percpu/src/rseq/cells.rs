@@ -33,18 +33,9 @@ use offlock_sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 #[cfg(offlock_model)]
 use offlock_sync::cell::UnsafeCell;
 
-#[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
-#[path = "x86_64.rs"]
-mod imp;
-#[cfg(all(
-    not(offlock_model),
-    any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
-))]
-#[path = "portable.rs"]
-mod imp;
-
+pub use super::Refused;
 #[cfg(not(offlock_model))] // percpu-list has those of a model
-pub use self::imp::Sections;
+pub use super::imp::Sections;
 
 /// The largest number of cells of a block.
 pub const CELLS: usize = if cfg!(offlock_model) { 2 } else { 64 };
@@ -141,17 +132,6 @@ const _: () = {
 #[repr(C, align(8))]
 #[derive(Debug)]
 pub struct Cell<T>(pub MaybeUninit<T>);
-
-/// Why a section did not commit. It has changed nothing that another thread may see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The thread runs on another CPU than that of the block, or no section can run on it.
-    OtherCpu,
-    /// There is a snapshot, the list is closed, or a walk has marked the entry.
-    Closed,
-    /// The current block seems full.
-    NoRoom,
-}
 
 impl Block {
     /// Tells a model checker that the caller reads the value of a cell.

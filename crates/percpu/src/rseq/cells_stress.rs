@@ -14,9 +14,10 @@ use testkit::rng;
 use testkit::signals::{ThreadTimer, handle};
 use testkit::stress::stress_time;
 
+use super::stress::{fake_area, sections_run};
 use super::{Block, Cell, Head, Refused, SHARD, Sections};
 use crate::fence::heavy_rseq;
-use crate::rseq::imp::stress::{fake_area, sections_run};
+use crate::rseq::cells::NO_CPU;
 
 /// Returns sections that run as plain code, on the CPU where the thread was when it first asked.
 fn unprotected(real: Sections) -> Sections {
@@ -120,7 +121,7 @@ impl TestList {
         let mut out = Cell(MaybeUninit::<Value>::uninit());
         // SAFETY: the caller has the entry of the cell, in a block of this list.
         let mut done = unsafe { sections.remove(&raw const self.head, block, index, &raw mut out) };
-        if done == Err(Refused::OtherCpu) {
+        if done == Err(Refused::WrongCpu) {
             // SAFETY: as above.
             done =
                 unsafe { sections.remove_remote(&raw const self.head, block, index, &raw mut out) };
@@ -185,12 +186,12 @@ fn a_thread_without_an_id_runs_no_section_on_a_block_of_no_cpu() {
         let at = list.insert(sections, [1; 3]).unwrap();
         for shard in &mut list.shards {
             // SAFETY: the block lives until the drop of the list, which only this thread has.
-            unsafe { (**shard.current.get_mut()).cpu = super::super::NO_CPU };
+            unsafe { (**shard.current.get_mut()).cpu = NO_CPU };
         }
         assert_eq!(testkit::rseq::unregister(), -1);
         list.refill(sections);
-        assert_eq!(list.insert(sections, [2; 3]).err(), Some(Refused::OtherCpu));
-        assert_eq!(list.remove(sections, at), Err(Refused::OtherCpu));
+        assert_eq!(list.insert(sections, [2; 3]).err(), Some(Refused::WrongCpu));
+        assert_eq!(list.remove(sections, at), Err(Refused::WrongCpu));
         let home = |block: &Block| block.home.load(Ordering::Relaxed);
         assert_eq!(list.blocks().map(home).sum::<u64>(), 1);
         assert!(list.blocks().all(|block| block.seen.load(Ordering::Relaxed) == 0));
