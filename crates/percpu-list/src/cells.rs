@@ -36,6 +36,7 @@
 //! them; the end of the last one frees the blocks and the list.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::fs;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit, needs_drop};
 use std::process;
@@ -45,11 +46,12 @@ use std::ptr::{self, NonNull};
 use offlock_percpu::cells::Sections;
 use offlock_percpu::cells::{Block, CELLS, Cell, FREE, Head, NO_CPU, Refused as Section, VALUES};
 use offlock_percpu::fence::heavy_rseq;
-use offlock_percpu::{CpuId, current_cpu, node_of, possible_cpus};
+use offlock_percpu::{CpuId, current_cpu, possible_cpus};
 use offlock_sync::alloc::try_box;
 use offlock_sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 #[cfg(offlock_model)]
 use offlock_sync::cell::UnsafeCell;
+use offlock_sync::native::OnceLock;
 use offlock_sync::panics::exhaust;
 use offlock_sync::std_lock::{Mutex, MutexGuard}; // the first wait for one of parking_lot allocates
 use offlock_sync::{check, load_own, order, step, thread, thread_id};
@@ -113,6 +115,16 @@ struct Shard {
 
 #[cfg(not(offlock_model))]
 const _: () = assert!(size_of::<Shard>() == offlock_percpu::cells::SHARD);
+
+/// Returns the memory (NUMA) node of each CPU: that of the entry `node3` in the CPU's folder, or 0.
+fn nodes() -> &'static [u32] {
+    static NODES: OnceLock<Box<[u32]>> = OnceLock::new();
+    let node = |cpu| {
+        let mut entries = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).ok()?.flatten();
+        entries.find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok())
+    };
+    NODES.get_or_init(|| (0..possible_cpus()).map(|cpu| node(cpu).unwrap_or(0)).collect())
+}
 
 /// The cells of a list, at a place that does not move.
 pub(crate) struct Cells<T> {
@@ -350,7 +362,7 @@ impl<T> Cells<T> {
                 node_misses: word(),
                 adds: word(),
                 misses: word(),
-                node: node_of(CpuId::new(cpu)),
+                node: nodes()[cpu as usize],
                 lock: Mutex::new(()),
             })
             .collect();

@@ -1,4 +1,4 @@
-//! The CPU of the calling thread, the number of CPUs, and the memory node of each.
+//! The CPU of the calling thread, and the number of CPUs.
 //!
 //! Every call of [`current_cpu`] tries these in this order:
 //!
@@ -13,12 +13,8 @@
 //!
 //! 1. A `CpuId` made here is below [`possible_cpus`], which is at least 1 and never changes.
 
-use std::fs;
-use std::path::Path;
-
 #[doc(inline)]
 pub use offlock_sync::CpuId;
-use offlock_sync::native::OnceLock;
 #[cfg(offlock_virtual_cpu)]
 use offlock_sync::virtual_cpu as imp;
 
@@ -63,34 +59,13 @@ pub(crate) fn rseq_ids() -> Result<(), &'static str> {
     imp::rseq_ids()
 }
 
-/// Returns the number of the memory (NUMA) node of `cpu`, as the kernel counts nodes.
-///
-/// Returns 0 for a CPU that does not exist, or whose node `/sys` did not say when the process asked
-/// first. The first call reads a folder for each possible CPU. Threads that call at the same time
-/// wait for it.
-#[must_use]
-pub fn node_of(cpu: CpuId) -> u32 {
-    static NODES: OnceLock<Box<[u32]>> = OnceLock::new();
-    let read = || nodes(Path::new("/sys/devices/system/cpu"), possible_cpus());
-    let nodes = NODES.get_or_init(read);
-    nodes.get(cpu.index()).copied().unwrap_or(0)
-}
-
-/// Reads the node of each CPU below `count`. In `dir` each CPU has a folder `cpu7`, with an entry
-/// `node3` that leads to its node.
-fn nodes(dir: &Path, count: usize) -> Box<[u32]> {
-    let node = |cpu: usize| {
-        let mut entries = fs::read_dir(dir.join(format!("cpu{cpu}"))).ok()?.flatten();
-        entries.find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok())
-    };
-    (0..count).map(|cpu| node(cpu).unwrap_or(0)).collect()
-}
-
 /// The CPUs of the machine.
 #[cfg(not(offlock_virtual_cpu))]
 mod imp {
     use std::cell::Cell;
+    use std::fs;
 
+    use offlock_sync::native::OnceLock;
     use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
     use super::*;
@@ -275,30 +250,5 @@ mod imp {
                 assert_eq!(after_last(text), None, "{text:?}");
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_is_read_for_each_cpu() {
-        let root = tempfile::TempDir::new().unwrap();
-        for (cpu, entry) in [(0, "node2"), (1, "node0"), (2, "node_x"), (5, "node7")] {
-            fs::create_dir_all(root.path().join(format!("cpu{cpu}/{entry}"))).unwrap();
-            fs::create_dir_all(root.path().join(format!("cpu{cpu}/cache"))).unwrap();
-        }
-        assert_eq!(
-            *nodes(root.path(), 5),
-            [2, 0, 0, 0, 0],
-            "one entry is no node, two CPUs are missing"
-        );
-        assert_eq!(node_of(CpuId::new(u32::MAX)), 0, "there is no such CPU");
-
-        let listed = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
-        let names: Vec<_> = listed.map(|entry| entry.file_name()).collect();
-        let here = format!("node{}", node_of(current_cpu()));
-        assert!(names.is_empty() || names.contains(&here.clone().into()), "{here} of {names:?}");
     }
 }

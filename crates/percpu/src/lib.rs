@@ -46,7 +46,7 @@ mod words;
 
 pub use self::capabilities::{Capabilities, capabilities};
 pub use self::counter::PerCpuCounter;
-pub use self::cpu::{CpuId, current_cpu, node_of, possible_cpus};
+pub use self::cpu::{CpuId, current_cpu, possible_cpus};
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
