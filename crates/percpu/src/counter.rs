@@ -10,28 +10,21 @@
 //! Elsewhere an add is a `fetch_add` on the word. No code takes a value out of a word before the
 //! counter is dropped.
 //!
-//! # Invariants
+//! # Invariant
 //!
-//! 1. The sum of `remote` and of all words is, modulo 2^64, the sum of all adds that took effect.
-//! 2. `base` is null, `NO_MEMORY`, or the result of `Words::into_raw`. Once it is not null it never
-//!    changes.
+//! The sum of `remote` and of all words is, modulo 2^64, the sum of all adds that took effect.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
-use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
 use offlock_sync::AllocError;
-use offlock_sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
-use offlock_sync::{const_fn, order};
+use offlock_sync::atomic::{AtomicI64, Ordering};
+use offlock_sync::const_fn;
+use offlock_sync::native::OnceLock;
 
 use crate::cpu;
 use crate::rseq;
 use crate::words::Words;
-
-/// The value of `base` if there was no memory for words, so that every add goes to `remote`. It is
-/// an address in the first page, where no allocation lies.
-const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
@@ -40,8 +33,8 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 /// every CPU. It has 64 bits and wraps around, like `wrapping_add`.
 ///
 /// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
-/// memory; [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this
-/// counter goes to one shared word, which is correct but slow.
+/// memory; [`reserve`](Self::reserve) does so beforehand. While memory is out, every add of this
+/// counter tries that, and goes to one shared word: correct but slow.
 ///
 /// ```
 /// use offlock_percpu::PerCpuCounter;
@@ -59,9 +52,9 @@ pub struct PerCpuCounter(CachePadded<Shared>);
 
 /// The cache line that every add reads. Only the first add writes it, and threads without a CPU id.
 struct Shared {
-    /// The words (invariant 2).
-    base: AtomicPtr<AtomicU64>,
-    /// The adds of threads that must not change a word, and all adds if there are no words.
+    /// Taken by the first add that finds memory.
+    words: OnceLock<Words>,
+    /// The adds of threads that must not change a word, and all adds while there are no words.
     remote: AtomicI64,
 }
 
@@ -73,10 +66,12 @@ impl PerCpuCounter {
         /// Creates a counter of 0.
         #[must_use]
         pub const fn new() -> Self {
-            Self(CachePadded::new(Shared {
-                base: AtomicPtr::new(ptr::null_mut()),
-                remote: AtomicI64::new(0),
-            }))
+            #[cfg(not(offlock_model))]
+            let words = OnceLock::new();
+            // A checker does not see that a `OnceLock` orders its value.
+            #[cfg(offlock_model)]
+            let words = OnceLock::from(Words::new().expect("a model has memory"));
+            Self(CachePadded::new(Shared { words, remote: AtomicI64::new(0) }))
         }
     }
 
@@ -89,10 +84,10 @@ impl PerCpuCounter {
     /// Adds `delta`, which may be negative. An add publishes no other memory.
     #[inline]
     pub fn add(&self, delta: i64) {
-        let Some(words) = self.words() else { return self.first_add(delta) };
+        let Some(words) = self.0.words.get() else { return self.first_add(delta) };
         // Without sections `add` refuses at once, which saves a test of `available`.
-        if rseq::add(None, &words, delta as u64).is_err() {
-            self.add_without_section(&words, delta);
+        if rseq::add(None, words, delta as u64).is_err() {
+            self.add_without_section(words, delta);
         }
     }
 
@@ -103,8 +98,7 @@ impl PerCpuCounter {
     /// thread.
     #[must_use]
     pub fn sum(&self) -> i64 {
-        let words = self.words();
-        let near = words.iter().flat_map(|words| words.iter()).map(|word| {
+        let near = self.0.words.get().into_iter().flat_map(Words::iter).map(|word| {
             // Ordering: Relaxed; the adds that must count happened before the call.
             word.load(Ordering::Relaxed) as i64
         });
@@ -119,55 +113,23 @@ impl PerCpuCounter {
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out. Every add then goes to one shared word.
-    pub fn reserve(&self) -> Result<(), AllocError> {
-        self.words_or_alloc().map(drop).ok_or_else(AllocError::new)
-    }
-
-    /// Returns the words, or `None` if they are not allocated.
-    #[inline(always)]
-    fn words(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the zeros.
-        let base = self.0.base.load(Ordering::Acquire);
-        if base.addr() <= NO_MEMORY {
-            return None;
-        }
-        // SAFETY: the check above excludes null.
-        let base = unsafe { NonNull::new_unchecked(base) };
-        // SAFETY: by invariant 2 `base` came from `into_raw`; this `Words` is never dropped.
-        Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
-    }
-
-    /// Returns the words, allocated if necessary. Returns `None` for ever once memory was out.
+    /// [`AllocError`] if memory is out.
     #[cold]
-    fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
-        let base = &self.0.base;
-        // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
-        if base.load(Ordering::Relaxed).is_null() {
+    pub fn reserve(&self) -> Result<(), AllocError> {
+        if self.0.words.get().is_none() {
             // Decides whether there are sections and ids before there are words, so that no add has to.
             let _ = (rseq::available(), cpu::recent_cpu());
-            let new = match Words::new() {
-                Ok(words) => words.into_raw().as_ptr(),
-                Err(_) => ptr::without_provenance_mut(NO_MEMORY),
-            };
-            let publish = order!(Release, "publish: the words are zero");
-            // Ordering: Release on success pairs with the Acquire in `words`; it carries the zeros
-            // of the words. Relaxed on failure: `words` loads it again.
-            let set = base.compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed);
-            if let (true, Some(new)) = (set.is_err() && new.addr() > NO_MEMORY, NonNull::new(new)) {
-                // SAFETY: `new` came from `into_raw` above and was not published.
-                drop(unsafe { Words::from_raw(new) });
-            }
+            let _ = self.0.words.set(Words::new()?); // another thread may have been first
         }
-        self.words()
+        Ok(())
     }
 
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        match self.words_or_alloc() {
-            Some(_) => self.add(delta),
-            None => self.add_remote(delta),
+        match self.reserve() {
+            Ok(()) => self.add(delta),
+            Err(_) => self.add_remote(delta),
         }
     }
 
@@ -185,15 +147,6 @@ impl PerCpuCounter {
     fn add_remote(&self, delta: i64) {
         // Ordering: Relaxed; it publishes no other memory.
         self.0.remote.fetch_add(delta, Ordering::Relaxed);
-    }
-}
-
-impl Drop for PerCpuCounter {
-    fn drop(&mut self) {
-        if let Some(words) = self.words() {
-            // `&mut self` excludes every operation, and this is the only drop of the words.
-            drop(ManuallyDrop::into_inner(words));
-        }
     }
 }
 
@@ -236,7 +189,8 @@ mod tests {
             deltas in vec(delta(), 0..60),
         ) {
             let counter = PerCpuCounter::new();
-            for (word, value) in counter.words_or_alloc().unwrap().iter().zip(&words) {
+            counter.reserve().unwrap();
+            for (word, value) in counter.0.words.get().unwrap().iter().zip(&words) {
                 word.store(*value as u64, Ordering::Relaxed);
             }
             counter.0.remote.store(remote, Ordering::Relaxed);
@@ -249,17 +203,6 @@ mod tests {
             }
             prop_assert_eq!(counter.0.remote.load(Ordering::Relaxed), remote, "this thread has an id");
         }
-    }
-
-    /// If memory for the words was out once, the remote word holds everything.
-    #[test]
-    fn without_words_every_add_goes_to_the_remote_word() {
-        let counter = PerCpuCounter::new();
-        counter.0.base.store(ptr::without_provenance_mut(NO_MEMORY), Ordering::Relaxed);
-        assert_eq!(counter.reserve(), Err(AllocError::new()));
-        counter.add(3);
-        counter.increment();
-        assert_eq!((counter.sum(), counter.0.remote.load(Ordering::Relaxed)), (4, 4));
     }
 
     #[test]

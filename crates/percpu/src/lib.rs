@@ -18,8 +18,8 @@
 //! | out of memory | |
 //! |---|---|
 //! | a constructor | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)); [`PerCpu::try_new`] returns [`AllocError`] |
-//! | the first [`rcu::pin`] of a thread, the first retired object | ends like `Box::new` |
-//! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly; [`reserve`](PerCpuCounter::reserve) returns [`AllocError`] |
+//! | the first [`rcu::pin`] of a thread, the first retired object, [`rcu::poll`] or [`rcu::stats`] | ends like `Box::new` |
+//! | [`PerCpuCounter`] | allocates nothing; until an add finds memory, the counter works slowly; [`reserve`](PerCpuCounter::reserve) returns [`AllocError`] |
 //!
 //! - *A guard is forgotten* (`mem::forget`): its slot, lock or pin stays held for ever. Nothing is
 //!   unsound.

@@ -57,24 +57,6 @@ impl Words {
         self.base.as_ptr()
     }
 
-    /// Converts the words into a pointer, for [`Words::from_raw`].
-    pub(crate) fn into_raw(self) -> NonNull<AtomicU64> {
-        let base = self.base;
-        std::mem::forget(self);
-        base
-    }
-
-    /// Converts a pointer from [`Words::into_raw`] back into the words.
-    ///
-    /// # Safety
-    ///
-    /// `base` is a result of [`Words::into_raw`], and only one `Words` made from it is ever
-    /// dropped.
-    #[inline(always)]
-    pub(crate) unsafe fn from_raw(base: NonNull<AtomicU64>) -> Self {
-        Self { base }
-    }
-
     /// Returns a second handle to the same words, which must not be used after `self` is dropped.
     ///
     /// For the put of a reference, which may let another thread free the structure that contains

@@ -129,3 +129,18 @@ fn what_cannot_be_allocated_is_said() {
     let error: AllocError = slots.expect("the allocation was refused");
     assert_eq!(error.errno(), libc::ENOMEM);
 }
+
+/// The words of a counter are counted in a list of their pool, which grows now and then.
+#[test]
+fn a_counter_counts_while_memory_is_out() {
+    let _ = offlock_percpu::capabilities(); // allocates here, not below
+    let counters: Vec<_> = (0..100_000).map(|_| PerCpuCounter::new()).collect();
+    REFUSED_FROM.set(0);
+    let refused = counters.iter().find(|counter| counter.reserve().is_err());
+    refused.iter().for_each(|counter| counter.add(3));
+    REFUSED_FROM.set(usize::MAX);
+    let counter = refused.expect("an allocation was refused");
+    assert_eq!(counter.sum(), 3);
+    counter.increment();
+    assert_eq!((counter.reserve(), counter.sum()), (Ok(()), 4));
+}

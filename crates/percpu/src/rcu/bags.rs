@@ -9,14 +9,15 @@
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
-use crossbeam_utils::CachePadded;
-use offlock_sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use offlock_sync::atomic::{AtomicBool, Ordering};
 use offlock_sync::cell::UnsafeCell;
+use offlock_sync::native::OnceLock;
 use offlock_sync::native::atomic::AtomicU64 as Statistic;
 use offlock_sync::{check, const_fn, order, thread};
 
-use crate::cpu::{self, CpuId};
+use crate::cpu;
 use crate::fence;
+use crate::slots::PerCpu;
 
 /// The 16 bytes that an object contains so that it can be retired by
 /// [`retire_raw`](super::retire_raw).
@@ -251,42 +252,31 @@ const BATCH_BYTES: usize = 2 << 20;
 /// The bags of all CPUs, and the statistics.
 #[derive(Debug)]
 pub(super) struct Bags {
-    /// Null until the first retire, then an array with one bag per possible CPU, never freed.
-    per_cpu: AtomicPtr<CachePadded<Bag>>,
+    /// Made by the first use.
+    per_cpu: OnceLock<PerCpu<Bag>>,
     pub(super) reclaimed: Statistic,
 }
 
 impl Bags {
     const_fn! {
         pub(super) const fn new() -> Self {
-            Self {
-                per_cpu: AtomicPtr::new(ptr::null_mut()),
-                reclaimed: Statistic::new(0),
-            }
+            #[cfg(not(offlock_model))]
+            let per_cpu = OnceLock::new();
+            // A checker does not see that a `OnceLock` orders its value.
+            #[cfg(offlock_model)]
+            let per_cpu = OnceLock::from(PerCpu::new(|_| Bag::new()));
+            Self { per_cpu, reclaimed: Statistic::new(0) }
         }
     }
 
-    /// Returns the bag of `cpu`, or `None` if the bags are not allocated.
+    /// Returns the bags. The first call allocates them.
     #[inline(always)]
-    pub(super) fn bag(&self, cpu: CpuId) -> Option<&'static Bag> {
-        // Ordering: Acquire pairs with the Release in `allocate`; it carries the bags.
-        let bags = NonNull::new(self.per_cpu.load(Ordering::Acquire))?;
-        // SAFETY: the array has `cpu::possible_cpus()` bags, and every CPU id is below that.
-        let bag = unsafe { bags.add(cpu.index()) };
-        // SAFETY: the pointer is inside the array, which is initialised and never freed.
-        Some(unsafe { bag.as_ref() })
-    }
-
-    /// Returns the bags; none before the first retire.
-    pub(super) fn all(&self) -> &'static [CachePadded<Bag>] {
-        // Ordering: Acquire pairs with the Release in `allocate`; it carries the bags.
-        let first = self.per_cpu.load(Ordering::Acquire);
-        if first.is_null() {
-            return &[];
-        }
-        // SAFETY: the array has `cpu::possible_cpus()` bags and is never freed. The pointer is that of
-        // the whole allocation; a pointer derived from a `&Bag` would be valid for that bag only.
-        unsafe { std::slice::from_raw_parts(first, cpu::possible_cpus()) }
+    pub(super) fn all(&self) -> &PerCpu<Bag> {
+        self.per_cpu.get_or_init(|| {
+            // Chosen before the first reader, so that `light` costs readers nothing.
+            let _ = fence::has_membarrier();
+            PerCpu::new(|_| Bag::new())
+        })
     }
 
     /// Runs `f` on the lists of a bag, and returns the bag too: that of this CPU, or if its lock is
@@ -296,44 +286,17 @@ impl Bags {
     /// taken, which takes as many preempted threads as there are CPUs.
     ///
     /// `f` must not panic, because the lock would stay taken.
-    pub(super) fn with_any<R>(&self, mut f: impl FnMut(&mut Lists) -> R) -> (&'static Bag, R) {
-        if self.all().is_empty() {
-            self.allocate();
-        }
-        let bags = self.all();
-        let own = cpu::current_cpu().index();
-        let mut in_turn = bags[own..].iter().chain(&bags[..own]);
-        let found = in_turn.find_map(|bag| Some((&**bag, bag.try_with(&mut f)?)));
+    pub(super) fn with_any<R>(&self, mut f: impl FnMut(&mut Lists) -> R) -> (&Bag, R) {
+        let (bags, own) = (self.all(), cpu::current_cpu());
+        let mut in_turn = bags.iter().skip(own.index()).chain(bags.iter().take(own.index()));
+        let found = in_turn.find_map(|(_, bag)| Some((bag, bag.try_with(&mut f)?)));
         found.unwrap_or_else(|| (&bags[own], bags[own].with(f)))
-    }
-
-    /// Allocates a bag for each CPU.
-    #[cold]
-    #[inline(never)]
-    fn allocate(&self) {
-        // Chosen before the first reader, so that `light` costs readers nothing.
-        let _ = fence::has_membarrier();
-        let bags: Box<[CachePadded<Bag>]> =
-            (0..cpu::possible_cpus()).map(|_| CachePadded::new(Bag::new())).collect();
-        let new = Box::into_raw(bags);
-        // Ordering: Release on success pairs with the Acquire in `bag` and `all`; it carries the
-        // bags. Relaxed on failure: the bags of the other thread are not accessed here.
-        let first = self.per_cpu.compare_exchange(
-            ptr::null_mut(),
-            new.cast::<CachePadded<Bag>>(),
-            Ordering::Release,
-            Ordering::Relaxed,
-        );
-        if first.is_err() {
-            // SAFETY: `new` is from `into_raw` and was not published.
-            drop(unsafe { Box::from_raw(new) });
-        }
     }
 
     /// Counts the objects that wait in the bags, and their bytes.
     pub(super) fn pending(&self) -> (u64, u64) {
         let (mut objects, mut bytes) = (0, 0_u64);
-        for bag in self.all() {
+        for (_, bag) in self.all().iter() {
             bag.with(|lists| {
                 for segment in lists.all() {
                     objects += segment.objects as u64;

@@ -23,7 +23,7 @@
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
-//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
+//! | [`Unlinked::retire`], or dropping the [`Unlinked`]; [`poll`] | never | once in the process |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
 //! | [`synchronize`] | until the readers have left | never |
 //!

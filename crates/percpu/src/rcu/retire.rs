@@ -53,22 +53,19 @@ use super::domain::{Domain, GpGuard, domain};
 #[inline]
 pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
     let domain = domain();
-    let own = domain.bags.bag(cpu::current_cpu());
-    let pushed = own.and_then(|bag| {
-        let full = bag.try_with(|lists| {
-            lists.filling.push(head, bytes);
-            is_full(&lists.filling)
-        });
-        Some((bag, full?))
+    let bag = &domain.bags.all()[cpu::current_cpu()];
+    let full = bag.try_with(|lists| {
+        lists.filling.push(head, bytes);
+        is_full(&lists.filling)
     });
-    match pushed {
-        Some((_, false)) => {}
-        Some((bag, true)) => reclaim_step(domain, bag),
+    match full {
+        Some(false) => {}
+        Some(true) => reclaim_step(domain, bag),
         None => retire_slow(domain, head, bytes),
     }
 }
 
-/// Retires an object whose bag is locked or does not exist.
+/// Retires an object whose bag is locked.
 #[cold]
 #[inline(never)]
 fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize) {
@@ -125,7 +122,7 @@ pub fn poll() -> usize {
     let bags = &domain.bags;
     if let Some(mut gp) = domain.try_lock_gp() {
         let mut highest = 0;
-        for bag in bags.all() {
+        for (_, bag) in bags.all().iter() {
             bag.with(|lists| {
                 lists.close(gp.next_gp()); // computed under the lock
                 highest = lists.highest().max(highest);
@@ -138,7 +135,7 @@ pub fn poll() -> usize {
     }
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
-    for bag in bags.all() {
+    for (_, bag) in bags.all().iter() {
         bag.with(|lists| lists.take_due(completed, &mut due));
     }
     free_batch(bags, due)
@@ -283,8 +280,8 @@ impl fmt::Display for Stats {
 
 /// Returns the statistics of the process.
 ///
-/// Waits for bag locks, which are held for a few instructions. Never allocates. It takes time in
-/// proportion to the number of CPUs and of threads.
+/// Waits for bag locks, which are held for a few instructions. It takes time in proportion to the
+/// number of CPUs and of threads.
 #[must_use]
 pub fn stats() -> Stats {
     let domain = domain();

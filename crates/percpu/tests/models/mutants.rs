@@ -2,23 +2,11 @@
 
 use testkit::planted::Planted;
 
-use super::{counter, lglock, rcu, ref_block, refcount};
+use super::{lglock, rcu, ref_block, refcount};
 
 const PLANTED: Planted = Planted {
-    mutants: &[
-        counter::MUTANTS,
-        lglock::MUTANTS,
-        rcu::MUTANTS,
-        ref_block::MUTANTS,
-        refcount::MUTANTS,
-    ],
-    loom_only: &[
-        counter::LOOM_ONLY,
-        lglock::LOOM_ONLY,
-        rcu::LOOM_ONLY,
-        ref_block::LOOM_ONLY,
-        refcount::LOOM_ONLY,
-    ],
+    mutants: &[lglock::MUTANTS, rcu::MUTANTS, ref_block::MUTANTS, refcount::MUTANTS],
+    loom_only: &[lglock::LOOM_ONLY, rcu::LOOM_ONLY, ref_block::LOOM_ONLY, refcount::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],
 };
