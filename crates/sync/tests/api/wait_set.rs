@@ -1,0 +1,210 @@
+//! The list of waiters.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use offlock_sync::{WaitSet, Waiter};
+use testkit::WakeCount;
+
+fn wait(waiter: Pin<&mut Waiter<'_>>, waker: &Arc<WakeCount>) -> Poll<u8> {
+    waiter.poll(&mut Context::from_waker(&waker.waker()), || None)
+}
+
+#[test]
+fn waiters_are_woken_in_order_and_one_that_was_woken_in_vain_keeps_its_place() {
+    let set = WaitSet::new();
+    let wakers = [(); 3].map(|()| WakeCount::new());
+    let (mut a, mut b, mut c) = (pin!(set.waiter()), pin!(set.waiter()), pin!(set.waiter()));
+    assert!(wait(a.as_mut(), &wakers[0]).is_pending());
+    assert!(wait(b.as_mut(), &wakers[1]).is_pending());
+    assert!(wait(c.as_mut(), &wakers[2]).is_pending());
+    assert!(wait(a.as_mut(), &wakers[0]).is_pending());
+    let counts = || wakers.each_ref().map(|waker| waker.count());
+    set.wake_one();
+    assert_eq!(counts(), [1, 0, 0]);
+    set.wake_one();
+    assert_eq!(counts(), [1, 1, 0]);
+    assert!(wait(b.as_mut(), &wakers[1]).is_pending());
+    assert!(wait(a.as_mut(), &wakers[0]).is_pending()); // the first one again
+    set.wake_one();
+    assert_eq!(counts(), [2, 1, 0]);
+    set.wake_all();
+    assert_eq!((counts(), set.waiting()), ([2, 2, 1], 0));
+    set.wake_all();
+    assert_eq!(counts(), [2, 2, 1], "none is listed");
+}
+
+/// Polls a waiter in each wake-up, a hundred times at most.
+struct Polls<'a> {
+    waiter: AtomicPtr<Waiter<'a>>,
+    wakes: AtomicUsize,
+}
+
+impl Wake for Polls<'static> {
+    fn wake(self: Arc<Self>) {
+        if self.wakes.fetch_add(1, Ordering::Relaxed) < 100 {
+            let waker = Waker::from(Arc::clone(&self));
+            // SAFETY: the waiter lives, and no other reference to it is in use.
+            let waiter = unsafe { &mut *self.waiter.load(Ordering::Relaxed) };
+            // SAFETY: the waiter is not moved before its drop.
+            let waiter = unsafe { Pin::new_unchecked(waiter) };
+            assert!(waiter.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
+        }
+    }
+}
+
+#[test]
+fn a_waiter_that_waits_again_is_not_woken_again_by_the_same_call() {
+    let set: &'static WaitSet = Box::leak(Box::default());
+    let waiter: *mut Waiter<'static> = Box::leak(Box::new(set.waiter()));
+    let polls = Arc::new(Polls { waiter: AtomicPtr::new(waiter), wakes: AtomicUsize::new(0) });
+    let waker = Waker::from(Arc::clone(&polls));
+    // SAFETY: the waiter lives, and no wake-up is under way.
+    let pinned = unsafe { &mut *waiter };
+    // SAFETY: the waiter is not moved before its drop.
+    let pinned = unsafe { Pin::new_unchecked(pinned) };
+    assert!(pinned.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
+    let behind = WakeCount::new();
+    let mut last = pin!(set.waiter());
+    assert!(wait(last.as_mut(), &behind).is_pending());
+    for (call, units) in [(1, usize::MAX), (2, 2)] {
+        set.wake_for(units);
+        assert_eq!((polls.wakes.load(Ordering::Relaxed), behind.count()), (call, call));
+        assert!(wait(last.as_mut(), &behind).is_pending());
+    }
+    // SAFETY: both are from `Box::leak`, and no wake-up is under way.
+    drop(unsafe { Box::from_raw(waiter) });
+}
+
+/// Each waiter that was woken has a unit, until it looks. A waiter that needs more units than there are
+/// does not keep those behind it waiting.
+#[test]
+fn units_are_counted_for_those_that_were_woken() {
+    let set = WaitSet::new();
+    let wakers = [(); 4].map(|()| WakeCount::new());
+    let needs = [2, 1, 1, 1];
+    let mut waiters = needs.map(|needs| Box::pin(set.waiter_needing(needs)));
+    for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+        assert!(wait(waiter.as_mut(), waker).is_pending());
+    }
+    let counts = || wakers.each_ref().map(|waker| waker.count());
+    set.wake_for(0);
+    set.wake_for(1);
+    set.wake_for(1);
+    assert_eq!(counts(), [0, 1, 0, 0]);
+    set.wake_for(2);
+    assert_eq!(counts(), [0, 1, 1, 0], "one unit is left, and the first waiter needs two");
+    set.wake_for(4);
+    assert_eq!(counts(), [1, 1, 1, 1]);
+    for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+        assert!(wait(waiter.as_mut(), waker).is_pending());
+    }
+    set.wake_for(2);
+    assert_eq!(counts(), [2, 2, 1, 1], "the units were given back, and a waiter takes one");
+}
+
+#[test]
+fn wakers_of_one_key_are_taken_and_the_others_stay() {
+    let set = WaitSet::new();
+    let wakers = [(); 4].map(|()| WakeCount::new());
+    let mut waiters = [7, 8, 7, 7].map(|key| Box::pin(set.waiter_for(key)));
+    for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+        assert!(wait(waiter.as_mut(), waker).is_pending());
+    }
+    let counts = || wakers.each_ref().map(|waker| waker.count());
+    let taken = set.take(Some(7));
+    assert_eq!(counts(), [0; 4], "taken and not woken");
+    taken.wake();
+    assert_eq!(counts(), [1, 0, 1, 1]);
+    set.take(Some(7)).wake();
+    assert!(wait(waiters[2].as_mut(), &wakers[2]).is_pending()); // keeps its key
+    drop(set.take(Some(7)));
+    assert_eq!(counts(), [1, 0, 2, 1]);
+    set.take(None).wake();
+    assert_eq!(counts(), [1, 1, 2, 1]);
+}
+
+#[test]
+fn a_thread_waits_until_it_is_woken_or_until_the_deadline() {
+    let (set, open) = (WaitSet::new(), AtomicU32::new(0));
+    let ready = || (open.load(Ordering::Relaxed) == 1).then_some("open");
+    assert_eq!(set.wait(Some(Instant::now()), ready), None);
+    let soon = Instant::now() + Duration::from_millis(5);
+    assert_eq!(set.wait(Some(soon), ready), None);
+    assert!(Instant::now() >= soon && set.waiting() == 0, "the wait has left the list");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| set.wait(None, ready));
+        while set.waiting() == 0 {
+            std::thread::yield_now();
+        }
+        open.store(1, Ordering::Relaxed);
+        set.wake_all();
+        assert_eq!(waiting.join().unwrap(), Some("open"));
+    });
+}
+
+#[test]
+fn a_dropped_waiter_is_in_no_list_and_passes_its_wake_up_on() {
+    let set = WaitSet::new();
+    let [first, second] = [(); 2].map(|()| WakeCount::new());
+    let mut later = pin!(set.waiter());
+    {
+        let mut sooner = pin!(set.waiter());
+        assert!(wait(sooner.as_mut(), &first).is_pending());
+        assert!(wait(later.as_mut(), &second).is_pending());
+        set.wake_one();
+        assert_eq!((first.count(), second.count()), (1, 0));
+    }
+    assert_eq!(second.count(), 1, "the drop passed it on");
+    assert_eq!(Arc::strong_count(&first), 1, "no waker is left");
+    {
+        let mut gone = pin!(set.waiter());
+        assert!(wait(gone.as_mut(), &first).is_pending());
+    }
+    set.wake_all();
+    assert_eq!((first.count(), second.count()), (1, 1));
+    assert_eq!(Arc::strong_count(&first), 1);
+}
+
+#[test]
+fn a_value_ends_the_wait_and_takes_the_wake_up_with_it() {
+    let set = WaitSet::new();
+    let [first, second] = [(); 2].map(|()| WakeCount::new());
+    let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
+    assert!(wait(a.as_mut(), &first).is_pending());
+    assert!(wait(b.as_mut(), &second).is_pending());
+    set.wake_one();
+    let waker = Arc::clone(&first).into();
+    let ready = a.as_mut().poll(&mut Context::from_waker(&waker), || Some(7));
+    assert_eq!(ready, Poll::Ready(7));
+    a.set(set.waiter()); // drops the first one
+    assert_eq!(second.count(), 0);
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("planted");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_other_waiter_waiting() {
+    const CALLS: [fn(&WaitSet); 2] = [WaitSet::wake_all, |set| set.take(None).wake()];
+    for call in CALLS {
+        let set = WaitSet::new();
+        let bad = Waker::from(Arc::new(Panics));
+        let good = WakeCount::new();
+        let (a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
+        assert!(a.poll(&mut Context::from_waker(&bad), || None::<u8>).is_pending());
+        assert!(wait(b.as_mut(), &good).is_pending());
+        assert!(catch_unwind(AssertUnwindSafe(|| call(&set))).is_err());
+        assert_eq!(good.count(), 1);
+        assert!(wait(b.as_mut(), &good).is_pending(), "no lock is held");
+    }
+}
