@@ -2,9 +2,6 @@
 //! allocator, a seccomp filter or a signal handler.
 #![cfg(not(offlock_model))]
 
-// The fuzz target shares `model`, and renames its dependency to `percpu`.
-extern crate offlock_percpu as percpu;
-
 mod auto_traits;
 mod counters;
 mod cpu;
@@ -15,3 +12,4 @@ mod model;
 mod no_id;
 mod ref_block;
 mod refcount;
+mod slots;
