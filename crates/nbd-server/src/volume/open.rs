@@ -252,12 +252,9 @@ impl Place<'_> {
     /// Looks what is at the address. Writes nothing.
     pub(super) async fn look(&self) -> Result<Found, VolumeError> {
         let foreign = |reason| Err(VolumeError::Foreign { volume: self.volume(), reason });
-        // The database repeats a request for minutes, so wrong credentials and addresses are found here.
-        let lease = self.lease();
-        match sent(|| self.store.get(&lease)).await {
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => return Err(self.of_store(error)),
-        }
+        // The database repeats a request for minutes, so wrong credentials and a missing bucket are found here.
+        let first = || async { self.store.list(Some(&self.path)).next().await.transpose() };
+        sent(first).await.map_err(|e| self.of_store(e))?;
         let manifest = self.admin().read_manifest(None).await;
         if manifest.map_err(|e| self.of_database(e))?.is_none() {
             let ours = [self.lease(), self.probe_at()];
