@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::{Bound, Range, RangeBounds};
+use std::sync::{Condvar, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use bufcache::BlockDevice;
@@ -81,12 +82,64 @@ pub struct FaultDevice<D> {
     faults: Mutex<Faults>,
     /// Held while the inner device is changed, so that changes have an order.
     log: Mutex<Option<Log>>,
+    holds: Holds,
+}
+
+/// The kinds of operations that are held, and how many of each are waiting.
+#[derive(Debug, Default)]
+struct Holds {
+    state: StdMutex<([bool; 5], [usize; 5])>,
+    changed: Condvar,
+}
+
+impl Holds {
+    /// Changes the state, and waits until `is_ready` returns true.
+    fn wait(
+        &self,
+        change: impl FnOnce(&mut ([bool; 5], [usize; 5])),
+        is_ready: impl Fn(&([bool; 5], [usize; 5])) -> bool,
+    ) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        self.changed.notify_all();
+        while !is_ready(&state) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn pass(&self, operation: Operation) {
+        let at = operation as usize;
+        self.wait(|state| state.1[at] += 1, |state| !state.0[at]);
+        self.wait(|state| state.1[at] -= 1, |_| true);
+    }
+}
+
+/// Operations of a kind are held while this lives. From [`FaultDevice::hold`].
+#[derive(Debug)]
+#[must_use = "the operations are held while this lives"]
+pub struct Hold<'d> {
+    holds: &'d Holds,
+    operation: Operation,
+}
+
+impl Hold<'_> {
+    /// Waits until an operation of the kind is held.
+    pub fn wait(&self) {
+        self.holds.wait(|_| (), |state| state.1[self.operation as usize] > 0);
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.holds.wait(|state| state.0[self.operation as usize] = false, |_| true);
+    }
 }
 
 impl<D: BlockDevice> FaultDevice<D> {
     /// Returns a device without faults.
     pub fn new(inner: D) -> Self {
-        Self { inner, faults: Mutex::default(), log: Mutex::default() }
+        let (faults, log) = (Mutex::default(), Mutex::default());
+        Self { inner, faults, log, holds: Holds::default() }
     }
 
     /// Returns the inner device.
@@ -125,6 +178,13 @@ impl<D: BlockDevice> FaultDevice<D> {
 
     fn add(&self, rule: Rule) {
         self.faults.lock().rules.push(rule);
+    }
+
+    /// Holds the operations of the kind, after they have begun and before they meet their faults,
+    /// until the result drops.
+    pub fn hold(&self, operation: Operation) -> Hold<'_> {
+        self.holds.wait(|state| state.0[operation as usize] = true, |_| true);
+        Hold { holds: &self.holds, operation }
     }
 
     /// Removes all faults.
@@ -208,15 +268,26 @@ impl<D: BlockDevice> FaultDevice<D> {
         before.iter().try_for_each(|(offset, bytes)| self.inner.write(*offset, bytes))
     }
 
-    /// Counts an operation. Returns its fault and its delay.
+    /// Counts an operation. Returns its number.
+    fn begin(&self, operation: Operation) -> u64 {
+        let count = &mut self.faults.lock().counts[operation as usize];
+        *count += 1;
+        *count - 1
+    }
+
+    /// Holds an operation that has begun. Returns its fault and its delay.
     ///
     /// # Panics
     ///
     /// Panics if the fault is [`Fault::Panic`].
-    fn meet(&self, operation: Operation, offset: u64, len: u64) -> (Option<Fault>, Duration) {
-        let mut faults = self.faults.lock();
-        let number = faults.counts[operation as usize];
-        faults.counts[operation as usize] += 1;
+    fn meet(
+        &self,
+        (operation, number): (Operation, u64),
+        offset: u64,
+        len: u64,
+    ) -> (Option<Fault>, Duration) {
+        self.holds.pass(operation);
+        let faults = self.faults.lock();
         let end = offset.saturating_add(len.max(1));
         let mut delay = Duration::ZERO;
         let mut found = None;
@@ -247,9 +318,10 @@ impl<D: BlockDevice> FaultDevice<D> {
         apply: impl Fn(u64, Range<u64>) -> io::Result<()>,
     ) -> io::Result<()> {
         let len = change.len();
-        let (fault, delay) = self.meet(operation, offset, len);
+        let count = self.begin(operation);
         let begin = |log: &mut Log| log.begin(operation, offset, change, durable);
         let number = self.log.lock().as_mut().map(begin);
+        let (fault, delay) = self.meet((operation, count), offset, len);
         pause(delay);
         let mut log = self.log.lock();
         let mut applied = false;
@@ -314,7 +386,8 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let (fault, delay) = self.meet(Operation::Read, offset, buf.len() as u64);
+        let number = self.begin(Operation::Read);
+        let (fault, delay) = self.meet((Operation::Read, number), offset, buf.len() as u64);
         pause(delay);
         match fault {
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
@@ -358,8 +431,9 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let (fault, delay) = self.meet(Operation::Sync, 0, u64::MAX);
+        let count = self.begin(Operation::Sync);
         let number = self.log.lock().as_mut().map(Log::begin_sync);
+        let (fault, delay) = self.meet((Operation::Sync, count), 0, u64::MAX);
         pause(delay);
         let failed = || Err(io::Error::from_raw_os_error(libc::EIO));
         let result = match fault {

@@ -4,5 +4,5 @@
 mod fault;
 mod power;
 
-pub use self::fault::{Fault, FaultDevice};
+pub use self::fault::{Fault, FaultDevice, Hold};
 pub use self::power::{Operation, Outcome, Recorded};

@@ -1,16 +1,18 @@
 //! One device that is full or hangs, beside others in the same cache.
 
 use std::future::Future;
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load, MemoryDevice};
+use bufcache::{AttachOptions, Cache, Device, GetError, MemoryDevice};
 use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::wait::wait_for;
+
+#[path = "common/kept.rs"]
+mod kept;
+use kept::Kept;
 
 const SIZE: usize = 512;
 /// Blocks of the cache, and of each device four times as many.
@@ -102,61 +104,6 @@ fn beside_a_full_device(others_came_before: bool) {
     assert_eq!(values, [8, 7, 9, 10]);
 }
 
-/// A device whose operations of one kind wait until it is opened.
-struct Gate {
-    disk: MemoryDevice,
-    gated: Operation,
-    /// Whether such an operation has begun.
-    has_begun: AtomicBool,
-    open: Mutex<bool>,
-    changed: Condvar,
-}
-
-/// Opens it in the end, also where a check has failed.
-struct Opens<'g>(&'g Gate);
-
-impl Drop for Opens<'_> {
-    fn drop(&mut self) {
-        *self.0.open.lock().unwrap() = true;
-        self.0.changed.notify_all();
-    }
-}
-
-impl Gate {
-    fn new(gated: Operation) -> Arc<Self> {
-        let (has_begun, open) = (AtomicBool::new(false), Mutex::new(false));
-        Arc::new(Self { disk: memory(), gated, has_begun, open, changed: Condvar::new() })
-    }
-
-    fn pass(&self, operation: Operation) {
-        if operation == self.gated {
-            self.has_begun.store(true, Relaxed);
-            let open = self.open.lock().unwrap();
-            drop(self.changed.wait_while(open, |open| !*open).unwrap());
-        }
-    }
-}
-
-impl BlockDevice for Gate {
-    fn len(&self) -> u64 {
-        self.disk.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.pass(Operation::Read);
-        self.disk.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.pass(Operation::Write);
-        self.disk.write(offset, buf)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.disk.sync()
-    }
-}
-
 #[test]
 fn inv25_a_device_that_hangs_delays_no_other() {
     beside_a_device_that_hangs(true);
@@ -169,16 +116,17 @@ fn inv25_a_device_that_hangs_and_was_alone_delays_no_other() {
 
 fn beside_a_device_that_hangs(others_came_before: bool) {
     let cache = cache();
-    let gate = Gate::new(Operation::Write);
-    let hung = cache.attach(Arc::clone(&gate)).unwrap();
+    let disk = Arc::new(FaultDevice::new(memory()));
+    let hung = cache.attach(Arc::clone(&disk)).unwrap();
+    let held = disk.hold(Operation::Write);
     let ([written, read], most) = others(&cache, others_came_before);
     thread::scope(|scope| {
-        let opens = Opens(&gate);
+        let held = held; // dropped before the threads are joined, also where a check fails
         // It dirties as many buffers as it gets, and then hangs, or is refused.
         let writer = scope.spawn(|| {
             (0..hung.blocks()).find(|&block| {
                 if block as usize >= most - 1 {
-                    wait_for("the cleaner", || gate.has_begun.load(Relaxed));
+                    wait_for("the cleaner", || disk.count(Operation::Write) > 0);
                 }
                 match hung.get_mut(block) {
                     Ok(mut guard) => {
@@ -189,40 +137,22 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
                 }
             })
         });
-        wait_for("the cleaner", || gate.has_begun.load(Relaxed));
+        wait_for("the cleaner", || disk.count(Operation::Write) > 0);
         thread::sleep(Duration::from_millis(500)); // the writer dirties what it may, or hangs, too
         let dirty = cache.stats().dirty / SIZE;
         assert!((1..=most).contains(&dirty), "{dirty} of {BLOCKS} buffers are dirty");
         others_are_fast(&written, &read);
-        drop(opens);
+        drop(held);
         writer.join().unwrap();
     });
     hung.sync().unwrap();
     assert_eq!(hung.get(0).unwrap()[0], 7);
 }
 
-/// Keeps the loads that it is to begin.
-#[derive(Default)]
-struct Keeps(Mutex<Vec<Load>>);
-
-impl BlockDevice for Keeps {
-    fn len(&self) -> u64 {
-        (4 * BLOCKS * SIZE) as u64
-    }
-
-    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
-        unreachable!("it begins each read")
-    }
-
-    fn begin_read(&self, load: Load) {
-        self.0.lock().unwrap().push(load);
-    }
-}
-
 #[test]
 fn inv25_reads_that_hang_leave_the_others_their_share() {
     let cache = cache();
-    let keeps = Arc::new(Keeps::default());
+    let keeps = Arc::new(Kept::new(4 * BLOCKS * SIZE));
     let hung = cache.attach(Arc::clone(&keeps)).unwrap();
     let ([written, read], _) = others(&cache, true);
     hung.readahead(0..8); // an eighth of the cache at a time
@@ -230,12 +160,12 @@ fn inv25_reads_that_hang_leave_the_others_their_share() {
         hung.readahead(first..first + 8);
     }
     // Three devices want buffers.
-    assert_eq!(keeps.0.lock().unwrap().len(), BLOCKS / 3 + 1);
+    assert_eq!(keeps.loads.lock().unwrap().len(), BLOCKS / 3 + 1);
     assert!(cache.stats().ahead_dropped > 0);
     let refused = testkit::block_on(hung.get_async(100)).map(drop);
     assert_eq!(refused, Err(GetError::NoFreeBuffers));
     others_are_fast(&written, &read);
-    keeps.0.lock().unwrap().clear();
+    keeps.loads.lock().unwrap().clear();
     assert!(testkit::block_on(written.get_async(1)).is_ok());
 }
 
@@ -254,7 +184,7 @@ fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
         [("readahead", &readahead), ("get_async", &get), ("claim", &claim)];
     for (way, read) in ways {
         let cache = cache();
-        let keeps = Arc::new(Keeps::default());
+        let keeps = Arc::new(Kept::new(4 * BLOCKS * SIZE));
         let hung = cache.attach(Arc::clone(&keeps)).unwrap();
         let ([written, other], _) = others(&cache, false);
         (0..BLOCKS as u64).for_each(|block| read(&hung, block));
@@ -270,12 +200,12 @@ fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
 fn inv25_idle_devices_leave_a_busy_one_a_quarter() {
     for (idle, most) in [(0, BLOCKS), (1, BLOCKS / 2), (3, BLOCKS / 4), (50, BLOCKS / 4)] {
         let cache = cache();
-        let keeps = Arc::new(Keeps::default());
+        let keeps = Arc::new(Kept::new(4 * BLOCKS * SIZE));
         let busy = cache.attach(Arc::clone(&keeps)).unwrap();
         let _idle: Vec<_> = (0..idle).map(|_| cache.attach(memory()).unwrap()).collect();
         (0..BLOCKS as u64).for_each(|block| busy.readahead(block..block + 1));
-        assert_eq!(keeps.0.lock().unwrap().len(), most, "beside {idle} idle devices");
-        keeps.0.lock().unwrap().clear();
+        assert_eq!(keeps.loads.lock().unwrap().len(), most, "beside {idle} idle devices");
+        keeps.loads.lock().unwrap().clear();
     }
 }
 
@@ -321,10 +251,10 @@ fn inv25_three_devices_that_hang_do_not_keep_the_cleaner_from_others() {
 fn the_cleaner_beside<const HUNG: usize>() {
     let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.patience(PATIENCE).write_back_after(Duration::ZERO).build().unwrap();
-    let gates = [(); HUNG].map(|()| Gate::new(Operation::Write));
-    let hung = gates.each_ref().map(|gate| cache.attach(Arc::clone(gate)).unwrap());
+    let disks = [(); HUNG].map(|()| Arc::new(FaultDevice::new(memory())));
+    let hung = disks.each_ref().map(|disk| cache.attach(Arc::clone(disk)).unwrap());
     let healthy = cache.attach(memory()).unwrap();
-    let opens = gates.each_ref().map(|gate| Opens(gate)); // dropped before the devices
+    let held = disks.each_ref().map(|disk| disk.hold(Operation::Write)); // dropped before the devices
     for device in &hung {
         device.get_mut(0).unwrap().fill(7);
     }
@@ -333,7 +263,7 @@ fn the_cleaner_beside<const HUNG: usize>() {
         healthy.get_mut(block).unwrap().fill(7);
         wait_for("a write to the healthy device", || !healthy.is_newer(0..3));
     }
-    drop(opens);
+    drop(held);
     wait_for("writes to the others", || cache.stats().dirty == 0);
 }
 
@@ -342,9 +272,9 @@ fn the_cleaner_beside<const HUNG: usize>() {
 fn inv25_a_load_that_takes_long_does_not_keep_the_cleaner_from_its_device() {
     let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::ZERO).build().unwrap();
-    let gate = Gate::new(Operation::Read);
-    let device = cache.attach(Arc::clone(&gate)).unwrap();
-    let _opens = Opens(&gate); // dropped before the device
+    let disk = Arc::new(FaultDevice::new(memory()));
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
+    let _held = disk.hold(Operation::Read); // dropped before the device
     device.create(0).unwrap().fill(7);
     device.readahead(1..2);
     wait_for("the cleaner", || cache.stats().dirty == 0);

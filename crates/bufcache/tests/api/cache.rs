@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use bufcache::{BlockDevice, BuildError, Cache, Eviction, GetError, MemoryDevice};
+use bufcache_test::{FaultDevice, Operation};
 
 const SIZE: usize = 4096;
 
@@ -110,40 +111,23 @@ fn inv02_eight_threads_that_miss_one_block_read_it_once() {
     assert_eq!(device.reads.load(Relaxed), 1);
 }
 
-/// Each reader of the block meets the test twice.
-struct Meeting(Barrier);
-
-impl BlockDevice for Meeting {
-    fn len(&self) -> u64 {
-        8 * SIZE as u64
-    }
-
-    fn read(&self, _offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.wait();
-        self.0.wait();
-        Ok(buf.len())
-    }
-}
-
 #[test]
 fn inv07_a_try_that_would_wait_is_counted_and_leaves_nothing() {
-    let device = Arc::new(Meeting(Barrier::new(2)));
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
     let cache = Cache::builder(SIZE).patience(Duration::MAX).build().unwrap();
     let disk = cache.attach(Arc::clone(&device)).unwrap();
-    let load = |block| {
-        thread::scope(|scope| {
-            let loads = scope.spawn(|| disk.get(block).map(drop));
-            device.0.wait(); // it is in the device
-            assert_eq!(disk.try_get(block).err(), Some(GetError::WouldBlock));
-            device.0.wait();
-            loads.join().unwrap().unwrap();
-        });
-    };
-    load(3);
+    let held = device.hold(Operation::Read);
+    thread::scope(|scope| {
+        let loads = scope.spawn(|| disk.get(3).map(drop));
+        held.wait();
+        assert_eq!(disk.try_get(3).err(), Some(GetError::WouldBlock));
+        drop(held);
+        loads.join().unwrap().unwrap();
+    });
     assert_eq!(disk.try_get(4).err(), Some(GetError::WouldBlock));
     let stats = cache.stats();
     assert_eq!((stats.get, stats.busy, stats.waited, stats.reads), (3, 2, 0, 1));
-    load(5); // in the buffer that there is
+    drop(disk.get(5).unwrap()); // in the buffer that there is
     assert_eq!(cache.stats().evictions, 1);
 }
 

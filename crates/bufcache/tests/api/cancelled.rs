@@ -1,103 +1,26 @@
 //! Tasks that stop waiting. Nothing of them is kept, and a wake-up costs what it wakes.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::task::Context;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, Load};
+use bufcache::{Cache, Device};
+
+use crate::kept::{Kept, Releases};
 use testkit::{WakeCount, block_on};
 
 const SIZE: usize = 512;
 const BLOCKS: u64 = 64;
 
-/// A device that ends no operation before [`Hung::release`], and each at once afterwards.
-#[derive(Default)]
-struct Hung {
-    begun: Mutex<Vec<Begun>>,
-    is_released: AtomicBool,
-}
-
-enum Begun {
-    Load(Load),
-    Write(DeviceWrite),
-    Range(DeviceRange),
-    Sync(DeviceSync),
-}
-
-impl Hung {
-    fn attach(self: &Arc<Self>, patience: Duration) -> Device {
-        let builder = Cache::builder(32 * SIZE).block_size(SIZE).patience(patience);
-        let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(80, 90);
-        builder.build().unwrap().attach(Arc::clone(self)).unwrap()
-    }
-
-    fn begin(&self, operation: Begun) {
-        let mut begun = self.begun.lock().unwrap();
-        if !self.is_released.load(Relaxed) {
-            return begun.push(operation);
-        }
-        drop(begun);
-        operation.end();
-    }
-
-    /// Ends all operations as successes.
-    fn release(&self) {
-        let mut kept = self.begun.lock().unwrap();
-        self.is_released.store(true, Relaxed);
-        let begun = std::mem::take(&mut *kept);
-        drop(kept);
-        begun.into_iter().for_each(Begun::end);
-    }
-}
-
-impl Begun {
-    fn end(self) {
-        match self {
-            Self::Load(load) => load.finish(Ok(SIZE)),
-            Self::Write(write) => write.finish(Ok(())),
-            Self::Range(range) => range.finish(Ok(())),
-            Self::Sync(sync) => sync.finish(Ok(())),
-        }
-    }
-}
-
-/// Releases a device in its drop: the drop of a handle waits for the device.
-struct Releases(Arc<Hung>);
-
-impl Drop for Releases {
-    fn drop(&mut self) {
-        self.0.release();
-    }
-}
-
-impl BlockDevice for Hung {
-    fn len(&self) -> u64 {
-        BLOCKS * SIZE as u64
-    }
-
-    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
-        unreachable!("it begins every read")
-    }
-
-    fn begin_read(&self, load: Load) {
-        self.begin(Begun::Load(load));
-    }
-
-    fn begin_write(&self, write: DeviceWrite) {
-        self.begin(Begun::Write(write));
-    }
-
-    fn begin_discard(&self, range: DeviceRange) {
-        self.begin(Begun::Range(range));
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        self.begin(Begun::Sync(sync));
-    }
+/// A device that ends no operation before it is released, attached to a cache.
+fn hung(patience: Duration) -> (Arc<Kept>, Device) {
+    let kept = Arc::new(Kept::new(BLOCKS as usize * SIZE));
+    let builder = Cache::builder(32 * SIZE).block_size(SIZE).patience(patience);
+    let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(80, 90);
+    let device = builder.build().unwrap().attach(Arc::clone(&kept)).unwrap();
+    (kept, device)
 }
 
 type Task<'d> = Pin<Box<dyn Future<Output = ()> + 'd>>;
@@ -116,9 +39,8 @@ fn begin(task: &mut Task<'_>, woken: &Arc<WakeCount>) -> bool {
 /// Each wait of a task is dropped while the device hangs.
 #[test]
 fn a_wait_that_is_dropped_keeps_nothing_of_its_task() {
-    let hung = Arc::new(Hung::default());
-    let disk = &hung.attach(Duration::from_secs(60));
-    let _releases = Releases(Arc::clone(&hung));
+    let (hung, disk) = &hung(Duration::from_secs(60));
+    let _releases = Releases(Arc::clone(hung));
     let _written = block_on(disk.create_async(1)).unwrap();
     drop(block_on(disk.create_async(2)).unwrap());
     let _pinned = block_on(disk.get_async(2)).unwrap();
@@ -169,15 +91,14 @@ fn cpu_time() -> Duration {
 
 /// Returns the time that `count` tasks take to begin a wait and to be woken.
 fn wake(count: usize, wait: Begin) -> Duration {
-    let hung = Arc::new(Hung::default());
-    let disk = hung.attach(Duration::from_secs(600));
-    let _releases = Releases(Arc::clone(&hung));
+    let (hung, disk) = &hung(Duration::from_secs(600));
+    let _releases = Releases(Arc::clone(hung));
     let written = block_on(disk.create_async(1)).unwrap();
     let mut discard = task(disk.discard_async(2..3));
     assert!(begin(&mut discard, &WakeCount::new()));
     let woken: Vec<_> = (0..count).map(|_| WakeCount::new()).collect();
     let began = cpu_time();
-    let mut waits: Vec<_> = woken.iter().map(|_| wait(&disk)).collect();
+    let mut waits: Vec<_> = woken.iter().map(|_| wait(disk)).collect();
     for (wait, woken) in waits.iter_mut().zip(&woken) {
         assert!(begin(wait, woken));
     }

@@ -3,13 +3,11 @@
 
 use crate::disk;
 
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, GetError, MemoryDevice, WriteError};
+use bufcache::{AttachOptions, Cache, GetError, MemoryDevice, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
 
 use disk::{SIZE, fill, new, on_disk, patient};
@@ -41,62 +39,27 @@ fn inv19_close_is_durable_or_gives_the_handle_back() {
     assert_eq!(after[SIZE], 2);
 }
 
-/// A device whose syncs wait until they are let go on.
-struct Gate {
-    inner: MemoryDevice,
-    begun: Mutex<mpsc::Sender<()>>,
-    go_on: Mutex<mpsc::Receiver<()>>,
-    fails: AtomicBool,
-}
-
-impl BlockDevice for Gate {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.begun.lock().unwrap().send(()).unwrap();
-        let _ = self.go_on.lock().unwrap().recv(); // fails once the test has ended
-        if self.fails.swap(false, Ordering::Relaxed) {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
-        }
-        Ok(())
-    }
-}
-
 /// What comes while the device syncs is refused: it would not be durable when the close returns.
 #[test]
 fn inv19_a_close_refuses_writers_before_it_syncs() {
     for fails in [false, true] {
-        let ((begun, is_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
-        let inner = MemoryDevice::new(vec![1; SIZE * 64]);
-        let (begun, may_go_on) = (Mutex::new(begun), Mutex::new(may_go_on));
-        let fails_once = AtomicBool::new(fails);
-        let gate = Arc::new(Gate { inner, begun, go_on: may_go_on, fails: fails_once });
-        let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
-        let options = AttachOptions::new().on_loss(|_| {});
-        let device = cache.attach_with(Arc::clone(&gate), options).unwrap();
+        let (_cache, device, disk) = new();
         fill(&device, 1, 2);
         drop(device.get(2).unwrap());
         let other = device.clone();
+        if fails {
+            disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+        }
+        let held = disk.hold(Operation::Sync);
         let closing = thread::spawn(move || device.close());
-        is_begun.recv().unwrap();
+        held.wait();
         assert_eq!(other.get_mut(1).unwrap_err(), GetError::Closed);
         assert_eq!(other.try_get_mut(2).unwrap_err(), GetError::Closed);
         assert_eq!(other.create(3).unwrap_err(), GetError::Closed);
         assert_eq!(other.discard(1..2).unwrap_err(), WriteError::Closed);
         assert_eq!(other.get(4).unwrap()[0], 1, "it can be read");
-        go_on.send(()).unwrap();
+        drop(held);
         let closed = closing.join().unwrap();
-        drop(go_on);
         assert_eq!(closed.is_err(), fails);
         let Err(error) = closed else { continue };
         // Poisoned, and otherwise as it was.
@@ -105,9 +68,7 @@ fn inv19_a_close_refuses_writers_before_it_syncs() {
         assert!(error.device.reset().unwrap().is_empty());
         fill(&other, 1, 3);
         error.device.close().unwrap();
-        let mut bytes = [0; SIZE];
-        gate.inner.read(SIZE as u64, &mut bytes).unwrap();
-        assert_eq!(bytes[0], 3);
+        assert_eq!(on_disk(&disk, 1), 3);
     }
 }
 

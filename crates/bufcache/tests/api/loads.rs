@@ -4,8 +4,8 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,29 +14,22 @@ use aio_reap::Engine;
 use bufcache::{BlockDevice, Cache, EngineDevice, GetError, Load, MemoryDevice, lend_engine};
 use bufcache_test::{Fault, FaultDevice, Operation};
 
+use crate::kept::Kept;
 use testkit::{WakeCount, block_on, in_time};
 
 const SIZE: usize = 4096;
 /// A guess: much longer than anything takes that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A device whose loads are kept until the test ends them.
-#[derive(Default)]
-struct Kept {
-    loads: Mutex<Vec<Load>>,
-    begun: AtomicU64,
-}
-
-impl Kept {
-    fn take(&self) -> Load {
-        let start = Instant::now();
-        loop {
-            if let Some(load) = self.loads.lock().unwrap().pop() {
-                return load;
-            }
-            assert!(start.elapsed() < LONG, "no load was begun");
-            thread::yield_now();
+/// Takes a load that was begun.
+fn take(kept: &Kept) -> Load {
+    let start = Instant::now();
+    loop {
+        if let Some(load) = kept.loads.lock().unwrap().pop() {
+            return load;
         }
+        assert!(start.elapsed() < LONG, "no load was begun");
+        thread::yield_now();
     }
 }
 
@@ -48,23 +41,8 @@ fn fill(mut load: Load) {
     load.finish(Ok(len));
 }
 
-impl BlockDevice for Kept {
-    fn len(&self) -> u64 {
-        100 * SIZE as u64
-    }
-
-    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
-        unreachable!("it begins every read")
-    }
-
-    fn begin_read(&self, load: Load) {
-        self.begun.fetch_add(1, Relaxed);
-        self.loads.lock().unwrap().push(load);
-    }
-}
-
 fn kept(buffers: usize) -> (Arc<Kept>, Cache, bufcache::Device) {
-    let device = Arc::new(Kept::default());
+    let device = Arc::new(Kept::new(100 * SIZE));
     let cache = Cache::builder(buffers * SIZE).patience(Duration::from_millis(50)).build().unwrap();
     let disk = cache.attach(Arc::clone(&device)).unwrap();
     (device, cache, disk)
@@ -87,7 +65,7 @@ fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
                 });
             }
             start.wait();
-            fill(device.take());
+            fill(take(&device));
         });
         assert_eq!(device.begun.load(Relaxed), 1);
         assert_eq!(cache.stats().reads, 1);
@@ -108,12 +86,12 @@ fn a_task_is_woken_once_its_block_is_there() {
         assert!(one.as_mut().poll(&mut context).is_pending());
         assert!(two.as_mut().poll(&mut context).is_pending());
     }
-    fill(device.take()); // of block 2
+    fill(take(&device)); // of block 2
     assert_eq!(wakes.count(), 1);
     let Poll::Ready(Ok(pin)) = two.as_mut().poll(&mut context) else { panic!("it is there") };
     assert!(one.as_mut().poll(&mut context).is_pending());
     assert_eq!((pin.len(), pin[0]), (SIZE, 2));
-    device.take().finish(Err(io::Error::from_raw_os_error(libc::EIO)));
+    take(&device).finish(Err(io::Error::from_raw_os_error(libc::EIO)));
     let failed = one.as_mut().poll(&mut context).map(|result| result.err());
     assert_eq!(failed, Poll::Ready(Some(GetError::Io { errno: libc::EIO, block: 1 })));
     assert!(!disk.is_cached(1) && disk.is_cached(2));
@@ -130,7 +108,7 @@ fn a_load_goes_on_when_its_requester_is_gone() {
         }
         // Both buffers are in use: there is no third.
         assert_eq!(block_on(disk.get_async(5)).err(), Some(GetError::NoFreeBuffers));
-        for load in [device.take(), device.take()] {
+        for load in [take(&device), take(&device)] {
             if good { fill(load) } else { drop(load) }
         }
         let there = [3, 4].map(|block| disk.try_get(block).map(|guard| guard[1]));
@@ -148,14 +126,14 @@ fn inv12_a_load_that_is_dropped_fails_and_is_tried_again() {
         let (device, _cache, disk) = kept(2);
         thread::scope(|scope| {
             let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
-            drop(device.take());
+            drop(take(&device));
             let failed = GetError::Io { errno: libc::ECANCELED, block: 9 };
             assert_eq!(get.join().unwrap(), Err(failed));
             let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
-            device.take().finish(Ok(100));
+            take(&device).finish(Ok(100));
             assert_eq!(get.join().unwrap(), Err(GetError::ShortRead { block: 9 }));
             let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
-            fill(device.take());
+            fill(take(&device));
             assert_eq!(get.join().unwrap(), Ok(9));
         });
     });
@@ -167,7 +145,7 @@ fn inv13_readahead_begins_what_the_device_begins_and_keeps_no_pin() {
     disk.readahead(0..1);
     disk.readahead(0..1); // as good as there
     assert_eq!(device.begun.load(Relaxed), 1);
-    fill(device.take());
+    fill(take(&device));
     assert_eq!(disk.try_get(0).unwrap()[0], 0);
     for block in 1..5 {
         disk.readahead(block..block + 1);
@@ -175,7 +153,7 @@ fn inv13_readahead_begins_what_the_device_begins_and_keeps_no_pin() {
     assert_eq!(device.begun.load(Relaxed), 5, "the unused buffer is taken");
     disk.readahead(5..6);
     assert_eq!((device.begun.load(Relaxed), cache.stats().ahead_dropped), (5, 1));
-    (0..4).for_each(|_| fill(device.take()));
+    (0..4).for_each(|_| fill(take(&device)));
     let freed: usize = (0..4).map(|_| cache.shrink(4)).sum();
     assert_eq!(freed, 4, "a pin was kept");
 }
@@ -365,7 +343,7 @@ fn a_waker_that_panics_keeps_no_task_asleep() {
     for (task, waker) in tasks.iter_mut().zip([panics.clone(), Waker::from(Arc::clone(&woken))]) {
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
-    fill(kept.take());
+    fill(take(&kept));
     assert_eq!(woken.count(), 1);
     // Nor does it end the thread that reads for tasks: the device blocks.
     let slow = FaultDevice::new(MemoryDevice::new(vec![7; 8 * SIZE]));
@@ -391,7 +369,7 @@ fn the_waker_of_a_task_that_is_gone_goes_with_its_load() {
             let waker = Waker::from(Arc::clone(waker));
             assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        match kept.take() {
+        match take(&kept) {
             load if fails => drop(load),
             load => fill(load),
         }

@@ -17,6 +17,8 @@ mod devices;
 #[path = "../common/disk.rs"]
 mod disk;
 mod engine_writes;
+#[path = "../common/kept.rs"]
+mod kept;
 mod lent_engine;
 mod loads;
 mod log;

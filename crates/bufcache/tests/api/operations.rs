@@ -1,6 +1,5 @@
 //! Write-back and syncs of tasks: no thread of the cache has a part in those of a device that begins its operations.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::future::Future;
 use std::os::unix::fs::FileExt;
@@ -13,92 +12,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io, mem};
 
+use crate::kept::Kept;
 use aio_reap::Engine;
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, EngineDevice,
-    GetError, MemoryDevice, Wal, WriteError, lend_engine,
+    AttachOptions, Cache, Device, EngineDevice, GetError, Wal, WriteError, lend_engine,
 };
 use testkit::block_on;
 
 const SIZE: usize = 4096;
 
-/// Keeps what it begins until it is told to end it.
-#[derive(Default)]
-struct Kept {
-    writes: Mutex<Vec<DeviceWrite>>,
-    syncs: Mutex<Vec<DeviceSync>>,
-    ranges: Mutex<Vec<DeviceRange>>,
-    /// See `write_depth`; 0: the default.
-    depth: usize,
-    /// The threads that have called a blocking method.
-    blocked: Mutex<BTreeSet<String>>,
-}
-
-impl Kept {
-    fn end_writes(&self) -> usize {
-        let writes = std::mem::take(&mut *self.writes.lock().unwrap());
-        writes.into_iter().map(|write| write.finish(Ok(()))).count()
-    }
-
-    fn end_syncs(&self) -> usize {
-        let syncs = std::mem::take(&mut *self.syncs.lock().unwrap());
-        syncs.into_iter().map(|sync| sync.finish(Ok(()))).count()
-    }
-
-    fn block(&self) {
-        let name = thread::current().name().unwrap_or_default().to_string();
-        self.blocked.lock().unwrap().insert(name);
-    }
-}
-
-impl BlockDevice for Kept {
-    fn len(&self) -> u64 {
-        1024 * SIZE as u64
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        self.block();
-        Ok(())
-    }
-
-    fn begin_write(&self, write: DeviceWrite) {
-        match write.is_blocking() {
-            true => write.defer(), // as the last handle goes
-            false => self.writes.lock().unwrap().push(write),
-        }
-    }
-
-    fn write_depth(&self) -> usize {
-        match self.depth {
-            0 => MemoryDevice::new(vec![0; SIZE]).write_depth(),
-            depth => depth,
-        }
-    }
-
-    fn begin_discard(&self, range: DeviceRange) {
-        self.ranges.lock().unwrap().push(range);
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.block();
-        Ok(())
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        match sync.is_blocking() {
-            true => sync.defer(),
-            false => self.syncs.lock().unwrap().push(sync),
-        }
-    }
+fn new() -> Kept {
+    Kept { reads: true, ..Kept::new(1024 * SIZE) }
 }
 
 fn attach(patience: Duration) -> (Cache, Device, Arc<Kept>) {
-    attach_kept(patience, Kept::default())
+    attach_kept(patience, new())
 }
 
 fn attach_kept(patience: Duration, kept: Kept) -> (Cache, Device, Arc<Kept>) {
@@ -124,7 +52,7 @@ fn inv20_a_sync_of_a_task_begins_when_its_writes_have_ended() {
 }
 
 fn check_batches(depth: usize, expected: &[usize]) {
-    let kept = Kept { depth, ..Kept::default() };
+    let kept = Kept { depth, ..new() };
     let (cache, device, kept) = attach_kept(Duration::from_secs(5), kept);
     for block in (0..200).step_by(2).chain(300..400) {
         device.create(block).unwrap().fill(2);
@@ -286,7 +214,7 @@ fn inv23_a_guard_has_ended_when_its_drop_wakes_a_task() {
         }
     };
     let options = AttachOptions::new().on_loss(|_| {}).before_write(look);
-    let kept = Arc::new(Kept::default());
+    let kept = Arc::new(new());
     let device = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&kept), options).unwrap();
     *itself.lock().unwrap() = Some(device.clone());
     device.create(1).unwrap().fill(2);
@@ -319,7 +247,7 @@ impl Wal for Log {
 #[test]
 fn inv16_a_log_is_flushed_beside_the_thread_of_a_task() {
     let log = Arc::new(Log(AtomicUsize::new(0), Mutex::default()));
-    let kept = Arc::new(Kept::default());
+    let kept = Arc::new(new());
     let options = AttachOptions::new().on_loss(|_| {}).wal(Arc::clone(&log) as _);
     let device = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&kept), options).unwrap();
     let mut guard = device.create(1).unwrap();

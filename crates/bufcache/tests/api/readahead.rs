@@ -1,12 +1,10 @@
 //! Readahead, and what is read once.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, MemoryDevice};
+use bufcache::{Cache, MemoryDevice};
 use bufcache_test::{Fault, FaultDevice, Operation};
 
 use testkit::wait::wait_for;
@@ -16,22 +14,6 @@ const SIZE: usize = 4096;
 /// 200,000 bytes, each the number of its sector.
 fn numbered() -> Vec<u8> {
     (0..200_000).map(|at| (at / 512) as u8).collect()
-}
-
-/// A device whose reads wait until they are let through.
-struct Gated(MemoryDevice, AtomicBool);
-
-impl BlockDevice for Gated {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        while !self.1.load(Relaxed) {
-            thread::sleep(Duration::from_millis(1));
-        }
-        self.0.read(offset, buf)
-    }
 }
 
 #[test]
@@ -97,7 +79,8 @@ fn a_cache_ends_while_it_reads_ahead() {
 
 #[test]
 fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
-    let device = Arc::new(Gated(MemoryDevice::new(numbered()), AtomicBool::new(false)));
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let held = device.hold(Operation::Read);
     let cache = Cache::new(16 * SIZE).unwrap();
     let disk = cache.attach(Arc::clone(&device)).unwrap();
     // Were it to wait, this would never end.
@@ -106,7 +89,7 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
     }
     // The first 16 have all buffers, and are as good as there.
     assert_eq!(cache.stats().ahead_dropped, 5 * (40 - 16));
-    device.1.store(true, Relaxed);
+    drop(held);
     wait_for("the first are read", || (0..16).all(|block| disk.try_get(block).is_ok()));
     assert_eq!(disk.get(48).unwrap()[0], (48 * 8 % 256) as u8);
 }

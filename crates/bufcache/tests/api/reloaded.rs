@@ -2,7 +2,6 @@
 //! that were read from it meanwhile.
 
 use std::thread;
-use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Device, WriteError};
 use bufcache_test::{Fault, Operation};
@@ -42,14 +41,19 @@ fn inv24_a_load_that_runs_while_the_sync_fails_is_no_copy() {
     let (cache, device, disk) = new();
     write_and_evict(&cache, &device, 1, 2);
     disk.give_up_writes().unwrap();
-    disk.inject_next(Operation::Read, Fault::Delay(Duration::from_millis(300)));
-    let reads = disk.count(Operation::Read);
+    let held = disk.hold(Operation::Read);
     let reader = thread::spawn({
         let device = device.clone();
         move || device.get(1).map(|guard| guard[0])
     });
-    wait_for("a read", || disk.count(Operation::Read) > reads);
-    assert_eq!(lost(&device), [1]);
+    held.wait();
+    let lost = thread::scope(|scope| {
+        let loses = scope.spawn(|| lost(&device));
+        wait_for("the sync", || disk.count(Operation::Sync) > 0);
+        drop(held); // the reset waits for the load
+        loses.join().unwrap()
+    });
+    assert_eq!(lost, [1]);
     assert_eq!(reader.join().unwrap(), Ok(1));
 }
 
@@ -76,32 +80,21 @@ fn inv24_readahead_tasks_and_claims_read_blocks_again_as_well() {
 /// Block 1 is written before the sync begins, and block 2 after that. Both are read again while it runs.
 #[test]
 fn inv24_a_sync_vouches_for_the_blocks_that_were_written_before_it_began() {
-    // On a busy machine the sync ends before the blocks are read again.
-    let in_time = (0..8).any(|attempt| vouches_beside(Duration::from_millis(500 << attempt)));
-    assert!(in_time, "the sync ends too early");
-}
-
-/// Returns whether the blocks were read again before the sync, which takes this long, had ended.
-fn vouches_beside(sync: Duration) -> bool {
     let (cache, device, disk) = new();
     write_and_evict(&cache, &device, 1, 2);
-    disk.inject_next(Operation::Sync, Fault::Delay(sync));
-    let syncing = thread::spawn({
-        let device = device.clone();
-        move || device.sync()
+    let held = disk.hold(Operation::Sync);
+    thread::scope(|scope| {
+        let syncing = scope.spawn(|| device.sync());
+        held.wait();
+        write_and_evict(&cache, &device, 2, 2);
+        drop((device.get(1).unwrap(), device.get(2).unwrap()));
+        drop(held);
+        syncing.join().unwrap().unwrap();
     });
-    wait_for("a sync", || disk.count(Operation::Sync) > 0);
-    write_and_evict(&cache, &device, 2, 2);
-    drop((device.get(1).unwrap(), device.get(2).unwrap()));
-    let in_time = !syncing.is_finished();
-    syncing.join().unwrap().unwrap();
-    if in_time {
-        fill(&device, 1, 3);
-        device.flush().unwrap();
-        disk.give_up_writes().unwrap();
-        assert_eq!(lost(&device), [2]);
-    }
-    in_time
+    fill(&device, 1, 3);
+    device.flush().unwrap();
+    disk.give_up_writes().unwrap();
+    assert_eq!(lost(&device), [2]);
 }
 
 /// The fault device itself.
@@ -116,15 +109,15 @@ fn a_sync_that_reverts_leaves_the_writes_that_came_after_it_began() {
     device.flush().unwrap();
     let durable = disk.write_durable(3 * SIZE as u64, &[4; SIZE]);
     durable.unwrap();
-    disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(500)));
     disk.inject_next(Operation::Sync, Fault::Revert);
-    let syncs = disk.count(Operation::Sync);
+    let held = disk.hold(Operation::Sync);
     let syncing = thread::spawn({
         let disk = disk.clone();
         move || disk.sync().map_err(|error| error.raw_os_error())
     });
-    wait_for("a sync", || disk.count(Operation::Sync) > syncs);
+    held.wait();
     disk.write(2 * SIZE as u64, &[5; SIZE]).unwrap();
+    drop(held);
     assert_eq!(syncing.join().unwrap(), Err(Some(libc::EIO)));
     assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 5, 4]);
     assert!(disk.sync().is_ok(), "it is told once");

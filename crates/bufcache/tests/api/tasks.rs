@@ -1,15 +1,14 @@
 //! Calls that block, as tasks make them.
 
 use std::future::Future;
-use std::io;
 use std::pin::{Pin, pin};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{BlockDevice, Cache, Device, GetError, MemoryDevice, OwnedWriteGuard, WriteError};
+use bufcache::{Cache, Device, GetError, MemoryDevice, OwnedWriteGuard, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::WakeCount;
 use testkit::block_on;
@@ -405,34 +404,10 @@ fn inv15_an_owned_guard_is_waited_for() {
     assert_eq!(bytes[0], 7);
 }
 
-/// Its syncs last until the sender is gone.
-struct HangingSync(MemoryDevice, Mutex<Receiver<()>>);
-
-impl BlockDevice for HangingSync {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.0.write(offset, buf)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        let _ = self.1.lock().unwrap().recv();
-        Ok(())
-    }
-}
-
 #[test]
 fn inv25_calls_of_a_device_that_hangs_delay_no_other() {
-    let (cache, _device, _disk) = new();
-    let (hangs, until) = channel();
-    let disk = HangingSync(MemoryDevice::new(vec![1; 64 * SIZE]), Mutex::new(until));
-    let device = cache.attach(disk).unwrap();
+    let (cache, device, disk) = new();
+    let hangs = disk.hold(Operation::Sync);
     for _ in 0..40 {
         begin(device.sync_async());
     }

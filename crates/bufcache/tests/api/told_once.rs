@@ -2,90 +2,29 @@
 //! gets no error is affected, too.
 #![cfg(not(offlock_model))]
 
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, MemoryDevice, WriteError};
+use bufcache::{AttachOptions, Device, WriteError};
+use bufcache_test::{Fault, Operation};
 
-const SIZE: usize = 512;
+use crate::disk::{Disk, SIZE, with};
+
 /// A guess: longer than a thread takes that waits for nothing.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Calls that report their begin, and end when the test tells them to or has ended.
-struct Gate {
-    begun: Mutex<mpsc::Sender<()>>,
-    end: Mutex<mpsc::Receiver<Option<i32>>>,
-}
-
-/// The other side of a gate.
-struct Ends {
-    begun: mpsc::Receiver<()>,
-    end: mpsc::Sender<Option<i32>>,
-}
-
-impl Gate {
-    fn new() -> (Self, Ends) {
-        let ((is_begun, begun), (end, ends)) = (mpsc::channel(), mpsc::channel());
-        (Self { begun: Mutex::new(is_begun), end: Mutex::new(ends) }, Ends { begun, end })
-    }
-
-    fn pass(&self) -> io::Result<()> {
-        let _ = self.begun.lock().unwrap().send(()); // fails once the test waits no more
-        match self.end.lock().unwrap().recv() {
-            Ok(Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
-            Ok(None) | Err(_) => Ok(()),
-        }
-    }
-}
-
-struct Disk {
-    inner: MemoryDevice,
-    writes: AtomicU64,
-    durable: Gate,
-    sync: Gate,
-}
-
-impl BlockDevice for Disk {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        self.inner.write(offset, buf)
-    }
-
-    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write(offset, buf)?;
-        self.durable.pass()
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.sync.pass()
-    }
-}
-
 /// A device whose block 1 is written, not synced, and whose block 2 is dirty.
-fn disk() -> (Arc<Disk>, Device, Ends, Ends) {
-    let ((durable, writes), (sync, syncs)) = (Gate::new(), Gate::new());
-    let inner = MemoryDevice::new(vec![0; 64 * SIZE]);
-    let disk = Arc::new(Disk { inner, writes: AtomicU64::new(0), durable, sync });
-    let builder = Cache::builder(16 * SIZE).block_size(SIZE);
-    let builder = builder.write_back_after(Duration::from_secs(3600));
-    let cache = builder.patience(Duration::from_secs(60)).build().unwrap();
-    let options = AttachOptions::new().on_loss(|_| {});
-    let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+fn disk() -> (Disk, Device) {
+    let (_cache, device, disk) = with(16, AttachOptions::new());
     device.get_mut(1).unwrap()[0] = 1;
     device.flush().unwrap();
     device.get_mut(2).unwrap()[0] = 2;
-    (disk, device, writes, syncs)
+    (disk, device)
+}
+
+/// The operations of the kind that are held fail.
+fn fail(disk: &Disk, operation: Operation) {
+    disk.inject(operation, .., Fault::Error(libc::EIO));
 }
 
 type Ended = JoinHandle<Result<(), WriteError>>;
@@ -106,10 +45,10 @@ fn check_reset(disk: &Disk, device: &Device) {
 #[track_caller]
 fn check_again(disk: &Disk, device: &Device) {
     assert!(device.is_newer(1..2) && device.is_newer(2..3), "both are dirty");
-    let before = disk.writes.load(Ordering::Relaxed);
+    let before = disk.count(Operation::Write);
     let synced = device.sync();
     assert!(matches!(synced, Ok(()) | Err(WriteError::Earlier { .. })), "{synced:?}");
-    assert_eq!(disk.writes.load(Ordering::Relaxed), before + 2);
+    assert_eq!(disk.count(Operation::Write), before + 2);
 }
 
 fn poisoned() -> Result<(), WriteError> {
@@ -119,19 +58,21 @@ fn poisoned() -> Result<(), WriteError> {
 #[test]
 fn inv18_a_sync_during_which_a_durable_write_fails_fails() {
     for reset_between in [false, true] {
-        let (disk, device, writes, syncs) = disk();
+        let (disk, device) = disk();
+        let (writes, syncs) = (disk.hold(Operation::Write), disk.hold(Operation::Sync));
         let sync = through(&device, 1);
-        syncs.begun.recv().unwrap();
+        syncs.wait();
         let write = through(&device, 2);
-        writes.begun.recv().unwrap();
-        writes.end.send(Some(libc::EIO)).unwrap();
+        writes.wait();
+        fail(&disk, Operation::Write);
+        drop(writes);
         write.join().unwrap().unwrap_err();
+        disk.heal();
         if reset_between {
             assert!(device.reset().unwrap().is_empty());
         }
-        syncs.end.send(None).unwrap();
+        drop(syncs);
         assert_eq!(sync.join().unwrap(), poisoned(), "the write was told of what the sync lost");
-        drop((writes, syncs));
         match reset_between {
             true => check_again(&disk, &device),
             false => check_reset(&disk, &device),
@@ -139,71 +80,59 @@ fn inv18_a_sync_during_which_a_durable_write_fails_fails() {
     }
 }
 
-/// It may have been told of the loss already, and not have said so.
+/// Which of the two has begun first, which one the device answers first, and which one it tells of the loss. A
+/// call that was told of no loss may have lost its block all the same.
 #[test]
-fn inv18_a_sync_waits_for_what_a_durable_write_is_told() {
-    let (disk, device, writes, syncs) = disk();
-    let write = through(&device, 2);
-    writes.begun.recv().unwrap();
-    let sync = through(&device, 1);
-    syncs.begun.recv().unwrap();
-    syncs.end.send(None).unwrap();
-    thread::sleep(MOMENT);
-    writes.end.send(Some(libc::EIO)).unwrap();
-    write.join().unwrap().unwrap_err();
-    assert_eq!(sync.join().unwrap(), poisoned());
-    drop((writes, syncs));
-    check_reset(&disk, &device);
-}
-
-#[test]
-fn inv18_a_durable_write_waits_for_what_a_sync_is_told() {
-    let (disk, device, writes, syncs) = disk();
-    let sync = through(&device, 1);
-    syncs.begun.recv().unwrap();
-    let write = through(&device, 2);
-    writes.begun.recv().unwrap();
-    writes.end.send(None).unwrap();
-    thread::sleep(MOMENT);
-    syncs.end.send(Some(libc::EIO)).unwrap();
-    assert_eq!(sync.join().unwrap(), poisoned());
-    assert_eq!(write.join().unwrap(), poisoned(), "the sync was told of what the write lost");
-    drop((writes, syncs));
-    check_reset(&disk, &device);
-}
-
-#[test]
-fn inv18_a_durable_write_that_ends_behind_a_failed_sync_is_dirty_after_a_reset() {
-    let (disk, device, writes, syncs) = disk();
-    let write = through(&device, 2);
-    writes.begun.recv().unwrap();
-    let sync = through(&device, 1);
-    syncs.begun.recv().unwrap();
-    syncs.end.send(Some(libc::EIO)).unwrap();
-    assert_eq!(sync.join().unwrap(), poisoned());
-    writes.end.send(None).unwrap();
-    assert_eq!(write.join().unwrap(), poisoned());
-    drop((writes, syncs));
-    check_reset(&disk, &device);
+fn inv18_a_sync_and_a_durable_write_wait_for_what_the_other_is_told() {
+    for [is_sync_first, is_sync_answered, is_sync_told] in
+        [[false, true, false], [true, false, true], [false, true, true]]
+    {
+        let (disk, device) = disk();
+        let (writes, syncs) = (disk.hold(Operation::Write), disk.hold(Operation::Sync));
+        let begin = |is_sync: bool| {
+            let call = through(&device, if is_sync { 1 } else { 2 });
+            if is_sync {
+                syncs.wait()
+            } else {
+                writes.wait()
+            }
+            call
+        };
+        let (first, second) = (begin(is_sync_first), begin(!is_sync_first));
+        let told = if is_sync_told { Operation::Sync } else { Operation::Write };
+        fail(&disk, told);
+        let mut holds = [(true, syncs), (false, writes)];
+        holds.sort_by_key(|(is_sync, _)| *is_sync != is_sync_answered);
+        let [(_, answered), (_, later)] = holds;
+        drop(answered);
+        thread::sleep(MOMENT);
+        drop(later);
+        assert_eq!([first.join().unwrap(), second.join().unwrap()], [poisoned(), poisoned()]);
+        disk.heal();
+        check_reset(&disk, &device);
+    }
 }
 
 /// A write past the cache notes its blocks after the reset has asked which blocks may be lost, and a
 /// sync that began before the write fails before the reset ends.
 #[test]
 fn inv18_a_reset_does_not_end_a_failure_that_comes_meanwhile() {
-    let (disk, device, writes, syncs) = disk();
+    let (disk, device) = disk();
+    let (writes, syncs) = (disk.hold(Operation::Write), disk.hold(Operation::Sync));
     let (asked, written) = (device.get_mut(1).unwrap(), device.get_mut(9).unwrap());
     let around = thread::spawn({
         let device = device.clone();
         move || device.write_around(9, &[9; SIZE])
     });
     let sync = through(&device, 1);
-    syncs.begun.recv().unwrap();
+    syncs.wait();
     let write = through(&device, 2);
-    writes.begun.recv().unwrap();
+    writes.wait();
     thread::sleep(MOMENT); // the write past the cache waits for the guard of block 9
-    writes.end.send(Some(libc::EIO)).unwrap();
+    fail(&disk, Operation::Write);
+    drop(writes);
     write.join().unwrap().unwrap_err();
+    disk.heal();
     let reset = thread::spawn({
         let device = device.clone();
         move || device.reset()
@@ -211,21 +140,21 @@ fn inv18_a_reset_does_not_end_a_failure_that_comes_meanwhile() {
     thread::sleep(MOMENT); // the reset waits for the guard of block 1
     drop(written);
     let around = around.join().unwrap();
-    syncs.end.send(Some(libc::EIO)).unwrap();
+    fail(&disk, Operation::Sync);
+    drop(syncs);
     assert_eq!(sync.join().unwrap(), poisoned());
+    disk.heal();
     drop(asked);
     let lost = reset.join().unwrap().unwrap();
     let is_told = around.is_err() || lost.blocks().contains(&(9..10));
     assert!(is_told, "the sync was told of the loss of block 9: {lost:?}");
-    drop((writes, syncs));
     check_again(&disk, &device);
 }
 
 /// Calls that fail without an error of their own do not wait for each other for ever.
 #[test]
 fn durable_writes_and_syncs_at_once_end() {
-    let (_, device, writes, syncs) = disk();
-    drop((writes, syncs));
+    let (_disk, device) = disk();
     thread::scope(|scope| {
         for first in [10, 20, 30] {
             let device = &device;
