@@ -150,7 +150,7 @@ fn measure(trace: &Trace, rooms: &[usize], policies: &[Hits]) -> Result<Table, F
 
 /// The hits: a row for each room.
 fn print(trace: &Trace, rooms: &[usize], table: &Table) -> Result<String, Failure> {
-    let Trace { name, keys, blocks } = trace;
+    let Trace { name, keys, blocks, .. } = trace;
     let mut text =
         format!("{name}: {} requests for {blocks} blocks; hits in percent\n", keys.len());
     write!(text, "{:>10}", "blocks")?;

@@ -13,7 +13,7 @@ use std::thread;
 
 use harness::{Plan, Report, Table, number};
 use recordings::xfsbuf::{CREATE8, UNLINK8};
-use testkit::traces::{Trace, TraceError, in_folder};
+use testkit::traces::{Trace, in_folder};
 
 use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf, zipf_and_scans};
 use crate::replay::gets;
@@ -61,7 +61,7 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
 }
 
 /// Ends the bench because `OFFLOCK_TRACES` cannot be used.
-fn fail(error: &TraceError) -> ! {
+fn fail(error: &std::io::Error) -> ! {
     eprintln!("OFFLOCK_TRACES: {error}");
     std::process::exit(1)
 }
