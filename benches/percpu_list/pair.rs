@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness::{Case, Group, Plan, Ratio, Report, Rounds};
+use harness::{Group, Plan, Ratio, Report, Rounds};
 
 use crate::ours::Owning;
 use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
@@ -22,7 +22,7 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
     let ours = Owning::new();
     let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
     let sharded_slab = ShardedSlab::new();
-    let mut group = Group::new("add and remove an object").case(exchanges());
+    let mut group = Group::new("add and remove an object");
     for &threads in &plan.threads {
         group = group
             .case(pair(&ours, OURS, threads))
@@ -50,18 +50,6 @@ pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
             scale.map_or(f64::NAN, |scale| scale.median)
         );
     }
-}
-
-/// The least cost of a lock for an addition and one for a removal: the row `two exchanges/1`.
-fn exchanges<'a>() -> Case<'a> {
-    Case::new("two exchanges", 1, |_| {
-        let word = AtomicBool::new(false);
-        move |_| {
-            // Ordering: as a lock's; any costs the same here.
-            black_box(black_box(&word).swap(true, Ordering::Acquire));
-            black_box(black_box(&word).swap(false, Ordering::Release));
-        }
-    })
 }
 
 /// Beside 100,000 objects that stay.

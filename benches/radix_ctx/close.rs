@@ -1,14 +1,10 @@
 //! R12: the removal of 500 contexts together, against the removal of one, and of 500 one by one.
 //!
-//! A removal is measured from the call until the values are dropped, under two conditions. Without
-//! another thread a grace period costs least and the 500 drops weigh most; this decides the target.
-//! The other condition is a thread that looks up contexts without a pause.
-
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+//! A removal is measured from the call until the values are dropped. No other thread runs: a grace
+//! period costs least then, and the 500 drops weigh most.
 
 use harness::timed::{Clock, least_disturbed, on_one_cpu, repeat};
-use harness::{Plan, Report, Rounds, allowed_cpus, pin};
+use harness::{Plan, Report, Rounds};
 
 use crate::map::{Map, Value, value};
 use crate::ours::Ctx;
@@ -25,27 +21,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let ratio = quiet.time_ratio(&row(TOGETHER), &row(ONE));
     println!("- {TOGETHER} over {ONE}: {:.3}", ratio.map_or(f64::NAN, |ratio| ratio.median));
     report.record("R12.close_all_vs_one", ratio);
-
-    let cpus = allowed_cpus().expect("this process has CPUs");
-    let over = AtomicBool::new(false);
-    let (map, keys) = Ctx::<Value>::filled(CONTEXTS, value);
-    let beside = thread::scope(|scope| {
-        scope.spawn(|| {
-            pin(cpus[cpus.len() - 1]).expect("an allowed CPU");
-            // Ordering: Relaxed; a flag that is seen sometime.
-            while !over.load(Ordering::Relaxed) {
-                for key in &keys {
-                    map.read(&map.enter(), *key, |value| value[0]).expect("it is there");
-                }
-            }
-        });
-        let beside = measure(plan, "close, beside a reader");
-        over.store(true, Ordering::Relaxed);
-        beside
-    });
-    report.show(&beside);
-    let ratio = beside.time_ratio(&row(TOGETHER), &row(ONE));
-    println!("- {TOGETHER} over {ONE}: {:.3}", ratio.map_or(f64::NAN, |ratio| ratio.median));
 }
 
 /// Closes all that is in a table.

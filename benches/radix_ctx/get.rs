@@ -1,7 +1,6 @@
 //! R1 to R4: looking ids up. 56-byte values; one word of the value found is added up.
 //!
-//! Each lookup has a guard of its own, in all rows but those called `held`. Up to 64 k entries every
-//! row is a case of the harness's loop. A million values fit the last cache one map at a time: there
+//! Each lookup has a guard of its own. Up to 64 k entries every row is a case of the harness's loop. A million values fit the last cache one map at a time: there
 //! each window follows a walk over the row's own map in the order of its entries, and the two
 //! threads of R4 run in a group of their own. What the machine itself loses with a second thread shows
 //! in the row of the `Vec`, which shares nothing.
@@ -9,7 +8,7 @@
 use harness::timed::{Row, measure};
 use harness::{Group, Plan, Ratio, Report, Rounds};
 
-use crate::map::{Filled, Map, Value, held, order};
+use crate::map::{Filled, Map, Value, order};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
 
@@ -57,13 +56,11 @@ pub(crate) fn run_1m(plan: &Plan, report: &mut Report) {
     let dashmap = Filled::<Dash<Value>>::new(n, &order);
     let sharded = Filled::<Sharded<Value>>::new(n, &order);
     let slots = Filled::<Slots<Value>>::new(n, &order);
-    let mut rows = vec![warm(&ours), warm_held(&ours), warm(&slots)];
-    rows.extend([warm(&papaya), warm_held(&papaya), warm(&index), warm_held(&index)]);
+    let mut rows = vec![warm(&ours), warm(&slots), warm(&papaya), warm(&index)];
     rows.extend([warm(&dashmap), warm(&sharded)]);
     let rounds = measure("get, 1M entries", plan, rows);
     report.show(&rounds);
     report.against(&rounds, OURS, 1, &PEERS);
-    report.against(&rounds, &held(OURS), 1, &[&held(PAPAYA), &held(INDEX)]);
     report.record("R3.papaya", ratio(&rounds, PAPAYA));
     report.record("R3.dashmap", ratio(&rounds, DASHMAP));
     report.record("R3.hashindex", ratio(&rounds, INDEX));
@@ -102,7 +99,6 @@ fn group(plan: &Plan, name: &str, n: usize) -> Rounds {
         group = group.case(index.case(threads)).case(dashmap.case(threads));
         group = group.case(sharded.case(threads));
     }
-    group = group.case(ours.case_held(1)).case(papaya.case_held(1)).case(index.case_held(1));
     group.run(plan)
 }
 
@@ -111,7 +107,6 @@ fn show(report: &mut Report, rounds: &Rounds) {
     show_scale(rounds, &[OURS, PAPAYA, INDEX, VEC]);
     report.against(rounds, OURS, 1, &PEERS);
     report.against(rounds, OURS, 2, &PEERS);
-    report.against(rounds, &held(OURS), 1, &[&held(PAPAYA), &held(INDEX)]);
 }
 
 fn ratio(rounds: &Rounds, peer: &str) -> Option<Ratio> {
@@ -134,17 +129,6 @@ fn warm<M: Map<Value>>(filled: &Filled<M>) -> Row<'_> {
     let mut at = 0;
     let row = Row::new(M::NAME, move || {
         filled.lookups(&filled.keys, at, MANY);
-        at += MANY as usize;
-        MANY
-    });
-    row.before(|| walk(filled))
-}
-
-/// Lookups under one guard, after a walk.
-fn warm_held<M: Map<Value>>(filled: &Filled<M>) -> Row<'_> {
-    let mut at = 0;
-    let row = Row::new(&held(M::NAME), move || {
-        filled.lookups_held(&filled.keys, at, MANY);
         at += MANY as usize;
         MANY
     });

@@ -8,8 +8,7 @@
 //!
 //! Every row is measured by one generic loop for all implementations, with the peers interleaved:
 //! the name, a slash, the number of threads. Peers run as their documentation recommends, at the
-//! versions of `benches/Cargo.toml`. What has guards has a row with a guard per operation, which
-//! decides the targets, and one with the guard held.
+//! versions of `benches/Cargo.toml`. What has guards has one per operation.
 //!
 //! R11 is the census: `cargo bench --bench census -- --only radix`.
 

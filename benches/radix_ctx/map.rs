@@ -177,20 +177,4 @@ impl<M: Map<Value>> Filled<M> {
             }
         })
     }
-
-    /// Lookups under one guard: the row `NAME held/threads`.
-    pub(crate) fn case_held(&self, threads: usize) -> Case<'_> {
-        Case::batched(&held(M::NAME), threads, move |thread| {
-            let mut at = thread * self.keys.len() / threads.max(2);
-            move |ops| {
-                self.lookups_held(&self.keys, at, ops);
-                at += ops as usize;
-            }
-        })
-    }
-}
-
-/// The name of a row whose guard is held.
-pub(crate) fn held(name: &str) -> String {
-    format!("{name} held")
 }
