@@ -251,8 +251,11 @@ impl Backend for Aio {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.watched = true;
-        super::wait_readable(&[self.notifier.as_raw_fd(), self.pool.notifier()], timeout)
+        sys::drain(&self.notifier); // the notifications of completions that were reaped
+        if self.ring.is_empty() {
+            super::wait_readable(&[self.notifier.as_raw_fd(), self.pool.notifier()], timeout)?;
+        }
+        Ok(())
     }
 
     /// Cancels only requests that wait for a thread: the kernel cannot cancel block I/O
@@ -327,6 +330,15 @@ impl<'a> Ring<'a> {
         events: &'a [UnsafeCell<Event>],
     ) -> Self {
         Self { head, tail, events }
+    }
+
+    /// Returns whether no event is visible.
+    fn is_empty(&self) -> bool {
+        // Ordering: Relaxed, for both; a hint. The kernel stores the tail before it notifies, under the
+        // lock of the eventfd, so the notification of an event that is missed here comes later.
+        let [head, tail] = [self.head, self.tail].map(|at| at.load(Ordering::Relaxed));
+        let nr = self.events.len() as u32;
+        head % nr == tail % nr
     }
 
     /// Passes copies of at most `most` events to `each`, oldest first. Returns their number. Wait-free.
