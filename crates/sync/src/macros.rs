@@ -9,8 +9,8 @@
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_global {
-    ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
-        $(#[$meta])* $vis static $name: $type = $value;
+    ($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;) => {
+        $(#[$meta])* static $name: $type = $value;
     };
 }
 
@@ -18,12 +18,8 @@ macro_rules! offlock_global {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_global {
-    // An empty `vis` does not match the `lazy_static!` of the checkers.
     ($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;) => {
         $crate::lazy_static! { $(#[$meta])* static ref $name: $type = $value; }
-    };
-    ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
-        $crate::lazy_static! { $(#[$meta])* $vis static ref $name: $type = $value; }
     };
 }
 
