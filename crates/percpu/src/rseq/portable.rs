@@ -20,7 +20,11 @@ pub(crate) fn add(_: Option<(&AtomicU64, u64)>, _: &Words, _: u64) -> Result<(),
 #[derive(Clone, Copy, Debug)]
 pub enum Sections {}
 
-#[expect(clippy::missing_safety_doc, reason = "no function of this type can be called")]
+#[allow(
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "no function of this type can be called"
+)]
 impl Sections {
     pub fn find() -> Option<Self> {
         None
