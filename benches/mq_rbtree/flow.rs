@@ -6,7 +6,7 @@ use harness::timed::{Timed, at_once, repeat};
 use harness::{Plan, Ratio, Report, Rounds, allowed_cpus};
 
 use crate::kernel::Kernel;
-use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
+use crate::peers::{AsyncPriority, Crossbeam, Kanal, Mpsc, PlHeap, Spsc};
 use crate::queue::{Ours, Queue, Tree};
 
 /// Messages that a queue takes.
@@ -40,6 +40,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let (kernel, pl_heap) = (Kernel::new(MOST), PlHeap::new(MOST));
     let asynchronous = AsyncPriority::new(MOST);
     let (crossbeam, kanal) = (Crossbeam::new(MOST), Kanal::new(MOST));
+    let (spsc, mpsc) = (Spsc::new(MOST), Mpsc::new(MOST));
+    // These have one receiver.
+    let single = [row(&spsc), row(&mpsc)];
     let rows = [
         row(&ours),
         row(&tree),
@@ -52,8 +55,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
     let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
     let threads = plan.threads.iter().copied().filter(|threads| *threads > 1);
+    let of = |threads| rows.iter().chain(single.iter().filter(move |_| threads == 2));
     let cases: Vec<_> =
-        threads.flat_map(|threads| rows.iter().map(move |row| (row, threads))).collect();
+        threads.flat_map(|threads| of(threads).map(move |row| (row, threads))).collect();
     let names = cases.iter().map(|((name, _), threads)| (format!("{name}/{threads}"), 1));
     let mut rounds = Rounds::new("one sends, one receives", names);
     repeat(plan, || {
@@ -66,7 +70,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         });
     });
     report.show(&rounds);
-    let peers = rows.iter().skip(2).map(|row| row.0).collect::<Vec<_>>();
+    let peers = of(2).skip(2).map(|row| row.0).collect::<Vec<_>>();
     report.against(&rounds, Ours::NAME, 2, &peers);
     report.against(&rounds, Tree::NAME, 2, &peers);
     report.record("M4.kernel", over(&rounds, Kernel::NAME));

@@ -167,3 +167,56 @@ channel!(
     "kanal (no priority)",
     kanal
 );
+
+/// An end of a channel that is made for one thread.
+struct Single<E>(E);
+
+// SAFETY: the rows of `Spsc` and `Mpsc` are those of M4: one thread sends and one receives, and each window
+// joins its threads. So one thread at a time uses an end.
+unsafe impl<E: Send> Sync for Single<E> {}
+
+/// crossfire's, with a ring for so many senders, and for one receiver.
+macro_rules! crossfire {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $module:ident, $sender:ident) => {
+        $(#[$doc])*
+        pub(crate) struct $name {
+            sender: Single<crossfire::$sender<crossfire::$module::Array<u64>>>,
+            receiver: Single<crossfire::Rx<crossfire::$module::Array<u64>>>,
+        }
+
+        impl Queue for $name {
+            const NAME: &'static str = $text;
+
+            fn new(most: usize) -> Self {
+                crossfire::detect_backoff_cfg(); // as its documentation recommends
+                let (sender, receiver) = crossfire::$module::bounded_blocking(most);
+                Self { sender: Single(sender), receiver: Single(receiver) }
+            }
+
+            #[inline(always)]
+            fn send(&self, message: u64, _priority: u32) {
+                self.sender.0.send(message).expect(OPEN);
+            }
+
+            #[inline(always)]
+            fn receive(&self) -> u64 {
+                self.receiver.0.recv().expect(OPEN)
+            }
+        }
+    };
+}
+
+crossfire!(
+    /// One sender.
+    Spsc,
+    "crossfire SPSC (no priority)",
+    spsc,
+    Tx
+);
+crossfire!(
+    /// Any number of senders.
+    Mpsc,
+    "crossfire MPSC (no priority)",
+    mpsc,
+    MTx
+);
