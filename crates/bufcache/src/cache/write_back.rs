@@ -13,7 +13,9 @@
 //! 1. A block becomes clean only after the device has reported its write. Until then `DIRTY` stays
 //!    set beside `BACK`, and the frame stays on the dirty list.
 //! 2. A write-back does not wait while it has blocks marked: it writes its window first. For a task
-//!    it occupies no thread while the device writes.
+//!    it occupies no thread while the device writes. It waits for a block that another thread has
+//!    marked once it has written the others: a discard or a bypass keeps its marks for as long as
+//!    the device takes, and beside several of them a flush would wait for one after the other.
 //! 3. A written block is among the unsynced sectors before it becomes clean. So a reset after a
 //!    failed sync finds the block there, or finds it dirty.
 
@@ -250,6 +252,9 @@ struct Window<'t> {
     blocks: ArrayVec<DirtyBlock, WINDOW>,
     selection: &'t Selection,
     summary: Summary,
+    /// Set in the second pass, over the blocks that other threads had marked in the first. It waits for
+    /// each of them.
+    waits: bool,
     /// Set once the wait for a block that another thread had marked has timed out. The write-back does not wait for such a block again.
     gave_up: bool,
 }
@@ -287,39 +292,63 @@ impl Shared {
         let found = found.as_mut_slice();
         found.sort_unstable_by_key(|dirty| dirty.key.sector());
         let blocks = ArrayVec::new();
-        let mut window = Window { blocks, selection, summary, gave_up: false };
-        for &next in &*found {
-            if let Some(errno) = source.writes.poisoned() {
-                // The sync or durable write that needs these blocks can no longer succeed, even if
-                // a reset ends the poisoning meanwhile.
-                window.summary.fail(WriteError::Poisoned { errno });
+        let mut window = Window { blocks, selection, summary, waits: false, gave_up: false };
+        let mut count = found.len();
+        loop {
+            // The blocks that are left for the second pass move to the front.
+            let mut left = 0;
+            for at in 0..count {
+                if let Some(errno) = source.writes.poisoned() {
+                    // The sync or durable write that needs these blocks can no longer succeed, even
+                    // if a reset ends the poisoning meanwhile.
+                    window.summary.fail(WriteError::Poisoned { errno });
+                    break;
+                }
+                if window.blocks.len() == WINDOW {
+                    self.write_window(source, &mut window).await;
+                }
+                if self.add_to_window(source, &mut window, found[at]).await {
+                    found[left] = found[at];
+                    left += 1;
+                }
+            }
+            if left == 0 || !selection.wait {
                 break;
             }
-            if window.blocks.len() == WINDOW {
-                self.write_window(source, &mut window).await;
-            }
-            self.add_to_window(source, &mut window, next).await;
+            (count, window.waits) = (left, true);
         }
         self.write_window(source, &mut window).await;
         window.summary
     }
 
-    /// Marks a block and adds it to the window. If that has to wait, writes the window first.
-    async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: DirtyBlock) {
+    /// Marks a block and adds it to the window. If that has to wait, writes the window first. Returns
+    /// whether another thread has marked the block and this pass does not wait.
+    async fn add_to_window(
+        &self,
+        source: &Arc<Source>,
+        window: &mut Window<'_>,
+        next: DirtyBlock,
+    ) -> bool {
         let (mut since, mut flushed) = (None, 0);
         loop {
             let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
-                Ok(()) => return window.blocks.push(next),
-                Err(WriteBackSkip::Clean | WriteBackSkip::GivenUp) => return,
-                Err(WriteBackSkip::Refused(error)) => return window.summary.fail(error),
-                Err(WriteBackSkip::Marked) if !window.selection.wait => {
+                Ok(()) => {
+                    window.blocks.push(next);
+                    return false;
+                }
+                Err(WriteBackSkip::Clean | WriteBackSkip::GivenUp) => return false,
+                Err(WriteBackSkip::Refused(error)) => {
+                    window.summary.fail(error);
+                    return false;
+                }
+                Err(WriteBackSkip::Marked) if !window.waits => {
                     window.summary.overlapped |= self.entry(next.frame).word().has(BACK);
-                    return;
+                    return true;
                 }
                 Err(WriteBackSkip::Marked)
                     if check!("write-back: a wait has timed out", window.gave_up) =>
                 {
-                    return;
+                    return false;
                 }
                 Err(obstacle) => obstacle,
             };
@@ -334,7 +363,8 @@ impl Shared {
             };
             if let Err(error) = waited {
                 window.gave_up |= matches!(error, WriteError::Busy { .. });
-                return window.summary.fail(error);
+                window.summary.fail(error);
+                return false;
             }
         }
     }

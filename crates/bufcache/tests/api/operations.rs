@@ -99,6 +99,23 @@ fn inv20_syncs_of_tasks_share_one_that_began_behind_their_writes() {
     assert_eq!(cache.stats().syncs, 2);
 }
 
+/// A block under its writer does not keep those behind it from the device.
+#[test]
+fn a_flush_waits_for_a_marked_block_behind_the_writes_of_the_others() {
+    let (cache, device, kept) = attach(Duration::from_secs(60));
+    (0..20).for_each(|block| device.create(block).unwrap().fill(2));
+    let guard = device.get_mut(7).unwrap();
+    let mut flush = pin!(device.flush_async());
+    assert!(!is_ready(flush.as_mut()));
+    assert_eq!(kept.end_writes(), 2, "the blocks before it and those behind it");
+    assert!(!is_ready(flush.as_mut()), "the writer has the last block");
+    drop(guard);
+    while !is_ready(flush.as_mut()) {
+        kept.end_writes();
+    }
+    assert_eq!((cache.stats().write_calls, cache.stats().dirty), (3, 0));
+}
+
 /// It waits for a guard no longer than the cache waits, though the drop of a forgotten guard wakes nothing.
 #[test]
 fn inv19_a_flush_of_a_task_waits_for_a_writer_as_long_as_the_cache_waits() {
