@@ -14,6 +14,7 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use nbd_protocol::TlsPolicy;
 
+use crate::blocks::BLOCK;
 use crate::image_spec::{ImageSpec, parse_size};
 
 /// The texts that `--help` prints before and after the options.
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     /// Create a missing image with this size, or grow a smaller image to it.
     ///
     /// K, M, G, T are powers of 1024.
-    #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Images")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_image_size, help_heading = "Images")]
     pub(crate) size: Option<u64>,
 
     /// Listen on this Unix socket.
@@ -105,7 +106,7 @@ pub(crate) struct Args {
     ///
     /// Keeps blocks that were read, and written blocks until a FLUSH or for some seconds. Reads
     /// longer than 64K and writes longer than 16K are not kept. K, M, G, T are powers of 1024.
-    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size, help_heading = "Resources")]
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_cache, help_heading = "Resources")]
     pub(crate) cache: u64,
 
     /// Kernel interface for disk I/O.
@@ -249,6 +250,21 @@ fn tls_policies() -> impl TypedValueParser<Value = TlsPolicy> {
     })
 }
 
+fn parse_image_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("an image of 0 bytes has nothing to serve".into()),
+        size => Ok(size),
+    }
+}
+
+fn parse_cache(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if (1..BLOCK as u64).contains(&bytes) {
+        return Err(format!("less than a block of {BLOCK} bytes; 0 disables the cache"));
+    }
+    Ok(bytes)
+}
+
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
     let mode = mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))?;
@@ -321,6 +337,9 @@ mod tests {
             ("x --backend aio", "needs --direct"),
             ("x --image a --socket s --metrics s", "same path"),
             ("x --image a,size=0 --socket s", "no bytes"),
+            ("x --image a --socket s --size 0", "nothing to serve"),
+            ("x --image a --socket s --cache 100", "a block of 4096 bytes"),
+            ("x --image name= --socket s", "names no file"),
             ("x --image a,size=1K,size=2K --socket s", "twice"),
             ("x --image a,readonly,readonly --socket s", "twice"),
             ("x --image http://host/disk --socket s", "URI"),

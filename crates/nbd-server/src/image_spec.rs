@@ -38,6 +38,9 @@ impl FromStr for ImageSpec {
                 spec.name = name.unwrap_or_default();
             }
         }
+        if spec.path.as_os_str().is_empty() {
+            return Err(format!("'{text}' names no file"));
+        }
         #[cfg(feature = "objects")]
         if let Some(url) = spec.path.to_str().and_then(VolumeUrl::parse).transpose()? {
             if spec.path.as_os_str() == &*image {
