@@ -42,7 +42,7 @@ const INDEXES: u64 = 32 << 20;
 /// How often the database asks the store for news: of another server (two requests), and of tables to
 /// be merged (six). An idle volume is to send at most 12 requests a minute.
 const NEWS: Duration = Duration::from_secs(60);
-const MERGES: Duration = Duration::from_secs(60);
+const MERGES: Duration = Duration::from_secs(75);
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The age at which objects are deleted that nothing refers to. Above the longest request, because
 /// an upload refers to its object only when it has ended.
@@ -457,7 +457,7 @@ fn indexes() -> MokaCache {
 fn settings(is_local: bool) -> Settings {
     let min_age = if is_local { LOCAL_GARBAGE_AGE } else { GARBAGE_AGE };
     let directory = Some(GarbageCollectorDirectoryOptions {
-        interval: Some(Duration::from_secs(600)),
+        interval: Some(Duration::from_secs(1200)),
         min_age,
         dry_run: false,
     });

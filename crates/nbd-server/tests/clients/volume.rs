@@ -387,7 +387,7 @@ fn measure(lab: &Lab) -> Res {
     }
     let image = lab.path("local.img");
     image::sparse(&image, 64 * MIB)?;
-    let local = Launch::new(lab, Backend::Threads).on_socket("l").image(&image);
+    let local = Launch::bare(lab).on_socket("l").image(&image);
     let local = local.arg("--cache").arg("256M").start()?;
     let args = ["--rw=randread", "--bs=4k", "--iodepth=32", "--size=64M", "--time_based"];
     let last = ["--runtime=5", "--output-format=terse", "--terse-version=3"];
