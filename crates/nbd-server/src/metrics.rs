@@ -121,7 +121,7 @@ impl Server {
                 ready.pop_front() != Some(true) || client.is_unfinished_after_a_turn(reporter)
             });
             if arrived {
-                self.accept(now);
+                self.accept(Instant::now()); // the poll may have taken longer than a client may
             }
         }
     }
