@@ -57,7 +57,7 @@ extern "C" fn nothing(_: libc::c_int) {}
 
 /// Unregisters this thread's rseq area, if rseq is in use.
 fn take_id() {
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu"))]
     if offlock_percpu::capabilities().rseq_ids.is_ok() {
         testkit::rseq::unregister();
     }

@@ -69,11 +69,11 @@ mod imp {
     use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(offlock_portable)))]
     use crate::rseq::area;
 
     /// A build without the assembly reads no ids.
-    #[cfg(not(all(target_arch = "x86_64", not(offlock_portable))))]
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(offlock_portable))))]
     mod area {
         pub(super) fn current() -> Option<crate::CpuId> {
             None

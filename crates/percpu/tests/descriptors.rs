@@ -2,7 +2,10 @@
 //!
 //! The kernel does not check a start or a length: if one is wrong, the section is unprotected. If
 //! the abort address is wrong or its signature is missing, the kernel kills the process.
-#![cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
+#![cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(any(offlock_portable, offlock_virtual_cpu))
+))]
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,7 +14,8 @@ use std::fs;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection, RelocationTarget};
 
-const SIGNATURE: [u8; 4] = 0x5305_3053_u32.to_le_bytes();
+const SIGNATURE: [u8; 4] =
+    (if cfg!(target_arch = "x86_64") { 0x5305_3053_u32 } else { 0xd428_bc00 }).to_le_bytes();
 
 /// `struct rseq_cs` (ABI: `linux/rseq.h`).
 const SIZE: u64 = 32;

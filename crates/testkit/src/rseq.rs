@@ -6,13 +6,14 @@
 /// # Panics
 ///
 /// Panics if libc registered no area.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu"))]
 pub fn unregister() -> i32 {
     use std::arch::asm;
     use std::io;
 
     const UNREGISTER: libc::c_int = 1; // RSEQ_FLAG_UNREGISTER
-    const SIGNATURE: u32 = 0x5305_3053; // what glibc registers with on x86
+    /// What glibc registers with.
+    const SIGNATURE: u32 = if cfg!(target_arch = "x86_64") { 0x5305_3053 } else { 0xd428_bc00 };
     const SYMBOL: &std::ffi::CStr = c"__rseq_offset";
 
     // SAFETY: looks up a name; null if no library exports it.
@@ -21,8 +22,16 @@ pub fn unregister() -> i32 {
     // SAFETY: libc's `const ptrdiff_t`, written before `main`.
     let offset = unsafe { *offset.cast::<isize>() };
     let thread_pointer: usize;
-    // SAFETY: the first word of a thread's control block points to itself (x86_64 ABI).
-    unsafe { asm!("mov {}, fs:[0]", out(reg) thread_pointer, options(nostack, readonly)) };
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the first word of a thread's control block points to itself (ABI).
+    unsafe {
+        asm!("mov {}, fs:[0]", out(reg) thread_pointer, options(nostack, readonly))
+    };
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register that each thread has.
+    unsafe {
+        asm!("mrs {}, tpidr_el0", out(reg) thread_pointer, options(nostack, readonly))
+    };
     let area = thread_pointer.wrapping_add_signed(offset);
 
     // glibc registers 32 bytes up to 2.39, and from 2.40 on the size that the kernel gives in

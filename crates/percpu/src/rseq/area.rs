@@ -1,4 +1,4 @@
-//! The area that libc registers for every thread, and the CPU id in it (x86_64).
+//! The area that libc registers for every thread, and the CPU id in it.
 //!
 //! glibc 2.35 and later place a `struct rseq` at a fixed distance from the thread pointer, the same
 //! in every thread, and export that distance. The areas of two threads never overlap. The kernel
@@ -19,6 +19,8 @@
 use offlock_sync::CpuId;
 use offlock_sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
 
+use super::arch;
+
 /// End of the field `rseq_cs`, in bytes from the start of the area (ABI: `linux/rseq.h`).
 const RSEQ_CS_END: u32 = 16;
 
@@ -28,27 +30,13 @@ static AREA: AtomicIsize = AtomicIsize::new(0);
 static ID_LIMIT: AtomicU32 = AtomicU32::new(0);
 /// Returns the offset of the area that libc registered, or the reason why there is none.
 pub(super) fn find() -> Result<isize, &'static str> {
-    let offset: *const isize;
-    let size: *const u32;
-    // SAFETY: reads two entries of the global offset table, which the loader filled before any code
-    // of this crate ran. The symbols are weak: an entry is null if libc lacks the symbol.
-    unsafe {
-        std::arch::asm!(
-            ".weak __rseq_offset",
-            ".weak __rseq_size",
-            "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
-            "mov {size}, qword ptr [rip + __rseq_size@GOTPCREL]",
-            offset = out(reg) offset,
-            size = out(reg) size,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    // SAFETY: null, or the address of libc's `const unsigned int`, written before `main` and never
-    // after.
-    let size = unsafe { size.as_ref() };
+    let (offset, size) = arch::libc_symbols();
     // SAFETY: null, or the address of libc's `const ptrdiff_t`, written before `main` and never
     // after.
     let offset = unsafe { offset.as_ref() };
+    // SAFETY: null, or the address of libc's `const unsigned int`, written before `main` and never
+    // after.
+    let size = unsafe { size.as_ref() };
     let (Some(&offset), Some(&size)) = (offset, size) else {
         return Err("not offered by libc: glibc before 2.35, or another libc");
     };
@@ -57,32 +45,6 @@ pub(super) fn find() -> Result<isize, &'static str> {
         1..RSEQ_CS_END => Err("the area that libc registered is too small"),
         _ => Ok(offset),
     }
-}
-
-/// Returns the CPU id that the kernel keeps for the calling thread.
-///
-/// The id is above `i32::MAX` if the thread has none: -1 (never registered) or -2 (refused), as
-/// `u32`.
-///
-/// # Safety
-///
-/// `area` is a result of [`find`]. Or it is 0, and the answer is discarded.
-#[inline(always)]
-unsafe fn cpu_id(area: isize) -> u32 {
-    let id: u32;
-    // SAFETY: `find` checked that the area contains `cpu_id`. libc keeps an area at this distance in
-    // the static TLS block of every thread, registered or not. At 0 the thread control block begins,
-    // with a pointer to itself (x86_64 ABI), so these bytes can be read. Not `pure`: the kernel may
-    // change the field between any two instructions.
-    unsafe {
-        std::arch::asm!(
-            "mov {id:e}, dword ptr fs:[{area} + 4]",
-            id = lateout(reg) id,
-            area = in(reg) area,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    id
 }
 
 /// Lets [`current`] read the area from now on, if libc registered one.
@@ -115,7 +77,7 @@ pub(crate) fn current() -> Option<CpuId> {
     let area = AREA.load(Ordering::Relaxed);
     // SAFETY: a result of `find`, or still 0. In the second case `ID_LIMIT` was read as 0 (the
     // invariant), so `below` discards the id.
-    below(unsafe { cpu_id(area) }, limit)
+    below(unsafe { arch::cpu_id(area) }, limit)
 }
 
 /// Returns `id` if it is below `limit`. The ids -1 and -2 (as `u32`) never are.
@@ -157,7 +119,7 @@ mod tests {
         let Ok(area) = find() else { return assert!(crate::cpu::rseq_ids().is_err()) };
         assert_eq!(area % 4, 0);
         // SAFETY: `area` is a result of `find`.
-        let id = move || unsafe { cpu_id(area) };
+        let id = move || unsafe { arch::cpu_id(area) };
         for id in [id(), std::thread::spawn(id).join().unwrap()] {
             assert!((id as usize) < crate::possible_cpus(), "id {}", id as i32);
         }

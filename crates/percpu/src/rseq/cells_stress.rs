@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng;
 use testkit::signals::{ThreadTimer, handle};
-use testkit::stress::stress_time;
+use testkit::stress::{keep_running, stress_time};
 
 use super::stress::{fake_area, sections_run};
-use super::{Block, Cell, Head, Refused, SHARD, Sections};
+use super::{Refused, Sections};
 use crate::fence::heavy_rseq;
-use crate::rseq::cells::NO_CPU;
+use crate::rseq::cells::{Block, Cell, Head, NO_CPU, SHARD};
 
 /// Returns sections that run as plain code, on the CPU where the thread was when it first asked.
 fn unprotected(real: Sections) -> Sections {
@@ -273,13 +273,13 @@ fn stress_inv12_no_cell_is_lost_or_given_twice() {
 }
 
 /// Adds and removes on eight threads, with the sections that `on_thread` returns there. Returns the
-/// additions, and how many of them the blocks have not counted.
+/// additions, and how many of them the blocks have not counted, or had a cell that was given twice.
 fn additions(sections: Sections, cpus: u32, on_thread: fn(Sections) -> Sections) -> (u64, u64) {
     let (list, stop, made) = (TestList::new(cpus), AtomicBool::new(false), AtomicU64::new(0));
-    let allowed = allowed_cpus();
+    let (allowed, lost) = (allowed_cpus(), AtomicU64::new(0));
     thread::scope(|scope| {
         for worker in 0..8 {
-            let (list, stop, made, allowed) = (&list, &stop, &made, &allowed);
+            let (list, stop, made, lost, allowed) = (&list, &stop, &made, &lost, &allowed);
             scope.spawn(move || {
                 let mut rng = rng::seeded(worker);
                 while !stop.load(Ordering::Relaxed) {
@@ -290,7 +290,9 @@ fn additions(sections: Sections, cpus: u32, on_thread: fn(Sections) -> Sections)
                     match list.insert(sections, [worker; 3]) {
                         Ok(at) => {
                             made.fetch_add(1, Ordering::Relaxed);
-                            let _ = list.remove(sections, at);
+                            if list.remove(sections, at) != Ok([worker; 3]) {
+                                lost.fetch_add(1, Ordering::Relaxed);
+                            }
                         }
                         Err(_) => list.refill(sections),
                     }
@@ -301,7 +303,8 @@ fn additions(sections: Sections, cpus: u32, on_thread: fn(Sections) -> Sections)
         stop.store(true, Ordering::Relaxed);
     });
     let counted: u64 = list.blocks().map(|block| block.adds.load(Ordering::Relaxed)).sum();
-    (made.load(Ordering::Relaxed), made.into_inner().abs_diff(counted))
+    let made = made.into_inner();
+    (made, made.abs_diff(counted) + lost.into_inner())
 }
 
 #[test]
@@ -349,7 +352,7 @@ fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
             });
         }
         let until = Instant::now() + stress_time(2);
-        while Instant::now() < until {
+        while keep_running(until, || closed > 10 && refused.load(Ordering::Relaxed) > 0) {
             for gate in [&list.head.gate, &list.head.add_gate] {
                 gate.store(1, Ordering::Relaxed);
             }

@@ -12,7 +12,7 @@
 //! word does not, so this crate calls a section wait-free.
 //!
 //! ```text
-//!  default, x86_64         sections in assembly                 (x86_64.rs)
+//!  x86_64, aarch64         sections in assembly                 (native.rs, x86_64.rs, aarch64.rs)
 //!  every other build       none: `available()` is false         (portable.rs)
 //!  model checkers          one mutex per virtual CPU            (model.rs)
 //! ```
@@ -23,15 +23,20 @@
 //!    word is changed. So in one process every word is changed by sections alone, or by atomic
 //!    operations alone.
 
-#[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
-pub(crate) mod area;
 pub mod cells;
-#[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
-#[path = "x86_64.rs"]
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(any(offlock_portable, offlock_virtual_cpu))
+))]
+#[path = "native.rs"]
 mod imp;
 #[cfg(all(
     not(offlock_model),
-    any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
+    any(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        offlock_portable,
+        offlock_virtual_cpu
+    )
 ))]
 #[path = "portable.rs"]
 mod imp;
@@ -39,6 +44,11 @@ mod imp;
 #[path = "model.rs"]
 mod imp;
 
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(any(offlock_portable, offlock_virtual_cpu))
+))]
+pub(crate) use self::imp::area;
 pub(crate) use self::imp::{add, state};
 
 /// Returns whether this process runs sections. The first call decides.

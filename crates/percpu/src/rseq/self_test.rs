@@ -89,6 +89,7 @@ fn check(
 
 #[cfg(test)]
 mod tests {
+    use super::super::arch;
     use super::*;
 
     /// Adds by an atomic, like a section of this CPU, but with one defect.
@@ -153,16 +154,10 @@ mod tests {
                 // SAFETY: writes `cpu`.
                 unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, 0, 0) };
                 let stale = (cpu + 1) % possible_cpus() as u32;
+                let id = arch::thread_pointer().wrapping_add_signed(found.area) + 4;
                 // SAFETY: the id in the area of this thread, which the kernel writes again when it
                 // moves the thread.
-                unsafe {
-                    std::arch::asm!(
-                        "mov dword ptr fs:[{area} + 4], {stale:e}",
-                        area = in(reg) found.area,
-                        stale = in(reg) stale,
-                        options(nostack, preserves_flags),
-                    );
-                }
+                unsafe { (id as *mut u32).write_volatile(stale) };
                 found.add(gate, words, delta)
             })
         };

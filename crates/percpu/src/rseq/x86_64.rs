@@ -1,117 +1,14 @@
-//! The sections in x86_64 assembly.
-//!
-//! All sections are one frame around a few instructions of their own. In words, for a word with a gate:
-//!
-//! ```text
-//!      rseq_cs = descriptor                arms the section for this thread
-//!  start:
-//!      cpu = area.cpu_id                   not below `limit`: refused, wrong CPU
-//!      *gate != open?                      refused, closed
-//!      *(base + cpu * STRIDE) += delta     <- commit, the one store, the last instruction
-//!  end:
-//!      rseq_cs = 0                         disarms it: every way out passes here
-//!
-//!  abort:  the kernel jumps here if the thread was preempted, migrated, took a signal or was hit
-//!          by `heavy_rseq` between `start` and `end`; arms the section again and starts over
-//! ```
-//!
-//! The numeric labels:
-//!
-//! | 77 | descriptor, in `__rseq_cs` | 22 | start | 44 | end |
-//! |---|---|---|---|---|---|
-//! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66, 99 | refused: wrong CPU, closed, no room |
-//!
-//! Traps:
-//!
-//! - The assembler reads labels made of the digits 0 and 1 as binary numbers.
-//! - Scratch registers are `out` and not `lateout`, because an abort needs the inputs again.
-//! - The abort address must follow the signature that libc registered.
-//! - The descriptor contains addresses, so it must be writable for the loader of a
-//!   position-independent program.
-//! - A jump over the commit of another section would leave instructions behind a commit: an abort there
-//!   would commit twice. So the removals on the CPU of a block and on other CPUs are two sections.
-//!
-//! # Invariants
-//!
-//! 1. `LIMIT` is 0 until the offset of the area is known and the self-test has passed. It stays 0 if no
-//!    sections run.
+//! The sections in x86_64 assembly. The frame and its labels: `sections.rs`.
 
-use offlock_sync::asymmetric::rseq_fence_works;
 use offlock_sync::atomic::AtomicU64;
-use offlock_sync::native::OnceLock;
-use offlock_sync::native::atomic::{AtomicU32, Ordering};
 
-use self::self_test::self_test;
-use super::cells::{Block, Cell, FREE, Head, SHARD};
-use super::{Refused, area};
-use crate::cpu::{possible_cpus, rseq_ids};
+use super::Refused;
+use super::sections::{Copy, Sections, outcome};
+use crate::rseq::cells::{Block, Cell, FREE, Head, SHARD};
 use crate::words::{STRIDE, Words};
-
-#[path = "self_test.rs"]
-mod self_test;
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
 const _: () = assert!(SHARD == 1 << 7, "the sections shift by 7");
-
-/// The number of possible CPUs, or 0 if no section may run. Invariant 1.
-static LIMIT: AtomicU32 = AtomicU32::new(0);
-
-/// Returns whether this process runs sections, and if not, why. The first call decides. Later calls cost a
-/// load and a branch where sections run, and one more load elsewhere.
-#[inline(always)]
-pub(crate) fn state() -> Result<(), &'static str> {
-    // Ordering: Relaxed; `sections` loads `LIMIT` again, with Acquire, before it uses the offset.
-    if LIMIT.load(Ordering::Relaxed) != 0 { Ok(()) } else { decide() }
-}
-
-/// Sections also run if the first call is on a thread that cannot test them. A thread without a CPU id
-/// is none of libc's, and its sections all refuse. A helper thread would have no id either: glibc gives
-/// a thread an id only if its parent has one.
-fn decide() -> Result<(), &'static str> {
-    static STATE: OnceLock<Result<(), &'static str>> = OnceLock::new();
-    *STATE.get_or_init(|| {
-        let found = usable()?;
-        self_test(|gate, words, delta| found.add(gate, words, delta)).unwrap_or(Ok(()))?;
-        // Ordering: Release pairs with the Acquire in `sections`; it carries the offset. No test
-        // checks the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
-        LIMIT.store(found.limit, Ordering::Release);
-        Ok(())
-    })
-}
-
-/// Returns the sections if the process has an rseq area and a barrier that restarts them.
-fn usable() -> Result<Sections, &'static str> {
-    rseq_ids()?;
-    if !rseq_fence_works() {
-        return Err("membarrier cannot restart them");
-    }
-    Ok(Sections { area: area::find()?, limit: possible_cpus() as u32 })
-}
-
-/// Adds `delta` (wrapping) to this CPU's word. With a gate, commits only if the gate has the value beside it.
-#[inline(always)]
-pub(crate) fn add(
-    gate: Option<(&AtomicU64, u64)>,
-    words: &Words,
-    delta: u64,
-) -> Result<(), Refused> {
-    sections().ok_or(Refused::WrongCpu)?.add(gate, words, delta)
-}
-
-/// Returns the sections if they run in this process.
-#[inline(always)]
-fn sections() -> Option<Sections> {
-    // Ordering: Acquire pairs with the Release in `decide`; it carries the offset.
-    let limit = LIMIT.load(Ordering::Acquire);
-    (limit != 0).then(|| Sections { area: area::offset(), limit })
-}
-
-/// The sections of this process: the offset of the rseq area, and the number of possible CPUs.
-#[derive(Clone, Copy, Debug)]
-pub struct Sections {
-    area: isize,
-    limit: u32,
-}
 
 /// One section. `$body` gets the id of this CPU in `{cpu}`, which it keeps. It may change `{t}`. It jumps to 55,
 /// 66 or 99 if the section is refused, and ends in its one store.
@@ -156,23 +53,6 @@ macro_rules! section {
         );
         outcome(cpu)
     }};
-}
-
-/// Returns the refusal that the register of the CPU contains at the end of a section, if any.
-#[inline(always)]
-fn outcome(cpu: u32) -> Result<(), Refused> {
-    if cpu.cast_signed() >= 0 { Ok(()) } else { Err(refusal(cpu)) }
-}
-
-/// Out of line, because the compiler would compute it even for a section that committed.
-#[cold]
-#[inline(never)]
-fn refusal(cpu: u32) -> Refused {
-    match cpu.cast_signed() {
-        -1 => Refused::WrongCpu,
-        -2 => Refused::Closed,
-        _ => Refused::NoRoom,
-    }
 }
 
 /// A section on this CPU's word, which is at `[{base} + {t}]` in `$body`.
@@ -234,27 +114,9 @@ macro_rules! removal {
     };
 }
 
-/// How a cell is copied: words of 16 and of 8 bytes.
-struct Copy<T>(T);
-
-impl<T> Copy<T> {
-    const STRIDE: usize = size_of::<Cell<T>>();
-    const IN_16: usize = Self::STRIDE / 16;
-    const IN_8: usize = Self::STRIDE % 16 / 8;
-    /// A value without a drop is not copied out.
-    const OUT_16: usize = if std::mem::needs_drop::<T>() { Self::IN_16 } else { 0 };
-    const OUT_8: usize = if std::mem::needs_drop::<T>() { Self::IN_8 } else { 0 };
-}
-
 impl Sections {
-    /// Returns the sections, if they run in this process. The first call decides.
-    pub fn find() -> Option<Self> {
-        state().ok()?;
-        sections()
-    }
-
     #[inline(always)]
-    fn add(
+    pub(super) fn add(
         self,
         gate: Option<(&AtomicU64, u64)>,
         words: &Words,
@@ -484,11 +346,93 @@ impl Sections {
                 limit = in(reg) self.limit,)
         }
     }
+
+    /// Adds `delta` to this CPU's word, with `rounds` of a spin between the load and the store. Returns
+    /// the number of starts of the section.
+    #[cfg(test)]
+    #[inline(never)]
+    pub(super) fn long_add(
+        self,
+        gate: &AtomicU64,
+        words: &Words,
+        delta: u64,
+        rounds: u32,
+    ) -> Result<u64, Refused> {
+        let mut starts = 0_u64;
+        // SAFETY: the area, the word and the gate are those of `add`, or the area is the calling
+        // thread's fake one. The other registers are scratch.
+        let done = unsafe {
+            word_section!(self, words, ["cmp qword ptr [{gate}], 0", "jne 66f"], [
+                    "inc {starts}",
+                    "mov {sum}, qword ptr [{base} + {t}]",
+                    "mov {spin:e}, {rounds:e}",
+                    "24:",
+                    "dec {spin:e}",
+                    "jnz 24b",
+                    "add {sum}, {delta}",
+                    "mov qword ptr [{base} + {t}], {sum}",
+                ],
+                gate = in(reg) std::ptr::from_ref(gate),
+                delta = in(reg) delta,
+                rounds = in(reg) rounds,
+                spin = out(reg) _,
+                sum = out(reg) _,
+                starts = inout(reg) starts,)
+        };
+        done.map(|()| starts)
+    }
 }
 
+/// Returns the addresses of libc's `__rseq_offset` and `__rseq_size`, or null if libc lacks them.
+pub(super) fn libc_symbols() -> (*const isize, *const u32) {
+    let (offset, size);
+    // SAFETY: reads two entries of the global offset table, which the loader filled before any code
+    // of this crate ran. The symbols are weak: an entry is null if libc lacks the symbol.
+    unsafe {
+        std::arch::asm!(
+            ".weak __rseq_offset",
+            ".weak __rseq_size",
+            "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
+            "mov {size}, qword ptr [rip + __rseq_size@GOTPCREL]",
+            offset = out(reg) offset,
+            size = out(reg) size,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    (offset, size)
+}
+
+/// Returns the CPU id that the kernel keeps for the calling thread.
+///
+/// The id is above `i32::MAX` if the thread has none: -1 (never registered) or -2 (refused), as
+/// `u32`.
+///
+/// # Safety
+///
+/// `area` is a result of `area::find`. Or it is 0, and the answer is discarded.
+#[inline(always)]
+pub(super) unsafe fn cpu_id(area: isize) -> u32 {
+    let id: u32;
+    // SAFETY: `find` checked that the area contains `cpu_id`. libc keeps an area at this distance in
+    // the static TLS block of every thread, registered or not. At 0 the thread control block begins,
+    // with a pointer to itself (x86_64 ABI), so these bytes can be read. Not `pure`: the kernel may
+    // change the field between any two instructions.
+    unsafe {
+        std::arch::asm!(
+            "mov {id:e}, dword ptr fs:[{area} + 4]",
+            id = lateout(reg) id,
+            area = in(reg) area,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    id
+}
+
+/// Returns the address from which the offset of an area counts.
 #[cfg(test)]
-#[path = "cells_stress.rs"]
-mod cells_stress;
-#[cfg(test)]
-#[path = "stress.rs"]
-mod stress;
+pub(super) fn thread_pointer() -> usize {
+    let address: usize;
+    // SAFETY: the first word of the thread control block points to itself (x86_64 ABI).
+    unsafe { std::arch::asm!("mov {}, fs:[0]", out(reg) address, options(nostack, readonly)) };
+    address
+}

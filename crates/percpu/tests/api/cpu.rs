@@ -77,7 +77,7 @@ fn check_in_this_process() {
 
 /// The first use of a process may be on a thread that libc did not create. The sections of the other
 /// threads stay on.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu"))]
 #[test]
 fn inv14_a_first_use_without_an_id_leaves_sections_on() {
     if env::var_os(CHILD).is_none() && capabilities().sections.is_err() {
