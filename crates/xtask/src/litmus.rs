@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::debian::Debian;
 use crate::process::{self, Cmd, Error, Result, read, write};
 use crate::workspace::{Scratch, Workspace, choose, is_command, stem};
 
@@ -97,6 +98,7 @@ fn quotes(root: &Path, test: &str, wanted: bool) -> std::result::Result<(), Stri
     let mut count = 0;
     for (line, at) in test.lines().zip(1..) {
         let Some((_, comment)) = line.split_once("// ") else { continue };
+        let comment = comment.strip_suffix(" *)").unwrap_or(comment); // in assembly
         let (Some((file, code)), Some(folder)) = (comment.split_once(": "), &folder) else {
             return Err(format!(
                 "line {at}: the comment is not `// FILE: CODE`, or the source is missing"
@@ -258,14 +260,21 @@ fn verdicts(ws: &Workspace, name: &str, programs: &[Program]) -> Result<Vec<&'st
     };
     let model = ws.root.join("litmus");
     let mut cmd = herd.dir(&folder.path).limit(Duration::from_secs(120)).log(Arc::new(file));
-    for (option, file) in [("-bell", "bell"), ("-macros", "def"), ("-model", "cat")] {
-        cmd = cmd.arg(option).arg(model.join(format!("offlock.{file}")));
+    // Assembly has the model of its architecture, which herd7 ships.
+    let language = programs[0].text.split(' ').next().unwrap_or_default();
+    if language == "C" {
+        for (option, file) in [("-bell", "bell"), ("-macros", "def"), ("-model", "cat")] {
+            cmd = cmd.arg(option).arg(model.join(format!("offlock.{file}")));
+        }
     }
     // Leaves out executions that the axiom `coherence` of the model refuses: ten times faster.
     cmd = cmd.words("-optace true");
     for (number, program) in programs.iter().enumerate() {
         let (_, body) = program.text.split_once('\n').unwrap_or_default();
-        write(folder.path.join(format!("{number}.litmus")), format!("C program-{number}\n{body}"))?;
+        write(
+            folder.path.join(format!("{number}.litmus")),
+            format!("{language} program-{number}\n{body}"),
+        )?;
         cmd = cmd.arg(format!("{number}.litmus"));
     }
     let output = cmd.output()?;
@@ -294,6 +303,8 @@ fn verdict(output: &str, number: usize) -> Option<&'static str> {
     }
 }
 
+const SUITE: Option<&str> = Some("unstable");
+
 /// Unpacks herd7 unless it is there. Takes some seconds and 60 MB of downloads.
 ///
 /// Debian has it in the package `herdtools7` of unstable alone. That package and the C library that it needs
@@ -303,51 +314,13 @@ fn install(ws: &Workspace) -> Result<()> {
     if is_command("herd7") || unpacked(ws).is_some() {
         return Ok(());
     }
-    let scratch = Scratch::new("apt")?;
-    let path = scratch.path.display();
-    for lists in ["lists/partial", "cache/archives/partial"] {
-        write(scratch.path.join(lists).join("none"), "")?;
-    }
-    // The mirror that apt is configured for.
-    let targets = ["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"];
-    let listed = ws.cmd("apt-get").args(targets).output().unwrap_or_default();
-    let mirror = listed.lines().find_map(|line| line.strip_prefix("Debian "));
-    let mirror = mirror.unwrap_or("http://deb.debian.org/debian/");
-    write(
-        scratch.path.join("unstable.sources"),
-        format!(
-            "Types: deb\nURIs: {mirror}\nSuites: unstable\nComponents: main\n\
-             Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
-        ),
-    )?;
-    write(
-        scratch.path.join("apt.conf"),
-        format!(
-            "Dir::State::lists \"{path}/lists\";\nDir::Cache \"{path}/cache\";\n\
-             Dir::Etc::sourcelist \"{path}/unstable.sources\";\nDir::Etc::sourceparts \"-\";\n\
-             Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
-             APT::Sandbox::User \"\";\n"
-        ),
-    )?;
-    for words in ["update -qq", "download -qq herdtools7 libc6 libgmp10"] {
-        let apt = ws.cmd("apt-get").words(words).env("APT_CONFIG", scratch.path.join("apt.conf"));
-        apt.dir(&scratch.path).run()?;
-    }
-    // The folder gets its name when it is complete.
-    let (root, partial) = (ws.target.join("tools/herd"), ws.target.join("tools/herd.partial"));
-    let _ = fs::remove_dir_all(&partial);
-    write(partial.join("none"), "")?;
-    for package in crate::workspace::files(&scratch.path, "deb") {
-        ws.cmd("dpkg-deb").arg("--extract").arg(package).arg(&partial).run()?;
-    }
-    let _ = fs::remove_dir_all(&root);
-    fs::rename(&partial, &root).map_err(|error| Error::io(root.display(), error))?;
+    Debian::open(ws, "amd64", SUITE)?.unpack(&["herdtools7", "libc6", "libgmp10"])?;
     unpacked(ws).map(drop).ok_or_else(|| Error::new("herd7 was not found where it was unpacked"))
 }
 
 /// The command that starts the unpacked herd7.
 fn unpacked(ws: &Workspace) -> Option<Cmd> {
-    let usr = ws.target.join("tools/herd/usr");
+    let usr = Debian::files(ws, "amd64", SUITE).join("usr");
     let entries =
         |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
     // `ld-linux-x86-64.so.2`, or that of another architecture.

@@ -1,6 +1,8 @@
 //! The commands that build, check and measure this workspace: `cargo xtask --help`.
 
 mod ci;
+mod cross;
+mod debian;
 mod layers;
 mod lint;
 mod litmus;
@@ -19,6 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use self::cross::Guest;
 use self::process::{Error, Result};
 use self::suites::Checker;
 use self::workspace::Workspace;
@@ -101,6 +104,23 @@ enum Command {
     Asan,
     /// The tests without rseq, without its code, and without membarrier
     Fallbacks,
+    /// The tests of the libraries on aarch64, under qemu-user
+    Cross {
+        /// The libraries, such as `percpu`; all if none is named
+        crates: Vec<String>,
+        /// Arguments of the test programs
+        #[arg(last = true)]
+        tests: Vec<String>,
+    },
+    /// The tests and stress tests of the libraries on a kernel of Debian, under qemu-system
+    Guest {
+        guest: Guest,
+        /// The libraries, such as `percpu`; all if none is named
+        crates: Vec<String>,
+        /// For each stress test
+        #[arg(long, default_value_t = 4)]
+        seconds: u32,
+    },
     /// The full counts: hours. Goes on past a failure
     Soak {
         /// The steps with one of these in their name; all if none is given
@@ -208,6 +228,10 @@ fn run(command: Command) -> Result<()> {
         Command::Fuzz { targets, seconds, list: false } => suites::fuzz(ws, &targets, seconds),
         Command::Asan => suites::sanitizer(ws),
         Command::Fallbacks => suites::fallbacks(ws),
+        Command::Cross { crates, tests } => cross::cross(ws, &ws.select(&crates)?, &tests),
+        Command::Guest { guest, crates, seconds } => {
+            cross::guest(ws, &ws.select(&crates)?, guest, seconds)
+        }
         Command::Soak { steps, list, scale } => soak::run(ws, &steps, scale, list),
         Command::Lint => lint::lint(ws),
         Command::Deny => ci::deny(ws),

@@ -34,8 +34,8 @@ enum Action {
     Release(String),
     /// `cargo test --profile loom` with a cfg for all crates and these words.
     WithCfg(&'static str, String),
-    /// `cargo xtask mutants` with these words.
-    Mutants(String),
+    /// `cargo xtask` with these words.
+    Xtask(String),
     /// A target, for so many seconds.
     Fuzz(String, u64),
 }
@@ -111,15 +111,26 @@ fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Vec<Step> {
             step(&name, format!("{n} schedules"), &settings, models);
         }
     }
-    step("mutants-patches", "each patch".to_string(), &[], Action::Mutants("--patches".into()));
+    step(
+        "mutants-patches",
+        "each patch".to_string(),
+        &[],
+        Action::Xtask("mutants --patches".into()),
+    );
     for package in crates {
         let n = scaled(50);
-        let random = Action::Mutants(format!("{} --random {n}", package.name));
+        let random = Action::Xtask(format!("mutants {} --random {n}", package.name));
         step(&format!("{}-mutants-random", package.name), format!("{n} mutants"), &[], random);
     }
     for round in 1..=scaled(20) {
         let trials = Action::Release("-p offlock-nbd --test clients".to_string());
         step(&format!("nbd-clients-{round:02}"), "once".to_string(), &[], trials);
+    }
+    step("aarch64-qemu-user", "once".to_string(), &[], Action::Xtask("cross".into()));
+    for guest in ["aarch64", "x86-64"] {
+        let n = scaled(60);
+        let words = format!("guest {guest} --seconds {n}");
+        step(&format!("guest-{guest}"), format!("{n} s each"), &[], Action::Xtask(words));
     }
     // The only run with the feature, for which the main job does not wait.
     let tls = Action::Release("-p offlock-nbd --features tls --test clients -- tls/".to_string());
@@ -152,7 +163,7 @@ impl Step {
                 let words = format!("test --profile loom --locked {words}");
                 settled(ws.cargo_with_cfg(name, &words)).run()
             }
-            Action::Mutants(words) => settled(ws.cargo("xtask mutants").words(words)).run(),
+            Action::Xtask(words) => settled(ws.cargo("xtask").words(words)).run(),
             Action::Fuzz(target, seconds) => {
                 let scratch = Scratch::new(target)?;
                 settled(fuzz_command(ws, target, *seconds, &scratch)?).run()

@@ -29,21 +29,26 @@ pub(crate) fn install(ws: &Workspace) -> Result<()> {
     let mut missing: Vec<&str> = missing.map(|(_, name)| *name).collect();
     missing.dedup();
     if !missing.is_empty() {
-        let missing = missing.join(" ");
-        if !rustix::process::getuid().is_root() {
-            return Err(Error::new(format!(
-                "missing, and only root can install: apt-get install {missing}"
-            )));
-        }
-        ws.cmd("apt-get").words("update -qq").run()?;
-        ws.cmd("env")
-            .words("DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends")
-            .words(&missing)
-            .run()?;
+        install_packages(ws, &missing)?;
     }
     install_subcommand(ws, "cargo-deny", "0.20.2")?;
     install_subcommand(ws, "cargo-fuzz", "0.13.2")?;
     fetch(ws)
+}
+
+/// Installs Debian packages, which only root can do.
+pub(crate) fn install_packages(ws: &Workspace, packages: &[&str]) -> Result<()> {
+    let missing = packages.join(" ");
+    if !rustix::process::getuid().is_root() {
+        return Err(Error::new(format!(
+            "missing, and only root can install: apt-get install {missing}"
+        )));
+    }
+    ws.cmd("apt-get").words("update -qq").run()?;
+    ws.cmd("env")
+        .words("DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends")
+        .words(&missing)
+        .run()
 }
 
 /// Downloads the dependencies for every platform, which an offline look at the whole graph needs.
