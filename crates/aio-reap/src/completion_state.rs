@@ -10,7 +10,7 @@ use crate::payload::{DeferredDrop, Deliver, End, RawResult};
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
 
-/// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
+/// The number of EAGAIN and EINTR completions in a row that the engine retries. The next
 /// one is the request's error.
 const RETRY_LIMIT: u8 = 16;
 

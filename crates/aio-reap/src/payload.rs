@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 use crate::error::RequestError;
 
-/// The space for the buffer and the front end of one request; a guess that fits three `Vec`s and
+/// The space for the buffer and the front end of one request, which fits three `Vec`s and
 /// more.
 const PAYLOAD_BYTES: usize = 96;
 

@@ -131,7 +131,7 @@ impl fmt::Display for CacheStats {
 // A word belongs to the hazard record with its number, and so to the thread that owns the record.
 // Records with numbers from `WORDS` on have no word; the caller counts their hits elsewhere.
 
-/// The number of words. A guess: more than the CPUs of most machines, for 8 KiB of each cache.
+/// The number of words. More than the CPUs of most machines, for 8 KiB of each cache.
 const WORDS: usize = if cfg!(offlock_model) { 2 } else { 64 };
 
 #[derive(Debug)]

@@ -27,10 +27,10 @@ use std::rc::Rc;
 use mq_rbtree::Core;
 
 /// Longest transfer that counts as small: for longer ones the device's time per byte outweighs its
-/// time per request. A guess.
+/// time per request.
 pub(crate) const SMALL: u64 = 64 << 10;
 /// One in this many operations of an image is taken from each class in turn, whatever its priority.
-/// A guess: if all classes wait, each gets at least 2.5 %.
+/// If all classes wait, each gets at least 2.5 %.
 pub(crate) const AGEING: NonZeroU32 = NonZeroU32::new(8).unwrap();
 
 /// The priority of a queued operation, from the least urgent to the most urgent.
@@ -54,7 +54,7 @@ impl Class {
     }
 }
 
-/// Most places of an image, as a multiple of the places that it leaves to others. A guess: an image
+/// Most places of an image, as a multiple of the places that it leaves to others. An image
 /// alone may use all places of a limit up to 8, and 114 of 128.
 const SHARE: usize = 8;
 

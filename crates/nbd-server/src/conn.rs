@@ -392,7 +392,7 @@ impl Output {
     }
 }
 
-/// The shortest payload that is received in place. A guess: for less, another receive costs as much
+/// The shortest payload that is received in place. For less, another receive costs as much
 /// as the copy.
 const IN_PLACE: usize = 32 << 10;
 

@@ -24,10 +24,10 @@ use socket2::Socket;
 
 use crate::notifier::{eventfd, notify};
 
-/// The most connections of the server divided by the most half-open ones of a peer. A guess.
+/// The most connections of the server divided by the most half-open ones of a peer.
 const SHARE: usize = 4;
-/// Half-open connections that a peer may always have, for servers with a low limit. A guess:
-/// clients with several connections open them at the same time.
+/// Half-open connections that a peer may always have, for servers with a low limit.
+/// Clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
 /// How long a connection waits for a free place before the workers are nudged: longer than the last
 /// requests of a client that has left take, and its last TCP segment. Another CPU may pass on the

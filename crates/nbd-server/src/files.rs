@@ -28,7 +28,7 @@ use nbd_protocol::MAX_STRING;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use tracing::warn;
 
-/// Most names in a list of exports. A guess; a file that is not listed is still served.
+/// Most names in a list of exports. A file that is not listed is still served.
 pub(crate) const MOST_NAMES: usize = 10_000;
 
 /// Most bad names that are logged.

@@ -36,7 +36,7 @@ pub(crate) enum ListenError {
 
 /// The descriptor of the first socket that is handed over.
 const FIRST: RawFd = 3;
-/// Most sockets that may be handed over. A guess; more than a server needs.
+/// Most sockets that may be handed over. More than a server needs.
 const MOST: RawFd = 256;
 
 /// The sockets on which the server accepts connections.

@@ -16,7 +16,7 @@ use aio_reap::AlignedBuf;
 
 /// Alignment of every payload, enough for any `O_DIRECT` file.
 pub(crate) const ALIGN: usize = 4096;
-/// Most free bytes that a worker keeps for reuse. A guess.
+/// Most free bytes that a worker keeps for reuse.
 const KEEP: usize = 32 << 20;
 /// Smallest and largest class, as powers of two: 4 KiB to 32 MiB.
 const SMALLEST: u32 = 12;
@@ -37,7 +37,7 @@ pub(crate) const RESERVE: usize = 256 << 10;
 
 /// Bytes that the system must have left after the allocation of a buffer. Many small allocations (a
 /// place in a queue, a context) would end the process if they failed, so no buffer takes the last
-/// memory from them. A guess.
+/// memory from them.
 const HEADROOM: usize = 1 << 20;
 /// Longest write of zeros, for a file system that cannot make zeros itself.
 pub(crate) const ZEROS: usize = 1 << 20;

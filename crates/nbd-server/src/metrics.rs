@@ -32,7 +32,7 @@ use crate::report::{Counters, Reporter, ServerReport};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most clients at a time.
 const AT_ONCE: usize = 64;
-/// Longest request that is read. A guess; browsers send less.
+/// Longest request that is read. Browsers send less.
 const LONGEST: usize = 16 << 10;
 
 /// The thread that serves the metrics. Dropping this stops it.

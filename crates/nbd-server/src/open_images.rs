@@ -36,7 +36,7 @@ use crate::files::unlock;
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
 
 /// Most releases that one search starts. Each runs on a thread of its own, so that an image that
-/// hangs does not delay the others. A guess.
+/// hangs does not delay the others.
 const AT_ONCE: usize = 64;
 
 /// Device and inode of a file, or the number of a block device.

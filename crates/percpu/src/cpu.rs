@@ -84,12 +84,12 @@ mod imp {
         }
     }
 
-    /// One past the largest CPU number that is accepted. A guess: eight times the largest number of
+    /// One past the largest CPU number that is accepted. Eight times the largest number of
     /// CPUs of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of
     /// allocation.
     const MAX_CPUS: u32 = 65_536;
 
-    /// The number of answers that [`recent`] gives for one call of `sched_getcpu`. A guess.
+    /// The number of answers that [`recent`] gives for one call of `sched_getcpu`.
     const REUSE_LIMIT: u32 = 32;
 
     /// The number of possible CPUs, or 0 before the first call of [`possible`].

@@ -146,7 +146,7 @@ mod imp {
 
     use crate::cpu;
 
-    /// The size in bytes of the region of one CPU, with 8,192 words. A guess.
+    /// The size in bytes of the region of one CPU, with 8,192 words.
     pub(crate) const STRIDE: usize = 1 << 16;
     const WORD: usize = size_of::<AtomicU64>();
 

@@ -23,7 +23,7 @@ const START: u64 = 8;
 const LENGTH: u64 = 16;
 const ABORT: u64 = 24;
 
-/// The most bytes of a section. A guess: the longest one has 70.
+/// The most bytes of a section. The longest one has 70.
 const LONGEST: u64 = 256;
 
 /// One section of the program: its address and its bytes.

@@ -42,7 +42,7 @@ mod imp {
         });
     }
 
-    /// The number of steps after which loom gives up a run as endless. A guess: the longest runs
+    /// The number of steps after which loom gives up a run as endless. The longest runs
     /// take 1,500 steps.
     const BRANCHES: usize = 5_000;
 }

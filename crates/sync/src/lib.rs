@@ -300,7 +300,7 @@ where
 /// Returns `ENOMEM` if the process may not map what the start of a thread takes.
 #[cfg(not(offlock_model))]
 fn check_memory() -> std::io::Result<()> {
-    /// The default stack of std, and room for what else a start maps; a guess.
+    /// The default stack of std, and room for what else a start maps.
     const LEN: usize = (2 << 20) + (256 << 10);
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

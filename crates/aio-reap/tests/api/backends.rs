@@ -20,7 +20,7 @@ use crate::common;
 use crate::direct_file as direct;
 use crate::readable;
 
-/// A guess; much longer than a disk takes.
+/// Much longer than a disk takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 

@@ -22,7 +22,7 @@ use crate::readable;
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
-/// A guess; much longer than any wait of these tests.
+/// Much longer than any wait of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Repeats `test` until it returns that it was in time. If the machine stops for a moment, a short

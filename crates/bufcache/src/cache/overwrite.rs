@@ -265,7 +265,7 @@ pub(super) enum OverwriteBlocked {
 // bytes.
 
 /// A bypass prefetches the home of the block that is this many behind the one it looks up, because
-/// neighbours have homes at random places of the table. A guess: more than the misses that a CPU has
+/// neighbours have homes at random places of the table. More than the misses that a CPU has
 /// in flight.
 const AHEAD: usize = 16;
 

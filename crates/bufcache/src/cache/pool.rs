@@ -27,12 +27,12 @@ use crate::wait::contain_job;
 
 /// The period in which the devices with dirty buffers are checked.
 const ROUND: Duration = Duration::from_millis(200);
-/// The most threads that read one device at the same time. A guess: a disk can reorder that many
+/// The most threads that read one device at the same time. A disk can reorder that many
 /// reads.
 const PER_DEVICE: usize = if cfg!(offlock_model) { 1 } else { 4 };
-/// The most threads that make calls of one lane of a device. A guess: a call may wait for a guard.
+/// The most threads that make calls of one lane of a device. A call may wait for a guard.
 const CALLS: usize = if cfg!(offlock_model) { 1 } else { 16 };
-/// A thread without a job ends if this many other threads wait already. A guess.
+/// A thread without a job ends if this many other threads wait already.
 const MOST_IDLE: usize = 2;
 /// A model has no rounds, because it has no time.
 const HAS_ROUNDS: bool = !cfg!(offlock_model);

@@ -235,7 +235,7 @@ impl Drop for QueuedWaiter<'_> {
 
 // Wakes tasks at a given time. A thread that blocks sleeps until the time instead.
 
-/// The thread ends after this time without work. A guess.
+/// The thread ends after this time without work.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Starts a thread while a task waits for a time.

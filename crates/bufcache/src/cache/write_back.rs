@@ -41,9 +41,9 @@ use crate::source::{Operation, Source};
 use crate::wait::{block_on, contain, is_blocking};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
-/// The most blocks that a write-back has marked at a time. A guess: a MiB of blocks of 4,096 bytes.
+/// The most blocks that a write-back has marked at a time. A MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
-/// The most written blocks that become clean under one hold of each lock. A guess: a microsecond if
+/// The most written blocks that become clean under one hold of each lock. A microsecond if
 /// no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
 
@@ -875,7 +875,7 @@ impl Shared {
 // The cleaner: writes back buffers that have been dirty for long, or because too many are dirty.
 // Runs in the rounds of the [pool](super::pool), and in threads that need a buffer.
 
-/// The most buffers that a thread writes if it needs one. A guess: enough that the next few misses
+/// The most buffers that a thread writes if it needs one. Enough that the next few misses
 /// find clean ones.
 const SOME: usize = 64;
 /// The cleaner syncs a device once its unsynced sectors are in more ranges than this, and in more
@@ -995,10 +995,10 @@ impl Shared {
 //    for a buffer at most [`QUIET`] count. A thread that blocks has one load at most.
 // 5. A thread writes back buffers of its own device only, and wakes the cleaner for the others.
 
-/// A device may have the cache's size divided by this dirty, whatever the others have. A guess.
+/// A device may have the cache's size divided by this dirty, whatever the others have.
 const FLOOR: usize = 64;
-/// A share is reserved for at most this many devices that have not asked for a buffer. A guess:
-/// several hung devices leave a part of the cache, and many idle ones cost a busy one little.
+/// A share is reserved for at most this many devices that have not asked for a buffer.
+/// Several hung devices leave a part of the cache, and many idle ones cost a busy one little.
 const QUIET: usize = 3;
 
 impl Shared {

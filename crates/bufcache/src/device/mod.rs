@@ -141,7 +141,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 
     /// Returns the number of writes, at most 256, that a write-back [begins](Self::begin_write)
-    /// before it waits for their ends. Called when the device is attached. The default, a guess,
+    /// before it waits for their ends. Called when the device is attached. The default
     /// keeps a disk busy and lets reads pass. A device with a long latency needs more.
     fn write_depth(&self) -> usize {
         32

@@ -134,7 +134,7 @@ pub(crate) struct Unsynced {
     syncing_reloaded: Extents,
 }
 
-/// The largest number of ranges that were read back. A guess, like the limit of the written ranges.
+/// The largest number of ranges that were read back. Like the limit of the written ranges.
 const MOST_RELOADED: usize = 16 << 10;
 
 impl Unsynced {
@@ -669,7 +669,7 @@ impl fmt::Debug for AttachOptions {
 // released between these. Each insertion has a serial number that no insertion into any list
 // repeats, so a walk detects that the frame it stands at was taken off meanwhile.
 
-/// FrameMemory of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
+/// FrameMemory of one piece of a walk. A few microseconds if no header is in a CPU cache.
 const PIECE: usize = if cfg!(offlock_model) { 1 } else { 64 };
 
 /// A doubly linked list of frames.

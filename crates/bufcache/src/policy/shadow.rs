@@ -38,7 +38,7 @@ const HYSTERESIS: f32 = 1.03;
 /// The cache is short of hits if it has a smaller part of those of the shadow of its rule. With 3/4,
 /// the trace P3 with room for 5 % has 0.8 points fewer hits.
 const SHORT: f32 = 0.5;
-/// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: to fill
+/// A cache may refuse blocks if a smaller share of the requests hits than this. To fill
 /// buffers costs more than the hits save if fewer than one in eight is used again.
 const FEW: f32 = 1.0 / 8.0;
 /// The share of the requests that may miss because the cache refused their blocks. Two standard
@@ -348,9 +348,9 @@ impl Shadows {
 //    the ring, or to the thread that has the ring's lock.
 // 2. One thread at a time drains, because draining needs the lock of the shadows.
 
-/// The number of rings with an owner. A guess.
+/// The number of rings with an owner.
 const RINGS: usize = if cfg!(offlock_model) { 1 } else { 64 };
-/// The number of rings that other threads share. A guess.
+/// The number of rings that other threads share.
 const SHARED: usize = if cfg!(offlock_model) { 0 } else { 8 };
 /// The most hits that one miss takes from the rings. They delay the miss by 4 us.
 const MOST: u32 = 32;

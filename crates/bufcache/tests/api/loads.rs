@@ -18,7 +18,7 @@ use crate::kept::Kept;
 use testkit::{WakeCount, block_on, in_time};
 
 const SIZE: usize = 4096;
-/// A guess: much longer than anything takes that is waited for.
+/// Much longer than anything takes that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Takes a load that was begun.

@@ -10,7 +10,7 @@ use bufcache_test::{Fault, Operation};
 
 use crate::disk::{Disk, SIZE, with};
 
-/// A guess: longer than a thread takes that waits for nothing.
+/// Longer than a thread takes that waits for nothing.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// A device whose block 1 is written, not synced, and whose block 2 is dirty.

@@ -10,7 +10,7 @@ pub(crate) const SIZE: usize = 512;
 
 pub(crate) type Disk = Arc<FaultDevice<MemoryDevice>>;
 
-/// A guess: much longer than anything takes that is waited for.
+/// Much longer than anything takes that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A cache of so many blocks, whose cleaner does nothing by itself, and a device of 64.

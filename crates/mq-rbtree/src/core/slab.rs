@@ -27,7 +27,7 @@ use offlock_sync::check;
 
 use super::levels::NIL;
 
-/// Slots in the first chunk; a guess. Models have few, so that they fill it.
+/// Slots in the first chunk. Models have few, so that they fill it.
 const FIRST_CHUNK: u32 = if cfg!(offlock_model) { 2 } else { 64 };
 /// The most chunks: their slots use all 32-bit indices, except the last 64.
 const MAX_CHUNKS: usize = 26;

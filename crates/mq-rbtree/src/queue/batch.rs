@@ -8,7 +8,7 @@ use super::{Access, Queue, Received, Wait};
 use crate::core::{Levels, Message, Preload};
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 
-/// The most messages of one lock section; a guess: a few microseconds.
+/// The most messages of one lock section. A few microseconds.
 const SECTION: usize = 64;
 
 impl<T, L: Levels> Queue<T, L> {

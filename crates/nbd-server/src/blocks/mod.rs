@@ -57,13 +57,13 @@ pub(crate) const BLOCK: usize = 4096;
 /// The bytes of an image that the cache can number. A longer file is served up to there.
 pub(crate) const NUMBERED: u64 = 1 << 57;
 /// A request may fill at most one of this many parts of the cache, so that one client does not
-/// evict all blocks of others. A guess.
+/// evict all blocks of others.
 const SHARE: u64 = 8;
 /// A READ of at least this many bytes that begins where another READ ended belongs to a scan, whose
 /// blocks are mostly read once. Keeping 16 blocks took as much time as a READ of 64 KiB itself.
-/// Longer WRITEs bypass the cache for the same reason. A guess.
+/// Longer WRITEs bypass the cache for the same reason.
 const SCAN: usize = 4 * BLOCK;
-/// How long the cache waits for a buffer while no block can be written back. A guess: a full disk
+/// How long the cache waits for a buffer while no block can be written back. A full disk
 /// reports it at once, and a slow one may take seconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 

@@ -37,14 +37,14 @@ use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlie
 use crate::extents;
 use crate::memory::{self, MOST_ZEROS, ZEROS};
 
-/// How long a command retries while a block is busy. A guess: longer than any operation of a disk.
+/// How long a command retries while a block is busy. Longer than any operation of a disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Bytes of a CACHE that the kernel is told of at a time. A guess: as many as a long READ has.
+/// Bytes of a CACHE that the kernel is told of at a time. As many as a long READ has.
 const CACHE_PART: u64 = 8 << 20;
 /// Most bytes of a CACHE that the kernel is told of, from its start. A longer CACHE is answered
 /// after them, because it is only advice: one over a whole sparse image would occupy its worker for
-/// hours, and delay the end of the server. A guess: a disk reads as much within seconds.
+/// hours, and delay the end of the server. A disk reads as much within seconds.
 const MOST_CACHED: u64 = 256 << 20;
 
 /// A command to carry out.

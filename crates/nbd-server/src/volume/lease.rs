@@ -25,7 +25,7 @@ use super::store::shown;
 
 /// How often a server writes the object.
 pub(super) const RENEWAL: Duration = Duration::from_secs(40);
-/// How long an object without a change is taken for that of a running server. A guess: two renewals
+/// How long an object without a change is taken for that of a running server. Two renewals
 /// may be late.
 const SILENCE: Duration = Duration::from_secs(100);
 /// How often a server that waits reads the object.

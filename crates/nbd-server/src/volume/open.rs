@@ -48,7 +48,7 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// an upload refers to its object only when it has ended.
 const GARBAGE_AGE: Duration = Duration::from_secs(3600);
 /// The same for a store without overwrites under a condition: see
-/// `GarbageCollectorOptions::boundary_files_enabled`. A guess: no paused server wakes up after that.
+/// `GarbageCollectorOptions::boundary_files_enabled`. No paused server wakes up after that.
 const LOCAL_GARBAGE_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Why a volume cannot be served.

@@ -24,7 +24,7 @@ use object_store::{
 
 use crate::image_spec::{Scheme, VolumeUrl};
 
-/// How long one request may take. A guess: 8 MiB, the largest part of an upload, by a slow line.
+/// How long one request may take. 8 MiB, the largest part of an upload, by a slow line.
 const REQUEST: Duration = Duration::from_secs(30);
 /// How often one request is sent again by the client at once; see [`super::device::RETRIES`] for the rest.
 const CLIENT_RETRIES: usize = 2;
@@ -203,7 +203,7 @@ pub(super) struct Checked<S> {
     pub(super) requests: Arc<Requests>,
 }
 
-/// How often a create is sent again whose object is not there. A guess.
+/// How often a create is sent again whose object is not there.
 const CREATES: u32 = 5;
 
 impl<S> Checked<S> {

@@ -22,7 +22,7 @@ const AHEAD: usize = 4 << 10;
 /// Most payloads that are received in place before other connections get their turn.
 const PAYLOADS: usize = 4;
 /// A payload makes progress only if at least this many bytes arrive. Otherwise a client could hold
-/// its memory for ever with one byte now and then. A guess: slow networks carry more in the time
+/// its memory for ever with one byte now and then. Slow networks carry more in the time
 /// that a stalled payload has.
 const PROGRESS: u64 = 64 << 10;
 /// Refused requests of a connection that are logged; later ones are only counted.

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 /// The value of `connections` after the worker has stopped.
 const CLOSED: usize = usize::MAX;
-/// The time after which work counts half. A guess: longer than most clients pause.
+/// The time after which work counts half. Longer than most clients pause.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 /// A worker with this much recent work is busy. A worker that works all the time has between one
-/// and two [`HALF_LIFE`]s. A guess: the clients of a busy machine keep their worker waiting.
+/// and two [`HALF_LIFE`]s. The clients of a busy machine keep their worker waiting.
 const BUSY: Duration = Duration::from_millis(250);
-/// Connections that a busy worker counts in addition. A guess: more than the idle clients of a disk
+/// Connections that a busy worker counts in addition. More than the idle clients of a disk
 /// or two, and a client that opens many connections at once still gets most workers.
 const BUSY_COUNTS_AS: usize = 4;
 

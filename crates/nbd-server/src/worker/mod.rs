@@ -96,7 +96,7 @@ const SCRATCH: usize = 256 << 10;
 const ROUNDS: usize = 2;
 
 /// Rounds until a nudge is acknowledged. A connection that its client has closed ends in two: one for
-/// its last request, and one for the end of its input. A guess: enough if many have events.
+/// its last request, and one for the end of its input. Enough if many have events.
 const NUDGED_ROUNDS: usize = 8;
 
 /// The reason for closing a half-open connection early.
@@ -615,7 +615,7 @@ impl Worker {
 /// How long to poll: the measured time to wake a client on another CPU of a virtual machine, and as
 /// much again for its answer.
 const POLL_LIMIT: Duration = Duration::from_micros(100);
-/// Most sleeps between two busy polls. A guess: failed polls then cost less than a thousandth of
+/// Most sleeps between two busy polls. Failed polls then cost less than a thousandth of
 /// the time.
 const MAX_SKIPPED: u32 = 1024;
 

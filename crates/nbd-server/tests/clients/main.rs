@@ -54,7 +54,7 @@ use libtest_mimic::Trial;
 
 use lab::Backend;
 
-/// Trials mostly wait, for deadlines and for the disk: so many at a time for each CPU, a guess.
+/// Trials mostly wait, for deadlines and for the disk: so many at a time for each CPU.
 const TRIALS_PER_CPU: usize = 4;
 
 fn main() -> ExitCode {

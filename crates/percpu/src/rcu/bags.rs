@@ -246,7 +246,7 @@ const BATCH: usize = 1024;
 #[cfg(offlock_model)]
 const BATCH: usize = 2;
 
-/// The number of bytes at which a bag is closed. A guess.
+/// The number of bytes at which a bag is closed.
 const BATCH_BYTES: usize = 2 << 20;
 
 /// The bags of all CPUs, and the statistics.

@@ -15,7 +15,7 @@ use crate::cpu::{CpuId, possible_cpus};
 use crate::rseq::Refused;
 use crate::words::Words;
 
-/// The number of attempts to see the word of this CPU change. A guess: in each attempt the thread may
+/// The number of attempts to see the word of this CPU change. In each attempt the thread may
 /// migrate between the kernel's answer and the section.
 const TRIES: usize = 100;
 

@@ -184,7 +184,7 @@ fn storm(slots: usize, users: u64, owners: usize) {
     assert!(gets > 10_000 && lives > 100);
 }
 
-/// The time of each further round, if the first one did too little. A guess.
+/// The time of each further round, if the first one did too little.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Returns the numbers of gets and of lives.
