@@ -373,10 +373,12 @@ struct Rearm<'c>(&'c Core);
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
         let state = self.0.state.borrow(); // user code never runs under a borrow
-        if std::thread::panicking() || self.0.has_work(&state) {
+        let has_work = self.0.has_work(&state);
+        if has_work || std::thread::panicking() {
             self.0.wake_fd.kick();
-        } else if state.needs_retry() {
-            self.0.wake_fd.retry_later();
+        }
+        if !has_work && state.needs_retry() {
+            self.0.wake_fd.retry_later(); // also during a panic, because a drop may wait
         }
         self.0.wake_fd.wake_at(state.deadlines.earliest());
     }

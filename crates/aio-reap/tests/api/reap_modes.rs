@@ -7,6 +7,7 @@ use crate::readable;
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -185,4 +186,27 @@ fn inv04_a_request_behind_one_that_never_completes_is_retried() {
     assert!(readable(fd, PATIENCE), "no turn would submit again");
     engine.turn();
     assert_eq!(script.in_flight(), 2);
+}
+
+/// Blocks its engine when it is dropped, and stores whether a retry is due then.
+struct BlocksOnDrop<'e>(&'e Engine, &'e Script, &'e Cell<bool>);
+
+impl Drop for BlocksOnDrop<'_> {
+    fn drop(&mut self) {
+        self.1.on_submit(SubmitStep::Again);
+        drop(self.0.nop().submit().unwrap());
+        self.2.set(catch_unwind(AssertUnwindSafe(|| self.0.validate())).is_ok());
+    }
+}
+
+#[test]
+fn inv04_an_engine_that_is_blocked_during_a_panic_retries() {
+    let script = Script::new();
+    let engine = Engine::builder().build_sim(&script).unwrap();
+    let retries = Cell::new(false);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _blocks = BlocksOnDrop(&engine, &script, &retries);
+        panic!("on purpose");
+    }));
+    assert!(panicked.is_err() && retries.get(), "a wait in the drop would sleep for ever");
 }
