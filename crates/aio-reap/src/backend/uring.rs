@@ -133,20 +133,14 @@ impl Uring {
     #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
         let pull = wanted > 0 || self.queue.taskrun() || self.queue.cq_overflow();
-        let count = self.cancels_queued + self.backlog; // at most the size of the ring
-        self.call(count, wanted, pull)
-    }
-
-    /// Calls the kernel, after it has seen the entries, and sees the places that it has freed.
-    #[inline]
-    fn call(&mut self, count: usize, wanted: u32, pull: bool) -> io::Result<usize> {
         let flags = if pull { EnterFlags::GETEVENTS.bits() } else { 0 };
-        self.queue.sync();
+        let count = self.cancels_queued + self.backlog; // at most the size of the ring
+        self.queue.sync(); // publishes the entries
         // SAFETY: the last argument is empty. The code that pushed the entries ensured that what they
         // name stays valid.
         let consumed =
             unsafe { self.submitter.enter::<libc::sigset_t>(count as u32, wanted, flags, None) };
-        self.queue.sync();
+        self.queue.sync(); // sees the places that the kernel has freed
         consumed
     }
 
