@@ -365,7 +365,7 @@ impl Core {
     }
 }
 
-/// On drop, kicks or arms the retry timer if work is left, so that another turn follows. A panic that
+/// On drop, kicks or sets the time of a retry if work is left, so that another turn follows. A panic that
 /// unwinds always causes a turn: it may have left completions whose notification was cleared, and
 /// futures that may take a slot.
 struct Rearm<'c>(&'c Core);
@@ -475,7 +475,7 @@ impl Core {
         state.backend.watch(); // also without a request in the kernel, to clear older notifications
         drop(state);
         let sleep = || self.wake_fd.wait(time);
-        // `turn` may have cleared the waker's kick, so the flag is checked again.
+        // A wake-up before this sleep has set the flag, but not signalled the kick.
         waker.map_or_else(sleep, |waker| waker.woken.sleep(sleep).unwrap_or(Ok(())))
     }
 }

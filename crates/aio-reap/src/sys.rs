@@ -52,7 +52,7 @@ pub(crate) fn signal(eventfd: &OwnedFd) {
     unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Empties an eventfd or timerfd. Has no effect on an empty one.
+/// Empties an eventfd. Has no effect on an empty one.
 pub(crate) fn drain(fd: &OwnedFd) {
     let mut count = 0u64;
     // SAFETY: writes at most eight bytes to `count`; the descriptor is non-blocking.

@@ -19,7 +19,7 @@ use offlock_sync::Arc;
 
 use crate::sys;
 
-/// The first and the longest delay of the retry timer; guesses: about the service time of a disk,
+/// The first and the longest delay of a retry: about the service time of a disk,
 /// and a tenth of a second, which causes no load.
 const FIRST_RETRY: Duration = Duration::from_micros(100);
 const LAST_RETRY: Duration = Duration::from_millis(100);

@@ -373,8 +373,8 @@ impl<T, P: Copy> Ring<T, P> {
     ///
     /// # Safety
     ///
-    /// The caller holds the lock that protects `cursor`, and [`next`](Self::next) has just returned
-    /// a message for the head.
+    /// The caller holds the lock that protects `cursor`, and [`next`](Self::next) or
+    /// [`alone`](Self::alone) has just returned a message for the head.
     #[inline(always)]
     pub(crate) unsafe fn take(&self, cursor: &mut Cursor) -> T {
         let slot = self.slot(cursor.head);
