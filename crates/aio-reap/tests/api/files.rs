@@ -372,7 +372,7 @@ fn inv19_shared_descriptors_stay_with_their_owners() {
         let attached = engine.attach_shared(&shared);
         drop(shared);
         assert_eq!(descriptors_of(&path), 1);
-        drop(attached);
+        drop(attached.into_fd().unwrap()); // the last handle
         assert_eq!(descriptors_of(&path), 0);
     });
 }
