@@ -816,8 +816,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] for a writer's guard: the device stays
-    /// poisoned, and another call goes on.
+    /// [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] for a writer's guard, and `Busy` for a
+    /// discard, a zero or a write past the cache that has not ended: the device stays poisoned, and
+    /// another call goes on.
     pub fn reset(&self) -> Result<Lost, WriteError> {
         self.check_wait()?;
         self.shared.reset(&self.source).map(Lost)

@@ -165,6 +165,7 @@ impl Shared {
     /// Makes the blocks dirty that were written since the last good sync and stayed in the cache
     /// since. Returns the sectors of the others.
     async fn keep_or_lose(&self, source: &Arc<Source>) -> Result<Extents, WriteError> {
+        self.wait_for_overwrites(source).await?;
         step!("reset: wait for the write-backs", self.wait_for_write_backs(source).await?);
         let taken = source.writes.change_unsynced(|unsynced| {
             unsynced.begin_sync();
@@ -182,6 +183,19 @@ impl Shared {
             }
         }
         Ok(lost)
+    }
+
+    /// Waits for the discards, zeroes and writes past the cache that may have run beside the failed sync,
+    /// which may have given them up. One that ended after the reset would count as made durable by the
+    /// next sync. A poisoned device begins no others.
+    async fn wait_for_overwrites(&self, source: &Source) -> Result<(), WriteError> {
+        let (mut rounds, mut since) = (0, None);
+        while let Some(sector) = source.writes.excluded.first() {
+            let block = source.block(Key::new(source.id, sector));
+            let waited = self.waiting.pause(&mut rounds, &mut since).await;
+            waited.map_err(|error| WriteError::of_wait(error, block))?;
+        }
+        Ok(())
     }
 
     /// Waits for the write-backs that may have run beside the failed sync. Afterwards each of their

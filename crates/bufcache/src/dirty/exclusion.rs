@@ -108,6 +108,11 @@ impl Exclusion {
         !check!("insert: the sector is not excluded", !has)
     }
 
+    /// Returns the first sector of a range that is excluded.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.state.lock().ranges.iter().find(|range| !range.is_empty()).map(|range| range.start)
+    }
+
     /// Waits until the sector is not excluded.
     pub(crate) async fn wait(&self, sector: u64) {
         let is_excluded = || self.state.lock().overlaps(&(sector..sector + 1));

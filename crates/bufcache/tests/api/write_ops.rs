@@ -86,6 +86,16 @@ fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
     }
 }
 
+/// A write past the cache is in flight beside a sync that fails, and may be given up by it: a reset that did not
+/// wait for its end would let the next sync count it as durable.
+#[test]
+fn inv20_a_reset_waits_for_the_writes_past_the_cache_that_a_failed_sync_may_have_given_up() {
+    for first in [0, REVERTS] {
+        let input = [first, 233, 43, 141, 13, 178, 47, 67, 29];
+        assert_eq!(driven::run(&input, Lie::None), 4);
+    }
+}
+
 /// The sync within a durable write of neighbours fails: the retries one by one do not report it
 /// again.
 #[test]
