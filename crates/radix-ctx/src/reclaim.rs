@@ -369,11 +369,11 @@ impl<T: Send + Sync + 'static> VacatedSlots<T> {
                 return;
             }
         }
+        self.slots[self.number] = (slab, bit);
+        self.number += 1;
         if self.number == BATCH {
             self.clear_bits(core, &mut core.lock());
         }
-        self.slots[self.number] = (slab, bit);
-        self.number += 1;
     }
 
     /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher.
