@@ -108,8 +108,8 @@ impl PerCpuCounter {
 
     /// Allocates the words now instead of at the first add.
     ///
-    /// A global allocator, or a signal handler, may add to the counter once this has returned. An
-    /// earlier add of theirs may wait for itself.
+    /// A global allocator, or a signal handler, may add to the counter once this has returned `Ok`. Any
+    /// other add of theirs may wait for itself.
     ///
     /// # Errors
     ///

@@ -28,8 +28,8 @@
 //! - *A callback or a closure panics*: no lock stays held. The item says which thread sees the
 //!   panic.
 //! - *The process forks*: the child may only exec or exit.
-//! - *A signal handler* may add to a counter that was used before, and get or put a reference of a
-//!   live object. Other operations take locks.
+//! - *A signal handler* may add to a counter that is [reserved](PerCpuCounter::reserve), and get or put a
+//!   reference of a live object. Other operations take locks.
 
 mod capabilities;
 mod counter;
