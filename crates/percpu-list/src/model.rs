@@ -35,7 +35,7 @@ impl Sections {
         let _alone = virtual_cpu::alone_on(cpu);
         // SAFETY: by the contract of this function the list lives during the call.
         let head = unsafe { &*head };
-        // Ordering: Acquire, as every load is on x86_64.
+        // Ordering: Acquire, as in the assembly.
         let open = head.add_gate.load(Ordering::Acquire) == 0;
         if !check!("cell insert: the list is open", open) {
             return Err(Refused::Closed);
@@ -119,7 +119,7 @@ impl Sections {
         unsafe { ptr::copy_nonoverlapping(Block::cell::<T>(at, index), target, 1) };
         // SAFETY: by the contract of this function the shard lives as long as the block.
         unsafe { &*block.current }.store(at.cast_mut(), Ordering::Relaxed);
-        // Ordering: Release, as every store is on x86_64.
+        // Ordering: Release, as in the assembly.
         block.home.store(load_own(&block.home) ^ 1 << index, Ordering::Release);
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Sections {
         // SAFETY: the entry is the caller's, and no walk pins it: its mark is not set.
         unsafe { ptr::copy_nonoverlapping(Block::cell::<T>(at, index), target, 1) };
         // Ordering: AcqRel. Release pairs with the Acquire in `refill`; it carries the copy above.
-        // Acquire, as every locked operation is on x86_64.
+        // Acquire, as in the assembly.
         let order = order!(AcqRel, "cell remove: the value is out of its cell");
         block.remote.fetch_xor(1 << index, order);
         Ok(())
@@ -164,7 +164,7 @@ impl Sections {
     }
 
     fn may_remove(head: &Head, special: u64, index: u32) -> Result<(), Refused> {
-        // Ordering: Acquire, as every load is on x86_64. `heavy_rseq` follows the store.
+        // Ordering: Acquire, as in the assembly. `heavy_rseq` follows the store.
         let open = head.gate.load(Ordering::Acquire) == 0;
         let open = check!("cell remove: there is no snapshot", open);
         let unmarked = special & 1 << index == 0;

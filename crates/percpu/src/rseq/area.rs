@@ -28,6 +28,7 @@ const RSEQ_CS_END: u32 = 16;
 static AREA: AtomicIsize = AtomicIsize::new(0);
 /// The number of possible CPUs, or 0 if there is no area to read. The invariant.
 static ID_LIMIT: AtomicU32 = AtomicU32::new(0);
+
 /// Returns the offset of the area that libc registered, or the reason why there is none.
 pub(super) fn find() -> Result<isize, &'static str> {
     let (offset, size) = arch::libc_symbols();
@@ -54,7 +55,7 @@ pub(crate) fn start_ids(possible: u32) -> Result<(), &'static str> {
     // Ordering: Relaxed; the store of `ID_LIMIT` publishes it.
     AREA.store(find()?, Ordering::Relaxed);
     // Ordering: Release pairs with the Acquire load in `current`; it carries `AREA`. No test checks
-    // the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
+    // the pair: the tests run on x86-64, which orders it anyway, and a model has no area.
     ID_LIMIT.store(possible, Ordering::Release);
     Ok(())
 }

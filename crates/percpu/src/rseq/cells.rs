@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A cell is occupied if and only if its bit of `home ^ remote` is 1. Only a section on the CPU of
-//! the block changes `home`, by one plain store that is claim and publication at once. Any other
+//! the block changes `home`, by one store that is claim and publication at once. Any other
 //! thread changes `remote`, by an atomic operation. `seen` is what the CPU of the block remembers of
 //! `remote` and `held`, so an addition reads their cache line only when the block seems full.
 //!

@@ -9,7 +9,8 @@
 //! can commit.
 //!
 //! Preemption, migration, a signal and `heavy_rseq` restart a section. Another thread's access to the
-//! word does not, so this crate calls a section wait-free.
+//! word does not, so this crate calls a section wait-free. The sections of percpu-list on aarch64 that end in a
+//! store-exclusive also restart when another CPU writes to that cache line.
 //!
 //! ```text
 //!  x86_64, aarch64         sections in assembly                 (native.rs, x86_64.rs, aarch64.rs)

@@ -27,7 +27,7 @@ pub(crate) fn add(
     }
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
-    // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
+    // Ordering: Acquire, as in the assembly. It pairs with the Release store that opens the
     // gate again, and carries the changes made while the gate was closed. The store that closes the
     // gate needs no partner here: `heavy_rseq` follows it.
     let is_open = |(gate, open): (&AtomicU64, u64)| {
@@ -37,7 +37,7 @@ pub(crate) fn add(
         return Err(Refused::Closed);
     }
     let word = words.slot(cpu);
-    // Ordering: Release, as every store is on x86_64. It pairs with the Acquire loads of a fold.
+    // Ordering: Release, as in the assembly. It pairs with the Acquire loads of a fold.
     word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
     Ok(())
 }

@@ -49,7 +49,7 @@ fn decide() -> Result<(), &'static str> {
         let found = usable()?;
         self_test(|gate, words, delta| found.add(gate, words, delta)).unwrap_or(Ok(()))?;
         // Ordering: Release pairs with the Acquire in `sections`; it carries the offset. No test
-        // checks the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
+        // checks the pair: the tests run on x86-64, which orders it anyway, and a model has no area.
         LIMIT.store(found.limit, Ordering::Release);
         Ok(())
     })
