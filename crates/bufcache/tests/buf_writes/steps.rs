@@ -449,6 +449,8 @@ impl<'d> Machine<'d> {
 
     pub(super) fn reset(&mut self, which: usize) {
         let device = self.device(which);
+        let is_newer = |block| device.is_newer(block..block + 1);
+        let was_newer: Vec<_> = (0..BLOCKS).map(is_newer).collect();
         let busy = |_: &Self, error: &WriteError| matches!(error, WriteError::Busy { .. });
         let lost = match self.patiently(|| device.reset(), busy) {
             Err(WriteError::Busy { .. }) if self.beside.is_some() => return,
@@ -463,11 +465,11 @@ impl<'d> Machine<'d> {
         state.poisoned = false;
         state.reverts = disk.reverts();
         for block in lost.blocks().iter().cloned().flatten() {
-            // What was read from the device again is forgotten, unless it was modified then. The cleaner may have
-            // written it since.
+            // What was read from the device again is forgotten, unless it was modified then. The cleaner may
+            // write it from the end of the reset on.
             let modified = device.is_cached(block);
-            let is_kept =
-                device.is_newer(block..block + 1) || disk.values(block) == state.model.now(block);
+            let is_kept = is_newer(block) || disk.values(block) == state.model.now(block);
+            let is_kept = was_newer[block as usize] && is_kept;
             assert!(!modified || is_kept, "block {block} is lost");
             if reverted && !modified {
                 state.model.forgotten(block, &disk.values(block));
