@@ -57,6 +57,25 @@ fn inv24_a_load_that_runs_while_the_sync_fails_is_no_copy() {
     assert_eq!(reader.join().unwrap(), Ok(1));
 }
 
+#[test]
+fn inv24_a_block_that_is_created_after_it_was_read_again_is_not_lost() {
+    for (is_cached, tried) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (cache, device, disk) = new();
+        write_and_evict(&cache, &device, 1, 2);
+        disk.give_up_writes().unwrap();
+        drop(device.get(1).unwrap());
+        if !is_cached {
+            wait_for("an evicted block", || {
+                cache.shrink(16);
+                !device.is_cached(1)
+            });
+        }
+        if tried { device.try_create(1) } else { device.create(1) }.unwrap().fill(5);
+        assert_eq!(lost(&device), []);
+        assert_eq!(on_disk(&disk, 1), 5);
+    }
+}
+
 /// Every way in which the device is read for the cache.
 #[test]
 fn inv24_readahead_tasks_and_claims_read_blocks_again_as_well() {

@@ -96,6 +96,23 @@ fn inv20_a_reset_waits_for_the_writes_past_the_cache_that_a_failed_sync_may_have
     }
 }
 
+/// Block 2 is written, evicted and read again, after the device has given the write up or before that.
+#[test]
+fn inv24_what_was_read_again_is_lost_with_the_write() {
+    const EVICTED: [[u8; 2]; 4] = [[5, 4], [9, 0], [20, 0], [0, 6]];
+    const GIVES_UP: [u8; 2] = [113, 12];
+    const READ: [u8; 2] = [0, 4];
+    // The next sync fails, and a reset follows.
+    const RESET: [[u8; 2]; 3] = [[113, 0], [10, 0], [19, 0]];
+    for first in [0, REVERTS] {
+        for again in [&[GIVES_UP, READ][..], &[READ]] {
+            let history = [&EVICTED, again, &RESET, &[READ]].concat();
+            let input = [&[first], history.as_flattened()].concat();
+            assert_eq!(driven::run(&input, Lie::None), history.len());
+        }
+    }
+}
+
 /// The sync within a durable write of neighbours fails: the retries one by one do not report it
 /// again.
 #[test]
