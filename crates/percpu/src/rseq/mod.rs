@@ -62,7 +62,7 @@ pub(crate) fn available() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The section must run on another CPU. Or none can run: the thread has no CPU id, the process runs no
-    /// sections, or that is not decided yet. Where sections are [`available`], the caller must then add to an
+    /// sections, or that is not decided yet. Where sections are `available`, the caller must then add to an
     /// atomic of its own, never to a word.
     WrongCpu,
     /// The gate is closed. In a list: there is a snapshot, the list is closed, or a walk has marked the entry.
