@@ -63,10 +63,16 @@ impl Lease {
         Self { store, path, renewal }
     }
 
-    /// Tells other servers that the volume is closed.
+    /// Tells other servers that the volume is closed, unless another one has taken it over.
     pub(super) async fn end(self) {
         self.renewal.abort();
-        let closed = self.store.put(&self.path, CLOSED.into());
+        let closed = async {
+            let text = self.store.get(&self.path).await?.bytes().await?;
+            if text.starts_with(holder().as_bytes()) {
+                self.store.put(&self.path, CLOSED.into()).await?;
+            }
+            Ok::<_, Error>(())
+        };
         // A server that finds the old object waits longer.
         let _ = tokio::time::timeout(RENEWAL, closed).await;
     }
@@ -219,6 +225,12 @@ mod tests {
         assert!(since.elapsed() < LOOK, "and is seen at once");
         lease.end().await;
         assert!(!is_held(&*store, &path).await.unwrap(), "it has closed the volume");
+        // A server that another one has taken the volume from, and that has not noticed it.
+        let lease = Lease::begin(Arc::clone(&store), path.clone(), None).await;
+        store.put(&path, "elsewhere; 1 2\n7\n".into()).await.unwrap();
+        lease.end().await;
+        let text = store.get(&path).await.unwrap().bytes().await.unwrap();
+        assert_eq!(text, "elsewhere; 1 2\n7\n", "the object is the other server's");
         // A server of another machine that was killed.
         store.put(&path, "elsewhere; 1 2\n7\n".into()).await.unwrap();
         let since = Instant::now();
