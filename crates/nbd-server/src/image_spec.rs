@@ -131,6 +131,9 @@ pub(crate) enum Scheme {
 
 #[cfg(feature = "objects")]
 impl VolumeUrl {
+    /// The most bytes of a volume: as many as the cache can number.
+    pub(crate) const MOST: u64 = 1 << 57;
+
     /// Parses an address. Returns `None` if it is no URI, but a path.
     pub(crate) fn parse(text: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = text.split_once("://")?;
@@ -178,7 +181,12 @@ impl VolumeUrl {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("size", "0")) => return Err("a volume with size=0 has no bytes".into()),
-                Some(("size", bytes)) => url.size = Some(parse_size(bytes)?),
+                Some(("size", bytes)) => {
+                    url.size = Some(parse_size(bytes)?);
+                    if url.size > Some(Self::MOST) {
+                        return Err(format!("a volume has at most {}T", Self::MOST >> 40));
+                    }
+                }
                 Some(("snapshot", name)) => url.snapshot = Some(snapshot_name(name)?),
                 _ => {
                     return Err(format!(
@@ -276,6 +284,7 @@ mod tests {
             ("file://v", "begin with '/'"),
             ("s3://b/v?size=0", "no bytes"),
             ("s3://b/v?size=x", "not a size"),
+            ("s3://b/v?size=131073T", "at most"),
             ("s3://b/v?colour=red", "'colour=red'"),
             ("s3://b/v?size=1G&snapshot=x", "snapshot"),
         ] {

@@ -233,9 +233,7 @@ impl ExportTable {
             preferred_block: volume::BLOCK as u32,
             max_block: MAX_PAYLOAD,
         };
-        if self.args.cache > 0 && backing.len > NUMBERED {
-            return Err(ExportError::TooLarge { name: name.clone(), end: backing.len });
-        }
+        const { assert!(VolumeUrl::MOST <= NUMBERED) };
         let image = self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)?;
         Ok(Export::new(info, image, spec))
     }

@@ -303,7 +303,11 @@ impl Place<'_> {
         if u64::from_be_bytes(block) != BLOCK {
             return Err(foreign("its blocks have another size"));
         }
-        Ok(Some(u64::from_be_bytes([a, b, c, d, e, f, g, h])))
+        let len = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        if !(1..=VolumeUrl::MOST).contains(&len) {
+            return Err(foreign("its header is damaged"));
+        }
+        Ok(Some(len))
     }
 
     /// Opens the database for reading, as it is now. Writes nothing.

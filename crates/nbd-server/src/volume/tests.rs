@@ -669,10 +669,11 @@ fn what_is_no_volume_is_refused_and_stays_as_it_is() {
     refused(&store, "memory:///v", TAKEOVER, "?size=BYTES");
     put(&store, b"their key", b"their value");
     refused(&store, "memory:///v?size=1G", TAKEOVER, "other data");
-    let headers: [(&[u8], &str); 4] = [
+    let headers: [(&[u8], &str); 5] = [
         (b"offlock volume 2 and more", "another version"),
         (b"their header, and it is long", "another program's"),
         (b"offlock volume 1 and more", "damaged"),
+        (b"offlock volume 1\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\0\0\0\0\0\x01\0\0", "damaged"),
         (b"short", "damaged"),
     ];
     for (header, named) in headers {
