@@ -143,7 +143,7 @@ impl VolumeUrl {
 
     fn of(scheme: &str, rest: &str) -> Result<Self, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        if place.contains('@') {
+        if place.contains('@') && scheme != "file" {
             return Err(
                 "an address of a volume has no credentials: they come from the environment \
                         (AWS_ACCESS_KEY_ID ...)"
@@ -275,6 +275,7 @@ mod tests {
         let url = parse("file:///mnt/v/?snapshot=x").unwrap();
         assert_eq!((&*url.path, url.snapshot.as_deref()), ("/mnt/v", Some("x")));
         assert!(parse("memory:///v?size=1M").is_ok());
+        assert_eq!(parse("file:///mnt/a@b/v").unwrap().path, "/mnt/a@b/v");
         assert!(VolumeUrl::parse("disk.img").is_none() && VolumeUrl::parse("a b://c").is_none());
         for (text, named) in [
             ("http://host/v", "object store"),
