@@ -328,21 +328,19 @@ impl Inner {
                 Database::Writer(db) => db.scan_with_options(keys, &options).await?,
                 Database::Reader(reader) => reader.scan_with_options(keys, &options).await?,
             };
-            let mut values = Vec::new();
             while let Some(found) = found.next().await? {
-                values.push(found);
+                let [2, _, _, _, _, _, _, _, _, high, low] = found.key[..] else { continue };
+                let block = u64::from(u16::from_be_bytes([high, low])) * BLOCK;
+                let part = run.bytes.start.max(block)..run.bytes.end.min(block + BLOCK);
+                let at = (part.start - run.bytes.start) as usize;
+                let into = &mut into[at..at + (part.end - part.start) as usize];
+                if let Err(error) = patch::copy(&found.value, part.start - block, into) {
+                    return Ok(Err(error));
+                }
             }
-            Ok(values)
+            Ok(Ok(()))
         };
-        for found in self.in_time("read", scan).await? {
-            let [.., high, low] = found.key[..] else { continue };
-            let block = u64::from(u16::from_be_bytes([high, low])) * BLOCK;
-            let part = run.bytes.start.max(block)..run.bytes.end.min(block + BLOCK);
-            let at = (part.start - run.bytes.start) as usize;
-            let into = &mut into[at..at + (part.end - part.start) as usize];
-            patch::copy(&found.value, part.start - block, into)?;
-        }
-        Ok(())
+        self.in_time("read", scan).await?
     }
 
     /// Adds a batch to the log. `fill` adds the changes to the batch, and returns the regions that

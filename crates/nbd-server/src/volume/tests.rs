@@ -698,6 +698,22 @@ fn what_is_no_volume_is_refused_and_stays_as_it_is() {
     assert!(matches!(error, VolumeError::Unsafe { .. }), "{error}");
 }
 
+/// A read leaves out what has no key of a block.
+#[test]
+fn a_foreign_key_between_blocks_is_no_block() {
+    let volume = open(Arc::new(InMemory::new()), SIZE);
+    volume.write(0, &[1; 2 * BLOCK as usize]).unwrap();
+    let key = [&block_key(0, 0, 0)[..], &[0xFF, 0xFF]].concat();
+    let put = async {
+        let put = database(&volume).put(key, b"theirs").await;
+        put.map(drop).map_err(|error| volume.inner.failed("write", &error))
+    };
+    volume.block_on(put).unwrap();
+    let mut bytes = [0xEE; 2 * BLOCK as usize];
+    volume.read(0, &mut bytes).unwrap();
+    assert!(bytes == [1; 2 * BLOCK as usize]);
+}
+
 /// A TRIM of 2 TiB is one request, and of an empty volume none.
 #[test]
 fn a_long_trim_is_short() {
