@@ -572,11 +572,6 @@ impl BlockDevice for Volume {
         self.block_on(self.inner.write(Part::of(offset, buf)))
     }
 
-    /// As one batch, so that a crash leaves all of the parts or none.
-    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        self.block_on(self.inner.write(Part::of(offset, &joined(parts))))
-    }
-
     fn begin_write(&self, write: DeviceWrite) {
         let inner = Arc::clone(&self.inner);
         self.spawn(async move {

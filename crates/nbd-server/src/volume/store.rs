@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +18,7 @@ use object_store::path::Path;
 use object_store::{
     ClientOptions, CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload,
     ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-    RenameOptions, Result, RetryConfig,
+    Result, RetryConfig,
 };
 
 use crate::image_spec::{Scheme, VolumeUrl};
@@ -277,19 +276,6 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
         result
     }
 
-    async fn get_ranges(
-        &self,
-        location: &Path,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<slatedb::bytes::Bytes>> {
-        add(&self.requests.gets, 1);
-        let result = self.store.get_ranges(location, ranges).await;
-        self.requests.note(&result);
-        let bytes = ranges.iter().map(|range| range.end - range.start).sum();
-        add(&self.requests.bytes_got, if result.is_ok() { bytes } else { 0 });
-        result
-    }
-
     fn delete_stream(
         &self,
         locations: BoxStream<'static, Result<Path>>,
@@ -315,11 +301,6 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         add(&self.requests.puts, 1);
         self.store.copy_opts(from, to, options).await
-    }
-
-    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        add(&self.requests.puts, 1);
-        self.store.rename_opts(from, to, options).await
     }
 }
 
