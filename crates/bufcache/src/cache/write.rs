@@ -173,12 +173,15 @@ impl Shared {
             let locked = if blocks {
                 self.lock_slowly(source, key, fill, &mut since).await?
             } else {
-                let (source, mut since) = (Arc::clone(source), since);
+                let (source, mut begun) = (Arc::clone(source), since);
                 let lock = async move {
                     let shared = &source.cache;
-                    shared.lock_slowly(&source, key, fill, &mut since).await
+                    let locked = shared.lock_slowly(&source, key, fill, &mut begun).await;
+                    (locked, begun)
                 };
-                run(lock).await?
+                let (locked, begun) = run(lock).await;
+                since = begun;
+                locked?
             };
             if let Some(locked) = locked {
                 return Ok(locked);

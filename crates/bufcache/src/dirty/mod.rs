@@ -611,7 +611,9 @@ impl AttachOptions {
     /// Other threads may read the block meanwhile, so a checksum must be stored under the write
     /// guard. `look` runs inside a write-back, which may be that of a [close](crate::Device::close) or
     /// a [reset](crate::Device::reset): a call of either in `look` then waits for itself, without an
-    /// end. A flush or sync in `look` fails with [`WriteError::Busy`](crate::WriteError::Busy).
+    /// end. A flush or sync in `look` fails with [`WriteError::Busy`](crate::WriteError::Busy). `look` must
+    /// get no block that is not cached: the write-back of a task may run on the thread that ends all waits
+    /// of the cache in time, and a get may have to wait for one of these.
     pub fn before_write(
         mut self,
         look: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
