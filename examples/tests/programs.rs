@@ -121,11 +121,8 @@ fn what_keeps_a_trace_from_its_replay_is_told_in_a_sentence() -> Outcome {
     };
     let named = trace.display();
     for (text, error) in [
-        (
-            "7\n0 100000000000 0 0\n",
-            ":2: 100000000000 requests after 1 exceed the limit of 67108864",
-        ),
-        ("0 18446744073709551615 0 0\n", ":1: 18446744073709551615 requests after 0 exceed"),
+        ("7\n0 100000000000 0 0\n", ":2: the trace has more than 67108864 requests"),
+        ("0 18446744073709551615 0 0\n", ":1: the trace has more than 67108864 requests"),
         (
             "# one\n  # two\n1 2\n",
             ":3: \"1 2\" is neither one number of 64 bits nor four of them\n",
