@@ -201,12 +201,12 @@ async fn copy_bytes(
     let (mut at, mut data_end) = (0, if sparse { 0 } else { stat.size });
     while at < stat.size {
         if at >= data_end {
-            match seek(source, SeekFrom::Data(at)) {
-                Ok(data) => at = data,
-                Err(Errno::NXIO) => break, // a hole up to the end
+            let data = seek(source, SeekFrom::Data(at));
+            match data.and_then(|data| Ok((data, seek(source, SeekFrom::Hole(data))?))) {
+                Ok(found) => (at, data_end) = found,
+                Err(Errno::NXIO) => break, // a hole up to the end, or the file became shorter
                 Err(error) => return Err(error.into()),
             }
-            data_end = seek(source, SeekFrom::Hole(at))?;
         }
         let mut part = std::mem::take(buf);
         part.resize((data_end - at).min(CHUNK as u64) as usize, 0);
