@@ -135,7 +135,7 @@ pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: Guest, seconds: u32
         let place = format!("tests/{crate_name}-{}", binary.name);
         let is_stress = binary.library || binary.name.contains("stress");
         let is_on_disk = ON_DISK.iter().any(|name| crate_name == *name) && !binary.library;
-        if is_on_disk || (!is_stress && binary.name != "api") {
+        if is_on_disk || !(is_stress || ["api", "descriptors"].contains(&binary.name.as_str())) {
             continue;
         }
         ws.cmd(if guest == Guest::Aarch64 { "aarch64-linux-gnu-strip" } else { "strip" })
