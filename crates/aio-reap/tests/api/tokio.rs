@@ -102,9 +102,12 @@ fn a_driver_task_serves_other_tasks() {
             }
         });
         sleep(SHORT).await;
-        std::io::Write::write_all(&mut writer, b"abc").unwrap();
+        let written = std::io::Write::write_all(&mut writer, b"abc");
         drop(writer);
-        assert!(matches!(task.await.unwrap(), Some(3) | None));
+        // A read that is refused may leave the pipe without a reader before the write.
+        if let Some(read) = task.await.unwrap() {
+            assert_eq!((read, written.is_ok()), (3, true));
+        }
         driver.abort();
         assert!(driver.await.unwrap_err().is_cancelled());
     }));
