@@ -104,6 +104,12 @@ impl<T: Send + Sync + 'static> Core<T> {
                         ) =>
                     {
                         self.add_slab(&mut state, made)?;
+                        // Under the same lock: behind an unlock, lower slots may be vacant, and an empty slab
+                        // that `State::empty` does not know is never released.
+                        if let Some((slab, number)) = self.refill(&mut state) {
+                            drop(state);
+                            return Ok(self.claim_used(slab, number));
+                        }
                     }
                     outdated => {
                         drop(state);
