@@ -64,28 +64,24 @@ impl CompletionState {
             return self.complete_error_or_short(index, result);
         }
         slot.result.done += left;
-        self.route_result(index);
+        if slot.target != CompletionTarget::Queue {
+            return self.make_ready(index);
+        }
+        slot.payload.end(slot.result, End::Deliver, &mut self.deferred_drops);
+        slot.vacate();
+        self.slab.add_free(index);
+        self.enqueued += 1;
     }
 
     /// Puts a result into its completion queue at once, otherwise the request on the ready list.
-    #[inline(always)]
     fn route_result(&mut self, index: Index) {
         let slot = self.slab.get(index);
         if slot.target != CompletionTarget::Queue {
             return self.make_ready(index);
         }
-        let deferred = slot.payload.end(slot.result, End::Deliver);
+        slot.payload.end(slot.result, End::Deliver, &mut self.deferred_drops);
         self.slab.release(index);
         self.enqueued += 1;
-        if deferred.is_some() {
-            self.keep(deferred);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn keep(&mut self, deferred: Option<DeferredDrop>) {
-        self.deferred_drops.extend(deferred);
     }
 
     #[cold]
@@ -206,7 +202,7 @@ impl CompletionState {
     pub(crate) fn abandon_all_ready(&mut self) {
         while let Some(index) = self.ready.pop() {
             let slot = self.slab.get(index);
-            slot.payload.end(slot.result, End::Abandon);
+            slot.payload.end(slot.result, End::Abandon, &mut self.deferred_drops);
             self.slab.release(index);
         }
     }

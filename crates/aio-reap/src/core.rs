@@ -290,7 +290,7 @@ impl Core {
     fn end(state: RefMut<'_, State>, index: Index, end: End) {
         let result = state.completions.slab.peek(index).result;
         let payload = RefMut::map(state, |state| state.completions.slab.release(index));
-        drop(Payload::end_outside(payload, result, end));
+        Payload::end_outside(payload, result, end);
     }
 
     /// Turns the engine; without `delivers`, inside a callback, it only submits and reaps. With `sleep`

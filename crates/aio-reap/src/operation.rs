@@ -159,9 +159,8 @@ pub(crate) struct Owned<B, T = usize> {
 impl<B: 'static, T: Reply<B>> Deliver for Owned<B, T> {
     /// Drops the buffer and the result. Only a request whose operation was dropped is delivered
     /// this way.
-    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+    fn deliver(self, result: RawResult, _deferred: &mut Vec<DeferredDrop>) {
         self.abandon(result);
-        None
     }
 
     fn abandon(self, result: RawResult) {
@@ -203,10 +202,9 @@ where
     F: FnOnce(Result<T, RequestError>, B) + 'static,
     T: Reply<B>,
 {
-    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+    fn deliver(self, result: RawResult, _deferred: &mut Vec<DeferredDrop>) {
         let (result, buf) = self.owned.outcome(result);
         (self.done)(result, buf);
-        None
     }
 
     fn abandon(self, result: RawResult) {

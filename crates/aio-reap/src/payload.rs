@@ -26,8 +26,8 @@ const PAYLOAD_BYTES: usize = 96;
 
 /// A front end, with its buffer, that receives a request's result.
 pub(crate) trait Deliver: 'static {
-    /// Delivers the result. The caller drops the returned value at a point where user code may run.
-    fn deliver(self, result: RawResult) -> Option<DeferredDrop>;
+    /// Delivers the result. Values that may only be dropped where user code may run go to `deferred`.
+    fn deliver(self, result: RawResult, deferred: &mut Vec<DeferredDrop>);
 
     /// Drops the front end of a request that has completed, and what its result owns (an opened
     /// file). No callback runs.
@@ -87,24 +87,24 @@ pub(crate) enum End {
 /// The operations of the stored value's type, which move the value out.
 struct VTable {
     /// Ends the value while the memory is borrowed.
-    end: unsafe fn(&mut Bytes, RawResult, End) -> Option<DeferredDrop>,
+    end: unsafe fn(&mut Bytes, RawResult, End, &mut Vec<DeferredDrop>),
     /// Ends the value after the borrow, which code of the user may then take.
-    end_outside: unsafe fn(RefMut<'_, Bytes>, RawResult, End) -> Option<DeferredDrop>,
+    end_outside: unsafe fn(RefMut<'_, Bytes>, RawResult, End),
     discard: unsafe fn(&mut Bytes),
 }
 
 /// Makes the table of a type a constant.
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
-        end: |bytes, result, end| {
+        end: |bytes, result, end, deferred| {
             // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
-            unsafe { bytes.read::<Self>() }.end(result, end)
+            unsafe { bytes.read::<Self>() }.end(result, end, deferred);
         },
         end_outside: |bytes, result, end| {
             // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
             let value = unsafe { bytes.read::<Self>() };
             drop(bytes);
-            value.end(result, end)
+            value.end(result, end, &mut Vec::new()); // user code may run: dropped at once
         },
         discard: |bytes| {
             // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
@@ -113,13 +113,10 @@ trait HasVTable: Deliver + Sized {
     };
 
     #[inline(always)]
-    fn end(self, result: RawResult, end: End) -> Option<DeferredDrop> {
+    fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
         match end {
-            End::Deliver => self.deliver(result),
-            End::Abandon => {
-                self.abandon(result);
-                None
-            }
+            End::Deliver => self.deliver(result, deferred),
+            End::Abandon => self.abandon(result),
         }
     }
 }
@@ -177,22 +174,18 @@ impl Payload {
 
     /// Takes the value and ends it. Has no effect on an empty payload.
     #[inline]
-    pub(crate) fn end(&mut self, result: RawResult, end: End) -> Option<DeferredDrop> {
-        let vtable = self.vtable.take()?;
+    pub(crate) fn end(&mut self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
+        let Some(vtable) = self.vtable.take() else { return };
         // SAFETY: by invariant 1 the bytes hold an owned value of the vtable's type. It is not used
         // again, because `vtable` is now `None`.
-        unsafe { (vtable.end)(&mut self.bytes, result, end) }
+        unsafe { (vtable.end)(&mut self.bytes, result, end, deferred) }
     }
 
     /// Takes the value, and ends it when the borrow is over: code of the user that runs then may use
     /// the payload.
     #[inline]
-    pub(crate) fn end_outside(
-        mut payload: RefMut<'_, Self>,
-        result: RawResult,
-        end: End,
-    ) -> Option<DeferredDrop> {
-        let vtable = payload.vtable.take()?;
+    pub(crate) fn end_outside(mut payload: RefMut<'_, Self>, result: RawResult, end: End) {
+        let Some(vtable) = payload.vtable.take() else { return };
         let bytes = RefMut::map(payload, |payload| &mut payload.bytes);
         // SAFETY: by invariant 1 the bytes hold an owned value of the vtable's type. It is not used
         // again, because `vtable` is now `None`.
@@ -225,9 +218,8 @@ mod tests {
     }
 
     impl Deliver for Probe {
-        fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        fn deliver(self, result: RawResult, _deferred: &mut Vec<DeferredDrop>) {
             self.1.set(result.to_result().unwrap_or(0));
-            None
         }
     }
 
@@ -238,11 +230,12 @@ mod tests {
         let probe = || Probe(Rc::clone(&drops), Rc::clone(&got));
         let ok = RawResult { done: 9, error: None };
         payload.put(probe());
-        assert!(payload.end(ok, End::Deliver).is_none() && payload.is_empty());
+        payload.end(ok, End::Deliver, &mut Vec::new());
+        assert!(payload.is_empty());
         assert_eq!((drops.get(), got.take()), (1, 9));
         let cell = RefCell::new(payload);
         cell.borrow_mut().put(probe());
-        assert!(Payload::end_outside(cell.borrow_mut(), ok, End::Abandon).is_none());
+        Payload::end_outside(cell.borrow_mut(), ok, End::Abandon);
         assert_eq!((drops.get(), got.get()), (2, 0));
         let mut payload = cell.into_inner();
         payload.put(probe());

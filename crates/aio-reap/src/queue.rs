@@ -126,14 +126,14 @@ pub(crate) struct Enqueued<B, T> {
 }
 
 impl<B: 'static, T: Reply<B>> Deliver for Enqueued<B, T> {
-    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+    fn deliver(self, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
         let full = self.queue.done.with(|done| {
             // SAFETY: by invariant 1 no other reference exists while this one does.
             let done = unsafe { &*done };
             done.len() == done.capacity()
         });
         // Two paths, so that the compiler sees that the usual one calls no allocator.
-        if full { self.push_and_grow(result) } else { self.push(result) }
+        if full { self.push_and_grow(result, deferred) } else { self.push(result, deferred) }
     }
 
     fn abandon(mut self, result: RawResult) {
@@ -142,10 +142,18 @@ impl<B: 'static, T: Reply<B>> Deliver for Enqueued<B, T> {
     }
 }
 
+impl<B: 'static, T: 'static> CompletionQueue<B, T> {
+    #[cold]
+    #[inline(never)]
+    fn defer_drop(self, deferred: &mut Vec<DeferredDrop>) {
+        deferred.push(self.done);
+    }
+}
+
 impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
-    /// Pushes the completion. Returns the queue if this was its last owner.
+    /// Pushes the completion. Defers the drop of the queue if this was its last owner.
     #[inline(always)]
-    fn push(self, result: RawResult) -> Option<DeferredDrop> {
+    fn push(self, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
         let Self { buf, queue, token } = self;
         let mut buf = buf.into_inner();
         // SAFETY: the payload of a request is used with its result once, because this consumes it.
@@ -153,12 +161,14 @@ impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
         let completion = Completion { token, result, buf };
         // SAFETY: by invariant 1 no other reference exists while this one does.
         queue.done.with_mut(|done| unsafe { (*done).push_back(completion) });
-        if Rc::strong_count(&queue.done) == 1 { Some(queue.done) } else { None }
+        if Rc::strong_count(&queue.done) == 1 {
+            queue.defer_drop(deferred);
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn push_and_grow(self, result: RawResult) -> Option<DeferredDrop> {
-        self.push(result)
+    fn push_and_grow(self, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
+        self.push(result, deferred);
     }
 }

@@ -103,6 +103,17 @@ impl Slot {
         u64::from(self.generation) << 32 | u64::from(index)
     }
 
+    /// Ends the use of this slot, which [`Slab::add_free`] then frees. The payload may still be there.
+    #[inline]
+    pub(crate) fn vacate(&mut self) {
+        debug_assert!(self.state != SlotState::Free && self.waker.is_none());
+        self.state = SlotState::Free;
+        if let Some(file) = self.file.take() {
+            drop(file);
+        }
+        self.generation = self.generation.wrapping_add(1);
+    }
+
     /// Returns the next operation for the kernel.
     pub(crate) fn next_op(&self) -> Op {
         self.op.rest(self.result.done)
@@ -194,16 +205,17 @@ impl Slab {
     /// Returns its payload, which the caller takes before the slab is used again, or has taken.
     #[inline]
     pub(crate) fn release(&mut self, index: Index) -> &mut Payload {
+        self.add_free(index);
         let slot = &mut self.slots[index as usize];
-        debug_assert!(slot.state != SlotState::Free && slot.waker.is_none());
-        slot.state = SlotState::Free;
-        if let Some(file) = slot.file.take() {
-            drop(file);
-        }
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.vacate();
+        &mut slot.payload
+    }
+
+    /// Frees the slot `index`, which was [vacated](Slot::vacate).
+    #[inline]
+    pub(crate) fn add_free(&mut self, index: Index) {
         self.free[self.free_len] = index;
         self.free_len += 1;
-        &mut slot.payload
     }
 
     #[inline]

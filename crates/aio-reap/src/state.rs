@@ -26,7 +26,7 @@ use std::{io, mem};
 use crate::backend::{Backend, Device};
 use crate::completion_state::CompletionState;
 use crate::file::File;
-use crate::op::{Kind, Op, Stop, Sub};
+use crate::op::{Kind, Op, Stop};
 use crate::payload::{Deliver, RawResult};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
@@ -52,7 +52,8 @@ pub(crate) struct State {
     pub(crate) waiting: WaitQueue,
     /// Other threads may make calls, which wake the engine by its descriptors only.
     pub(crate) has_remote: bool,
-    /// The number of requests at the head of the pending list that are staged, and its limit.
+    /// The number of requests at the head of the pending list that are staged, and its limit, which is
+    /// larger only if no other request is pending.
     staged: usize,
     stage_limit: usize,
 }
@@ -110,9 +111,9 @@ impl State {
         } else {
             pending.push(index);
             slot.state = SlotState::Pending;
-            if self.staged < self.stage_limit && pending.len() == self.staged + 1 {
-                // `op` is not read from the slot: the load would wait for the stores of its parts.
-                if self.backend.stage(Sub { user_data, op }) {
+            if self.staged < self.stage_limit {
+                debug_assert_eq!(pending.len(), self.staged + 1);
+                if self.backend.stage(user_data, &op, slot) {
                     self.staged += 1;
                     slot.state = SlotState::InFlight;
                 } else {

@@ -11,10 +11,10 @@ use super::external::Staging;
 use super::threads::Pool;
 use super::uring::Uring;
 use crate::completion_state::CompletionState;
-use crate::op::{RawCompletion, Sub, Submitted};
-use crate::slab::Batch;
+use crate::op::{Op, RawCompletion, Sub, Submitted};
+use crate::slab::{Batch, Slot};
 
-/// The backend of an engine. It has a tag of its own, because [`stage`](Backend::stage) reads it for each
+/// The backend of an engine. It has a tag of its own, because [`stage`](Self::stage) reads it for each
 /// request and should not derive it from a field.
 #[repr(u8)]
 pub(crate) enum Device {
@@ -50,6 +50,29 @@ macro_rules! forward {
     )*};
 }
 
+impl Device {
+    /// Stores a request for the next `submit`, so that its slot is not read there: the loads would wait
+    /// for the stores of its parts. `op` is that of the slot, in registers. Returns false if the request
+    /// was not stored. Only called while [`can_stage`](Backend::can_stage), with no call of `submit` or
+    /// `cancel` since, for at most as many requests as fit in flight.
+    ///
+    /// Inlined into the front ends, so that a plain request of io_uring stays in registers.
+    #[inline(always)]
+    pub(crate) fn stage(&mut self, user_data: u64, op: &Op, slot: &Slot) -> bool {
+        match self {
+            Self::Uring(backend) => backend.stage(user_data, op),
+            other => other.stage_outside(user_data, slot),
+        }
+    }
+
+    #[cold]
+    fn stage_outside(&mut self, user_data: u64, slot: &Slot) -> bool {
+        let Self::External(backend) = self else { return false }; // the others stage nothing
+        backend.stage(Sub { user_data, op: slot.next_op() });
+        true
+    }
+}
+
 /// Forwards every method, including those with a default.
 impl Backend for Device {
     forward! {
@@ -72,16 +95,6 @@ impl Backend for Device {
         fn has_unsubmitted(&self) -> bool;
         fn has_cancellations(&self) -> bool;
         fn instant(&self) -> Instant;
-    }
-
-    /// Inlined into the front ends, so that a plain request of io_uring stays in registers.
-    #[inline(always)]
-    fn stage(&mut self, request: Sub) -> bool {
-        match self {
-            Self::Uring(backend) => backend.stage(request),
-            Self::External(backend) => backend.stage(request),
-            Self::Aio(_) | Self::Threads(_) => false, // they stage nothing
-        }
     }
 
     #[inline]

@@ -16,7 +16,7 @@ use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use crate::completion_state::CompletionState;
-use crate::op::{RawCompletion, Sub, Submitted};
+use crate::op::{RawCompletion, Submitted};
 use crate::slab::Batch;
 
 pub(crate) mod aio;
@@ -32,15 +32,8 @@ pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch continues with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;
 
-    /// Returns whether requests may be [staged](Self::stage) now.
+    /// Returns whether requests may be [staged](Device::stage) now.
     fn can_stage(&self) -> bool {
-        false
-    }
-
-    /// Stores a request for the next `submit`, so that its slot is not read there. Returns false if the
-    /// request was not stored. Only called while [`can_stage`](Self::can_stage), with no call of
-    /// `submit` or `cancel` since, for at most as many requests as fit in flight.
-    fn stage(&mut self, _request: Sub) -> bool {
         false
     }
 

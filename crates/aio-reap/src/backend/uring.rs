@@ -128,6 +128,12 @@ impl Uring {
         Ok(Self { submitter, queue, ring, backlog: 0, cancels_queued: 0, cancels: 0, max_cancels })
     }
 
+    /// See [`Device::stage`](super::Device::stage).
+    #[inline(always)]
+    pub(crate) fn stage(&mut self, user_data: u64, op: &Op) -> bool {
+        push(&mut self.queue, user_data, op, 0).is_ok()
+    }
+
     /// Submits the entries of the ring, posts completions that wait, and waits for `wanted` completions
     /// after the kernel has taken every entry.
     #[inline]
@@ -147,7 +153,6 @@ impl Uring {
     /// Passes visible completions to `each`, a closure that is inlined here.
     #[inline(always)]
     fn reap_each(&mut self, mut each: impl FnMut(RawCompletion)) -> usize {
-        let mut found = 0;
         let mut queue = self.ring.completion();
         if queue.is_empty() && self.queue.taskrun() {
             // Makes the kernel post deferred completions, without waiting. After an error it posted
@@ -157,15 +162,17 @@ impl Uring {
             let _ = unsafe { self.submitter.enter::<libc::sigset_t>(0, 0, flags, None) };
             queue.sync();
         }
+        let visible = queue.len();
+        let mut cancels = 0;
         for entry in queue {
             if entry.user_data() == CANCELLATION {
-                self.cancels -= 1; // the completion of its request shows the result
-                continue;
+                cancels += 1; // the completion of its request shows the result
+            } else {
+                each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
             }
-            found += 1;
-            each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
         }
-        found
+        self.cancels -= cancels;
+        visible - cancels
     }
 
     fn submit_then(&mut self, batch: Batch<'_>, wanted: u32) -> Submitted {
@@ -225,11 +232,6 @@ impl Backend for Uring {
     /// that of a cancellation would be counted as a staged one.
     fn can_stage(&self) -> bool {
         !self.has_unsubmitted()
-    }
-
-    #[inline(always)]
-    fn stage(&mut self, Sub { user_data, op }: Sub) -> bool {
-        push(&mut self.queue, user_data, &op, 0).is_ok()
     }
 
     fn unstage(&mut self) {
