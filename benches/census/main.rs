@@ -25,7 +25,6 @@
 
 mod driver;
 mod program;
-mod served;
 mod structures;
 
 use std::env;

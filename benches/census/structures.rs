@@ -5,17 +5,11 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aio_reap::Engine;
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, SubmitStep};
 use crossbeam_utils::CachePadded;
-use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use offlock_percpu::{PerCpuCounter, PercpuRef, rcu};
 use parking_lot::Mutex;
 use percpu_list::PerCpuList;
 use radix_ctx::{CtxTable, Id};
-
-use crate::served;
 
 /// Runs one operation.
 pub(crate) type Operation = Box<dyn FnMut()>;
@@ -38,27 +32,21 @@ pub(crate) struct Structure {
 /// By crate: ours, then what a program uses instead.
 #[rustfmt::skip]
 pub(crate) const STRUCTURES: &[Structure] = &[
-    ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
+    ours("counter", "PerCpuCounter::add", "P9.counter", counter),
     peer("shared-counter", "fetch_add on one word", shared_counter),
-    ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
+    ours("reference", "PercpuRef get + put", "P9.ref", reference),
     peer("arc", "Arc clone + drop", arc),
-    ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
+    ours("pin", "rcu::pin + unpin", "P9.pin", pin),
     peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
-    ours("radix-lookup", "CtxTable::get under a guard", Some("R11.lookup"), radix_lookup),
+    ours("radix-lookup", "CtxTable::get under a guard", "R11.lookup", radix_lookup),
     peer("radix-papaya", "papaya get under a guard", radix_papaya),
-    ours("radix-get-ref", "CtxTable::get_ref + drop", Some("R11.get_ref"), radix_get_ref),
-    ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
-    ours("list", "PerCpuList insert + drop", Some("L7.add_remove"), list),
-    peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
-    ours("mq-bitmap", "Queue send + receive, empty", Some("M11.send_receive"), mq_bitmap),
+    ours("radix-get-ref", "CtxTable::get_ref + drop", "R11.get_ref", radix_get_ref),
+    ours("list", "PerCpuList insert + drop", "L7.add_remove", list),
+    ours("mq-bitmap", "Queue send + receive, empty", "M11.send_receive", mq_bitmap),
     peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
     peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
-    ours("buf-hot", "Cache hit, one block for all", Some("B10.hot_hit"), buf_hot),
+    ours("buf-hot", "Cache hit, one block for all", "B10.hot_hit", buf_hot),
     peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
-    ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
-    ours("aio-engine", "request and reap, an engine per thread", None, aio_engine),
-    ours("served-hit", "offlock-nbd's READ of a cached block", None, served::crates),
-    peer("served-hit-maps", "the same by dashmap, quick_cache, atomics", served::concurrent_maps),
 ];
 
 type Make = fn(usize) -> Shared;
@@ -66,10 +54,10 @@ type Make = fn(usize) -> Shared;
 const fn ours(
     name: &'static str,
     operation: &'static str,
-    target: Option<&'static str>,
+    target: &'static str,
     make: Make,
 ) -> Structure {
-    Structure { name, operation, target, make }
+    Structure { name, operation, target: Some(target), make }
 }
 
 const fn peer(name: &'static str, operation: &'static str, make: Make) -> Structure {
@@ -81,7 +69,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Structure> {
     STRUCTURES.iter().find(|structure| structure.name == name)
 }
 
-pub(crate) fn leak<T>(value: T) -> &'static T {
+fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
@@ -168,44 +156,10 @@ fn radix_papaya(_threads: usize) -> Shared {
     })
 }
 
-/// Each thread removes what it has just inserted; the 512 stay.
-fn radix_insert(_threads: usize) -> Shared {
-    let (table, _) = table();
-    Box::new(move |_| {
-        Box::new(move || {
-            let id = table.insert([1; 7]).expect("memory for a context, and no limit");
-            assert!(table.remove(black_box(id)).is_ok());
-        })
-    })
-}
-
 fn list(_threads: usize) -> Shared {
     let list = leak(PerCpuList::new());
     Box::new(move |_| {
         Box::new(move || drop(black_box(list.insert(1_u64).expect("memory for an entry"))))
-    })
-}
-
-/// The node of the single-lock list.
-#[repr(align(128))]
-struct Node(LinkedListLink);
-
-intrusive_adapter!(NodeAdapter = Box<Node>: Node { 0 => LinkedListLink });
-
-/// The list under its lock.
-type Locked = CachePadded<Mutex<LinkedList<NodeAdapter>>>;
-
-/// Two operations, each under the lock. Every thread takes off the entry that it has just added, or, if
-/// another thread has done so meanwhile, the entry of that thread: it moves as many lines.
-fn list_mutex(_threads: usize) -> Shared {
-    let list: &'static Locked =
-        leak(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))));
-    Box::new(move |_| {
-        let mut node = Some(Box::new(Node(LinkedListLink::new())));
-        Box::new(move || {
-            list.lock().push_back(node.take().expect("taken off below"));
-            node = list.lock().pop_back();
-        })
     })
 }
 
@@ -249,74 +203,33 @@ fn mq_crossbeam(_threads: usize) -> Shared {
     })
 }
 
-/// Blocks that are there, of which each thread reads one after the other, from its own place on.
-pub(crate) const BLOCKS: u64 = 64;
-pub(crate) const BLOCK: usize = 4096;
-
-/// Makes a device of this many blocks, all of them cached.
-pub(crate) fn blocks_of_bufcache(blocks: u64) -> &'static bufcache::Device {
-    let cache = bufcache::Cache::new(2 * BLOCKS as usize * BLOCK).expect(CACHED);
-    let device = bufcache::MemoryDevice::new(vec![1; blocks as usize * BLOCK]);
-    let disk = leak(cache.attach(device).expect(CACHED));
-    // Often enough for the policy, which counts to three.
-    (0..4 * blocks).for_each(|count| drop(disk.get(count % blocks).expect(CACHED)));
-    disk
-}
-
-fn bufcache_hits(blocks: u64) -> Shared {
-    let disk = blocks_of_bufcache(blocks);
-    Box::new(move |thread| {
-        let mut next = CachePadded::new(thread as u64);
-        Box::new(move || {
-            *next = (*next + 1) % blocks;
-            black_box(disk.get(*next).expect(CACHED)[0]);
-        })
-    })
-}
-
+/// The bytes of a block, which all threads read.
+const BLOCK: usize = 4096;
 /// The message of `expect`: every block can be read.
-pub(crate) const CACHED: &str = "there is memory, and the device is in memory";
+const CACHED: &str = "there is memory, and the device is in memory";
 
 fn buf_hot(_threads: usize) -> Shared {
-    bufcache_hits(1)
-}
-
-fn buf_random(_threads: usize) -> Shared {
-    bufcache_hits(BLOCKS)
-}
-
-fn quick_hits(keys: u64) -> Shared {
-    let cache = leak(quick_cache::sync::Cache::<u64, Arc<[u8; BLOCK]>>::new(4 * BLOCKS as usize));
-    (0..keys).for_each(|key| cache.insert(key, Arc::new([1; BLOCK])));
-    Box::new(move |thread| {
-        let mut next = CachePadded::new(thread as u64);
+    let cache = bufcache::Cache::new(64 * BLOCK).expect(CACHED);
+    let device = bufcache::MemoryDevice::new(vec![1; BLOCK]);
+    let disk = leak(cache.attach(device).expect(CACHED));
+    // Often enough for the policy, which counts to three.
+    (0..4).for_each(|_| drop(disk.get(0).expect(CACHED)));
+    Box::new(move |_| {
         Box::new(move || {
-            *next = (*next + 1) % keys;
-            black_box(cache.get(&*next).expect("room for all")[0]);
+            black_box(disk.get(0).expect(CACHED)[0]);
         })
     })
 }
 
 fn buf_quick_hot(_threads: usize) -> Shared {
-    quick_hits(1)
-}
-
-/// An engine cannot be shared: what is left to count is what engines have in common. Its device is a
-/// script's, which does every request at once and without a system call.
-fn aio_engine(_threads: usize) -> Shared {
-    Box::new(|_| {
-        let script = Script::new();
-        let engine = Engine::builder().build_sim(&script).expect(ENGINE);
+    let cache = leak(quick_cache::sync::Cache::<u64, Arc<[u8; BLOCK]>>::new(256));
+    cache.insert(0, Arc::new([1; BLOCK]));
+    Box::new(move |_| {
         Box::new(move || {
-            script.on_submit(SubmitStep::Inline);
-            let request = engine.nop().submit().expect(ENGINE);
-            black_box(request.wait().0.expect(ENGINE));
+            black_box(cache.get(&0).expect("room for it")[0]);
         })
     })
 }
-
-/// The message of `expect`: no request fails.
-const ENGINE: &str = "memory, a descriptor, and a free slot";
 
 fn shared_counter(_threads: usize) -> Shared {
     let counter = leak(CachePadded::new(AtomicU64::new(0)));

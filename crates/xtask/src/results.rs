@@ -22,8 +22,7 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
     let smoke = pace == Some("--smoke");
     let mut runs = BENCHES.map(|name| (name, "")).to_vec();
     if smoke {
-        let parts =
-            ["--only counter", "--only radix", "--only list", "--only buf", "--only served"];
+        let parts = ["--only counter", "--only radix", "--only list", "--only buf"];
         runs.extend(parts.map(|only| ("census", only)));
     } else {
         runs.extend([("nbd", "--only N"), ("nbd", "--only W"), ("census", "")]);
