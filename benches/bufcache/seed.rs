@@ -11,12 +11,11 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use bufcache::Cache;
-use harness::timed::{Row, measure, on_one_cpu};
-use harness::{Plan, Report, Table, number, percentile};
-use parking_lot::{Mutex, MutexGuard};
+use harness::timed::{Row, measure};
+use harness::{Plan, Report, Table, number};
+use parking_lot::Mutex;
 use recordings::xfsbuf::{CREATE8, UNLINK8};
 
 use crate::ours::{Numbers, OPEN};
@@ -31,30 +30,6 @@ struct Buffer {
 
 type Index = BTreeMap<u32, Arc<Buffer>>;
 
-/// The times for which the lock was held, in nanoseconds; empty where they are not measured.
-type Holds = Vec<f64>;
-
-/// The lock, and when it was taken.
-struct Locked<'a, const TIMED: bool> {
-    index: MutexGuard<'a, Index>,
-    since: Option<Instant>,
-}
-
-impl<'a, const TIMED: bool> Locked<'a, TIMED> {
-    #[inline(always)]
-    fn new(index: &'a Mutex<Index>) -> Self {
-        let index = index.lock();
-        Self { index, since: TIMED.then(Instant::now) }
-    }
-
-    #[inline(always)]
-    fn unlock(self, holds: &mut Holds) {
-        if let Some(since) = self.since {
-            holds.push(since.elapsed().as_nanos() as f64);
-        }
-    }
-}
-
 #[inline(always)]
 fn initialise(new: Arc<MaybeUninit<Buffer>>) -> Arc<Buffer> {
     let mut new = new;
@@ -66,44 +41,34 @@ fn initialise(new: Arc<MaybeUninit<Buffer>>) -> Arc<Buffer> {
 
 /// A get as it was before.
 #[inline(always)]
-fn always<const TIMED: bool>(index: &Mutex<Index>, get: Get, holds: &mut Holds) -> Arc<Buffer> {
+fn always(index: &Mutex<Index>, get: Get) -> Arc<Buffer> {
     let new = black_box(Arc::<Buffer>::new_uninit());
-    let mut locked = Locked::<TIMED>::new(index);
-    if let Some(found) = locked.index.get(&get.address).cloned() {
-        locked.unlock(holds);
+    let mut index = index.lock();
+    if let Some(found) = index.get(&get.address).cloned() {
+        drop(index);
         drop(new);
         return found;
     }
     let new = initialise(new);
-    locked.index.insert(get.address, Arc::clone(&new));
-    locked.unlock(holds);
+    index.insert(get.address, Arc::clone(&new));
     new
 }
 
 /// A get as it is since.
 #[inline(always)]
-fn on_miss<const TIMED: bool>(index: &Mutex<Index>, get: Get, holds: &mut Holds) -> Arc<Buffer> {
-    let locked = Locked::<TIMED>::new(index);
-    let found = locked.index.get(&get.address).cloned();
-    locked.unlock(holds);
+fn on_miss(index: &Mutex<Index>, get: Get) -> Arc<Buffer> {
+    let found = index.lock().get(&get.address).cloned();
     found.unwrap_or_else(|| {
         let new = initialise(black_box(Arc::<Buffer>::new_uninit()));
-        let mut locked = Locked::<TIMED>::new(index);
-        let first = Arc::clone(locked.index.entry(get.address).or_insert(new));
-        locked.unlock(holds);
-        first
+        Arc::clone(index.lock().entry(get.address).or_insert(new))
     })
 }
 
 /// All gets; each has the bytes of its buffer.
-fn replay(
-    gets: &[Get],
-    holds: &mut Holds,
-    one: impl Fn(&Mutex<Index>, Get, &mut Holds) -> Arc<Buffer>,
-) {
+fn replay(gets: &[Get], one: impl Fn(&Mutex<Index>, Get) -> Arc<Buffer>) {
     let index = Mutex::default();
     for &get in gets {
-        let buffer = one(&index, get, holds);
+        let buffer = one(&index, get);
         let bytes = || vec![0; usize::from(get.length) * SECTOR].into();
         black_box(buffer.bytes.get_or_init(bytes)[0]);
     }
@@ -119,8 +84,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         // One length, as here the time of a lookup counts; frames are there already.
         let cache = Cache::builder(8192 * SECTOR).block_size(SECTOR).build().expect(OPEN);
         let disk = cache.attach(Numbers(1 << 32)).expect(OPEN);
-        let before = || replay(gets, &mut Vec::new(), always::<false>);
-        let after = || replay(gets, &mut Vec::new(), on_miss::<false>);
+        let before = || replay(gets, always);
+        let after = || replay(gets, on_miss);
         let ours = || {
             for &get in gets {
                 black_box(disk.get(u64::from(get.address)).expect(OPEN)[0]);
@@ -143,20 +108,11 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let rounds = measure(&name, plan, rows.into());
         report.show(&rounds);
         report.against(&rounds, AFTER, 1, &[BEFORE]);
-        let mut held = [const { Vec::new() }; 3];
-        on_one_cpu(|| {
-            replay(gets, &mut held[0], always::<true>);
-            replay(gets, &mut held[1], on_miss::<true>);
-        });
-        let columns = ["ns/get", "allocations", "hold p50, ns", "p99.9", "longest"];
-        let mut table = Table::new(name, columns);
+        let mut table = Table::new(name, ["ns/get", "allocations"]);
         table.bars = vec![0];
-        for (((name, _), allocations), held) in builds.iter().zip(allocations).zip(&held) {
+        for ((name, _), allocations) in builds.iter().zip(allocations) {
             let time = rounds.throughput(&format!("{name}/1")).map(|gets| 1e9 / gets);
-            let held = [50.0, 99.9, 100.0].map(|part| percentile(held, part));
-            let held = held.map(|nanos| nanos.map_or(String::new(), |nanos| format!("{nanos:.0}")));
-            let first = [number(time, 1), allocations.to_string()];
-            table.row(*name, first.into_iter().chain(held));
+            table.row(*name, [number(time, 1), allocations.to_string()]);
         }
         print!("{table}");
     }
