@@ -25,7 +25,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let rounds = measure(plan, batch);
         report.show(&rounds);
         report.against(&rounds, "aio-reap queue", 1, &["io-uring"]);
-        let ratio = rounds.time_ratio("aio-reap queue/1", "io-uring/1");
+        let ratio = rounds.time_ratio("aio-reap queue", "io-uring");
         report.record(&format!("A1.raw@{batch}"), ratio);
         callback.push(added(&rounds, "aio-reap callback/1", batch));
         future.push(added(&rounds, "aio-reap future/1", batch));

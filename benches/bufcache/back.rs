@@ -88,10 +88,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             rows.push(ours("bufcache O_DIRECT", plain(true), random));
         }
         let rounds = measure(&format!("{BATCH} pages {group}, and a sync"), &plan, rows);
-        report.show(&rounds);
-        report.against(&rounds, "bufcache", 1, &["pwrite, fdatasync"]);
+        report.compare(&rounds, &["bufcache", "bufcache O_DIRECT"]);
         if random {
-            let ratio = rounds.time_ratio("bufcache/1", "pwrite, fdatasync/1");
+            let ratio = rounds.time_ratio("bufcache", "pwrite, fdatasync");
             report.record("B12.sync512.pwrite_fdatasync", ratio);
         }
     }

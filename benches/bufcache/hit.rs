@@ -1,6 +1,8 @@
 //! B1 to B3: pages that are there, by Zipf among many, and one that all want.
 
-use harness::{Group, Plan, Ratio, Report, Rounds};
+use std::sync::Arc;
+
+use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 
 use crate::keys::zipf;
 use crate::ours::Ours;
@@ -47,39 +49,32 @@ pub(crate) fn run_hot(plan: &Plan, report: &mut Report) {
     report.record("B1.quick_cache_hot_2t", over(&rounds, Quick::NAME, 2));
     report.record("B2.bare.hot", over(&rounds, Bare::NAME, 1));
     let (ours, hot) = Ours::sampled(1 << 12);
-    let keys = [hot];
-    let mut group = Group::new("hit, one hot page that is sampled");
-    for &threads in &plan.threads {
-        group = group.case(reads(&ours, &keys, threads));
-    }
-    let sampled = group.run(plan);
+    let (ours, keys) = (Arc::new(ours), [hot]);
+    let cases = plan.threads.iter().map(|&threads| reads(&ours, &keys, threads));
+    let sampled = Group::new("hit, one hot page that is sampled").cases(cases).run(plan);
     report.show(&sampled);
-    let scale = |rounds: &Rounds| {
-        rounds.tput_ratio(&format!("{}/2", Ours::NAME), &format!("{}/1", Ours::NAME))
-    };
-    let scales = scale(&rounds).zip(scale(&sampled));
+    let scales = rounds.scale(Ours::NAME).zip(sampled.scale(Ours::NAME));
     report.record("B3.scale.hot", scales.map(|(any, sampled)| any.lower(sampled)));
 }
 
 /// Measures hits with room for a quarter more pages than there are, so that no cache evicts, even if it counts
 /// room by parts.
 fn group(plan: &Plan, report: &mut Report, name: &str, n: usize, keys: &[u32]) -> Rounds {
-    let room = n + n / 4 + 64;
-    let ours = Ours::filled(n, room);
-    let (bare, quick) = (Bare::filled(n, room), Quick::filled(n, room));
-    let (moka, lru) = (Moka::filled(n, room), Lru::filled(n, room));
-    let mut group = Group::new(name);
-    for &threads in &plan.threads {
-        group = group.case(reads(&ours, keys, threads)).case(reads(&bare, keys, threads));
-        group = group.case(reads(&quick, keys, threads)).case(reads(&moka, keys, threads));
-        group = group.case(reads(&lru, keys, threads));
-    }
-    let rounds = group.run(plan);
-    report.show(&rounds);
-    let peers = [Bare::NAME, Quick::NAME, Moka::NAME, Lru::NAME];
-    report.against(&rounds, Ours::NAME, 1, &peers);
-    report.against(&rounds, Ours::NAME, 2, &peers);
+    let cases = [
+        cases::<Ours>(plan, n, keys),
+        cases::<Bare>(plan, n, keys),
+        cases::<Quick>(plan, n, keys),
+        cases::<Moka>(plan, n, keys),
+        cases::<Lru>(plan, n, keys),
+    ];
+    let rounds = Group::new(name).cases(cases.into_iter().flatten()).run(plan);
+    report.compare(&rounds, &[Ours::NAME]);
     rounds
+}
+
+fn cases<'a, P: Pages>(plan: &Plan, n: usize, keys: &'a [u32]) -> Vec<Case<'a>> {
+    let pages = Arc::new(P::filled(n, n + n / 4 + 64));
+    plan.threads.iter().map(|&threads| reads(&pages, keys, threads)).collect()
 }
 
 fn over(rounds: &Rounds, peer: &str, threads: usize) -> Option<Ratio> {

@@ -7,10 +7,11 @@
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use bufcache::{BlockDevice, Cache};
 use harness::timed::{Row, measure};
-use harness::{Case, Group, Plan, Ratio, Report, Rounds};
+use harness::{Case, Group, Plan, Report, two};
 use lru::LruCache;
 use rustc_hash::FxBuildHasher;
 
@@ -36,31 +37,41 @@ fn fresh(thread: usize, count: u64) -> u64 {
     (thread as u64 + 1) << 32 | count
 }
 
-fn mixed<'a, P: Pages>(pages: &'a P, keys: &'a [u32], threads: usize) -> Case<'a> {
-    Case::new(P::NAME, threads, move |thread| {
-        let first = thread * keys.len() / threads;
-        // Of this case: what the row with another number of threads asked for is not asked for again.
-        let offset = (threads as u64) << 24;
-        let (mut new, mut left) = (offset, RARE);
-        move |count| {
-            left -= 1;
-            let number = if left > 0 {
-                u64::from(keys[(first + count as usize) & (keys.len() - 1)])
-            } else {
-                (new, left) = (new + 1, RARE);
-                fresh(thread, new)
-            };
-            black_box(pages.read(number, place(number)));
-        }
-    })
+fn mixed<'a, P: Pages>(plan: &Plan, keys: &'a [u32]) -> Vec<Case<'a>> {
+    let pages = Arc::new(full::<P>());
+    let case = |&threads: &usize| {
+        let pages = Arc::clone(&pages);
+        Case::new(P::NAME, threads, move |thread| {
+            let pages = Arc::clone(&pages);
+            let first = thread * keys.len() / threads;
+            // Of this case: what the row with another number of threads asked for is not asked for again.
+            let (mut new, mut left) = ((threads as u64) << 24, RARE);
+            move |count| {
+                left -= 1;
+                let number = if left > 0 {
+                    u64::from(keys[(first + count as usize) & (keys.len() - 1)])
+                } else {
+                    (new, left) = (new + 1, RARE);
+                    fresh(thread, new)
+                };
+                black_box(pages.read(number, place(number)));
+            }
+        })
+    };
+    plan.threads.iter().map(case).collect()
 }
 
-fn missing<P: Pages>(pages: &P, threads: usize) -> Case<'_> {
-    Case::new(P::NAME, threads, move |thread| {
-        move |count| {
-            let number = fresh(thread, (threads as u64) << 28 | count);
-            black_box(pages.read(number, place(number)));
-        }
+fn missing<P: Pages>() -> [Case<'static>; 2] {
+    let pages = Arc::new(P::filled(FULL, FULL));
+    [1, 2].map(|threads| {
+        let pages = Arc::clone(&pages);
+        Case::new(P::NAME, threads, move |thread| {
+            let pages = Arc::clone(&pages);
+            move |count| {
+                let number = fresh(thread, (threads as u64) << 28 | count);
+                black_box(pages.read(number, place(number)));
+            }
+        })
     })
 }
 
@@ -77,41 +88,25 @@ fn full<P: Pages>() -> P {
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let keys = zipf(PAGES, 0.99, READS);
-    {
-        let (ours, quick) = (full::<Ours>(), full::<Quick>());
-        let (moka, lru) = (full::<Moka>(), full::<Lru>());
-        let mut group = Group::new("64k pages, 99.7 % hits");
-        for &threads in &plan.threads {
-            group = group.case(mixed(&ours, &keys, threads)).case(mixed(&quick, &keys, threads));
-            group = group.case(mixed(&moka, &keys, threads)).case(mixed(&lru, &keys, threads));
-        }
-        let rounds = group.run(plan);
-        show(report, &rounds, &[1, 2]);
-        println!("- bufcache: {}", ours.cache.stats());
-        report.record("B5.mix.quick_cache", over(&rounds, 1));
-        report.record("B5.mix.quick_cache_2t", over(&rounds, 2));
-    }
-    let (ours, quick) = (Ours::filled(FULL, FULL), Quick::filled(FULL, FULL));
-    let (moka, lru) = (Moka::filled(FULL, FULL), Lru::filled(FULL, FULL));
-    let mut group = Group::new("insert and evict, 4k pages");
-    for threads in [1, 2] {
-        group = group.case(missing(&ours, threads)).case(missing(&quick, threads));
-        group = group.case(missing(&moka, threads)).case(missing(&lru, threads));
-    }
-    let rounds = group.run(plan);
-    show(report, &rounds, &[1, 2]);
-    report.record("B5.insert_evict.quick_cache", over(&rounds, 1));
-}
+    let rounds = Group::new("64k pages, 99.7 % hits")
+        .cases(mixed::<Ours>(plan, &keys))
+        .cases(mixed::<Quick>(plan, &keys))
+        .cases(mixed::<Moka>(plan, &keys))
+        .cases(mixed::<Lru>(plan, &keys))
+        .run(plan);
+    report.compare(&rounds, &[Ours::NAME]);
+    report.record("B5.mix.quick_cache", rounds.time_ratio(Ours::NAME, Quick::NAME));
+    let both = rounds.time_ratio(&two(Ours::NAME), &two(Quick::NAME));
+    report.record("B5.mix.quick_cache_2t", both);
 
-fn show(report: &mut Report, rounds: &Rounds, threads: &[usize]) {
-    report.show(rounds);
-    for &threads in threads {
-        report.against(rounds, Ours::NAME, threads, &[Quick::NAME, Moka::NAME, Lru::NAME]);
-    }
-}
-
-fn over(rounds: &Rounds, threads: usize) -> Option<Ratio> {
-    rounds.time_ratio(&format!("{}/{threads}", Ours::NAME), &format!("{}/{threads}", Quick::NAME))
+    let rounds = Group::new("insert and evict, 4k pages")
+        .cases(missing::<Ours>())
+        .cases(missing::<Quick>())
+        .cases(missing::<Moka>())
+        .cases(missing::<Lru>())
+        .run(plan);
+    report.compare(&rounds, &[Ours::NAME]);
+    report.record("B5.insert_evict.quick_cache", rounds.time_ratio(Ours::NAME, Quick::NAME));
 }
 
 /// Misses that write their page, so that each evicted page is written to a device that takes no time.
@@ -142,8 +137,7 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
         BATCH
     });
     let rounds = measure("write and evict what was written, 4k pages", plan, vec![ours, lru]);
-    report.show(&rounds);
-    report.against(&rounds, Ours::NAME, 1, &["LruCache"]);
-    report.record("B12.dirty_evict.map", rounds.time_ratio("bufcache/1", "LruCache/1"));
+    report.compare(&rounds, &[Ours::NAME]);
+    report.record("B12.dirty_evict.map", rounds.time_ratio(Ours::NAME, "LruCache"));
     println!("- bufcache: {}", cache.stats());
 }

@@ -27,8 +27,7 @@ pub(crate) const MANY: u64 = 1 << 35;
 pub(crate) const OPEN: &str = "memory, a device of numbers that does not fail, and no fork";
 
 pub(crate) struct Ours {
-    pub(crate) cache: Cache,
-    pub(crate) device: Device,
+    device: Device,
 }
 
 impl Ours {
@@ -46,7 +45,7 @@ impl Pages for Ours {
     fn new(room: usize) -> Self {
         let cache = Cache::new(room * PAGE).expect(OPEN);
         let device = cache.attach(Numbers(MANY)).expect(OPEN);
-        Self { cache, device }
+        Self { device }
     }
 
     #[inline(always)]

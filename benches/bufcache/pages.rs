@@ -1,6 +1,7 @@
 //! The interface of every implementation, and the loops that all of them run.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use harness::Case;
 
@@ -11,7 +12,7 @@ pub(crate) const PAGE: usize = 4096;
 pub(crate) type Page = [u8; PAGE];
 
 /// Something that keeps pages, known by numbers.
-pub(crate) trait Pages: Sync + Sized {
+pub(crate) trait Pages: Send + Sync + Sized + 'static {
     /// The name in the tables.
     const NAME: &'static str;
 
@@ -50,9 +51,11 @@ pub(crate) fn word(page: &[u8], at: usize) -> u64 {
 }
 
 /// Reads along `keys`, whose number is a power of two; each thread begins elsewhere.
-pub(crate) fn reads<'a, P: Pages>(pages: &'a P, keys: &'a [u32], threads: usize) -> Case<'a> {
+pub(crate) fn reads<'a, P: Pages>(pages: &Arc<P>, keys: &'a [u32], threads: usize) -> Case<'a> {
     assert!(keys.len().is_power_of_two());
+    let pages = Arc::clone(pages);
     Case::new(P::NAME, threads, move |thread| {
+        let pages = Arc::clone(&pages);
         let first = thread * keys.len() / threads;
         move |count| {
             let number = u64::from(keys[(first + count as usize) & (keys.len() - 1)]);

@@ -147,9 +147,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let (ours, quick) = (Ours::new(), Quick::new());
         let name = format!("{}, {} gets", recording.name, gets.len());
         let rounds = measure(&name, plan, vec![row(&ours, &gets), row(&quick, &gets)]);
-        report.show(&rounds);
-        report.against(&rounds, Ours::NAME, 1, &[Quick::NAME]);
-        let ratio = rounds.time_ratio("bufcache/1", "quick_cache/1");
+        report.compare(&rounds, &[Ours::NAME]);
+        let ratio = rounds.time_ratio(Ours::NAME, Quick::NAME);
         report.record(&format!("B5.{}.quick_cache", recording.name), ratio);
         ours.caches.iter().for_each(|cache| println!("- bufcache: {}", cache.stats()));
     }

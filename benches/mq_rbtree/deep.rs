@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 use harness::timed::{Row, measure};
-use harness::{Plan, Ratio, Report, Rounds};
+use harness::{Plan, Report};
 
 use crate::peers::{AsyncPriority, PlHeap};
 use crate::queue::{Ours, Priorities, Queue, Tree};
@@ -87,27 +87,17 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let rows = ours.rows().chain(tree.rows()).chain(heap.rows()).chain(asynchronous.rows());
     let rounds = measure("send and receive, deep", plan, rows.collect());
     report.show(&rounds);
-
     for levels in all {
         let deep = |of| name(of, levels, DEPTH);
         let peers = [deep(PlHeap::NAME), deep(AsyncPriority::NAME)];
-        let peers: Vec<&str> = peers.iter().map(String::as_str).collect();
+        let peers = peers.each_ref().map(String::as_str);
         report.against(&rounds, &deep(Ours::NAME), 1, &peers);
         report.against(&rounds, &deep(Tree::NAME), 1, &peers);
-        for of in [Ours::NAME, Tree::NAME, PlHeap::NAME] {
-            let times =
-                over(&rounds, &deep(of), &name(of, 1, 0)).map_or(f64::NAN, |ratio| ratio.median);
-            println!("- {} over the same, empty: {times:.3}", deep(of));
-        }
-        let id = format!("M2.depth1M@{levels}");
-        report.record(&id, over(&rounds, &deep(Ours::NAME), &name(Ours::NAME, 1, 0)));
+        let empty = rounds.time_ratio(&deep(Ours::NAME), &name(Ours::NAME, 1, 0));
+        report.record(&format!("M2.depth1M@{levels}"), empty);
     }
     let deep = |of| name(of, 32_768, DEPTH);
-    report.record("M3.pl_heap", over(&rounds, &deep(Ours::NAME), &deep(PlHeap::NAME)));
-    let ratio = over(&rounds, &deep(Ours::NAME), &deep(AsyncPriority::NAME));
-    report.record("M3.async_priority_channel", ratio);
-}
-
-fn over(rounds: &Rounds, ours: &str, other: &str) -> Option<Ratio> {
-    rounds.time_ratio(&format!("{ours}/1"), &format!("{other}/1"))
+    for (id, peer) in [("pl_heap", PlHeap::NAME), ("async_priority_channel", AsyncPriority::NAME)] {
+        report.record(&format!("M3.{id}"), rounds.time_ratio(&deep(Ours::NAME), &deep(peer)));
+    }
 }

@@ -1,38 +1,67 @@
-//! M1: a message is sent and received, and the queue is empty again.
+//! M1 and M8: a message is sent and received, and the queue is empty again.
 
-use harness::{Group, Plan, Ratio, Report, Rounds};
+use std::hint::black_box;
+
+use harness::{Case, Group, Plan, Report};
 
 use crate::kernel::Kernel;
-use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
-use crate::queue::{Ours, Queue, Tree, pair};
+use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap, block_on};
+use crate::queue::{OPEN, Ours, Queue, Tree, pair};
 
 /// Messages that a queue takes.
 const MOST: usize = 1024;
+const AWAITED: &str = "mq-rbtree bitmap, awaited";
+const PEER: &str = "async-priority-channel, awaited";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let ours = <Ours as Queue>::new(MOST);
-    let tree = <Tree as Queue>::new(MOST);
-    let (kernel, pl_heap) = (Kernel::new(MOST), PlHeap::new(MOST));
-    let asynchronous = AsyncPriority::new(MOST);
-    let (crossbeam, kanal) = (Crossbeam::new(MOST), Kanal::new(MOST));
     let rounds = Group::new("send and receive, empty queue")
-        .case(pair(&ours, Ours::NAME, 1))
-        .case(pair(&tree, Tree::NAME, 1))
-        .case(pair(&kernel, Kernel::NAME, 1))
-        .case(pair(&pl_heap, PlHeap::NAME, 1))
-        .case(pair(&asynchronous, AsyncPriority::NAME, 1))
-        .case(pair(&crossbeam, Crossbeam::NAME, 1))
-        .case(pair(&kanal, Kanal::NAME, 1))
+        .case(row::<Ours>())
+        .case(row::<Tree>())
+        .case(row::<Kernel>())
+        .case(row::<PlHeap>())
+        .case(row::<AsyncPriority>())
+        .case(row::<Crossbeam>())
+        .case(row::<Kanal>())
         .run(plan);
-    report.show(&rounds);
-    let peers = [Kernel::NAME, PlHeap::NAME, AsyncPriority::NAME, Crossbeam::NAME, Kanal::NAME];
-    report.against(&rounds, Ours::NAME, 1, &peers);
-    report.against(&rounds, Tree::NAME, 1, &peers);
-    report.record("M1.kernel", over(&rounds, Kernel::NAME));
-    report.record("M1.pl_heap", over(&rounds, PlHeap::NAME));
-    report.record("M1.crossbeam", over(&rounds, Crossbeam::NAME));
+    report.compare(&rounds, &[Ours::NAME, Tree::NAME]);
+    let peers =
+        [("kernel", Kernel::NAME), ("pl_heap", PlHeap::NAME), ("crossbeam", Crossbeam::NAME)];
+    for (id, peer) in peers {
+        report.record(&format!("M1.{id}"), rounds.time_ratio(Ours::NAME, peer));
+    }
 }
 
-fn over(rounds: &Rounds, peer: &str) -> Option<Ratio> {
-    rounds.time_ratio(&format!("{}/1", Ours::NAME), &format!("{peer}/1"))
+fn row<'a, Q: Queue>() -> Case<'a> {
+    pair(Q::new(MOST), Q::NAME)
+}
+
+/// M8: a task sends and receives, and never has to wait.
+pub(crate) fn run_async(plan: &Plan, report: &mut Report) {
+    let ours = <Ours as Queue>::new(MOST);
+    let (sender, receiver) = async_priority_channel::bounded(MOST as u64);
+    let rounds = Group::new("send and receive, one task")
+        .case(row::<Ours>())
+        .case(Case::batched(AWAITED, 1, |_| {
+            |ops| {
+                block_on(async {
+                    for n in 0..ops {
+                        ours.send_async(n, 0).await.expect(OPEN);
+                        black_box(ours.receive_async().await.expect(OPEN));
+                    }
+                });
+            }
+        }))
+        .case(Case::batched(PEER, 1, |_| {
+            |ops| {
+                block_on(async {
+                    for n in 0..ops {
+                        sender.send(n, 0_u32).await.expect(OPEN);
+                        black_box(receiver.recv().await.expect(OPEN));
+                    }
+                });
+            }
+        }))
+        .run(plan);
+    report.compare(&rounds, &[AWAITED, Ours::NAME]);
+    report.record("M8.async_vs_blocking", rounds.time_ratio(AWAITED, Ours::NAME));
 }

@@ -12,7 +12,6 @@
 //! a priority as well. Channels without priorities are there to show what those cost.
 
 mod alloc;
-mod asynchronous;
 mod deep;
 mod empty;
 mod flow;
@@ -39,7 +38,7 @@ const FAMILIES: &[Family] = &[
     Family { name: "M5 ping", run: ping::run },
     Family { name: "M6 alloc", run: alloc::run },
     Family { name: "M7 seed", run: seed::run },
-    Family { name: "M8 async", run: asynchronous::run },
+    Family { name: "M8 async", run: empty::run_async },
     Family { name: "M10 many", run: flow::run_many },
 ];
 

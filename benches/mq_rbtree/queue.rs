@@ -4,12 +4,13 @@
 //! a sequence number for that, which is part of what they cost.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use harness::Case;
 use mq_rbtree::{Bitmap, Builder, Levels, RbTree};
 
 /// An implementation. Static dispatch throughout.
-pub(crate) trait Queue: Send + Sync + Sized {
+pub(crate) trait Queue: Send + Sync + Sized + 'static {
     /// The name in the tables.
     const NAME: &'static str;
 
@@ -40,7 +41,7 @@ impl Numbered for RbTree<u32> {
 }
 
 /// Ours: limits, statistics and waiters in the order of their arrival included.
-impl<L: Numbered> Queue for mq_rbtree::Queue<u64, L> {
+impl<L: Numbered + 'static> Queue for mq_rbtree::Queue<u64, L> {
     const NAME: &'static str = L::NAME;
 
     fn new(most: usize) -> Self {
@@ -89,12 +90,13 @@ impl Priorities {
     }
 }
 
-/// Sends a message and receives one: the row `name/1`. Without `levels` always of one priority.
-pub(crate) fn pair<'a, Q: Queue>(queue: &'a Q, name: &str, levels: u32) -> Case<'a> {
+/// Sends a message and receives one, always of one priority: the row `name/1`.
+pub(crate) fn pair<'a, Q: Queue>(queue: Q, name: &str) -> Case<'a> {
+    let queue = Arc::new(queue);
     Case::new(name, 1, move |_| {
-        let mut priorities = Priorities::new(levels);
+        let queue = Arc::clone(&queue);
         move |n| {
-            queue.send(n, priorities.next());
+            queue.send(n, 0);
             black_box(queue.receive());
         }
     })

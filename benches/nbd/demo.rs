@@ -4,19 +4,20 @@
 #[path = "../../crates/nbd-server/src/demo/mod.rs"]
 mod client;
 
+use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use harness::{Ratio, Table, median, number, with_affinity};
+use harness::{Args, Targets, with_affinity};
 
 use self::client::DemoOptions;
-use crate::servers::Server;
-use crate::writes::NAMES;
+use crate::servers::Site;
+use crate::sides::{NAMES, Sides};
 
 /// Bytes of an image: as many as the demo's has.
-pub(crate) const SIZE: u64 = 256 << 20;
+const SIZE: u64 = 256 << 20;
 
 /// The targets, and whether a larger figure is the better one.
 pub(crate) const TARGETS: [(&str, bool); 6] = [
@@ -31,53 +32,30 @@ pub(crate) const TARGETS: [(&str, bool); 6] = [
 /// For each target requests per second, or milliseconds.
 type Figures = [f64; TARGETS.len()];
 
-/// The figures by round and server.
-#[derive(Default)]
-pub(crate) struct DemoRow(Vec<[Option<Figures>; 3]>);
-
-impl DemoRow {
-    /// One round: the demo before each server.
-    pub(crate) fn round(&mut self, servers: &mut [Server], cpu: usize, mixed: Duration) {
-        let mut round = [None; 3];
-        for step in 0..NAMES.len() {
-            let index = (self.0.len() + step) % NAMES.len();
-            if let Some(server) = servers.iter_mut().find(|server| server.name == NAMES[index]) {
-                let figures = server.check().and_then(|()| figures(&server.socket, cpu, mixed));
-                let said = |error: &io::Error| println!("# failed: D on {}: {error}", NAMES[index]);
-                round[index] = figures.inspect_err(said).ok();
-            }
-        }
-        self.0.push(round);
+/// Measures on each server, prints the table, and records the targets.
+pub(crate) fn measure(
+    args: &Args,
+    site: &Site<'_>,
+    cpu: usize,
+    targets: &mut Targets,
+) -> Result<(), Box<dyn Error>> {
+    let (rounds, mixed) = if args.quick { (3, 3) } else { (5, 8) };
+    for name in NAMES {
+        File::create(site.image_of(name))?.set_len(SIZE)?;
     }
-
-    /// Each target with its ratio.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (&'static str, Option<Ratio>)> {
-        TARGETS.iter().enumerate().map(|(at, &(id, more))| {
-            let ratio = |[ours, qemu, nbdkit]: &[Option<Figures>; 3]| {
-                let (ours, qemu, nbdkit) = ((*ours)?[at], (*qemu)?[at], (*nbdkit)?[at]);
-                Some(ours / if more { qemu.max(nbdkit) } else { qemu.min(nbdkit) })
-            };
-            (id, Ratio::of(&self.0.iter().filter_map(ratio).collect::<Vec<_>>()))
-        })
+    let mut servers = site.start_all();
+    let mut sides = Sides::new("D");
+    for _ in 0..rounds {
+        sides
+            .round(&mut servers, |server| figures(&server.socket, cpu, Duration::from_secs(mixed)));
     }
-
-    /// The medians of each server.
-    pub(crate) fn table(&self) -> Table {
-        let columns = ["mix/s", "flush p50 ms", "p99", "FUA p50", "TRIM p50", "TRIMs/s alone"];
-        let mut table = Table::new("the demo [D]", columns);
-        for (index, name) in NAMES.iter().enumerate() {
-            let of = |at: usize| -> Vec<f64> {
-                self.0.iter().filter_map(|round| Some(round[index]?[at])).collect()
-            };
-            table.row(*name, (0..TARGETS.len()).map(|at| number(median(&of(at)), 1)));
-        }
-        table
+    let columns = ["mix/s", "flush p50 ms", "p99", "FUA p50", "TRIM p50", "TRIMs/s alone"];
+    let all = |figures: &Figures| figures.map(Some);
+    print!("{}", sides.table("the demo [D]".into(), columns, 1, all));
+    for (at, (id, more)) in TARGETS.iter().enumerate().filter(|(_, (id, _))| args.wants(id)) {
+        targets.record(id, sides.ratio(*more, |figures| Some(figures[at])))?;
     }
-}
-
-/// Makes the images, one for each server.
-pub(crate) fn make_images(of: impl Fn(&str) -> std::path::PathBuf) -> io::Result<()> {
-    NAMES.iter().try_for_each(|name| File::create(of(name))?.set_len(SIZE))
+    Ok(())
 }
 
 fn figures(socket: &Path, cpu: usize, mixed: Duration) -> io::Result<Figures> {

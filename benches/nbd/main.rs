@@ -28,6 +28,7 @@ mod light;
 mod picture;
 mod rows;
 mod servers;
+mod sides;
 mod table;
 mod writes;
 
@@ -38,9 +39,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::{
-    Args, FioMix, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
-};
+use harness::{Args, FioMix, Foreign, Header, Random, Targets, allowed_cpus, target_dir};
 
 use crate::picture::Picture;
 use crate::rows::{Load, Row, Window, loads};
@@ -51,9 +50,6 @@ use crate::table::table;
 const IMAGE: usize = 1 << 30;
 /// Below it, repeated windows of one server stay within a few percent of each other.
 const DISTURBED: f64 = 0.15;
-
-/// The row with an export whose device answers no more.
-const HUNG: &str = "W9.write_beside_hung_export.p99";
 
 /// The length of the measurement.
 struct Pace {
@@ -82,21 +78,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("nbd: measures only under `cargo bench`");
         return Ok(());
     }
-    let section = |name| -> Result<_, TargetError> {
-        Ok(Targets::parse(include_str!("../targets.toml"), name)?.asked_for_by(&args))
-    };
-    let mut targets =
-        [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?, section("nbd_demo")?];
+    let section = |name| Targets::parse(include_str!("../targets.toml"), name);
+    let targets = section("nbd")?.and(section("nbd_cached")?).and(section("nbd_writes")?);
+    let mut targets = targets.and(section("nbd_demo")?).asked_for_by(&args);
     let header = Header::take("nbd");
     print!("{header}");
     if let Err(error) = measure(&args, &header, &mut targets) {
         println!("# not measured: {error}");
     }
-    targets.iter().for_each(|section| print!("{section}"));
+    print!("{targets}");
     Ok(())
 }
 
-fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, header: &Header, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
@@ -118,8 +112,7 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(
         sockets: sockets.path(),
         cpu: server,
     };
-    let [first, second, third, fourth] = targets;
-    let rows = measure_reads(args, &site, (client, server), scratch.path(), [first, second])?;
+    let rows = measure_reads(args, &site, (client, server), scratch.path(), targets)?;
     if let Some(file) = args.picture.as_ref().filter(|_| !rows.is_empty()) {
         // Cargo starts a bench in its own package; a relative path is one from the workspace.
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("no workspace")?;
@@ -128,77 +121,14 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(
         println!("# drawn: {}", file.display());
     }
     site.writable = true;
-    measure_writes(args, &site, (client, server), scratch.path(), third)?;
-    site.image = &demo_image;
-    measure_demo(args, &site, client, fourth)
-}
-
-/// The demo's client before each server. A quick run has it if it is asked for, as the writes.
-fn measure_demo(
-    args: &Args,
-    site: &Site<'_>,
-    client: usize,
-    targets: &mut Targets,
-) -> Result<(), Box<dyn Error>> {
-    let wanted = demo::TARGETS.iter().any(|(id, _)| args.wants(id));
-    if !wanted || args.smoke || (args.quick && args.only.is_none()) {
-        return Ok(());
+    // A quick run has the rows that write if they are asked for: they take longer than it may.
+    if !args.quick || args.only.is_some() || args.smoke {
+        writes::measure(args, &site, (client, server), scratch.path(), targets)?;
     }
-    let (rounds, mixed) = if args.quick { (3, 3) } else { (5, 8) };
-    demo::make_images(|name| site.image_of(name))?;
-    let mut servers = site.start_all();
-    let mut row = demo::DemoRow::default();
-    for _ in 0..rounds {
-        row.round(&mut servers, client, Duration::from_secs(mixed));
-    }
-    print!("{}", row.table());
-    for (id, measured) in row.targets().filter(|(id, _)| args.wants(id)) {
-        targets.record(id, measured)?;
-    }
-    Ok(())
-}
-
-/// The rows in which each server writes an image of its own. A quick run has them if they are asked for: they
-/// take longer than it may.
-fn measure_writes(
-    args: &Args,
-    site: &Site<'_>,
-    cpus: (usize, usize),
-    scratch: &Path,
-    targets: &mut Targets,
-) -> Result<(), Box<dyn Error>> {
-    let mut rows = writes::rows(args);
-    let hung = args.wants(HUNG) && !args.smoke;
-    if (rows.is_empty() && !hung) || (args.quick && args.only.is_none() && !args.smoke) {
-        return Ok(());
-    }
-    let (rounds, window) = match args {
-        Args { smoke: true, .. } => (1, 50),
-        Args { quick: true, .. } => (3, 1_500),
-        _ => (5, 4_000),
-    };
-    if args.smoke {
-        rows.truncate(2);
-    }
-    let window = Duration::from_millis(window);
-    writes::make_images(site.image, |name| site.image_of(name))?;
-    let mut servers = if rows.is_empty() { Vec::new() } else { site.start_all() };
-    for _ in 0..rounds {
-        for row in &mut rows {
-            row.round(&mut servers, cpus, window, scratch);
-        }
-    }
-    drop(servers);
-    for row in &rows {
-        print!("{}", row.table());
-        for (id, measured) in row.targets() {
-            targets.record(&id, measured)?;
-        }
-    }
-    if hung {
-        let ratio = hung::ratio(site, cpus.0, rounds, window, scratch);
-        let ratio = ratio.inspect_err(|error| println!("# not measured: {HUNG}: {error}"));
-        targets.record(HUNG, ratio.ok().flatten())?;
+    let wants_demo = demo::TARGETS.iter().any(|(id, _)| args.wants(id));
+    if wants_demo && !args.smoke && (!args.quick || args.only.is_some()) {
+        site.image = &demo_image;
+        demo::measure(args, &site, client, targets)?;
     }
     Ok(())
 }
@@ -208,7 +138,7 @@ fn measure_reads(
     site: &Site<'_>,
     (client, server): (usize, usize),
     scratch: &Path,
-    mut targets: [&mut Targets; 2],
+    targets: &mut Targets,
 ) -> Result<Vec<Row>, Box<dyn Error>> {
     let mut loads = loads(args);
     if loads.is_empty() {
@@ -250,8 +180,7 @@ fn measure_reads(
     for row in &rows {
         print!("{}", table(row));
         for (id, measured) in row.targets() {
-            let [first, second] = &mut targets;
-            first.record(&id, measured).or_else(|_| second.record(&id, measured))?;
+            targets.record(&id, measured)?;
         }
     }
     let done = rows.first().map_or(0, |row| row.rounds.done());

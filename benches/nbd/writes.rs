@@ -1,28 +1,29 @@
 //! Writes: each server has an image of its own, which fio's nbd engine writes.
 //!
 //! A window of a server is followed by a FLUSH outside of it, so that what one server has left in memory is not
-//! written back in the window of the next. The figure is the median over the rounds of the ratio to the better
-//! peer of that round: for throughputs the faster one, for latencies the one with the lower p99.
+//! written back in the window of the next.
 //!
 //! The images are copied by `copy_file_range`, so the page cache has them in small folios. Where a file was written in
 //! pieces of 1 MiB, ext4 walks all buffers of a large folio at each write of 4 KiB, and a server without a cache of its
 //! own made 25,000 to 30,000 such writes a second in place of 177,000.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use harness::{Args, FioMix, FioSide, Foreign, Ratio, Table, median, number};
+use harness::{Args, FioMix, FioSide, Foreign, Targets};
 
-use crate::light;
-use crate::servers::{NBDKIT, OURS, QEMU, Server};
+use crate::servers::{Server, Site};
+use crate::sides::{NAMES, Sides};
+use crate::{hung, light};
 
-/// The servers of a row, ours first.
-pub(crate) const NAMES: [&str; 3] = [OURS, QEMU, NBDKIT];
+/// The row with an export whose device answers no more.
+const HUNG: &str = "W9.write_beside_hung_export.p99";
 
 /// One load.
-pub(crate) struct Job {
+struct Job {
     /// The number of its targets, and the name of the row.
     id: &'static str,
     name: &'static str,
@@ -56,11 +57,6 @@ impl Figure {
             Self::Writes => p99(window.writes),
             Self::All => p99(window.all),
         }
-    }
-
-    /// The better one of two peers.
-    fn better(self, a: f64, b: f64) -> f64 {
-        if matches!(self, Self::Throughput) { a.max(b) } else { a.min(b) }
     }
 }
 
@@ -111,69 +107,78 @@ const fn job(
     Job { id, name, args, beside: "", targets }
 }
 
-/// A load and its windows.
-pub(crate) struct WriteRow {
-    job: &'static Job,
-    /// By round and server.
-    windows: Vec<[Option<FioMix>; 3]>,
-}
-
-/// The rows that were asked for.
-pub(crate) fn rows(args: &Args) -> Vec<WriteRow> {
+/// Measures the rows that were asked for, prints their tables, and records their targets.
+pub(crate) fn measure(
+    args: &Args,
+    site: &Site<'_>,
+    cpus: (usize, usize),
+    scratch: &Path,
+    targets: &mut Targets,
+) -> Result<(), Box<dyn Error>> {
     let wanted = |job: &&Job| args.wants(&format!("{}.{}", job.id, job.name));
-    JOBS.iter().filter(wanted).map(|job| WriteRow { job, windows: Vec::new() }).collect()
-}
-
-/// Copies of an image, one for each server.
-pub(crate) fn make_images(image: &Path, of: impl Fn(&str) -> std::path::PathBuf) -> io::Result<()> {
-    for name in NAMES {
-        let copy = of(name);
-        fs::copy(image, &copy)?;
-        File::open(&copy)?.sync_all()?;
+    let rows = JOBS.iter().filter(wanted).map(|job| (job, Sides::new(job.name)));
+    let mut rows: Vec<_> = rows.take(if args.smoke { 2 } else { usize::MAX }).collect();
+    let (rounds, window) = match args {
+        Args { smoke: true, .. } => (1, 50),
+        Args { quick: true, .. } => (3, 1_500),
+        _ => (5, 4_000),
+    };
+    let window = Duration::from_millis(window);
+    if !rows.is_empty() {
+        for name in NAMES {
+            let copy = site.image_of(name);
+            fs::copy(site.image, &copy)?;
+            File::open(&copy)?.sync_all()?;
+        }
+        let mut servers = site.start_all();
+        for _ in 0..rounds {
+            for (job, sides) in &mut rows {
+                sides.round(&mut servers, |server| job.window(server, cpus, window, scratch));
+            }
+        }
+    }
+    for (job, sides) in &rows {
+        let title = format!("{} [{}]", job.name, job.id);
+        print!("{}", sides.table(title, ["reads/s", "p99 us", "writes/s", "p99 us"], 0, columns));
+        for (end, figure) in job.targets {
+            let more = matches!(figure, Figure::Throughput);
+            let ratio = sides.ratio(more, |window| figure.of(window));
+            targets.record(&format!("{}.{}.{end}", job.id, job.name), ratio)?;
+        }
+    }
+    if args.wants(HUNG) && !args.smoke {
+        let ratio = hung::ratio(site, cpus.0, rounds, window, scratch);
+        let ratio = ratio.inspect_err(|error| println!("# not measured: {HUNG}: {error}"));
+        targets.record(HUNG, ratio.ok().flatten())?;
     }
     Ok(())
 }
 
-impl WriteRow {
-    /// One round: a window of each server.
-    pub(crate) fn round(
-        &mut self,
-        servers: &mut [Server],
-        cpus: (usize, usize),
-        window: Duration,
-        scratch: &Path,
-    ) {
-        let mut round = [None; 3];
-        for step in 0..NAMES.len() {
-            let index = (self.windows.len() + step) % NAMES.len();
-            let Some(server) = servers.iter_mut().find(|server| server.name == NAMES[index]) else {
-                continue;
-            };
-            match self.window(server, cpus, window, scratch) {
-                Ok(window) => round[index] = Some(window),
-                Err(error) => println!("# failed: {} on {}: {error}", self.job.name, server.name),
-            }
-        }
-        self.windows.push(round);
-    }
+/// The figures of a server in the table.
+fn columns(window: &FioMix) -> [Option<f64>; 4] {
+    let iops = |side: Option<FioSide>| side.map(|side| side.iops);
+    let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64() * 1e6);
+    let writes = window.writes.or(window.all);
+    [iops(window.reads), p99(window.reads), iops(writes), p99(writes)]
+}
 
+impl Job {
     fn window(
         &self,
-        server: &mut Server,
+        server: &Server,
         (client, cpu): (usize, usize),
         window: Duration,
         scratch: &Path,
     ) -> io::Result<FioMix> {
-        server.check()?;
         let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
         let words = |args: &str| args.split_whitespace().map(String::from).collect::<Vec<_>>();
-        let mut args = words(self.job.args);
+        let mut args = words(self.args);
         args.extend(engine.iter().cloned());
-        if !self.job.beside.is_empty() {
+        if !self.beside.is_empty() {
             // fio's options are those of the job before them: all again.
             args.extend(["--name=beside", "--new_group", "--time_based"].map(String::from));
             args.extend(["--norandommap".into(), format!("--runtime={}ms", window.as_millis())]);
-            args.extend(words(self.job.beside));
+            args.extend(words(self.beside));
             args.extend(engine);
         }
         let foreign = Foreign::start(&[client, cpu], &[server.process.id()])?;
@@ -181,39 +186,8 @@ impl WriteRow {
         let foreign = foreign.share()?;
         light::flush(&server.socket)?;
         if foreign > crate::DISTURBED {
-            println!("# disturbed: {} on {}: {:.0} %", self.job.name, server.name, foreign * 100.0);
+            println!("# disturbed: {} on {}: {:.0} %", self.name, server.name, foreign * 100.0);
         }
         Ok(measured)
-    }
-
-    /// The targets of the row, as far as all servers were measured.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (String, Option<Ratio>)> {
-        self.job.targets.iter().map(|(end, figure)| {
-            let ratio = |[ours, qemu, nbdkit]: &[Option<FioMix>; 3]| {
-                let of = |window: &Option<FioMix>| figure.of(window.as_ref()?);
-                Some(of(ours)? / figure.better(of(qemu)?, of(nbdkit)?))
-            };
-            let ratios: Vec<f64> = self.windows.iter().filter_map(ratio).collect();
-            (format!("{}.{}.{end}", self.job.id, self.job.name), Ratio::of(&ratios))
-        })
-    }
-
-    /// The medians of each server.
-    pub(crate) fn table(&self) -> Table {
-        let columns = ["reads/s", "p99 us", "writes/s", "p99 us"];
-        let mut table = Table::new(format!("{} [{}]", self.job.name, self.job.id), columns);
-        for (index, name) in NAMES.iter().enumerate() {
-            let windows = self.windows.iter().filter_map(|round| round[index]);
-            let of = |get: &dyn Fn(&FioMix) -> Option<f64>| {
-                let values: Vec<f64> = windows.clone().filter_map(|window| get(&window)).collect();
-                number(median(&values), 0)
-            };
-            let iops = |side: Option<FioSide>| side.map(|side| side.iops);
-            let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64() * 1e6);
-            let reads = [of(&|w| iops(w.reads)), of(&|w| p99(w.reads))];
-            let writes = [of(&|w| iops(w.writes.or(w.all))), of(&|w| p99(w.writes.or(w.all)))];
-            table.row(*name, reads.into_iter().chain(writes));
-        }
-        table
     }
 }

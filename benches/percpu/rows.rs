@@ -42,11 +42,10 @@ pub(crate) fn cpu(plan: &Plan, report: &mut Report) {
             }
         }))
         .run(plan);
-    report.show(&rounds);
-    report.against(&rounds, "current_cpu", 1, &["const thread-local read", "sched_getcpu"]);
-    let ours = "current_cpu/1";
-    report.record("P1.tls", rounds.time_ratio(ours, "const thread-local read/1"));
-    report.record("P1.sched_getcpu", rounds.time_ratio(ours, "sched_getcpu/1"));
+    report.compare(&rounds, &["current_cpu"]);
+    let ours = "current_cpu";
+    report.record("P1.tls", rounds.time_ratio(ours, "const thread-local read"));
+    report.record("P1.sched_getcpu", rounds.time_ratio(ours, "sched_getcpu"));
 }
 
 /// P2, and P8 without rseq: adding to a counter.
@@ -85,18 +84,14 @@ pub(crate) fn counter(plan: &Plan, report: &mut Report) {
             }));
     }
     let rounds = group.run(plan);
-    report.show(&rounds);
-    let peers = ["padded per thread", "sched_getcpu + padded", "shared fetch_add"];
-    for threads in [1, 2] {
-        report.against(&rounds, "PerCpuCounter", threads, &peers);
-    }
+    report.compare(&rounds, &["PerCpuCounter"]);
 
-    let ours = "PerCpuCounter/1";
-    report.record("P2.padded", rounds.time_ratio(ours, "padded per thread/1"));
-    report.record("P2.scale", rounds.tput_ratio("PerCpuCounter/2", ours));
+    let ours = "PerCpuCounter";
+    report.record("P2.padded", rounds.time_ratio(ours, "padded per thread"));
+    report.record("P2.scale", rounds.scale(ours));
     let hot = rounds.tput_ratio("PerCpuCounter/2", "shared fetch_add/2");
     report.record("P2.shared_2t.tput", hot);
-    report.record("P8.counter", rounds.time_ratio(ours, "sched_getcpu + padded/1"));
+    report.record("P8.counter", rounds.time_ratio(ours, "sched_getcpu + padded"));
 }
 
 /// P3, and P8 without rseq: taking a reference to a shared object and giving it back.
@@ -117,11 +112,8 @@ pub(crate) fn reference(plan: &Plan, report: &mut Report) {
             }));
     }
     let rounds = group.run(plan);
-    report.show(&rounds);
-    for threads in [1, 2] {
-        report.against(&rounds, "PercpuRef get+put", threads, &["Arc clone+drop"]);
-    }
-    let alone = rounds.time_ratio("PercpuRef get+put/1", "Arc clone+drop/1");
+    report.compare(&rounds, &["PercpuRef get+put"]);
+    let alone = rounds.time_ratio("PercpuRef get+put", "Arc clone+drop");
     let hot = rounds.tput_ratio("PercpuRef get+put/2", "Arc clone+drop/2");
     report.record("P3.arc", alone);
     report.record("P3.arc_hot_2t.tput", hot);
@@ -168,17 +160,12 @@ pub(crate) fn lock(plan: &Plan, report: &mut Report) {
             }
         }))
         .run(plan);
-    report.show(&rounds);
-    for threads in [1, 2] {
-        let peers = ["parking_lot Mutex", "spin Mutex", "ShardedLock read"];
-        report.against(&rounds, "LgLock local", threads, &peers);
-    }
-    report.against(&rounds, "LgLock global", 1, &["parking_lot Mutex"]);
-    let local = "LgLock local/1";
-    report.record("P4.plain.parking_lot", rounds.time_ratio(local, "parking_lot Mutex/1"));
-    report.record("P4.plain.sharded_lock", rounds.time_ratio(local, "ShardedLock read/1"));
-    report.record("P4.plain.scale", rounds.tput_ratio("LgLock local/2", local));
-    let global = rounds.time_ratio("LgLock global/1", "parking_lot Mutex/1");
+    report.compare(&rounds, &["LgLock local", "LgLock global"]);
+    let local = "LgLock local";
+    report.record("P4.plain.parking_lot", rounds.time_ratio(local, "parking_lot Mutex"));
+    report.record("P4.plain.sharded_lock", rounds.time_ratio(local, "ShardedLock read"));
+    report.record("P4.plain.scale", rounds.scale(local));
+    let global = rounds.time_ratio("LgLock global", "parking_lot Mutex");
     report.record("P4.plain.global_vs_parking_lot", global);
 }
 
@@ -205,14 +192,10 @@ pub(crate) fn pin(plan: &Plan, report: &mut Report) {
             }));
     }
     let rounds = group.run(plan);
-    report.show(&rounds);
-    for threads in [1, 2] {
-        let peers = ["crossbeam_epoch::pin", "seize enter+leave"];
-        report.against(&rounds, "rcu::pin", threads, &peers);
-    }
-    report.record("P5.epoch", rounds.time_ratio("rcu::pin/1", "crossbeam_epoch::pin/1"));
-    report.record("P5.seize", rounds.time_ratio("rcu::pin/1", "seize enter+leave/1"));
-    report.record("P5.scale", rounds.tput_ratio("rcu::pin/2", "rcu::pin/1"));
+    report.compare(&rounds, &["rcu::pin"]);
+    report.record("P5.epoch", rounds.time_ratio("rcu::pin", "crossbeam_epoch::pin"));
+    report.record("P5.seize", rounds.time_ratio("rcu::pin", "seize enter+leave"));
+    report.record("P5.scale", rounds.scale("rcu::pin"));
 }
 
 /// P7: the heavy fence. One thread; no other thread of the process runs, so the fence interrupts none.
@@ -229,9 +212,8 @@ pub(crate) fn heavy(plan: &Plan, report: &mut Report) {
             }
         }))
         .run(plan);
-    report.show(&rounds);
-    report.against(&rounds, "heavy()", 1, &["membarrier"]);
-    report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()/1", "membarrier/1"));
+    report.compare(&rounds, &["heavy()"]);
+    report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()", "membarrier"));
 }
 
 /// The value that is replaced: two cache lines, as a small node.
@@ -254,9 +236,8 @@ pub(crate) fn retire(plan: &Plan, report: &mut Report) {
             }
         }))
         .run(plan);
-    report.show(&rounds);
-    report.against(&rounds, "rcu retire", 1, &["crossbeam_epoch defer"]);
-    let epoch = rounds.time_ratio("rcu retire/1", "crossbeam_epoch defer/1");
+    report.compare(&rounds, &["rcu retire"]);
+    let epoch = rounds.time_ratio("rcu retire", "crossbeam_epoch defer");
     report.record("P7.retire_vs_epoch", epoch);
     // SAFETY: the group is over; no other guard or thread has it.
     drop(unsafe { theirs.into_owned() });

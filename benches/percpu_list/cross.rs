@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_utils::CachePadded;
 use harness::timed::{at_once, wait};
-use harness::{Plan, Report};
+use harness::{Plan, Report, two};
 
-use crate::ours::Owning;
-use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
+use crate::paired::{Handed, Row, measure};
+use crate::peers::{Dash, MutexList, MutexSlab, Owning, ShardedList, ShardedSlab};
 use crate::registry::Registry;
-use crate::two::{Handed, Row, measure};
 
 /// Objects on their way, at most.
 const PLACES: usize = 64;
@@ -22,24 +21,17 @@ const PLACES: usize = 64;
 const OBJECTS: usize = 40_000;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let ours = Owning::new();
-    let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
-    let (sharded_slab, dashmap) = (ShardedSlab::new(), Dash::new());
     let rows = vec![
-        row(&ours),
-        row(&list),
-        row(&slab),
-        row(&sharded_list),
-        row(&sharded_slab),
-        row(&dashmap),
+        row::<Owning>(),
+        row::<MutexList>(),
+        row::<MutexSlab>(),
+        row::<ShardedList>(),
+        row::<ShardedSlab>(),
+        row::<Dash>(),
     ];
     let rounds = measure("one adds, the other removes", plan, rows);
-    report.show(&rounds);
-    let peers =
-        [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME, Dash::NAME];
-    report.against(&rounds, Owning::NAME, 2, &peers);
-    let name = |name: &str| format!("{name}/2");
-    let ratio = rounds.tput_ratio(&name(Owning::NAME), &name(MutexList::NAME));
+    report.compare(&rounds, &[Owning::NAME]);
+    let ratio = rounds.tput_ratio(&two(Owning::NAME), &two(MutexList::NAME));
     report.record("L4.mutex_list.tput", ratio);
 }
 
@@ -55,9 +47,10 @@ impl<T> Place<T> {
     }
 }
 
-fn row<R: Registry>(registry: &R) -> Row<'_> {
+fn row<R: Registry>() -> Row<'static> {
+    let registry = R::new();
     let objects: Vec<R::Object> = (0..PLACES as u64).map(|n| registry.object(n)).collect();
-    let places: Vec<CachePadded<Place<R::Ticket<'_>>>> =
+    let places: Vec<CachePadded<Place<R::Ticket>>> =
         (0..PLACES).map(|_| CachePadded::new(Place::new())).collect();
     Row::new(R::NAME, OBJECTS as u64, move || {
         at_once(2, |thread| {

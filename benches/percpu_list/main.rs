@@ -14,12 +14,11 @@
 //! L7 is the census: `cargo bench --bench census -- --only list`.
 
 mod cross;
-mod ours;
 mod pair;
+mod paired;
 mod peers;
 mod registry;
 mod replay;
-mod two;
 mod walk;
 
 use std::error::Error;

@@ -1,86 +1,88 @@
-//! L1, L2, L5 and L8: an object is added, and removed where it was added.
+//! L1, L2, L5, L8 and L9: an object is added, and removed where it was added.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness::{Group, Plan, Ratio, Report, Rounds};
+use harness::{Case, Group, Plan, Report, two};
 
-use crate::ours::Owning;
-use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
-use crate::registry::{Entries, LIVE, Registry, pair};
+use crate::peers::{Dash, MutexList, MutexSlab, Owning, ShardedList, ShardedSlab};
+use crate::registry::{Entries, LIVE, Registry};
 
 const OURS: &str = Owning::NAME;
-const LIST: &str = MutexList::NAME;
-const SLAB: &str = MutexSlab::NAME;
-const SHARDED_LIST: &str = ShardedList::NAME;
-const SHARDED_SLAB: &str = ShardedSlab::NAME;
-const DASHMAP: &str = Dash::NAME;
-const PEERS: [&str; 4] = [LIST, SLAB, SHARDED_LIST, SHARDED_SLAB];
+
+/// The rows of a registry in which so many objects stay.
+type Rows = fn(threads: &[usize], live: usize) -> Vec<Case<'static>>;
+
+const ALL: [Rows; 5] = [
+    rows::<Owning>,
+    rows::<MutexList>,
+    rows::<MutexSlab>,
+    rows::<ShardedList>,
+    rows::<ShardedSlab>,
+];
+
+fn rows<R: Registry>(threads: &[usize], live: usize) -> Vec<Case<'static>> {
+    let entries = Arc::new(Entries::<R>::new(1000, live));
+    threads.iter().map(|&threads| pair(&entries, R::NAME, threads)).collect()
+}
+
+/// Adds an object and removes it, on each thread one of its own: the row `name/threads`.
+fn pair<R: Registry>(entries: &Arc<Entries<R>>, name: &str, threads: usize) -> Case<'static> {
+    let entries = Arc::clone(entries);
+    Case::new(name, threads, move |thread| {
+        let entries = Arc::clone(&entries);
+        let object = entries.registry.object(thread as u64);
+        move |_| {
+            let ticket = black_box(entries.registry.add(&object));
+            assert!(entries.registry.remove(&object, ticket));
+        }
+    })
+}
 
 /// Into empty registries.
 pub(crate) fn run_pair(plan: &Plan, report: &mut Report) {
-    let ours = Owning::new();
-    let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
-    let sharded_slab = ShardedSlab::new();
-    let mut group = Group::new("add and remove an object");
-    for &threads in &plan.threads {
-        group = group
-            .case(pair(&ours, OURS, threads))
-            .case(pair(&list, LIST, threads))
-            .case(pair(&slab, SLAB, threads))
-            .case(pair(&sharded_list, SHARDED_LIST, threads))
-            .case(pair(&sharded_slab, SHARDED_SLAB, threads));
+    let cases = ALL.iter().flat_map(|rows| rows(&plan.threads, 0));
+    let rounds = Group::new("add and remove an object").cases(cases).run(plan);
+    report.compare(&rounds, &[OURS]);
+    let peers = [
+        ("mutex_list", MutexList::NAME),
+        ("slab", MutexSlab::NAME),
+        ("tokio_like", ShardedList::NAME),
+        ("sharded_slab", ShardedSlab::NAME),
+    ];
+    for (id, peer) in peers {
+        report.record(&format!("L1.{id}"), rounds.time_ratio(OURS, peer));
     }
-    let rounds = group.run(plan);
-    report.show(&rounds);
-    report.against(&rounds, OURS, 1, &PEERS);
-    report.against(&rounds, OURS, 2, &PEERS);
-    report.record("L1.mutex_list", ratio(&rounds, OURS, LIST));
-    report.record("L1.slab", ratio(&rounds, OURS, SLAB));
-    report.record("L1.tokio_like", ratio(&rounds, OURS, SHARDED_LIST));
-    report.record("L1.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
-
-    report.record("L2.scale", rounds.tput_ratio(&two(OURS), &one(OURS)));
-    let best = rounds.tput_ratio_to_best(&two(OURS), &[&two(LIST), &two(SLAB)]);
+    report.record("L2.scale", rounds.scale(OURS));
+    let mutexes = [two(MutexList::NAME), two(MutexSlab::NAME)];
+    let best = rounds.tput_ratio_to_best(&two(OURS), &mutexes.each_ref().map(String::as_str));
     report.record("L2.best_mutex_2t", best.map(|ratio| ratio.map(|times| 1.0 / times)));
-    for name in [OURS, LIST, SLAB, SHARDED_LIST, SHARDED_SLAB] {
-        let scale = rounds.tput_ratio(&two(name), &one(name));
-        println!(
-            "- {name}, two threads over one: {:.3}",
-            scale.map_or(f64::NAN, |scale| scale.median)
-        );
-    }
 }
 
 /// Beside 100,000 objects that stay.
 pub(crate) fn run_live(plan: &Plan, report: &mut Report) {
-    let (ours, list, slab) = (Owning::new(), MutexList::new(), MutexSlab::new());
-    let (sharded_list, sharded_slab) = (ShardedList::new(), ShardedSlab::new());
-    let _ours = Entries::new(&ours, 1000, LIVE);
-    let _list = Entries::new(&list, 1000, LIVE);
-    let _slab = Entries::new(&slab, 1000, LIVE);
-    let _sharded_list = Entries::new(&sharded_list, 1000, LIVE);
-    let _sharded_slab = Entries::new(&sharded_slab, 1000, LIVE);
-    let mut group = Group::new("add and remove, 100 k live");
-    for threads in [1, 2] {
-        group = group
-            .case(pair(&ours, OURS, threads))
-            .case(pair(&list, LIST, threads))
-            .case(pair(&slab, SLAB, threads))
-            .case(pair(&sharded_list, SHARDED_LIST, threads))
-            .case(pair(&sharded_slab, SHARDED_SLAB, threads));
-    }
-    let rounds = group.run(plan);
-    show(report, &rounds);
-    report.record("L8.live100k.slab", ratio(&rounds, OURS, SLAB));
+    let cases = ALL.iter().flat_map(|rows| rows(&[1, 2], LIVE));
+    let rounds = Group::new("add and remove, 100 k live").cases(cases).run(plan);
+    report.compare(&rounds, &[OURS]);
+    report.record("L8.live100k.slab", rounds.time_ratio(OURS, MutexSlab::NAME));
+}
+
+/// Values that the registry owns.
+pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
+    let all: [Rows; 3] = [rows::<Owning>, rows::<Dash>, rows::<ShardedSlab>];
+    let cases = all.iter().flat_map(|rows| rows(&[1, 2], 0));
+    let rounds = Group::new("insert and remove a value").cases(cases).run(plan);
+    report.compare(&rounds, &[OURS]);
+    report.record("L5.dashmap", rounds.time_ratio(OURS, Dash::NAME));
+    report.record("L5.sharded_slab", rounds.time_ratio(OURS, ShardedSlab::NAME));
 }
 
 /// A pair while another CPU walks the same list all the time, and while it walks another list.
 pub(crate) fn run_beside(plan: &Plan, report: &mut Report) {
     const BESIDE: &str = "PerCpuList, walked meanwhile";
-    let (alone, walked, stop) = (Owning::new(), Owning::new(), AtomicBool::new(false));
-    let _alone = Entries::new(&alone, 1000, 1000);
-    let _walked = Entries::new(&walked, 1000, 1000);
+    let [alone, walked] = [(); 2].map(|()| Arc::new(Entries::<Owning>::new(1000, 1000)));
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if let Some(cpu) = harness::allowed_cpus().ok().and_then(|cpus| cpus.last().copied()) {
@@ -88,14 +90,14 @@ pub(crate) fn run_beside(plan: &Plan, report: &mut Report) {
             }
             // Ordering: Relaxed; the end of the scope waits for the thread.
             while !stop.load(Ordering::Relaxed) {
-                black_box(walked.0.iter().map(|value| *value).sum::<u64>());
+                black_box(walked.registry.0.iter().map(|value| *value).sum::<u64>());
             }
         });
         let group = Group::new("add and remove an object while a CPU walks");
         let rounds = group.case(pair(&alone, OURS, 1)).case(pair(&walked, BESIDE, 1)).run(plan);
         stop.store(true, Ordering::Relaxed);
         report.show(&rounds);
-        report.record("L9.pair_beside_walk.alone", ratio(&rounds, BESIDE, OURS));
+        report.record("L9.pair_beside_walk.alone", rounds.time_ratio(BESIDE, OURS));
     });
 }
 
@@ -111,42 +113,4 @@ pub(crate) fn run_bytes(_: &Plan, report: &mut Report) {
     let each = (used() - before - vector) as f64 / LIVE as f64;
     println!("- a number on the list takes {each:.1} bytes");
     report.record("L9.bytes_per_entry@8", Some(each));
-}
-
-fn show(report: &mut Report, rounds: &Rounds) {
-    report.show(rounds);
-    for threads in [1, 2] {
-        report.against(rounds, OURS, threads, &PEERS);
-    }
-}
-
-/// Values that the registry owns.
-pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
-    let (ours, dashmap, sharded_slab) = (Owning::new(), Dash::new(), ShardedSlab::new());
-    let mut group = Group::new("insert and remove a value");
-    for threads in [1, 2] {
-        group = group
-            .case(pair(&ours, OURS, threads))
-            .case(pair(&dashmap, DASHMAP, threads))
-            .case(pair(&sharded_slab, SHARDED_SLAB, threads));
-    }
-    let rounds = group.run(plan);
-    report.show(&rounds);
-    for threads in [1, 2] {
-        report.against(&rounds, OURS, threads, &[DASHMAP, SHARDED_SLAB]);
-    }
-    report.record("L5.dashmap", ratio(&rounds, OURS, DASHMAP));
-    report.record("L5.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
-}
-
-fn one(name: &str) -> String {
-    format!("{name}/1")
-}
-
-fn two(name: &str) -> String {
-    format!("{name}/2")
-}
-
-fn ratio(rounds: &Rounds, ours: &str, peer: &str) -> Option<Ratio> {
-    rounds.time_ratio(&one(ours), &one(peer))
 }

@@ -1,4 +1,4 @@
-//! The peers: a doubly linked list, a slab, and linked lists in shards, each under a mutex; and
+//! The list of `percpu-list`, and its peers: a doubly linked list, a slab, and linked lists in shards, each under a mutex; and
 //! sharded-slab and dashmap, at the versions of `benches/Cargo.toml`.
 //!
 //! Mutexes are parking_lot's, each on a line of its own.
@@ -11,10 +11,47 @@ use crossbeam_utils::CachePadded;
 use dashmap::DashMap;
 use intrusive_collections::{LinkedList, LinkedListLink, UnsafeRef, intrusive_adapter};
 use parking_lot::Mutex;
+use percpu_list::{Entry, PerCpuList};
 use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::registry::{Registry, Walk};
+
+/// The message of `expect`: no call is refused.
+const FREE: &str = "there is memory, and no thread walks";
+
+/// The list that owns what is on it: an object is a number here, and made anew by each addition.
+pub(crate) struct Owning(pub(crate) PerCpuList<u64>);
+
+impl Registry for Owning {
+    const NAME: &'static str = "PerCpuList";
+    type Object = u64;
+    type Ticket = Entry<u64>;
+
+    fn new() -> Self {
+        Self(PerCpuList::new())
+    }
+
+    fn object(&self, number: u64) -> u64 {
+        number
+    }
+
+    #[inline(always)]
+    fn add(&self, number: &u64) -> Entry<u64> {
+        self.0.insert(*number).expect(FREE)
+    }
+
+    #[inline(always)]
+    fn remove(&self, _: &u64, ticket: Entry<u64>) -> bool {
+        ticket.remove().expect(FREE)
+    }
+}
+
+impl Walk for Owning {
+    fn each(&self, mut f: impl FnMut(u64)) {
+        self.0.lock_all().expect(FREE).for_each(|number| f(*number));
+    }
+}
 
 /// The node of a linked list.
 #[repr(align(64))]
@@ -59,7 +96,7 @@ unsafe impl Sync for MutexList {}
 impl Registry for MutexList {
     const NAME: &'static str = "Mutex<linked list>";
     type Object = Box<Node>;
-    type Ticket<'a> = ();
+    type Ticket = ();
 
     fn new() -> Self {
         Self(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))))
@@ -107,7 +144,7 @@ impl ShardedList {
 impl Registry for ShardedList {
     const NAME: &'static str = "sharded list";
     type Object = Box<Node>;
-    type Ticket<'a> = ();
+    type Ticket = ();
 
     fn new() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
@@ -185,7 +222,7 @@ pub(crate) struct MutexSlab(CachePadded<Mutex<Slab<Address>>>);
 impl Registry for MutexSlab {
     const NAME: &'static str = "Mutex<Slab>";
     type Object = Box<Plain>;
-    type Ticket<'a> = usize;
+    type Ticket = usize;
 
     fn new() -> Self {
         Self(CachePadded::new(Mutex::new(Slab::new())))
@@ -218,7 +255,7 @@ pub(crate) struct ShardedSlab(sharded_slab::Slab<Address>);
 impl Registry for ShardedSlab {
     const NAME: &'static str = "sharded-slab";
     type Object = Box<Plain>;
-    type Ticket<'a> = usize;
+    type Ticket = usize;
 
     fn new() -> Self {
         Self(sharded_slab::Slab::new())
@@ -246,7 +283,7 @@ pub(crate) struct Dash(DashMap<u64, u64, FxBuildHasher>);
 impl Registry for Dash {
     const NAME: &'static str = "dashmap";
     type Object = u64;
-    type Ticket<'a> = ();
+    type Ticket = ();
 
     fn new() -> Self {
         Self(DashMap::with_hasher(FxBuildHasher))

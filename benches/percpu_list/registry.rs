@@ -4,20 +4,14 @@
 //! least. An intrusive list links the object; a slab keeps its address; a list that owns values keeps
 //! the value.
 
-use std::hint::black_box;
-
-use harness::Case;
-
 /// An implementation. Static dispatch throughout.
-pub(crate) trait Registry: Sync + Sized {
+pub(crate) trait Registry: Send + Sync + Sized + 'static {
     /// The name in the tables.
     const NAME: &'static str;
     /// The registered object, which exists before it is added and after it is removed.
     type Object: Send + Sync;
     /// The handle by which a program removes an object.
-    type Ticket<'a>: Send
-    where
-        Self: 'a;
+    type Ticket: Send + Sync;
 
     fn new() -> Self;
 
@@ -25,10 +19,10 @@ pub(crate) trait Registry: Sync + Sized {
     fn object(&self, n: u64) -> Self::Object;
 
     /// Adds an object, which is not there.
-    fn add<'a>(&'a self, object: &Self::Object) -> Self::Ticket<'a>;
+    fn add(&self, object: &Self::Object) -> Self::Ticket;
 
     /// Removes an object; whether it was there.
-    fn remove<'a>(&'a self, object: &Self::Object, ticket: Self::Ticket<'a>) -> bool;
+    fn remove(&self, object: &Self::Object, ticket: Self::Ticket) -> bool;
 }
 
 /// A registry whose entries can be walked while no thread adds or removes.
@@ -40,23 +34,25 @@ pub(crate) trait Walk: Registry {
 /// The number of entries that `live` rows have beside those that come and go.
 pub(crate) const LIVE: usize = 100_000;
 
-/// Objects that are in a registry, until this is dropped.
-pub(crate) struct Entries<'a, R: Registry> {
-    registry: &'a R,
-    entries: Vec<(R::Object, Option<R::Ticket<'a>>)>,
+/// A registry with objects that are in it until this is dropped.
+pub(crate) struct Entries<R: Registry> {
+    pub(crate) registry: R,
+    entries: Vec<(R::Object, Option<R::Ticket>)>,
 }
 
-impl<'a, R: Registry> Entries<'a, R> {
+impl<R: Registry> Entries<R> {
     /// Adds objects number `first` and up.
-    pub(crate) fn new(registry: &'a R, first: u64, count: usize) -> Self {
-        let object = |n| registry.object(first + n);
+    pub(crate) fn new(first: u64, count: usize) -> Self {
+        let registry = R::new();
         // All objects first: so they lie in memory in the order in which they are added.
-        let objects: Vec<R::Object> = (0..count as u64).map(object).collect();
+        let objects: Vec<R::Object> =
+            (0..count as u64).map(|n| registry.object(first + n)).collect();
         let entry = |object| {
             let ticket = registry.add(&object);
             (object, Some(ticket))
         };
-        Self { registry, entries: objects.into_iter().map(entry).collect() }
+        let entries = objects.into_iter().map(entry).collect();
+        Self { registry, entries }
     }
 
     /// Removes an object and adds it again.
@@ -67,14 +63,9 @@ impl<'a, R: Registry> Entries<'a, R> {
         assert!(self.registry.remove(object, ticket));
         *entry = Some(self.registry.add(object));
     }
-
-    /// Returns the number of entries.
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
 }
 
-impl<R: Registry> Drop for Entries<'_, R> {
+impl<R: Registry> Drop for Entries<R> {
     fn drop(&mut self) {
         for (object, entry) in &mut self.entries {
             if let Some(ticket) = entry.take() {
@@ -82,15 +73,4 @@ impl<R: Registry> Drop for Entries<'_, R> {
             }
         }
     }
-}
-
-/// Adds an object and removes it, on each thread one of its own: the row `name/threads`.
-pub(crate) fn pair<'a, R: Registry>(registry: &'a R, name: &str, threads: usize) -> Case<'a> {
-    Case::new(name, threads, move |thread| {
-        let object = registry.object(thread as u64);
-        move |_| {
-            let ticket = black_box(registry.add(&object));
-            assert!(registry.remove(&object, ticket));
-        }
-    })
 }

@@ -17,14 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use harness::timed::{at_once, wait};
-use harness::{Plan, Ratio, Report, Table, allowed_cpus, number, pin};
+use harness::{Plan, Ratio, Report, Table, allowed_cpus, number, pin, two};
 use percpu_list::Stats;
 use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
 
-use crate::ours::Owning;
-use crate::peers::{Dash, MutexList, MutexSlab, ShardedList, ShardedSlab};
+use crate::paired::{Handed, Row, measure};
+use crate::peers::{Dash, MutexList, MutexSlab, Owning, ShardedList, ShardedSlab};
 use crate::registry::Registry;
-use crate::two::{Handed, Row, measure};
 
 /// The seed's table: workload, removals, and hits of the CPU and of the node in percent.
 const PUBLISHED: [(&str, &str, f64, f64); 3] = [
@@ -112,23 +111,17 @@ fn throughput(
     events: &[Event],
 ) -> Option<Ratio> {
     let script = Script::new(events);
-    let ours = Owning::new();
-    let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
-    let (sharded_slab, dashmap) = (ShardedSlab::new(), Dash::new());
     let rows = vec![
-        row(&ours, &script),
-        row(&list, &script),
-        row(&slab, &script),
-        row(&sharded_list, &script),
-        row(&sharded_slab, &script),
-        row(&dashmap, &script),
+        row::<Owning>(&script),
+        row::<MutexList>(&script),
+        row::<MutexSlab>(&script),
+        row::<ShardedList>(&script),
+        row::<ShardedSlab>(&script),
+        row::<Dash>(&script),
     ];
     let rounds = measure(&format!("replay {}, per event", recording.name), plan, rows);
-    report.show(&rounds);
-    let peers =
-        [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME, Dash::NAME];
-    report.against(&rounds, Owning::NAME, 2, &peers);
-    rounds.tput_ratio(&format!("{}/2", Owning::NAME), &format!("{}/2", MutexList::NAME))
+    report.compare(&rounds, &[Owning::NAME]);
+    rounds.tput_ratio(&two(Owning::NAME), &two(MutexList::NAME))
 }
 
 /// An event as a thread does it.
@@ -195,9 +188,10 @@ struct File<T> {
     ticket: Handed<T>,
 }
 
-fn row<'a, R: Registry>(registry: &'a R, script: &'a Script) -> Row<'a> {
+fn row<R: Registry>(script: &Script) -> Row<'_> {
+    let registry = R::new();
     let objects: Vec<R::Object> = (0..script.objects as u64).map(|n| registry.object(n)).collect();
-    let files: Vec<File<R::Ticket<'a>>> = (0..script.objects)
+    let files: Vec<File<R::Ticket>> = (0..script.objects)
         .map(|_| File { added: AtomicBool::new(false), ticket: Handed::new() })
         .collect();
     Row::new(R::NAME, script.events, move || {

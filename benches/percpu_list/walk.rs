@@ -7,53 +7,45 @@
 use harness::timed::{Row, measure};
 use harness::{Plan, Random, Report};
 
-use crate::ours::Owning;
-use crate::peers::{MutexList, MutexSlab, ShardedList};
+use crate::peers::{MutexList, MutexSlab, Owning, ShardedList};
 use crate::registry::{Entries, LIVE, Registry, Walk};
 
 const OURS: &str = Owning::NAME;
+const SNAPSHOT: &str = "PerCpuList, snapshot";
+const UNLOCKED: &str = "PerCpuList, unlocked";
 /// The message of `expect`: no call is refused.
 const FREE: &str = "this thread has nothing locked";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let ours = Owning::new();
-    let (list, slab, sharded) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
-    let _ours = shuffled(&ours);
-    let _list = shuffled(&list);
-    let _slab = shuffled(&slab);
-    let _sharded = shuffled(&sharded);
+    let ours = shuffled::<Owning>();
+    let list = &ours.registry.0;
     let rows = vec![
-        locked(&ours),
-        locked(&list),
-        locked(&slab),
-        locked(&sharded),
-        row("PerCpuList, snapshot", || ours.0.lock_all().expect(FREE).iter().sum()),
-        row("PerCpuList, unlocked", || ours.0.iter().map(|value| *value).sum()),
+        locked::<Owning>(),
+        locked::<MutexList>(),
+        locked::<MutexSlab>(),
+        locked::<ShardedList>(),
+        row(SNAPSHOT, || list.lock_all().expect(FREE).iter().sum()),
+        row(UNLOCKED, || list.iter().map(|value| *value).sum()),
     ];
     let rounds = measure("walk 100 k entries, per entry", plan, rows);
-    report.show(&rounds);
-    let peers = [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME];
-    report.against(&rounds, OURS, 1, &peers);
-    for other in ["snapshot", "unlocked"] {
-        report.against(&rounds, &format!("{OURS}, {other}"), 1, &peers);
-    }
-    let ratio = |ours: &str, peer| rounds.time_ratio(&format!("{ours}/1"), &format!("{peer}/1"));
-    report.record("L6.lock_all_walk.slab", ratio(OURS, MutexSlab::NAME));
-    report.record("L6.iter.slab", ratio(&format!("{OURS}, unlocked"), MutexSlab::NAME));
+    report.compare(&rounds, &[OURS, SNAPSHOT, UNLOCKED]);
+    report.record("L6.lock_all_walk.slab", rounds.time_ratio(OURS, MutexSlab::NAME));
+    report.record("L6.iter.slab", rounds.time_ratio(UNLOCKED, MutexSlab::NAME));
 }
 
-fn shuffled<R: Registry>(registry: &R) -> Entries<'_, R> {
-    let mut entries = Entries::new(registry, 0, LIVE);
-    for at in Random::new(1).permutation(entries.len()) {
+fn shuffled<R: Registry>() -> Entries<R> {
+    let mut entries = Entries::new(0, LIVE);
+    for at in Random::new(1).permutation(LIVE) {
         entries.renew(at as usize);
     }
     entries
 }
 
-fn locked<R: Walk>(registry: &R) -> Row<'_> {
-    row(R::NAME, || {
+fn locked<R: Walk>() -> Row<'static> {
+    let entries = shuffled::<R>();
+    row(R::NAME, move || {
         let mut sum = 0;
-        registry.each(|number| sum += number);
+        entries.registry.each(|number| sum += number);
         sum
     })
 }

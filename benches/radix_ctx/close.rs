@@ -17,24 +17,18 @@ const ONE_BY_ONE: &str = "remove and wait, 500 times";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let quiet = measure(plan, "close, quiet");
-    report.show(&quiet);
-    let ratio = quiet.time_ratio(&row(TOGETHER), &row(ONE));
-    println!("- {TOGETHER} over {ONE}: {:.3}", ratio.map_or(f64::NAN, |ratio| ratio.median));
-    report.record("R12.close_all_vs_one", ratio);
+    report.compare(&quiet, &[TOGETHER]);
+    report.record("R12.close_all_vs_one", quiet.time_ratio(TOGETHER, ONE));
 }
 
 /// Closes all that is in a table.
 type Close = fn(&Ctx<Value>);
 
-fn row(name: &str) -> String {
-    format!("{name}/1")
-}
-
 /// An operation is a close: of all, of one, of all one by one.
 fn measure(plan: &Plan, group: &str) -> Rounds {
     let closes: [(&str, usize, Close); 3] =
         [(TOGETHER, CONTEXTS, together), (ONE, 1, one_by_one), (ONE_BY_ONE, CONTEXTS, one_by_one)];
-    let mut rounds = Rounds::new(group, closes.iter().map(|(name, ..)| (row(name), 1)));
+    let mut rounds = Rounds::new(group, closes.iter().map(|(name, ..)| (format!("{name}/1"), 1)));
     on_one_cpu(|| {
         repeat(plan, || {
             rounds.round(plan.retries, |index| {

@@ -5,6 +5,7 @@
 //! the same for all.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use harness::{Case, Random};
 
@@ -17,11 +18,11 @@ pub(crate) fn value(n: u64) -> Value {
 }
 
 /// An implementation with values `V`. Static dispatch throughout.
-pub(crate) trait Map<V>: Sync + Sized {
+pub(crate) trait Map<V>: Send + Sync + Sized + 'static {
     /// The name in the tables.
     const NAME: &'static str;
     /// The key by which a program finds a value again.
-    type Key: Copy + Send + Sync;
+    type Key: Copy + Send + Sync + 'static;
     /// The guard that a read needs.
     type Guard<'g>
     where
@@ -168,11 +169,13 @@ impl<M: Map<Value>> Filled<M> {
     }
 
     /// Lookups with a guard each: the row `NAME/threads`.
-    pub(crate) fn case(&self, threads: usize) -> Case<'_> {
+    pub(crate) fn case(self: &Arc<Self>, threads: usize) -> Case<'static> {
+        let this = Arc::clone(self);
         Case::batched(M::NAME, threads, move |thread| {
-            let mut at = thread * self.keys.len() / threads.max(2);
+            let this = Arc::clone(&this);
+            let mut at = thread * this.keys.len() / threads.max(2);
             move |ops| {
-                self.lookups(&self.keys, at, ops);
+                this.lookups(&this.keys, at, ops);
                 at += ops as usize;
             }
         })

@@ -6,9 +6,10 @@
 //! one array that is also the same for all: a table hands out a new key, a hash map gets its old.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use harness::{Case, Group, Plan, Random, Report};
+use harness::{Case, Group, Plan, Random, Report, two};
 
 use crate::map::{Change, Pack, Value, value};
 use crate::ours::Ctx;
@@ -41,8 +42,10 @@ impl<M: Change<Value>> Shared<M> {
     }
 
     /// The row `NAME/2`: `reads` in 100 operations are reads.
-    fn case(&self, reads: u64) -> Case<'_> {
+    fn case(reads: u64) -> Case<'static> {
+        let this = Arc::new(Self::new());
         Case::batched(M::NAME, 2, move |thread| {
+            let this = Arc::clone(&this);
             let stream = stream(thread, reads);
             let mut writer = Writer::new(thread);
             let mut at = 0;
@@ -51,9 +54,9 @@ impl<M: Change<Value>> Shared<M> {
                 for i in 0..ops as usize {
                     let entry = stream[(at + i) & (STREAM - 1)];
                     if entry == WRITE {
-                        writer.write(self);
+                        writer.write(&this);
                     } else {
-                        let found = self.map.read(&self.map.enter(), self.key(entry), |v| v[0]);
+                        let found = this.map.read(&this.map.enter(), this.key(entry), |v| v[0]);
                         sum = sum.wrapping_add(found.unwrap_or(0));
                     }
                 }
@@ -114,22 +117,15 @@ pub(crate) fn run_50(plan: &Plan, report: &mut Report) {
 
 fn run(plan: &Plan, report: &mut Report, reads: u64) {
     let mix = format!("{reads}_{}", 100 - reads);
-    let ours = Shared::<Ctx<Value>>::new();
-    let papaya = Shared::<Papaya<Value>>::new();
-    let index = Shared::<Index<Value>>::new();
-    let dashmap = Shared::<Dash<Value>>::new();
-    let sharded = Shared::<Sharded<Value>>::new();
     let rounds = Group::new(&format!("{reads}/{} reads/writes, 64k", 100 - reads))
-        .case(ours.case(reads))
-        .case(papaya.case(reads))
-        .case(index.case(reads))
-        .case(dashmap.case(reads))
-        .case(sharded.case(reads))
+        .case(Shared::<Ctx<Value>>::case(reads))
+        .case(Shared::<Papaya<Value>>::case(reads))
+        .case(Shared::<Index<Value>>::case(reads))
+        .case(Shared::<Dash<Value>>::case(reads))
+        .case(Shared::<Sharded<Value>>::case(reads))
         .run(plan);
-    report.show(&rounds);
-    let peers = ["papaya", "HashIndex", "dashmap", "sharded-slab"];
-    report.against(&rounds, "radix-ctx", 2, &peers);
-    let ratio = |peer| rounds.tput_ratio("radix-ctx/2", &format!("{peer}/2"));
+    report.compare(&rounds, &["radix-ctx"]);
+    let ratio = |peer| rounds.tput_ratio("radix-ctx/2", &two(peer));
     if reads == 95 {
         report.record(&format!("R7.{mix}.papaya.tput"), ratio("papaya"));
     }

@@ -14,7 +14,7 @@ const ROOM: &str = "memory for a context, and no limit";
 /// radix-ctx: a [`CtxTable`] without limits.
 pub(crate) struct Ctx<V: Send + Sync + 'static>(pub(crate) CtxTable<V>);
 
-impl<V: Send + Sync> Map<V> for Ctx<V> {
+impl<V: Send + Sync + 'static> Map<V> for Ctx<V> {
     const NAME: &'static str = "radix-ctx";
     type Key = Id;
     type Guard<'g>
@@ -37,7 +37,7 @@ impl<V: Send + Sync> Map<V> for Ctx<V> {
     }
 }
 
-impl<V: Send + Sync> Change<V> for Ctx<V> {
+impl<V: Send + Sync + 'static> Change<V> for Ctx<V> {
     fn insert(&self, _: u64, value: V) -> Id {
         self.0.insert(value).expect(ROOM)
     }
@@ -59,13 +59,13 @@ impl Pack for Id {
     }
 }
 
-impl<V: Send + Sync> Walk<V> for Ctx<V> {
+impl<V: Send + Sync + 'static> Walk<V> for Ctx<V> {
     fn each(&self, mut f: impl FnMut(&V)) {
         self.0.iter(&rcu::pin()).for_each(|(_, value)| f(value));
     }
 }
 
-impl<V: Send + Sync> Ctx<V> {
+impl<V: Send + Sync + 'static> Ctx<V> {
     /// A counted reference.
     #[inline(always)]
     pub(crate) fn get_ref(&self, key: Id) -> Option<CtxRef<V>> {

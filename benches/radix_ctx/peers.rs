@@ -15,7 +15,7 @@ use crate::map::{Change, Map, Walk, unguarded};
 /// here resizes in a window.
 pub(crate) struct Papaya<V>(papaya::HashMap<u64, V, FxBuildHasher>);
 
-impl<V: Send + Sync> Map<V> for Papaya<V> {
+impl<V: Send + Sync + 'static> Map<V> for Papaya<V> {
     const NAME: &'static str = "papaya";
     type Key = u64;
     type Guard<'g>
@@ -43,7 +43,7 @@ impl<V: Send + Sync> Map<V> for Papaya<V> {
     }
 }
 
-impl<V: Send + Sync> Change<V> for Papaya<V> {
+impl<V: Send + Sync + 'static> Change<V> for Papaya<V> {
     fn insert(&self, n: u64, value: V) -> u64 {
         let old = self.0.pin().insert(n, value).is_some();
         assert!(!old, "entry {n} was there");
@@ -55,7 +55,7 @@ impl<V: Send + Sync> Change<V> for Papaya<V> {
     }
 }
 
-impl<V: Send + Sync> Walk<V> for Papaya<V> {
+impl<V: Send + Sync + 'static> Walk<V> for Papaya<V> {
     fn each(&self, f: impl FnMut(&V)) {
         self.0.pin().values().for_each(f);
     }
@@ -64,7 +64,7 @@ impl<V: Send + Sync> Walk<V> for Papaya<V> {
 /// scc's `HashIndex`: a hash map with lock-free reads.
 pub(crate) struct Index<V: 'static>(HashIndex<u64, V, FxBuildHasher>);
 
-impl<V: Send + Sync> Map<V> for Index<V> {
+impl<V: Send + Sync + 'static> Map<V> for Index<V> {
     const NAME: &'static str = "HashIndex";
     type Key = u64;
     type Guard<'g>
@@ -87,7 +87,7 @@ impl<V: Send + Sync> Map<V> for Index<V> {
     }
 }
 
-impl<V: Send + Sync> Change<V> for Index<V> {
+impl<V: Send + Sync + 'static> Change<V> for Index<V> {
     fn insert(&self, n: u64, value: V) -> u64 {
         assert!(self.0.insert_sync(n, value).is_ok(), "entry {n} was there");
         n
@@ -98,7 +98,7 @@ impl<V: Send + Sync> Change<V> for Index<V> {
     }
 }
 
-impl<V: Send + Sync> Walk<V> for Index<V> {
+impl<V: Send + Sync + 'static> Walk<V> for Index<V> {
     fn each(&self, mut f: impl FnMut(&V)) {
         self.0.iter(&scc::Guard::new()).for_each(|(_, value)| f(value));
     }
@@ -107,7 +107,7 @@ impl<V: Send + Sync> Walk<V> for Index<V> {
 /// dashmap: hash maps under a reader-writer lock each. Its guards are references to values.
 pub(crate) struct Dash<V>(DashMap<u64, V, FxBuildHasher>);
 
-impl<V: Send + Sync> Map<V> for Dash<V> {
+impl<V: Send + Sync + 'static> Map<V> for Dash<V> {
     const NAME: &'static str = "dashmap";
     type Key = u64;
     unguarded!();
@@ -122,7 +122,7 @@ impl<V: Send + Sync> Map<V> for Dash<V> {
     }
 }
 
-impl<V: Send + Sync> Change<V> for Dash<V> {
+impl<V: Send + Sync + 'static> Change<V> for Dash<V> {
     fn insert(&self, n: u64, value: V) -> u64 {
         assert!(self.0.insert(n, value).is_none(), "entry {n} was there");
         n
@@ -133,7 +133,7 @@ impl<V: Send + Sync> Change<V> for Dash<V> {
     }
 }
 
-impl<V: Send + Sync> Walk<V> for Dash<V> {
+impl<V: Send + Sync + 'static> Walk<V> for Dash<V> {
     fn each(&self, mut f: impl FnMut(&V)) {
         self.0.iter().for_each(|entry| f(entry.value()));
     }
@@ -142,7 +142,7 @@ impl<V: Send + Sync> Walk<V> for Dash<V> {
 /// sharded-slab: allocates keys with generations, as a table does; a read is a counted reference.
 pub(crate) struct Sharded<V>(Slab<V>);
 
-impl<V: Send + Sync> Map<V> for Sharded<V> {
+impl<V: Send + Sync + 'static> Map<V> for Sharded<V> {
     const NAME: &'static str = "sharded-slab";
     type Key = usize;
     unguarded!();
@@ -157,7 +157,7 @@ impl<V: Send + Sync> Map<V> for Sharded<V> {
     }
 }
 
-impl<V: Send + Sync> Change<V> for Sharded<V> {
+impl<V: Send + Sync + 'static> Change<V> for Sharded<V> {
     fn insert(&self, _: u64, value: V) -> usize {
         self.0.insert(value).expect("far below its limit")
     }
@@ -177,7 +177,7 @@ struct Slot<V> {
 /// `Vec<Slot>`: the bounds and the generation are looked at, and nothing can change.
 pub(crate) struct Slots<V>(Vec<Slot<V>>);
 
-impl<V: Send + Sync> Map<V> for Slots<V> {
+impl<V: Send + Sync + 'static> Map<V> for Slots<V> {
     const NAME: &'static str = "Vec<Slot>";
     type Key = u64;
     unguarded!();
@@ -194,7 +194,7 @@ impl<V: Send + Sync> Map<V> for Slots<V> {
     }
 }
 
-impl<V: Send + Sync> Walk<V> for Slots<V> {
+impl<V: Send + Sync + 'static> Walk<V> for Slots<V> {
     fn each(&self, f: impl FnMut(&V)) {
         self.0.iter().map(|slot| &slot.value).for_each(f);
     }

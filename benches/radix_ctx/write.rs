@@ -56,14 +56,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
 
     let ours = names[0];
     for rounds in [&removals, &inserts] {
-        report.show(rounds);
-        report.against(rounds, ours, 1, &names[1..]);
+        report.compare(rounds, &[ours]);
     }
-    let ratio =
-        |rounds: &Rounds, peer| rounds.time_ratio(&format!("{ours}/1"), &format!("{peer}/1"));
     for (what, rounds) in [("insert", &inserts), ("remove", &removals)] {
-        report.record(&format!("R6.{what}.sharded_slab"), ratio(rounds, "sharded-slab"));
-        report.record(&format!("R6.{what}.papaya"), ratio(rounds, "papaya"));
+        for (id, peer) in [("sharded_slab", "sharded-slab"), ("papaya", "papaya")] {
+            report.record(&format!("R6.{what}.{id}"), rounds.time_ratio(ours, peer));
+        }
     }
 }
 

@@ -1,66 +1,37 @@
 //! The arguments of a target bench: `cargo bench --bench nbd -- --quick --only N1`.
 
+use std::env;
 use std::path::PathBuf;
-use std::{env, error, fmt, process};
+
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 /// The arguments of a bench.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Parser)]
+#[command(no_binary_name = true)]
 pub struct Args {
-    /// Fewer and shorter windows: the bench ends within 60 s.
+    /// Fewer and shorter windows: the bench ends within 60 s
+    #[arg(long)]
     pub quick: bool,
-    /// As few and short windows as possible, to check that the bench runs and ends. The figures mean nothing.
-    /// Implies `quick`.
+    /// As little as shows that the bench runs and ends; its figures say nothing. Implies `--quick`
+    #[arg(long)]
     pub smoke: bool,
-    /// Only the rows or groups whose name contains this (`--only NAME`).
+    /// Only the rows or groups whose name contains this
+    #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
-    /// The numbers of threads of the rows that scale (`--threads 1,2,4`); 1 and 2 are among them.
-    pub threads: Option<Vec<usize>>,
-    /// The I/O engine to measure (`--backend NAME`), for benches that have one.
+    /// The numbers of threads of the rows that scale, beside 1 and 2
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    threads: Vec<usize>,
+    /// The I/O engine of our server (bench nbd)
+    #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// The file for a picture of the results (`--picture FILE`), for benches that draw one.
+    /// Where a picture of the results is drawn (bench nbd)
+    #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
+    #[arg(long, hide = true)]
     pub bench: bool,
-    /// The user asks for the help of the bench.
-    pub help: bool,
 }
-
-/// The reasons for which the arguments of a bench are refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ArgsError {
-    /// The bench has no such argument.
-    Unknown(String),
-    /// A value must follow this argument.
-    NoValue(String),
-    /// This is no list of numbers of threads.
-    BadNumbers(String),
-}
-
-impl fmt::Display for ArgsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown(arg) => write!(f, "this bench has no argument `{arg}`")?,
-            Self::NoValue(flag) => write!(f, "a value must follow `{flag}`")?,
-            Self::BadNumbers(list) => {
-                write!(f, "`--threads` takes numbers above 0, such as 1,2,4; not `{list}`")?;
-            }
-        }
-        f.write_str("; `--help` lists the arguments")
-    }
-}
-
-impl error::Error for ArgsError {}
-
-/// The arguments of every bench, in the words of its help.
-const COMMON: &str = "\
-Arguments of every bench:
-  --quick      fewer and shorter windows
-  --only NAME  only the rows whose name contains NAME
-  --threads N,N  numbers of threads of the rows that scale, beside 1 and 2
-  --smoke      as little as shows that the bench runs; its figures say nothing
-  --help       this text
-";
 
 impl Args {
     /// Reads the arguments of this process. `source` is the source of the bench's `main.rs`, whose module
@@ -73,65 +44,32 @@ impl Args {
         if !args.iter().any(|arg| arg == "--bench") {
             args.clear(); // `cargo test` passes arguments that are meant for tests
         }
-        match Self::parse(source, args) {
-            Ok(Self { help: true, .. }) => {
-                print!("{}\n{COMMON}", documentation(source));
-                process::exit(0);
-            }
-            Ok(args) => args,
-            Err(refused) => {
-                eprintln!("error: {refused}");
-                process::exit(2);
-            }
-        }
+        Self::parse(source, args).unwrap_or_else(|refused| refused.exit())
     }
 
-    /// Reads `args`. `--backend` and `--picture` are arguments of the benches whose
-    /// documentation, in `source`, names them.
+    /// Reads `args`.
     ///
     /// # Errors
     ///
-    /// If the bench has no such argument, or a value is missing or wrong.
+    /// If there is no such argument, a value is missing or wrong, or the help is asked for.
     pub fn parse<S: Into<String>>(
         source: &str,
         args: impl IntoIterator<Item = S>,
-    ) -> Result<Self, ArgsError> {
-        let documentation = documentation(source);
-        let mut parsed = Self::default();
-        let mut args = args.into_iter().map(Into::into);
-        while let Some(arg) = args.next() {
-            let (flag, inline) = match arg.split_once('=') {
-                Some((flag, value)) => (flag, Some(value.to_string())),
-                None => (arg.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| args.next());
-                let value = next.filter(|value| !value.starts_with("--"));
-                value.ok_or_else(|| ArgsError::NoValue(flag.into()))
-            };
-            match flag {
-                "--bench" => parsed.bench = true,
-                "--quick" => parsed.quick = true,
-                "--smoke" => (parsed.quick, parsed.smoke) = (true, true),
-                "--help" | "-h" => parsed.help = true,
-                "--only" => parsed.only = Some(value()?),
-                "--threads" => {
-                    let list = value()?;
-                    let numbers = list.split(',').map(|n| n.parse().ok().filter(|n| *n > 0));
-                    let numbers: Option<Vec<usize>> = numbers.collect();
-                    let numbers = numbers.ok_or(ArgsError::BadNumbers(list))?;
-                    let mut all = [vec![1, 2], numbers].concat();
-                    all.sort_unstable();
-                    all.dedup();
-                    parsed.threads = Some(all);
-                }
-                _ if !documentation.contains(flag) => return Err(ArgsError::Unknown(arg)),
-                "--backend" => parsed.backend = Some(value()?),
-                "--picture" => parsed.picture = Some(value()?.into()),
-                _ => return Err(ArgsError::Unknown(arg)),
-            }
-        }
-        Ok(parsed)
+    ) -> Result<Self, clap::Error> {
+        let command = Self::command().about(documentation(source));
+        let matches = command.try_get_matches_from(args.into_iter().map(Into::into))?;
+        let mut args = Self::from_arg_matches(&matches)?;
+        args.quick |= args.smoke;
+        Ok(args)
+    }
+
+    /// The numbers of threads of the rows that scale: 1, 2, and those that were asked for.
+    pub fn threads(&self) -> Vec<usize> {
+        let mut all = [&[1, 2], &self.threads[..]].concat();
+        all.retain(|threads| *threads > 0);
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     /// `--quick` or `--smoke`, where one was given: for another bench.
@@ -177,25 +115,16 @@ fn documentation(source: &str) -> String {
 mod tests {
     use super::*;
 
-    const SOURCE: &str =
-        "//! Measures [`a`].\n//!\n//! ```text\n//! --picture FILE\n//! ```\n\nuse a;\n//! b";
-
-    fn parse<const N: usize>(args: [&str; N]) -> Args {
-        Args::parse(SOURCE, args).unwrap()
-    }
-
     #[test]
     fn only_selects_families_by_number_or_by_part_of_a_name() {
         let families = ["R1 R4 get 512", "R7 mix 50/50", "R10 seed", "gate and caches"];
         let asked = |only: &str| {
-            let args = parse(["--only", only]);
+            let args = Args::parse("", ["--only", only]).unwrap();
             families.map(|name| args.wants_family(name))
         };
         assert_eq!(asked("R1"), [true, false, false, false], "it is no part of R10");
         assert_eq!(asked("R4.get_512"), [true, false, false, false]);
-        assert_eq!(asked("R10"), [false, false, true, false]);
         assert_eq!(asked("50"), [false, true, false, false]);
-        assert_eq!(asked("caches"), [false, false, false, true]);
         assert_eq!(asked("R"), [true, true, true, false]);
         assert_eq!(asked("R2"), [false; 4]);
         assert!(families.iter().all(|name| Args::default().wants_family(name)));

@@ -57,7 +57,7 @@ impl Plan {
     /// 85 % overlap. With `--smoke` three of 1 ms.
     pub fn new(args: &Args) -> Self {
         let ms = Duration::from_millis;
-        let threads = args.threads.clone().unwrap_or_else(|| vec![1, 2]);
+        let threads = args.threads();
         let (min_overlap, limit) = (0.85, ms(60_000));
         let usual = Self { rounds: 101, window: ms(10), retries: 3, min_overlap, limit, threads };
         if args.smoke {
@@ -136,6 +136,13 @@ impl<'a> Group<'a> {
     #[must_use]
     pub fn case(mut self, case: Case<'a>) -> Self {
         self.cases.push(case);
+        self
+    }
+
+    /// Adds cases.
+    #[must_use]
+    pub fn cases(mut self, cases: impl IntoIterator<Item = Case<'a>>) -> Self {
+        self.cases.extend(cases);
         self
     }
 

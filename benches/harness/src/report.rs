@@ -1,7 +1,7 @@
 //! The report of a family of rows: its table, the ratios to its peers, and the targets that they decide.
 
 use crate::rounds::Rounds;
-use crate::targets::{Measured, TargetError, Targets};
+use crate::targets::{Measured, Targets};
 
 /// The results so far of a bench with several families of rows.
 #[derive(Debug)]
@@ -27,6 +27,26 @@ impl Report {
     /// Prints a table.
     pub fn show(&self, rounds: &Rounds) {
         print!("{rounds}");
+    }
+
+    /// Prints a table; how long each of `ours` takes over every other case with as many threads; and how far
+    /// each case scales to two threads. Remembers where ours take longer.
+    pub fn compare(&mut self, rounds: &Rounds, ours: &[&str]) {
+        self.show(rounds);
+        for name in ours {
+            for (_, threads) in rounds.names().filter(|(other, _)| other == name) {
+                let peers =
+                    rounds.names().filter(|(peer, on)| *on == threads && !ours.contains(peer));
+                let peers: Vec<&str> = peers.map(|(peer, _)| peer).collect();
+                self.against(rounds, name, threads.parse().unwrap_or(1), &peers);
+            }
+        }
+        for (name, _) in rounds.names().filter(|(_, threads)| *threads == "2") {
+            if rounds.names().any(|(other, threads)| other == name && threads == "1") {
+                let scale = rounds.scale(name).map_or(f64::NAN, |scale| scale.median);
+                println!("- {name}, two threads over one: {scale:.3}");
+            }
+        }
     }
 
     /// Prints how long `ours` takes over each of `peers`, all on `threads`, and remembers where it
@@ -64,7 +84,7 @@ impl Report {
     /// # Errors
     ///
     /// As there.
-    pub fn record_line(&mut self, line: &str) -> Result<bool, TargetError> {
+    pub fn record_line(&mut self, line: &str) -> Result<bool, String> {
         self.targets.record_line(line)
     }
 

@@ -145,12 +145,36 @@ impl Rounds {
         Ratio::of(&self.tput_ratios(other, ours)).map(|ratio| ratio.map(|ratio| ratio * threads))
     }
 
+    /// Returns the throughput of the case `name` on two threads over that on one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn scale(&self, name: &str) -> Option<Ratio> {
+        self.tput_ratio(&two(name), name)
+    }
+
+    /// Returns the names of the cases without the number of threads, and that number.
+    pub fn names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.cases.iter().filter_map(|case| case.name.rsplit_once('/'))
+    }
+
+    /// Finds a case by its name, in which `/1` may be left out.
+    ///
     /// A name that is not there is a slip of the bench's author: an answer of `None` would print it
     /// as a target missed.
     fn find(&self, name: &str) -> &Measured {
-        let found = self.cases.iter().find(|case| case.name == name);
+        let is_called = |case: &&Measured| {
+            case.name == name || case.name.strip_suffix("/1").is_some_and(|case| case == name)
+        };
+        let found = self.cases.iter().find(is_called);
         found.unwrap_or_else(|| panic!("group {} has no case {name}", self.group))
     }
+}
+
+/// The name of the case `name` with two threads.
+pub fn two(name: &str) -> String {
+    format!("{name}/2")
 }
 
 fn kept(samples: &[Option<f64>]) -> Vec<f64> {
