@@ -45,9 +45,13 @@ const PATIENCE: Duration = Duration::from_secs(7200);
 pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
     let mut chosen = PARTS.to_vec();
     choose(&mut chosen, names, "part", |part, name| part.name == name)?;
+    run_parts(ws, &chosen)
+}
+
+fn run_parts(ws: &Workspace, chosen: &[Part]) -> Result<()> {
     let began = Instant::now();
     let mut summary = format!("\n{:<12} minutes\n", "part");
-    for part in &chosen {
+    for part in chosen {
         println!("\n=== {}", part.name);
         let part_began = Instant::now();
         process::end_all_at(part_began + PATIENCE);
@@ -181,6 +185,16 @@ mod unit_tests {
                 .to_string()
                 .contains("no part is called lynt")
         );
+    }
+
+    #[test]
+    fn a_failed_part_ends_the_run_with_its_status() {
+        let part = |name, run| Part { name, run };
+        let parts = [
+            part("fails", |ws: &Workspace| ws.cmd("sh").words("-c").arg("exit 7").run()),
+            part("never", |_: &Workspace| unreachable!("a part before it has failed")),
+        ];
+        assert_eq!(run_parts(&Workspace::open().unwrap(), &parts).unwrap_err().status(), 7);
     }
 
     /// The file that a reader is sent to, `src/tree.rs`, is one of the crate whose paragraph or row it is.

@@ -15,7 +15,8 @@ use clap::ValueEnum;
 
 use crate::debian::Debian;
 use crate::process::{Cmd, Error, Result, write};
-use crate::workspace::{Crate, Scratch, TestBinary, Workspace, is_command, packages};
+use crate::tools::need;
+use crate::workspace::{Crate, Scratch, TestBinary, Workspace, packages};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian's cross packages have the libraries of the target.
@@ -82,52 +83,91 @@ fn cross_cargo(ws: &Workspace, crates: &[Crate]) -> Result<Cmd> {
         .base_env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", Some(LINKER.into())))
 }
 
+/// What a guest is made of.
+struct Machine {
+    architecture: &'static str,
+    /// The suite of Debian that has the kernel: that of this machine if none is named.
+    suite: Option<&'static str>,
+    kernel: &'static str,
+    /// The emulator, and the package that has it.
+    emulator: (&'static str, &'static str),
+    options: &'static str,
+    console: &'static str,
+    /// The place of the dynamic loader in the guest, and the folder here that has it and the libraries.
+    loader: &'static str,
+    libraries: &'static str,
+    strip: &'static str,
+}
+
+impl Guest {
+    fn machine(self) -> Machine {
+        match self {
+            Guest::Aarch64 => Machine {
+                architecture: "arm64",
+                suite: None,
+                kernel: "linux-image-arm64",
+                emulator: ("qemu-system-aarch64", "qemu-system-arm"),
+                options: "-machine virt -cpu max",
+                console: "ttyAMA0",
+                loader: "lib/ld-linux-aarch64.so.1",
+                libraries: "/usr/aarch64-linux-gnu/lib",
+                strip: "aarch64-linux-gnu-strip",
+            },
+            Guest::X86_64 => Machine {
+                architecture: "amd64",
+                suite: Some("unstable"),
+                kernel: "linux-image-amd64",
+                emulator: ("qemu-system-x86_64", "qemu-system-x86"),
+                // One emulating thread: QEMU 7.2 crashes a kernel that patches its code beside other CPUs.
+                options: "-machine q35 -accel tcg,thread=single -cpu max",
+                console: "ttyS0",
+                loader: "lib64/ld-linux-x86-64.so.2",
+                libraries: "/lib/x86_64-linux-gnu",
+                strip: "strip",
+            },
+        }
+    }
+}
+
 /// Boots a guest that runs the unit tests, the `api` tests and the stress tests of these crates. Each stress test
 /// takes `seconds`.
 pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: Guest, seconds: u32) -> Result<()> {
-    let (architecture, suite, kernel, emulator, package) = match guest {
-        Guest::Aarch64 => {
-            ("arm64", None, "linux-image-arm64", "qemu-system-aarch64", "qemu-system-arm")
-        }
-        Guest::X86_64 => (
-            "amd64",
-            Some("unstable"),
-            "linux-image-amd64",
-            "qemu-system-x86_64",
-            "qemu-system-x86",
-        ),
-    };
-    need(ws, &[(emulator, package), ("cpio", "cpio")])?;
+    let machine = guest.machine();
+    need(ws, &[machine.emulator, ("cpio", "cpio")])?;
     let cargo = match guest {
         Guest::Aarch64 => cross_cargo(ws, crates)?,
         Guest::X86_64 => ws.cargo("test --locked --lib --tests").args(packages(crates)),
     };
     let binaries = TestBinary::build(cargo)?;
-
-    let own = Debian::open(ws, architecture, None)?;
-    own.unpack(&["busybox-static"])?;
-    let debian = Debian::open(ws, architecture, suite)?;
-    let image = debian.dependency(kernel, "linux-image-")?;
-    let version = image.trim_start_matches("linux-image-");
-    debian.unpack(&[&image])?;
-    let mut kernel = debian.files.join(format!("boot/vmlinuz-{version}"));
-    if !kernel.exists() {
-        debian.unpack(&[&format!("linux-binary-{version}")])?; // of newer suites
-        kernel = debian.files.join(format!("usr/lib/modules/{version}/vmlinuz"));
-    }
-
     let scratch = Scratch::new("guest")?;
-    let root = scratch.path.join("root");
+    let archive = file_system(ws, &machine, &scratch.path, &binaries, seconds)?;
+    let said = boot(ws, &machine, &scratch.path, &archive)?;
+    print!("{said}");
+    if said.contains("guest: FAILED") || !said.contains("guest: END") {
+        return Err(Error::new("a test failed in the guest, or the guest did not reach its end"));
+    }
+    Ok(())
+}
+
+/// Makes the initial file system: a shell, the libraries, the stripped test programs, and a script that runs them.
+fn file_system(
+    ws: &Workspace,
+    machine: &Machine,
+    scratch: &Path,
+    binaries: &[TestBinary],
+    seconds: u32,
+) -> Result<PathBuf> {
+    let own = Debian::open(ws, machine.architecture, None)?;
+    own.unpack(&["busybox-static"])?;
+    let root = scratch.join("root");
     for folder in ["bin", "proc", "sys", "dev", "tmp", "lib", "lib64", "tests"] {
-        create(&root.join(folder))?;
+        let folder = root.join(folder);
+        fs::create_dir_all(&folder).map_err(|error| Error::io(folder.display(), error))?;
     }
     copy(&own.files.join("bin/busybox"), &root.join("bin/busybox"))?;
-    let (loader, libraries) = match guest {
-        Guest::Aarch64 => ("lib/ld-linux-aarch64.so.1", Path::new(SYSROOT).join("lib")),
-        Guest::X86_64 => ("lib64/ld-linux-x86-64.so.2", PathBuf::from("/lib/x86_64-linux-gnu")),
-    };
-    let name = Path::new(loader).file_name().unwrap_or_default();
-    copy(&libraries.join(name), &root.join(loader))?;
+    let libraries = Path::new(machine.libraries);
+    let loader = Path::new(machine.loader).file_name().unwrap_or_default();
+    copy(&libraries.join(loader), &root.join(machine.loader))?;
     for name in ["libc.so.6", "libm.so.6", "libgcc_s.so.1"] {
         copy(&libraries.join(name), &root.join("lib").join(name))?;
     }
@@ -137,7 +177,7 @@ pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: Guest, seconds: u32
          export OFFLOCK_REQUIRE_ALL=1 OFFLOCK_STRESS_SECONDS={seconds} TMPDIR=/tmp\ncd /tmp\nb uname -a\n\
          run() {{ echo \"+ $*\"; \"$@\" || echo \"guest: FAILED: $*\"; }}\n"
     );
-    for binary in &binaries {
+    for binary in binaries {
         let crate_name = binary.package.file_name().unwrap_or_default().to_string_lossy();
         let place = format!("tests/{crate_name}-{}", binary.name);
         let is_stress = binary.library || binary.name.contains("stress");
@@ -145,60 +185,44 @@ pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: Guest, seconds: u32
         if is_on_disk || !(is_stress || ["api", "descriptors"].contains(&binary.name.as_str())) {
             continue;
         }
-        ws.cmd(if guest == Guest::Aarch64 { "aarch64-linux-gnu-strip" } else { "strip" })
-            .arg("-o")
-            .arg(root.join(&place))
-            .arg(&binary.executable)
-            .run()?;
+        let strip = ws.cmd(machine.strip).arg("-o").arg(root.join(&place));
+        strip.arg(&binary.executable).run()?;
         script += &format!("run /{place} --test-threads=4\n");
         if is_stress {
             script += &format!("run /{place} --ignored --test-threads=1 stress_\n");
         }
     }
-    script += "echo 'guest: END'\nb poweroff -f\n";
-    write(root.join("init"), script)?;
-    let archive = scratch.path.join("root.cpio");
-    ws.cmd("sh")
-        .words("-c")
-        .arg("chmod +x init && find . | cpio --quiet -o -H newc > ../root.cpio")
-        .dir(&root)
-        .run()?;
+    write(root.join("init"), script + "echo 'guest: END'\nb poweroff -f\n")?;
+    let pack = "chmod +x init && find . | cpio --quiet -o -H newc > ../root.cpio";
+    ws.cmd("sh").words("-c").arg(pack).dir(&root).run()?;
+    Ok(scratch.join("root.cpio"))
+}
 
-    let log = scratch.path.join("log");
-    let (machine, console) = match guest {
-        Guest::Aarch64 => ("-machine virt -cpu max", "ttyAMA0"),
-        // One emulating thread: QEMU 7.2 crashes a kernel that patches its code beside other CPUs.
-        Guest::X86_64 => ("-machine q35 -accel tcg,thread=single -cpu max", "ttyS0"),
-    };
-    ws.cmd(emulator)
-        .words(machine)
+/// Boots a kernel of Debian with this file system. Returns what the guest prints.
+fn boot(ws: &Workspace, machine: &Machine, scratch: &Path, archive: &Path) -> Result<String> {
+    let debian = Debian::open(ws, machine.architecture, machine.suite)?;
+    let image = debian.dependency(machine.kernel, "linux-image-")?;
+    let version = image.trim_start_matches("linux-image-");
+    debian.unpack(&[&image])?;
+    let mut kernel = debian.files.join(format!("boot/vmlinuz-{version}"));
+    if !kernel.exists() {
+        debian.unpack(&[&format!("linux-binary-{version}")])?; // of newer suites
+        kernel = debian.files.join(format!("usr/lib/modules/{version}/vmlinuz"));
+    }
+    let log = scratch.join("log");
+    ws.cmd(machine.emulator.0)
+        .words(machine.options)
         .words("-smp 4 -m 4G -display none -nic none -no-reboot -monitor none -serial")
         .arg(format!("file:{}", log.display()))
         .words("-kernel")
         .arg(kernel)
         .words("-initrd")
-        .arg(&archive)
+        .arg(archive)
         .words("-append")
-        .arg(format!("console={console} panic=-1 quiet"))
+        .arg(format!("console={} panic=-1 quiet", machine.console))
         .limit(Duration::from_secs(3600))
         .run()?;
-    let said = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
-    print!("{said}");
-    if said.contains("guest: FAILED") || !said.contains("guest: END") {
-        return Err(Error::new("a test failed in the guest, or the guest did not reach its end"));
-    }
-    Ok(())
-}
-
-/// Returns an error that names the packages of the commands that are missing.
-fn need(ws: &Workspace, commands: &[(&str, &str)]) -> Result<()> {
-    let missing = commands.iter().filter(|(command, _)| !is_command(command));
-    let missing: Vec<&str> = missing.map(|(_, package)| *package).collect();
-    if missing.is_empty() { Ok(()) } else { crate::tools::install_packages(ws, &missing) }
-}
-
-fn create(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).map_err(|error| Error::io(folder.display(), error))
+    Ok(String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned())
 }
 
 /// Copies a file, or what a link leads to.

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use self::cross::Guest;
-use self::process::{Error, Result};
+use self::process::Result;
 use self::suites::Checker;
 use self::workspace::Workspace;
 
@@ -192,7 +192,6 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    process::handle_signals().map_err(|error| Error::io("signals", error))?;
     if let Command::Scale { programs: Some(programs), page } = &command {
         return scale::measure(programs, page); // there may be no workspace
     }

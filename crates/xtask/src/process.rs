@@ -1,24 +1,16 @@
 //! Child processes: how a command is shown, started, limited in time and judged.
-//!
-//! Each child leads a process group of its own. The group is ended when the command exceeds its time, and
-//! when this program gets SIGINT, SIGTERM or SIGHUP.
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
@@ -72,7 +64,12 @@ pub(crate) fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) -> Result<()
 }
 
 /// A command that prints itself, runs in a process group of its own, and reads nothing.
+///
+/// `timeout` leads the group: it ends all of it when the time of the command is over. It gets SIGTERM, which it
+/// passes on to the group, when this program ends, by a signal or otherwise.
 pub(crate) struct Cmd {
+    words: Vec<OsString>,
+    /// Holds the settings; started by way of `timeout`.
     command: Command,
     /// The settings that are shown with the command.
     shown: String,
@@ -82,18 +79,18 @@ pub(crate) struct Cmd {
 
 impl Cmd {
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Cmd {
-        let mut command = Command::new(program);
-        command.stdin(Stdio::null()).process_group(0);
-        Cmd { command, shown: String::from("+"), log: None, limit: None }
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "timeout", "--kill-after=10"]).stdin(Stdio::null());
+        let words = vec![program.as_ref().into()];
+        Cmd { words, command, shown: String::from("+"), log: None, limit: None }
     }
 
-    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Cmd {
-        self.command.arg(arg);
-        self
+    pub(crate) fn arg(self, arg: impl AsRef<OsStr>) -> Cmd {
+        self.args([arg])
     }
 
     pub(crate) fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Cmd {
-        self.command.args(args);
+        self.words.extend(args.into_iter().map(|arg| arg.as_ref().into()));
         self
     }
 
@@ -146,7 +143,7 @@ impl Cmd {
 
     fn finish(mut self, captured: bool) -> Result<String> {
         let line = self.line();
-        let name = Path::new(self.command.get_program()).file_name().unwrap_or_default();
+        let name = Path::new(&self.words[0]).file_name().unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
         let failed = |error| Error::io(&name, error);
         if let Some(log) = &self.log {
@@ -159,38 +156,31 @@ impl Cmd {
         if captured {
             self.command.stdout(Stdio::piped());
         }
-        let (mut child, group) = start(&mut self.command).map_err(failed)?;
-        let pipe = child.stdout.take();
-        let reader = thread::spawn(move || {
-            let mut bytes = Vec::new();
-            pipe.map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut bytes)).map(|_| bytes)
-        });
         let began = Instant::now();
         let part = *END.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = self.limit.map(|limit| began + limit).into_iter().chain(part).min();
-        let status = wait(&mut child, group, end);
-        groups().remove(&group);
-        let Some(status) = status.map_err(failed)? else {
+        let part = part.map(|end| end.saturating_duration_since(began));
+        let limit = self.limit.into_iter().chain(part).min();
+        // Without a limit it is 0, which `timeout` takes for none.
+        let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64().max(0.001));
+        self.command.arg(seconds.to_string()).args(&self.words);
+        let output = self.command.spawn().and_then(Child::wait_with_output).map_err(failed)?;
+        let status = output.status;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+        if limit.is_some_and(|limit| began.elapsed() >= limit) {
             let seconds = began.elapsed().as_secs();
             let message = format!("{name} was ended after {seconds} seconds, its time was over");
             return Err(Error::with_status(message, 124)); // as timeout(1) has it
-        };
-        let bytes = reader.join().expect("reading does not panic").map_err(failed)?;
-        if !status.success() {
-            let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-            return Err(Error::with_status(format!("{name}: {status}"), code));
         }
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Err(Error::with_status(format!("{name}: {status}"), code))
     }
 
     /// The line that shows the command.
     fn line(&self) -> String {
-        let mut line = self.shown.clone();
-        for word in [self.command.get_program()].into_iter().chain(self.command.get_args()) {
-            line += " ";
-            line += &quoted(word);
-        }
-        line + "\n"
+        let words = self.words.iter().map(|word| quoted(word));
+        [self.shown.clone()].into_iter().chain(words).collect::<Vec<_>>().join(" ") + "\n"
     }
 }
 
@@ -204,80 +194,12 @@ fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// The time that a process group may take to end after SIGTERM, before it gets SIGKILL.
-const GRACE: Duration = Duration::from_secs(10);
-/// The interval between two looks at a child whose time is limited.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// When every command must have ended.
+/// The time at which every command must have ended.
 static END: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Ends each command that still runs at this time, whatever its own limit is.
 pub(crate) fn end_all_at(end: Instant) {
     *END.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
-}
-
-/// The process groups that run.
-static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-
-fn groups() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
-    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Starts a command that leads a process group. The lock is held across the start: a signal that arrives
-/// now either finds the group listed, or its handler keeps the lock and nothing is started.
-fn start(command: &mut Command) -> io::Result<(Child, i32)> {
-    let mut groups = groups();
-    let child = command.spawn()?;
-    let id = i32::try_from(child.id()).expect("a process id fits");
-    groups.insert(id);
-    Ok((child, id))
-}
-
-/// Waits for the child. If the time is over the group is ended, and the result is `None`.
-fn wait(child: &mut Child, group: i32, end: Option<Instant>) -> io::Result<Option<ExitStatus>> {
-    let Some(end) = end else { return child.wait().map(Some) };
-    while Instant::now() < end {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        thread::sleep(LOOK);
-    }
-    send(group, Signal::TERM);
-    let until = Instant::now() + GRACE;
-    while child.try_wait()?.is_none() && Instant::now() < until {
-        thread::sleep(LOOK);
-    }
-    // Also for what the child had started, which may have ignored SIGTERM.
-    send(group, Signal::KILL);
-    child.wait().map(|_| None)
-}
-
-/// Signals a group. A group that has ended already is no error.
-fn send(group: i32, signal: Signal) {
-    if let Some(group) = Pid::from_raw(group) {
-        let _ = kill_process_group(group, signal);
-    }
-}
-
-/// Starts the thread that ends all groups and then this program when a signal asks for it.
-pub(crate) fn handle_signals() -> io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-    thread::spawn(move || {
-        let Some(signal) = signals.forever().next() else { return };
-        let groups = groups(); // to the end: nothing is started any more
-        groups.iter().for_each(|group| send(*group, Signal::TERM));
-        let until = Instant::now() + GRACE;
-        let lives =
-            |group: &i32| Pid::from_raw(*group).is_some_and(|g| test_kill_process_group(g).is_ok());
-        while groups.iter().any(lives) && Instant::now() < until {
-            thread::sleep(LOOK);
-        }
-        groups.iter().for_each(|group| send(*group, Signal::KILL));
-        eprintln!("error: ended by signal {signal}");
-        std::process::exit(128 + signal);
-    });
-    Ok(())
 }
 
 /// Calls `run` for each item, on as many threads as there are CPUs, in order of the items.
@@ -333,6 +255,8 @@ fn quote(said: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::env;
+
     use super::*;
     use crate::workspace::Scratch;
 
@@ -340,34 +264,69 @@ mod tests {
         Cmd::new("sh").arg("-c").arg(script)
     }
 
+    /// Starts a process in the background, and waits for it.
+    const DESCENDANT: &str = "sleep 301 & echo $! >pid.new; mv pid.new pid; wait";
+
     #[test]
     fn a_failure_carries_the_status_of_the_command() {
         assert!(sh("exit 0").run().is_ok());
         assert_eq!(sh("exit 7").run().unwrap_err().status(), 7);
         assert_eq!(sh("kill -9 $$").run().unwrap_err().status(), 137);
-        assert_eq!(Cmd::new("no-such-program").run().unwrap_err().status(), 1);
+        assert_eq!(Cmd::new("no-such-program").run().unwrap_err().status(), 127);
         let said = sh("echo $A $B").env("A", "1").base_env("B", None).output().unwrap();
         assert_eq!(said, "1\n");
         assert_eq!(quoted(OsStr::new("it's")), "'it'\\''s'");
     }
 
+    /// Returns the id of the process that [`DESCENDANT`] has started, once it is known.
+    fn descendant(scratch: &Scratch) -> Option<String> {
+        read(scratch.path.join("pid")).ok().map(|pid| pid.trim().to_string())
+    }
+
+    fn until(done: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !done() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it did not happen in time");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the process has ended, whether or not a parent has waited for it.
+    fn until_ended(pid: &str) {
+        until(|| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z")
+        });
+    }
+
     #[test]
     fn a_command_past_its_time_ends_with_its_descendants() {
         let scratch = Scratch::new("limit").unwrap();
-        let script = "sleep 301 & echo $! >pid; wait";
         // On a busy machine the shell may need longer than the limit until it has written the file.
         let pid = (0..6).find_map(|attempt| {
-            let limited = sh(script).dir(&scratch.path).limit(Duration::from_secs(1 << attempt));
+            let limit = Duration::from_secs(1 << attempt);
+            let limited = sh(DESCENDANT).dir(&scratch.path).limit(limit);
             assert_eq!(limited.output().unwrap_err().status(), 124);
-            read(scratch.path.join("pid")).ok().filter(|pid| pid.ends_with('\n'))
+            descendant(&scratch)
         });
-        let pid = pid.expect("the shell writes the file");
-        let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        // The signal was sent; on a busy machine it takes a while to end the process.
-        let began = Instant::now();
-        while !(stat().is_empty() || stat().contains(") Z")) {
-            assert!(began.elapsed() < Duration::from_secs(60), "{}", stat());
-            thread::sleep(LOOK);
+        until_ended(&pid.expect("the shell writes the file"));
+    }
+
+    #[test]
+    fn a_signal_ends_what_this_program_has_started() {
+        const FOLDER: &str = "XTASK_TEST_FOLDER";
+        if let Some(folder) = env::var_os(FOLDER) {
+            return drop(sh(DESCENDANT).dir(Path::new(&folder)).run());
         }
+        let scratch = Scratch::new("signal").unwrap();
+        let name = "process::tests::a_signal_ends_what_this_program_has_started";
+        let mut this = Command::new(env::current_exe().unwrap());
+        this.args(["--exact", name]).env(FOLDER, &scratch.path).stdout(Stdio::null());
+        let mut this = this.spawn().unwrap();
+        until(|| descendant(&scratch).is_some());
+        // Not SIGINT or SIGHUP, which a program in the background may ignore.
+        sh(&format!("kill -TERM {}", this.id())).run().unwrap();
+        assert_eq!(this.wait().unwrap().signal(), Some(15));
+        until_ended(&descendant(&scratch).unwrap());
     }
 }

@@ -1,5 +1,8 @@
 //! The requirements of the checks on a machine: toolchains, Debian packages, cargo subcommands.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
 use crate::process::{Error, Result, read};
 use crate::workspace::{Workspace, is_command};
 
@@ -25,30 +28,27 @@ const PACKAGES: [(&str, &str); 15] = [
 /// Installs what is missing. The toolchains must be there: the pinned one, and nightly.
 pub(crate) fn install(ws: &Workspace) -> Result<()> {
     check_toolchains(ws)?;
-    let missing = PACKAGES.iter().filter(|(command, _)| !is_command(command));
-    let mut missing: Vec<&str> = missing.map(|(_, name)| *name).collect();
-    missing.dedup();
-    if !missing.is_empty() {
-        install_packages(ws, &missing)?;
-    }
+    need(ws, &PACKAGES)?;
     install_subcommand(ws, "cargo-deny", "0.20.2")?;
     install_subcommand(ws, "cargo-fuzz", "0.13.2")?;
     fetch(ws)
 }
 
-/// Installs Debian packages, which only root can do.
-pub(crate) fn install_packages(ws: &Workspace, packages: &[&str]) -> Result<()> {
-    let missing = packages.join(" ");
-    if !rustix::process::getuid().is_root() {
-        return Err(Error::new(format!(
-            "missing, and only root can install: apt-get install {missing}"
-        )));
+/// Installs the Debian packages of the commands that are missing, which only root can do.
+pub(crate) fn need(ws: &Workspace, commands: &[(&str, &str)]) -> Result<()> {
+    let missing = commands.iter().filter(|(command, _)| !is_command(command));
+    let mut missing: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    missing.dedup();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
+        let missing = missing.join(" ");
+        return Err(Error::new(format!("only root can: apt-get install {missing}")));
     }
     ws.cmd("apt-get").words("update -qq").run()?;
-    ws.cmd("env")
-        .words("DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends")
-        .words(&missing)
-        .run()
+    let install = "DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends";
+    ws.cmd("env").words(install).args(missing).run()
 }
 
 /// Downloads the dependencies for every platform, which an offline look at the whole graph needs.
