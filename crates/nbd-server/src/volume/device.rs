@@ -5,7 +5,7 @@
 pub(super) mod tests;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -14,25 +14,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
 use offlock_sync::Mutex;
 use slatedb::bytes::Bytes;
 use slatedb::config::{ReadOptions, ScanOptions};
-use slatedb::{
-    CloseReason, CompactionFilter, CompactionFilterDecision, CompactionFilterError,
-    CompactionFilterSupplier, CompactionJobContext, Db, DbIterator, DbReader, ErrorKind, RowEntry,
-    WriteBatch,
-};
+use slatedb::{CloseReason, Db, DbIterator, DbReader, ErrorKind, WriteBatch};
 use tokio::runtime::{Handle, Runtime};
 use tracing::{error, warn};
 
 use super::lease::Lease;
 use super::patch::{self, BLOCK};
+use super::regions::{
+    GRANULE, Granule, REGION, Region, Regions, block_key, block_of_key, granules, region_key,
+};
 use super::store::{Requests, shown};
 
-/// Bytes of a region.
-const REGION: u64 = 1 << 30;
 /// How long an operation of the database may take, with the store's retries. A longer
 /// outage should be seen, and the kernel's NBD clients are as patient.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -41,42 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) const RETRIES: u32 = 240;
 /// The bytes that a read of several blocks fetches ahead.
 const READ_AHEAD: usize = 1 << 20;
-
-/// The key of the header.
-pub(super) const HEADER: [u8; 1] = [0];
-
-fn region_key(region: u32) -> Bytes {
-    let [a, b, c, d] = region.to_be_bytes();
-    Bytes::copy_from_slice(&[1, a, b, c, d])
-}
-
-fn block_key(region: u32, generation: u32, block: u16) -> Bytes {
-    let mut key = vec![2];
-    key.extend_from_slice(&region.to_be_bytes());
-    key.extend_from_slice(&generation.to_be_bytes());
-    key.extend_from_slice(&block.to_be_bytes());
-    key.into()
-}
-
-/// The blocks of a region that are read and written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Region {
-    pub(super) generation: u32,
-    /// A block was written in this generation.
-    pub(super) has_data: bool,
-}
-
-impl Region {
-    fn value(self) -> Bytes {
-        let [a, b, c, d] = self.generation.to_be_bytes();
-        Bytes::copy_from_slice(&[a, b, c, d, self.has_data.into()])
-    }
-
-    pub(super) fn of_value(value: &[u8]) -> Option<Self> {
-        let &[a, b, c, d, has_data @ 0..=1] = value else { return None };
-        Some(Self { generation: u32::from_be_bytes([a, b, c, d]), has_data: has_data == 1 })
-    }
-}
+/// The regions that one batch of a TRIM changes at most.
+const REGIONS: u64 = 1024;
 
 pub(super) enum Database {
     Writer(Db),
@@ -97,10 +59,7 @@ pub(super) struct Inner {
     pub(super) address: String,
     pub(super) len: u64,
     pub(super) database: Database,
-    /// A region that is not there has had no data since the volume was made.
-    pub(super) regions: Mutex<HashMap<u32, Region>>,
-    /// The generations that the store has confirmed.
-    pub(super) confirmed: Arc<Mutex<HashMap<u32, u32>>>,
+    pub(super) regions: Arc<Mutex<Regions>>,
     /// Held while a batch is made and added to the log, so that the regions change in the order of
     /// the log. A batch waits for the store only while the database asks its writers to wait.
     pub(super) commits: Arc<tokio::sync::Mutex<()>>,
@@ -165,14 +124,9 @@ impl Volume {
     }
 
     /// Returns whether there is a hole at `at`, and where the hole or the data ends, at most at `end`.
-    /// Only regions without any data are holes.
+    /// Only whole granules without any data are holes.
     pub(crate) fn part(&self, at: u64, end: u64) -> (bool, u64) {
-        let is_hole = |region: u64| !self.inner.region(region as u32).has_data;
-        let (first, mut next) = (is_hole(at / REGION), at / REGION + 1);
-        while next * REGION < end && is_hole(next) == first {
-            next += 1;
-        }
-        (first, end.min(next * REGION))
+        self.inner.regions.lock().part(at, end)
     }
 
     /// Runs an operation while the calling thread waits. It must not be a thread of the volume.
@@ -284,27 +238,23 @@ impl Inner {
         }
     }
 
-    fn region(&self, number: u32) -> Region {
-        self.regions.lock().get(&number).copied().unwrap_or_default()
-    }
-
     /// Reads bytes from `offset` on. Returns their number.
     async fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let count = (buf.len() as u64).min(self.len.saturating_sub(offset)) as usize;
         let buf = &mut buf[..count];
         buf.fill(0);
         for run in runs(offset, count as u64) {
-            let region = self.region(run.region);
-            if region.has_data {
+            let granule = self.regions.lock().get(run.region).granule_at(run.bytes.start);
+            if granule.has_data {
                 let start = (run.start() - offset) as usize;
                 let into = &mut buf[start..start + run.len() as usize];
-                self.read_run(&run, region.generation, into).await?;
+                self.read_run(&run, granule.generation, into).await?;
             }
         }
         Ok(count)
     }
 
-    /// Reads the bytes of one region.
+    /// Reads the bytes of one granule.
     async fn read_run(&self, run: &Run, generation: u32, into: &mut [u8]) -> io::Result<()> {
         let key = |block| block_key(run.region, generation, block);
         let blocks = run.blocks();
@@ -329,8 +279,8 @@ impl Inner {
                 Database::Reader(reader) => reader.scan_with_options(keys, &options).await?,
             };
             while let Some(found) = found.next().await? {
-                let [2, _, _, _, _, _, _, _, _, high, low] = found.key[..] else { continue };
-                let block = u64::from(u16::from_be_bytes([high, low])) * BLOCK;
+                let Some((_, _, block)) = block_of_key(&found.key) else { continue };
+                let block = u64::from(block) * BLOCK;
                 let part = run.bytes.start.max(block)..run.bytes.end.min(block + BLOCK);
                 let at = (part.start - run.bytes.start) as usize;
                 let into = &mut into[at..at + (part.end - part.start) as usize];
@@ -351,7 +301,7 @@ impl Inner {
     async fn commit(
         self: &Arc<Self>,
         what: &str,
-        fill: impl FnOnce(&Self, &mut WriteBatch) -> io::Result<Vec<(u32, Region)>> + Send + 'static,
+        fill: impl FnOnce(&Self, &mut WriteBatch) -> io::Result<BTreeMap<u32, Region>> + Send + 'static,
     ) -> io::Result<()> {
         self.db()?;
         let turn = Arc::clone(&self.commits).lock_owned();
@@ -363,7 +313,7 @@ impl Inner {
             let _turn = turn;
             let mut batch = WriteBatch::new();
             let regions = fill(&inner, &mut batch)?;
-            for &(number, region) in &regions {
+            for (&number, region) in &regions {
                 batch.put_bytes(region_key(number), region.value());
             }
             if batch.is_empty() {
@@ -374,7 +324,7 @@ impl Inner {
             // After an error it is not known whether the log has the batch.
             let added = added.inspect_err(|_| inner.end_by("the database has failed"))?;
             inner.last.store(added.seqnum(), Ordering::Relaxed);
-            inner.regions.lock().extend(regions);
+            inner.regions.lock().change(added.seqnum(), regions);
             Ok(())
         });
         match tokio::time::timeout(PATIENCE, add).await {
@@ -386,14 +336,16 @@ impl Inner {
     /// Writes parts of blocks, as one batch.
     async fn write(self: &Arc<Self>, parts: Vec<Part>) -> io::Result<()> {
         let fill = move |inner: &Self, batch: &mut WriteBatch| {
-            let mut begun: Vec<(u32, Region)> = Vec::new();
+            let (regions, mut begun) = (inner.regions.lock(), BTreeMap::new());
             for Part { region: number, block, is_whole, value } in parts {
-                let mut region = inner.region(number);
-                if !region.has_data && begun.last().is_none_or(|&(last, _)| last != number) {
-                    region.has_data = true;
-                    begun.push((number, region));
+                let at = u64::from(block) * BLOCK;
+                let now = || regions.get(number);
+                let mut granule = begun.get(&number).map_or_else(now, Region::clone).granule_at(at);
+                if !granule.has_data {
+                    granule.has_data = true;
+                    begun.entry(number).or_insert_with(now).set(at, granule);
                 }
-                let key = block_key(number, region.generation, block);
+                let key = block_key(number, granule.generation, block);
                 match is_whole {
                     true => batch.put_bytes(key, value),
                     false => batch.merge(key, value),
@@ -406,22 +358,28 @@ impl Inner {
 
     /// Makes bytes read as zeros, and gives their space back.
     async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> io::Result<()> {
-        for part in batches(offset, len) {
+        let (mut at, end) = (offset, offset + len);
+        loop {
+            let next = self.regions.lock().next(at);
+            let Some(start) = next.filter(|&start| start < end) else { return Ok(()) };
+            at = end.min((start / REGION + REGIONS) * REGION);
+            let part = start..at;
             let fill = move |inner: &Self, batch: &mut WriteBatch| {
-                let mut emptied = Vec::new();
-                for run in runs(part.start, part.end - part.start) {
-                    let region = inner.region(run.region);
-                    if !region.has_data {
+                let (regions, mut emptied) = (inner.regions.lock(), BTreeMap::new());
+                for (number, part) in regions.with_data(part) {
+                    let start = part.start / GRANULE * GRANULE;
+                    let till = inner.len - u64::from(number) * REGION;
+                    let region = regions.get(number);
+                    let generation = region.granule_at(start).generation;
+                    if part == (start..till.min(start + GRANULE)) {
+                        let generation = generation.checked_add(1).ok_or_else(eio)?;
+                        let empty = Granule { generation, has_data: false };
+                        emptied.entry(number).or_insert(region).set(start, empty);
                         continue;
                     }
-                    let all = (inner.len - u64::from(run.region) * REGION).min(REGION);
-                    if run.bytes == (0..all) {
-                        let generation = region.generation.checked_add(1).ok_or_else(eio)?;
-                        emptied.push((run.region, Region { generation, has_data: false }));
-                        continue;
-                    }
+                    let run = Run { region: number, bytes: part };
                     for (block, part) in run.parts() {
-                        let key = block_key(run.region, region.generation, block);
+                        let key = block_key(number, generation, block);
                         let len = part.end - part.start;
                         match len {
                             BLOCK => batch.delete(key),
@@ -433,19 +391,16 @@ impl Inner {
             };
             self.commit("TRIM", fill).await?;
         }
-        Ok(())
     }
 
     /// Waits until the store has confirmed all batches so far. Without a batch since the last
     /// confirmed one it sends no request, and succeeds even while the store is away.
     async fn sync(&self) -> io::Result<()> {
         let db = self.db()?;
-        // Before the flush: what is committed during it may not be confirmed.
-        let regions = self.regions.lock().iter().map(|(&at, to)| (at, to.generation)).collect();
         if db.status().durable_seq < self.last.load(Ordering::Relaxed) {
             self.in_time("flush", db.flush()).await?;
         }
-        *self.confirmed.lock() = regions;
+        self.regions.lock().confirm(db.status().durable_seq);
         Ok(())
     }
 }
@@ -457,7 +412,7 @@ fn eio() -> io::Error {
     io::Error::from_raw_os_error(libc::EIO)
 }
 
-/// Bytes within one region.
+/// Bytes within one granule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     region: u32,
@@ -520,29 +475,12 @@ impl Part {
     }
 }
 
-/// Splits a range at the ends of regions.
+/// Splits a range at the ends of granules.
 fn runs(offset: u64, len: u64) -> impl Iterator<Item = Run> {
-    let end = offset + len;
-    let regions = if len == 0 { 0..0 } else { offset / REGION..end.div_ceil(REGION) };
-    regions.map(move |region| {
+    granules(offset..offset + len).map(|part| {
+        let region = part.start / REGION;
         let start = region * REGION;
-        let bytes = offset.max(start) - start..end.min(start + REGION) - start;
-        Run { region: region as u32, bytes }
-    })
-}
-
-/// Splits the range of a TRIM: the ends of regions, which are deleted block by block, have batches
-/// of their own, so that no batch has more than 16,384 deletions or 1,024 regions.
-fn batches(offset: u64, len: u64) -> impl Iterator<Item = Range<u64>> {
-    let (end, mut at) = (offset + len, offset);
-    std::iter::from_fn(move || {
-        let start = at;
-        let whole = start.next_multiple_of(REGION);
-        at = match start < whole || end < start + REGION {
-            true => end.min(whole.max(start + 1).next_multiple_of(REGION)),
-            false => (end / REGION * REGION).min(start + 1024 * REGION),
-        };
-        (start < end).then_some(start..at)
+        Run { region: region as u32, bytes: part.start - start..part.end - start }
     })
 }
 
@@ -627,48 +565,5 @@ fn joined<'p>(parts: &'p [IoSlice<'_>]) -> Cow<'p, [u8]> {
     match parts {
         [part] => Cow::Borrowed(part),
         parts => Cow::Owned(parts.iter().map(|part| &**part).collect::<Vec<&[u8]>>().concat()),
-    }
-}
-
-/// Drops the blocks of older generations in compactions.
-pub(super) struct Stale(pub(super) Arc<Mutex<HashMap<u32, u32>>>);
-
-/// The generations that were confirmed when a compaction began.
-struct StaleOf(HashMap<u32, u32>);
-
-impl StaleOf {
-    fn is_stale(&self, key: &[u8]) -> bool {
-        let &[2, a, b, c, d, e, f, g, h, _, _] = key else { return false };
-        let (region, generation) =
-            (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
-        self.0.get(&region).is_some_and(|&confirmed| generation < confirmed)
-    }
-}
-
-#[async_trait]
-impl CompactionFilterSupplier for Stale {
-    async fn create_compaction_filter(
-        &self,
-        _context: &CompactionJobContext,
-    ) -> Result<Box<dyn CompactionFilter>, CompactionFilterError> {
-        Ok(Box::new(StaleOf(self.0.lock().clone())))
-    }
-}
-
-#[async_trait]
-impl CompactionFilter for StaleOf {
-    async fn filter(
-        &mut self,
-        entry: &RowEntry,
-    ) -> Result<CompactionFilterDecision, CompactionFilterError> {
-        Ok(match self.is_stale(&entry.key) {
-            // No key of an old generation is read again, so an older version of it may appear.
-            true => CompactionFilterDecision::Drop,
-            false => CompactionFilterDecision::Keep,
-        })
-    }
-
-    async fn on_compaction_end(&mut self) -> Result<(), CompactionFilterError> {
-        Ok(())
     }
 }

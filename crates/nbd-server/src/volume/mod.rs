@@ -8,12 +8,12 @@
 //! | key | value |
 //! |---|---|
 //! | `00` | format and size |
-//! | `01 region` | the generation of a region of 1 GiB, and whether any of its blocks was written in it |
+//! | `01 region` | of each 16 MiB of a region of 1 GiB: the generation, and whether a block was written in it ([`regions`]) |
 //! | `02 region generation block` | the written parts of a block of 64 KiB ([`patch`]) |
 //!
-//! A TRIM of a whole region begins its next generation: one small key instead of 16,384 deletions,
+//! A TRIM begins the next generation of each 16 MiB within it: one key for a region instead of 16,384 deletions,
 //! so a TRIM of 2 TiB is 2,048 keys. The blocks of older generations are dropped by compactions,
-//! once the store has confirmed the new generation. A region without data is read without a request.
+//! once the store has confirmed the new generation. What has no data is read without a request.
 //!
 //! # What a crash leaves
 //!
@@ -32,6 +32,7 @@ mod device;
 mod lease;
 mod open;
 mod patch;
+mod regions;
 pub(crate) mod snapshot;
 mod store;
 

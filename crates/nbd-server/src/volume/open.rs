@@ -1,7 +1,7 @@
 //! Opening a volume: what is at its address, whether that may be used, and the settings of the
 //! database.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +24,10 @@ use thiserror::Error;
 use tokio::runtime::{self, Runtime};
 use tracing::info;
 
-use super::device::{Database, FENCED, HEADER, Inner, RETRIES, Region, Stale, Volume};
+use super::device::{Database, FENCED, Inner, RETRIES, Volume};
 use super::lease::{self, Lease, SnapshotRequests};
 use super::patch::{BLOCK, Overlay};
+use super::regions::{HEADER, Region, Regions, Stale};
 use super::store::{self, Checked, Requests, shown};
 use crate::image_spec::VolumeUrl;
 
@@ -210,9 +211,9 @@ impl Place<'_> {
                 return Err(VolumeError::Held { volume: self.volume() });
             }
         }
-        let confirmed = Arc::<Mutex<_>>::default();
+        let regions = Arc::<Mutex<Regions>>::default();
         let (database, len) = match snapshot {
-            None if !reads => (Database::Writer(self.writer(len, &found, &confirmed).await?), len),
+            None if !reads => (Database::Writer(self.writer(len, &found, &regions).await?), len),
             None => (Database::Reader(self.reader(DbReaderMode::FollowLatest).await?.into()), len),
             Some(name) => {
                 let id = self.snapshot(name).await?.id;
@@ -222,12 +223,11 @@ impl Place<'_> {
                 (Database::Reader(reader.into()), len.ok_or(foreign("the snapshot has no header"))?)
             }
         };
-        let regions = match &database {
+        let found = match &database {
             Database::Writer(db) => self.regions(db.scan_prefix([1], ..).await).await?,
             Database::Reader(reader) => self.regions(reader.scan_prefix([1], ..).await).await?,
         };
-        // The store has them all.
-        *confirmed.lock() = regions.iter().map(|(&at, to)| (at, to.generation)).collect();
+        *regions.lock() = Regions::of_store(found);
         let lease = match &database {
             Database::Writer(db) => {
                 let snapshots = Some(SnapshotRequests::new(&self.store, &self.path, db));
@@ -239,8 +239,7 @@ impl Place<'_> {
             address: self.volume(),
             len,
             database,
-            regions: Mutex::new(regions),
-            confirmed,
+            regions,
             commits: Arc::default(),
             last: 0.into(),
             requests,
@@ -335,7 +334,7 @@ impl Place<'_> {
         &self,
         len: u64,
         found: &Found,
-        confirmed: &Arc<Mutex<HashMap<u32, u32>>>,
+        regions: &Arc<Mutex<Regions>>,
     ) -> Result<Db, VolumeError> {
         let (fail, volume) = (|e| self.of_database(e), self.volume());
         if let Found::Nothing = found {
@@ -345,7 +344,7 @@ impl Place<'_> {
         let clock = Arc::new(DefaultSystemClock::new());
         #[cfg(test)]
         super::device::tests::pass_by().await;
-        let db = self.database(clock, confirmed).await?;
+        let db = self.database(clock, regions).await?;
         // Another server may have created or grown it since `look`.
         let has = self.header(db.get(HEADER).await)?;
         if has.is_some_and(|has| has > len) {
@@ -368,7 +367,7 @@ impl Place<'_> {
     async fn database(
         &self,
         clock: Arc<dyn SystemClock>,
-        confirmed: &Arc<Mutex<HashMap<u32, u32>>>,
+        regions: &Arc<Mutex<Regions>>,
     ) -> Result<Db, VolumeError> {
         let (path, store) = (self.path.clone(), Arc::clone(&self.store));
         let compactor = CompactorBuilder::new(path.clone(), Arc::clone(&store))
@@ -386,7 +385,7 @@ impl Place<'_> {
             })
             .with_merge_operator(Arc::new(Overlay))
             .with_sst_block_size(SstBlockSize::Block64Kib)
-            .with_compaction_filter_supplier(Arc::new(Stale(Arc::clone(confirmed))));
+            .with_compaction_filter_supplier(Arc::new(Stale(Arc::clone(regions))));
         Db::builder(path, store)
             .with_settings(settings(self.url.is_local()))
             .with_system_clock(clock)
@@ -422,9 +421,9 @@ impl Place<'_> {
     async fn regions(
         &self,
         found: Result<DbIterator, slatedb::Error>,
-    ) -> Result<HashMap<u32, Region>, VolumeError> {
+    ) -> Result<BTreeMap<u32, Region>, VolumeError> {
         let fail = |e| self.of_database(e);
-        let (mut found, mut regions) = (found.map_err(fail)?, HashMap::new());
+        let (mut found, mut regions) = (found.map_err(fail)?, BTreeMap::new());
         while let Some(found) = found.next().await.map_err(fail)? {
             let entry = found.key[1..].try_into().ok().map(u32::from_be_bytes);
             let entry = entry.zip(Region::of_value(&found.value));
