@@ -8,7 +8,6 @@
 //! the log is confirmed. It looks for that object when it renews the first, and deletes it once the snapshot is there.
 
 use std::fs;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::store::shown;
+use super::store::{sent, shown};
 
 /// How often a server writes the object.
 pub(super) const RENEWAL: Duration = Duration::from_secs(40);
@@ -95,13 +94,12 @@ impl Drop for Lease {
 
 /// Returns whether another server has the volume open. Waits for up to [`SILENCE`] for a sign of a
 /// server of another machine that did not close it.
-pub(super) async fn is_held(store: &dyn ObjectStore, path: &Path) -> io::Result<bool> {
+pub(super) async fn is_held(store: &dyn ObjectStore, path: &Path) -> Result<bool, Error> {
     let (mut first, since) = (None, Instant::now());
     loop {
-        let text = match store.get(path).await {
-            Ok(found) => found.bytes().await.map_err(|error| io::Error::other(shown(&error)))?,
+        let text = match sent(|| async { store.get(path).await?.bytes().await }).await {
             Err(Error::NotFound { .. }) => return Ok(false),
-            Err(error) => return Err(io::Error::other(shown(&error))),
+            text => text?,
         };
         let text = String::from_utf8_lossy(&text).into_owned();
         if text == CLOSED {

@@ -2,13 +2,16 @@
 //! database.
 
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use offlock_sync::Mutex;
 use slatedb::admin::Admin;
 use slatedb::config::{
@@ -22,13 +25,14 @@ use slatedb::{
 use slatedb_common::clock::{DefaultSystemClock, SystemClock};
 use thiserror::Error;
 use tokio::runtime::{self, Runtime};
+use tokio::signal::unix::SignalKind;
 use tracing::info;
 
 use super::device::{Database, FENCED, Inner, RETRIES, Volume};
 use super::lease::{self, Lease, SnapshotRequests};
 use super::patch::{BLOCK, Overlay};
 use super::regions::{HEADER, Region, Regions, Stale};
-use super::store::{self, Checked, Requests, shown};
+use super::store::{self, Checked, Requests, sent, shown};
 use crate::image_spec::VolumeUrl;
 
 /// The start of a header: what the database is, and the version of its format.
@@ -71,6 +75,12 @@ pub(crate) enum VolumeError {
     Smaller { volume: String, asked: u64, has: u64 },
     #[error("'{volume}' is served by another server; --takeover ends that one")]
     Held { volume: String },
+    #[error(
+        "'{volume}' is changed by another server, which a server of it with ,readonly does not follow: serve a snapshot"
+    )]
+    Changes { volume: String },
+    #[error("stopped while '{volume}' was being opened")]
+    Stopped { volume: String },
     #[error(
         "the store of '{volume}' overwrites objects that it was asked to create: it cannot keep a volume"
     )]
@@ -122,7 +132,20 @@ impl Volume {
         let store = Checked::new(store);
         let requests = Arc::clone(&store.requests);
         let place = Place { store: Arc::new(store), path, url, options };
-        let (inner, lease) = runtime.block_on(place.open(requests))?;
+        let opened = runtime.block_on(async {
+            match select(pin!(place.open(requests)), pin!(stopped())).await {
+                Either::Left((opened, _)) => opened,
+                Either::Right(_) => Err(VolumeError::Stopped { volume: url.address.clone() }),
+            }
+        });
+        // A request of the store may still run.
+        let (inner, lease) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
         let volume = Self { inner: Arc::new(inner), lease, runtime: Some(runtime) };
         if let Database::Writer(db) = &volume.inner.database {
             // A server that has nothing to write sees the end too.
@@ -140,6 +163,17 @@ impl Volume {
         }
         Ok(volume)
     }
+}
+
+/// Waits for SIGTERM or SIGINT, whose handler of the server is not asked before the volumes are open.
+async fn stopped() {
+    let signal = |kind| tokio::signal::unix::signal(kind);
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    select(pin!(terminate.recv()), pin!(interrupt.recv())).await;
 }
 
 /// Makes the threads of a volume.
@@ -204,11 +238,13 @@ impl Place<'_> {
             (_, Some(asked)) if !reads => *asked,
             _ => return Err(VolumeError::Missing { volume: self.volume() }),
         };
-        if snapshot.is_none() && !self.options.takeover {
+        if snapshot.is_none() && (reads || !self.options.takeover) {
             let held = lease::is_held(&*self.store, &self.lease()).await;
-            let fail = |error| VolumeError::Store { volume: self.volume(), error };
-            if held.map_err(fail)? {
-                return Err(VolumeError::Held { volume: self.volume() });
+            let (fail, volume) = (|e| self.of_store(e), self.volume());
+            match held.map_err(fail)? {
+                true if reads => return Err(VolumeError::Changes { volume }),
+                true => return Err(VolumeError::Held { volume }),
+                false => {}
             }
         }
         let regions = Arc::<Mutex<Regions>>::default();
@@ -257,13 +293,15 @@ impl Place<'_> {
         let manifest = self.admin().read_manifest(None).await;
         if manifest.map_err(|e| self.of_database(e))?.is_none() {
             let ours = [self.lease(), self.probe_at()];
-            let mut objects = self.store.list(Some(&self.path));
-            while let Some(object) = objects.next().await {
-                if !ours.contains(&object.map_err(|e| self.of_store(e))?.location) {
-                    return foreign("there are other objects below its path");
-                }
-            }
-            return Ok(Found::Nothing);
+            let others = || async {
+                let other = |object: &ObjectMeta| ready(!ours.contains(&object.location));
+                let mut others = pin!(self.store.list(Some(&self.path)).try_filter(other));
+                others.next().await.transpose()
+            };
+            return match sent(others).await.map_err(|e| self.of_store(e))? {
+                Some(_) => foreign("there are other objects below its path"),
+                None => Ok(Found::Nothing),
+            };
         }
         let reader = self.reader(DbReaderMode::FollowLatest).await?;
         let found = async {
@@ -434,22 +472,6 @@ impl Place<'_> {
         }
         Ok(regions)
     }
-}
-
-/// Sends a request that the database does not repeat, again if it fails.
-async fn sent<T, F>(send: impl Fn() -> F) -> object_store::Result<T>
-where
-    F: Future<Output = object_store::Result<T>>,
-{
-    use object_store::Error::{AlreadyExists, NotFound};
-    for _ in 0..3 {
-        match send().await {
-            Err(error) if !matches!(error, AlreadyExists { .. } | NotFound { .. }) => {}
-            result => return result,
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
-    send().await
 }
 
 fn indexes() -> MokaCache {

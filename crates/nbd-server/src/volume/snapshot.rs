@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::lease::{self, RENEWAL, make, requested, snapshots};
 use super::open::{Found, OpenOptions, Place, VolumeError, runtime};
-use super::store::{self, Checked};
+use super::store::{self, Checked, sent};
 use crate::image_spec::{VolumeUrl, snapshot_name};
 
 /// How long `snapshot create` waits for the server.
@@ -121,18 +121,19 @@ impl Place<'_> {
             return Err(VolumeError::SnapshotExists { volume, name });
         }
         let of_store = |error| VolumeError::Store { volume: self.volume(), error };
-        if !lease::is_held(&*self.store, &self.lease()).await.map_err(of_store)? {
+        if !lease::is_held(&*self.store, &self.lease()).await.map_err(|e| self.of_store(e))? {
             let db = self.writer(len, &Found::Volume(len), &Arc::default()).await?;
             let made = make(&db, name).await.map_err(|e| self.of_database(e));
             let closed = db.close().await.map_err(|e| self.of_database(e));
             return made.and(closed);
         }
         let at = requested(&self.path);
-        self.store.put(&at, name.to_owned().into()).await.map_err(|e| self.of_store(e))?;
+        let ask = || self.store.put(&at, name.to_owned().into());
+        sent(ask).await.map_err(|e| self.of_store(e))?;
         let answered = async {
             loop {
                 sleep(LOOK).await;
-                match self.store.head(&at).await {
+                match sent(|| self.store.head(&at)).await {
                     Err(Error::NotFound { .. }) => return self.snapshot(name).await.map(drop),
                     result => result.map_err(|e| self.of_store(e))?,
                 };

@@ -16,17 +16,15 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-    Result, RetryConfig,
+    ClientOptions, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result, RetryConfig,
 };
 
 use crate::image_spec::{Scheme, VolumeUrl};
 
 /// How long one request may take. 8 MiB, the largest part of an upload, by a slow line.
 const REQUEST: Duration = Duration::from_secs(30);
-/// How often one request is sent again by the client at once; see [`super::device::RETRIES`] for the rest.
-const CLIENT_RETRIES: usize = 2;
 
 /// Opens the store. Returns the path of the volume in it.
 ///
@@ -35,11 +33,8 @@ const CLIENT_RETRIES: usize = 2;
 /// If the environment has no usable credentials, or the folder cannot be made.
 pub(super) fn open(url: &VolumeUrl) -> io::Result<(Arc<dyn ObjectStore>, Path)> {
     let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(REQUEST / 3);
-    let retry = RetryConfig {
-        max_retries: CLIENT_RETRIES,
-        retry_timeout: REQUEST,
-        ..RetryConfig::default()
-    };
+    // The database repeats requests ([`super::device::RETRIES`]), and `sent` does: so each failure is counted.
+    let retry = RetryConfig { max_retries: 0, retry_timeout: REQUEST, ..RetryConfig::default() };
     // The cryptography of the client. A second installation, or one by `--tls`, is refused.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let store: Result<Arc<dyn ObjectStore>> = match url.scheme {
@@ -80,6 +75,22 @@ pub(super) fn open(url: &VolumeUrl) -> io::Result<(Arc<dyn ObjectStore>, Path)> 
 fn is_http(name: &str) -> bool {
     let named = [name.to_owned(), format!("{name}_URL")].into_iter();
     named.flat_map(std::env::var).any(|endpoint| endpoint.starts_with("http://"))
+}
+
+/// Sends a request that the database does not repeat, again if it fails.
+pub(super) async fn sent<T, F>(send: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    for _ in 0..3 {
+        match send().await {
+            Err(error)
+                if !matches!(error, Error::AlreadyExists { .. } | Error::NotFound { .. }) => {}
+            result => return result,
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    send().await
 }
 
 /// Returns the text of an error of the store, without the queries of addresses: they may be signed.
@@ -127,11 +138,34 @@ fn forms(value: String) -> Vec<String> {
 
 fn masked(line: Vec<u8>, credentials: &[String]) -> Vec<u8> {
     let text = String::from_utf8_lossy(&line);
-    match credentials.iter().any(|credential| text.contains(credential)) {
-        true => {
-            credentials.iter().fold(text.into(), |text: String, c| text.replace(c, "***")).into()
+    let masked = credentials.iter().fold(text.to_string(), |text, c| text.replace(c, "***"));
+    let masked = without_named(masked);
+    if masked == text { line } else { masked.into() }
+}
+
+/// Replaces what follows the name of a credential. One that a server of the machine's provider has issued is not
+/// in the environment, and a store names it in its answer, as S3 does in `<Token-0>`.
+fn without_named(mut text: String) -> String {
+    const NAMES: [&str; 6] =
+        ["token", "bearer", "credential", "signature", "sharedkey", "accesskeyid"];
+    let is_value = |c: char| c.is_ascii_alphanumeric() || "+/=_.~%:-".contains(c);
+    let mut from = 0;
+    loop {
+        let rest = text[from..].to_ascii_lowercase();
+        let ends = NAMES.iter().filter_map(|name| Some(rest.find(name)? + name.len()));
+        let Some(end) = ends.min() else { return text };
+        from += end;
+        // The value is the first long word that begins close behind the name.
+        let words = text[from..].split(|c| !is_value(c)).scan(from, |at, word| {
+            let start = *at;
+            *at += word.len() + text[start + word.len()..].chars().next().map_or(0, char::len_utf8);
+            Some(start..start + word.len())
+        });
+        let value = words.take_while(|word| word.start <= from + 8).find(|word| word.len() >= 16);
+        if let Some(value) = value {
+            from = value.start;
+            text.replace_range(value, "***");
         }
-        false => line,
     }
 }
 
@@ -175,6 +209,12 @@ impl Requests {
         let Self { puts, gets, lists, deletes, failed, bytes_put, bytes_got } = self;
         [puts, gets, lists, deletes, failed, bytes_put, bytes_got]
             .map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Counts a failure.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        self.note(&result);
+        result
     }
 
     fn note<T>(&self, result: &Result<T>) {
@@ -230,7 +270,7 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
             add(&self.requests.puts, 1);
             add(&self.requests.bytes_put, payload.content_length() as u64);
             let result = self.store.put_opts(location, payload.clone(), opts.clone()).await;
-            self.requests.note(&result);
+            let result = self.requests.noted(result);
             let refused = matches!(result, Err(Error::AlreadyExists { .. }));
             if !refused || opts.mode != PutMode::Create {
                 return result;
@@ -239,7 +279,7 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
             let head = GetOptions { head: true, ..GetOptions::default() };
             // "Already there" is returned only if it is: the database would leave the number of the object out,
             // and could not be opened again. It repeats other errors.
-            match self.store.get_opts(location, head).await {
+            match self.requests.noted(self.store.get_opts(location, head).await) {
                 Ok(_) => return result,
                 Err(Error::NotFound { .. }) if attempt < CREATES => {}
                 Err(Error::NotFound { .. }) => {
@@ -259,8 +299,7 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         add(&self.requests.puts, 1);
-        let result = self.store.put_multipart_opts(location, opts).await;
-        self.requests.note(&result);
+        let result = self.requests.noted(self.store.put_multipart_opts(location, opts).await);
         let requests = Arc::clone(&self.requests);
         result.map(|upload| Box::new(Counted { upload, requests }) as _)
     }
@@ -268,12 +307,18 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         add(&self.requests.gets, 1);
         let is_head = options.head;
-        let result = self.store.get_opts(location, options).await;
-        self.requests.note(&result);
-        if let (Ok(got), false) = (&result, is_head) {
+        let mut got = self.requests.noted(self.store.get_opts(location, options).await)?;
+        if !is_head {
             add(&self.requests.bytes_got, got.range.end - got.range.start);
         }
-        result
+        let requests = Arc::clone(&self.requests);
+        got.payload = match got.payload {
+            GetResultPayload::Stream(bytes) => {
+                GetResultPayload::Stream(bytes.inspect(move |part| requests.note(part)).boxed())
+            }
+            file => file,
+        };
+        Ok(got)
     }
 
     fn delete_stream(
@@ -290,17 +335,18 @@ impl<S: ObjectStore> ObjectStore for Checked<S> {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         add(&self.requests.lists, 1);
-        self.store.list(prefix)
+        let requests = Arc::clone(&self.requests);
+        self.store.list(prefix).inspect(move |object| requests.note(object)).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         add(&self.requests.lists, 1);
-        self.store.list_with_delimiter(prefix).await
+        self.requests.noted(self.store.list_with_delimiter(prefix).await)
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         add(&self.requests.puts, 1);
-        self.store.copy_opts(from, to, options).await
+        self.requests.noted(self.store.copy_opts(from, to, options).await)
     }
 }
 
@@ -316,18 +362,17 @@ impl MultipartUpload for Counted {
     fn put_part(&mut self, data: PutPayload) -> object_store::UploadPart {
         add(&self.requests.puts, 1);
         add(&self.requests.bytes_put, data.content_length() as u64);
-        self.upload.put_part(data)
+        let (part, requests) = (self.upload.put_part(data), Arc::clone(&self.requests));
+        Box::pin(async move { requests.noted(part.await) })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         add(&self.requests.puts, 1);
-        let result = self.upload.complete().await;
-        self.requests.note(&result);
-        result
+        self.requests.noted(self.upload.complete().await)
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.upload.abort().await
+        self.requests.noted(self.upload.abort().await)
     }
 }
 
@@ -345,6 +390,19 @@ mod tests {
         let masked = |text: String| masked(text.into(), &forms(key.into()));
         assert_eq!(masked(format!("<a>{key}</a>")), b"<a>***</a>");
         assert_eq!(masked("K7MDENG%2BbPxRfiCYEXAMPLEKEY".into()), b"K7MDENG%2B***");
-        assert_eq!(masked("no secret".into()), b"no secret");
+        for text in ["no secret", "token is invalid", "the token äö is short", "signature"] {
+            assert_eq!(masked(text.into()), text.as_bytes());
+        }
+        // Those of a machine's provider, as stores name them.
+        let token = "IQoJb3JpZ2luX2VjEMv//////////wEaCXVzLWVhc3QtMSJ";
+        for (text, shown) in [
+            ("<Token-0>@</Token-0><HostId>x</HostId>", "<Token-0>***</Token-0><HostId>x</HostId>"),
+            ("X-Amz-Security-Token: @\\r\\nHost: b", "X-Amz-Security-Token: ***\\r\\nHost: b"),
+            (r#"{"x-amz-security-token": ["@"]}"#, r#"{"x-amz-security-token": ["***"]}"#),
+            ("authorization: Bearer @, and @", "authorization: Bearer ***, and @"),
+        ] {
+            let masked = masked(text.replace('@', token));
+            assert_eq!(String::from_utf8(masked).unwrap(), shown.replace('@', token));
+        }
     }
 }

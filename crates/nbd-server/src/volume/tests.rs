@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
-use futures_util::stream::{BoxStream, StreamExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -145,7 +145,12 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
-        self.store.list(prefix)
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        match (self.rule.lock())(&Request { number, changes: false }) {
+            Fault::Fails => stream::once(async { Err(broken()) }).boxed(),
+            Fault::Hangs => stream::pending().boxed(),
+            _ => self.store.list(prefix),
+        }
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
@@ -924,6 +929,30 @@ fn a_refused_create_is_already_there_only_if_the_object_is() {
     // It is not known whether the object is there.
     assert!(matches!(create(vec![Conflict, Fails], false), Err(Error::Generic { .. })));
     assert!(matches!(create([Conflict, None].repeat(6), false), Err(Error::Generic { .. })));
+}
+
+/// Each kind of request is counted once if it fails, and none twice.
+#[test]
+fn each_failure_is_counted() {
+    let faulty = Faulty::new(&Arc::new(InMemory::new()), |request| match request.number {
+        5 => Fault::None,
+        _ => Fault::Fails,
+    });
+    let checked = store::Checked::new(faulty as Arc<dyn ObjectStore>);
+    let (a, b) = (Path::from("a"), Path::from("b"));
+    virtual_time().block_on(async {
+        assert!(checked.put(&a, "x".into()).await.is_err());
+        assert!(checked.get(&a).await.is_err());
+        assert!(checked.list(None).next().await.unwrap().is_err());
+        assert!(checked.list_with_delimiter(None).await.is_err());
+        assert!(checked.copy(&a, &b).await.is_err());
+        assert!(
+            matches!(checked.head(&a).await, Err(Error::NotFound { .. })),
+            "which is no failure"
+        );
+        assert!(checked.put_multipart(&a).await.is_err());
+    });
+    assert_eq!(checked.requests.failed.load(Ordering::Relaxed), 6);
 }
 
 #[test]
