@@ -59,7 +59,7 @@ bufcache-operations | 7000 PROPTEST_CASES | # cases, 10^6 operations in 7000 | -
 bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test stress --test storm_writes SERIALLY
 protocol-properties | 10000000 PROPTEST_CASES | # cases | -p nbd-protocol --test api
 nbd-tearings | 1000 OFFLOCK_TEARINGS | 6 x # kills | -p offlock-nbd --test clients -- --ignored --test-threads=1 stress_
-nbd-volume | 1000 OFFLOCK_TEARINGS | # kills | -p offlock-nbd --features objects --test clients -- volume/
+nbd-volume | 1000 OFFLOCK_TEARINGS | 2 x # kills | -p offlock-nbd --features objects --test clients -- --test-threads=1 volume/what_was
 nbd-load | 900 OFFLOCK_STRESS_SECONDS | 3 x # s, a kill each | -p offlock-nbd --test clients -- --ignored --test-threads=1 soak_
 ";
 

@@ -34,6 +34,7 @@ mod parts;
 mod pressure;
 mod priorities;
 mod process;
+mod s3;
 mod sandbox;
 mod server;
 mod sessions;

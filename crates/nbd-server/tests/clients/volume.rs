@@ -1,15 +1,13 @@
-//! Volumes on an object store, which is a folder here.
+//! Volumes on an object store: a folder, or a local S3 server.
 //!
 //! ```text
 //! cargo test -p offlock-nbd --features objects --test clients -- volume/
-//! OFFLOCK_TEARINGS=1000 cargo test --release -p offlock-nbd --features objects --test clients -- volume/
-//! cargo test -p offlock-nbd --features objects --test clients -- --ignored measure_volume
+//! OFFLOCK_TEARINGS=100 cargo test --release -p offlock-nbd --features objects --test clients -- volume/what
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,9 +16,10 @@ use libtest_mimic::Trial;
 use crate::client::{Client, MIB, cmd, err, flag};
 use crate::image::{self, Random};
 use crate::images::fio;
-use crate::lab::{Backend, Lab, Res, Tracked, check, fail, trial, trial_for, wait_until};
+use crate::lab::{Backend, Lab, Res, check, fail, trial, trial_for, wait_until};
 use crate::metrics;
 use crate::need::Need;
+use crate::s3::{Answer, Proxy, check_hidden, environment, moto};
 use crate::server::{Launch, Server, binary};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -28,46 +27,76 @@ pub(crate) fn trials() -> Vec<Trial> {
         return Vec::new();
     }
     let asked = std::env::var("OFFLOCK_TEARINGS").ok();
-    let count: u32 = asked.map_or(8, |n| n.parse().expect("OFFLOCK_TEARINGS is a number"));
-    let deadline = Duration::from_secs(120 + 10 * u64::from(count));
+    let asked: Option<u32> = asked.map(|n| n.parse().expect("OFFLOCK_TEARINGS is a number"));
+    let (folder, s3) = (asked.unwrap_or(5), asked.unwrap_or(3));
+    let deadline = |count: u32| Duration::from_secs(300 + 30 * u64::from(count));
+    let tools = [Need::QemuImg, Need::Fio];
+    let with_s3 = [Need::QemuImg, Need::Fio, Need::Moto];
     let name = "volume/what_was_flushed_survives_kills";
     vec![
-        trial_for(deadline, name, &[], move |lab| kills(lab, count)),
+        trial_for(deadline(folder), name, &tools, move |lab| kills(&Store::folder(lab), folder)),
+        trial_for(deadline(s3), &format!("{name}_on_s3"), &with_s3, move |lab| {
+            kills_on_s3(lab, s3)
+        }),
         trial("volume/a_server_that_was_taken_over_ends_with_its_own_status", &[], takeover),
-        trial("volume/qemu_img_copies_an_image_in_and_compares", &[Need::QemuImg], copied),
         trial("volume/snapshots_by_the_command_line", &[], snapshots),
         trial("volume/credentials_are_in_no_log", &[], credentials),
-        trial("volume/on_an_s3_server", &[Need::Moto], s3),
-        trial_for(HOUR, "measure_volume", &[Need::Moto, Need::Fio], measure)
-            .with_ignored_flag(true),
+        trial("volume/a_server_is_stopped_while_it_opens_a_volume", &[], stopped),
+        trial("volume/on_an_s3_server", &[Need::Moto], s3_server),
+        trial("volume/answers_that_are_lost_late_or_repeated", &[Need::Moto], bad_answers),
     ]
 }
 
 const BLOCK: u64 = 4096;
-const SIZE: u64 = 64 * MIB;
-const HOUR: Duration = Duration::from_secs(3600);
+/// Bytes of a volume. The trial of kills checks the first half by itself; a quarter has an image, and fio writes to
+/// the last.
+const SIZE: u64 = 128 * MIB;
+const HALF: u64 = SIZE / 2;
+const QUARTER: u64 = SIZE / 4;
 
-fn address(lab: &Lab) -> String {
-    format!("file://{}", lab.path("store").display())
+/// Where a trial's volume lies.
+struct Store<'l> {
+    lab: &'l Lab,
+    address: String,
+    /// For `env`.
+    environment: Vec<String>,
 }
 
-fn launch<'a>(lab: &'a Lab, options: &str) -> Launch<'a> {
-    let image = format!("vol={}{options}", address(lab));
-    Launch::new(lab, Backend::Threads).arg("--image").arg(image)
+impl<'l> Store<'l> {
+    fn folder(lab: &'l Lab) -> Self {
+        let address = format!("file://{}", lab.path("store").display());
+        Self { lab, address, environment: vec!["env".to_owned()] }
+    }
+
+    fn s3(lab: &'l Lab, endpoint: &str) -> Self {
+        let mut environment = environment(endpoint);
+        environment.push("OFFLOCK_LOG=info".to_owned());
+        Self { lab, address: "s3://bucket/a/vol".to_owned(), environment }
+    }
+
+    fn launch(&self, options: &str) -> Launch<'l> {
+        let launch = Launch::new(self.lab, Backend::Threads).through(self.environment.clone());
+        launch.arg("--image").arg(format!("vol={}{options}", self.address))
+    }
+
+    fn serve(&self) -> Res<Server> {
+        self.launch("?size=128M").start()
+    }
 }
 
-fn serve(lab: &Lab) -> Res<Server> {
-    launch(lab, "?size=64M").start()
+/// What a volume must have after a kill: of each block what was flushed, or was written later.
+struct Blocks {
+    random: Random,
+    allowed: BTreeMap<u64, Vec<u8>>,
 }
 
-/// Writes, FLUSHes, and kills the server while it has writes that were not flushed. Each block has what
-/// was flushed, or was written later: a check that fio lacks, which does not know what a kill may lose.
-fn kills(lab: &Lab, count: u32) -> Res {
-    let (mut random, mut values) = (Random::new(5), BTreeMap::<u64, Vec<u8>>::new());
-    for round in 0..count {
-        let mut server = serve(lab)?;
-        let mut client = server.client()?;
-        for (&block, allowed) in &mut values {
+impl Blocks {
+    fn new() -> Self {
+        Self { random: Random::new(5), allowed: BTreeMap::new() }
+    }
+
+    fn compare(&mut self, client: &mut Client, round: u32) -> Res {
+        for (&block, allowed) in &mut self.allowed {
             let Ok(read) = client.read(block * BLOCK, BLOCK as u32)? else {
                 fail!("round {round}: block {block} is not readable");
             };
@@ -79,8 +108,14 @@ fn kills(lab: &Lab, count: u32) -> Res {
             );
             *allowed = vec![found];
         }
+        Ok(())
+    }
+
+    /// Writes, TRIMs and FLUSHes, and leaves some that were not flushed.
+    fn change(&mut self, client: &mut Client) -> Res {
+        let random = &mut self.random;
         for step in 0..60 {
-            let (first, byte) = (random.below(SIZE / BLOCK - 40), 1 + random.below(255) as u8);
+            let (first, byte) = (random.below(HALF / BLOCK - 40), 1 + random.below(255) as u8);
             let count = if step % 5 == 0 { 1 + random.below(40) } else { 1 };
             let trims = step % 9 == 8;
             match trims {
@@ -91,29 +126,100 @@ fn kills(lab: &Lab, count: u32) -> Res {
                 }
             }
             for block in first..first + count {
-                values.entry(block).or_insert(vec![0]).push(if trims { 0 } else { byte });
+                let allowed = self.allowed.entry(block).or_insert(vec![0]);
+                allowed.push(if trims { 0 } else { byte });
             }
             if step == 40 || random.below(12) == 0 {
                 client.flush()?.ok("FLUSH")?;
-                for allowed in values.values_mut() {
+                for allowed in self.allowed.values_mut() {
                     let last = *allowed.last().unwrap_or(&0);
                     *allowed = vec![last];
                 }
             }
         }
+        Ok(())
+    }
+}
+
+/// The bytes of an export from `at` on, for qemu-img.
+fn quarter(server: &Server, at: u64) -> String {
+    let nbd = r#"{"driver":"nbd","server":{"type":"unix","path":"PATH"},"export":"vol"}"#;
+    let nbd = nbd.replace("PATH", &server.socket().display().to_string());
+    format!(r#"json:{{"driver":"raw","offset":{at},"size":{QUARTER},"file":{nbd}}}"#)
+}
+
+/// Copies an image in, and compares it. Then again and again: writes, FLUSHes, kills the server while fio writes,
+/// and while there are writes that were not flushed, and compares all: the image, each block that fio has written, old or
+/// new, by its checksum, and the rest by the trial's own check, because fio does not know what a kill may lose.
+fn kills(store: &Store<'_>, count: u32) -> Res {
+    let lab = store.lab;
+    let image = lab.path("a.img");
+    image::with_parts(&image, QUARTER, 20, 3)?;
+    let path = image.to_str().expect("a path of the trial");
+    let mut server = store.serve()?;
+    let convert = ["convert", "-n", "-f", "raw", path, &quarter(&server, HALF)];
+    lab.run_ok(Command::new("qemu-img").args(convert))?;
+    let jobs = [
+        "--bs=4k",
+        "--iodepth=16",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--size=16M",
+        "--numjobs=2",
+        "--offset=96M",
+        "--offset_increment=16M",
+    ];
+    let writes = [&jobs[..], &["--rw=randwrite"]].concat();
+    lab.run_ok(&mut fio(&server, &writes))?;
+    let reads = [&jobs[..], &["--rw=read", "--verify_only"]].concat();
+    let more = ["--do_verify=0", "--time_based", "--runtime=100", "--randrepeat=0", "--fsync=64"];
+    let writes = [&writes[..], &more].concat();
+    let mut blocks = Blocks::new();
+    for round in 0..=count {
+        let mut client = server.client()?;
+        blocks.compare(&mut client, round)?;
+        lab.run_ok(Command::new("qemu-img").args(["compare", path, &quarter(&server, HALF)]))
+            .map_err(|error| format!("round {round}: {error:?}"))?;
+        lab.run_ok(&mut fio(&server, &reads))
+            .map_err(|error| format!("round {round}: {error:?}"))?;
+        if round == count {
+            break;
+        }
+        let mut command = fio(&server, &writes);
+        let _fio = lab.spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+        blocks.change(&mut client)?;
+        std::thread::sleep(Duration::from_millis(blocks.random.below(500)));
         server.kill();
         server.ended()?;
+        server = store.serve()?;
     }
-    serve(lab)?.stop()
+    server.stop()
+}
+
+/// A hundred kills at a time: moto keeps all objects in memory.
+fn kills_on_s3(lab: &Lab, count: u32) -> Res {
+    for begun in (0..count).step_by(100) {
+        let (_moto, endpoint) = moto(lab)?;
+        kills(&Store::s3(lab, &endpoint), (count - begun).min(100))?;
+    }
+    Ok(())
 }
 
 fn takeover(lab: &Lab) -> Res {
-    let mut first = serve(lab)?;
+    let store = Store::folder(lab);
+    let mut first = store.serve()?;
     let mut client = first.client()?;
     client.write(0, &[1; BLOCK as usize], flag::FUA)?.ok("WRITE with FUA")?;
-    let other = || launch(lab, "").socket(&lab.path("s2"));
+    let other = || store.launch("").socket(&lab.path("s2"));
     let (code, log) = other().start_refused()?;
     check!(code == 1 && log.contains("--takeover"), "a second server: {code}\n{log}");
+    for takeover in [&[][..], &["--takeover"]] {
+        let reader = store.launch(",readonly").socket(&lab.path("s2"));
+        let (code, log) =
+            takeover.iter().fold(reader, |reader, word| reader.arg(word)).start_refused()?;
+        let says = log.contains("serve a snapshot") && !log.contains("--takeover");
+        check!(code == 1 && says, "a server that only reads: {code}\n{log}");
+    }
     let second = other().arg("--takeover").start()?;
     let mut new = second.client()?;
     check!(new.read(0, 4096)? == Ok(vec![1; 4096]), "what the first server has flushed");
@@ -124,7 +230,7 @@ fn takeover(lab: &Lab) -> Res {
     check!(status.code() == Some(3), "{status}: {}", first.log());
     check!(first.log().contains("taken it over"), "{}", first.log());
     second.stop()?;
-    let third = serve(lab)?;
+    let third = store.serve()?;
     let mut client = third.client()?;
     check!(client.read(0, 4096)? == Ok(vec![2; 4096]), "what the second server has flushed");
     check!(
@@ -134,29 +240,15 @@ fn takeover(lab: &Lab) -> Res {
     third.stop()
 }
 
-fn copied(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::with_parts(&image, SIZE, 40, 3)?;
-    let server = serve(lab)?;
-    let uri = server.uri("vol");
-    let path = image.to_str().expect("a path of the trial");
-    let convert = ["convert", "-n", "-f", "raw", "-O", "raw", path, &uri];
-    lab.run_ok(Command::new("qemu-img").args(convert))?;
-    server.stop()?;
-    let server = serve(lab)?;
-    let compare = ["compare", "-f", "raw", "-F", "raw", path, &uri];
-    lab.run_ok(Command::new("qemu-img").args(compare))?;
-    server.stop()
-}
-
 fn snapshots(lab: &Lab) -> Res {
     let snapshot = |words: &[&str]| {
         let mut command = Command::new(binary());
         command.arg("snapshot").args(words);
         lab.run(&mut command)
     };
-    let volume = address(lab);
-    let server = serve(lab)?;
+    let store = Store::folder(lab);
+    let volume = store.address.clone();
+    let server = store.serve()?;
     let mut client = server.client()?;
     client.write(0, &[1; BLOCK as usize], flag::FUA)?.ok("WRITE with FUA")?;
     // A server would make the snapshot, but not at once.
@@ -164,14 +256,14 @@ fn snapshots(lab: &Lab) -> Res {
     server.stop()?;
     let made = snapshot(&["create", &volume, "before"])?;
     check!(made.status.success(), "create: {}", made.text);
-    let server = serve(lab)?;
+    let server = store.serve()?;
     let mut client = server.client()?;
     client.write(0, &[2; BLOCK as usize], flag::FUA)?.ok("WRITE with FUA")?;
     let again = snapshot(&["create", &volume, "before"])?;
     check!(again.status.code() == Some(1) && again.text.contains("already"), "{}", again.text);
     let list = snapshot(&["list", &volume])?;
     check!(list.text.trim_end().ends_with("UTC  before"), "{}", list.text);
-    let old = launch(lab, "?snapshot=before").socket(&lab.path("s2")).start()?;
+    let old = store.launch("?snapshot=before").socket(&lab.path("s2")).start()?;
     let mut reader = old.client()?;
     check!(reader.read(0, 4096)? == Ok(vec![1; 4096]), "the snapshot");
     check!(client.read(0, 4096)? == Ok(vec![2; 4096]), "the volume");
@@ -185,28 +277,8 @@ fn snapshots(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// What the environment of a trial's server has; the values are sought in all that the server says.
-const CREDENTIALS: [(&str, &str); 3] = [
-    ("AWS_ACCESS_KEY_ID", "AKIAhidden0000000000"),
-    ("AWS_SECRET_ACCESS_KEY", "hidden/Secret+Access/Key000000000000000="),
-    ("AWS_SESSION_TOKEN", "hidden+Session/Token00000000000000000000=="),
-];
-
-/// A server of a volume on an S3 server, or `offlock-nbd snapshot`, by `env`.
-fn environment(endpoint: &str) -> Vec<String> {
-    let set = |(name, value): (&str, &str)| format!("{name}={value}");
-    let region = [("AWS_REGION", "us-east-1"), ("AWS_ENDPOINT", endpoint)];
-    let settings = CREDENTIALS.into_iter().chain(region).map(set);
-    ["env".to_owned(), "OFFLOCK_LOG=trace".to_owned()].into_iter().chain(settings).collect()
-}
-
-fn check_hidden(text: &str) -> Res {
-    let seen = text.lines().find(|line| line.contains("hidden"));
-    check!(seen.is_none(), "a credential is shown: {seen:?}");
-    Ok(())
-}
-
-/// A store that refuses each request, and answers with the headers of the request.
+/// A store that refuses each request, and answers with the headers of the request. The credentials are those of the
+/// environment, or come from the provider of the machine, which is the same server.
 fn credentials(lab: &Lab) -> Res {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let endpoint = format!("http://{}", listener.local_addr()?);
@@ -215,51 +287,118 @@ fn credentials(lab: &Lab) -> Res {
             let mut request = vec![0; 1 << 16];
             let count = stream.read(&mut request).unwrap_or(0);
             let echo = String::from_utf8_lossy(&request[..count]);
+            let (status, text) = match echo.split(' ').nth(1).unwrap_or_default() {
+                "/latest/api/token" => ("200 OK", "hiddenMetadataToken"),
+                "/latest/meta-data/iam/security-credentials/" => ("200 OK", "role"),
+                "/latest/meta-data/iam/security-credentials/role" => ("200 OK", ISSUED),
+                _ => ("403 Forbidden", &*echo),
+            };
             let answer = format!(
-                "HTTP/1.1 403 Forbidden\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{echo}",
-                echo.len()
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+                text.len()
             );
             let _ = stream.write_all(answer.as_bytes());
         }
     });
-    let image = "s3://bucket/vol?size=64M";
-    let launch = Launch::new(lab, Backend::Threads).through(["env", "OFFLOCK_LOG=trace"]);
-    let launch = launch.through(environment(&endpoint)).arg("--image").arg(image);
-    let (code, log) = launch.start_refused()?;
-    check!(code == 1 && log.contains("403") && log.contains("***"), "{code}: {log}");
-    check_hidden(&log)?;
-    let mut words = environment(&endpoint).into_iter();
-    let mut snapshot = Command::new(words.next().expect("env"));
-    snapshot.args(words).arg(binary()).args(["snapshot", "list", "s3://bucket/vol"]);
-    let listed = lab.run(&mut snapshot)?;
-    check!(listed.status.code() == Some(1) && listed.text.contains("403"), "{}", listed.text);
-    check_hidden(&listed.text)
+    let issued = ["env", "OFFLOCK_LOG=trace", "AWS_REGION=us-east-1"].map(str::to_owned);
+    let places = [format!("AWS_ENDPOINT={endpoint}"), format!("AWS_METADATA_ENDPOINT={endpoint}")];
+    let issued = issued.into_iter().chain(places).collect();
+    for environment in [environment(&endpoint), issued] {
+        let image = "s3://bucket/vol?size=64M";
+        let launch = Launch::new(lab, Backend::Threads).through(environment.clone());
+        let (code, log) = launch.arg("--image").arg(image).start_refused()?;
+        check!(code == 1 && log.contains("403") && log.contains("***"), "{code}: {log}");
+        check_hidden(&log)?;
+        let mut words = environment.into_iter();
+        let mut snapshot = Command::new(words.next().expect("env"));
+        snapshot.args(words).arg(binary()).args(["snapshot", "list", "s3://bucket/vol"]);
+        let listed = lab.run(&mut snapshot)?;
+        check!(listed.status.code() == Some(1) && listed.text.contains("403"), "{}", listed.text);
+        check_hidden(&listed.text)?;
+    }
+    Ok(())
 }
 
-/// A local S3 server with the bucket `bucket`, and its address.
-fn moto(lab: &Lab) -> Res<(Tracked, String)> {
-    let log = lab.path("moto.log");
-    let mut command = Command::new("moto_server");
-    command.args(["-H", "127.0.0.1", "-p", "0"]).stdin(Stdio::null()).stdout(Stdio::null());
-    let process = lab.spawn(command.stderr(File::create(&log)?))?;
-    let address = wait_until(|| {
-        let text = fs::read_to_string(&log).ok()?;
-        let (_, rest) = text.split_once("Running on http://")?;
-        rest.split_once('\n').map(|(address, _)| address.trim().to_owned())
+/// What a machine's provider answers.
+const ISSUED: &str = r#"{"Code": "Success", "LastUpdated": "2026-01-01T00:00:00Z", "Type": "AWS-HMAC",
+    "AccessKeyId": "ASIAhidden0000000000", "SecretAccessKey": "hiddenIssuedSecretKey000000000000",
+    "Token": "IQoJhiddenIssuedToken//////////wEaCXVzLWVhc3QtMSJHMEUCIQD", "Expiration": "2099-01-01T00:00:00Z"}"#;
+
+/// SIGTERM ends a server within seconds while the store refuses each request, or answers none.
+fn stopped(lab: &Lab) -> Res {
+    for answer in [Answer::Status(503), Answer::Late(1000)] {
+        let proxy = Proxy::new("http://127.0.0.1:9", Duration::ZERO, move |_| answer)?;
+        let (store, socket) = (Store::s3(lab, &proxy.endpoint), lab.path("s"));
+        let launch = store.launch("?size=64M").socket(&socket);
+        let mut server = launch.start_silent()?;
+        check!(
+            wait_until(|| (proxy.seen("").0 > 0).then_some(())).is_some(),
+            "it sends no request"
+        );
+        server.signal(libc::SIGTERM);
+        let since = Instant::now();
+        let status = server.wait_for(Duration::from_secs(60))?;
+        let Some(status) = status else { fail!("{answer:?}: it runs on after SIGTERM") };
+        check!(status.code() == Some(1), "{answer:?}: {status}");
+        check!(since.elapsed() < Duration::from_secs(20), "{answer:?}: {:?}", since.elapsed());
+    }
+    Ok(())
+}
+
+/// One request in four fails in some way, then all do for a while, then one is late. Each FLUSH succeeds, within the
+/// time that the server waits for a store, and a server that is started later has what was flushed.
+fn bad_answers(lab: &Lab) -> Res {
+    let (_moto, endpoint) = moto(lab)?;
+    let proxy = Proxy::new(&endpoint, Duration::ZERO, |_| Answer::Pass)?;
+    let store = Store::s3(lab, &proxy.endpoint);
+    let metrics = lab.path("metrics");
+    let mut server = store.launch("?size=128M").arg("--metrics").arg(&metrics).start()?;
+    let (mut client, mut blocks) = (server.client()?, Blocks::new());
+    let mut random = Random::new(9);
+    proxy.set_rule(move |first| {
+        let creates = first.starts_with("PUT");
+        match random.below(28) {
+            0 => Answer::Lost,
+            1 => Answer::Unanswered,
+            2 => Answer::Repeated,
+            3 => Answer::Status(429),
+            4 => Answer::Status(500),
+            5 => Answer::Status(503),
+            6 if creates => Answer::Status(409),
+            7 => Answer::Late(1),
+            _ => Answer::Pass,
+        }
     });
-    let Some(address) = address else {
-        fail!("moto does not run: {}", fs::read_to_string(&log)?);
+    for _ in 0..2 {
+        blocks.change(&mut client)?;
+    }
+    let flush = |client: &mut Client, blocks: &mut Blocks, what: &str| -> Res {
+        blocks.change(client)?;
+        let since = Instant::now();
+        client.flush()?.ok(what)?;
+        check!(since.elapsed() < Duration::from_secs(150), "{what}: {:?}", since.elapsed());
+        Ok(())
     };
-    let mut stream = TcpStream::connect(&address)?;
-    let create = "PUT /bucket HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n";
-    stream.write_all(create.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    check!(answer.contains(" 200 "), "no bucket: {answer}");
-    Ok((process, format!("http://{address}")))
+    let burst = Instant::now() + Duration::from_secs(5);
+    let is_over = move || Instant::now() > burst;
+    proxy.set_rule(move |_| if is_over() { Answer::Pass } else { Answer::Status(503) });
+    flush(&mut client, &mut blocks, "FLUSH during a burst of 503")?;
+    let mut is_late = true;
+    proxy.set_rule(
+        move |_| if std::mem::take(&mut is_late) { Answer::Late(60) } else { Answer::Pass },
+    );
+    flush(&mut client, &mut blocks, "FLUSH whose answer is late")?;
+    let page = metrics::ask(&metrics, "GET /metrics HTTP/1.1\r\n\r\n")?.1;
+    let failed = page.lines().find(|line| line.contains("volume_failed_total{"));
+    check!(failed.is_some_and(|line| !line.ends_with(" 0")), "{failed:?}");
+    server.kill();
+    server.ended()?;
+    let server = store.serve()?;
+    blocks.compare(&mut server.client()?, 0)?;
+    server.stop()
 }
 
-fn s3(lab: &Lab) -> Res {
+fn s3_server(lab: &Lab) -> Res {
     let (_moto, endpoint) = moto(lab)?;
     let launch = |socket: &str, options: &str| {
         let bucket = if socket == "none" { "no-bucket" } else { "bucket" };
@@ -299,106 +438,4 @@ fn s3(lab: &Lab) -> Res {
     check!(first.ended()?.code() == Some(3), "{}", first.log());
     check!(second.client()?.read(0, 4 * MIB as u32)? == Ok(wanted), "after a takeover");
     second.stop()
-}
-
-/// Prints what requests of clients cost on a local S3 server, which itself needs some milliseconds for
-/// each request.
-///
-/// The requests that the database sends by itself are counted too.
-fn measure(lab: &Lab) -> Res {
-    const OTHERS: [&str; 3] = ["gets", "lists", "deletes"];
-    let (_moto, endpoint) = moto(lab)?;
-    let metrics = lab.path("metrics");
-    let start = || {
-        let launch = Launch::new(lab, Backend::Threads).through(environment(&endpoint));
-        let launch =
-            launch.through(["OFFLOCK_LOG=info"]).arg("--image").arg("vol=s3://bucket/vol?size=4T");
-        launch.arg("--cache").arg("256M").arg("--metrics").arg(&metrics).start()
-    };
-    let count = |names: &[&str]| -> Res<u64> {
-        let page = metrics::ask(&metrics, "GET /metrics HTTP/1.1\r\n\r\n")?.1;
-        let value = |line: &str| {
-            let (name, value) = line.split_once("{export=\"vol\"} ")?;
-            let asked = names.iter().any(|asked| name.ends_with(&format!("volume_{asked}_total")));
-            asked.then(|| value.parse().unwrap_or(0))
-        };
-        Ok(page.lines().filter_map(value).sum())
-    };
-    let server = start()?;
-    let mut client = server.client()?;
-    let mut random = Random::new(1);
-    let timed = |what: &str, run: &mut dyn FnMut() -> Res<u64>| -> Res {
-        let (puts, others) = (count(&["puts"])?, count(&OTHERS)?);
-        let (bytes, since) = (count(&["put_bytes"])?, Instant::now());
-        let written = run()?;
-        let (time, puts, others) =
-            (since.elapsed(), count(&["puts"])? - puts, count(&OTHERS)? - others);
-        let bytes = (count(&["put_bytes"])? - bytes) as f64 / written.max(1) as f64;
-        println!("| {what} | {puts} | {others} | {bytes:.2} | {time:.2?} |");
-        Ok(())
-    };
-    println!("| operation | PUTs | other requests | bytes PUT per byte written | time |");
-    println!("|---|---|---|---|---|");
-    for writes in [1, 100] {
-        timed(&format!("{writes} random writes of 4 KiB and a FLUSH"), &mut || {
-            for _ in 0..writes {
-                let at = random.below(16 << 20) * BLOCK;
-                client.write(at, &[1; BLOCK as usize], 0)?.ok("WRITE")?;
-            }
-            client.flush()?.ok("FLUSH")?;
-            Ok(writes * BLOCK)
-        })?;
-    }
-    timed("256 MiB in order, and a FLUSH", &mut || {
-        let data: Vec<u8> = (0..MIB).map(|at| (at % 251) as u8).collect();
-        for at in 0..256 {
-            client.write(at * MIB, &data, 0)?.ok("WRITE")?;
-        }
-        client.flush()?.ok("FLUSH")?;
-        Ok(256 * MIB)
-    })?;
-    timed("one minute without a request of a client", &mut || {
-        std::thread::sleep(Duration::from_secs(60));
-        Ok(0)
-    })?;
-    for at in 0..2048 {
-        let written = client.write(at * 1024 * MIB, &[1; BLOCK as usize], 0);
-        written.map_err(|_| server.log())?.ok("WRITE")?;
-    }
-    client.flush()?.ok("FLUSH")?;
-    timed("TRIM of 2 TiB with data in each GiB, and a FLUSH", &mut || {
-        for at in 0..1024 {
-            client.plain(cmd::TRIM, 0, at * 2048 * MIB, 2048 * MIB)?.ok("TRIM")?;
-        }
-        client.flush()?.ok("FLUSH")?;
-        Ok(0)
-    })?;
-    client.write(0, &[1; 1 << 20], 0)?.ok("WRITE")?;
-    drop(client);
-    server.stop()?;
-    let server = start()?;
-    let mut client = server.client()?;
-    for what in ["the first read of a server, of 4 KiB", "a cold read of 4 KiB"] {
-        timed(what, &mut || {
-            let at = random.below(16) * 65536;
-            check!(client.read(at, 4096)?.is_ok_and(|read| read == [1; 4096]), "{what}");
-            Ok(0)
-        })?;
-    }
-    let image = lab.path("local.img");
-    image::sparse(&image, 64 * MIB)?;
-    let local = Launch::bare(lab).on_socket("l").image(&image);
-    let local = local.arg("--cache").arg("256M").start()?;
-    let args = ["--rw=randread", "--bs=4k", "--iodepth=32", "--size=64M", "--time_based"];
-    let last = ["--runtime=5", "--output-format=terse", "--terse-version=3"];
-    for (what, server) in [("a local image", &local), ("a volume", &server)].repeat(3) {
-        let mut warm = server.client()?;
-        for at in 0..64 {
-            check!(warm.read(at * MIB, MIB as u32)?.is_ok(), "{what}");
-        }
-        let text = lab.run_ok(&mut fio(server, &[&args[..], &last[..]].concat()))?;
-        let rate = text.split(';').nth(7).unwrap_or("?").to_owned();
-        println!("cached random reads of 4 KiB, depth 32, of {what}: {rate} a second");
-    }
-    Ok(())
 }
