@@ -23,7 +23,7 @@ use nops::{awaited, called_back, queued, raw, ring};
 const DEPTH: usize = 128;
 
 fn nop(c: &mut Criterion) {
-    harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
+    harness::pin(harness::allowed_cpus()[0]);
     // The refusal of a container, or of the kernel: every row here needs io_uring.
     let engine = match Engine::builder().backend(BackendKind::Uring).depth(DEPTH).build() {
         Ok(engine) => engine,

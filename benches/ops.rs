@@ -12,7 +12,7 @@ pub(crate) use row;
 
 /// Keeps the bench on one CPU.
 pub(crate) fn on_one_cpu() -> Criterion {
-    harness::pin(harness::allowed_cpus().expect("CPUs")[0]).expect("an allowed CPU");
+    harness::pin(harness::allowed_cpus()[0]);
     eprintln!("percpu: {}", offlock_percpu::capabilities());
     Criterion::default()
 }

@@ -52,6 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &raw::FLAGS,
+        decides: |_| true,
         quick_limit: Duration::from_millis(2_000),
         limit: Duration::from_secs(10),
         families: FAMILIES,

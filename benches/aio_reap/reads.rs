@@ -114,7 +114,7 @@ pub(crate) fn measure(
     rows: &Rows,
 ) -> Rounds {
     let job = Job { path: device.path.clone(), blocks: device.blocks(), depth };
-    let cpu = allowed_cpus().expect("this process has CPUs")[0];
+    let cpu = allowed_cpus()[0];
     let fio_length = fio_length(plan);
     let plan = Plan { rounds: plan.rounds / 9, limit: Duration::MAX, ..plan.clone() };
     let mut rounds = Rounds::new(group, rows.iter().map(|(name, _)| (format!("{name}/1"), 1)));
@@ -207,8 +207,8 @@ fn work(
     orders: &Receiver<(u64, Duration)>,
     spans: &Sender<io::Result<Span>>,
 ) {
-    let made = pin(cpu).and_then(|()| make(job));
-    let mut reader = match made {
+    pin(cpu);
+    let mut reader = match make(job) {
         Ok(reader) => reader,
         Err(error) => {
             spans.send(Err(error)).expect("the bench waits for it");

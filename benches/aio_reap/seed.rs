@@ -1,4 +1,4 @@
-//! A4: what QEMU's "linux-aio: process completions from ioq_submit()" changed, on real devices.
+//! A4: what QEMU's "linux-aio: process completions from ioq_submit()" changed, on a RAM disk.
 //!
 //! ```text
 //! 8 queues, 32 requests each ──plug──► one engine, Linux AIO, at most 128 in flight
@@ -19,7 +19,7 @@ use aio_reap::{
     AlignedBuf, BackendKind, CompletionQueue, Engine, File, ReapMode, Sizes, SubmitError,
 };
 use harness::timed::{on_one_cpu, repeat};
-use harness::{Plan, Random, Report, Table, median, number, percentile};
+use harness::{Plan, Random, Report, Table, median, number};
 
 use crate::device::{BLOCK, Device, open};
 use crate::syscalls::SystemCalls;
@@ -38,49 +38,28 @@ pub(crate) const PUBLISHED: [[usize; 11]; 2] = [
     [2, 4, 42, 112, 128, 128, 128, 128, 128, 128, 128],
     [1, 1, 4, 14, 33, 45, 47, 48, 50, 51, 108],
 ];
-/// MiB/s; latency in us: mean of the total, 99th and 99.99th percentile of its part from the submission
-/// on. As published.
-pub(crate) const PUBLISHED_TIMES: [[f64; 4]; 2] =
-    [[1822.7, 1389.8, 1800.0, 4704.0], [1921.2, 1318.4, 1496.0, 5408.0]];
-
 /// One mode, over all windows.
 #[derive(Default)]
 struct Measured {
     sizes: Option<Sizes>,
-    throughput: Vec<f64>,
-    mean: Vec<f64>,
-    p99: Vec<f64>,
-    p9999: Vec<f64>,
     syscalls: Vec<f64>,
 }
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let devices = [("RAM disk", Device::ram()), ("disk", Device::disk())];
-    for (target, (name, device)) in [true, false].into_iter().zip(devices) {
-        let device = match device {
-            Ok(device) => device,
-            Err(error) => {
-                println!("# {name}: not measured: {error}");
-                continue;
-            }
-        };
-        let modes = match on_one_cpu(|| measure(plan, &device)) {
-            Ok(modes) => modes,
-            Err(error) => {
-                println!("# {name}: not measured: {error}");
-                continue;
-            }
-        };
-        print_tables(name, &modes);
-        if target {
-            record(&modes, report);
-        }
+    let measured = Device::ram().and_then(|device| on_one_cpu(|| measure(plan, &device)));
+    let [off, on] = match measured {
+        Ok(modes) => modes,
+        Err(error) => return println!("# RAM disk: not measured: {error}"),
+    };
+    let mut reaped = reaped("RAM disk", [&off, &on].map(|mode| mode.sizes.as_ref()));
+    reaped.columns.extend(["full, %".into(), "calls/read".into()]);
+    for (mode, at) in [&off, &on].into_iter().zip([0, 2]) {
+        let full = number(mode.sizes.as_ref().map(full), 2);
+        reaped.rows[at].1.extend([full, number(median(&mode.syscalls), 4)]);
     }
-}
-
-fn record([off, on]: &[Measured; 2], report: &mut Report) {
+    print!("{reaped}");
     let p50 = |mode: &Measured| mode.sizes.as_ref().map(|sizes| sizes.percentile(50.0) as f64);
-    report.record("A4.reaped_p50", p50(on).zip(p50(off)).map(|(on, off)| on / off));
+    report.record("A4.reaped_p50", p50(&on).zip(p50(&off)).map(|(on, off)| on / off));
     report.record("A4.ring_full.pct", on.sizes.as_ref().map(full));
     let calls = median(&on.syscalls).zip(median(&off.syscalls));
     report.record("A4.syscalls", calls.map(|(on, off)| on / off));
@@ -112,7 +91,7 @@ fn measure(plan: &Plan, device: &Device) -> io::Result<[Measured; 2]> {
     result.map(|()| modes)
 }
 
-/// A window by the clock, and one whose system calls are counted: counting takes time.
+/// A window, and one whose system calls are counted: counting takes time.
 fn windows(
     device: &Device,
     mode: ReapMode,
@@ -120,22 +99,13 @@ fn windows(
     measured: &mut Measured,
 ) -> io::Result<()> {
     let mut load = Load::new(device, mode)?;
-    load.run(Instant::now() + window / 10);
-    load.reset();
-    let start = Instant::now();
-    load.run(start + window);
-    let seconds = start.elapsed().as_secs_f64();
-    measured.throughput.push(load.bytes as f64 / seconds / f64::from(1 << 20));
-    let micros: Vec<f64> = load.nanos.iter().map(|&nanos| nanos as f64 / 1e3).collect();
-    measured.mean.push(micros.iter().sum::<f64>() / micros.len().max(1) as f64);
-    measured.p99.extend(percentile(&micros, 99.0));
-    measured.p9999.extend(percentile(&micros, 99.99));
+    load.run(Instant::now() + window);
     if let Ok(mut calls) = SystemCalls::start() {
-        load.reset();
+        load.done_reads = 0;
         let before = calls.count()?;
         load.run(Instant::now() + window / 10);
         let counted = calls.count()? - before - 1;
-        measured.syscalls.push(counted as f64 / load.nanos.len().max(1) as f64);
+        measured.syscalls.push(counted as f64 / load.done_reads.max(1) as f64);
     }
     let sizes = load.engine.stats().reap_sizes;
     match &mut measured.sizes {
@@ -145,25 +115,18 @@ fn windows(
     Ok(())
 }
 
-/// One request of a queue, while it waits there.
-struct Asked {
-    buf: AlignedBuf,
-    since: Option<Instant>,
-}
-
 /// The engine and its queues.
 struct Load {
     engine: Engine,
     file: File,
     done: CompletionQueue<AlignedBuf>,
-    idle: [Vec<Asked>; QUEUES],
-    /// When the request with this token was asked for; the token says the queue as well.
-    began: Vec<(usize, Instant)>,
+    /// The buffers of the requests that wait in each queue.
+    idle: [Vec<AlignedBuf>; QUEUES],
+    /// The queue of the request with this token.
+    queues: Vec<usize>,
     tokens: Vec<u64>,
     pattern: Pattern,
-    /// Reads that were done, by their times.
-    nanos: Vec<u64>,
-    bytes: u64,
+    done_reads: u64,
 }
 
 impl Load {
@@ -171,30 +134,21 @@ impl Load {
         let builder = Engine::builder().backend(BackendKind::Aio).depth(CAP).capacity(CAP);
         let engine = builder.reap_mode(mode).build()?;
         let file = engine.attach(open(&device.path)?)?;
-        let asked = || Asked { buf: AlignedBuf::zeroed(MOST, BLOCK), since: None };
+        let buf = |_| AlignedBuf::zeroed(MOST, BLOCK);
         Ok(Self {
             engine,
             file,
             done: CompletionQueue::new(),
-            idle: std::array::from_fn(|_| (0..PER_QUEUE).map(|_| asked()).collect()),
-            began: vec![(0, Instant::now()); CAP],
+            idle: std::array::from_fn(|_| (0..PER_QUEUE).map(buf).collect()),
+            queues: vec![0; CAP],
             tokens: (0..CAP as u64).collect(),
             pattern: Pattern { blocks: device.blocks(), random: Random::new(1) },
-            nanos: Vec::with_capacity(1 << 20),
-            bytes: 0,
+            done_reads: 0,
         })
-    }
-
-    fn reset(&mut self) {
-        self.nanos.clear();
-        self.bytes = 0;
     }
 
     /// Runs until then, and until the requests in flight have ended.
     fn run(&mut self, until: Instant) {
-        // Every request is wanted from the start of the window on.
-        let start = Instant::now();
-        self.idle.iter_mut().flatten().for_each(|asked| asked.since = Some(start));
         let mut first = 0;
         while Instant::now() < until {
             let mut went_on = false;
@@ -215,19 +169,17 @@ impl Load {
     fn ask(&mut self, queue: usize) -> bool {
         let plug = self.engine.plug();
         let mut went_on = false;
-        while let Some(mut asked) = self.idle[queue].pop() {
+        while let Some(mut buf) = self.idle[queue].pop() {
             let Some(token) = self.tokens.pop() else {
-                self.idle[queue].push(asked);
+                self.idle[queue].push(buf);
                 break;
             };
-            let now = Instant::now();
             let (offset, len) = self.pattern.next();
-            asked.buf.set_len(len);
-            let read = self.engine.read(&self.file, asked.buf, offset);
-            match read.enqueue(&self.done, token) {
-                Ok(_) => self.began[token as usize] = (queue, asked.since.unwrap_or(now)),
+            buf.set_len(len);
+            match self.engine.read(&self.file, buf, offset).enqueue(&self.done, token) {
+                Ok(_) => self.queues[token as usize] = queue,
                 Err(SubmitError::Full(read)) => {
-                    self.idle[queue].push(Asked { buf: read.into_buf(), since: asked.since });
+                    self.idle[queue].push(read.into_buf());
                     self.tokens.push(token);
                     break;
                 }
@@ -250,14 +202,12 @@ impl Load {
     }
 
     fn take(&mut self) {
-        let mut now = None;
         while let Some(completion) = self.done.pop() {
-            let now = *now.get_or_insert_with(Instant::now);
-            self.bytes += completion.result.expect("a read") as u64;
-            let (queue, began) = self.began[completion.token as usize];
-            self.nanos.push((now - began).as_nanos() as u64);
+            completion.result.expect("a read");
+            self.done_reads += 1;
             self.tokens.push(completion.token);
-            self.idle[queue].push(Asked { buf: black_box(completion.buf), since: Some(now) });
+            let queue = self.queues[completion.token as usize];
+            self.idle[queue].push(black_box(completion.buf));
         }
     }
 }
@@ -296,34 +246,4 @@ pub(crate) fn reaped(of: &str, sizes: [Option<&Sizes>; 2]) -> Table {
         table.row(format!("{name}, published"), published.map(|size| size.to_string()));
     }
     table
-}
-
-/// Throughput and times, off and on: as [`PUBLISHED_TIMES`].
-pub(crate) fn times(of: &str, measured: [[f64; 4]; 2]) -> Table {
-    let columns = ["MiB/s", "mean, us", "p99", "p99.99"];
-    let mut table = Table::new(of, columns);
-    table.bars = vec![1, 2, 3];
-    for ((name, measured), published) in
-        ["off", "on"].into_iter().zip(measured).zip(PUBLISHED_TIMES)
-    {
-        for (name, row) in [(name.to_string(), measured), (format!("{name}, published"), published)]
-        {
-            table.row(name, row.map(|value| number(Some(value), 1)));
-        }
-    }
-    table
-}
-
-fn print_tables(device: &str, modes: &[Measured; 2]) {
-    let mut reaped = reaped(device, modes.each_ref().map(|mode| mode.sizes.as_ref()));
-    reaped.columns.extend(["full, %".into(), "calls/read".into()]);
-    for (mode, at) in modes.iter().zip([0, 2]) {
-        let full = number(mode.sizes.as_ref().map(full), 2);
-        reaped.rows[at].1.extend([full, number(median(&mode.syscalls), 4)]);
-    }
-    let figures = modes.each_ref().map(|mode| {
-        let figures = [&mode.throughput, &mode.mean, &mode.p99, &mode.p9999];
-        figures.map(|figure| median(figure).unwrap_or(f64::NAN))
-    });
-    print!("{reaped}{}", times(device, figures));
 }

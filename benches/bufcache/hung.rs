@@ -1,16 +1,15 @@
 //! B13: gets on a healthy device beside one that answers nothing, which has readers, writers and dirty blocks.
 
-use std::hint::{black_box, spin_loop};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Device};
 use harness::timed::on_one_cpu;
-use harness::{Plan, Report, median, percentile};
+use harness::{Plan, Report, median};
 
-use crate::ours::{MANY, OPEN};
+use crate::ours::{MANY, OPEN, Slow, times};
 use crate::pages::PAGE;
 
 const ROOM: usize = 4096;
@@ -56,23 +55,6 @@ impl BlockDevice for Hung {
     }
 }
 
-/// A device that takes so long for a read.
-struct Slow(Duration);
-
-impl BlockDevice for Slow {
-    fn len(&self) -> u64 {
-        MANY
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let start = Instant::now();
-        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
-            spin_loop();
-        }
-        Ok(buf.len())
-    }
-}
-
 fn cache(read: Duration) -> (Cache, Device) {
     let cache = Cache::new(ROOM * PAGE).expect(OPEN);
     let device = cache.attach(Slow(read)).expect(OPEN);
@@ -81,13 +63,7 @@ fn cache(read: Duration) -> (Cache, Device) {
 
 /// The p99 of a get.
 fn gets(device: &Device) -> f64 {
-    let mut times = Vec::with_capacity(GETS as usize);
-    for count in 0..GETS {
-        let start = Instant::now();
-        black_box(device.get(count * 37 % (2 * ROOM as u64)).expect(OPEN)[0]);
-        times.push(start.elapsed().as_nanos() as f64);
-    }
-    percentile(&times, 99.0).unwrap_or(f64::NAN)
+    times(device, (0..GETS).map(|count| count * 37 % (2 * ROOM as u64)), 99.0)
 }
 
 /// The target is about a device as fast as they come. With one that takes no time the figure is that of the evictor,

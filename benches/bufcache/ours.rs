@@ -1,8 +1,11 @@
 //! bufcache itself.
 
+use std::hint::{black_box, spin_loop};
 use std::io;
+use std::time::{Duration, Instant};
 
 use bufcache::{BlockDevice, Cache, Device};
+use harness::percentile;
 
 use crate::pages::{PAGE, Pages, fill, word};
 
@@ -18,6 +21,33 @@ impl BlockDevice for Numbers {
         fill(offset / PAGE as u64, buf);
         Ok(buf.len())
     }
+}
+
+/// A device that takes so long for a read, and does nothing.
+pub(crate) struct Slow(pub(crate) Duration);
+
+impl BlockDevice for Slow {
+    fn len(&self) -> u64 {
+        MANY
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let start = Instant::now();
+        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
+            spin_loop();
+        }
+        Ok(buf.len())
+    }
+}
+
+/// Returns this percentile of the nanoseconds that a get of each of these blocks takes.
+pub(crate) fn times(device: &Device, blocks: impl Iterator<Item = u64>, percent: f64) -> f64 {
+    let time = |block| {
+        let start = Instant::now();
+        black_box(device.get(block).expect(OPEN)[0]);
+        start.elapsed().as_nanos() as f64
+    };
+    percentile(&blocks.map(time).collect::<Vec<_>>(), percent).unwrap_or(f64::NAN)
 }
 
 /// More pages than anything here asks for.

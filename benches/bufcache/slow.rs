@@ -1,17 +1,15 @@
 //! B6: hits beside another thread's read that takes long.
 
-use std::hint::{black_box, spin_loop};
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Device};
+use bufcache::{Cache, Device};
 use harness::timed::on_one_cpu;
-use harness::{Plan, Report, allowed_cpus, median, percentile, pin};
+use harness::{Plan, Report, allowed_cpus, median, pin};
 
-use crate::ours::OPEN;
+use crate::ours::{OPEN, Slow, times};
 
 const BLOCK: usize = 512;
 const HOT: u64 = 1024;
@@ -21,32 +19,9 @@ const SLOW: Duration = Duration::from_micros(100);
 /// Hits of a window.
 const HITS: u64 = 200_000;
 
-/// Reads do nothing, for a while.
-struct Slow(Duration);
-
-impl BlockDevice for Slow {
-    fn len(&self) -> u64 {
-        1 << 45
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let start = Instant::now();
-        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
-            spin_loop();
-        }
-        Ok(buf.len())
-    }
-}
-
 /// The p99.9 of a hit.
 fn hits(device: &Device) -> f64 {
-    let mut times = Vec::with_capacity(HITS as usize);
-    for count in 0..HITS {
-        let start = Instant::now();
-        black_box(device.get(count * 37 % HOT).expect(OPEN)[0]);
-        times.push(start.elapsed().as_nanos() as f64);
-    }
-    percentile(&times, 99.9).unwrap_or(f64::NAN)
+    times(device, (0..HITS).map(|count| count * 37 % HOT), 99.9)
 }
 
 /// Makes a cache whose frames are touched already, with the hot blocks in it.
@@ -60,37 +35,27 @@ fn cache() -> (Cache, Device) {
     (cache, device)
 }
 
+/// The p99.9 of a hit alone, beside another thread's reads of a slow device, and their ratio.
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let rounds = plan.rounds.min(15);
-    let read = |device: &Device, number: u64| drop(device.get(number).expect(OPEN));
-    if let Some([alone, beside, ratio]) = beside(rounds, read) {
-        println!("- a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
-        report.record("B6.hit_p999_beside_slow_read", Some(ratio));
-    }
-}
-
-/// The p99.9 of a hit alone, beside what another thread does to a slow device, and their ratio.
-fn beside(rounds: usize, what: impl Fn(&Device, u64) + Sync) -> Option<[f64; 3]> {
-    let cpus = allowed_cpus().expect("this process has CPUs");
+    let cpus = allowed_cpus();
     if cpus.len() < 2 {
-        println!("# not measured: hits beside a slow device: one CPU");
-        return None;
+        return println!("# not measured: hits beside a slow device: one CPU");
     }
     let (cache, device) = cache();
     let slow = cache.attach(Slow(SLOW)).expect(OPEN);
     let (busy, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let ratios: Vec<[f64; 3]> = thread::scope(|scope| {
         let (sender, turns) = channel::<()>();
-        let (busy, over, slow, what) = (&busy, &over, &slow, &what);
+        let (busy, over, slow) = (&busy, &over, &slow);
         scope.spawn(move || {
-            pin(cpus[1]).expect("an allowed CPU");
+            pin(cpus[1]);
             let mut fresh = 0;
             // A turn: one after the other, until it is over.
             while turns.recv().is_ok() {
                 // Ordering: Relaxed, all of them; flags that carry nothing.
                 while busy.load(Ordering::Relaxed) {
                     fresh += 1;
-                    what(slow, fresh);
+                    drop(slow.get(fresh).expect(OPEN));
                 }
                 over.store(true, Ordering::Relaxed);
             }
@@ -107,11 +72,13 @@ fn beside(rounds: usize, what: impl Fn(&Device, u64) + Sync) -> Option<[f64; 3]>
                 }
                 [alone, beside, beside / alone]
             };
-            let rounds = (0..rounds).map(round).collect();
+            let rounds = (0..plan.rounds.min(15)).map(round).collect();
             drop(sender);
             rounds
         })
     });
     let of = |at: usize| median(&ratios.iter().map(|round| round[at]).collect::<Vec<_>>());
-    Some([of(0)?, of(1)?, of(2)?])
+    let [alone, beside] = [0, 1].map(|at| of(at).unwrap_or(f64::NAN));
+    println!("- a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
+    report.record("B6.hit_p999_beside_slow_read", of(2));
 }

@@ -76,7 +76,7 @@ pub(crate) fn run_many(plan: &Plan, report: &mut Report) {
 }
 
 fn measure(plan: &Plan, group: &str, cases: &[(&Row, usize)]) -> Rounds {
-    let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
+    let cpus = allowed_cpus().len();
     let names = cases.iter().map(|((name, _), threads)| (format!("{name}/{threads}"), 1));
     let mut rounds = Rounds::new(group, names);
     repeat(plan, || {

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use harness::{Args, Targets, with_affinity};
+use harness::{Args, Targets, with_cpus};
 
 use self::client::DemoOptions;
 use crate::servers::Site;
@@ -60,7 +60,7 @@ pub(crate) fn measure(
 
 fn figures(socket: &Path, cpu: usize, mixed: Duration) -> io::Result<Figures> {
     let options = DemoOptions { mixed, at_least: 0, progress: false, ..DemoOptions::default() };
-    let report = with_affinity(cpu, || client::run(socket, &options))?.map_err(io::Error::other)?;
+    let report = with_cpus(&[cpu], || client::run(socket, &options)).map_err(io::Error::other)?;
     let of = |name: &str| {
         let kind = report.kinds.iter().find(|kind| kind.name.starts_with(name));
         kind.ok_or_else(|| io::Error::other(format!("no {name}: the phase was too short")))

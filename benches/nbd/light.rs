@@ -295,7 +295,7 @@ impl Client {
 fn on<R: Send>(cpu: usize, f: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            pin(cpu)?;
+            pin(cpu);
             f()
         });
         thread.join().map_err(|_| bad("a client's thread panicked"))?

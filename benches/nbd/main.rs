@@ -29,7 +29,6 @@ mod picture;
 mod rows;
 mod servers;
 mod sides;
-mod table;
 mod writes;
 
 use std::error::Error;
@@ -44,7 +43,6 @@ use harness::{Args, FioMix, Foreign, Header, Random, Targets, allowed_cpus, targ
 use crate::picture::Picture;
 use crate::rows::{Load, Row, Window, loads};
 use crate::servers::{Server, Site, build_ours};
-use crate::table::table;
 
 /// The image: large enough that the CPU's caches do not hold it, small enough for the page cache.
 const IMAGE: usize = 1 << 30;
@@ -95,7 +93,7 @@ fn measure(args: &Args, header: &Header, targets: &mut Targets) -> Result<(), Bo
         return Err("fio is not installed: apt install fio".into());
     }
     let program = build_ours();
-    let cpus = allowed_cpus()?;
+    let cpus = allowed_cpus();
     let (client, server) = (cpus[0], *cpus.last().ok_or("no CPU")?);
 
     let scratch = tempfile::Builder::new().prefix("nbd-bench-").tempdir_in(target_dir()?)?;
@@ -178,7 +176,7 @@ fn measure_reads(
     }
 
     for row in &rows {
-        print!("{}", table(row));
+        print!("{}", row.table());
         for (id, measured) in row.targets() {
             targets.record(&id, measured)?;
         }
@@ -237,7 +235,6 @@ impl Bench<'_> {
         server.check()?;
         let client = if load.cpus == 1 { self.server } else { self.client };
         let used = if load.cpus == 1 { vec![client] } else { vec![client, self.server] };
-        let answered = server.hits()?;
         let busy = server.process.cpu_time()?;
         let foreign = Foreign::start(&used, &[server.process.id()])?;
         let reads = if load.light {
@@ -253,11 +250,7 @@ impl Bench<'_> {
         };
         let foreign = foreign.share()?;
         let busy = (server.process.cpu_time()? - busy).as_secs_f64() / self.window.as_secs_f64();
-        let share = |((reads, hits), (all, found)): ((u64, u64), (u64, u64))| {
-            (found - hits) as f64 / (all - reads).max(1) as f64
-        };
-        let hits = answered.zip(server.hits()?).map(share);
-        Ok(Window { reads, foreign, busy, hits })
+        Ok(Window { reads, foreign, busy })
     }
 }
 

@@ -43,8 +43,7 @@ impl Picture {
         let bars = |row: &Row| {
             let reads = (0..row.servers.len()).map(|at| row.median(at, |window| window.reads.iops));
             let reads = reads.collect::<Option<Vec<_>>>()?;
-            let complete = row.load.target.is_some() && row.lacks_no_server();
-            complete.then(|| Bars { name: name(row), reads })
+            row.lacks_no_server().then(|| Bars { name: name(row), reads })
         };
         let rounds = rows.first().map_or(0, |row| row.rounds.done());
         let Header { cpu, cores, kernel, commit, command, .. } = header;

@@ -1,6 +1,8 @@
 //! The rows of the table, and the target that each of them decides.
 
-use harness::{Args, FioSide, Ratio, Rounds, median};
+use std::time::Duration;
+
+use harness::{Args, FioSide, Ratio, Rounds, Table, median, number};
 
 use crate::servers::{DIRECT_PEER, NBDKIT, OURS, OURS_DIRECT, QEMU};
 
@@ -22,7 +24,7 @@ pub(crate) struct Load {
     /// Measured by [`light`](crate::light) and not by fio, with random blocks.
     pub(crate) light: bool,
     /// The target that this row decides.
-    pub(crate) target: Option<&'static str>,
+    target: &'static str,
 }
 
 impl Load {
@@ -55,7 +57,7 @@ impl Load {
     }
 }
 
-/// All loads, the ones that decide a target first. `--quick` keeps only those.
+/// The loads that were asked for.
 pub(crate) fn loads(args: &Args) -> Vec<Load> {
     let random = Load {
         rw: "randread",
@@ -65,35 +67,20 @@ pub(crate) fn loads(args: &Args) -> Vec<Load> {
         cpus: 2,
         direct: false,
         light: false,
-        target: None,
+        target: "N1",
     };
     // N7 and N8: what a read from memory costs the server, which fio is too busy to show.
-    let hits = Load { light: true, ..random };
-    let sequential = Load { rw: "read", block: "128k", depth: 8, ..random };
+    let light = Load { light: true, ..random };
     let mut loads = vec![
-        Load { target: Some("N1"), ..random },
-        Load { depth: 1, cpus: 1, target: Some("N2.samecpu.tput"), ..random },
-        Load { depth: 1, target: Some("N2.twocpus.tput"), ..random },
-        Load { direct: true, target: Some("N3"), ..random },
-        Load { target: Some("N4"), ..sequential },
-        Load { target: Some("N7"), ..hits },
-        Load { connections: 8, target: Some("N8.8conn"), ..hits },
+        random,
+        Load { depth: 1, cpus: 1, target: "N2.samecpu.tput", ..random },
+        Load { depth: 1, target: "N2.twocpus.tput", ..random },
+        Load { direct: true, target: "N3", ..random },
+        Load { rw: "read", block: "128k", depth: 8, target: "N4", ..random },
+        Load { target: "N7", ..light },
+        Load { connections: 8, target: "N8.8conn", ..light },
     ];
-    if !args.quick {
-        loads.extend([
-            Load { cpus: 1, ..random },
-            Load { connections: 4, ..random },
-            Load { connections: 4, cpus: 1, ..random },
-            Load { connections: 8, ..random },
-            Load { connections: 4, depth: 1, ..random },
-            Load { connections: 4, depth: 1, cpus: 1, ..random },
-            Load { direct: true, cpus: 1, ..random },
-            Load { cpus: 1, ..sequential },
-            Load { depth: 4, ..hits },
-            Load { cpus: 1, ..hits },
-        ]);
-    }
-    loads.retain(|load| args.wants(&load.name()) || load.target.is_some_and(|id| args.wants(id)));
+    loads.retain(|load| args.wants(&load.name()) || args.wants(load.target));
     loads
 }
 
@@ -115,8 +102,6 @@ pub(crate) struct Window {
     pub(crate) foreign: f64,
     /// The part of the time that the server used its CPU.
     pub(crate) busy: f64,
-    /// The part of the reads that our server answered from its own memory.
-    pub(crate) hits: Option<f64>,
 }
 
 impl Row {
@@ -150,11 +135,6 @@ impl Row {
         self.servers.len() == self.load.servers().len()
     }
 
-    /// The least part of the reads of a window that our server answered from memory.
-    pub(crate) fn hits(&self) -> Option<f64> {
-        self.windows.iter().flatten().filter_map(|window| window.hits).min_by(f64::total_cmp)
-    }
-
     /// The targets that this row decides, as far as both sides of them were measured.
     pub(crate) fn targets(&self) -> Vec<(String, Option<Ratio>)> {
         let ours = self.load.ours();
@@ -165,14 +145,48 @@ impl Row {
             all_run(others).then(|| self.rounds.tput_ratio_to_best(ours, others)).flatten()
         };
         match self.load.target {
-            Some(id @ ("N1" | "N7" | "N8.8conn")) => {
+            id @ ("N1" | "N7" | "N8.8conn") => {
                 let part = |peer| id.to_string() + peer + ".tput";
                 vec![(part(".qemu"), best(&[QEMU])), (part(".nbdkit"), best(&[NBDKIT]))]
             }
-            Some("N3") => vec![("N3.qemu_native.tput".into(), best(&[DIRECT_PEER]))],
-            Some("N4") => vec![("N4.sequential.tput".into(), best(&[QEMU, NBDKIT]))],
-            Some(id) => vec![(id.into(), best(&[QEMU, NBDKIT]))],
-            None => Vec::new(),
+            "N3" => vec![("N3.qemu_native.tput".into(), best(&[DIRECT_PEER]))],
+            "N4" => vec![("N4.sequential.tput".into(), best(&[QEMU, NBDKIT]))],
+            id => vec![(id.into(), best(&[QEMU, NBDKIT]))],
         }
+    }
+
+    /// A table with one line per server.
+    pub(crate) fn table(&self) -> Table {
+        let columns = [
+            "IOPS",
+            "MB/s",
+            "p50 us",
+            "p99 us",
+            "offlock / this",
+            "server, %",
+            "client, %",
+            "others, %",
+        ];
+        let mut table = Table::new(format!("{} [{}]", self.load.name(), self.load.target), columns);
+        let ours = self.load.ours();
+        for (index, name) in self.servers.iter().enumerate() {
+            let column =
+                |of: &dyn Fn(&Window) -> f64, digits| number(self.median(index, of), digits);
+            let micros = |time: Duration| time.as_secs_f64() * 1e6;
+            let has_both = *name != ours && self.servers.contains(&ours);
+            let ratio = has_both.then(|| self.rounds.tput_ratio(ours, name)).flatten();
+            let cells = [
+                column(&|window| window.reads.iops, 0),
+                column(&|window| window.reads.bytes / 1e6, 0),
+                column(&|window| micros(window.reads.p50), 1),
+                column(&|window| micros(window.reads.p99), 1),
+                ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
+                column(&|window| window.busy * 100.0, 0),
+                column(&|window| window.reads.busy * 100.0, 0),
+                column(&|window| window.foreign * 100.0, 0),
+            ];
+            table.row(*name, cells);
+        }
+        table
     }
 }

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,31 +33,12 @@ pub(crate) struct Server {
     pub(crate) socket: PathBuf,
     pub(crate) process: Process,
     log: PathBuf,
-    /// The socket on which our server reports its figures.
-    metrics: Option<PathBuf>,
 }
 
 impl Server {
     /// fio's name for it.
     pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
-    }
-
-    /// The reads that ours has answered in all, and those from its own memory.
-    pub(crate) fn hits(&self) -> io::Result<Option<(u64, u64)>> {
-        let Some(path) = &self.metrics else { return Ok(None) };
-        let mut stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page)?;
-        let number = |name: &str| {
-            let line = page.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|rest| rest.trim().parse().ok())
-        };
-        let reads = number("offlock_nbd_requests_total{type=\"read\"}");
-        let both = reads.zip(number("offlock_nbd_read_hits_total"));
-        both.map(Some).ok_or_else(|| io::Error::other("its metrics do not tell the hits"))
     }
 
     /// An error if it has ended, with the last thing that it said.
@@ -122,13 +103,7 @@ impl Site<'_> {
         let socket = self.sockets.join(format!("{number}.sock"));
         // nbdkit leaves its socket, and a second one of that name would not start.
         let _is_new = fs::remove_file(&socket);
-        let mut command = self.command(name, &socket)?;
-        let metrics = (name == OURS && !self.writable)
-            .then(|| self.sockets.join(format!("{number}.metrics")));
-        if let Some(path) = &metrics {
-            command.arg("--metrics").arg(path);
-        }
-        self.launch(name, command, socket, metrics)
+        self.launch(name, self.command(name, &socket)?, socket)
     }
 
     /// Our server with its default cache, and with these images.
@@ -140,7 +115,7 @@ impl Site<'_> {
             command.arg("--image").arg(image);
         }
         command.arg("--socket").arg(&socket);
-        self.launch(OURS, command, socket, None)
+        self.launch(OURS, command, socket)
     }
 
     fn launch(
@@ -148,7 +123,6 @@ impl Site<'_> {
         name: &'static str,
         mut command: Command,
         socket: PathBuf,
-        metrics: Option<PathBuf>,
     ) -> io::Result<Server> {
         let log = socket.with_extension("log");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
@@ -159,7 +133,7 @@ impl Site<'_> {
                 }
                 _ => error,
             })?;
-        let mut server = Server { name, socket, process, log, metrics };
+        let mut server = Server { name, socket, process, log };
         let start = Instant::now();
         while !greets(&server.socket) {
             server.check()?;

@@ -43,6 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &offlock_percpu::capabilities(),
+        decides: |_| true,
         // More groups than other benches have, within the same time.
         quick_limit: Duration::from_millis(1_500),
         limit: Duration::from_secs(10),

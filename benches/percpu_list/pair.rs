@@ -85,9 +85,7 @@ pub(crate) fn run_beside(plan: &Plan, report: &mut Report) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            if let Some(cpu) = harness::allowed_cpus().ok().and_then(|cpus| cpus.last().copied()) {
-                let _ = harness::pin(cpu);
-            }
+            harness::allowed_cpus().last().into_iter().for_each(|cpu| harness::pin(*cpu));
             // Ordering: Relaxed; the end of the scope waits for the thread.
             while !stop.load(Ordering::Relaxed) {
                 black_box(walked.registry.0.iter().map(|value| *value).sum::<u64>());

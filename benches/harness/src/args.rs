@@ -72,15 +72,6 @@ impl Args {
         all
     }
 
-    /// `--quick` or `--smoke`, where one was given: for another bench.
-    pub fn pace(&self) -> Option<&'static str> {
-        match self {
-            Self { smoke: true, .. } => Some("--smoke"),
-            Self { quick: true, .. } => Some("--quick"),
-            _ => None,
-        }
-    }
-
     /// Whether a row or group called `name` was asked for.
     pub fn wants(&self, name: &str) -> bool {
         self.only.as_deref().is_none_or(|only| name.contains(only))

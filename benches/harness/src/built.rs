@@ -6,8 +6,12 @@ use std::path::{Path, PathBuf};
 
 /// The profile that this bench was built with: it lies in `<target>/<profile>/deps`.
 pub fn profile() -> String {
-    let program = env::current_exe().ok();
-    profile_of(program.as_deref())
+    let folder = profile_dir().ok();
+    match folder.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
+        None | Some("release") => "bench".into(),
+        Some("debug") => "dev".into(),
+        Some(other) => other.into(),
+    }
 }
 
 /// The target directory that this bench was built in.
@@ -32,13 +36,4 @@ fn above(folders: usize) -> io::Result<PathBuf> {
     let program = env::current_exe()?;
     let folder = program.ancestors().nth(folders);
     folder.map(Path::to_path_buf).ok_or_else(|| io::Error::other("not in a target directory"))
-}
-
-fn profile_of(program: Option<&Path>) -> String {
-    let folder = program.and_then(|program| program.ancestors().nth(2)?.file_name());
-    match folder.and_then(|name| name.to_str()) {
-        None | Some("release") => "bench".into(),
-        Some("debug") => "dev".into(),
-        Some(other) => other.into(),
-    }
 }

@@ -29,6 +29,8 @@ pub struct Bench<'a> {
     pub targets: &'a str,
     /// The conditions that the figures depend on beside the machine; printed below the header.
     pub about: &'a dyn Display,
+    /// Whether this process decides a target: another run of the bench may.
+    pub decides: fn(&str) -> bool,
     /// [`Plan::limit`] with `--quick`: by the number of groups.
     pub quick_limit: Duration,
     /// And without.
@@ -55,7 +57,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let targets = Targets::parse(self.targets, self.name)?.asked_for_by(&args);
-        let mut report = Report::new(targets);
+        let mut report = Report::new(targets).deciding(self.decides);
         print!("{}", Header::take(self.name));
         println!("# {}", self.about);
 

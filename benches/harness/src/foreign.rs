@@ -92,7 +92,7 @@ mod tests {
     /// machine does can only widen the gap.
     #[test]
     fn a_busy_process_is_foreign_unless_named() {
-        let cpu = *allowed_cpus().unwrap().last().unwrap();
+        let cpu = *allowed_cpus().last().unwrap();
         let mut command = Command::new("sh");
         let busy = Process::spawn(command.args(["-c", "while :; do :; done"]), cpu).unwrap();
         let ran = || {

@@ -10,7 +10,6 @@
 //! does so once.
 
 use std::hint;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -50,6 +49,8 @@ pub struct Plan {
     pub limit: Duration,
     /// The numbers of threads of the rows that scale: 1, 2, and what `--threads` adds.
     pub threads: Vec<usize>,
+    /// `--quick` or `--smoke`, where one was given: for another run of the bench.
+    pub pace: Option<&'static str>,
 }
 
 impl Plan {
@@ -57,14 +58,22 @@ impl Plan {
     /// 85 % overlap. With `--smoke` three of 1 ms.
     pub fn new(args: &Args) -> Self {
         let ms = Duration::from_millis;
-        let threads = args.threads();
-        let (min_overlap, limit) = (0.85, ms(60_000));
-        let usual = Self { rounds: 101, window: ms(10), retries: 3, min_overlap, limit, threads };
+        let usual = Self {
+            rounds: 101,
+            window: ms(10),
+            retries: 3,
+            min_overlap: 0.85,
+            limit: ms(60_000),
+            threads: args.threads(),
+            pace: None,
+        };
         if args.smoke {
             // Nine, because some benches take a ninth of them.
-            Self { rounds: 9, window: ms(1), retries: 0, limit: Duration::ZERO, ..usual }
+            let (limit, pace) = (Duration::ZERO, Some("--smoke"));
+            Self { rounds: 9, window: ms(1), retries: 0, limit, pace, ..usual }
         } else if args.quick {
-            Self { rounds: 31, window: ms(5), retries: 2, limit: ms(1_500), ..usual }
+            let (limit, pace) = (ms(1_500), Some("--quick"));
+            Self { rounds: 31, window: ms(5), retries: 2, limit, pace, ..usual }
         } else {
             usual
         }
@@ -157,7 +166,7 @@ impl<'a> Group<'a> {
         let mut rounds = Rounds::new(self.name, names);
         let cases = &self.cases[..];
         let threads = cases.iter().map(|case| case.threads).max().unwrap_or(0);
-        let cpus = allowed_cpus().expect("this process has CPUs");
+        let cpus = allowed_cpus();
         thread::scope(|scope| {
             let workers: Vec<Worker> = (0..threads)
                 .map(|thread| {
@@ -245,8 +254,7 @@ fn work(
     inbox: &Receiver<Order>,
     outbox: &Sender<Span>,
 ) {
-    let pinned: io::Result<()> = pin(cpu);
-    pinned.unwrap_or_else(|error| panic!("cannot pin a thread to CPU {cpu}: {error}"));
+    pin(cpu);
     let mut bodies: Vec<Option<Body<'_>>> = cases.iter().map(|_| None).collect();
     while let Ok(order) = inbox.recv() {
         let case = &cases[order.case];
@@ -304,14 +312,7 @@ mod tests {
     use super::*;
 
     fn plan(rounds: usize) -> Plan {
-        Plan {
-            rounds,
-            window: Duration::from_millis(2),
-            retries: 3,
-            min_overlap: 0.85,
-            limit: Duration::MAX,
-            threads: vec![1, 2],
-        }
+        Plan { rounds, window: Duration::from_millis(2), ..Plan::new(&Args::default()) }
     }
 
     fn spin(units: u64) -> u64 {

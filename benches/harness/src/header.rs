@@ -44,7 +44,7 @@ impl Header {
         let command = format!("cargo bench --bench {bench} -- {}", args.join(" "));
         Self {
             cpu: read("/proc/cpuinfo").as_deref().and_then(cpu_model).unwrap_or_else(unknown),
-            cores: allowed_cpus().map_or(0, |cpus| cpus.len()),
+            cores: allowed_cpus().len(),
             // What follows the numbers names a build.
             kernel: read("/proc/sys/kernel/osrelease")
                 .as_deref()

@@ -55,7 +55,7 @@ mod window;
 
 pub use self::args::Args;
 pub use self::built::{profile, profile_dir, target_dir};
-pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
+pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_cpus};
 pub use self::family::{Bench, Family};
 pub use self::fio::{FioMix, FioSide};
 pub use self::foreign::Foreign;

@@ -23,21 +23,15 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// `NotFound` where the program is not installed; otherwise those of [`crate::pin`] and of
-    /// `Command::spawn`.
+    /// Those of `Command::spawn`: `NotFound` where the program is not installed.
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`crate::pin`] does.
     pub fn spawn(command: &mut Command, cpu: usize) -> io::Result<Self> {
-        Self::spawn_on(command, &[cpu])
-    }
-
-    /// Starts `command` on several CPUs.
-    ///
-    /// # Errors
-    ///
-    /// As [`spawn`](Self::spawn).
-    pub fn spawn_on(command: &mut Command, cpus: &[usize]) -> io::Result<Self> {
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         let command = unsafe { command.pre_exec(die_with_parent) };
-        let child = with_cpus(cpus, || command.spawn())??;
+        let child = with_cpus(&[cpu], || command.spawn())?;
         Ok(Self { child })
     }
 
@@ -108,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_child_stays_on_its_cpu_and_ends_with_the_guard_even_in_a_panic() {
-        let cpu = *allowed_cpus().unwrap().last().unwrap();
+        let cpu = *allowed_cpus().last().unwrap();
         let id = Mutex::new(0);
         let panicked = catch_unwind(|| {
             let child = sleeper(cpu);
@@ -125,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_child_dies_with_the_thread_that_started_it() {
-        let cpu = allowed_cpus().unwrap()[0];
+        let cpu = allowed_cpus()[0];
         let mut child = thread::spawn(move || sleeper(cpu)).join().unwrap();
         let status = child.wait(Duration::from_secs(60)).unwrap();
         assert!(!status.success());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity};
+use crate::cpu::{allowed_cpus, pin, thread_cpu_time, with_cpus};
 use crate::group::Plan;
 use crate::rounds::Rounds;
 use crate::window::{Span, Window};
@@ -58,8 +58,7 @@ pub fn measure(group: &str, plan: &Plan, mut rows: Vec<Row<'_>>) -> Rounds {
 
 /// Runs `f` on the first CPU that this process may use.
 pub fn on_one_cpu<R>(f: impl FnOnce() -> R) -> R {
-    let cpu = allowed_cpus().expect("this process has CPUs")[0];
-    with_affinity(cpu, f).expect("an allowed CPU")
+    with_cpus(&allowed_cpus()[..1], f)
 }
 
 /// Rounds that are measured whatever they take.
@@ -138,10 +137,10 @@ impl Timed {
 ///
 /// Panics where `work` does.
 pub fn at_once(threads: usize, work: impl Fn(usize) + Sync) -> Timed {
-    let cpus = allowed_cpus().expect("this process has CPUs");
+    let cpus = allowed_cpus();
     let (ready, epoch) = (AtomicUsize::new(0), Instant::now());
     let timed = |thread: usize| {
-        pin(cpus[thread % cpus.len()]).expect("an allowed CPU");
+        pin(cpus[thread % cpus.len()]);
         // Ordering: Relaxed, both; it lines up the starts, and publishes nothing.
         ready.fetch_add(1, Ordering::Relaxed);
         wait(|| ready.load(Ordering::Relaxed) == threads);

@@ -4,8 +4,7 @@
 //! when the last of them is ready until the last is done.
 
 use std::fs::File;
-use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -59,92 +58,38 @@ pub(super) struct Side<R> {
     pub(super) ids: Vec<u64>,
 }
 
-/// The current run, and the number of threads that have finished it.
-#[derive(Default)]
-struct State {
-    run: Option<Run>,
-    number: u64,
-    done: usize,
-    /// The threads are to end; one of them may have panicked.
-    over: bool,
-}
+/// Ends the process when a thread of the crowd panics: the others would wait for it for ever.
+struct AbortOnPanic;
 
-/// The gate at which the threads wait for the next run, and the leader for its end.
-#[derive(Default)]
-struct Gate {
-    state: Mutex<State>,
-    begun: Condvar,
-    ended: Condvar,
-}
-
-impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The run after the one called `number`; `None` when there is no other.
-    fn next(&self, number: u64) -> Option<(u64, Run)> {
-        let wait = |state: &mut State| state.number == number && !state.over;
-        let state =
-            self.begun.wait_while(self.lock(), wait).unwrap_or_else(PoisonError::into_inner);
-        if state.over { None } else { state.run.map(|run| (state.number, run)) }
-    }
-
-    fn done(&self, threads: usize) {
-        let mut state = self.lock();
-        state.done += 1;
-        if state.done == threads {
-            self.ended.notify_one();
-        }
-    }
-
-    /// Starts `run` and returns the time that it took.
-    fn lead(&self, run: Run, threads: usize) -> Duration {
-        let mut state = self.lock();
-        (state.run, state.done) = (Some(run), 0);
-        state.number += 1;
-        let start = Instant::now();
-        self.begun.notify_all();
-        let wait = |state: &mut State| state.done < threads && !state.over;
-        let state = self.ended.wait_while(state, wait).unwrap_or_else(PoisonError::into_inner);
-        assert!(!state.over, "a thread panicked");
-        start.elapsed()
-    }
-}
-
-/// Ends the crowd when it is dropped, also by the panic of one thread, so that no thread waits for
-/// that one.
-struct Over<'a>(&'a Gate);
-
-impl Drop for Over<'_> {
+impl Drop for AbortOnPanic {
     fn drop(&mut self) {
-        self.0.lock().over = true;
-        self.0.begun.notify_all();
-        self.0.ended.notify_one();
+        if thread::panicking() {
+            std::process::abort();
+        }
     }
 }
 
 /// Starts the threads on `cpus`, lets `lead` ask for runs, and ends them. `lead` gets a function
 /// that does a run and says how long it took.
 ///
-/// # Errors
+/// # Panics
 ///
-/// The errno of `sched_setaffinity`, or of a thread that could not be started.
+/// Ends the process if a thread cannot be started or panics.
 pub(super) fn with_crowd<T>(
     files: &[File],
     cpus: &[usize],
     before: &Side<impl Registry>,
     after: &Side<impl Registry>,
     lead: impl FnOnce(&mut dyn FnMut(Run) -> Duration) -> T,
-) -> io::Result<T> {
+) -> T {
     let threads = before.ids.len();
-    let gate = Gate::default();
+    let (next, gate) = (Mutex::new(None::<Run>), Barrier::new(threads + 1));
     let work = |thread: usize| {
+        let _abort = AbortOnPanic;
         let mut requests = Requests::new(&files[thread], thread);
-        let mut number = 0;
-        let panicked = Over(&gate);
-        while let Some((next, run)) = gate.next(number) {
-            number = next;
+        loop {
+            gate.wait();
+            let Some(run) = *next.lock().expect("a panic ends the process") else { return };
             for _ in 0..run.requests {
                 if run.before {
                     requests.one(&before.registry, before.ids[thread]);
@@ -152,19 +97,28 @@ pub(super) fn with_crowd<T>(
                     requests.one(&after.registry, after.ids[thread]);
                 }
             }
-            gate.done(threads);
+            gate.wait();
         }
-        drop(panicked); // or it is over already
     };
     let work = &work;
     with_cpus(cpus, || {
         thread::scope(|scope| {
-            let _over = Over(&gate);
+            let _abort = AbortOnPanic;
             for thread in 0..threads {
                 let builder = thread::Builder::new().stack_size(STACK);
-                builder.spawn_scoped(scope, move || work(thread))?;
+                let spawned = builder.spawn_scoped(scope, move || work(thread));
+                spawned.unwrap_or_else(|error| panic!("{threads} threads: {error}"));
             }
-            Ok(lead(&mut |run| gate.lead(run, threads)))
+            let result = lead(&mut |run| {
+                *next.lock().expect("a panic ends the process") = Some(run);
+                let start = Instant::now();
+                gate.wait();
+                gate.wait();
+                start.elapsed()
+            });
+            *next.lock().expect("a panic ends the process") = None;
+            gate.wait();
+            result
         })
-    })?
+    })
 }

@@ -11,10 +11,6 @@
 //! Both lookups run under the same RCU guard, compare an id and return the kernel's handle; nothing
 //! else differs. Each thread has a file of 256 KiB, in memory, as there. The contexts stay
 //! boxed in the table, although it could hold them itself: that would spare it a load.
-//!
-//! The walk of the list, measured alone between the runs, predicts the ratio: with `base` the time of
-//! a request after the change, radix / list = base / (base + 2 x walk). The gap that is printed is how
-//! far the measured ratio is from that.
 
 pub(crate) mod aio;
 mod crowd;
@@ -23,10 +19,9 @@ pub(crate) mod list;
 use std::fs::File;
 use std::hint::black_box;
 use std::io;
-use std::time::Instant;
 
 use harness::timed::{Row, measure};
-use harness::{Case, Foreign, Group, Plan, Random, Report, Table, allowed_cpus, median, number};
+use harness::{Case, Foreign, Group, Plan, Random, Ratio, Report, Table, allowed_cpus, number};
 
 use self::aio::{Handle, file_in_memory};
 use self::crowd::{BYTES, Requests, Run, Side, with_crowd};
@@ -58,21 +53,18 @@ fn measured(plan: &Plan, report: &mut Report) -> io::Result<()> {
     per_lookup(plan, report, &list, &table);
 
     let files = (0..THREADS).map(|_| file_in_memory(BYTES)).collect::<io::Result<Vec<_>>>()?;
-    let cpus = allowed_cpus()?;
-    let columns = ["published", "here", "less the predicted", "a request, ns", "a walk, ns"];
-    let mut figures = Table::new("512 threads: wall time of the tree over the list's", columns);
+    let cpus = allowed_cpus();
+    let title = "512 threads: wall time of the tree over the list's";
+    let mut figures = Table::new(title, ["published", "here"]);
     figures.bars = vec![0, 1];
     for (cores, before, after) in PUBLISHED {
-        let wall = match cpus.get(..cores) {
+        let ratio = match cpus.get(..cores) {
             Some(cpus) if cores <= 2 => wall(plan, &files, cpus, &list, &table)?,
             _ => None,
         };
-        let of = |get: fn(&Wall) -> f64, digits| number(wall.as_ref().map(get), digits);
         let published = number(Some(f64::from(after) / f64::from(before)), 3);
-        let (ratio, gap) = (of(|wall| wall.ratio, 3), of(|wall| wall.gap, 3));
-        let (base, walk) = (of(|wall| wall.base, 0), of(|wall| wall.walk, 0));
-        figures.row(format!("{cores} cores"), [published, ratio, gap, base, walk]);
-        let ratio = wall.map(|wall| wall.ratio);
+        let here = number(ratio.map(|ratio| ratio.median), 3);
+        figures.row(format!("{cores} cores"), [published, here]);
         match cores {
             1 => report.record("R10.wall_1core", ratio),
             2 => report.record("R10.wall_2cores", ratio),
@@ -119,22 +111,6 @@ fn per_lookup(plan: &Plan, report: &mut Report, list: &Side<List>, table: &Side<
     report.record("R10.lookup_vs_list", rounds.time_ratio("radix-ctx", "list under RCU"));
 }
 
-/// Nanoseconds of a walk to a random context, with nothing else in between.
-fn walk(list: &Side<List>) -> f64 {
-    const WALKS: usize = 10_000;
-    let mut random = Random::new(11);
-    let mut some = |walks: usize| {
-        let start = Instant::now();
-        for _ in 0..walks {
-            let id = list.ids[random.below(list.ids.len())];
-            black_box(list.registry.find(id).expect("it is there"));
-        }
-        start.elapsed().as_nanos() as f64 / walks as f64
-    };
-    some(WALKS / 10); // warm up
-    some(WALKS)
-}
-
 fn case<'a, R: Registry>(name: &str, side: &'a Side<R>, order: &'a [u32]) -> Case<'a> {
     Case::new(name, 1, move |_| {
         let ids: Vec<u64> = order.iter().map(|at| side.ids[*at as usize]).collect();
@@ -145,31 +121,20 @@ fn case<'a, R: Registry>(name: &str, side: &'a Side<R>, order: &'a [u32]) -> Cas
     })
 }
 
-/// The results of the runs with one number of cores.
-struct Wall {
-    /// Wall time with the table over that with the list.
-    ratio: f64,
-    /// The measured ratio minus the predicted one.
-    gap: f64,
-    /// CPU nanoseconds of a request with the table.
-    base: f64,
-    /// CPU nanoseconds of a walk.
-    walk: f64,
-}
-
+/// Returns the wall time with the table over that with the list. `None` where other programs kept the CPUs busy.
+///
 /// Runs of a quarter of a second and more: waking 512 threads takes milliseconds, and a thread that
-/// comes to its CPU finds the list in the last cache. `None` where other programs kept the CPUs busy.
+/// comes to its CPU finds the list in the last cache.
 fn wall(
     plan: &Plan,
     files: &[File],
     cpus: &[usize],
     list: &Side<List>,
     table: &Side<Contexts>,
-) -> io::Result<Option<Wall>> {
+) -> io::Result<Option<Ratio>> {
     let quick = plan.rounds < 100;
     let (pairs, requests) = if quick { (3, 150) } else { (7, 500) };
-    let (mut ratios, mut gaps, mut discarded) = (Vec::new(), Vec::new(), 0);
-    let (mut bases, mut walks) = (Vec::new(), Vec::new());
+    let (mut ratios, mut discarded) = (Vec::new(), 0);
     with_crowd(files, cpus, list, table, |run| {
         let mut seconds = |before, requests| run(Run { before, requests }).as_secs_f64();
         for before in [true, false] {
@@ -181,33 +146,19 @@ fn wall(
             let first = ratios.len() % 2 == 0;
             let one = seconds(first, requests);
             let other = seconds(!first, requests);
-            let (before, after) = if first { (one, other) } else { (other, one) };
             if foreign.share()? > 1.0 - plan.min_overlap {
                 discarded += 1;
-                continue;
+            } else {
+                ratios.push(if first { other / one } else { one / other });
             }
-            let base = 1e9 * after * cpus.len() as f64 / (THREADS * requests) as f64;
-            let walk = walk(list);
-            let ratio = after / before;
-            gaps.push(ratio - base / (base + 2.0 * walk));
-            ratios.push(ratio);
-            bases.push(base);
-            walks.push(walk);
         }
         io::Result::Ok(())
-    })??;
+    })?;
     println!(
         "# {} pairs of runs, {discarded} discarded: other programs took the CPUs",
         ratios.len()
     );
-    let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
-    let wall = Wall {
-        ratio: middle(&ratios),
-        gap: middle(&gaps),
-        base: middle(&bases),
-        walk: middle(&walks),
-    };
-    Ok((!ratios.is_empty()).then_some(wall))
+    Ok(Ratio::of(&ratios))
 }
 
 /// One thread, and one context in each registry.

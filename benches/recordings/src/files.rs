@@ -1,6 +1,8 @@
 //! Open files: every allocation and release of a `struct file`, with its CPU.
 
-use crate::packed::{LoadError, load};
+use std::io;
+
+use crate::packed::load;
 
 /// One of the two recordings.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +62,8 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// [`LoadError`] if the file in the repository is damaged.
-    pub fn load(&self) -> Result<Vec<Event>, LoadError> {
+    /// If the file in the repository is damaged.
+    pub fn load(&self) -> io::Result<Vec<Event>> {
         load(self.packed, b"FILELST1", |record| {
             let [f0, f1, f2, f3, t0, t1, cpu, action] = *record;
             let action = match action {

@@ -4,11 +4,9 @@
 //! let recording = recordings::files::DBENCH64;
 //! let events = recording.load()?;
 //! assert_eq!(events.len(), 129_976);
-//! # Ok::<(), recordings::LoadError>(())
+//! # Ok::<(), std::io::Error>(())
 //! ```
 
 pub mod files;
 mod packed;
 pub mod xfsbuf;
-
-pub use self::packed::LoadError;

@@ -1,6 +1,8 @@
 //! The XFS buffer cache: every event of it.
 
-use crate::packed::{LoadError, load};
+use std::io;
+
+use crate::packed::load;
 
 /// One of the two recordings.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +78,8 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// [`LoadError`] if the file in the repository is damaged.
-    pub fn load(&self) -> Result<Vec<Event>, LoadError> {
+    /// If the file in the repository is damaged.
+    pub fn load(&self) -> io::Result<Vec<Event>> {
         load(self.packed, b"XFSBUFT1", |record| {
             let [a0, a1, a2, a3, l0, l1, thread, operation] = *record;
             Some(Event {
