@@ -33,51 +33,29 @@ pub fn replay(
 #[cfg(test)]
 mod tests {
     use std::env;
-    use std::path::PathBuf;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::process;
 
     use super::*;
 
-    const INPUTS: usize = 5;
-
-    /// A folder of `INPUTS` files, removed at the end.
-    struct Inputs(PathBuf);
-
-    impl Inputs {
-        fn new(name: &str) -> Self {
-            let folder = env::temp_dir().join(format!("testkit-{name}-{}", process::id()));
-            fs::create_dir_all(&folder).unwrap();
-            (0..INPUTS).for_each(|n| fs::write(folder.join(n.to_string()), [7]).unwrap());
-            Self(folder)
-        }
-    }
-
-    impl Drop for Inputs {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).unwrap();
-        }
-    }
-
     #[test]
-    fn every_input_is_run() {
-        let (inputs, mut runs) = (Inputs::new("every-input"), 0);
-        replay(&inputs.0, INPUTS, INPUTS, |input| {
-            assert_eq!(input, [7]);
-            runs += 1;
-            1
-        });
-        assert_eq!(runs, INPUTS);
-    }
-
-    #[test]
-    #[should_panic(expected = "the corpus is incomplete")]
-    fn a_corpus_of_too_few_inputs_is_refused() {
-        replay(&Inputs::new("too-few").0, INPUTS + 1, 1, |_| 1);
-    }
-
-    #[test]
-    #[should_panic(expected = "the corpus is incomplete")]
-    fn a_corpus_of_too_few_steps_is_refused() {
-        replay(&Inputs::new("too-few-steps").0, INPUTS, 1, |_| 0);
+    fn every_input_is_run_and_a_corpus_of_too_few_inputs_or_steps_is_refused() {
+        const INPUTS: usize = 5;
+        let folder = env::temp_dir().join(format!("testkit-corpus-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        (0..INPUTS).for_each(|n| fs::write(folder.join(n.to_string()), [7]).unwrap());
+        let mut runs = 0;
+        let mut run = |inputs, steps| {
+            let count = |input: &[u8]| {
+                assert_eq!(input, [7]);
+                runs += 1;
+                1
+            };
+            catch_unwind(AssertUnwindSafe(|| replay(&folder, inputs, steps, count))).is_ok()
+        };
+        let outcomes = [(INPUTS, INPUTS), (INPUTS + 1, 1), (1, INPUTS + 1)]
+            .map(|(inputs, steps)| run(inputs, steps));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((outcomes, runs), ([true, false, false], 3 * INPUTS));
     }
 }

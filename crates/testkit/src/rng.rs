@@ -38,18 +38,3 @@ impl Drop for SeededRng {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_same_seed_makes_the_same_numbers() {
-        let numbers = |seed| {
-            let mut rng = seeded(seed);
-            (0..8).map(|_| rng.u64(..)).collect::<Vec<_>>()
-        };
-        assert_eq!(numbers(0), numbers(0));
-        assert_ne!(numbers(0), numbers(1));
-    }
-}
