@@ -121,24 +121,6 @@ impl Client {
         Ok(())
     }
 
-    /// Has the server make everything that was written durable.
-    fn flush(&mut self) -> io::Result<()> {
-        let request = Request { command: cmd::FLUSH, len: 0, ..read_of(0, 0) };
-        let header = request.encode(HeaderStyle::Simple).map_err(bad)?;
-        self.stream.write_all(header.as_slice())?;
-        let mut reply = Vec::new();
-        loop {
-            let mut piece = [0; 64];
-            let count = self.stream.read(&mut piece)?;
-            reply.extend_from_slice(&piece[..count]);
-            match Reply::parse(&reply, HeaderStyle::Simple).map_err(bad)? {
-                Some((Reply { content: ReplyContent::Simple(Ok(())), .. }, _)) => return Ok(()),
-                None if count > 0 => {}
-                _ => return Err(bad("the flush failed")),
-            }
-        }
-    }
-
     /// Says goodbye, and waits until the server has closed: it keeps nothing of this then.
     fn close(mut self) -> io::Result<()> {
         let command = cmd::DISC;
@@ -205,13 +187,6 @@ pub(crate) fn warm(socket: &Path, image: &File, cpu: usize) -> io::Result<()> {
         )?;
         client.close()
     })
-}
-
-/// Has a server make everything durable that its clients have written.
-pub(crate) fn flush(socket: &Path) -> io::Result<()> {
-    let mut client = Client::open(socket, 1)?;
-    client.flush()?;
-    client.close()
 }
 
 /// A stride that comes by each of so many blocks once: it shares no factor with them.

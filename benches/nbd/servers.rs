@@ -41,6 +41,16 @@ impl Server {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
+    /// Has the server make everything durable that its clients have written.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        let output = Command::new("qemu-io")
+            .args(["-f", "raw", "-c", "flush", &self.uri()])
+            .stdin(Stdio::null())
+            .output()?;
+        let said = || io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned());
+        output.status.success().then_some(()).ok_or_else(said)
+    }
+
     /// An error if it has ended, with the last thing that it said.
     pub(crate) fn check(&mut self) -> io::Result<()> {
         let Some(status) = self.process.try_wait()? else {

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use harness::{Args, FioMix, FioSide, Foreign, Targets};
 
+use crate::hung;
 use crate::servers::{Server, Site};
 use crate::sides::{NAMES, Sides};
-use crate::{hung, light};
 
 /// The row with an export whose device answers no more.
 const HUNG: &str = "W9.write_beside_hung_export.p99";
@@ -184,7 +184,7 @@ impl Job {
         let foreign = Foreign::start(&[client, cpu], &[server.process.id()])?;
         let measured = FioMix::measure(client, window, scratch, args)?;
         let foreign = foreign.share()?;
-        light::flush(&server.socket)?;
+        server.flush()?;
         if foreign > crate::DISTURBED {
             println!("# disturbed: {} on {}: {:.0} %", self.name, server.name, foreign * 100.0);
         }

@@ -46,10 +46,6 @@ pub struct Event {
     pub thread: u8,
     /// The kind of the event.
     pub operation: Operation,
-    /// Whether it was for later.
-    pub read_ahead: bool,
-    /// Whether the call failed if another thread had the buffer locked.
-    pub try_lock: bool,
 }
 
 /// The kinds of events.
@@ -86,16 +82,14 @@ impl Recording {
                 address: u32::from_le_bytes([a0, a1, a2, a3]),
                 length: u16::from_le_bytes([l0, l1]),
                 thread: (thread < 8 || thread == WORKER).then_some(thread)?,
-                operation: Operation::numbered(operation & !(READ_AHEAD | TRY_LOCK))?,
-                read_ahead: operation & READ_AHEAD != 0,
-                try_lock: operation & TRY_LOCK != 0,
+                operation: Operation::numbered(operation & !FLAGS)?,
             })
         })
     }
 }
 
-const READ_AHEAD: u8 = 0x80;
-const TRY_LOCK: u8 = 0x40;
+/// Set in an operation that was for later, and in one that failed if another thread had the buffer locked.
+const FLAGS: u8 = 0x80 | 0x40;
 
 impl Operation {
     fn numbered(number: u8) -> Option<Self> {
