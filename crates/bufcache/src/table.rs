@@ -21,7 +21,7 @@ use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{WordGuard, WordLock, load_own, step};
 
 use crate::frames::{Array, Place};
-use crate::word::{EVICT, Entry, EntryWord, Key, OVERFLOW, SAMPLED, STALE, TAKEN};
+use crate::word::{Entry, EntryWord, Key, OVERFLOW, SAMPLED};
 
 /// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.
 const WAYS: usize = if cfg!(offlock_model) { 2 } else { 4 };
@@ -181,20 +181,7 @@ impl Table {
         self.sampled.load(Ordering::Relaxed) // a hint
     }
 
-    /// Marks an entry `SAMPLED`, or not. Does nothing if the entry is being freed.
-    pub(crate) fn set_sampled(&self, entry: &Entry, sampled: bool) {
-        let word = entry.word();
-        let is_live = word.has(TAKEN) && !word.has(EVICT | STALE);
-        let (set, clear) = if sampled { (SAMPLED, 0) } else { (0, SAMPLED) };
-        // If the exchange fails, the block keeps its mark until it is loaded again.
-        if is_live && word.has(SAMPLED) != sampled && entry.try_change(word, set, clear).is_ok() {
-            let change = if sampled { 1 } else { usize::MAX };
-            self.sampled.fetch_add(change, Ordering::Relaxed); // a hint
-        }
-    }
-
-    /// Frees an entry that is hidden and that no other thread uses. It has `EVICT` or `STALE`, so
-    /// `SAMPLED` does not change meanwhile.
+    /// Frees an entry that is hidden and that no other thread uses.
     pub(crate) fn free(&self, place: Place) {
         let entry = self.entry(place);
         if entry.word().has(SAMPLED) {

@@ -99,7 +99,7 @@ pub(crate) const READER_PIN: u64 = 1 << 62;
 /// Hits of the block are passed to the shadows of the policy.
 ///
 /// It is the sign bit of the word, so a hit tests it with one instruction and need not compute the
-/// block's hash. A block outside the sample may have it; that costs time only.
+/// block's hash.
 pub(crate) const SAMPLED: u64 = 1 << 63;
 /// In the first entry of a bucket: a block with this home may lie in a later bucket.
 ///

@@ -7,7 +7,7 @@
 //! use go back to the lists; the others are hidden from lookups, and their entries and frames are
 //! freed.
 
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
@@ -158,9 +158,6 @@ impl Frames {
         };
         let room = self.memory.bytes_of(limit);
         self.room.store(room, Ordering::Relaxed); // a hint
-        if let Some(shadows) = &mut *self.shadows.lock() {
-            shadows.resize();
-        }
         self.memory.set_huge(room == self.memory.capacity());
     }
 
@@ -427,45 +424,36 @@ impl Frames {
     /// [`admit`](Self::admit).
     pub(super) fn loading(&self, frame: Frame, key: Key) -> EntryWord {
         // Most misses begin on probation, so the policy need not set `NEW`.
-        EntryWord::loading(frame).sampled_if(self.samples.takes_hit(key)).with(NEW)
+        EntryWord::loading(frame).sampled_if(self.samples.takes(key)).with(NEW)
     }
 
-    /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
-    /// sample. Does not write to shared memory.
+    /// Passes a hit of a block whose word says `SAMPLED` to the shadows. Does not write to shared
+    /// memory.
     #[cold]
     pub(crate) fn note_hit(&self, key: Key) {
-        if !self.samples.takes_hit(key) {
-            return;
-        }
         if let Some(record) = hazard::number() {
-            self.samples.add(record, Samples::tag(key));
+            self.samples.add(record, key);
         }
     }
 
     /// If the block is in the sample, passes the hits in the rings and this miss to the shadows. If
     /// another thread has their lock, this miss is lost. `is_full` tells whether the cache is full.
     pub(super) fn note_miss(&self, lookup: &Lookup, key: Key, is_full: bool) {
-        if !self.samples.takes_miss(key) {
+        if !self.samples.takes(key) {
             return;
         }
         let Some(mut shadows) = self.shadows.try_lock() else { return };
         let Some(shadows) = shadows.as_mut() else { return };
-        let mut changes = false;
-        self.samples.drain(|tag| changes |= shadows.request(tag, true));
-        changes |= shadows.request(Samples::tag(key), false);
-        if is_full && shadows.is_due {
-            let blocks = self.lists.lock().policy.len();
-            if let Some(share) = shadows.settle(blocks) {
-                self.samples.open(share);
-                shadows.unmarked = 0..lookup.places();
-                changes = true;
-            }
-        } else if is_full && shadows.unmarked.is_empty() {
+        if is_full {
+            self.samples.open();
             shadows.follow(lookup.sampled());
         }
-        self.mark_some(lookup, &mut shadows.unmarked);
-        // Also while the cache is not full, as after it grows, because a change is reported once.
-        if changes && shadows.is_settled() {
+        let mut changes = false;
+        for tag in self.samples.drain() {
+            changes |= shadows.request(tag, true);
+        }
+        changes |= shadows.request(Samples::tag(key), false);
+        if changes {
             self.lists.lock().policy.set_rule(shadows.rule());
             self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
         }
@@ -486,15 +474,6 @@ impl Frames {
             self.note_miss(lookup, key, true);
         }
         is_worth
-    }
-
-    /// Marks the blocks in the sample, which were loaded before the share of the sample was known,
-    /// in one part of the table.
-    fn mark_some(&self, lookup: &Lookup, unmarked: &mut Range<Place>) {
-        for place in unmarked.by_ref().take(lookup.places().div_ceil(STEPS) as usize) {
-            let entry = lookup.entry(place);
-            lookup.set_sampled(entry, self.samples.takes_hit(entry.key()));
-        }
     }
 }
 
@@ -759,49 +738,5 @@ impl Lists {
     /// Returns the limit in frames.
     pub(crate) fn limit(&self) -> usize {
         self.limit
-    }
-}
-
-/// The parts in which the table is scanned once the cache is full. Fewer than the sampled
-/// misses that fill a shadow, and 10 us for each part of a table of a million entries.
-const STEPS: u32 = 128;
-
-#[cfg(all(test, not(offlock_model)))]
-mod adapt_tests {
-    use crate::{Cache, MemoryDevice};
-
-    const SIZE: usize = 512;
-
-    #[test]
-    fn hits_are_sampled_once_a_miss_finds_the_cache_full() {
-        let blocks = 4000;
-        let builder = Cache::builder(2 * blocks as usize * SIZE).block_size(SIZE);
-        let cache = builder.build().unwrap();
-        let disk = MemoryDevice::new(vec![0; 4 * blocks as usize * SIZE]);
-        let disk = cache.attach(disk).unwrap();
-        let shared = &disk.shared;
-        let read = |from, to| (from..to).for_each(|block| drop(disk.get(block).unwrap()));
-        let count = |takes: &dyn Fn(u64) -> bool| (0..blocks).filter(|&block| takes(block)).count();
-        let key = |block| disk.source.key(block).unwrap();
-        let takes_hit = |block| shared.frames.samples.takes_hit(key(block));
-        read(0, blocks);
-        for _ in 0..8 {
-            cache.shrink(usize::MAX);
-        }
-        read(0, blocks);
-        assert_eq!(count(&takes_hit), 0, "it was shrunk, and had room");
-
-        // Those that are used all the time stay, and are marked once it is full.
-        for block in blocks..4 * blocks {
-            read(block, block + 1);
-            read(block % 1000, block % 1000 + 1);
-        }
-        let taken = count(&takes_hit);
-        assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
-        let stays = |block: &u64| shared.lookup.find(key(*block)).is_some();
-        assert!((0..1000).filter(stays).count() > 900);
-        for block in (0..4 * blocks).filter(stays) {
-            assert_eq!(disk.is_sampled(block), takes_hit(block), "{block}");
-        }
     }
 }

@@ -16,7 +16,6 @@ mod invalidate;
 mod load;
 mod mutants;
 mod place;
-mod samples;
 mod sync;
 mod task;
 mod wipe;

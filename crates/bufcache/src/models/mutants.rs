@@ -3,7 +3,7 @@
 use testkit::planted::Planted;
 
 use super::{
-    ahead, bare, bypass, claim, completion, engine, evict, invalidate, load, place, samples, sync,
+    ahead, bare, bypass, claim, completion, engine, evict, invalidate, load, place, sync,
     task, wipe, write,
 };
 
@@ -19,7 +19,6 @@ const PLANTED: Planted = Planted {
         invalidate::MUTANTS,
         load::MUTANTS,
         place::MUTANTS,
-        samples::MUTANTS,
         sync::MUTANTS,
         task::MUTANTS,
         wipe::MUTANTS,
@@ -29,7 +28,6 @@ const PLANTED: Planted = Planted {
         bare::LOOM_ONLY,
         completion::LOOM_ONLY,
         evict::LOOM_ONLY,
-        samples::LOOM_ONLY,
         task::LOOM_ONLY,
         write::LOOM_ONLY,
     ],

@@ -26,10 +26,9 @@ pub enum Eviction {
     /// of the blocks. The default.
     ///
     /// Takes memory besides the buffers, whatever the number of threads and devices: at most 24 KiB
-    /// for a capacity of 128 blocks of the smallest size, 64 KiB for 512, and 180 KiB from 2,048
-    /// on. A smaller cache takes none and uses [`A2`](Self::A2). Blocks are sampled once the cache
-    /// has been full, at most one in eight. A cache that holds fewer than 64 blocks, because they
-    /// are large, keeps A2.
+    /// for a capacity of 128 blocks, 64 KiB for 512, and 180 KiB from 2,048 on. A smaller cache takes
+    /// none and uses [`A2`](Self::A2). At most one block in eight is sampled. A cache that was resized
+    /// to a small part of its first capacity has few blocks in the sample, and learns less of them.
     #[default]
     Adaptive,
     /// New buffers are on probation in a tenth of the cache, unless they were evicted lately. A

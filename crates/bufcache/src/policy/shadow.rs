@@ -1,10 +1,9 @@
 //! Shadows: simulations of each rule on the requests for a sample of the blocks.
 //!
 //! A shadow is a cache without memory for blocks: it has the table, the nodes and the lists of a
-//! cache, and so behaves like one. It has as many blocks as the full cache has sampled ones, at
-//! most about [`MOST_BLOCKS`], and takes under 200 bytes for each. With the rings of
-//! [`Samples`](super::Samples) that is at most 180 KiB, and nothing in a cache of fewer than `PART
-//! * FEWEST_BLOCKS` blocks.
+//! cache, and so behaves like one. It has as many blocks as the cache has sampled ones, about
+//! [`MOST_BLOCKS`] at most, and takes under 200 bytes for each. With the rings of [`Samples`] that is
+//! at most 180 KiB, and nothing in a cache of fewer than `PART * FEWEST_BLOCKS` blocks.
 //!
 //! Three rules are enough. On 45 pairs of a capacity and a trace or pattern, among them those of B8
 //! and B11, the mean gap to the best of LRU, ARC, S3-FIFO and the variants tried is 4.7 points with
@@ -13,11 +12,11 @@
 //! many ghosts 0.4. Ageing main while nothing enters it gains nothing beside clock.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use offlock_percpu::AllocError;
-use offlock_sync::atomic::{AtomicU32, Ordering};
-use offlock_sync::cell::UnsafeCell;
-use offlock_sync::{WordLock, load_own, order};
+use offlock_sync::WordLock;
 
 use super::{Buffers, Eviction, Looks, Policy};
 use crate::frames::{Frame, Nodes, Place, Victim, boxed};
@@ -152,34 +151,27 @@ pub(crate) struct Shadows {
     /// One for each rule. The rule of the first is in force at the beginning.
     of: Vec<Shadow>,
     /// The index of the rule in force.
-    rules: usize,
-    /// The planned blocks of a shadow.
+    in_force: usize,
+    /// The planned blocks of a shadow, and the requests between two comparisons.
     planned: usize,
-    /// The blocks that a shadow was expected to have when the share of the sample was chosen; 0
-    /// before the cache was full.
-    expected: usize,
-    /// The number of sampled blocks in the cache at its last sampled miss, and the sum of these
-    /// numbers over the requests since the last comparison.
+    /// The requests until the hits are compared.
+    left: usize,
+    /// The number of sampled blocks in the cache at the last sampled miss; 0 until the cache is full.
     cached: usize,
+    /// The sum of `cached` over the requests since the last comparison.
     sum: usize,
+    /// The number of requests, and of those that hit in the cache, weighted by [`DECAY`].
+    requests: f32,
+    found: f32,
     /// The hits of the rule in force and of the cache after the last comparison.
     last: (f32, f32),
     /// The number of comparisons in a row at which the cache was [`SHORT`] of hits.
     short: u32,
-    /// Whether the share of the sample is to be chosen once the cache is full.
-    pub(crate) is_due: bool,
-    /// Requests until the hits are compared.
-    left: usize,
-    /// The number of requests, and of those that hit in the cache, weighted by [`DECAY`].
-    requests: f32,
-    found: f32,
     /// Set while the cache [refuses](Self::is_selective) blocks.
     is_selective: bool,
     /// The comparisons until the cache may refuse blocks again, and those of the next
     /// [pause](PAUSE).
     pause: (u32, u32),
-    /// The entries of the cache's table whose sampled blocks are not marked `SAMPLED` yet.
-    pub(crate) unmarked: Range<Place>,
 }
 
 impl Shadows {
@@ -192,33 +184,25 @@ impl Shadows {
     pub(crate) fn new(blocks: usize) -> Result<Self, AllocError> {
         let most = blocks + blocks / 4; // a sample may be larger than planned
         let rules = [Eviction::A2, Eviction::A2Small, Eviction::Clock];
-        let mut of = Vec::new();
-        of.try_reserve_exact(rules.len()).map_err(|_| AllocError::new())?;
-        for rule in rules {
-            of.push(Shadow::new(rule, most)?);
-        }
         Ok(Self {
-            of,
-            rules: 0,
+            of: rules.into_iter().map(|rule| Shadow::new(rule, most)).collect::<Result<_, _>>()?,
+            in_force: 0,
             planned: blocks,
-            expected: 0,
+            left: blocks,
             cached: 0,
             sum: 0,
-            last: (0.0, 0.0),
-            short: 0,
-            is_due: true,
-            left: blocks,
             requests: 0.0,
             found: 0.0,
+            last: (0.0, 0.0),
+            short: 0,
             is_selective: false,
             pause: (0, PAUSE.start),
-            unmarked: 0..0,
         })
     }
 
     /// Returns the rule in force.
     pub(crate) fn rule(&self) -> Eviction {
-        self.of[self.rules].policy.rule()
+        self.of[self.in_force].policy.rule()
     }
 
     /// Returns whether the cache refuses blocks that were neither evicted from probation nor
@@ -232,71 +216,21 @@ impl Shadows {
         self.is_selective
     }
 
-    /// Decides after a comparison whether the cache [refuses](Self::is_selective) blocks.
-    fn choose_selection(&mut self) {
-        let hits = self.of[self.rules].hits;
-        let is_short = self.found + COST * self.requests + 2.0 * hits.sqrt() < hits;
-        let (left, next) = &mut self.pause;
-        if self.is_selective && is_short {
-            (*left, *next) = (*next, PAUSE.end.min(2 * *next));
-        }
-        self.is_selective = *left == 0 && !is_short && hits < FEW * self.requests;
-        *left = left.saturating_sub(1);
-    }
-
-    /// Returns whether the cache has been full.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.expected > 0
-    }
-
-    /// Notes that the cache is full, with `blocks` blocks. Returns the share of the blocks to
-    /// sample, or `None` if the cache has too few blocks.
-    pub(crate) fn settle(&mut self, blocks: usize) -> Option<f64> {
-        let expected = self.planned.min(blocks / PART);
-        // Half of the least number, because a cache may have a few more or less than planned.
-        if expected < FEWEST_BLOCKS / 2 {
-            return None;
-        }
-        // Until the sampled blocks are counted. The shadows have all of them if the share is about
-        // as planned.
-        let seen = self.of[0].len();
-        let is_seen = !self.is_settled() && seen.abs_diff(expected) < expected / 4;
-        self.cached = if is_seen { seen } else { expected };
-        (self.expected, self.is_due) = (expected, false);
-        (self.left, self.sum) = (self.planned, 0);
-        self.of.iter_mut().for_each(|shadow| shadow.set_room(self.cached));
-        Some(expected as f64 / blocks as f64)
-    }
-
     /// Notes the number of sampled blocks in the full cache.
     ///
     /// The capacity of each shadow follows it: an expected number is off by some percent, which
     /// decides whether a loop fits, and each working set has another number.
     pub(crate) fn follow(&mut self, cached: usize) {
+        if self.cached == 0 {
+            (self.left, self.sum) = (self.planned, 0);
+            self.of.iter_mut().for_each(|shadow| shadow.set_room(cached));
+        }
         self.cached = cached;
     }
 
-    /// Notes that the cache has another capacity.
-    pub(crate) fn resize(&mut self) {
-        self.is_due = true;
-    }
-
-    /// Forgets the hits of the shadow of the rule in force if the cache was [`SHORT`] of them at three
-    /// comparisons in a row, so that another rule gets its turn: the shadow has hits that the cache
-    /// does not have, for example because a loop fits in the shadow only. Few hits say nothing.
-    fn check_promise(&mut self) {
-        let is_settled = self.is_settled();
-        let rule = &mut self.of[self.rules];
-        let (promised, real) = (rule.hits - self.last.0, self.found - self.last.1);
-        let is_short = promised > FEW * self.planned as f32 && real < SHORT * promised;
-        self.short = if is_short && is_settled { self.short + 1 } else { 0 };
-        if self.short == 3 {
-            (rule.hits, self.short) = (0.0, 0);
-        }
-    }
-
     /// Passes a request for the block with that tag, which `hit` in the cache or missed, to each
-    /// shadow. Returns whether the rule in force or the selection changes.
+    /// shadow. Returns whether the hits were compared: the rule in force and the selection may
+    /// change then.
     pub(crate) fn request(&mut self, tag: u32, hit: bool) -> bool {
         let key = Key::new(1, u64::from(tag));
         self.of.iter_mut().for_each(|shadow| shadow.request(key));
@@ -308,81 +242,93 @@ impl Shadows {
             return false;
         }
         self.left = self.planned;
-        let before = (self.rules, self.is_selective);
+        // Until the cache is full, the shadows get no hits, and there is nothing to compare.
+        if self.cached > 0 {
+            self.compare();
+        }
+        true
+    }
+
+    /// Chooses the rule with the most hits, and whether the cache refuses blocks.
+    fn compare(&mut self) {
         self.check_promise();
-        let mut most = HYSTERESIS * self.of[self.rules].hits + 1.0;
+        let before = self.in_force;
+        let mut most = HYSTERESIS * self.of[before].hits + 1.0;
         for (at, shadow) in self.of.iter().enumerate() {
             if shadow.hits > most {
-                (most, self.rules) = (shadow.hits, at);
+                (most, self.in_force) = (shadow.hits, at);
             }
         }
-        if self.is_settled() {
-            self.choose_selection();
-            let room = (self.sum + self.planned / 2) / self.planned;
-            self.of.iter_mut().for_each(|shadow| shadow.set_room(room));
-        }
-        self.sum = 0;
-        self.of.iter_mut().for_each(|shadow| shadow.hits *= DECAY);
-        self.requests *= DECAY;
-        self.found *= DECAY;
-        if self.rules != before.0 {
+        if self.in_force != before {
             self.short = 0;
         }
-        self.last = (self.of[self.rules].hits, self.found);
-        (self.rules, self.is_selective) != before
+        self.choose_selection();
+        let room = (self.sum + self.planned / 2) / self.planned;
+        self.sum = 0;
+        for shadow in &mut self.of {
+            shadow.set_room(room);
+            shadow.hits *= DECAY;
+        }
+        self.requests *= DECAY;
+        self.found *= DECAY;
+        self.last = (self.of[self.in_force].hits, self.found);
+    }
+
+    /// Forgets the hits of the shadow of the rule in force if the cache was [`SHORT`] of them at three
+    /// comparisons in a row, so that another rule gets its turn: the shadow has hits that the cache
+    /// does not have, for example because a loop fits in the shadow only. Few hits say nothing.
+    fn check_promise(&mut self) {
+        let hits = &mut self.of[self.in_force].hits;
+        let (promised, real) = (*hits - self.last.0, self.found - self.last.1);
+        let is_short = promised > FEW * self.planned as f32 && real < SHORT * promised;
+        self.short = if is_short { self.short + 1 } else { 0 };
+        if self.short == 3 {
+            (*hits, self.short) = (0.0, 0);
+        }
+    }
+
+    /// Decides whether the cache [refuses](Self::is_selective) blocks.
+    fn choose_selection(&mut self) {
+        let hits = self.of[self.in_force].hits;
+        let is_short = self.found + COST * self.requests + 2.0 * hits.sqrt() < hits;
+        let (left, next) = &mut self.pause;
+        if self.is_selective && is_short {
+            (*left, *next) = (*next, PAUSE.end.min(2 * *next));
+        }
+        self.is_selective = *left == 0 && !is_short && hits < FEW * self.requests;
+        *left = left.saturating_sub(1);
     }
 }
 
-// Hits of sampled blocks, on their way from the threads to the shadows.
-//
-// There is a ring for each of the first hazard records, which one thread owns at a time. A hit adds
-// the block's tag by two plain loads and two plain stores to memory of its thread, and drops it if
-// the ring is full. Threads with other records share a few more rings: the one that gets the lock
-// of its ring adds its tag, another one drops it. A ring has at least as many places as a shadow has
-// blocks: a shorter one loses most of a long run of hits, and shadows that miss the hits of the rule
-// in force favour the other rules.
-//
-// # Invariants
-//
-// 1. The tags from `tail` to `head` belong to the thread that drains, the others to the owner of
-//    the ring, or to the thread that has the ring's lock.
-// 2. One thread at a time drains, because draining needs the lock of the shadows.
-
-/// The number of rings with an owner.
+/// The number of rings.
 const RINGS: usize = if cfg!(offlock_model) { 1 } else { 64 };
-/// The number of rings that other threads share.
-const SHARED: usize = if cfg!(offlock_model) { 0 } else { 8 };
 /// The most hits that one miss takes from the rings. They delay the miss by 4 us.
-const MOST: u32 = 32;
+const MOST: usize = 32;
 
-/// The rings of a cache, and the share of the blocks that is sampled.
+/// The sample of the blocks, and the hits of sampled blocks on their way from the threads to the
+/// shadows.
+///
+/// Each of the first hazard records, which one thread owns at a time, has a ring of its own; so a hit
+/// writes to memory of its thread. A hit that finds its ring full or locked is dropped. A ring has as
+/// many places as a shadow has blocks: a shorter one loses most of a long run of hits, and shadows that
+/// miss the hits of the rule in force favour the other rules.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// A block is sampled if 32 bits of its hash are below this. 0 for hits until the cache is
-    /// full, because a cache that never evicts has nothing to learn. An atomic of `std`, which no
-    /// model explores: any value is correct.
-    share: std::sync::atomic::AtomicU32,
-    /// The share of misses until the cache is full.
-    planned: u32,
-    /// The number of rings used so far. An atomic of `std`, like `share`.
-    used: std::sync::atomic::AtomicU32,
-    /// The ring from which the next miss takes hits first. An atomic of `std`, like `share`.
-    next: std::sync::atomic::AtomicU32,
+    /// A block is sampled if 32 bits of its hash are below this.
+    share: u32,
+    /// Set once the cache has been full: one that never evicts has nothing to learn of hits.
+    is_open: AtomicBool,
+    /// The number of rings used so far.
+    used: AtomicUsize,
+    /// The ring from which the next miss takes hits first.
+    next: AtomicUsize,
     rings: Box<[Ring]>,
-    /// The locks of the last rings, which are shared.
-    locks: Box<[WordLock<()>]>,
 }
 
+/// Hits of one thread: the tags of their blocks.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Ring {
-    head: AtomicU32,
-    tail: AtomicU32,
-    tags: Box<[UnsafeCell<u32>]>,
-}
-
-// SAFETY: invariant 1 gives each tag to one thread at a time; the other fields are atomics.
-unsafe impl Sync for Ring {}
+struct Ring(WordLock<Vec<u32>>);
 
 impl Samples {
     /// Samples `blocks` of the blocks of `buffers` buffers; with 0, nothing is sampled.
@@ -392,45 +338,31 @@ impl Samples {
     /// [`AllocError`] if there is no memory for the rings.
     pub(crate) fn new(blocks: usize, buffers: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
-        let shared = if blocks == 0 { 0 } else { SHARED };
-        let count = if blocks == 0 { 0 } else { RINGS + SHARED };
-        // A power of two, because `head` and `tail` wrap at 2^32 and `head % places` must not jump
-        // there.
-        let places = blocks.next_power_of_two();
-        rings.try_reserve_exact(count).map_err(|_| AllocError::new())?;
-        for _ in 0..count {
+        for _ in 0..if blocks == 0 { 0 } else { RINGS } {
             let mut tags = Vec::new();
-            tags.try_reserve_exact(places).map_err(|_| AllocError::new())?;
-            tags.extend((0..places).map(|_| UnsafeCell::new(0)));
-            let [head, tail] = [0; 2].map(AtomicU32::new);
-            rings.push(Ring { head, tail, tags: tags.into() });
+            tags.try_reserve_exact(blocks).map_err(|_| AllocError::new())?;
+            rings.push(Ring(WordLock::new(tags)));
         }
-        let planned = (blocks as f64 / buffers as f64 * f64::from(u32::MAX)) as u32;
-        // A model does not explore `used`, so all rings count as used there.
-        let used = if cfg!(offlock_model) { count as u32 } else { 0 };
-        let [share, used, next] = [0, used, 0].map(std::sync::atomic::AtomicU32::new);
-        let locks = (0..shared).map(|_| WordLock::new(())).collect();
-        Ok(Self { share, planned, used, next, rings: rings.into(), locks })
+        Ok(Self {
+            share: (blocks as f64 / buffers as f64 * f64::from(u32::MAX)) as u32,
+            is_open: AtomicBool::new(false),
+            used: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            rings: rings.into(),
+        })
     }
 
-    /// Samples the hits and misses of a share of the blocks, which is at least the planned one.
-    pub(crate) fn open(&self, share: f64) {
-        self.share.store((share * f64::from(u32::MAX)) as u32, Ordering::Relaxed); // a hint
+    /// Begins to take hits.
+    pub(crate) fn open(&self) {
+        if !self.is_open.load(Ordering::Relaxed) {
+            self.is_open.store(true, Ordering::Relaxed); // a hint
+        }
     }
 
-    /// Returns whether hits of a block are passed to the shadows.
-    pub(crate) fn takes_hit(&self, key: Key) -> bool {
-        Self::bits(key) < self.share.load(Ordering::Relaxed) // a hint
-    }
-
-    /// Returns whether misses of a block are passed to the shadows.
-    pub(crate) fn takes_miss(&self, key: Key) -> bool {
-        Self::bits(key) < self.share.load(Ordering::Relaxed).max(self.planned) // a hint
-    }
-
-    /// Returns bits of the hash that choose neither the bucket of the table nor the tag.
-    fn bits(key: Key) -> u32 {
-        (key.hash() >> 8) as u32
+    /// Returns whether requests for a block are passed to the shadows.
+    pub(crate) fn takes(&self, key: Key) -> bool {
+        // Bits that choose neither the bucket of the table nor the tag.
+        ((key.hash() >> 8) as u32) < self.share
     }
 
     /// Returns the tag of a block: the half of its hash that does not decide whether it is sampled.
@@ -438,68 +370,36 @@ impl Samples {
         (key.hash() >> 32) as u32
     }
 
-    /// Adds a hit of the thread with that hazard record to its ring. Drops the hit if there is no
-    /// room, or if another thread adds to a shared ring. Wait-free.
-    pub(crate) fn add(&self, record: u32, tag: u32) {
-        let owned = (self.rings.len() - self.locks.len()) as u32;
-        if record < owned {
-            return self.push(record, tag);
-        }
-        let Some(at) = record.checked_rem(self.locks.len() as u32) else { return };
-        if let Some(_lock) = self.locks[at as usize].try_lock() {
-            self.push(owned + at, tag);
-        }
-    }
-
-    /// Adds a hit to a ring that is the calling thread's, or that it has locked.
-    fn push(&self, ring: u32, tag: u32) {
-        let Ring { head, tail, tags } = &self.rings[ring as usize];
-        let at = load_own(head);
-        // Ordering: Acquire pairs with the Release in `drain`; the write below comes after the read
-        // of the tag that was at this place.
-        let acquire = order!(Acquire, "add: the tag there was read");
-        if at.wrapping_sub(tail.load(acquire)) as usize == tags.len() {
+    /// Adds a hit of the thread with that hazard record to its ring.
+    pub(crate) fn add(&self, record: u32, key: Key) {
+        if !self.is_open.load(Ordering::Relaxed) || self.rings.is_empty() {
             return;
         }
-        if self.used.load(Ordering::Relaxed) <= ring {
-            // Ordering: Relaxed; a hint. Once per thread.
-            self.used.fetch_max(ring + 1, Ordering::Relaxed);
+        let ring = record as usize % self.rings.len();
+        let Some(mut tags) = self.rings[ring].0.try_lock() else { return };
+        if tags.len() < tags.capacity() {
+            tags.push(Self::tag(key));
         }
-        // SAFETY: the place is not between `tail` and `head`, so it is this thread's (invariant 1).
-        tags[at as usize % tags.len()].with_mut(|place| unsafe { place.write(tag) });
-        // Ordering: Release pairs with the Acquire in `drain`; it carries the tag.
-        head.store(at.wrapping_add(1), order!(Release, "add: the tag is written"));
+        if self.used.load(Ordering::Relaxed) <= ring {
+            self.used.fetch_max(ring + 1, Ordering::Relaxed); // a hint; once per thread
+        }
     }
 
-    /// Takes some of the hits, from another ring first each time. The caller has the lock of the
-    /// shadows (invariant 2).
-    pub(crate) fn drain(&self, mut take: impl FnMut(u32)) {
-        let used = self.used.load(Ordering::Relaxed) as usize; // a hint
-        // Ordering: Relaxed; a hint.
-        let first = self.next.fetch_add(1, Ordering::Relaxed) as usize % used.max(1);
+    /// Takes some of the hits, the oldest of each ring first, and from another ring first each time.
+    pub(crate) fn drain(&self) -> ArrayVec<u32, MOST> {
+        let mut hits = ArrayVec::new();
+        let used = self.used.load(Ordering::Relaxed); // a hint
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % used.max(1); // a hint
         let (before, after) = self.rings[..used].split_at(first);
-        let mut left = MOST;
-        for Ring { head, tail, tags } in after.iter().chain(before) {
-            if left == 0 {
+        for ring in after.iter().chain(before) {
+            if hits.is_full() {
                 break;
             }
-            let from = load_own(tail);
-            // Ordering: Acquire pairs with the Release in `push`; it carries the tags.
-            let there = head.load(order!(Acquire, "drain: the tag is written")).wrapping_sub(from);
-            let taken = there.min(left);
-            left -= taken;
-            let to = from.wrapping_add(taken);
-            let mut at = from;
-            while at != to {
-                // SAFETY: the place is between `tail` and `head`, so it is this thread's (invariant
-                // 1).
-                take(tags[at as usize % tags.len()].with(|place| unsafe { place.read() }));
-                at = at.wrapping_add(1);
-            }
-            // Ordering: Release pairs with the Acquire in `push`; the reads of the tags come before
-            // it.
-            tail.store(to, order!(Release, "drain: the tag was read"));
+            let Some(mut tags) = ring.0.try_lock() else { continue };
+            let taken = tags.len().min(hits.remaining_capacity());
+            hits.extend(tags.drain(..taken));
         }
+        hits
     }
 }
 
@@ -512,12 +412,11 @@ mod tests {
     fn rule(room: usize, requests: impl Iterator<Item = u32>) -> Eviction {
         let mut shadows = Shadows::new(room).unwrap();
         for (at, tag) in requests.enumerate() {
-            if at == room {
-                assert_eq!(shadows.settle(8 * room), Some(1.0 / 8.0));
+            if at >= room {
                 shadows.follow(room);
             }
-            let is_there = shadows.of[shadows.rules].blocks.table.find(Key::new(1, tag.into()));
-            let hit = is_there.is_some();
+            let blocks = &shadows.of[shadows.in_force].blocks;
+            let hit = blocks.table.find(Key::new(1, tag.into())).is_some();
             shadows.request(tag, hit);
         }
         shadows.rule()
@@ -538,38 +437,20 @@ mod tests {
     fn shadows_have_the_room_of_the_sampled_blocks_in_the_cache() {
         let mut shadows = Shadows::new(64).unwrap();
         let lens = |shadows: &Shadows| shadows.of.iter().map(Shadow::len).collect::<Vec<_>>();
-        (0..70).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(shadows.settle(512), Some(1.0 / 8.0));
-        assert!(!shadows.is_due);
         (0..200).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(lens(&shadows), [70; 3]);
-        shadows.follow(60);
-        (0..128).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(lens(&shadows), [60; 3]);
-        // Another capacity needs another share.
-        shadows.resize();
-        assert!(shadows.is_due && shadows.is_settled());
-        assert_eq!(shadows.settle(256), Some(1.0 / 8.0));
-        assert_eq!(lens(&shadows), [32; 3]);
-    }
-
-    #[test]
-    fn large_blocks_are_sampled_more_often_and_few_tell_nothing() {
-        let mut shadows = Shadows::new(256).unwrap();
-        (0..4).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(shadows.settle(50), None, "6 in a shadow");
-        assert!(!shadows.is_settled());
-        // An eighth of 512 blocks; planned was one in 256.
-        assert_eq!(shadows.settle(512), Some(1.0 / 8.0));
-        (0..100).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(shadows.of[0].len(), 64);
+        assert_eq!(lens(&shadows), [80; 3]);
+        for cached in [70, 60] {
+            shadows.follow(cached);
+            (0..128).for_each(|tag| _ = shadows.request(tag, false));
+            assert_eq!(lens(&shadows), [cached; 3]);
+        }
     }
 
     #[test]
     fn a_rule_whose_promise_the_cache_does_not_keep_is_replaced() {
         let mut shadows = Shadows::new(64).unwrap();
         (0..64).for_each(|tag| _ = shadows.request(tag, false));
-        shadows.settle(512);
+        shadows.follow(64);
         for round in 0..4 {
             (0..64).for_each(|tag| _ = shadows.request(tag, round < 2));
         }
@@ -577,47 +458,25 @@ mod tests {
         (0..64).for_each(|tag| _ = shadows.request(tag, false));
         assert_ne!(shadows.rule(), Eviction::A2);
     }
-}
-
-#[cfg(all(test, not(offlock_model)))]
-mod samples_tests {
-    use super::*;
 
     #[test]
-    fn inv27_tags_stay_in_order_where_the_counts_wrap() {
-        let samples = Samples::new(20, 200).unwrap();
-        let Ring { head, tail, .. } = &samples.rings[0];
-        let first = u32::MAX - 4;
-        [head, tail].into_iter().for_each(|count| count.store(first, Ordering::Relaxed));
-        (1..=20).for_each(|tag| samples.add(0, tag));
-        let mut tags = Vec::new();
-        samples.drain(|tag| tags.push(tag));
-        assert!(tags.into_iter().eq(1..=20));
-    }
-
-    #[test]
-    fn threads_beyond_the_rings_share_some_and_one_miss_takes_few_hits() {
+    fn inv27_a_miss_takes_few_hits_and_those_of_each_thread_in_order() {
         let samples = Samples::new(32, 320).unwrap();
-        let records = [0, 5, RINGS as u32 - 1, RINGS as u32, 1001];
-        for record in records {
-            (0..32).for_each(|tag| samples.add(record, 100 * record + tag));
+        let key = |block| Key::new(1, block);
+        samples.add(0, key(1));
+        assert!(samples.drain().is_empty(), "the cache was never full");
+        samples.open();
+        let records = [0, 5, RINGS as u32 - 1];
+        for &record in &records {
+            (0..40).for_each(|at| samples.add(record, key(u64::from(100 * record + at))));
         }
-        let drained = || {
-            let mut tags = Vec::new();
-            samples.drain(|tag| tags.push(tag));
-            tags
-        };
-        let mut all = Vec::new();
         for _ in records {
-            let tags = drained();
-            assert_eq!(tags.len(), MOST as usize);
-            all.extend(tags);
+            let hits = samples.drain();
+            let is_of = |record: &&u32| Samples::tag(key(u64::from(100 * **record))) == hits[0];
+            let record = *records.iter().find(is_of).expect("the first of a thread");
+            let all = (0..32).map(|at| Samples::tag(key(u64::from(100 * record + at))));
+            assert!(hits.into_iter().eq(all), "in order, and no more than there is room for");
         }
-        assert!(drained().is_empty());
-        all.sort_unstable();
-        assert!(
-            all.into_iter()
-                .eq(records.iter().flat_map(|at| (0..32).map(move |tag| 100 * at + tag)))
-        );
+        assert!(samples.drain().is_empty(), "each once");
     }
 }
