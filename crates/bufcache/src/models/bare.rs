@@ -8,7 +8,7 @@ use offlock_sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::{model, thread};
 
-use super::world::thoroughly;
+use super::world::{beside, thoroughly};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard;
@@ -343,10 +343,7 @@ fn inv06_a_slot_against_a_scan() {
 
 fn reads_against_an_evictor() {
     let bare = Arc::new(Bare::new());
-    let reads = thread::spawn({
-        let bare = Arc::clone(&bare);
-        move || assert!([None, Some(7)].contains(&bare.read()))
-    });
+    let reads = beside(&bare, |bare| assert!([None, Some(7)].contains(&bare.read())));
     let evicted = bare.evict();
     reads.join().unwrap();
     assert!(!evicted || bare.read().is_none());
@@ -361,10 +358,7 @@ fn inv06_a_pin_becomes_a_slot() {
 fn wakes_against_a_reclaim() {
     let bare = Arc::new(Bare::new());
     bare.pin();
-    let wakes = thread::spawn({
-        let bare = Arc::clone(&bare);
-        move || assert_eq!(bare.wake(), 7)
-    });
+    let wakes = beside(&bare, |bare| assert_eq!(bare.wake(), 7));
     bare.invalidate();
     wakes.join().unwrap();
 }
@@ -376,10 +370,7 @@ fn inv06_a_pin_becomes_a_slot_before_an_eviction() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
         bare.pin();
-        let wakes = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || assert_eq!(bare.wake(), 7)
-        });
+        let wakes = beside(&bare, |bare| assert_eq!(bare.wake(), 7));
         bare.evict();
         wakes.join().unwrap();
     });
@@ -400,10 +391,7 @@ fn inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left() {
 
 fn taken_from_its_user(is_first: bool) {
     let bare = Arc::new(Bare::new());
-    let takes = thread::spawn({
-        let bare = Arc::clone(&bare);
-        move || (0..2).any(|_| bare.take_over())
-    });
+    let takes = beside(&bare, |bare| (0..2).any(|_| bare.take_over()));
     bare.give_back(is_first);
     let taken = takes.join().unwrap();
     assert!(taken || bare.take_over(), "the place is not free");
@@ -413,10 +401,7 @@ fn taken_from_its_user(is_first: bool) {
 fn inv03_a_block_that_is_found_has_its_bytes() {
     thoroughly(|| {
         let bare = Arc::new(Bare::empty());
-        let loads = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || bare.claim(|| 9)
-        });
+        let loads = beside(&bare, |bare| bare.claim(|| 9));
         assert!(bare.read().is_none_or(|read| read == 9));
         loads.join().unwrap();
     });
@@ -426,10 +411,7 @@ fn inv03_a_block_that_is_found_has_its_bytes() {
 fn inv03_a_block_that_is_created() {
     thoroughly(|| {
         let bare = Arc::new(Bare::loading());
-        let creates = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || bare.create(9)
-        });
+        let creates = beside(&bare, |bare| bare.create(9));
         assert!(bare.read().is_none_or(|read| read == 9));
         creates.join().unwrap();
     });
@@ -440,10 +422,7 @@ fn inv03_a_block_that_is_created() {
 fn inv15_a_write_against_a_write_back() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
-        let writes = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || bare.write(9)
-        });
+        let writes = beside(&bare, |bare| bare.write(9));
         assert!([None, Some(7), Some(9)].contains(&bare.write_back()));
         writes.join().unwrap();
     });
@@ -455,10 +434,7 @@ fn inv06_the_last_pin() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
         (0..2).for_each(|_| bare.pin());
-        let leaves = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || bare.leave()
-        });
+        let leaves = beside(&bare, |bare| bare.leave());
         bare.leave();
         leaves.join().unwrap();
     });
@@ -469,10 +445,7 @@ fn inv06_the_last_pin() {
 fn inv10_a_creator_against_an_invalidation() {
     thoroughly(|| {
         let bare = Arc::new(Bare::loading());
-        let creates = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || bare.create(9)
-        });
+        let creates = beside(&bare, |bare| bare.create(9));
         bare.invalidate();
         creates.join().unwrap();
     });
@@ -482,10 +455,7 @@ fn inv10_a_creator_against_an_invalidation() {
 fn inv03_a_thread_that_waits_under_its_pin() {
     thoroughly(|| {
         let bare = Arc::new(Bare::loading());
-        let loads = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || bare.load(9)
-        });
+        let loads = beside(&bare, |bare| bare.load(9));
         assert_eq!(bare.wait(), 9);
         loads.join().unwrap();
     });
@@ -497,13 +467,10 @@ fn inv03_a_thread_that_waits_under_its_pin() {
 fn inv03_a_pin_of_a_block_that_was_loaded_again() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
-        let loads = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || {
-                if bare.evict() {
-                    bare.give_back(false);
-                    bare.claim(|| 9);
-                }
+        let loads = beside(&bare, |bare| {
+            if bare.evict() {
+                bare.give_back(false);
+                bare.claim(|| 9);
             }
         });
         assert!([None, Some(7), Some(9)].contains(&bare.pin_and_read()));
@@ -526,8 +493,8 @@ fn inv06_a_record_of_a_thread_that_has_ended() {
 }
 
 /// The operations of a device, of which one is in flight.
-fn operation() -> Arc<InFlight> {
-    let device = Arc::new(InFlight::new());
+fn operation() -> InFlight {
+    let device = InFlight::new();
     assert!(device.begin());
     device
 }
@@ -536,18 +503,15 @@ fn operation() -> Arc<InFlight> {
 #[test]
 fn inv23_the_last_operation() {
     thoroughly(|| {
-        let device = operation();
-        let [worked, closed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let ends = thread::spawn({
-            let (device, worked, closed) =
-                (Arc::clone(&device), Arc::clone(&worked), Arc::clone(&closed));
-            move || {
-                worked.store(true, Relaxed);
-                let detaches = device.end();
-                assert!(!detaches || closed.load(Relaxed));
-                detaches
-            }
+        let all = Arc::new((operation(), AtomicBool::new(false), AtomicBool::new(false)));
+        let ends = beside(&all, |all| {
+            let (device, worked, closed) = &*all;
+            worked.store(true, Relaxed);
+            let detaches = device.end();
+            assert!(!detaches || closed.load(Relaxed));
+            detaches
         });
+        let (device, worked, closed) = &*all;
         closed.store(true, Relaxed);
         let detaches = device.refuse();
         assert!(!detaches || worked.load(Relaxed));
@@ -558,15 +522,12 @@ fn inv23_the_last_operation() {
 #[test]
 fn inv23_an_operation_that_is_waited_for() {
     thoroughly(|| {
-        let (device, worked) = (operation(), Arc::new(AtomicBool::new(false)));
-        let ends = thread::spawn({
-            let (device, worked) = (Arc::clone(&device), Arc::clone(&worked));
-            move || {
-                worked.store(true, Relaxed);
-                assert!(!device.end());
-            }
+        let both = Arc::new((operation(), AtomicBool::new(false)));
+        let ends = beside(&both, |both| {
+            both.1.store(true, Relaxed);
+            assert!(!both.0.end());
         });
-        assert!(device.any() || worked.load(Relaxed));
+        assert!(both.0.any() || both.1.load(Relaxed));
         ends.join().unwrap();
     });
 }
@@ -575,14 +536,12 @@ fn inv23_an_operation_that_is_waited_for() {
 #[test]
 fn inv19_the_last_handle_against_a_write_that_fails() {
     thoroughly(|| {
-        let (device, entry) = (operation(), Arc::new(Entry::new()));
+        let both = Arc::new((operation(), Entry::new()));
+        let (device, entry) = &*both;
         entry.change(BACK, 0);
-        let fails = thread::spawn({
-            let (device, entry) = (Arc::clone(&device), Arc::clone(&entry));
-            move || {
-                entry.change(0, BACK);
-                device.is_abandoned()
-            }
+        let fails = beside(&both, |both| {
+            both.1.change(0, BACK);
+            both.0.is_abandoned()
         });
         device.abandon();
         let drops = !entry.word().has(BACK);
@@ -597,22 +556,20 @@ fn inv20_a_sync_that_a_reset_overtakes() {
     const WRITTEN: u64 = 1;
     const DURABLE: u64 = 2;
     thoroughly(|| {
-        let (device, block) = (Arc::new(BareWrites::new()), Arc::new(AtomicU64::new(NOT_THERE)));
+        let both = Arc::new((BareWrites::new(), AtomicU64::new(NOT_THERE)));
         let change =
             |block: &AtomicU64, now| block.compare_exchange(WRITTEN, now, Relaxed, Relaxed);
-        let resets = thread::spawn({
-            let (device, block) = (Arc::clone(&device), Arc::clone(&block));
-            move || {
-                device.sync(|| {
-                    let _ = change(&block, NOT_THERE); // unless it is durable
-                    false
-                });
-                device.reset(|| ());
-            }
+        let resets = beside(&both, move |both| {
+            both.0.sync(|| {
+                let _ = change(&both.1, NOT_THERE); // unless it is durable
+                false
+            });
+            both.0.reset(|| ());
         });
+        let (device, block) = &*both;
         let write = || block.store(WRITTEN, Relaxed);
         let synced = device.write_and_sync(write, || {
-            let _ = change(&block, DURABLE);
+            let _ = change(block, DURABLE);
             true
         });
         assert!(!synced || block.load(Relaxed) == DURABLE, "it was given up");
@@ -624,12 +581,10 @@ fn inv20_a_sync_that_a_reset_overtakes() {
 #[test]
 fn inv24_the_end_of_a_reset() {
     thoroughly(|| {
-        let (device, dirtied) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(false)));
+        let both = Arc::new((BareWrites::new(), AtomicBool::new(false)));
+        let (device, dirtied) = &*both;
         assert!(!device.sync(|| false) && device.is_poisoned());
-        let resets = thread::spawn({
-            let (device, dirtied) = (Arc::clone(&device), Arc::clone(&dirtied));
-            move || device.reset(|| dirtied.store(true, Relaxed))
-        });
+        let resets = beside(&both, |both| both.0.reset(|| both.1.store(true, Relaxed)));
         assert!(device.is_poisoned() || dirtied.load(Relaxed));
         resets.join().unwrap();
     });
@@ -640,14 +595,12 @@ fn inv24_the_end_of_a_reset() {
 #[test]
 fn inv18_a_failure_during_a_reset() {
     thoroughly(|| {
-        let (device, noted) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(false)));
+        let both = Arc::new((BareWrites::new(), AtomicBool::new(false)));
+        let (device, noted) = &*both;
         assert!(!device.sync(|| false));
-        let writes = thread::spawn({
-            let (device, noted) = (Arc::clone(&device), Arc::clone(&noted));
-            move || {
-                noted.store(true, Relaxed);
-                device.write_durable(|| false);
-            }
+        let writes = beside(&both, |both| {
+            both.1.store(true, Relaxed);
+            both.0.write_durable(|| false);
         });
         let mut is_seen = false;
         device.reset(|| is_seen = noted.load(Relaxed));
@@ -682,12 +635,9 @@ fn inv18_three_syncs_that_fail() {
 #[test]
 fn inv18_a_sync_beside_a_durable_write_that_fails() {
     thoroughly(|| {
-        let (writes, lost) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(true)));
-        let durable = thread::spawn({
-            let (writes, lost) = (Arc::clone(&writes), Arc::clone(&lost));
-            move || writes.write_durable(|| !lost.swap(false, Relaxed))
-        });
-        assert!(!writes.sync(|| !lost.swap(false, Relaxed)), "the loss is not told");
+        let both = Arc::new((BareWrites::new(), AtomicBool::new(true)));
+        let durable = beside(&both, |both| both.0.write_durable(|| !both.1.swap(false, Relaxed)));
+        assert!(!both.0.sync(|| !both.1.swap(false, Relaxed)), "the loss is not told");
         durable.join().unwrap();
     });
 }

@@ -1,20 +1,22 @@
-//! A write that a thread makes by means of its own, against all other uses of the block.
+//! A change of the device by means of its own, against all other uses of the block: below a bypass, or
+//! followed by an invalidation.
 
 use std::io;
 use std::sync::Arc;
 
-use crate::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
+use crate::{BlockDevice, Device, DeviceRange, WriteError};
 use offlock_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use offlock_sync::{Mutex, model, thread};
 
 use super::disk::{Disk, fill, world};
 use super::task::{Alarm, begin};
-use super::world::{BLOCKS, LONG, SIZE, dawdle, thoroughly};
+use super::world::{BLOCKS, LONG, SIZE, attach, beside, builder, dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("exclusion: no other range overlaps", "bypass::inv15_two_bypasses"),
     ("is_left: no slot names the entry", "bypass::inv10_a_bypass_against_a_hit"),
+    ("invalidate: nothing is to be waited for", "bypass::inv10_a_claim_against_invalidate"),
 ];
 
 /// Each byte is the number of changes. As the memory of a real device, it orders no other access.
@@ -27,13 +29,12 @@ struct Changing {
 
 impl Changing {
     fn attach(buffers: usize) -> (Arc<Self>, Device) {
-        let builder = Cache::builder(buffers * SIZE).block_size(SIZE).patience(LONG);
-        let cache = builder.eviction(Eviction::Clock).build().unwrap();
-        let changes = Arc::new(AtomicU64::new(0));
-        let (gate, threads) = (Arc::default(), Mutex::new(Vec::new()));
-        let changing = Arc::new(Self { changes, gate, threads });
-        let options = AttachOptions::new().on_loss(|_| {});
-        let device = cache.attach_with(Arc::clone(&changing), options).unwrap();
+        let changing = Arc::new(Self {
+            changes: Arc::new(AtomicU64::new(0)),
+            gate: Arc::default(),
+            threads: Mutex::new(Vec::new()),
+        });
+        let device = attach(builder(buffers, LONG), &changing);
         (changing, device)
     }
 
@@ -75,16 +76,34 @@ impl BlockDevice for Changing {
     }
 }
 
+/// An invalidation that sleeps until the load is over: the loaded bytes are new, or are dropped.
+#[test]
+fn inv10_a_claim_against_invalidate() {
+    model(|| {
+        let both = Changing::attach(1);
+        let claims = beside(&both, |(changing, device)| {
+            if let Some(mut load) = device.claim(0).unwrap() {
+                load.fill(changing.changes.load(Relaxed) as u8);
+                dawdle();
+                load.finish(Ok(SIZE));
+            }
+        });
+        let (changing, device) = both;
+        dawdle();
+        changing.changes.store(1, Relaxed);
+        device.invalidate(0).unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        claims.join().unwrap();
+    });
+}
+
 /// A load that begins before the bypass refuses it, and one that begins later reads the new bytes. Old bytes
 /// that were cached would stay.
 #[test]
 fn inv10_a_bypass_against_a_load() {
     model(|| {
         let (changing, device) = Changing::attach(1);
-        let reads = thread::spawn({
-            let device = device.clone();
-            move || drop(device.get(0).unwrap())
-        });
+        let reads = beside(&device, |device| drop(device.get(0).unwrap()));
         let is_changed = changing.change_by_bypass(&device);
         reads.join().unwrap();
         assert_eq!(device.get(0).unwrap()[0], u8::from(is_changed));
@@ -97,14 +116,11 @@ fn inv10_a_bypass_against_a_hit() {
     model(|| {
         let (changing, device) = Changing::attach(1);
         drop(device.get(0).unwrap());
-        let hits = thread::spawn({
-            let device = device.clone();
-            move || {
-                if let Ok(guard) = device.try_get(0) {
-                    let first = guard[0];
-                    (0..4).for_each(|_| dawdle());
-                    assert!(guard.iter().all(|byte| *byte == first));
-                }
+        let hits = beside(&device, |device| {
+            if let Ok(guard) = device.try_get(0) {
+                let first = guard[0];
+                (0..4).for_each(|_| dawdle());
+                assert!(guard.iter().all(|byte| *byte == first));
             }
         });
         let is_changed = changing.change_by_bypass(&device);
@@ -119,10 +135,7 @@ fn inv10_a_bypass_against_an_evictor() {
     model(|| {
         let (changing, device) = Changing::attach(1);
         drop(device.get(0).unwrap());
-        let evicts = thread::spawn({
-            let device = device.clone();
-            move || drop(device.get(1).unwrap())
-        });
+        let evicts = beside(&device, |device| drop(device.get(1).unwrap()));
         let is_changed = changing.change_by_bypass(&device);
         evicts.join().unwrap();
         assert_eq!(device.get(0).unwrap()[0], u8::from(is_changed));
@@ -160,10 +173,7 @@ fn inv15_a_bypass_against_write_back() {
     thoroughly(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let flushes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let flushes = beside(&device, |device| device.flush().unwrap());
         let last = if bypass(&disk, &device, 2).unwrap() { 2 } else { 1 };
         flushes.join().unwrap();
         assert_eq!(device.get(0).unwrap()[0], last);
@@ -176,12 +186,9 @@ fn inv15_a_bypass_against_write_back() {
 fn inv15_a_bypass_against_a_writer() {
     model(|| {
         let (disk, device) = world();
-        let writes = thread::spawn({
-            let device = device.clone();
-            move || {
-                fill(&device, 0, 1);
-                device.sync().unwrap();
-            }
+        let writes = beside(&device, |device| {
+            fill(&device, 0, 1);
+            device.sync().unwrap();
         });
         bypass(&disk, &device, 2).unwrap();
         writes.join().unwrap();
@@ -193,12 +200,9 @@ fn inv15_a_bypass_against_a_writer() {
 #[test]
 fn inv15_two_bypasses() {
     thoroughly(|| {
-        let (disk, device) = world();
-        let other = thread::spawn({
-            let (disk, device) = (Arc::clone(&disk), device.clone());
-            move || bypass(&disk, &device, 1).unwrap()
-        });
-        let is_mine = bypass(&disk, &device, 2).unwrap();
+        let world = world();
+        let other = beside(&world, |(disk, device)| bypass(&disk, &device, 1).unwrap());
+        let is_mine = bypass(&world.0, &world.1, 2).unwrap();
         assert!(other.join().unwrap() || is_mine);
     });
 }
@@ -220,10 +224,7 @@ fn against_a_sync(write: fn(&Disk, &Device)) {
     for through in [false, true] {
         model(move || {
             let (disk, device) = world();
-            let syncs = thread::spawn({
-                let device = device.clone();
-                move || device.sync().unwrap()
-            });
+            let syncs = beside(&device, |device| device.sync().unwrap());
             write(&disk, &device);
             syncs.join().unwrap();
             if through {
@@ -242,17 +243,15 @@ fn against_a_sync(write: fn(&Disk, &Device)) {
 #[test]
 fn inv19_a_bypass_against_a_close() {
     thoroughly(|| {
-        let (disk, device) = world();
-        let writes = thread::spawn({
-            let (disk, device) = (Arc::clone(&disk), device.clone());
-            move || match bypass(&disk, &device, 1) {
-                Ok(is_written) => u8::from(is_written),
-                Err(error) => {
-                    assert_eq!(error, WriteError::Closed);
-                    0
-                }
+        let world = world();
+        let writes = beside(&world, |(disk, device)| match bypass(&disk, &device, 1) {
+            Ok(is_written) => u8::from(is_written),
+            Err(error) => {
+                assert_eq!(error, WriteError::Closed);
+                0
             }
         });
+        let (disk, device) = world;
         let _kept = device.clone(); // the end of the last handle would write it
         device.close().unwrap();
         let durable = disk.durable(0);

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[cfg(offlock_shuttle)]
 use std::task::{Context, Poll, Waker};
 
-use crate::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
+use crate::{AttachOptions, BlockDevice, DeviceSync, DeviceWrite, WriteError};
 #[cfg(offlock_shuttle)]
 use offlock_sync::model;
 use offlock_sync::{Mutex, thread};
 
 use super::task::block_on;
-use super::world::{BLOCKS, LONG, SIZE, thoroughly};
+use super::world::{BLOCKS, LONG, SIZE, attach, builder, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -67,11 +67,8 @@ impl BlockDevice for Elsewhere {
 }
 
 fn world() -> (Arc<Elsewhere>, crate::Device) {
-    let builder = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
-    let cache = builder.eviction(Eviction::Clock).build().unwrap();
     let device = Arc::new(Elsewhere::default());
-    let options = AttachOptions::new().on_loss(|_| {});
-    let disk = cache.attach_with(Arc::clone(&device), options).unwrap();
+    let disk = attach(builder(1, LONG), &device);
     (device, disk)
 }
 
@@ -181,11 +178,9 @@ fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
     thoroughly(|| {
         let (elsewhere, is_own) = (Arc::new(Elsewhere::default()), Arc::default());
         let own = Own(thread::current().id(), Arc::clone(&is_own));
-        let cache = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
-        let cache = cache.eviction(Eviction::Clock).build().unwrap();
-        let options = AttachOptions::new().on_loss(|_| {});
-        let disk =
-            cache.attach_with(Owned { inner: Arc::clone(&elsewhere), _own: own }, options).unwrap();
+        let cache = builder(1, LONG).build().unwrap();
+        let owned = Owned { inner: Arc::clone(&elsewhere), _own: own };
+        let disk = cache.attach_with(owned, AttachOptions::new().on_loss(|_| {})).unwrap();
         assert!(disk.sync().is_err());
         drop((disk, cache));
         join(&elsewhere);

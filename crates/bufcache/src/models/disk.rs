@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction, Wal};
+use crate::{AttachOptions, BlockDevice, Builder, Device, Wal};
 use offlock_sync::native::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use offlock_sync::{Mutex, thread};
 
-use super::world::{BLOCKS, LONG, SIZE, dawdle};
+use super::world::{BLOCKS, LONG, SIZE, builder, dawdle};
 
 /// Keeps what it is given, and knows what of it is durable. Its lock is the checker's: in which order a
 /// write ends and a sync begins matters.
@@ -152,8 +152,7 @@ pub(super) fn world() -> (Arc<Disk>, Device) {
 }
 
 pub(super) fn small(buffers: usize) -> Builder {
-    let builder = Cache::builder(buffers * SIZE).block_size(SIZE).patience(LONG);
-    builder.eviction(Eviction::Clock).dirty_limits(100, 100)
+    builder(buffers, LONG).dirty_limits(100, 100)
 }
 
 pub(super) fn of(builder: Builder) -> (Arc<Disk>, Device) {

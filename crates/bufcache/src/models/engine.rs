@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
-use crate::{BlockDevice, Cache, Device, Eviction, GetError, Load};
-use offlock_sync::{model, thread, thread_local};
+use crate::{BlockDevice, Device, GetError, Load};
+use offlock_sync::{model, thread_local};
 
-use super::world::{BLOCKS, LONG, SIZE, look};
+use super::world::{BLOCKS, LONG, SIZE, attach, beside, builder, look};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] =
@@ -67,17 +67,12 @@ fn get(device: &Device, block: u64) {
 #[test]
 fn inv02_loads_that_are_crossed() {
     model(|| {
-        let builder = Cache::builder(3 * SIZE).block_size(SIZE); // one for the get that loses the race
-        let builder = builder.patience(LONG).eviction(Eviction::Clock);
-        let device = builder.build().unwrap().attach(Arc::new(ByEngine)).unwrap();
+        let device = attach(builder(3, LONG), &Arc::new(ByEngine)); // one for the get that loses the race
         device.readahead(1..2);
-        let other = thread::spawn({
-            let device = device.clone();
-            move || {
-                device.readahead(2..3);
-                get(&device, 1);
-                drain();
-            }
+        let other = beside(&device, |device| {
+            device.readahead(2..3);
+            get(&device, 1);
+            drain();
         });
         get(&device, 2);
         drain();

@@ -1,9 +1,9 @@
-//! Readers of a buffer against an evictor that needs it for another block.
+//! Readers of a buffer against an evictor that needs it for another block, and blocks whose home is full.
 
 use crate::GetError;
 use offlock_sync::{model, thread};
 
-use super::world::{World, dawdle, look, neighbours, thoroughly};
+use super::world::{World, beside, dawdle, look, neighbours, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -16,6 +16,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     #[cfg(offlock_loom)] // too rare in random schedules
     ("evict: no pin after the scan", "evict::inv06_a_guard_becomes_a_pin"),
     ("unpin: the bytes were read before", "evict::inv06_a_pin_keeps_its_buffer"),
+    ("free: OVERFLOW is the bucket's", "evict::inv04_a_block_is_found_behind_its_home"),
+    ("insert: mark the home of a displaced block", "evict::inv04_a_block_is_found_behind_its_home"),
     #[cfg(offlock_loom)] // too rare in random schedules
     ("enter: the block is absent", "evict::inv04_a_buffer_that_is_not_evicted_stays_the_only_one"),
 ];
@@ -42,9 +44,8 @@ fn inv06_a_guard_becomes_a_pin() {
     thoroughly(|| {
         let world = World::impatient(1);
         let guard = world.disk.get(0).unwrap();
-        let evicts = thread::spawn({
-            let disk = world.disk.clone();
-            move || assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers))
+        let evicts = beside(&world.disk, |disk| {
+            assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers))
         });
         let pin = guard.pin().unwrap();
         drop(guard);
@@ -71,10 +72,7 @@ fn inv04_a_buffer_that_is_not_evicted_stays_the_only_one() {
     thoroughly(|| {
         let world = World::new(2);
         let held = world.disk.get(0).unwrap();
-        let shrinks = thread::spawn({
-            let cache = world.cache.clone();
-            move || assert_eq!(cache.shrink(1), 0)
-        });
+        let shrinks = beside(&world.cache, |cache| assert_eq!(cache.shrink(1), 0));
         dawdle();
         let again = world.disk.get(0).unwrap();
         assert_eq!(again.as_ptr(), held.as_ptr());
@@ -90,10 +88,7 @@ fn inv05_a_lookup_against_the_last_release() {
     model(|| {
         let world = World::new(1);
         world.read(0);
-        let reads = thread::spawn({
-            let world = world.clone();
-            move || world.read(0)
-        });
+        let reads = beside(&world, |world| world.read(0));
         // The claim takes the buffer and its memory, if it is not in use.
         drop(world.disk.claim(1).unwrap());
         reads.join().unwrap();
@@ -107,12 +102,29 @@ fn inv05_a_lookup_against_the_last_release() {
 fn inv06_two_evict_one_buffer() {
     model(|| {
         let world = World::new(1);
-        let reads = thread::spawn({
-            let world = world.clone();
-            move || world.read(1)
-        });
+        let reads = beside(&world, |world| world.read(1));
         world.read(0);
         reads.join().unwrap();
         assert_eq!(world.cache.stats().evictions, 1);
+    });
+}
+
+/// Its home has two places, taken by others, of which one goes meanwhile.
+#[test]
+fn inv04_a_block_is_found_behind_its_home() {
+    model(|| {
+        let [one, two] = neighbours(2);
+        let world = World::new(3);
+        world.read(0);
+        world.read(one);
+        let displaced = beside(&world, move |world| world.read(two));
+        assert_eq!(world.disk.invalidate(0), Ok(true));
+        displaced.join().unwrap();
+        assert!(world.disk.try_get(two).is_ok() && world.disk.try_get(one).is_ok());
+        // And in its home, once there is room, and it was forgotten.
+        assert_eq!(world.disk.invalidate(two), Ok(true));
+        assert!(world.disk.try_get(two).is_err());
+        world.read(two);
+        assert_eq!(world.reads(), 4);
     });
 }

@@ -7,9 +7,9 @@ use offlock_sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
 };
-use offlock_sync::{Futex, model, thread};
+use offlock_sync::{Futex, model};
 
-use super::world::{World, dawdle, look, thoroughly};
+use super::world::{World, beside, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -41,12 +41,9 @@ fn inv10_a_guard_becomes_a_pin() {
     thoroughly(|| {
         let world = World::impatient(1);
         let guard = world.disk.get(0).unwrap();
-        let invalidates = thread::spawn({
-            let disk = world.disk.clone();
-            move || {
-                assert_eq!(disk.invalidate(0), Ok(true));
-                assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers));
-            }
+        let invalidates = beside(&world.disk, |disk| {
+            assert_eq!(disk.invalidate(0), Ok(true));
+            assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers));
         });
         dawdle();
         let pin = guard.pin().unwrap();
@@ -95,16 +92,13 @@ fn inv10_an_evictor_has_it_meanwhile() {
     model(|| {
         let world = World::impatient(1);
         world.read(0);
-        let evicts = thread::spawn({
-            let world = world.clone();
-            move || {
-                let held = world.disk.try_get(0);
-                world.cache.shrink(1); // it was used
-                world.cache.shrink(1);
-                drop(held);
-                if let Ok(guard) = world.disk.get(1) {
-                    look(&guard, 1);
-                }
+        let evicts = beside(&world, |world| {
+            let held = world.disk.try_get(0);
+            world.cache.shrink(1); // it was used
+            world.cache.shrink(1);
+            drop(held);
+            if let Ok(guard) = world.disk.get(1) {
+                look(&guard, 1);
             }
         });
         dawdle();

@@ -1,14 +1,16 @@
-//! One load, and the threads that wait for it.
+//! One load, and the threads that wait for it, or read ahead.
 
 use crate::GetError;
-use offlock_sync::{model, thread};
+use offlock_sync::model;
 
-use super::world::{World, look, thoroughly};
+use super::task::Later;
+use super::world::{World, beside, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("enter: the block is absent", "load::inv02_two_misses_read_once"),
     ("load: wake those who wait", "load::inv02_two_misses_read_once"),
+    ("enter: pin it for the requester", "load::inv13_what_is_being_read_ahead_is_not_evicted"),
     ("fail: wake those who wait", "load::inv12_a_failed_load_is_an_error_of_its_waiters"),
     ("unpin: it was the last pin", "load::inv12_a_failed_load_is_an_error_of_its_waiters"),
 ];
@@ -17,10 +19,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 fn inv03_a_lookup_that_finds_a_block_finds_its_bytes() {
     thoroughly(|| {
         let world = World::new(1);
-        let loads = thread::spawn({
-            let world = world.clone();
-            move || world.read(1)
-        });
+        let loads = beside(&world, |world| world.read(1));
         for _ in 0..2 {
             if let Ok(guard) = world.disk.try_get(1) {
                 look(&guard, 1);
@@ -35,10 +34,7 @@ fn inv03_a_lookup_that_finds_a_block_finds_its_bytes() {
 fn inv02_two_misses_read_once() {
     model(|| {
         let world = World::new(2);
-        let reads = thread::spawn({
-            let world = world.clone();
-            move || world.read(1)
-        });
+        let reads = beside(&world, |world| world.read(1));
         world.read(1);
         reads.join().unwrap();
         assert_eq!(world.reads(), 1);
@@ -52,10 +48,7 @@ fn inv02_two_misses_read_once() {
 fn inv02_two_misses_and_one_buffer() {
     model(|| {
         let world = World::new(1);
-        let reads = thread::spawn({
-            let world = world.clone();
-            move || world.read(1)
-        });
+        let reads = beside(&world, |world| world.read(1));
         let held = world.disk.get(1).unwrap();
         reads.join().unwrap();
         look(&held, 1);
@@ -109,11 +102,40 @@ fn inv12_a_loader_that_panics_is_an_error_of_its_waiters() {
 fn inv02_three_misses_of_two_blocks() {
     model(|| {
         let world = World::new(2);
-        let threads = [1, 1, 2].map(|block| {
-            let world = world.clone();
-            thread::spawn(move || world.read(block))
-        });
+        let threads = [1, 1, 2].map(|block| beside(&world, move |world: World| world.read(block)));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(world.reads(), 2);
+    });
+}
+
+/// There is one buffer, and no thread waits: neither for its block, nor for the buffer.
+#[test]
+fn inv13_what_is_being_read_ahead_is_not_evicted() {
+    thoroughly(|| {
+        let later = Later::new(1);
+        let device = later.attach(1);
+        device.readahead(1..2);
+        assert!(device.is_cached(1));
+        let other = device.get(2).map(|guard| look(&guard, 2));
+        later.join();
+        // The block was cached until another took its buffer, and no pin holds it.
+        assert_eq!(device.is_cached(1), other.is_err());
+        look(&device.get(1).unwrap(), 1);
+        look(&device.get(2).unwrap(), 2);
+        assert_eq!(later.reads(), if other.is_ok() { 4 } else { 2 });
+    });
+}
+
+/// The pool or the get reads the block, and both see the bytes of that read.
+#[test]
+fn inv13_it_is_handed_over() {
+    thoroughly(|| {
+        let world = World::new(2);
+        world.disk.readahead(1..2);
+        world.read(1);
+        world.read(1);
+        assert_eq!(world.reads(), 1);
+        world.both_are_of_use();
+        world.end();
     });
 }

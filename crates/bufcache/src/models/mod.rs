@@ -4,10 +4,8 @@
 //!
 //! A planted bug is named by the label of a step; [`mutants`] demands that each is caught.
 
-mod ahead;
 mod bare;
 mod bypass;
-mod claim;
 mod completion;
 mod disk;
 mod engine;
@@ -15,7 +13,6 @@ mod evict;
 mod invalidate;
 mod load;
 mod mutants;
-mod place;
 mod sync;
 mod task;
 mod wipe;

@@ -2,23 +2,17 @@
 
 use testkit::planted::Planted;
 
-use super::{
-    ahead, bare, bypass, claim, completion, engine, evict, invalidate, load, place, sync,
-    task, wipe, write,
-};
+use super::{bare, bypass, completion, engine, evict, invalidate, load, sync, task, wipe, write};
 
 const PLANTED: Planted = Planted {
     mutants: &[
-        ahead::MUTANTS,
         bare::MUTANTS,
         bypass::MUTANTS,
-        claim::MUTANTS,
         completion::MUTANTS,
         engine::MUTANTS,
         evict::MUTANTS,
         invalidate::MUTANTS,
         load::MUTANTS,
-        place::MUTANTS,
         sync::MUTANTS,
         task::MUTANTS,
         wipe::MUTANTS,

@@ -2,11 +2,11 @@
 //! the log.
 
 use crate::Device;
+use offlock_sync::model;
 use offlock_sync::native::atomic::Ordering::Relaxed;
-use offlock_sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
-use super::world::thoroughly;
+use super::world::{beside, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -27,10 +27,7 @@ fn inv15_a_writer_against_an_evictor() {
     model(|| {
         let (disk, device) = of(small(1));
         drop(device.get(0).unwrap());
-        let evicts = thread::spawn({
-            let device = device.clone();
-            move || drop(device.get(1).unwrap())
-        });
+        let evicts = beside(&device, |device| drop(device.get(1).unwrap()));
         fill(&device, 0, 1);
         evicts.join().unwrap();
         assert_eq!(device.get(0).unwrap()[0], 1);
@@ -51,10 +48,7 @@ fn inv16_the_log_against_a_writer() {
             guard.fill(byte);
         };
         logged(1);
-        let flushes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let flushes = beside(&device, |device| device.flush().unwrap());
         logged(2);
         flushes.join().unwrap();
         device.sync().unwrap();
@@ -68,10 +62,7 @@ fn inv20_a_durable_write_against_the_cleaner() {
     model(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let flushes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let flushes = beside(&device, |device| device.flush().unwrap());
         device.write_through(0..1).unwrap();
         assert_eq!(disk.durable(0), 1);
         flushes.join().unwrap();
@@ -84,10 +75,7 @@ fn inv20_a_durable_write_against_the_cleaner() {
 fn inv20_what_is_flushed_during_a_sync() {
     model(|| {
         let (disk, device) = world();
-        let syncs = thread::spawn({
-            let device = device.clone();
-            move || device.sync().unwrap()
-        });
+        let syncs = beside(&device, |device| device.sync().unwrap());
         fill(&device, 0, 1);
         device.flush().unwrap();
         syncs.join().unwrap();
@@ -104,10 +92,7 @@ fn inv18_a_sync_beside_one_that_fails() {
         let (disk, device) = world();
         disk.giving_up.store(1, Relaxed);
         fill(&device, 0, 1);
-        let syncs = thread::spawn({
-            let device = device.clone();
-            move || device.sync().is_ok()
-        });
+        let syncs = beside(&device, |device| device.sync().is_ok());
         let synced = device.sync().is_ok();
         let other = syncs.join().unwrap();
         assert!(!synced && !other || disk.durable(0) == 1);
@@ -136,9 +121,8 @@ fn against_a_reset(makes_durable: fn(&Device) -> bool) {
         let (disk, device) = world();
         disk.giving_up.store(1, Relaxed);
         fill(&device, 0, 1);
-        let resets = thread::spawn({
-            let device = device.clone();
-            move || device.sync().is_ok() || device.reset().is_ok_and(|lost| lost.is_empty())
+        let resets = beside(&device, |device| {
+            device.sync().is_ok() || device.reset().is_ok_and(|lost| lost.is_empty())
         });
         let is_durable = makes_durable(&device);
         assert!(!is_durable || disk.durable(0) == 1, "it is dirty");

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Load, WriteError};
+use crate::{AttachOptions, BlockDevice, Device, GetError, Load, WriteError};
 use offlock_sync::{Futex, Mutex, model, thread};
 
-use super::world::{BLOCKS, SIZE, World, dawdle, look, thoroughly};
+use super::world::{BLOCKS, SIZE, World, beside, builder, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -92,9 +92,8 @@ impl Later {
     }
 
     fn attach_with(self: &Arc<Self>, buffers: usize, options: AttachOptions) -> Device {
-        let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
-        let builder = builder.patience(Duration::ZERO).eviction(Eviction::Clock);
-        builder.build().unwrap().attach_with(Arc::clone(self), options).unwrap()
+        let cache = builder(buffers, Duration::ZERO).build().unwrap();
+        cache.attach_with(Arc::clone(self), options).unwrap()
     }
 
     /// Until what it has begun is over.
@@ -307,8 +306,7 @@ fn inv23_a_writer_that_is_gone_leaves_the_line() {
         let held = world.disk.get(1).unwrap().pin().unwrap();
         let mut gone = Box::pin(world.disk.get_mut_async(1));
         assert!(begin(&mut gone, &alarm));
-        let disk = world.disk.clone();
-        let waits = thread::spawn(move || look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
+        let waits = beside(&world.disk, |disk| look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
         thread::yield_now();
         dawdle();
         drop(held); // which wakes the first
@@ -334,8 +332,7 @@ fn waits_to_write<T>(hold: impl Fn(&Device) -> T) {
     let world = World::new(2);
     world.read(1);
     let held = hold(&world.disk);
-    let disk = world.disk.clone();
-    let waits = thread::spawn(move || look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
+    let waits = beside(&world.disk, |disk| look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
     thread::yield_now(); // it is the other's turn, which a checker need not find
     dawdle();
     drop(held);
@@ -349,8 +346,7 @@ fn waits_to_write<T>(hold: impl Fn(&Device) -> T) {
 fn inv25_a_task_that_waits_for_a_creator() {
     model(|| {
         let world = World::with(2, AttachOptions::new().on_loss(|_| {})); // of what it created
-        let disk = world.disk.clone();
-        let waits = thread::spawn(move || drop(block_on(disk.create_async(1)).unwrap()));
+        let waits = beside(&world.disk, |disk| drop(block_on(disk.create_async(1)).unwrap()));
         thread::yield_now();
         let held = world.disk.create(1).unwrap();
         block_on(world.disk.call_async(|_| ()));

@@ -1,11 +1,11 @@
 //! Discards beside threads that read, write and write back what is discarded.
 
+use offlock_sync::model;
 use offlock_sync::native::atomic::Ordering::Relaxed;
-use offlock_sync::{model, thread};
 
 use super::disk::{fill, world};
 use super::task::block_on;
-use super::world::thoroughly;
+use super::world::{beside, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -28,10 +28,7 @@ fn inv10_a_discard_against_a_load() {
         fill(&device, 0, 1);
         device.flush().unwrap();
         device.invalidate(0).unwrap();
-        let reads = thread::spawn({
-            let device = device.clone();
-            move || assert!(device.get(0).unwrap()[0] <= 1)
-        });
+        let reads = beside(&device, |device| assert!(device.get(0).unwrap()[0] <= 1));
         device.discard(0..1).unwrap();
         assert_eq!(device.get(0).unwrap()[0], 0);
         reads.join().unwrap();
@@ -43,10 +40,8 @@ fn inv10_a_discard_against_a_load() {
 fn inv10_a_discard_against_a_task() {
     model(|| {
         let (_disk, device) = world();
-        let reads = thread::spawn({
-            let device = device.clone();
-            move || assert_eq!(block_on(device.get_async(0)).unwrap()[0], 0)
-        });
+        let reads =
+            beside(&device, |device| assert_eq!(block_on(device.get_async(0)).unwrap()[0], 0));
         device.discard(0..1).unwrap();
         reads.join().unwrap();
     });
@@ -58,10 +53,7 @@ fn inv15_a_discard_against_write_back() {
     model(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let flushes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let flushes = beside(&device, |device| device.flush().unwrap());
         device.discard(0..1).unwrap();
         assert_eq!(device.get(0).unwrap()[0], 0);
         flushes.join().unwrap();
@@ -76,12 +68,9 @@ fn inv15_a_discard_against_a_writer() {
     model(|| {
         let (disk, device) = world();
         drop(device.get(0).unwrap());
-        let writes = thread::spawn({
-            let device = device.clone();
-            move || {
-                fill(&device, 0, 1);
-                device.sync().unwrap();
-            }
+        let writes = beside(&device, |device| {
+            fill(&device, 0, 1);
+            device.sync().unwrap();
         });
         device.discard(0..1).unwrap();
         writes.join().unwrap();
@@ -94,10 +83,7 @@ fn inv15_a_discard_against_a_writer() {
 fn inv15_two_discards() {
     thoroughly(|| {
         let (_disk, device) = world();
-        let discards = thread::spawn({
-            let device = device.clone();
-            move || device.discard(0..1).unwrap()
-        });
+        let discards = beside(&device, |device| device.discard(0..1).unwrap());
         device.discard(0..2).unwrap();
         discards.join().unwrap();
     });
@@ -110,10 +96,7 @@ fn inv24_a_load_after_a_discard() {
     model(|| {
         let (disk, device) = world();
         disk.giving_up.store(1, Relaxed);
-        let reads = thread::spawn({
-            let device = device.clone();
-            move || drop(device.get(0).unwrap())
-        });
+        let reads = beside(&device, |device| drop(device.get(0).unwrap()));
         device.discard(0..1).unwrap();
         reads.join().unwrap();
         device.sync().unwrap_err();

@@ -24,6 +24,27 @@ pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
     with_preemptions(least, || model(f));
 }
 
+/// Runs `f` in another thread, with a clone of what the two share.
+pub(super) fn beside<S: Clone + Send + 'static, T: Send + 'static>(
+    shared: &S,
+    f: impl FnOnce(S) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let shared = shared.clone();
+    thread::spawn(move || f(shared))
+}
+
+/// A cache of a few buffers.
+pub(super) fn builder(buffers: usize, patience: Duration) -> Builder {
+    let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
+    builder.patience(patience).eviction(Eviction::Clock)
+}
+
+/// Attaches a device to a cache of its own. A loss is no error.
+pub(super) fn attach(builder: Builder, device: &Arc<impl BlockDevice>) -> Device {
+    let options = AttachOptions::new().on_loss(|_| {});
+    builder.build().unwrap().attach_with(Arc::clone(device), options).unwrap()
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Filled with their numbers. Nothing of it is part of a model, so its counts are none of the checker's.
@@ -112,27 +133,19 @@ impl World {
 
     /// One that never waits for a buffer.
     pub(super) fn impatient(buffers: usize) -> Self {
-        Self::by(Self::builder(buffers, Duration::ZERO), Numbered::default())
+        Self::attach(builder(buffers, Duration::ZERO), Numbered::default(), AttachOptions::new())
     }
 
     pub(super) fn with(buffers: usize, options: AttachOptions) -> Self {
-        Self::attach(Self::builder(buffers, LONG), Numbered::default(), options)
+        Self::attach(builder(buffers, LONG), Numbered::default(), options)
     }
 
     fn of(buffers: usize, device: Numbered) -> Self {
-        Self::by(Self::builder(buffers, LONG), device)
-    }
-
-    fn builder(buffers: usize, patience: Duration) -> Builder {
-        Cache::builder(buffers * SIZE).block_size(SIZE).patience(patience)
-    }
-
-    fn by(builder: Builder, device: Numbered) -> Self {
-        Self::attach(builder, device, AttachOptions::new())
+        Self::attach(builder(buffers, LONG), device, AttachOptions::new())
     }
 
     fn attach(builder: Builder, device: Numbered, options: AttachOptions) -> Self {
-        let cache = builder.eviction(Eviction::Clock).build().unwrap();
+        let cache = builder.build().unwrap();
         let device = Arc::new(device);
         let disk = cache.attach_with(Arc::clone(&device), options).unwrap();
         Self { cache, disk, device }
@@ -154,8 +167,7 @@ impl World {
     /// Runs `f` while another thread looks at block 0, if it is there still.
     pub(super) fn against_a_hit(&self, f: impl FnOnce()) {
         self.read(0);
-        let disk = self.disk.clone();
-        let hits = thread::spawn(move || {
+        let hits = beside(&self.disk, |disk| {
             if let Ok(guard) = disk.try_get(0) {
                 look(&guard, 0);
             }

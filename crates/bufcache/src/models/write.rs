@@ -8,7 +8,7 @@ use offlock_sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
 use super::task::block_on;
-use super::world::{dawdle, thoroughly};
+use super::world::{beside, dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -57,12 +57,9 @@ fn against_a_creator(
     get: fn(&Device) -> Result<(), GetError>,
 ) {
     let (_disk, device) = of(small(2).patience(Duration::ZERO));
-    let gets = thread::spawn({
-        let device = device.clone();
-        move || {
-            if device.is_cached(0) {
-                assert_eq!(get(&device), Err(GetError::Busy));
-            }
+    let gets = beside(&device, move |device| {
+        if device.is_cached(0) {
+            assert_eq!(get(&device), Err(GetError::Busy));
         }
     });
     let guard = create(&device, 0).unwrap();
@@ -73,14 +70,11 @@ fn against_a_creator(
 fn against_a_reader(builder: Builder) {
     let (_disk, device) = of(builder);
     drop(device.get(0).unwrap());
-    let reads = thread::spawn({
-        let device = device.clone();
-        move || {
-            if let Ok(guard) = device.try_get(0) {
-                let first = guard[0];
-                dawdle();
-                assert!(guard.iter().all(|byte| *byte == first));
-            }
+    let reads = beside(&device, |device| {
+        if let Ok(guard) = device.try_get(0) {
+            let first = guard[0];
+            dawdle();
+            assert!(guard.iter().all(|byte| *byte == first));
         }
     });
     fill(&device, 0, 1);
@@ -93,19 +87,16 @@ fn inv15_a_writer_against_a_guard_that_becomes_a_pin() {
     thoroughly(|| {
         let (_disk, device) = world();
         drop(device.get(0).unwrap());
-        let reads = thread::spawn({
-            let device = device.clone();
-            move || {
-                let Ok(guard) = device.try_get(0) else { return };
-                let first = guard[0];
-                thread::yield_now(); // the writer's turn, which loom need not find
-                dawdle();
-                let pin = guard.pin().unwrap();
-                drop(guard);
-                thread::yield_now();
-                dawdle();
-                assert!(pin.iter().all(|byte| *byte == first));
-            }
+        let reads = beside(&device, |device| {
+            let Ok(guard) = device.try_get(0) else { return };
+            let first = guard[0];
+            thread::yield_now(); // the writer's turn, which loom need not find
+            dawdle();
+            let pin = guard.pin().unwrap();
+            drop(guard);
+            thread::yield_now();
+            dawdle();
+            assert!(pin.iter().all(|byte| *byte == first));
         });
         fill(&device, 0, 1);
         reads.join().unwrap();
@@ -118,10 +109,7 @@ fn inv15_a_reader_that_waits_for_a_writer_is_woken() {
     thoroughly(|| {
         let (_disk, device) = world();
         let mut guard = device.get_mut(0).unwrap();
-        let reads = thread::spawn({
-            let device = device.clone();
-            move || assert_eq!(device.get(0).unwrap()[0], 1)
-        });
+        let reads = beside(&device, |device| assert_eq!(device.get(0).unwrap()[0], 1));
         dawdle();
         guard.fill(1);
         drop(guard);
@@ -136,10 +124,7 @@ fn inv15_a_task_that_waits_for_a_writer_is_woken() {
     model(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let writes = thread::spawn({
-            let device = device.clone();
-            move || fill(&device, 0, 2)
-        });
+        let writes = beside(&device, |device| fill(&device, 0, 2));
         thread::yield_now();
         super::task::block_on(device.sync_async()).unwrap();
         assert!(disk.durable(0) > 0);
@@ -154,10 +139,7 @@ fn inv15_a_writer_against_the_device() {
     thoroughly(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let flushes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let flushes = beside(&device, |device| device.flush().unwrap());
         fill(&device, 0, 2);
         flushes.join().unwrap();
         device.sync().unwrap();
@@ -171,10 +153,7 @@ fn inv20_a_sync_against_the_cleaner() {
     model(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let flushes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let flushes = beside(&device, |device| device.flush().unwrap());
         dawdle();
         device.sync().unwrap();
         assert_eq!(disk.durable(0), 1);
@@ -186,10 +165,7 @@ fn inv20_a_sync_against_the_cleaner() {
 fn inv20_a_sync_that_runs_is_not_enough() {
     model(|| {
         let (disk, device) = world();
-        let syncs = thread::spawn({
-            let device = device.clone();
-            move || device.sync().unwrap()
-        });
+        let syncs = beside(&device, |device| device.sync().unwrap());
         fill(&device, 0, 1);
         device.sync().unwrap();
         assert_eq!(disk.durable(0), 1);
@@ -204,12 +180,9 @@ fn inv18_a_reset_against_the_cleaner() {
         let (disk, device) = world();
         disk.giving_up.store(1, Relaxed);
         disk.lingers.store(16, Relaxed);
-        let fails = thread::spawn({
-            let device = device.clone();
-            move || {
-                assert!(device.sync().is_err());
-                assert!(device.reset().unwrap().is_empty(), "it is cached");
-            }
+        let fails = beside(&device, |device| {
+            assert!(device.sync().is_err());
+            assert!(device.reset().unwrap().is_empty(), "it is cached");
         });
         if let Ok(mut guard) = device.get_mut(0) {
             guard.fill(1);
@@ -233,10 +206,8 @@ fn inv18_two_resets() {
         fill(&device, 0, 1);
         disk.giving_up.store(1, Relaxed);
         assert!(device.sync().is_err());
-        let other = thread::spawn({
-            let device = device.clone();
-            move || assert!(device.reset().unwrap().is_empty(), "it is cached")
-        });
+        let other =
+            beside(&device, |device| assert!(device.reset().unwrap().is_empty(), "it is cached"));
         thread::yield_now();
         dawdle();
         assert!(device.reset().unwrap().is_empty());
@@ -299,19 +270,16 @@ fn against_a_close(
     if is_there {
         drop(device.get(0).unwrap());
     }
-    let writes = thread::spawn({
-        let device = device.clone();
-        move || match write(&device, 0) {
-            Ok(mut guard) => {
-                guard.fill(1);
-                thread::yield_now(); // the turn of the thread that closes, which loom need not find
-                dawdle();
-                1
-            }
-            Err(error) => {
-                assert_eq!(error, GetError::Closed);
-                0
-            }
+    let writes = beside(&device, move |device| match write(&device, 0) {
+        Ok(mut guard) => {
+            guard.fill(1);
+            thread::yield_now(); // the turn of the thread that closes, which loom need not find
+            dawdle();
+            1
+        }
+        Err(error) => {
+            assert_eq!(error, GetError::Closed);
+            0
         }
     });
     let _kept = device.clone(); // the end of the last handle would write it
@@ -333,10 +301,7 @@ fn a_buffer_that_was_due_is_evicted_once_written() {
         fill(&device, 0, 1);
         (1..=4).for_each(get); // the last one needs a buffer: 0 is due, and 1 is evicted
         assert!(device.is_cached(0));
-        let writes = thread::spawn({
-            let device = device.clone();
-            move || device.flush().unwrap()
-        });
+        let writes = beside(&device, |device| device.flush().unwrap());
         get(5);
         writes.join().unwrap();
         get(6);
