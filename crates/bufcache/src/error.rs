@@ -1,17 +1,23 @@
 //! The errors of a cache.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
+
+use thiserror::Error;
 
 use crate::frames::MOST_FRAMES;
 use crate::word::{MOST_PINS, SECTOR_BITS, TooManyPins};
 
+/// Returns the system's text of an errno.
+pub(crate) fn system(errno: &i32) -> io::Error {
+    io::Error::from_raw_os_error(*errno)
+}
+
 /// Why a get did not return a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GetError {
     /// The device has no such block. Nothing was allocated.
+    #[error("block {block} is out of range: the device has {blocks} blocks")]
     OutOfRange {
         /// The block asked for.
         block: u64,
@@ -19,6 +25,7 @@ pub enum GetError {
         blocks: u64,
     },
     /// The device failed. Nothing is cached, and the next get reads again.
+    #[error("block {block}: {}", system(.errno))]
     Io {
         /// The errno of the device.
         errno: i32,
@@ -26,51 +33,64 @@ pub enum GetError {
         block: u64,
     },
     /// The device ended inside the block, although it said that it is larger.
+    #[error("block {block}: the device ended inside it")]
     ShortRead {
         /// The block asked for.
         block: u64,
     },
     /// The verifier refused what was read.
+    #[error("block {block}: the verifier refused it")]
     Verify {
         /// The block asked for.
         block: u64,
     },
     /// The device or the verifier panicked in the thread that read the block.
+    #[error("block {block}: reading it panicked")]
     Panicked {
         /// The block asked for.
         block: u64,
     },
     /// The call would have to wait, and was asked not to.
+    #[error("the call would have to wait")]
     WouldBlock,
     /// No buffer became free for as long as the cache waits for one: each was in use,
     /// or dirty and could not be written.
+    #[error("no buffer became free for as long as the cache waits")]
     NoFreeBuffers,
     /// Another thread wrote the block, or read the block that this call was to write, for as long
     /// as the cache waits.
+    #[error("the block was in use for as long as the cache waits")]
     Busy,
     /// This thread uses the block, or has an operation in its [engine](crate::lend_engine) while the
     /// block is in an engine, too: it would wait for itself.
+    #[error("this thread uses the block or its engine, so it would wait for itself")]
     WouldDeadlock,
     /// A sync of the device failed, and the device was not [reset](crate::Device::reset) since.
     /// Nothing is written to it, and blocks that it may have lost are not read from it.
+    #[error("a sync of the device failed: {}", system(.errno))]
     Poisoned {
         /// The errno of the device.
         errno: i32,
     },
     /// The device was closed, or is [being closed](crate::Device::close), and the block was asked
     /// for to write it.
+    #[error("the device was closed")]
     Closed,
     /// The device [cannot be written](crate::BlockDevice::is_read_only), and the block was asked
     /// for to write it.
+    #[error("the device is read-only")]
     ReadOnly,
     /// The buffer has 65,535 pins.
+    #[error("the buffer has {MOST_PINS} pins, the most possible")]
     TooManyPins,
     /// The capacity is less than one block.
+    #[error("a cache of this block size needs at least {smallest} bytes")]
     TooSmall {
         /// The smallest capacity in bytes.
         smallest: usize,
     },
     /// There is no memory for hazard slots of this thread, or for a task that waits.
+    #[error("no memory for hazard slots of this thread, or for a task that waits")]
     NoMemory,
 }
 
@@ -100,49 +120,11 @@ impl GetError {
     }
 }
 
-impl fmt::Display for GetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutOfRange { block, blocks } => {
-                write!(f, "block {block} is out of range: the device has {blocks} blocks")
-            }
-            Self::Io { errno, block } => {
-                write!(f, "block {block}: {}", io::Error::from_raw_os_error(*errno))
-            }
-            Self::ShortRead { block } => write!(f, "block {block}: the device ended inside it"),
-            Self::Verify { block } => write!(f, "block {block}: the verifier refused it"),
-            Self::Panicked { block } => write!(f, "block {block}: reading it panicked"),
-            Self::WouldBlock => f.write_str("the call would have to wait"),
-            Self::NoFreeBuffers => {
-                f.write_str("no buffer became free for as long as the cache waits")
-            }
-            Self::Busy => f.write_str("the block was in use for as long as the cache waits"),
-            Self::WouldDeadlock => {
-                f.write_str("this thread uses the block or its engine, so it would wait for itself")
-            }
-            Self::Poisoned { errno } => {
-                write!(f, "a sync of the device failed: {}", io::Error::from_raw_os_error(*errno))
-            }
-            Self::Closed => f.write_str("the device was closed"),
-            Self::ReadOnly => f.write_str("the device is read-only"),
-            Self::TooManyPins => write!(f, "the buffer has {MOST_PINS} pins, the most possible"),
-            Self::TooSmall { smallest } => {
-                write!(f, "a cache of this block size needs at least {smallest} bytes")
-            }
-            Self::NoMemory => {
-                f.write_str("no memory for hazard slots of this thread, or for a task that waits")
-            }
-        }
-    }
-}
-
 impl From<TooManyPins> for GetError {
     fn from(_: TooManyPins) -> Self {
         Self::TooManyPins
     }
 }
-
-impl Error for GetError {}
 
 impl From<GetError> for io::Error {
     fn from(error: GetError) -> Self {
@@ -203,20 +185,28 @@ impl Failure {
 }
 
 /// Why a cache was not built, or why a device was not attached to it.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The block size is not a power of two from 512 to 65,536.
+    #[error("a block size of {0} bytes is not a power of two from 512 to 65,536")]
     BlockSize(usize),
     /// The capacity is less than one block, or more than 2^29 - 1 blocks.
+    #[error("a capacity of {0} bytes is not possible: at least one block, at most {MOST_FRAMES}")]
     Capacity(usize),
     /// There is no memory for the cache.
+    #[error("no memory for the cache")]
     NoMemory,
     /// The cache has 65,535 devices, the most possible.
+    #[error("the cache has 65,535 devices, the most possible")]
     TooManyDevices,
     /// The device, of this many bytes, has more than 2^48 sectors of 512 bytes.
+    #[error("a device of {0} bytes is too large: at most 2^{SECTOR_BITS} sectors of 512 bytes")]
     DeviceTooLarge(u64),
     /// The block size is not a multiple of the device's alignment.
+    #[error(
+        "a block size of {block_size} bytes is not a multiple of the device's alignment, {alignment} bytes"
+    )]
     Misaligned {
         /// The block size of the cache in bytes.
         block_size: usize,
@@ -225,6 +215,7 @@ pub enum BuildError {
     },
     /// [The same](crate::BlockDevice::identity) file or device is attached already, and its blocks
     /// would be cached twice. Clone the existing handle instead.
+    #[error("the device is attached already")]
     Attached,
 }
 
@@ -240,37 +231,6 @@ impl BuildError {
         }
     }
 }
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BlockSize(size) => {
-                write!(f, "a block size of {size} bytes is not a power of two from 512 to 65,536")
-            }
-            Self::Capacity(bytes) => write!(
-                f,
-                "a capacity of {bytes} bytes is not possible: at least one block, at most \
-                 {MOST_FRAMES}"
-            ),
-            Self::NoMemory => f.write_str("no memory for the cache"),
-            Self::TooManyDevices => f.write_str("the cache has 65,535 devices, the most possible"),
-            Self::DeviceTooLarge(bytes) => write!(
-                f,
-                "a device of {bytes} bytes is too large: at most 2^{SECTOR_BITS} sectors of 512 bytes"
-            ),
-            Self::Misaligned { block_size, alignment } => {
-                write!(
-                    f,
-                    "a block size of {block_size} bytes is not a multiple of the device's \
-                     alignment, {alignment} bytes"
-                )
-            }
-            Self::Attached => f.write_str("the device is attached already"),
-        }
-    }
-}
-
-impl Error for BuildError {}
 
 impl From<BuildError> for io::Error {
     fn from(error: BuildError) -> Self {

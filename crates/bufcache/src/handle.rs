@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, AtomicUsize};
+use thiserror::Error;
 
 use crate::cache::{
     self, Bypass, EnterResult, Fill, Limits, Load, Overwrite, Protected, Search, Shared,
@@ -889,6 +890,8 @@ impl Lost {
 }
 
 /// A device that could not be closed.
+#[derive(Error)]
+#[error("the device is not closed: {error}")]
 pub struct CloseError {
     /// The reason.
     pub error: WriteError,
@@ -902,14 +905,6 @@ impl fmt::Debug for CloseError {
         f.debug_tuple("CloseError").field(&self.error).finish()
     }
 }
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the device is not closed: {}", self.error)
-    }
-}
-
-impl std::error::Error for CloseError {}
 
 // The guards by which users read and write buffers.
 

@@ -12,7 +12,6 @@ mod exclusion;
 mod group;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::ops::Range;
@@ -21,10 +20,11 @@ use std::sync::Arc;
 use offlock_sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use offlock_sync::std_lock::Mutex;
 use offlock_sync::{WordLock, order};
+use thiserror::Error;
 
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::group::Group;
-use crate::error::GetError;
+use crate::error::{GetError, system};
 use crate::frames::{Frame, FrameMemory, NIL};
 
 /// The state of the writes of one device.
@@ -381,10 +381,11 @@ pub(crate) fn errno_of(error: &io::Error) -> i32 {
 
 /// Why a write, a flush, a sync or a close failed. Blocks that could not be written stay dirty and
 /// are never dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteError {
     /// The device refused a block. The block stays dirty, and the next flush tries again.
+    #[error("writing block {block}: {}", system(.errno))]
     Io {
         /// The errno of the device.
         errno: i32,
@@ -392,21 +393,25 @@ pub enum WriteError {
         block: u64,
     },
     /// A write of any handle failed since this handle last asked.
+    #[error("an earlier write failed: {}", system(.errno))]
     Earlier {
         /// The errno of the last failed write.
         errno: i32,
     },
     /// `before_write` refused the block. The block was not written and stays dirty.
+    #[error("`before_write` refused block {block}")]
     Verify {
         /// The block.
         block: u64,
     },
     /// The device or a callback panicked. The block stays dirty.
+    #[error("writing block {block} panicked")]
     Panicked {
         /// The block.
         block: u64,
     },
     /// The log could not be flushed up to the position of the block, which stays dirty.
+    #[error("flushing the log for block {block}: {}", system(.errno))]
     Wal {
         /// The errno of the log.
         errno: i32,
@@ -414,32 +419,40 @@ pub enum WriteError {
         block: u64,
     },
     /// The block was written or read for as long as the cache waits. It stays dirty.
+    #[error("block {block} was in use for as long as the cache waits")]
     Busy {
         /// The block.
         block: u64,
     },
     /// This thread has a guard of the block, or an operation in its [engine](crate::lend_engine) while
     /// a change of the device is in an engine, too: it would wait for itself.
+    #[error("this thread has a guard of the block or uses its engine, so it would wait for itself")]
     WouldDeadlock {
         /// The block of the guard.
         block: Option<u64>,
     },
     /// A sync or a durable write of the device failed, now or since the last
     /// [`reset`](crate::Device::reset). Writes since the last good sync may be lost.
+    #[error("a sync failed, so earlier writes may be lost: {}", system(.errno))]
     Poisoned {
         /// The errno of the device.
         errno: i32,
     },
     /// The device was closed, or is [being closed](crate::Device::close), and the call would change
     /// it.
+    #[error("the device was closed")]
     Closed,
     /// The device [cannot be written](crate::BlockDevice::is_read_only).
+    #[error("the device is read-only")]
     ReadOnly,
     /// The range ends beyond the end of the device.
+    #[error("the range ends beyond the end of the device")]
     OutOfRange,
     /// A block that is to be written in part could not be loaded.
+    #[error("{0}")]
     Get(GetError),
     /// There is no memory for the list of blocks to write.
+    #[error("no memory for the list of blocks to write")]
     NoMemory,
 }
 
@@ -472,40 +485,6 @@ impl WriteError {
         }
     }
 }
-
-impl fmt::Display for WriteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let system = |errno: &i32| io::Error::from_raw_os_error(*errno);
-        match self {
-            Self::Io { errno, block } => write!(f, "writing block {block}: {}", system(errno)),
-            Self::Earlier { errno } => write!(f, "an earlier write failed: {}", system(errno)),
-            Self::Verify { block } => write!(f, "`before_write` refused block {block}"),
-            Self::Panicked { block } => write!(f, "writing block {block} panicked"),
-            Self::Wal { errno, block } => {
-                write!(f, "flushing the log for block {block}: {}", system(errno))
-            }
-            Self::Busy { block } => {
-                write!(f, "block {block} was in use for as long as the cache waits")
-            }
-            Self::WouldDeadlock { block: Some(block) } => {
-                write!(f, "this thread uses block {block}, so it would wait for itself")
-            }
-            Self::WouldDeadlock { block: None } => {
-                f.write_str("an operation in this thread's engine would wait for the thread")
-            }
-            Self::Poisoned { errno } => {
-                write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))
-            }
-            Self::Closed => f.write_str("the device was closed"),
-            Self::ReadOnly => f.write_str("the device is read-only"),
-            Self::OutOfRange => f.write_str("the range ends beyond the end of the device"),
-            Self::Get(error) => error.fmt(f),
-            Self::NoMemory => f.write_str("no memory for the list of blocks to write"),
-        }
-    }
-}
-
-impl Error for WriteError {}
 
 impl From<WriteError> for io::Error {
     fn from(error: WriteError) -> Self {
