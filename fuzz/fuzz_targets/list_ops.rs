@@ -2,7 +2,7 @@
 //! the address sanitizer.
 #![no_main]
 
-#[path = "../../crates/percpu-list/tests/list_ops/mod.rs"]
+#[path = "../../crates/percpu-list/tests/api/list_ops.rs"]
 mod driven;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -4,14 +4,14 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use percpu_list::{Entry, PerCpuList, Refused};
 use testkit::alloc::{ThreadAllocator, calls, end_refusals, refuse_after, thread_bytes};
 use testkit::pin::{allowed_cpus, current_cpu, pin_to};
+use testkit::watchdog::watched;
 
 thread_local! {
     /// The list whose locks must be free during an allocation.
@@ -19,12 +19,16 @@ thread_local! {
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
+/// The number of allocations that were probed: the progress that the watchdog sees.
+static LOOKS: AtomicU64 = AtomicU64::new(0);
+
 type Value = Box<usize>;
 
 /// Locks everything that the list has. If this thread holds a lock, that never ends, and the watchdog
 /// ends the program.
 fn look() {
     let Some(list) = PROBE.take() else { return };
+    LOOKS.fetch_add(1, Relaxed);
     match list.lock_all() {
         Ok(snapshot) => drop(snapshot),
         Err(_) => HELD.set(HELD.get() + 1),
@@ -37,32 +41,16 @@ fn look() {
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(|_| look());
 
 /// Runs `f`, and returns how often the allocator was called while this thread had a snapshot.
-fn watched(f: impl FnOnce(&PerCpuList<Value>)) -> u32 {
-    let done = Arc::new(AtomicBool::new(false));
-    let watchdog = thread::spawn({
-        let done = Arc::clone(&done);
-        move || {
-            let end = Instant::now() + Duration::from_secs(60);
-            while !done.load(Relaxed) {
-                if Instant::now() > end {
-                    eprintln!("the allocator was called with a lock held");
-                    std::process::abort();
-                }
-                thread::sleep(Duration::from_millis(10));
-            }
-        }
-    });
-    let list = Box::into_raw(Box::new(PerCpuList::new()));
+fn probed(f: impl FnOnce(&PerCpuList<Value>)) -> u32 {
+    let list: &'static PerCpuList<Value> = Box::leak(Box::default());
     HELD.set(0);
-    // SAFETY: the list is freed below, after the last use.
-    let shared: &'static PerCpuList<Value> = unsafe { &*list };
-    PROBE.set(Some(shared));
-    f(shared);
+    PROBE.set(Some(list));
+    watched(
+        || LOOKS.load(Relaxed),
+        || "the allocator was called with a lock held".into(),
+        || f(list),
+    );
     PROBE.set(None);
-    done.store(true, Relaxed);
-    watchdog.join().unwrap();
-    // SAFETY: the pointer is from `into_raw` above.
-    drop(unsafe { Box::from_raw(list) });
     HELD.get()
 }
 
@@ -86,13 +74,10 @@ fn enough<R>(result: R) -> R {
     result
 }
 
-/// The lengths at which a slot needs a block: one of 8 cells, then some of 64.
-const FULL: [usize; 4] = [0, 8, 72, 328];
-
 /// Checks the probe: it finds an allocation under a snapshot.
 #[test]
 fn the_watch_sees_an_allocation_under_a_lock() {
-    let held = watched(|list| {
+    let held = probed(|list| {
         let snapshot = list.lock_all().unwrap();
         drop(Box::new(7));
         drop(snapshot);
@@ -100,63 +85,50 @@ fn the_watch_sees_an_allocation_under_a_lock() {
     assert!(held >= 2);
 }
 
-#[test]
-fn inv01_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
-    pin_to(&[current_cpu()]);
-    for full in FULL {
-        let list = PerCpuList::new();
-        let entries: Vec<_> = (0..full).map(|n| list.insert(Box::new(n)).unwrap()).collect();
-        let mut value = Some(Box::new(usize::MAX));
-        let mut inserted = None;
-        let insert = || match enough(list.insert(value.take().unwrap())) {
-            Ok(entry) => {
-                inserted = Some(entry);
-                false
-            }
-            Err(error) => {
-                assert_eq!(error.reason, Refused::NoMemory);
-                value = Some(error.value);
-                true
-            }
-        };
-        let mut lens = Vec::with_capacity(100);
-        fails_cleanly(insert, || {
-            list.validate();
-            lens.push(list.len());
-        });
-        let last = lens.pop();
-        assert!(lens.iter().all(|len| *len == full) && last == Some(full + 1));
-        assert_eq!(**inserted.as_deref().unwrap(), usize::MAX);
-        assert!(entries.iter().enumerate().all(|(n, entry)| ***entry == n && entry.is_linked()));
-    }
-}
-
-/// A value of more than 256 bytes is allocated before its block.
-#[test]
-fn inv01_a_refused_large_value_is_given_back() {
+/// Inserts the value of a number while each of its allocations fails, in a list with `full` values.
+fn refused<T: PartialEq + Send + Sync>(full: usize, new: impl Fn(usize) -> T) {
     let list = PerCpuList::new();
-    let mut value = Some([7_u64; 64]);
-    let mut entry = None;
+    let entries: Vec<_> = (0..full).map(|n| list.insert(new(n)).ok().unwrap()).collect();
+    let mut value = Some(new(usize::MAX));
+    let mut inserted = None;
     let insert = || match enough(list.insert(value.take().unwrap())) {
-        Ok(inserted) => {
-            entry = Some(inserted);
+        Ok(entry) => {
+            inserted = Some(entry);
             false
         }
         Err(error) => {
-            assert_eq!((error.value, error.reason), ([7; 64], Refused::NoMemory));
+            assert_eq!(error.reason, Refused::NoMemory);
             value = Some(error.value);
             true
         }
     };
-    fails_cleanly(insert, || list.validate());
-    assert_eq!((entry.as_deref(), list.len()), (Some(&[7; 64]), 1));
+    let mut lens = Vec::with_capacity(100);
+    fails_cleanly(insert, || {
+        list.validate();
+        lens.push(list.len());
+    });
+    let last = lens.pop();
+    assert!(lens.iter().all(|len| *len == full) && last == Some(full + 1));
+    assert!(*inserted.unwrap() == new(usize::MAX));
+    assert!(entries.iter().enumerate().all(|(n, entry)| **entry == new(n) && entry.is_linked()));
+}
+
+/// A slot needs a block at these lengths: one of 8 cells, then some of 64. A value of more than 256 bytes is
+/// allocated before its block.
+#[test]
+fn inv01_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
+    pin_to(&[current_cpu()]);
+    for full in [0, 8, 72, 328] {
+        refused(full, Box::new);
+    }
+    refused(0, |n| [n; 64]);
 }
 
 /// Slots grow and are trimmed.
 #[test]
 fn inv01_nothing_is_allocated_or_freed_under_a_lock() {
     pin_to(&[current_cpu()]);
-    let held = watched(|list| {
+    let held = probed(|list| {
         let fill =
             || -> Vec<Entry<_>> { (0..5000).map(|n| list.insert(Box::new(n)).unwrap()).collect() };
         drop(fill()); // each entry alone

@@ -51,7 +51,7 @@ percpu-stress-without-rseq | 30 OFFLOCK_STRESS_SECONDS | # s | -p offlock-percpu
 percpu-properties | 1000000 PROPTEST_CASES | # cases | -p offlock-percpu --lib --tests
 percpu-list-stress | 600 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY
 percpu-list-stress-without-rseq | 10 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY --skip all_of_it
-percpu-list-properties | 100000 PROPTEST_CASES | # cases | -p percpu-list --test api -- list_model:: ops::
+percpu-list-properties | 100000 PROPTEST_CASES | # cases | -p percpu-list --test api -- list_model::
 aio-reap-stress | 60 OFFLOCK_SOAK | 9 x 2 s x # | -p aio-reap --test stress SERIALLY
 aio-reap-simulated-stress | 60 OFFLOCK_STRESS_SECONDS | # s | -p aio-reap --test sim SERIALLY
 aio-reap-model | 5000 OFFLOCK_SOAK | #00 cases, 10^8 operations in 500000 | -p aio-reap --test api -- engine_model::

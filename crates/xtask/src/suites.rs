@@ -301,7 +301,7 @@ fn cargo_fuzz(ws: &Workspace) -> Cmd {
 /// in a process of their own.
 const SANITIZED: [(&str, &str); 5] = [
     (
-        "-p percpu-list --test api --test cells_stress --test list_stress --test walk_stress",
+        "-p percpu-list --test api --test stress",
         "--include-ignored --test-threads=1 --skip without_rseq lists:: list_model:: stress_",
     ),
     ("-p mq-rbtree --test api", "panics:: reentry:: orders:: guards::"),

@@ -5,8 +5,7 @@
 
 mod errors;
 mod list_model;
-#[path = "../list_ops/mod.rs"]
 mod list_ops;
 mod lists;
-mod ops;
+mod no_id;
 mod panics;

@@ -1,26 +1,16 @@
 //! A snapshot shows one instant.
 
 use offlock_sync::virtual_cpu::set_current;
-use offlock_sync::{Arc, is_planted, model};
+use offlock_sync::{is_planted, model};
 
-use super::lists::{List, with};
-use super::payload::{ONE, ZERO, spawn_on, yield_often};
-
-/// Each planted bug, with a model that must fail if the bug is active.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_the_first_of_two_adds_is_seen_first"),
-    ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_a_removal_before_an_add_is_seen"),
-    ("cell remove: there is no snapshot", "snapshot::inv06_a_snapshot_does_not_change"),
-    ("snapshot: no section is under way", "snapshot::inv06_a_snapshot_does_not_change"),
-    ("cell insert: the list is open", "snapshot::inv06_a_snapshot_does_not_grow"),
-];
+use super::world::{ONE, World, ZERO, beside, both_modes, spawn, yield_often};
 
 /// Returns the values at one instant.
-fn seen(list: &List) -> Vec<u64> {
+fn seen(world: &World) -> Vec<u64> {
     let mut seen: Vec<u64> = if is_planted("snapshot-is-taken-slot-by-slot") {
-        list.iter().map(|found| found.read()).inspect(|_| yield_often()).collect()
+        world.list.iter().map(|found| found.read()).inspect(|_| yield_often()).collect()
     } else {
-        let snapshot = list.lock_all().unwrap();
+        let snapshot = world.list.lock_all().unwrap();
         let seen: Vec<u64> = snapshot.iter().map(|value| value.read()).collect();
         assert_eq!(seen.len(), snapshot.len());
         seen
@@ -33,21 +23,19 @@ fn seen(list: &List) -> Vec<u64> {
 #[test]
 fn inv06_the_first_of_two_adds_is_seen_first() {
     model(|| {
-        let (list, [stays], drops) = with();
+        let (world, [stays]) = World::with();
         set_current(ONE);
-        drop(list.insert(drops.payload(3)).unwrap()); // leaves a block in slot 1
+        drop(world.add(3)); // leaves a block in slot 1
         set_current(ZERO);
-        let adds = spawn_on(ZERO, {
-            let list = Arc::clone(&list);
-            move || {
-                let first = list.insert(drops.payload(1)).unwrap();
-                set_current(ONE);
-                [first, list.insert(drops.payload(2)).unwrap()]
-            }
+        let adds = beside(&world, ZERO, |world| {
+            let first = world.add(1);
+            set_current(ONE);
+            [first, world.add(2)]
         });
-        let seen = seen(&list);
+        let seen = seen(&world);
         assert!([&[0][..], &[0, 1], &[0, 1, 2]].contains(&&*seen), "{seen:?}");
-        drop((stays, adds.join().unwrap()));
+        let [first, second] = adds.join().unwrap();
+        world.end([stays, first, second]);
     });
 }
 
@@ -55,27 +43,24 @@ fn inv06_the_first_of_two_adds_is_seen_first() {
 #[test]
 fn inv06_a_removal_before_an_add_is_seen() {
     model(|| {
-        let (list, [entry], drops) = with();
+        let (world, [entry]) = World::with();
         set_current(ONE);
-        let stays = list.insert(drops.payload(2)).unwrap();
+        let stays = world.add(2);
         set_current(ZERO);
-        let adds = spawn_on(ONE, {
-            let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || {
-                drop(entry);
-                list.insert(drops.payload(1)).unwrap()
-            }
+        let adds = beside(&world, ONE, |world| {
+            drop(entry);
+            world.add(1)
         });
-        let seen = seen(&list);
+        let seen = seen(&world);
         assert!([&[0, 2][..], &[2], &[1, 2]].contains(&&*seen), "{seen:?}");
-        drop((adds.join().unwrap(), stays));
-        assert_eq!((list.len(), drops.count()), (0, 3));
+        let added = adds.join().unwrap();
+        world.end([added, stays]);
     });
 }
 
 /// Reads the list twice under a snapshot.
-pub(super) fn read_twice(list: &List) {
-    let snapshot = list.lock_all().unwrap();
+fn read_twice(world: &World) {
+    let snapshot = world.list.lock_all().unwrap();
     let read = || {
         let mut seen = 0;
         snapshot.for_each(|value| seen += 1 + value.read());
@@ -87,28 +72,23 @@ pub(super) fn read_twice(list: &List) {
 
 #[test]
 fn inv06_a_snapshot_does_not_change() {
-    model(|| {
-        let (list, [goes], drops) = with();
-        let removes = spawn_on(ZERO, move || drop(goes));
-        read_twice(&list);
+    both_modes(|| {
+        let (world, [goes]) = World::with();
+        let removes = spawn(ZERO, move || drop(goes));
+        read_twice(&world);
         removes.join().unwrap();
-        list.validate();
-        assert_eq!((list.len(), drops.count()), (0, 1));
+        world.end([]);
     });
 }
 
 #[test]
 fn inv06_a_snapshot_does_not_grow() {
-    model(|| {
-        let (list, [stays], drops) = with();
-        let adds = spawn_on(ZERO, {
-            let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || list.insert(drops.payload(1)).unwrap()
-        });
-        read_twice(&list);
-        drop((adds.join().unwrap(), stays));
-        list.validate();
-        assert_eq!((list.len(), drops.count()), (0, 2));
+    both_modes(|| {
+        let (world, [stays]) = World::with();
+        let adds = beside(&world, ZERO, |world| world.add(1));
+        read_twice(&world);
+        let added = adds.join().unwrap();
+        world.end([added, stays]);
     });
 }
 
@@ -117,16 +97,14 @@ fn inv06_a_snapshot_does_not_grow() {
 #[test]
 fn inv13_an_entry_dropped_under_a_snapshot_is_dropped_once() {
     model(|| {
-        let (list, [entry], drops) = with();
-        let walks = spawn_on(ONE, {
-            let list = Arc::clone(&list);
-            move || list.iter().for_each(|found| assert_eq!(found.read(), 0))
+        let (world, [entry]) = World::with();
+        let walks = beside(&world, ONE, |world| {
+            world.list.iter().for_each(|found| assert_eq!(found.read(), 0));
         });
-        let snapshot = list.lock_all().unwrap();
+        let snapshot = world.list.lock_all().unwrap();
         drop(entry);
         drop(snapshot);
         walks.join().unwrap();
-        list.validate();
-        assert_eq!((list.len(), drops.count()), (0, 1));
+        world.end([]);
     });
 }

@@ -1,47 +1,14 @@
 //! Two lists driven by bytes. Each step is compared with a model of sets.
 //!
-//! The property tests, a test on the corpus and the fuzz target share it. It runs on one thread,
+//! The property tests, the corpus and the fuzz target share it. It runs on one thread,
 //! which is pinned to a CPU and moves to others, so that the hits are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use percpu_list::{Entry, InsertError, Iter, PerCpuList, Ref, Refused, Stats};
+use percpu_list::{Deadlock, Entry, InsertError, Iter, PerCpuList, Ref, Refused};
+use testkit::canary::{Canary, Census};
 use testkit::pin::{allowed_cpus, current_cpu, pin_to};
-
-const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
-
-/// A value that is counted. A read or a drop after its drop panics.
-#[derive(Debug)]
-struct Canary {
-    alive: u64,
-    id: u64,
-    count: Arc<AtomicI64>,
-}
-
-impl Canary {
-    fn new(id: u64, count: &Arc<AtomicI64>) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self { alive: ALIVE, id, count: Arc::clone(count) }
-    }
-
-    fn id(&self) -> u64 {
-        assert_eq!(self.alive, ALIVE, "read after its drop");
-        self.id
-    }
-}
-
-impl Drop for Canary {
-    fn drop(&mut self) {
-        assert_eq!(self.alive, ALIVE, "dropped twice");
-        // SAFETY: `self` owns the field. The write is volatile, because no code reads the field
-        // except after a bug.
-        unsafe { (&raw mut self.alive).write_volatile(0xdead) };
-        self.count.fetch_sub(1, Relaxed);
-    }
-}
 
 /// One step: the operation and its arguments.
 pub(crate) type Step = [u8; 4];
@@ -54,14 +21,20 @@ struct Counted {
     adds: u64,
     removals: u64,
     cpu_hits: u64,
+    node_hits: u64,
 }
 
-impl Counted {
-    fn compare(&self, stats: &Stats) {
-        assert_eq!((stats.adds, stats.removals), (self.adds, self.removals));
-        assert_eq!(stats.cpu_hits, self.cpu_hits);
-        assert!(stats.cpu_hits <= stats.node_hits && stats.node_hits <= stats.removals);
-    }
+/// Returns the name of a CPU's node. A node has the list of its CPUs, such as "0-3,8".
+fn node(cpu: usize) -> Option<std::ffi::OsString> {
+    let mut nodes = std::fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
+    nodes.find_map(|node| {
+        let list = std::fs::read_to_string(node.path().join("cpulist")).ok()?;
+        let is_in = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some((first.parse().ok()?..=last.parse::<usize>().ok()?).contains(&cpu))
+        };
+        list.trim().split(',').any(|part| is_in(part) == Some(true)).then(|| node.file_name())
+    })
 }
 
 /// A value that is alive: its entry exists, or there is a reference.
@@ -87,9 +60,10 @@ struct Walk<'l> {
 /// Two lists and their model, until the lists are dropped.
 struct Epoch<'l> {
     lists: &'l [List; 2],
-    cpus: &'l [usize],
+    /// The CPUs, each with its node.
+    cpus: &'l BTreeMap<usize, Option<std::ffi::OsString>>,
     here: usize,
-    count: &'l Arc<AtomicI64>,
+    census: &'l Census,
     values: BTreeMap<u64, Value>,
     walks: Vec<Walk<'l>>,
     counted: [Counted; 2],
@@ -97,7 +71,6 @@ struct Epoch<'l> {
     next: u64,
 }
 
-#[cfg_attr(test, allow(dead_code, reason = "the property tests have their own steps"))]
 /// Runs one input, and returns the number of its steps.
 ///
 /// # Panics
@@ -113,8 +86,8 @@ pub(crate) fn run(input: &[u8]) -> usize {
 
 /// Runs steps, and returns their number. Panics like [`run`].
 pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
-    let cpus = allowed_cpus();
-    let count = Arc::new(AtomicI64::new(0));
+    let cpus = allowed_cpus().into_iter().map(|cpu| (cpu, node(cpu))).collect();
+    let census = Census::new();
     let (mut steps, mut made) = (steps.peekable(), 0);
     pin_to(&[current_cpu()]);
     while steps.peek().is_some() {
@@ -123,7 +96,7 @@ pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
             lists: &lists,
             cpus: &cpus,
             here: current_cpu(),
-            count: &count,
+            census: &census,
             values: BTreeMap::new(),
             walks: Vec::new(),
             counted: [Counted::default(); 2],
@@ -142,13 +115,13 @@ pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
         let outlive = epoch.end(last[1]);
         let held = outlive.len() as i64;
         drop(lists);
-        assert_eq!(count.load(Relaxed), held);
+        assert_eq!(census.alive(), held);
         for Value { entry, refs, .. } in &outlive {
-            assert!(entry.iter().all(|entry| entry.is_linked() && entry.id() < u64::MAX));
+            assert!(entry.iter().all(|entry| entry.is_linked() && entry.read() < u64::MAX));
             assert!(refs.iter().all(|found| found.is_linked() == entry.is_some()));
         }
         drop(outlive);
-        assert_eq!(count.load(Relaxed), 0);
+        assert_eq!(census.alive(), 0);
     }
     made
 }
@@ -178,6 +151,7 @@ impl<'l> Epoch<'l> {
         let counted = &mut self.counted[value.list];
         counted.removals += 1;
         counted.cpu_hits += u64::from(value.cpu == self.here);
+        counted.node_hits += u64::from(self.cpus[&value.cpu] == self.cpus[&self.here]);
         for walk in &mut self.walks {
             walk.must.remove(&id);
         }
@@ -192,10 +166,10 @@ impl<'l> Epoch<'l> {
     fn insert(&mut self, list: usize) {
         let id = self.next;
         self.next += 1;
-        match self.lists[list].insert(Canary::new(id, self.count)) {
+        match self.lists[list].insert(Canary::new(id, self.census)) {
             Ok(entry) => {
                 assert!(
-                    !self.closed[list] && entry.slot().index() == self.here && entry.id() == id
+                    !self.closed[list] && entry.slot().index() == self.here && entry.read() == id
                 );
                 self.counted[list].adds += 1;
                 for walk in self.walks.iter_mut().filter(|walk| walk.list == list) {
@@ -206,7 +180,7 @@ impl<'l> Epoch<'l> {
                 assert!(self.values.insert(id, value).is_none());
             }
             Err(InsertError { value, reason }) => {
-                assert!(self.closed[list] && reason == Refused::Closed && value.id() == id);
+                assert!(self.closed[list] && reason == Refused::Closed && value.read() == id);
             }
         }
     }
@@ -222,7 +196,7 @@ impl<'l> Epoch<'l> {
             _ => {
                 let found = entry.share();
                 drop(entry);
-                assert!(found.id() == id && !found.is_linked());
+                assert!(found.read() == id && !found.is_linked());
                 self.values.get_mut(&id).unwrap().refs.push(found);
             }
         }
@@ -236,7 +210,8 @@ impl<'l> Epoch<'l> {
         match what % 32 {
             0..=5 => self.insert(list),
             6 => {
-                self.here = self.cpus[usize::from(b) % self.cpus.len()];
+                let mut cpus = self.cpus.keys().cycle();
+                self.here = *cpus.nth(usize::from(b)).expect("a CPU");
                 pin_to(&[self.here]);
             }
             7 => (0..c % 80).for_each(|_| self.insert(list)),
@@ -268,6 +243,7 @@ impl<'l> Epoch<'l> {
                 self.lists[list].close().unwrap();
                 self.closed[list] = true;
             }
+            30 => self.lists[list].trim().unwrap(),
             _ => {}
         }
         self.bury();
@@ -293,11 +269,11 @@ impl<'l> Epoch<'l> {
         let mut drained = BTreeSet::new();
         for found in self.lists[list].drain().take(many) {
             let found = found.expect("there is no snapshot");
-            assert!(!found.is_linked() && drained.insert(found.id()));
+            assert!(!found.is_linked() && drained.insert(found.read()));
         }
         assert!(drained.is_subset(&before));
         let rest: BTreeSet<u64> =
-            self.lists[list].lock_all().unwrap().iter().map(Canary::id).collect();
+            self.lists[list].lock_all().unwrap().iter().map(Canary::read).collect();
         assert!(rest.is_subset(&before) && rest.is_disjoint(&drained));
         assert_eq!(before.len(), rest.len() + drained.len());
         if many > before.len() {
@@ -311,20 +287,29 @@ impl<'l> Epoch<'l> {
         let expected = self.linked(list);
         let lists = self.lists;
         let snapshot = lists[list].lock_all().unwrap();
-        let seen: BTreeSet<u64> = snapshot.iter().map(Canary::id).collect();
+        let seen: BTreeSet<u64> = snapshot.iter().map(Canary::read).collect();
         assert_eq!(
             (&seen, snapshot.len(), snapshot.iter().len()),
             (&expected, seen.len(), seen.len())
         );
         let mut again = BTreeSet::new();
-        snapshot.for_each(|canary| assert!(again.insert(canary.id())));
+        snapshot.for_each(|canary| assert!(again.insert(canary.read())));
         assert_eq!((&again, snapshot.is_empty()), (&expected, seen.is_empty()));
-        let error = lists[list].insert(Canary::new(7, self.count)).unwrap_err();
-        assert_eq!((error.value.id(), error.reason), (7, Refused::Deadlock));
+        let error = lists[list].insert(Canary::new(7, self.census)).err().unwrap();
+        assert_eq!((error.value.read(), error.reason), (7, Refused::Deadlock));
+        assert_eq!(lists[list].lock_all().map(drop), Err(Deadlock));
+        assert_eq!((lists[list].close(), lists[list].trim()), (Err(Deadlock), Err(Deadlock)));
+        let drained = lists[list].drain().next().map(|found| found.map(drop));
+        assert_eq!(drained, expected.first().map(|_| Err(Deadlock)));
+        if let Some(id) = self.pick(a, |value| value.list == list && !value.refs.is_empty()) {
+            assert_eq!(lists[list].remove(&self.values[&id].refs[0]), Err(Deadlock));
+        }
         let mut removed = Vec::new();
         for at in 0..way % 4 {
             let Some((id, entry)) = self.entry(a.wrapping_add(at)) else { break };
-            drop(entry); // at once, if it is of the other list
+            let result = entry.remove(); // at once, if it is of the other list
+            let here = self.values[&id].list == list;
+            assert_eq!(result, if here { Err(Deadlock) } else { Ok(self.values[&id].linked) });
             removed.extend(self.values[&id].linked.then_some(id));
             assert_eq!(snapshot.iter().count(), expected.len(), "a snapshot does not change");
         }
@@ -336,7 +321,7 @@ impl<'l> Epoch<'l> {
         let linked = self.linked(list);
         if how.is_multiple_of(4) {
             let found: Vec<Ref<Canary>> = self.lists[list].iter().collect();
-            let ids: BTreeSet<u64> = found.iter().map(|found| found.id()).collect();
+            let ids: BTreeSet<u64> = found.iter().map(|found| found.read()).collect();
             assert_eq!((found.len(), ids), (linked.len(), linked));
         } else if self.walks.len() < 4 {
             let (iter, seen) = (self.lists[list].iter(), BTreeSet::new());
@@ -357,9 +342,22 @@ impl<'l> Epoch<'l> {
                 self.walks.remove(at);
                 return;
             };
-            let id = found.id();
-            assert!(walk.may.contains(&id), "{id} was never on the list during the walk");
-            assert!(walk.seen.insert(id), "{id} was met twice");
+            let id = found.read();
+            let (may, first) = (walk.may.contains(&id), walk.seen.insert(id));
+            assert!(may, "{id} was never on the list during the walk");
+            assert!(first, "{id} was met twice");
+            if a >= 192 {
+                // The current entry and the next are removed; the reference keeps the value.
+                for id in [id, id + 1] {
+                    let entry = self.values.get_mut(&id).and_then(|value| value.entry.take());
+                    let Some(entry) = entry else { continue };
+                    drop(entry);
+                    if self.values[&id].linked {
+                        self.left(id);
+                    }
+                }
+                assert_eq!(found.read(), id);
+            }
         }
     }
 
@@ -369,14 +367,16 @@ impl<'l> Epoch<'l> {
             let linked = self.linked(index).len();
             assert_eq!((list.len(), list.is_empty()), (linked, linked == 0));
             assert_eq!(list.is_closed(), self.closed[index]);
-            self.counted[index].compare(&list.stats());
+            let (stats, counted) = (list.stats(), self.counted[index]);
+            assert_eq!((stats.adds, stats.removals), (counted.adds, counted.removals));
+            assert_eq!((stats.cpu_hits, stats.node_hits), (counted.cpu_hits, counted.node_hits));
         }
         for (id, value) in &self.values {
-            let entry = value.entry.iter().map(|entry| (entry.id(), entry.is_linked()));
-            let found = value.refs.iter().map(|found| (found.id(), found.is_linked()));
+            let entry = value.entry.iter().map(|entry| (entry.read(), entry.is_linked()));
+            let found = value.refs.iter().map(|found| (found.read(), found.is_linked()));
             entry.chain(found).for_each(|seen| assert_eq!(seen, (*id, value.linked)));
         }
-        let alive = self.count.load(Relaxed) - self.values.len() as i64;
+        let alive = self.census.alive() - self.values.len() as i64;
         assert!(alive == 0 || alive > 0 && !self.walks.is_empty(), "{alive} too many live");
     }
 
