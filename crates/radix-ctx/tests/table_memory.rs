@@ -1,10 +1,14 @@
 //! Tables without memory, and the memory that tables free. The allocator counts, and can refuse.
 #![cfg(not(offlock_model))]
 
+#[path = "api/support.rs"]
+#[expect(dead_code, reason = "the tests of one process use the rest")]
+mod support;
+
 use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use offlock_percpu::rcu;
@@ -12,6 +16,9 @@ use radix_ctx::{
     AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats,
 };
 use testkit::alloc::{ThreadAllocator, admitted_left, process_bytes, refuse_after};
+use testkit::canary::{Canary, Census};
+
+use support::{OnDrop, drain};
 
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
@@ -19,19 +26,9 @@ static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 /// Lets one test of this file run at a time, because each counts the bytes of the process. The first use of
 /// percpu is not counted.
 fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = support::alone();
     let _ = offlock_percpu::capabilities();
-    drain();
     turn
-}
-
-/// Drops every retired object. No thread holds a guard, and no other thread polls.
-fn drain() {
-    while rcu::stats().pending != 0 {
-        rcu::poll();
-        thread::yield_now();
-    }
 }
 
 /// Calls `f` while its first allocation fails, then its second, and so on until it succeeds. `f` returns
@@ -46,23 +43,6 @@ fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(usize)) {
     assert!(refused > 0, "the case does not allocate");
 }
 
-/// A context that is counted.
-#[derive(Debug)]
-struct Counted(u64, Arc<AtomicI64>);
-
-impl Counted {
-    fn new(value: u64, count: &Arc<AtomicI64>) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(value, Arc::clone(count))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.1.fetch_sub(1, Relaxed);
-    }
-}
-
 /// The visible state of a table.
 #[derive(Debug, PartialEq)]
 struct Snapshot {
@@ -70,28 +50,28 @@ struct Snapshot {
     stats: TableStats,
 }
 
-fn snapshot(table: &CtxTable<Counted>) -> Snapshot {
+fn snapshot(table: &CtxTable<Canary>) -> Snapshot {
     table.validate();
     let guard = rcu::pin();
     Snapshot {
-        live: table.iter(&guard).map(|(id, context)| (id, context.0)).collect(),
+        live: table.iter(&guard).map(|(id, context)| (id, context.read())).collect(),
         stats: table.stats(),
     }
 }
 
 /// Tables whose next context needs a new slab: the first slab, another one, or one with new nodes above it.
-fn tables() -> impl Iterator<Item = (CtxTable<Counted>, Arc<AtomicI64>)> {
+fn tables() -> impl Iterator<Item = (CtxTable<Canary>, Census)> {
     [0, 64, 128, 4096].into_iter().map(|full| {
-        let count = Arc::new(AtomicI64::new(0));
+        let count = Census::new();
         let table = CtxTable::builder().max_contexts(10_000).build();
         for value in 0..full {
-            table.insert(Counted::new(value, &count)).unwrap();
+            table.insert(Canary::new(value, &count)).unwrap();
         }
         (table, count)
     })
 }
 
-type Case = fn(&CtxTable<Counted>, Counted) -> Result<Id, (InsertRefused, Counted)>;
+type Case = fn(&CtxTable<Canary>, Canary) -> Result<Id, (InsertRefused, Canary)>;
 
 const INSERTS: [Case; 2] = [
     |table, value| table.insert(value).map_err(|error| (error.reason, error.value)),
@@ -107,8 +87,8 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
     for insert in INSERTS {
         for (table, count) in tables() {
             let before = snapshot(&table);
-            let values = count.load(Relaxed);
-            let mut value = Some(Counted::new(99, &count));
+            let values = count.alive();
+            let mut value = Some(Canary::new(99, &count));
             let inserted = Cell::new(None);
             let try_it = || match insert(&table, value.take().unwrap()) {
                 Ok(id) => {
@@ -130,10 +110,10 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
                 assert_eq!(now, before, "after {refused} allocations");
             });
             let id = inserted.get().unwrap();
-            assert_eq!(table.with(id, |context| context.0), Ok(99));
-            assert_eq!(count.load(Relaxed), values + 1);
+            assert_eq!(table.with(id, Canary::read), Ok(99));
+            assert_eq!(count.alive(), values + 1);
             drop(table);
-            assert_eq!(count.load(Relaxed), 0);
+            assert_eq!(count.alive(), 0);
         }
     }
 }
@@ -142,7 +122,7 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
 fn inv13_a_refused_count_gives_no_reference() {
     let _alone = alone();
     for (table, count) in tables() {
-        let id = table.insert(Counted::new(5, &count)).unwrap();
+        let id = table.insert(Canary::new(5, &count)).unwrap();
         let before = snapshot(&table);
         let got = Cell::new(None);
         let get = || match table.get_ref(id) {
@@ -157,16 +137,16 @@ fn inv13_a_refused_count_gives_no_reference() {
         };
         fails_cleanly(get, |refused| assert_eq!(snapshot(&table), before, "after {refused}"));
         let context = got.take().unwrap();
-        assert_eq!(context.0, 5);
+        assert_eq!(context.read(), 5);
         refuse_after(0, || {
             drop(context.clone());
             drop(table.get_ref(id).unwrap());
             table.remove(id).unwrap();
         });
         drop(table);
-        assert_eq!(count.load(Relaxed), 1, "the reference keeps the context");
+        assert_eq!(count.alive(), 1, "the reference keeps the context");
         drop(context);
-        assert_eq!(count.load(Relaxed), 0);
+        assert_eq!(count.alive(), 0);
     }
 }
 
@@ -209,21 +189,21 @@ fn a_table_with_room_allocates_nothing() {
 #[test]
 fn inv15_every_failing_path_gives_its_share_back() {
     let _alone = alone();
-    let count = Arc::new(AtomicI64::new(0));
+    let count = Census::new();
     for insert in INSERTS {
         let table = CtxTable::builder().max_contexts(3).max_index(1).build();
         for _ in 0..5 {
-            let refused = refuse_after(0, || insert(&table, Counted::new(0, &count)));
+            let refused = refuse_after(0, || insert(&table, Canary::new(0, &count)));
             assert!(matches!(refused, Err((InsertRefused::Alloc(_), _))));
         }
-        let ids = [0, 1].map(|value| insert(&table, Counted::new(value, &count)).unwrap());
+        let ids = [0, 1].map(|value| insert(&table, Canary::new(value, &count)).unwrap());
         for _ in 0..5 {
-            let refused = insert(&table, Counted::new(0, &count)).unwrap_err().0;
+            let refused = insert(&table, Canary::new(0, &count)).unwrap_err().0;
             assert_eq!(refused, InsertRefused::Exhausted { pending: 0 });
         }
         ids.into_iter().for_each(|id| table.remove(id).unwrap().wait().unwrap());
     }
-    assert_eq!(count.load(Relaxed), 0);
+    assert_eq!(count.alive(), 0);
 }
 
 /// All bytes are freed after a mass removal, and after the drop of the table and its last reference.
@@ -231,11 +211,11 @@ fn inv15_every_failing_path_gives_its_share_back() {
 fn inv11_all_bytes_are_back_after_mass_removal() {
     let _alone = alone();
     let round = |threads: usize| {
-        let count = Arc::new(AtomicI64::new(0));
+        let count = Census::new();
         let table = CtxTable::new();
         assert!(size_of_val(&table) <= 16 && table.stats().bytes <= 1024, "{}", table.stats());
         let ids: Vec<Id> =
-            (0..50_000).map(|value| table.insert(Counted::new(value, &count)).unwrap()).collect();
+            (0..50_000).map(|value| table.insert(Canary::new(value, &count)).unwrap()).collect();
         let held: Vec<CtxRef<_>> = ids[..10].iter().map(|id| table.get_ref(*id).unwrap()).collect();
         let full = table.stats();
         thread::scope(|scope| {
@@ -246,20 +226,20 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
             removers.into_iter().for_each(|remover| remover.join().unwrap());
         });
         table.flush().unwrap();
-        assert_eq!(count.load(Relaxed), 10);
+        assert_eq!(count.alive(), 10);
         drain();
         let left = table.stats();
         assert!(left.slabs <= 2 && left.nodes == full.nodes, "{full}; {left}");
         assert!(ids.iter().all(|id| table.with(*id, |_| ()) == Err(LookupError::Stale)));
         // Uses the same indexes with other generations.
         let again: Vec<Id> =
-            (0..1_000).map(|value| table.insert(Counted::new(value, &count)).unwrap()).collect();
+            (0..1_000).map(|value| table.insert(Canary::new(value, &count)).unwrap()).collect();
         assert!(again.iter().all(|id| id.generation() > 1 || !ids.contains(id)));
         assert!(ids.iter().all(|id| !table.contains(*id)));
         drop(table);
-        assert_eq!(count.load(Relaxed), 10);
+        assert_eq!(count.alive(), 10);
         drop(held);
-        assert_eq!(count.load(Relaxed), 0);
+        assert_eq!(count.alive(), 0);
     };
     // Makes the memory that a process keeps, for one thread or for each of the most threads at a time.
     let all_there = std::sync::Barrier::new(8);
@@ -296,37 +276,23 @@ fn assert_frees_all(mut round: impl FnMut()) {
     assert!(changes.contains(&0), "{changes:?} bytes");
 }
 
-/// A context whose drop drops its table, or panics.
-enum Ends {
-    Table(Arc<Mutex<Option<CtxTable<Ends>>>>),
-    Panics(Arc<AtomicI64>),
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        match self {
-            Self::Table(table) => {
-                let table = table.lock().unwrap().take();
-                drop(table.expect("the table is in its place before the grace period ends"));
-            }
-            Self::Panics(count) => {
-                count.fetch_add(1, Relaxed);
-                resume_unwind(Box::new("a drop"));
-            }
-        }
-    }
-}
-
 /// A context drops its table in the reclaim callback, which therefore ends the table. The drop of another
 /// context panics in that end.
 #[test]
 fn inv11_all_bytes_are_back_after_a_panic_in_the_end_of_a_table() {
     let _alone = alone();
     let round = || {
-        let place = Arc::new(Mutex::new(None));
+        let place: Arc<Mutex<Option<CtxTable<OnDrop>>>> = Arc::default();
         let (table, panics) = (CtxTable::new(), Arc::new(AtomicI64::new(0)));
-        let first = table.insert(Ends::Table(Arc::clone(&place))).unwrap();
-        table.insert(Ends::Panics(Arc::clone(&panics))).unwrap();
+        let (its_table, its_panics) = (Arc::clone(&place), Arc::clone(&panics));
+        let drops_table =
+            move || drop(its_table.lock().unwrap().take().expect("a table in its place"));
+        let first = table.insert(OnDrop::call(drops_table)).unwrap();
+        let panics_too = move || {
+            its_panics.fetch_add(1, Relaxed);
+            resume_unwind(Box::new("a drop"));
+        };
+        table.insert(OnDrop::call(panics_too)).unwrap();
         let guard = rcu::pin();
         table.remove(first).unwrap();
         *place.lock().unwrap() = Some(table);

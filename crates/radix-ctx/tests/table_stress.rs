@@ -3,67 +3,18 @@
 //! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` (3).
 #![cfg(not(offlock_model))]
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use offlock_percpu::rcu;
-use radix_ctx::{CtxRef, CtxTable, Id};
+use radix_ctx::{Builder, CtxRef, CtxTable, Id};
 
+use testkit::canary::{Canary, Census};
 use testkit::child::rerun_without_rseq;
 use testkit::rng::{self, Rng};
-
-static ALIVE: AtomicI64 = AtomicI64::new(0);
-
-/// A context that detects reads after its drop and torn reads.
-struct Canary([u64; 7]);
-
-impl Canary {
-    fn new(value: u64) -> Self {
-        ALIVE.fetch_add(1, Relaxed);
-        Self([value; 7])
-    }
-
-    fn read(&self) -> u64 {
-        let value = self.0[0];
-        assert!(value != u64::MAX, "read after its drop");
-        assert!(self.0.iter().all(|word| *word == value), "torn: {:?}", self.0);
-        value
-    }
-}
-
-impl Drop for Canary {
-    fn drop(&mut self) {
-        self.read();
-        for word in &mut self.0 {
-            // SAFETY: a word of `self`. The write is volatile because no read follows that a compiler can see.
-            unsafe { std::ptr::from_mut(word).write_volatile(u64::MAX) };
-        }
-        ALIVE.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Ids that the threads share. The value of a context is the place of its id.
-struct Board(Vec<AtomicU64>);
-
-impl Board {
-    fn new(places: usize) -> Self {
-        Self((0..places).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn get(&self, place: usize) -> Option<Id> {
-        Id::from_bits(self.0[place].load(Relaxed))
-    }
-
-    /// Inserts a context, puts its id at a place, and removes the context of the previous id.
-    fn replace(&self, table: &CtxTable<Canary>, place: usize) {
-        let Ok(id) = table.insert(Canary::new(place as u64)) else { return };
-        let old = Id::from_bits(self.0[place].swap(id.to_bits(), Relaxed));
-        if let Some(old) = old {
-            table.remove(old).expect("only the thread that takes an id from the board removes it");
-        }
-    }
-}
+use testkit::wait_until;
 
 /// Runs `f` on threads until the time is over. Each thread has a number and an rng.
 fn storm(threads: usize, f: impl Fn(usize, &mut Rng) + Sync) {
@@ -91,124 +42,165 @@ fn storm(threads: usize, f: impl Fn(usize, &mut Rng) + Sync) {
     assert!(rounds.into_inner() > 1_000);
 }
 
-/// Checks a table that no other thread uses: the contexts of the board and `others` more are live. Then
-/// closes the table and checks that no context is left.
-fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
-    table.flush().unwrap();
-    table.validate();
-    let live = (0..board.0.len()).filter_map(|place| board.get(place)).count() + others;
-    assert_eq!((table.len(), table.stats().pending), (live, 0));
-    assert_eq!(ALIVE.load(Relaxed), live as i64);
-    println!("{}", table.stats());
-    assert_eq!(table.remove_all(), Ok(live));
-    assert_eq!(ALIVE.load(Relaxed), 0);
-    // Slots become vacant after the drops, and another thread of the process may still do that.
-    let began = Instant::now();
-    while table.stats().slabs > 1 {
-        assert!(
-            began.elapsed() < Duration::from_secs(60),
-            "slabs are not freed: {}",
-            table.stats()
-        );
-        rcu::poll();
-        thread::yield_now();
+/// A table whose contexts have ids on a board of places. The value of a context is its place.
+struct World {
+    table: CtxTable<Canary>,
+    census: Census,
+    board: Vec<AtomicU64>,
+    /// References that one thread takes and another drops.
+    held: Mutex<Vec<CtxRef<Canary>>>,
+    inserted: AtomicU64,
+    removed: AtomicU64,
+}
+
+impl World {
+    fn new(places: usize, build: impl Fn(Builder<Canary>) -> Builder<Canary>) -> Self {
+        Self {
+            table: build(CtxTable::builder()).build(),
+            census: Census::new(),
+            board: (0..places).map(|_| AtomicU64::new(0)).collect(),
+            held: Mutex::default(),
+            inserted: AtomicU64::new(0),
+            removed: AtomicU64::new(0),
+        }
     }
-    drop(table);
+
+    fn context(&self, place: usize) -> Canary {
+        Canary::new(place as u64, &self.census)
+    }
+
+    fn get(&self, place: usize) -> Option<Id> {
+        Id::from_bits(self.board[place].load(Relaxed))
+    }
+
+    /// Removes a context, which another thread may do too: one of them succeeds.
+    fn remove(&self, id: Id) {
+        self.removed.fetch_add(self.table.remove(id).is_ok().into(), Relaxed);
+    }
+
+    /// Inserts a context, puts its id at a place, and removes the context of the previous id.
+    fn replace(&self, place: usize) {
+        let Ok(id) = self.table.insert(self.context(place)) else { return };
+        self.inserted.fetch_add(1, Relaxed);
+        let old = Id::from_bits(self.board[place].swap(id.to_bits(), Relaxed));
+        old.into_iter().for_each(|old| self.remove(old));
+    }
+
+    fn flush_sometimes(&self, rng: &mut Rng) {
+        if rng.usize(..64) == 0 {
+            self.table.flush().unwrap();
+        }
+    }
+
+    /// Finds contexts of some places under one guard, and reads them afterwards.
+    fn look(&self, rng: &mut Rng) {
+        let guard = rcu::pin();
+        let places = (0..8).map(|_| rng.usize(..self.board.len()));
+        let find = |place| Some((place, self.table.get(self.get(place)?, &guard).ok()?));
+        let found: Vec<_> = places.filter_map(find).collect();
+        assert!(found.iter().all(|(place, context)| context.read() == *place as u64));
+    }
+
+    /// Takes a reference, passes a clone to another thread, and drops one from another thread.
+    fn refer(&self, place: usize, rng: &mut Rng) {
+        let id = self.get(place);
+        let Some(context) = id.and_then(|id| self.table.get_ref(id).ok()) else { return };
+        assert_eq!(context.read(), place as u64);
+        let mut held = self.held.lock().unwrap();
+        held.push(context.clone());
+        let other = (held.len() > 16).then(|| held.swap_remove(rng.usize(..16)));
+        drop(held);
+        other.inspect(|other| _ = other.read());
+    }
+
+    /// Checks a table that no other thread uses: `others` contexts are live that were not counted. Then closes
+    /// the table and checks that no context is left.
+    fn end(self, others: u64) {
+        drop(self.held);
+        self.table.flush().unwrap();
+        self.table.validate();
+        let live = self.inserted.into_inner() - self.removed.into_inner() + others;
+        assert_eq!((self.table.len() as u64, self.table.stats().pending), (live, 0));
+        assert_eq!(self.census.alive(), live as i64);
+        println!("{}", self.table.stats());
+        assert_eq!(self.table.remove_all(), Ok(live as usize));
+        assert_eq!(self.census.alive(), 0);
+        // Slots become vacant after the drops, and another thread of the process may still do that.
+        wait_until(|| {
+            rcu::poll();
+            self.table.stats().slabs <= 1
+        });
+    }
 }
 
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn() {
-    let (table, board) = (CtxTable::new(), Board::new(1_000));
-    storm(6, |_, rng| {
-        let place = rng.usize(..1_000);
-        match rng.usize(..4) {
-            0 => board.replace(&table, place),
-            1 => {
-                let guard = rcu::pin();
-                let found = (0..8).filter_map(|next| {
-                    let place = (place + next) % 1_000;
-                    Some((place, table.get(board.get(place)?, &guard).ok()?))
-                });
-                let found: Vec<_> = found.collect();
-                for (place, context) in found {
-                    assert_eq!(context.read(), place as u64);
-                }
-            }
-            _ => {
-                if let Some(id) = board.get(place) {
-                    let found = table.with(id, Canary::read);
-                    assert!(found.is_err() || found == Ok(place as u64));
-                }
-            }
-        }
+    let world = World::new(1_000, |builder| builder);
+    storm(6, |_, rng| match rng.usize(..4) {
+        0 => world.replace(rng.usize(..1_000)),
+        _ => world.look(rng),
     });
-    end(table, &board, 0);
+    world.end(0);
 }
 
 /// In a table with few indexes each is used again soon.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn_at_the_limit() {
-    let table = CtxTable::builder().max_index(90).max_contexts(80).build();
-    let board = Board::new(70);
+    let world = World::new(70, |builder| builder.max_index(90).max_contexts(80));
     storm(4, |me, rng| {
-        board.replace(&table, rng.usize(..70));
+        world.replace(rng.usize(..70));
         if me == 0 && rng.usize(..16) == 0 {
-            drop(
-                table
-                    .insert_ref(Canary::new(0))
-                    .map(|held| table.remove(CtxRef::id(&held)).is_ok()),
-            );
+            let held = world.table.insert_ref(world.context(0));
+            _ = held.map(|held| world.table.remove(CtxRef::id(&held)).is_ok());
         }
-        if rng.usize(..64) == 0 {
-            table.flush().unwrap();
-        }
+        world.flush_sometimes(rng);
     });
-    end(table, &board, 0);
+    world.end(0);
 }
 
 #[test]
 #[ignore = "stress: seconds of references"]
 fn stress_inv13_references_against_removal() {
-    let (table, board) = (CtxTable::new(), Board::new(40));
-    let held: Vec<std::sync::Mutex<Option<CtxRef<Canary>>>> =
-        (0..16).map(|_| std::sync::Mutex::new(None)).collect();
-    storm(6, |me, rng| {
-        let place = rng.usize(..40);
-        if me < 2 {
-            return board.replace(&table, place);
-        }
-        let Some(context) = board.get(place).and_then(|id| table.get_ref(id).ok()) else { return };
-        assert_eq!(context.read(), place as u64);
-        let other = context.clone();
-        drop(context);
-        // Passes the reference to another thread, and drops one from another thread.
-        let place = rng.usize(..16);
-        let swapped = held[place].lock().unwrap().replace(other);
-        if let Some(context) = swapped {
-            context.read();
-        }
+    let world = World::new(40, |builder| builder);
+    storm(6, |me, rng| match rng.usize(..40) {
+        place if me < 2 => world.replace(place),
+        place => world.refer(place, rng),
     });
-    for place in held {
-        drop(place.into_inner().unwrap());
-    }
-    end(table, &board, 0);
+    world.end(0);
+}
+
+/// Of many removals of one context one succeeds, and no reference is taken after it.
+#[test]
+#[ignore = "stress: seconds of removals"]
+fn stress_inv14_one_of_many_removes() {
+    let world = World::new(1, |builder| builder);
+    storm(4, |me, rng| {
+        if me == 0 && world.get(0).is_none_or(|id| !world.table.contains(id)) {
+            world.replace(0);
+        }
+        if let Some(id) = world.get(0) {
+            world.remove(id);
+            assert!(world.table.get_ref(id).is_err());
+        }
+        world.flush_sometimes(rng);
+    });
+    world.end(0);
 }
 
 /// The table is dropped before its references.
 #[test]
 #[ignore = "stress: seconds of references"]
 fn stress_inv13_references_outlive_their_tables() {
+    let census = Census::new();
     storm(4, |_, rng| {
         let table = CtxTable::new();
-        let ids: Vec<Id> = (0..3).map(|v| table.insert(Canary::new(v)).unwrap()).collect();
-        let refs: Vec<_> = ids.iter().map(|id| table.get_ref(*id).unwrap()).collect();
-        let other = thread::spawn({
-            let refs = refs.clone();
-            move || refs.iter().map(|context| context.read()).sum::<u64>()
-        });
-        if rng.usize(..2) == 0 {
+        let ids = [0, 1, 2].map(|value| table.insert(Canary::new(value, &census)).unwrap());
+        let refs = ids.map(|id| table.get_ref(id).unwrap());
+        let clones = refs.clone();
+        let other = thread::spawn(move || clones.iter().map(|context| context.read()).sum::<u64>());
+        if rng.bool() {
             table.remove(ids[1]).unwrap();
         }
         drop(refs);
@@ -216,25 +208,21 @@ fn stress_inv13_references_outlive_their_tables() {
         rcu::poll();
         assert_eq!(other.join().unwrap(), 3);
     });
-    assert_eq!(ALIVE.load(Relaxed), 0);
+    assert_eq!(census.alive(), 0);
 }
 
 #[test]
 #[ignore = "stress: seconds of growth"]
 fn stress_inv17_permanent_ids_are_found_throughout_growth() {
-    let (table, none) = (CtxTable::new(), Board::new(0));
-    let mut permanent = Vec::new();
-    for index in 0..=20_000 {
-        let id = table.insert(Canary::new(index)).unwrap();
-        if [0, 1, 63, 64, 700, 4_095, 4_096, 20_000].contains(&index) {
-            permanent.push(id);
-        }
-    }
+    let world = World::new(0, |builder| builder);
+    let (table, census) = (&world.table, &world.census);
+    let insert = |value| table.insert(Canary::new(value, census)).unwrap();
+    let all: Vec<Id> = (0..=20_000).map(insert).collect();
+    let permanent = [0, 1, 63, 64, 700, 4_095, 4_096, 20_000].map(|index| all[index]);
     table.retain(|id, _| permanent.contains(&id));
     storm(5, |me, rng| {
         if me < 2 {
-            let many = 1 + rng.usize(..30_000);
-            let ids: Vec<Id> = (0..many).map(|_| table.insert(Canary::new(7)).unwrap()).collect();
+            let ids: Vec<Id> = (0..rng.u64(1..30_000)).map(|_| insert(7)).collect();
             ids.into_iter().for_each(|id| _ = table.remove(id).unwrap());
             if rng.usize(..4) == 0 {
                 table.flush().unwrap();
@@ -249,31 +237,7 @@ fn stress_inv17_permanent_ids_are_found_throughout_growth() {
         let all_seen = permanent.iter().all(|id| seen.any(|other| other == *id));
         assert!(all_seen, "an iteration returns the contexts that stay, in order");
     });
-    end(table, &none, permanent.len());
-}
-
-/// Of many removals of one context one succeeds.
-#[test]
-#[ignore = "stress: seconds of removals"]
-fn stress_inv14_one_of_many_removes() {
-    let (table, board) = (CtxTable::new(), Board::new(1));
-    let (inserted, removed) = (AtomicU64::new(0), AtomicU64::new(0));
-    storm(4, |me, rng| {
-        if me == 0 && board.get(0).is_none_or(|id| !table.contains(id)) {
-            board.0[0].store(table.insert(Canary::new(1)).unwrap().to_bits(), Relaxed);
-            inserted.fetch_add(1, Relaxed);
-        }
-        if let Some(id) = board.get(0) {
-            removed.fetch_add(table.remove(id).is_ok().into(), Relaxed);
-        }
-        if rng.usize(..200) == 0 {
-            table.flush().unwrap();
-        }
-    });
-    let left = inserted.into_inner() - removed.into_inner();
-    assert_eq!(table.len() as u64, left);
-    board.0[0].store(0, Relaxed);
-    end(table, &board, left as usize);
+    world.end(permanent.len() as u64);
 }
 
 /// Runs all tests of this file in a process without rseq sections.

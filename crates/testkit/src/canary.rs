@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// The number of living canaries of one test. Clones share the number.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Census(Arc<AtomicI64>);
 
 impl Census {
@@ -21,6 +21,7 @@ impl Census {
 }
 
 /// A value of four equal words: a torn read and a read after the drop are both detected.
+#[derive(Debug)]
 pub struct Canary {
     words: [u64; 4],
     census: Census,

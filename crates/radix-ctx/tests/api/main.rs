@@ -3,8 +3,8 @@
 //! A test that needs an allocator or a limit of its own is a test program of its own.
 #![cfg(not(offlock_model))]
 
-mod alone;
 mod reentry;
+mod support;
 mod table;
 mod table_model;
 mod table_ops;

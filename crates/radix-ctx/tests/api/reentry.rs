@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use radix_ctx::{CtxTable, WaitError};
 
-use crate::alone::alone;
+use crate::support::{OnDrop, alone};
 
 thread_local! {
     /// The violations that probes have found on this thread. Probes on other threads see the guards of
@@ -71,25 +71,17 @@ fn inv18_a_drop_of_another_object_may_wait_for_the_table() {
     assert_eq!(found, 0, "waits that were refused");
 }
 
-/// Checks its table in its drop.
-struct Checks(Weak<CtxTable<Checks>>);
-
-impl Drop for Checks {
-    fn drop(&mut self) {
-        if let Some(table) = self.0.upgrade() {
-            table.validate();
-        }
-    }
-}
-
 /// A reclaim of many slabs makes their slots vacant in batches. Drops run between two batches.
 #[test]
 fn the_counts_of_a_table_agree_between_two_batches_of_a_reclaim() {
     const SLABS: usize = 40;
     let _alone = alone();
     let table = Arc::new(CtxTable::new());
-    let context = || Checks(Arc::downgrade(&table));
-    let ids: Vec<_> = (0..64 * SLABS).map(|_| table.insert(context()).unwrap()).collect();
+    let check = || {
+        let table: Weak<CtxTable<OnDrop>> = Arc::downgrade(&table);
+        OnDrop::call(move || _ = table.upgrade().inspect(|table| table.validate()))
+    };
+    let ids: Vec<_> = (0..64 * SLABS).map(|_| table.insert(check()).unwrap()).collect();
     let guard = rcu::pin(); // no removal reclaims
     for id in ids.into_iter().step_by(64) {
         table.remove(id).unwrap();

@@ -1,9 +1,8 @@
 //! A `CtxTable` against a `BTreeMap`, on one thread.
 
 use proptest::prelude::*;
-use radix_ctx::{CtxTable, InsertRefused, LookupError};
 
-use crate::alone::alone;
+use crate::support::alone;
 use crate::table_ops::{self, Limits, Op};
 
 /// Returns a configuration of `PROPTEST_CASES` cases, or of 40.
@@ -32,6 +31,17 @@ proptest! {
     ) {
         let _alone = alone();
         table_ops::run(&input);
+    }
+
+    /// References keep indexes, and not the limit.
+    #[test]
+    fn inv16_the_limit_is_checked_before_the_indexes(
+        contexts in 0..6_u64,
+        max_index in 0..6_u32,
+        ops in ops(&[0, 4, 5, 12, 13, 14, 20, 21, 22, 23]),
+    ) {
+        let _alone = alone();
+        run(Limits { contexts: Some(contexts), max_index }, &ops);
     }
 
     /// Stale ids stay stale while slabs are freed and made again.
@@ -65,47 +75,4 @@ fn every_input_of_the_corpus_holds() {
     let _alone = alone();
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/radix_ops");
     testkit::corpus::replay(corpus, 10, 300, table_ops::run);
-}
-
-/// The limit is checked before the indexes.
-#[test]
-fn inv16_quota_then_index() {
-    let _alone = alone();
-    let table = CtxTable::builder().max_contexts(2).max_index(1).build();
-    let refused = || table.insert("back").unwrap_err();
-    let ids = [table.insert("a").unwrap(), table.insert("b").unwrap()];
-    let reason = refused().reason;
-    assert_eq!(reason, InsertRefused::Quota { limit: 2 });
-    assert_eq!(reason.to_string(), "the table has 2 contexts, which is its limit");
-    let held = ids.map(|id| table.get_ref(id).unwrap());
-    for id in ids {
-        assert_eq!(table.remove(id).map(|_| ()), Ok(()));
-        assert_eq!(table.remove(id).map(|_| ()), Err(LookupError::Stale));
-    }
-    for _ in 0..3 {
-        assert_eq!(refused().reason, InsertRefused::Exhausted { pending: 2 });
-    }
-    assert_eq!(refused().value, "back");
-    drop(held);
-    table.flush().unwrap();
-    assert!(table.insert("a").is_ok() && table.insert("b").is_ok(), "a refusal counts nothing");
-}
-
-/// The removal of a context makes room for another one at once, even if a reference keeps the old one.
-#[test]
-fn inv15_an_insert_after_a_removal_fits() {
-    let _alone = alone();
-    let table = CtxTable::builder().max_contexts(3).build();
-    let mut ids = [(); 3].map(|()| table.insert(0).unwrap());
-    let held = table.get_ref(ids[1]).unwrap();
-    for round in 0..10_000 {
-        let slot = &mut ids[round % 3];
-        table.remove(*slot).unwrap();
-        *slot = table.insert(round).unwrap();
-        assert_eq!(table.insert(0).unwrap_err().reason, InsertRefused::Quota { limit: 3 });
-    }
-    assert_eq!(*held, 0);
-    drop(held);
-    table.flush().unwrap();
-    table.validate();
 }

@@ -1,39 +1,14 @@
 //! A `CtxTable` and its model, a `BTreeMap`: each step changes both and compares them.
 //!
-//! The property tests and the fuzz target share this module. One thread runs the steps. Each step without a guard flushes the table. While there is a guard, no context
-//! that was removed under it is reclaimed. So it is always known which indexes are vacant.
+//! The property tests and the fuzz target share this module. One thread runs the steps. Each step without a
+//! guard flushes the table. While there is a guard, no context that was removed under it is reclaimed. So it
+//! is always known which indexes are vacant.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use offlock_percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, WaitError};
-
-const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
-
-/// A context that is counted, and panics if it is read or dropped after its drop.
-struct Canary {
-    alive: u64,
-    value: u64,
-    count: Arc<AtomicI64>,
-}
-
-impl Canary {
-    fn read(&self) -> u64 {
-        assert_eq!(self.alive, ALIVE, "read after its drop");
-        self.value
-    }
-}
-
-impl Drop for Canary {
-    fn drop(&mut self) {
-        assert_eq!(self.alive, ALIVE, "dropped twice");
-        // SAFETY: a field of `self`. The write is volatile because no read follows that a compiler can see.
-        unsafe { (&raw mut self.alive).write_volatile(0xdead) };
-        self.count.fetch_sub(1, Relaxed);
-    }
-}
+use testkit::canary::{Canary, Census};
 
 /// One step.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +103,7 @@ struct Both<'t> {
     stale: Vec<Id>,
     refs: Vec<CtxRef<Canary>>,
     guard: Option<rcu::Guard>,
-    count: &'t Arc<AtomicI64>,
+    census: &'t Census,
     serial: u64,
 }
 
@@ -149,19 +124,19 @@ pub(crate) fn run(input: &[u8]) -> usize {
 
 /// Runs steps on a table, and returns their number. Panics like [`run`].
 pub(crate) fn run_ops(limits: Limits, ops: impl Iterator<Item = Op>) -> usize {
-    let count = Arc::new(AtomicI64::new(0));
+    let census = Census::new();
     let table = limits.build();
     let (slots, stale, refs) = (BTreeMap::new(), Vec::new(), Vec::new());
     let mut both =
-        Both { table: &table, limits, slots, stale, refs, guard: None, count: &count, serial: 0 };
+        Both { table: &table, limits, slots, stale, refs, guard: None, census: &census, serial: 0 };
     let steps = ops.map(|op| both.step(op)).count();
     drop(both.guard);
     let refs = both.refs;
     drop(table);
     let referenced: BTreeSet<Id> = refs.iter().map(CtxRef::id).collect();
-    assert_eq!(count.load(Relaxed), referenced.len() as i64, "only references keep contexts");
+    assert_eq!(census.alive(), referenced.len() as i64, "only references keep contexts");
     drop(refs);
-    assert_eq!(count.load(Relaxed), 0, "a context was not dropped");
+    assert_eq!(census.alive(), 0, "a context was not dropped");
     steps
 }
 
@@ -206,8 +181,7 @@ impl Both<'_> {
     /// Inserts a context into both. Returns whether it was inserted.
     fn insert(&mut self, by_ref: bool) -> bool {
         let expected = self.expected();
-        self.count.fetch_add(1, Relaxed);
-        let canary = Canary { alive: ALIVE, value: self.serial, count: Arc::clone(self.count) };
+        let canary = Canary::new(self.serial, self.census);
         let result = if by_ref {
             self.table.insert_ref(canary).map(|context| {
                 let id = CtxRef::id(&context);
@@ -347,7 +321,7 @@ impl Both<'_> {
         assert_eq!((stats.live, stats.pending), (live as u64, self.pending()));
         let folded = State::Pending { folded: true };
         assert_eq!(stats.referenced, self.number(|state| state == folded));
-        assert_eq!(self.count.load(Relaxed), (live as u64 + self.pending()) as i64);
+        assert_eq!(self.census.alive(), (live as u64 + self.pending()) as i64);
 
         let guard = rcu::pin();
         let mut iteration = table.iter(&guard);

@@ -4,8 +4,7 @@
 //! A planted bug weakens a step of the crate that has a label (`order!`, `step!`, `check!`). [`mutants`]
 //! demands that a model catches each.
 
+mod contexts;
 mod mutants;
-mod quota;
-mod support;
 mod table;
 mod table_refs;
