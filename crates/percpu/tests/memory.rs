@@ -1,63 +1,23 @@
 //! Allocations: the steady state makes none, and a failed one is reported.
 #![cfg(not(offlock_model))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::thread;
 
 use offlock_percpu::PercpuRef;
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
-
-/// The system's allocator. Counts the calls of each thread, and fails those above a size.
-struct Counting;
-
-thread_local! {
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-    /// Allocations of this size and more fail.
-    static REFUSED_FROM: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-fn count() {
-    // An exiting thread has no thread-local variables any more, and no test counts its calls.
-    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
-}
-
-// SAFETY: every call goes to `System` unchanged, or fails, as an allocator may. The counts are in
-// thread-local variables that need no allocation.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        if REFUSED_FROM.try_with(Cell::get).is_ok_and(|from| layout.size() >= from) {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller keeps the contract of `dealloc`, and `at` is from `System`.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
+use testkit::alloc::{Calls, ThreadAllocator, calls, refuse_after};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Returns the number of allocations of `f`.
-fn calls<R>(f: impl FnOnce() -> R) -> (u64, R) {
-    let before = CALLS.get();
-    let result = f();
-    (CALLS.get() - before, result)
-}
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 #[test]
 fn counters_allocate_when_made_and_never_after() {
     let counter = PerCpuCounter::new();
     counter.increment(); // allocates the words
     let slots = PerCpu::new(|_| Cell::new(0));
-    let (calls, ()) = calls(|| {
+    let ((), made) = calls(|| {
         for n in 0..1_000 {
             counter.add(n);
             if n % 7 == 0 {
@@ -65,7 +25,7 @@ fn counters_allocate_when_made_and_never_after() {
             }
         }
     });
-    assert_eq!(calls, 0);
+    assert_eq!(made, Calls::NONE);
 }
 
 #[test]
@@ -73,7 +33,7 @@ fn locks_and_references_allocate_when_made_and_never_after() {
     let lock = LgLock::new(|_| 0_u64);
     let refs = PercpuRef::new(|| ());
     let last = CpuId::new(lock.capacity() as u32 - 1);
-    let (calls, ()) = calls(|| {
+    let ((), made) = calls(|| {
         for _ in 0..100 {
             *lock.local().unwrap() += 1;
             *lock.local_on(last).unwrap() += 1;
@@ -85,7 +45,7 @@ fn locks_and_references_allocate_when_made_and_never_after() {
         refs.kill().unwrap();
     });
     assert!(refs.is_zero());
-    assert_eq!(calls, 0);
+    assert_eq!(made, Calls::NONE);
 }
 
 /// RCU allocates each node, and once the thread's slot and the bags.
@@ -99,7 +59,7 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     rcu::poll();
 
     let mut nodes: Vec<_> = (0..NODES).map(node).collect();
-    let (calls, ()) = calls(|| {
+    let ((), made) = calls(|| {
         while let Some(node) = nodes.pop() {
             let guard = (rcu::pin(), rcu::pin());
             let old = shared.swap(node);
@@ -117,15 +77,13 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
         rcu::synchronize().unwrap();
         rcu::poll();
     });
-    assert_eq!(calls, NODES, "one allocation for each node");
+    assert_eq!(made, Calls { allocated: 0, freed: NODES }, "the nodes only");
 }
 
 #[test]
 fn what_cannot_be_allocated_is_said() {
     let _ = offlock_percpu::possible_cpus(); // allocates here, not below
-    REFUSED_FROM.set(128);
-    let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
-    REFUSED_FROM.set(usize::MAX);
+    let slots = refuse_after(0, || PerCpu::<u8>::try_new(|_| unreachable!("not called")).err());
     let error: AllocError = slots.expect("the allocation was refused");
     assert_eq!(error.errno(), libc::ENOMEM);
 }
@@ -135,10 +93,10 @@ fn what_cannot_be_allocated_is_said() {
 fn a_counter_counts_while_memory_is_out() {
     let _ = offlock_percpu::capabilities(); // allocates here, not below
     let counters: Vec<_> = (0..100_000).map(|_| PerCpuCounter::new()).collect();
-    REFUSED_FROM.set(0);
-    let refused = counters.iter().find(|counter| counter.reserve().is_err());
-    refused.iter().for_each(|counter| counter.add(3));
-    REFUSED_FROM.set(usize::MAX);
+    let refused = refuse_after(0, || {
+        let refused = counters.iter().find(|counter| counter.reserve().is_err());
+        refused.inspect(|counter| counter.add(3))
+    });
     let counter = refused.expect("an allocation was refused");
     assert_eq!(counter.sum(), 3);
     counter.increment();

@@ -1,12 +1,10 @@
-//! Counters on threads that migrate, and the fuzzer's operations on its
-//! corpus and on random bytes.
+//! Counters on threads that migrate.
 
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use offlock_percpu::PerCpuCounter;
-use proptest::prelude::*;
 
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::{keep_running, stress_time};
@@ -74,18 +72,4 @@ fn inv15_thread_exit_leaves_counts_right() {
         });
     }
     assert_eq!(counter.sum(), 1_000);
-}
-
-/// The seed inputs of the fuzzer and those that it added.
-#[test]
-fn every_input_of_the_corpus_holds() {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/percpu_ops");
-    testkit::corpus::replay(corpus, 19, 800, crate::model::run);
-}
-
-proptest! {
-    #[test]
-    fn random_operations_agree_with_the_model(input in prop::collection::vec(any::<u8>(), 0..600)) {
-        crate::model::run(&input);
-    }
 }

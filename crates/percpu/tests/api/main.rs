@@ -5,11 +5,13 @@
 mod auto_traits;
 mod counters;
 mod cpu;
+mod ledger;
 mod lglock;
 #[path = "../model/mod.rs"]
 mod model;
 #[path = "../common/no_id.rs"]
 mod no_id;
+mod properties;
 mod ref_block;
 mod refcount;
 mod slots;

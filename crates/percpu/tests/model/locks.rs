@@ -25,9 +25,7 @@ impl Guard<'_> {
             Self::Global(guard) => guard.iter_mut().for_each(|(_, value)| *value += 1),
         }
     }
-}
 
-impl Guard<'_> {
     /// Returns whether the locked slots have the values of the model.
     fn sees(&self, values: &[u64]) -> bool {
         match self {
@@ -42,12 +40,14 @@ pub(super) struct Locks<'a> {
     lock: &'a LgLock<u64>,
     values: Vec<u64>,
     held: Vec<Held<'a>>,
+    /// The CPU that the thread runs on, once it is pinned.
+    pub(super) pinned: Option<usize>,
 }
 
 impl<'a> Locks<'a> {
     pub(super) fn new(lock: &'a LgLock<u64>) -> Self {
         let values = vec![0; lock.capacity()];
-        Self { lock, values, held: Vec::new() }
+        Self { lock, values, held: Vec::new(), pinned: None }
     }
 
     pub(super) fn step(&mut self, what: u8, a: CpuId) {
@@ -77,6 +77,7 @@ impl<'a> Locks<'a> {
         match self.lock.local() {
             Ok(mut guard) => {
                 let slot = guard.cpu().index();
+                assert!(self.pinned.is_none_or(|cpu| slot == cpu % self.values.len()));
                 assert_eq!(self.busy(&[guard.cpu()]), None);
                 *guard += 1;
                 self.values[slot] += 1;

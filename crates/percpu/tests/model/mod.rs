@@ -4,6 +4,7 @@
 //! of operations on several types after which a count is wrong.
 
 use offlock_percpu::{CpuId, LgLock, PerCpuCounter, possible_cpus};
+use testkit::pin::{allowed_cpus, pin_to};
 
 use self::locks::Locks;
 use self::readers::Readers;
@@ -19,8 +20,16 @@ mod references;
 ///
 /// Panics if the result of an operation differs from the model's.
 pub(crate) fn run(input: &[u8]) -> usize {
-    let mut input = Input(input);
-    let [_, _, _, _] = input.array(); // of the format of the corpus
+    let steps = input.get(4..).unwrap_or_default().chunks(4); // the corpus has a header
+    run_steps(steps.map(|chunk| {
+        let mut step = [0; 4];
+        step[..chunk.len()].copy_from_slice(chunk);
+        step
+    }))
+}
+
+/// Runs steps, and returns their number. Panics like [`run`].
+pub(crate) fn run_steps(input: impl Iterator<Item = [u8; 4]>) -> usize {
     let mut counting = Counting { counter: PerCpuCounter::new(), sum: 0 };
     let released = Released::default();
     let refs = released.counted();
@@ -28,12 +37,16 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let lock = LgLock::default();
     let mut locks = Locks::new(&lock);
     let mut readers = Readers::default();
-    let mut steps = 0;
-    while !input.0.is_empty() {
-        let [what, a, b, c] = input.array();
+    let (mut steps, cpus) = (0, allowed_cpus());
+    for [what, a, b, c] in input {
         let amount = amount(b, c);
         match what % 32 {
-            what @ 0..=15 => counting.step(what % 5, a, amount),
+            what @ 0..=13 => counting.step(what % 5, a, amount),
+            14 | 15 => {
+                let cpu = cpus[usize::from(a) % cpus.len()];
+                pin_to(&[cpu]);
+                locks.pinned = Some(cpu); // also for a guard that is held: it unlocks its own slot
+            }
             what @ 16..=19 => references.step(what - 16, a),
             20..=29 => locks.step(a, cpu(b)),
             what => readers.step(what - 30, a),
@@ -41,6 +54,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         counting.check();
         steps += 1;
     }
+    pin_to(&cpus);
     references.end();
     readers.end();
     locks.end();
@@ -87,18 +101,5 @@ impl Counting {
 
     fn check(&self) {
         assert_eq!(self.counter.sum(), self.sum);
-    }
-}
-
-/// The rest of the input. Bytes after its end are 0.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn array<const N: usize>(&mut self) -> [u8; N] {
-        let mut bytes = [0; N];
-        let (head, rest) = self.0.split_at(self.0.len().min(N));
-        bytes[..head.len()].copy_from_slice(head);
-        self.0 = rest;
-        bytes
     }
 }

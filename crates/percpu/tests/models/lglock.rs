@@ -25,18 +25,18 @@ fn add(value: &AtomicU64) {
     value.store(seen + 1, Ordering::Relaxed);
 }
 
-/// Runs two threads on one lock, the second as a spawned one, and returns the values of the slots.
-macro_rules! two {
-    ($lock:expr, $here:expr, $there:expr) => {{
-        let lock = Arc::new($lock);
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || $there(&lock)
-        });
-        $here(&lock);
+/// Runs a thread for each function on one lock, the first one here, and returns the values of the slots.
+fn beside<const N: usize>(here: fn(&Lock), there: [fn(&Lock); N]) -> [u64; 2] {
+    let lock = Arc::new(make());
+    let others = there.map(|there| {
+        let lock = Arc::clone(&lock);
+        thread::spawn(move || there(&lock))
+    });
+    here(&lock);
+    for other in others {
         other.join().unwrap();
-        totals(lock)
-    }};
+    }
+    totals(lock)
 }
 
 /// The values, after every other thread is gone.
@@ -77,46 +77,23 @@ fn migrate(lock: &Lock) {
 }
 
 #[test]
-fn two_locals_exclude_each_other_on_a_slot() {
-    model(|| assert_eq!(two!(make(), local, local), [2, 0]));
-}
-
-#[test]
-fn local_and_local_on_exclude_each_other() {
-    model(|| assert_eq!(two!(make(), local, remote), [2, 0]));
-}
-
-#[test]
-fn local_and_global_exclude_each_other() {
-    model(|| assert_eq!(two!(make(), local, global), [2, 1]));
-}
-
-#[test]
-fn globals_exclude_each_other() {
-    model(|| assert_eq!(two!(make(), global, global), [2, 2]));
+fn two_threads_exclude_each_other_on_a_slot() {
+    model(|| assert_eq!(beside(local, [local]), [2, 0]));
+    model(|| assert_eq!(beside(local, [remote]), [2, 0]));
+    model(|| assert_eq!(beside(local, [global]), [2, 1]));
+    model(|| assert_eq!(beside(global, [global]), [2, 2]));
 }
 
 /// Three threads for one slot: a thread that is woken wakes the next.
 #[test]
 fn three_on_one_slot_all_get_it() {
     let _long = Long::mark();
-    model(|| {
-        let lock = Arc::new(make());
-        let others = [local, remote].map(|other| {
-            let lock = Arc::clone(&lock);
-            thread::spawn(move || other(&lock))
-        });
-        local(&lock);
-        for other in others {
-            other.join().unwrap();
-        }
-        assert_eq!(totals(lock), [3, 0]);
-    });
+    model(|| assert_eq!(beside(local, [local, remote]), [3, 0]));
 }
 
 #[test]
 fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
-    model(|| assert_eq!(two!(make(), migrate, local), [2, 0]));
+    model(|| assert_eq!(beside(migrate, [local]), [2, 0]));
 }
 
 /// Locked on CPU 0, unlocked on CPU 1, while CPU 1's slot is locked by its own.
@@ -131,7 +108,7 @@ fn inv02_a_migrated_guard_leaves_the_slot_of_its_new_cpu_alone() {
         migrate(lock);
         local(lock);
     }
-    model(|| assert_eq!(two!(make(), twice, on_one), [1, 3]));
+    model(|| assert_eq!(beside(twice, [on_one]), [1, 3]));
 }
 
 /// A thread that would have to wait for a slot before one that it holds is refused: here both threads
