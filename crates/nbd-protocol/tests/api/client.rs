@@ -9,6 +9,7 @@ use nbd_protocol::{
 };
 
 use crate::handshake::{info, session};
+use crate::meta::meta;
 
 const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\0\x03";
 
@@ -75,6 +76,44 @@ fn information_is_learned_or_ignored_or_malformed() {
 }
 
 #[test]
+fn block_sizes_are_refused_that_the_client_could_not_divide_by() {
+    let learned = |sizes: [u32; 3]| {
+        let sizes = sizes.map(u32::to_be_bytes).concat();
+        learned(&[b"\0\x03", &sizes[..]].concat()).map(|_| ())
+    };
+    for sizes in [[1, 4096, 1], [512, 512, u32::MAX], [4096, 1 << 31, 3 << 20]] {
+        assert_eq!(learned(sizes), Ok(()), "{sizes:?}");
+    }
+    for sizes in [[0, 4096, 1 << 20], [1, 0, 1 << 20], [1, 4096, 0], [3, 4096, 9], [1, 4095, 9]] {
+        assert_eq!(learned(sizes), Err(ClientError::BadOptionReply), "{sizes:?}");
+    }
+}
+
+#[test]
+fn a_greeting_that_is_not_fixed_newstyle_is_refused() {
+    for greeting in [
+        &b"HTTP/1.1 400 Bad Request"[..],
+        b"NBDMAGICIHAVEOPT\0\x02",
+        b"XBDMAGICIHAVEOPT\0\x03",
+        b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\x03", // oldstyle
+    ] {
+        let result = ClientHandshake::list().receive(greeting, &mut Vec::new());
+        assert_eq!(result, Err(ClientError::NotNbd));
+    }
+}
+
+/// An ACK to GO without the size of the export, an ACK to another option, and an ACK to GO for a list.
+#[test]
+fn a_reply_that_answers_another_option_is_refused() {
+    for (client, option) in
+        [(simple(), opt::GO), (simple(), opt::LIST), (ClientHandshake::list(), opt::GO)]
+    {
+        let heard = hears(client, &[reply(option, rep::ACK, b"")]);
+        assert_eq!(heard, Err(ClientError::BadOptionReply), "{option}");
+    }
+}
+
+#[test]
 fn replies_are_as_long_as_two_strings_and_some_fields_at_most() {
     let mut data = vec![0xff; 2 * MAX_STRING + 16];
     assert!(learned(&data).is_ok());
@@ -129,7 +168,7 @@ fn asks(client: ClientHandshake, replies: &[Vec<u8>], options: &[(u32, &[u8])]) 
 #[test]
 fn the_client_goes_on_without_what_is_refused_where_it_can() {
     let wanted = [InfoType::Name, InfoType::Description, InfoType::BlockSize];
-    let go = info("disk", &wanted);
+    let (go, asked) = (info("disk", &wanted), meta("disk", &[BASE_ALLOCATION]));
     let new = |style| ClientHandshake::new("disk", style);
     let refused = |option, code| reply(option, code, b"no");
     let (extended, structured) = (opt::EXTENDED_HEADERS, opt::STRUCTURED_REPLY);
@@ -142,6 +181,14 @@ fn the_client_goes_on_without_what_is_refused_where_it_can() {
     let options = [(structured, &b""[..]), (opt::GO, &go), (opt::EXPORT_NAME, b"disk")];
     let without = [no_structured, no_go.clone()];
     asks(new(HeaderStyle::Structured).ask_allocation(), &without, &options);
+    let context = [(structured, &b""[..]), (opt::SET_META_CONTEXT, &asked), (opt::GO, &go)];
+    let granted = [&7_u32.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
+    let replies = [
+        reply(structured, rep::ACK, b""),
+        reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &granted),
+        refused(opt::SET_META_CONTEXT, rep::ERR_UNSUP),
+    ];
+    asks(new(HeaderStyle::Structured).ask_allocation(), &replies, &context);
     let options = [(opt::STARTTLS, &b""[..]), (opt::GO, &go)];
     asks(simple().tls(TlsPolicy::On), std::slice::from_ref(&no_tls), &options);
 
@@ -160,11 +207,11 @@ fn the_client_goes_on_without_what_is_refused_where_it_can() {
 
 #[test]
 fn only_the_context_that_was_asked_for_is_taken() {
-    let allocation = |context: &[u8]| {
+    let allocation_until = |last: u32, context: &[u8]| {
         let replies = [
             reply(opt::STRUCTURED_REPLY, rep::ACK, b""),
             reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, context),
-            reply(opt::SET_META_CONTEXT, rep::ACK, b""),
+            reply(opt::SET_META_CONTEXT, last, b""),
             reply(opt::GO, rep::INFO, EXPORT),
             reply(opt::GO, rep::ACK, b""),
         ];
@@ -174,9 +221,12 @@ fn only_the_context_that_was_asked_for_is_taken() {
             other => panic!("{other:?}"),
         }
     };
+    let allocation = |context: &[u8]| allocation_until(rep::ACK, context);
     let named = |name: &[u8]| [&7_u32.to_be_bytes(), name].concat();
     assert_eq!(allocation(&named(BASE_ALLOCATION.as_bytes())), Ok(Some(7)));
     assert_eq!(allocation(&named(b"base:other")), Ok(None));
+    let refused = allocation_until(rep::ERR_UNSUP, &named(BASE_ALLOCATION.as_bytes()));
+    assert_eq!(refused, Ok(None), "a context that was refused after all");
     for malformed in [&b"\0\0\0"[..], &named(b"\xff")] {
         assert_eq!(allocation(malformed), Err(ClientError::BadOptionReply));
     }
@@ -196,6 +246,8 @@ fn the_zeroes_are_left_out_if_the_server_offers_that() {
         let mut out = Vec::new();
         assert_eq!(client.receive(&input, &mut out), Ok((input.len(), ClientStep::More)));
         assert_eq!(out[..4], flags.to_be_bytes());
+        assert!(out.ends_with(&session(0, &[(opt::EXPORT_NAME, b"disk")])[4..]));
+        assert_eq!(client.receive(&EXPORT[2..11], &mut out), Ok((0, ClientStep::More)));
         let answer = [&EXPORT[2..], &vec![0; zeroes], b"more"].concat();
         let (used, step) = client.receive(&answer, &mut out).unwrap();
         assert_eq!(used, 10 + zeroes);

@@ -3,12 +3,12 @@
 use nbd_protocol::wire::{cmd, opt, rep};
 use nbd_protocol::{
     ALLOCATION_ID, Agreed, BadPayload, ClientError, ClientHandshake, ClientStep, CloseReason,
-    Command, CommandFlags, ExportInfo, Extent, HeaderStyle, MAX_PAYLOAD, NbdError, Reply,
-    ReplyContent, ReplyHeader, Request, Step, TransmissionFlags,
+    Command, CommandFlags, ExportInfo, Extent, Handshake, HeaderStyle, MAX_PAYLOAD, NbdError,
+    Reply, ReplyContent, ReplyHeader, Request, Step, TransmissionFlags,
 };
 
 use crate::driven;
-use crate::handshake::{FIXED, info, serve_extended, session};
+use crate::handshake::{FIXED, info, negotiate_with, serve_extended, session};
 use crate::meta::meta;
 
 const WIDE: HeaderStyle = HeaderStyle::Extended;
@@ -165,17 +165,10 @@ fn a_client_reads_the_extents_of_other_servers_and_refuses_lies() {
 
 #[test]
 fn our_client_goes_on_with_structured_replies_where_extended_headers_are_unknown() {
-    let mut client = ClientHandshake::new("disk", WIDE);
-    let mut said = Vec::new();
-    let mut server = nbd_protocol::Handshake::new(&mut said); // does not offer them
-    let (mut asked, exports) = (Vec::new(), driven::exports());
-    let connected = loop {
-        let (used, step) = client.receive(&said, &mut asked).unwrap();
-        said.drain(..used);
-        if let ClientStep::Connected(connected) = step {
-            break connected;
-        }
-        server.receive(&std::mem::take(&mut asked), &exports[..], &mut said);
-    };
+    let mut greeting = Vec::new();
+    let server = Handshake::new(&mut greeting); // does not offer them
+    let client = ClientHandshake::new("disk", WIDE);
+    let (step, _) = negotiate_with(client, server, greeting, &driven::exports()).unwrap();
+    let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
     assert_eq!(connected.style, HeaderStyle::Structured);
 }

@@ -32,37 +32,27 @@ pub(crate) fn info(name: &str, wanted: &[InfoType]) -> Vec<u8> {
     data
 }
 
-/// One option reply: option, type, data.
-pub(crate) type OptionReply = (u32, u32, Vec<u8>);
-
 /// Runs a session against the exports of the fuzz target: bytes taken, last step, option replies,
 /// and what came after them.
-pub(crate) fn serve(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
+pub(crate) fn serve(input: &[u8]) -> (usize, Step, Vec<driven::OptionReply>, Vec<u8>) {
     serve_by(Handshake::base_allocation, input)
 }
 
 /// Serves the input by a server that offers extended headers.
-pub(crate) fn serve_extended(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
+pub(crate) fn serve_extended(input: &[u8]) -> (usize, Step, Vec<driven::OptionReply>, Vec<u8>) {
     serve_by(|handshake| handshake.extended_headers().base_allocation(), input)
 }
 
 fn serve_by(
     configure: impl FnOnce(Handshake) -> Handshake,
     input: &[u8],
-) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
+) -> (usize, Step, Vec<driven::OptionReply>, Vec<u8>) {
     let mut out = Vec::new();
     let mut server = configure(Handshake::new(&mut out));
     assert_eq!(out, b"NBDMAGICIHAVEOPT\x00\x03");
     out.clear();
     let (used, step) = server.receive(input, &driven::exports()[..], &mut out);
-    let mut replies = Vec::new();
-    let mut rest = &out[..];
-    while rest.starts_with(&0x0003_e889_0455_65a9_u64.to_be_bytes()) {
-        let field = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
-        let end = 20 + field(16) as usize;
-        replies.push((field(8), field(12), rest[20..end].to_vec()));
-        rest = &rest[end..];
-    }
+    let (replies, rest) = driven::option_replies(&out);
     let rest = rest.to_vec();
     (used, step, replies, rest)
 }
@@ -386,75 +376,6 @@ fn our_client_reports_a_refusal() {
         matches!(&refused, Err(ClientError::Refused { code: c, .. }) if *c == code),
         "{refused:?}"
     );
-}
-
-#[test]
-fn our_client_falls_back_to_export_name() {
-    let mut client = ClientHandshake::new("disk", HeaderStyle::Simple);
-    let mut out = Vec::new();
-    client.receive(b"NBDMAGICIHAVEOPT\x00\x01", &mut out).unwrap();
-    out.clear();
-    let unsup = b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\x80\0\0\x01\0\0\0\0";
-    assert_eq!(client.receive(unsup, &mut out), Ok((unsup.len(), ClientStep::More)));
-    assert_eq!(out, session(0, &[(opt::EXPORT_NAME, b"disk")])[4..]);
-    // The server did not offer to leave out the zeroes.
-    let mut answer = b"\0\0\0\0\0\x10\0\0\x00\x05".to_vec();
-    assert_eq!(client.receive(&answer, &mut out), Ok((0, ClientStep::More)));
-    answer.extend([0; 124]);
-    let (used, step) = client.receive(&answer, &mut out).unwrap();
-    assert_eq!(used, answer.len());
-    assert!(matches!(step, ClientStep::Connected(c) if c.size == 1 << 20 && c.flags.0 == 5));
-}
-
-#[test]
-fn our_client_refuses_what_is_not_fixed_newstyle() {
-    for greeting in [
-        &b"HTTP/1.1 400 Bad Request"[..],
-        b"NBDMAGICIHAVEOPT\0\x02",
-        b"XBDMAGICIHAVEOPT\0\x03",
-        b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\x03", // oldstyle
-    ] {
-        let result = ClientHandshake::list().receive(greeting, &mut Vec::new());
-        assert_eq!(result, Err(ClientError::NotNbd));
-    }
-}
-
-#[test]
-fn our_client_refuses_replies_that_do_not_answer_it() {
-    let ack = |option: u32| {
-        let mut reply = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
-        reply.extend([option, rep::ACK, 0].iter().flat_map(|field| field.to_be_bytes()));
-        reply
-    };
-    // An ACK to GO without the size of the export, and an ACK to another option.
-    for reply in [ack(opt::GO), ack(opt::LIST)] {
-        let mut client = ClientHandshake::new("disk", HeaderStyle::Simple);
-        let input = [&b"NBDMAGICIHAVEOPT\0\x03"[..], &reply].concat();
-        let result = client.receive(&input, &mut Vec::new());
-        assert_eq!(result, Err(ClientError::BadOptionReply));
-    }
-    // The same to a list: an ACK to GO does not end it.
-    let input = [&b"NBDMAGICIHAVEOPT\0\x03"[..], &ack(opt::GO)].concat();
-    let result = ClientHandshake::list().receive(&input, &mut Vec::new());
-    assert_eq!(result, Err(ClientError::BadOptionReply));
-}
-
-#[test]
-fn our_client_refuses_block_sizes_that_it_could_not_divide_by() {
-    let learned = |sizes: [u32; 3]| {
-        let mut input = b"NBDMAGICIHAVEOPT\0\x03".to_vec();
-        input.extend(0x0003_e889_0455_65a9_u64.to_be_bytes());
-        input.extend([opt::GO, rep::INFO, 14].iter().flat_map(|field| field.to_be_bytes()));
-        input.extend(3_u16.to_be_bytes());
-        input.extend(sizes.iter().flat_map(|size| size.to_be_bytes()));
-        ClientHandshake::new("disk", HeaderStyle::Simple).receive(&input, &mut Vec::new())
-    };
-    for sizes in [[1, 4096, 1], [512, 512, u32::MAX], [4096, 1 << 31, 3 << 20]] {
-        assert!(learned(sizes).is_ok(), "{sizes:?}");
-    }
-    for sizes in [[0, 4096, 1 << 20], [1, 0, 1 << 20], [1, 4096, 0], [3, 4096, 9], [1, 4095, 9]] {
-        assert_eq!(learned(sizes), Err(ClientError::BadOptionReply), "{sizes:?}");
-    }
 }
 
 #[test]

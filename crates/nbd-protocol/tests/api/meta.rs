@@ -182,36 +182,6 @@ fn inv09_a_server_that_does_not_offer_the_context_accepts_no_block_status() {
     }
 }
 
-#[test]
-fn our_client_goes_on_without_a_context_that_is_refused() {
-    let mut client = ClientHandshake::new("disk", HeaderStyle::Structured).ask_allocation();
-    let reply = |option: u32, kind: u32, data: &[u8]| {
-        let head = 0x0003_e889_0455_65a9_u64.to_be_bytes();
-        let fields = [option, kind, data.len() as u32].map(u32::to_be_bytes);
-        [&head[..], &fields.concat(), data].concat()
-    };
-    let granted = [&7_u32.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
-    let input = [
-        &b"NBDMAGICIHAVEOPT\0\x03"[..],
-        &reply(opt::STRUCTURED_REPLY, rep::ACK, b""),
-        &reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &granted),
-        &reply(opt::SET_META_CONTEXT, rep::ERR_UNSUP, b""),
-        &reply(opt::GO, rep::INFO, b"\0\0\0\0\0\0\0\0\x10\0\0\x01"),
-        &reply(opt::GO, rep::ACK, b""),
-    ]
-    .concat();
-    let mut out = Vec::new();
-    let (used, step) = client.receive(&input, &mut out).unwrap();
-    assert_eq!(used, input.len());
-    let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
-    assert_eq!((connected.size, connected.allocation), (4096, None));
-    let asked = session(
-        3,
-        &[(opt::STRUCTURED_REPLY, b""), (opt::SET_META_CONTEXT, &meta("disk", &[BASE_ALLOCATION]))],
-    );
-    assert!(out.starts_with(&asked), "{out:02x?}");
-}
-
 /// The longest name of an export that has one.
 #[test]
 fn a_long_name_leaves_room_for_queries() {

@@ -19,13 +19,8 @@ fn answers(policy: TlsPolicy, inputs: &[&[u8]]) -> Vec<(Step, Vec<(u32, u32)>)> 
     for input in inputs {
         let mut out = Vec::new();
         let (_, step) = server.receive(input, &exports[..], &mut out);
-        let mut rest = &out[..];
-        let mut replies = Vec::new();
-        while !rest.is_empty() {
-            let field = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
-            replies.push((field(8), field(12)));
-            rest = &rest[20 + field(16) as usize..];
-        }
+        let (replies, _) = driven::option_replies(&out);
+        let replies = replies.into_iter().map(|(option, kind, _)| (option, kind)).collect();
         said.push((step, replies));
     }
     said

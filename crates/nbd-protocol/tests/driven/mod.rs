@@ -118,18 +118,31 @@ fn over_tls(input: &[u8], piece: usize, policy: TlsPolicy, exports: &[ExportInfo
 
 /// Checks that a server that requires TLS has acknowledged nothing but STARTTLS and ABORT.
 fn only_refusals(said: &[u8], policy: TlsPolicy) {
-    let mut rest = said;
-    while policy == TlsPolicy::Require && !rest.is_empty() {
-        assert!(rest.starts_with(&OPTION_REPLY_MAGIC.to_be_bytes()));
-        let field =
-            |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().expect("four bytes"));
-        let (option, kind) = (field(8), field(12));
+    let (replies, rest) = option_replies(said);
+    assert!(policy == TlsPolicy::On || rest.is_empty());
+    for (option, kind, _) in replies {
         let granted = matches!((option, kind), (opt::STARTTLS | opt::ABORT, rep::ACK));
         let refused =
             kind == rep::ERR_TLS_REQD || (option, kind) == (opt::STARTTLS, rep::ERR_INVALID);
-        assert!(granted || refused, "option {option} was answered with {kind:#x}");
-        rest = &rest[20 + field(16) as usize..];
+        let all_right = policy == TlsPolicy::On || granted || refused;
+        assert!(all_right, "option {option} was answered with {kind:#x}");
     }
+}
+
+/// One option reply: option, type, data.
+pub(crate) type OptionReply = (u32, u32, Vec<u8>);
+
+/// Returns the replies to options, and what follows them.
+pub(crate) fn option_replies(said: &[u8]) -> (Vec<OptionReply>, &[u8]) {
+    let (mut replies, mut rest) = (Vec::new(), said);
+    while rest.starts_with(&OPTION_REPLY_MAGIC.to_be_bytes()) {
+        let field =
+            |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().expect("four bytes"));
+        let end = 20 + field(16) as usize;
+        replies.push((field(8), field(12), rest[20..end].to_vec()));
+        rest = &rest[end..];
+    }
+    (replies, rest)
 }
 
 /// Feeds `input` in pieces: bytes taken, the last step, everything said.
