@@ -14,28 +14,47 @@ fn wait(waiter: Pin<&mut Waiter<'_>>, waker: &Arc<WakeCount>) -> Poll<u8> {
     waiter.poll(&mut Context::from_waker(&waker.waker()), || None)
 }
 
+/// Waiters in a list, in this order, and their wakers.
+struct Line<'a, const N: usize> {
+    waiters: [Pin<Box<Waiter<'a>>>; N],
+    wakers: [Arc<WakeCount>; N],
+}
+
+impl<'a, const N: usize> Line<'a, N> {
+    fn new(waiters: [Waiter<'a>; N]) -> Self {
+        let wakers = [(); N].map(|()| WakeCount::new());
+        let mut line = Self { waiters: waiters.map(Box::pin), wakers };
+        (0..N).for_each(|n| line.wait(n));
+        line
+    }
+
+    /// Polls a waiter, which waits.
+    fn wait(&mut self, n: usize) {
+        assert!(wait(self.waiters[n].as_mut(), &self.wakers[n]).is_pending());
+    }
+
+    fn counts(&self) -> [usize; N] {
+        self.wakers.each_ref().map(|waker| waker.count())
+    }
+}
+
 #[test]
 fn waiters_are_woken_in_order_and_one_that_was_woken_in_vain_keeps_its_place() {
     let set = WaitSet::new();
-    let wakers = [(); 3].map(|()| WakeCount::new());
-    let (mut a, mut b, mut c) = (pin!(set.waiter()), pin!(set.waiter()), pin!(set.waiter()));
-    assert!(wait(a.as_mut(), &wakers[0]).is_pending());
-    assert!(wait(b.as_mut(), &wakers[1]).is_pending());
-    assert!(wait(c.as_mut(), &wakers[2]).is_pending());
-    assert!(wait(a.as_mut(), &wakers[0]).is_pending());
-    let counts = || wakers.each_ref().map(|waker| waker.count());
+    let mut line = Line::new([(); 3].map(|()| set.waiter()));
+    line.wait(0);
     set.wake_one();
-    assert_eq!(counts(), [1, 0, 0]);
+    assert_eq!(line.counts(), [1, 0, 0]);
     set.wake_one();
-    assert_eq!(counts(), [1, 1, 0]);
-    assert!(wait(b.as_mut(), &wakers[1]).is_pending());
-    assert!(wait(a.as_mut(), &wakers[0]).is_pending()); // the first one again
+    assert_eq!(line.counts(), [1, 1, 0]);
+    line.wait(1);
+    line.wait(0); // the first one again
     set.wake_one();
-    assert_eq!(counts(), [2, 1, 0]);
+    assert_eq!(line.counts(), [2, 1, 0]);
     set.wake_all();
-    assert_eq!((counts(), set.waiting()), ([2, 2, 1], 0));
+    assert_eq!((line.counts(), set.waiting()), ([2, 2, 1], 0));
     set.wake_all();
-    assert_eq!(counts(), [2, 2, 1], "none is listed");
+    assert_eq!(line.counts(), [2, 2, 1], "none is listed");
 }
 
 /// Polls a waiter in each wake-up, a hundred times at most.
@@ -85,47 +104,34 @@ fn a_waiter_that_waits_again_is_not_woken_again_by_the_same_call() {
 #[test]
 fn units_are_counted_for_those_that_were_woken() {
     let set = WaitSet::new();
-    let wakers = [(); 4].map(|()| WakeCount::new());
-    let needs = [2, 1, 1, 1];
-    let mut waiters = needs.map(|needs| Box::pin(set.waiter_needing(needs)));
-    for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
-        assert!(wait(waiter.as_mut(), waker).is_pending());
-    }
-    let counts = || wakers.each_ref().map(|waker| waker.count());
+    let mut line = Line::new([2, 1, 1, 1].map(|needs| set.waiter_needing(needs)));
     set.wake_for(0);
     set.wake_for(1);
     set.wake_for(1);
-    assert_eq!(counts(), [0, 1, 0, 0]);
+    assert_eq!(line.counts(), [0, 1, 0, 0]);
     set.wake_for(2);
-    assert_eq!(counts(), [0, 1, 1, 0], "one unit is left, and the first waiter needs two");
+    assert_eq!(line.counts(), [0, 1, 1, 0], "one unit is left, and the first waiter needs two");
     set.wake_for(4);
-    assert_eq!(counts(), [1, 1, 1, 1]);
-    for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
-        assert!(wait(waiter.as_mut(), waker).is_pending());
-    }
+    assert_eq!(line.counts(), [1, 1, 1, 1]);
+    (0..4).for_each(|n| line.wait(n));
     set.wake_for(2);
-    assert_eq!(counts(), [2, 2, 1, 1], "the units were given back, and a waiter takes one");
+    assert_eq!(line.counts(), [2, 2, 1, 1], "the units were given back, and a waiter takes one");
 }
 
 #[test]
 fn wakers_of_one_key_are_taken_and_the_others_stay() {
     let set = WaitSet::new();
-    let wakers = [(); 4].map(|()| WakeCount::new());
-    let mut waiters = [7, 8, 7, 7].map(|key| Box::pin(set.waiter_for(key)));
-    for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
-        assert!(wait(waiter.as_mut(), waker).is_pending());
-    }
-    let counts = || wakers.each_ref().map(|waker| waker.count());
+    let mut line = Line::new([7, 8, 7, 7].map(|key| set.waiter_for(key)));
     let taken = set.take(Some(7));
-    assert_eq!(counts(), [0; 4], "taken and not woken");
+    assert_eq!(line.counts(), [0; 4], "taken and not woken");
     taken.wake();
-    assert_eq!(counts(), [1, 0, 1, 1]);
+    assert_eq!(line.counts(), [1, 0, 1, 1]);
     set.take(Some(7)).wake();
-    assert!(wait(waiters[2].as_mut(), &wakers[2]).is_pending()); // keeps its key
+    line.wait(2); // keeps its key
     drop(set.take(Some(7)));
-    assert_eq!(counts(), [1, 0, 2, 1]);
+    assert_eq!(line.counts(), [1, 0, 2, 1]);
     set.take(None).wake();
-    assert_eq!(counts(), [1, 1, 2, 1]);
+    assert_eq!(line.counts(), [1, 1, 2, 1]);
 }
 
 #[test]
@@ -173,16 +179,13 @@ fn a_dropped_waiter_is_in_no_list_and_passes_its_wake_up_on() {
 #[test]
 fn a_value_ends_the_wait_and_takes_the_wake_up_with_it() {
     let set = WaitSet::new();
-    let [first, second] = [(); 2].map(|()| WakeCount::new());
-    let (mut a, mut b) = (pin!(set.waiter()), pin!(set.waiter()));
-    assert!(wait(a.as_mut(), &first).is_pending());
-    assert!(wait(b.as_mut(), &second).is_pending());
+    let mut line = Line::new([set.waiter(), set.waiter()]);
     set.wake_one();
-    let waker = Arc::clone(&first).into();
-    let ready = a.as_mut().poll(&mut Context::from_waker(&waker), || Some(7));
+    let waker = line.wakers[0].waker();
+    let ready = line.waiters[0].as_mut().poll(&mut Context::from_waker(&waker), || Some(7));
     assert_eq!(ready, Poll::Ready(7));
-    a.set(set.waiter()); // drops the first one
-    assert_eq!(second.count(), 0);
+    line.waiters[0].set(set.waiter()); // drops the first one
+    assert_eq!(line.counts(), [1, 0]);
 }
 
 struct Panics;

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use offlock_sync::asymmetric::{heavy, light};
 use offlock_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use offlock_sync::virtual_fence::both_strategies;
-use offlock_sync::{Arc, step, thread};
+use offlock_sync::{Arc, step};
 
-use super::thoroughly;
+use super::{beside, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -24,46 +24,31 @@ fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
     thoroughly(|| both_strategies(|| offlock_sync::model(f)));
 }
 
-/// Each stores to its place and loads the other's: both loads cannot miss. Fails without `heavy`.
-#[test]
-fn inv19_one_of_two_sees_the_other() {
-    model(|| {
-        let flags = Arc::new((AtomicBool::new(false), AtomicBool::new(false)));
-        let frequent = thread::spawn({
-            let flags = Arc::clone(&flags);
-            move || {
-                // Ordering: Relaxed, as all four; the fences are under test.
-                flags.0.store(true, Relaxed);
-                light();
-                flags.1.load(Relaxed)
-            }
-        });
-        flags.1.store(true, Relaxed);
-        heavy();
-        let seen_here = flags.0.load(Relaxed);
-        let seen_there = frequent.join().unwrap();
-        assert!(seen_here || seen_there, "both stores were still in a buffer");
+/// Each of two threads stores to its place, runs its fence, and loads the other's place: both loads cannot miss.
+fn one_of_two_sees_the_other(fence_there: fn()) {
+    model(move || {
+        let flags = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let side = |flags: &[AtomicBool; 2], me: usize, fence: fn()| {
+            // Ordering: Relaxed, both; the fences are under test.
+            flags[me].store(true, Relaxed);
+            fence();
+            flags[1 - me].load(Relaxed)
+        };
+        let there = beside(&flags, move |flags| side(flags, 1, fence_there));
+        let seen_here = side(&flags, 0, heavy);
+        assert!(seen_here | there.join().unwrap(), "both stores were still in a buffer");
     });
 }
 
-/// Two `heavy` order each other as well.
+/// Fails without `heavy`.
+#[test]
+fn inv19_one_of_two_sees_the_other() {
+    one_of_two_sees_the_other(light);
+}
+
 #[test]
 fn inv19_two_heavy_sides_see_one_another() {
-    model(|| {
-        let flags = Arc::new((AtomicBool::new(false), AtomicBool::new(false)));
-        let other = thread::spawn({
-            let flags = Arc::clone(&flags);
-            move || {
-                flags.0.store(true, Relaxed);
-                heavy();
-                flags.1.load(Relaxed)
-            }
-        });
-        flags.1.store(true, Relaxed);
-        heavy();
-        let seen_here = flags.0.load(Relaxed);
-        assert!(seen_here | other.join().unwrap());
-    });
+    one_of_two_sees_the_other(heavy);
 }
 
 /// What reclamation stands on: the writer takes a payload away and destroys it if it sees no
@@ -71,22 +56,18 @@ fn inv19_two_heavy_sides_see_one_another() {
 #[test]
 fn inv19_a_reader_is_seen_or_sees_the_new_payload() {
     model(|| {
-        let current = Arc::new(AtomicUsize::new(0));
-        let active = Arc::new(AtomicBool::new(false));
-        let payloads = Arc::new([AtomicU64::new(7), AtomicU64::new(7)]);
-        let reader = thread::spawn({
-            let (current, active) = (Arc::clone(&current), Arc::clone(&active));
-            let payloads = Arc::clone(&payloads);
-            move || {
-                active.store(true, Relaxed);
-                step!("read: before the index", light());
-                // Ordering: Acquire pairs with the writer's Release store of the index.
-                let index = current.load(Acquire);
-                assert_eq!(payloads[index].load(Relaxed), 7, "it was destroyed under us");
-                // Ordering: Release pairs with the writer's Acquire; it carries the read above.
-                active.store(false, Release);
-            }
+        let payloads = [AtomicU64::new(7), AtomicU64::new(7)];
+        let shared = Arc::new((AtomicUsize::new(0), AtomicBool::new(false), payloads));
+        let reader = beside(&shared, |(current, active, payloads)| {
+            active.store(true, Relaxed);
+            step!("read: before the index", light());
+            // Ordering: Acquire pairs with the writer's Release store of the index.
+            let index = current.load(Acquire);
+            assert_eq!(payloads[index].load(Relaxed), 7, "it was destroyed under us");
+            // Ordering: Release pairs with the writer's Acquire; it carries the read above.
+            active.store(false, Release);
         });
+        let (current, active, payloads) = &*shared;
         current.store(1, Release);
         heavy();
         // Ordering: Acquire pairs with the reader's Release.

@@ -10,6 +10,8 @@ use offlock_sync::{
     virtual_cpu as cpu,
 };
 
+use super::beside;
+
 /// A count that is read and written in two steps, so that only the lock makes it right.
 #[test]
 fn a_mutex_excludes() {
@@ -22,10 +24,7 @@ fn a_mutex_excludes() {
             shared.1.store(seen + 1, Ordering::Relaxed);
             drop(held);
         };
-        let other = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || add(&shared)
-        });
+        let other = beside(&shared, add);
         add(&shared);
         other.join().unwrap();
         assert_eq!(shared.1.load(Ordering::Relaxed), 2);
@@ -37,10 +36,7 @@ fn a_mutex_excludes() {
 fn try_lock_refuses_exactly_while_held() {
     model(|| {
         let mutex = Arc::new(Mutex::new(0));
-        let other = thread::spawn({
-            let mutex = Arc::clone(&mutex);
-            move || *mutex.lock() += 1
-        });
+        let other = beside(&mutex, |mutex| *mutex.lock() += 1);
         let before = mutex.try_lock().map(|mut value| {
             assert!(mutex.try_lock().is_none(), "held right here");
             *value += 10;
@@ -57,20 +53,16 @@ fn try_lock_refuses_exactly_while_held() {
 fn notify_one_wakes_the_waiter() {
     model(|| {
         let shared = Arc::new((Mutex::new(0), Condvar::new(), AtomicU64::new(0)));
-        let giver = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || {
-                let (mutex, ready, given) = &*shared;
-                if is_planted("give: the flag is set outside the lock") {
-                    given.store(1, Ordering::SeqCst);
-                } else {
-                    let mut value = mutex.lock();
-                    *value += 1;
-                    given.store(1, Ordering::SeqCst);
-                }
-                ready.notify_one();
-                *mutex.lock() += 10;
+        let giver = beside(&shared, |(mutex, ready, given)| {
+            if is_planted("give: the flag is set outside the lock") {
+                given.store(1, Ordering::SeqCst);
+            } else {
+                let mut value = mutex.lock();
+                *value += 1;
+                given.store(1, Ordering::SeqCst);
             }
+            ready.notify_one();
+            *mutex.lock() += 10;
         });
         let (mutex, ready, given) = &*shared;
         let mut value = mutex.lock();
@@ -97,10 +89,7 @@ fn notify_all_wakes_every_waiter() {
             }
             assert!(*go, "the wait ends when the flag is set");
         };
-        let waiters = [(); 2].map(|()| {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || wait(&shared))
-        });
+        let waiters = [(); 2].map(|()| beside(&shared, wait));
         *shared.0.lock() = true;
         shared.1.notify_all();
         for waiter in waiters {
@@ -127,10 +116,7 @@ fn sleep_until_up((futex, flag): &(Futex, AtomicU64)) {
 fn a_futex_wakes_who_looked_before_the_change() {
     model(|| {
         let shared = Arc::new((Futex::new(), AtomicU64::new(0)));
-        let sleeper = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || sleep_until_up(&shared)
-        });
+        let sleeper = beside(&shared, sleep_until_up);
         // Ordering: Relaxed; the futex carries it.
         shared.1.store(1, Ordering::Relaxed);
         shared.0.advance();
@@ -144,10 +130,7 @@ fn a_futex_wakes_who_looked_before_the_change() {
 fn a_futex_wakes_all() {
     model(|| {
         let shared = Arc::new((Futex::new(), AtomicU64::new(0)));
-        let sleepers = [(); 2].map(|()| {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || sleep_until_up(&shared))
-        });
+        let sleepers = [(); 2].map(|()| beside(&shared, sleep_until_up));
         // Ordering: Relaxed; the futex carries it.
         shared.1.store(1, Ordering::Relaxed);
         shared.0.advance();
@@ -164,25 +147,22 @@ fn a_node_unlinked_under_the_lock_may_be_freed_after_it() {
     model(|| {
         let node = Box::into_raw(Box::new(Watched::new(7_u64)));
         let shared = Arc::new((Mutex::new(()), AtomicPtr::new(node)));
-        let reader = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || {
-                let held = shared.0.lock();
-                // Ordering: Relaxed; the mutex orders it, and carries the node.
-                let node = shared.1.load(Ordering::Relaxed);
-                let held = if is_planted("read: the lock is released early") {
-                    drop(held);
-                    thread::yield_now();
-                    None
-                } else {
-                    Some(held)
-                };
-                // SAFETY: null, or a node that cannot be unlinked before `held` goes.
-                if let Some(node) = unsafe { node.as_ref() } {
-                    assert_eq!(**node, 7);
-                }
+        let reader = beside(&shared, |(mutex, node)| {
+            let held = mutex.lock();
+            // Ordering: Relaxed; the mutex orders it, and carries the node.
+            let node = node.load(Ordering::Relaxed);
+            let held = if is_planted("read: the lock is released early") {
                 drop(held);
+                thread::yield_now();
+                None
+            } else {
+                Some(held)
+            };
+            // SAFETY: null, or a node that cannot be unlinked before `held` goes.
+            if let Some(node) = unsafe { node.as_ref() } {
+                assert_eq!(**node, 7);
             }
+            drop(held);
         });
         let unlink = || {
             let _held = shared.0.lock();
@@ -207,7 +187,7 @@ fn the_last_put_frees_after_every_read() {
     }
     // SAFETY: the node is shared for reading, and freed by the one thread that puts last.
     unsafe impl Send for Counted {}
-    // SAFETY: as above.
+    // SAFETY: that of `Send`.
     unsafe impl Sync for Counted {}
 
     fn read_and_put(counted: &Counted) {
@@ -226,13 +206,18 @@ fn the_last_put_frees_after_every_read() {
     model(|| {
         let node = Box::into_raw(Box::new(Watched::new(7)));
         let counted = Arc::new(Counted { owners: AtomicUsize::new(2), node });
-        let other = thread::spawn({
-            let counted = Arc::clone(&counted);
-            move || read_and_put(&counted)
-        });
+        let other = beside(&counted, read_and_put);
         read_and_put(&counted);
         other.join().unwrap();
     });
+}
+
+/// Frees a node, and returns it. Its memory is still there, in quarantine.
+fn freed() -> *mut Watched<u64> {
+    let node = Box::into_raw(Box::new(Watched::new(7)));
+    // SAFETY: from `into_raw`.
+    free(unsafe { Box::from_raw(node) });
+    node
 }
 
 /// A use that comes after the free in every schedule: the value is dropped, and the canary says so.
@@ -240,26 +225,17 @@ fn the_last_put_frees_after_every_read() {
 #[should_panic(expected = "use after free: the canary is dead")]
 fn a_use_after_free_is_caught() {
     model(|| {
-        let node = Box::into_raw(Box::new(Watched::new(7_u64)));
-        // SAFETY: ours from `into_raw`.
-        free(unsafe { Box::from_raw(node) });
-        // SAFETY: none; this is the bug. The memory is still there, in quarantine.
-        let node = unsafe { &*node };
+        // SAFETY: none; this is the bug.
+        let node = unsafe { &*freed() };
         let _late = **node;
     });
 }
 
-/// The second free of a node.
 #[test]
 #[should_panic(expected = "free after free: the canary is dead")]
 fn a_double_free_is_caught() {
-    model(|| {
-        let node = Box::into_raw(Box::new(Watched::new(7_u64)));
-        // SAFETY: ours from `into_raw`.
-        free(unsafe { Box::from_raw(node) });
-        // SAFETY: none; this is the bug. The memory is still there, in quarantine.
-        free(unsafe { Box::from_raw(node) });
-    });
+    // SAFETY: none; this is the bug.
+    model(|| free(unsafe { Box::from_raw(freed()) }));
 }
 
 /// `free` drops the value then and there, and once; what is left of it is poison.

@@ -14,7 +14,16 @@ use std::cell::Cell;
 use std::env;
 
 use offlock_sync::virtual_fence::with_membarrier;
-use offlock_sync::with_preemptions;
+use offlock_sync::{Arc, thread, with_preemptions};
+
+/// Runs `f` on another thread.
+fn beside<T: Send + Sync + 'static, R: Send + 'static>(
+    shared: &Arc<T>,
+    f: impl FnOnce(&T) -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || f(&shared))
+}
 
 /// Runs a model with membarrier.
 fn model(f: impl Fn() + Send + Sync + 'static) {

@@ -10,7 +10,7 @@ use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{Arc, WaitSet, Waiter, thread};
 use testkit::WakeCount;
 
-use super::{Long, model};
+use super::{Long, beside, model};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -50,14 +50,14 @@ impl Permits {
     }
 
     fn give(&self) {
-        // Ordering: Relaxed, as above.
+        // Ordering: Relaxed; the fences of the set order it.
         self.left.fetch_add(1, Ordering::Relaxed);
         self.set.wake_one();
     }
 
     /// Wakes as many waiters as there are permits.
     fn give_one_more(&self) {
-        // Ordering: Relaxed, as above.
+        // Ordering: Relaxed; the fences of the set order it.
         let left = self.left.fetch_add(1, Ordering::Relaxed) + 1;
         self.set.wake_for(left as usize);
     }
@@ -77,20 +77,12 @@ impl Permits {
     }
 }
 
-fn spawn(
-    permits: &Arc<Permits>,
-    f: impl FnOnce(&Permits) + Send + 'static,
-) -> thread::JoinHandle<()> {
-    let permits = Arc::clone(permits);
-    thread::spawn(move || f(&permits))
-}
-
 /// One waits, and one gives: fails if either fence is missing.
 #[test]
 fn inv26_a_change_beside_the_wait_is_seen() {
     model(|| {
         let permits = Permits::new(0);
-        let waiter = spawn(&permits, Permits::wait);
+        let waiter = beside(&permits, Permits::wait);
         permits.give();
         waiter.join().unwrap();
         assert_eq!(permits.left.load(Ordering::Relaxed), 0);
@@ -103,8 +95,8 @@ fn inv26_two_waiters_get_a_permit_each() {
     let _long = Long::mark();
     model(|| {
         let permits = Permits::new(0);
-        let waiter = spawn(&permits, Permits::wait);
-        let giver = spawn(&permits, |permits| {
+        let waiter = beside(&permits, Permits::wait);
+        let giver = beside(&permits, |permits| {
             permits.give();
             permits.give();
         });
@@ -120,7 +112,7 @@ fn inv26_wake_all_wakes_each() {
     let _long = Long::mark();
     model(|| {
         let permits = Permits::new(0);
-        let waiters = [(); 2].map(|()| spawn(&permits, Permits::wait));
+        let waiters = [(); 2].map(|()| beside(&permits, Permits::wait));
         permits.left.fetch_add(2, Ordering::Relaxed);
         permits.set.wake_all();
         for waiter in waiters {
@@ -146,7 +138,7 @@ fn inv26_a_unit_beside_a_look_wakes_another() {
             if is_woken {
                 permits.set.wake_for(1);
             }
-            let giver = spawn(&permits, move |permits| {
+            let giver = beside(&permits, move |permits| {
                 if !is_woken {
                     permits.set.wake_for(1); // after the look, perhaps
                 }
@@ -165,12 +157,12 @@ fn inv27_a_cancelled_wait_passes_its_wake_up_on() {
     let _long = Long::mark();
     model(|| {
         let permits = Permits::new(0);
-        let cancelled = spawn(&permits, |permits| {
+        let cancelled = beside(&permits, |permits| {
             if permits.begin_and_cancel() {
                 permits.give(); // it got the permit before it could be cancelled
             }
         });
-        let giver = spawn(&permits, Permits::give);
+        let giver = beside(&permits, Permits::give);
         permits.wait();
         cancelled.join().unwrap();
         giver.join().unwrap();

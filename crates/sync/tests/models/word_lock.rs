@@ -6,9 +6,9 @@
 
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::virtual_fence::both_strategies;
-use offlock_sync::{Arc, WordLock, thread};
+use offlock_sync::{Arc, WordLock};
 
-use super::{Long, thoroughly};
+use super::{Long, beside, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -53,10 +53,7 @@ fn add(lock: &WordLock<AtomicU64>) {
 fn adders(others: usize, times: u64) {
     let lock = Arc::new(WordLock::new(AtomicU64::new(0)));
     let others: Vec<_> = (0..others)
-        .map(|_| {
-            let lock = Arc::clone(&lock);
-            thread::spawn(move || (0..times).for_each(|_| add(&lock)))
-        })
+        .map(|_| beside(&lock, move |lock| (0..times).for_each(|_| add(lock))))
         .collect();
     let threads = others.len() as u64 + 1;
     (0..times).for_each(|_| add(&lock));
@@ -86,10 +83,7 @@ fn inv24_three_threads_are_all_woken() {
 fn a_try_takes_only_what_is_free() {
     model(|| {
         let lock = Arc::new(WordLock::new(AtomicU64::new(0)));
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || add(&lock)
-        });
+        let other = beside(&lock, add);
         let mine = match lock.try_lock() {
             Some(value) => {
                 let seen = value.load(Ordering::Relaxed);
