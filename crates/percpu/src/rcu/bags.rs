@@ -16,7 +16,6 @@ use offlock_sync::native::atomic::AtomicU64 as Statistic;
 use offlock_sync::{check, const_fn, order, thread};
 
 use crate::cpu;
-use crate::fence;
 use crate::slots::PerCpu;
 
 /// The 16 bytes that an object contains so that it can be retired by
@@ -272,11 +271,7 @@ impl Bags {
     /// Returns the bags. The first call allocates them.
     #[inline(always)]
     pub(super) fn all(&self) -> &PerCpu<Bag> {
-        self.per_cpu.get_or_init(|| {
-            // Chosen before the first reader, so that `light` costs readers nothing.
-            let _ = fence::has_membarrier();
-            PerCpu::new(|_| Bag::new())
-        })
+        self.per_cpu.get_or_init(|| PerCpu::new(|_| Bag::new()))
     }
 
     /// Runs `f` on the lists of a bag, and returns the bag too: that of this CPU, or if its lock is
