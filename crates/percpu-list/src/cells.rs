@@ -44,7 +44,9 @@ use std::ptr::{self, NonNull};
 
 #[cfg(not(offlock_model))]
 use offlock_percpu::cells::Sections;
-use offlock_percpu::cells::{Block, CELLS, Cell, FREE, Head, NO_CPU, Refused as Section, VALUES};
+use offlock_percpu::cells::{
+    Block, CELLS, Cell, CellSections, FREE, Head, NO_CPU, Refused as Section, VALUES,
+};
 use offlock_percpu::fence::heavy_rseq;
 use offlock_percpu::{CpuId, current_cpu, possible_cpus};
 use offlock_sync::alloc::try_box;
@@ -166,7 +168,7 @@ pub(crate) struct Cells<T> {
 // SAFETY: any thread may drop values, and shares them by references, for which `T` is `Send` and
 // `Sync`. The memory of the blocks belongs to the list, and the other fields are atomics and locks.
 unsafe impl<T: Send + Sync> Send for Cells<T> {}
-// SAFETY: as above.
+// SAFETY: that of `Send`: several threads at a time do the same.
 unsafe impl<T: Send + Sync> Sync for Cells<T> {}
 
 /// A block, and the number of a cell in the low 6 bits of the address.
@@ -463,7 +465,7 @@ impl<T> Cells<T> {
     unsafe fn take<V>(key: Key) -> V {
         // SAFETY: by the contract of this function the block is alive.
         unsafe { key.block() }.moves(key.index());
-        // SAFETY: as above.
+        // SAFETY: the block has cells of `V`, by the contract of this function.
         let cell = unsafe { Block::cell::<V>(key.pointer(), key.index()) };
         // SAFETY: by the contract of this function.
         unsafe { cell.cast::<V>().read() }
@@ -604,7 +606,7 @@ impl<T> Cells<T> {
             if at.is_null() {
                 at = shard.first.load(Ordering::Relaxed);
             }
-            // SAFETY: as above.
+            // SAFETY: blocks live while the shard is locked.
             let Some(block) = (unsafe { at.as_ref() }) else { break };
             at = next(block);
             // A refill for a few cells does not pay.
@@ -675,7 +677,7 @@ impl<T> Cells<T> {
         let place = unsafe { last.as_ref() }.map_or(&shard.first, |last| &last.next);
         // Ordering: Release pairs with the Acquire in `first` and `next`; it carries the block.
         place.store(new.as_ptr(), order!(Release, "link: the block is complete"));
-        // SAFETY: as above.
+        // SAFETY: blocks live while the shard is locked.
         unsafe { new.as_ref() }
     }
 
@@ -686,7 +688,7 @@ impl<T> Cells<T> {
         // SAFETY: by the contract of this function.
         let cells = unsafe { at.as_ref() }.mask.count_ones();
         #[cfg(offlock_model)]
-        // SAFETY: as above.
+        // SAFETY: by the contract of this function no other thread frees the block.
         if unsafe { at.as_ref() }.is_freed_in_model() {
             return; // its memory stays, so that a later use fails the model
         }
@@ -712,7 +714,7 @@ impl<T> Cells<T> {
             // SAFETY: by the contract of this function; the cells store a `Large` because `BOXED` is true.
             unsafe { Self::remove_stored::<Large<T>>(list, key) }
         } else {
-            // SAFETY: as above; the cells store a `T` because `BOXED` is false.
+            // SAFETY: by the contract of this function; the cells store a `T` because `BOXED` is false.
             unsafe { Self::remove_stored::<T>(list, key) }
         }
     }
@@ -732,7 +734,7 @@ impl<T> Cells<T> {
             let mut done =
                 unsafe { sections.remove::<V>(head, key.pointer(), key.index(), target) };
             if done == Err(Section::WrongCpu) {
-                // SAFETY: as above.
+                // SAFETY: by the contract of this function; the entry has not ended.
                 done = unsafe { Self::remove_remote(list, sections, key, target) };
             }
             if done.is_ok() {
@@ -792,8 +794,7 @@ impl<T> Cells<T> {
         let this = unsafe { list.as_ref() };
         // SAFETY: the entry keeps the block.
         let block = unsafe { key.block() };
-        // SAFETY: as above.
-        let state = unsafe { key.state() };
+        let state = &block.states[key.index() as usize];
         let here = current_cpu();
         let guard = this.enter(&this.shards[here.index()])?;
         // Ordering: Acquire on success pairs with the Release of an unpin; it carries a walk's use of
@@ -833,10 +834,9 @@ impl<T> Cells<T> {
     /// Takes a cell off the list, without its value. Returns whether it was on it. The caller has
     /// locked the shard of `here`.
     fn unlink_pinned(&self, here: CpuId, key: Key) -> bool {
-        // SAFETY: the caller has the entry or a pin.
+        // SAFETY: the caller has the entry or a pin, which keeps the block.
         let block = unsafe { key.block() };
-        // SAFETY: as above.
-        let state = unsafe { key.state() };
+        let state = &block.states[key.index() as usize];
         // Ordering: Release pairs with the Acquire in `is_linked`; it carries what the removing thread did.
         let before = state.fetch_or(UNLINKED, Ordering::Release);
         if !check!("unlink: no other removal came first", before & UNLINKED == 0) {
@@ -898,7 +898,7 @@ impl<T> Cells<T> {
             // SAFETY: by the contract of this function; the cells store a `Large` because `BOXED` is true.
             unsafe { Self::unpin_stored::<Large<T>>(key) };
         } else {
-            // SAFETY: as above; the cells store a `T` because `BOXED` is false.
+            // SAFETY: by the contract of this function; the cells store a `T` because `BOXED` is false.
             unsafe { Self::unpin_stored::<T>(key) };
         }
     }
@@ -909,7 +909,7 @@ impl<T> Cells<T> {
     unsafe fn unpin_stored<V>(key: Key) {
         // SAFETY: the pin keeps the block.
         let state = unsafe { key.state() };
-        // SAFETY: as above.
+        // SAFETY: the block is one of a list of `T`, by the contract of this function.
         let list = unsafe { key.list::<T>() };
         // Ordering: AcqRel. Release carries this thread's use of the value to the claim of a removal
         // or to the last unpin, which acquires it.
@@ -937,7 +937,7 @@ impl<T> Cells<T> {
     pub(crate) unsafe fn defer(list: NonNull<Self>, key: Key) {
         // SAFETY: the entry keeps the list, which is not used after the stack has the entry.
         let stack = unsafe { &list.as_ref().deferred };
-        // SAFETY: as above, the block.
+        // SAFETY: the entry keeps the block.
         let block = unsafe { key.block() };
         // Ordering: AcqRel pairs with the AcqRel swap in `remove_deferred`. Release carries this thread's use of the
         // value to the drop. Acquire carries that function's load of `link`, so that it precedes the store below.
@@ -982,7 +982,8 @@ impl<T> Cells<T> {
             // SAFETY: `defer` got the entry. The snapshot has ended, or the list is ending.
             if unsafe { Self::remove(list, key) }.is_err() {
                 // The drop of a value before has made a snapshot, and kept it.
-                // SAFETY: as above, and this function has read the link of the block.
+                // SAFETY: `defer` got the entry, which has not ended, and this function has read the link of
+                // the block.
                 unsafe { Self::defer(list, key) };
             }
             true
@@ -1111,7 +1112,7 @@ impl<T> Cells<T> {
         while let Some(block) = NonNull::new(at) {
             // SAFETY: the block is unlinked, and no thread found it before.
             at = unsafe { block.as_ref() }.link.load(Ordering::Relaxed);
-            // SAFETY: as above. It has no values.
+            // SAFETY: no thread uses the unlinked block, and it has no values.
             unsafe { Self::free_block(block) };
         }
         Ok(())

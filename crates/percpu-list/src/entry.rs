@@ -118,7 +118,7 @@ impl<T> Entry<T> {
         // SAFETY: by the contract of this function.
         let removed = unsafe { Cells::remove(self.list, self.key) };
         if removed.is_err() {
-            // SAFETY: as above. The entry passes to this thread's snapshot.
+            // SAFETY: by the contract of this function: the entry passes to this thread's snapshot.
             unsafe { Cells::defer(self.list, self.key) };
         }
         removed

@@ -101,7 +101,7 @@ impl<T> PerCpuList<T> {
         if !ptr::eq(unsafe { key.list::<T>() }, self.cells.as_ptr()) {
             return Ok(false);
         }
-        // SAFETY: as above, and the cell is of this list.
+        // SAFETY: the reference pins the cell, which is of this list.
         unsafe { self.cells().unlink(key) }
     }
 

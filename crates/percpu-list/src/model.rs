@@ -4,7 +4,7 @@
 
 use std::ptr;
 
-use offlock_percpu::cells::{Block, Cell, FREE, Head, Refused};
+use offlock_percpu::cells::{Block, Cell, CellSections, FREE, Head, Refused};
 use offlock_sync::atomic::Ordering;
 use offlock_sync::{check, load_own, order, virtual_cpu};
 
@@ -18,12 +18,28 @@ impl Sections {
         virtual_cpu::sections().then_some(Self(()))
     }
 
-    /// See `offlock_percpu::cells::Sections`.
-    ///
-    /// # Safety
-    ///
-    /// See there.
-    pub(crate) unsafe fn insert<T>(
+    fn alone_on(block: &Block) -> Result<impl Drop + use<>, Refused> {
+        let cpu = virtual_cpu::current();
+        if !virtual_cpu::has_id() || cpu.get() != block.cpu {
+            return Err(Refused::WrongCpu);
+        }
+        Ok(virtual_cpu::alone_on(cpu))
+    }
+
+    fn may_remove(head: &Head, special: u64, index: u32) -> Result<(), Refused> {
+        // Ordering: Acquire, as in the assembly. `heavy_rseq` follows the store.
+        let open = head.gate.load(Ordering::Acquire) == 0;
+        let open = check!("cell remove: there is no snapshot", open);
+        let unmarked = special & 1 << index == 0;
+        if open && check!("cell remove: no walk has marked the entry", unmarked) {
+            return Ok(());
+        }
+        Err(Refused::Closed)
+    }
+}
+
+impl CellSections for Sections {
+    unsafe fn insert<T>(
         self,
         head: *const Head,
         source: *const Cell<T>,
@@ -63,12 +79,7 @@ impl Sections {
         Ok((at, index))
     }
 
-    /// See `offlock_percpu::cells::Sections`.
-    ///
-    /// # Safety
-    ///
-    /// See there.
-    pub(crate) unsafe fn refill(self, at: *const Block) -> Result<(), Refused> {
+    unsafe fn refill(self, at: *const Block) -> Result<(), Refused> {
         // SAFETY: by the contract of this function the block is alive.
         let block = unsafe { &*at };
         let _alone = Self::alone_on(block)?;
@@ -96,12 +107,7 @@ impl Sections {
         Ok(())
     }
 
-    /// See `offlock_percpu::cells::Sections`.
-    ///
-    /// # Safety
-    ///
-    /// See there.
-    pub(crate) unsafe fn remove<T>(
+    unsafe fn remove<T>(
         self,
         head: *const Head,
         at: *const Block,
@@ -124,12 +130,7 @@ impl Sections {
         Ok(())
     }
 
-    /// See `offlock_percpu::cells::Sections`.
-    ///
-    /// # Safety
-    ///
-    /// See there.
-    pub(crate) unsafe fn remove_remote<T>(
+    unsafe fn remove_remote<T>(
         self,
         head: *const Head,
         at: *const Block,
@@ -153,24 +154,5 @@ impl Sections {
         let order = order!(AcqRel, "cell remove: the value is out of its cell");
         block.remote.fetch_xor(1 << index, order);
         Ok(())
-    }
-
-    fn alone_on(block: &Block) -> Result<impl Drop + use<>, Refused> {
-        let cpu = virtual_cpu::current();
-        if !virtual_cpu::has_id() || cpu.get() != block.cpu {
-            return Err(Refused::WrongCpu);
-        }
-        Ok(virtual_cpu::alone_on(cpu))
-    }
-
-    fn may_remove(head: &Head, special: u64, index: u32) -> Result<(), Refused> {
-        // Ordering: Acquire, as in the assembly. `heavy_rseq` follows the store.
-        let open = head.gate.load(Ordering::Acquire) == 0;
-        let open = check!("cell remove: there is no snapshot", open);
-        let unmarked = special & 1 << index == 0;
-        if open && check!("cell remove: no walk has marked the entry", unmarked) {
-            return Ok(());
-        }
-        Err(Refused::Closed)
     }
 }

@@ -77,7 +77,7 @@ impl<'a, T> Iter<'a, T> {
                 None if self.shard == self.cells.shard_count() => return None,
                 None => self.cells.first(self.shard),
             };
-            // SAFETY: as above.
+            // SAFETY: the block is the next of one that lives, or the first of a shard, found under the lock.
             match unsafe { after.as_ref() }.filter(|block| block.serial <= self.newest) {
                 Some(block) => {
                     (self.at, self.serial) = (after, block.serial);

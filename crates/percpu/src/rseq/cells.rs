@@ -13,10 +13,10 @@
 //!
 //! | section | runs on | refused if | commits |
 //! |---|---|---|---|
-//! | [`insert`](Sections::insert) | any CPU | the list is closed; the current block seems full | the bit in `home`, and `adds + 1` |
-//! | [`refill`](Sections::refill) | the CPU of the block | | `seen` and `misses` |
-//! | [`remove`](Sections::remove) | the CPU of the block | there is a snapshot; a walk has marked the entry | the bit in `home` |
-//! | [`remove_remote`](Sections::remove_remote) | any CPU | the same | the bit in `remote` |
+//! | [`insert`](CellSections::insert) | any CPU | the list is closed; the current block seems full | the bit in `home`, and `adds + 1` |
+//! | [`refill`](CellSections::refill) | the CPU of the block | | `seen` and `misses` |
+//! | [`remove`](CellSections::remove) | the CPU of the block | there is a snapshot; a walk has marked the entry | the bit in `home` |
+//! | [`remove_remote`](CellSections::remove_remote) | any CPU | the same | the bit in `remote` |
 //!
 //! # Invariants
 //!
@@ -112,7 +112,7 @@ pub struct Block {
 // SAFETY: the atomics change as the module says, the other fields never, and the list outlives the
 // block.
 unsafe impl Send for Block {}
-// SAFETY: as above.
+// SAFETY: that of `Send`: threads share nothing but the atomics and fields that never change.
 unsafe impl Sync for Block {}
 
 #[cfg(not(offlock_model))] // the atomics of a model are larger
@@ -127,6 +127,62 @@ const _: () = {
     assert!(offset_of!(Block, held) == 328 && offset_of!(Block, special_remote) == 336);
     assert!(size_of::<Block>() == VALUES);
 };
+
+/// The sections of the table above: in assembly, in the form for the model checkers, or none.
+pub trait CellSections: Copy {
+    /// Copies the value at `source` into a free cell of this CPU's current block,
+    /// and returns the block and the cell. Refused if the list is closed or the block seems full.
+    ///
+    /// # Safety
+    ///
+    /// `head.shards` are the shards of all possible CPUs, and a current block is null or a block of
+    /// its CPU with cells of `T`. They live during the call. If the result is not an error, the
+    /// value has moved.
+    unsafe fn insert<T>(
+        self,
+        head: *const Head,
+        source: *const Cell<T>,
+    ) -> Result<(*const Block, u32), Refused>;
+
+    /// Learns which cells of a block were freed through `remote`, counts them as misses, and makes
+    /// the block the current one. Refused on another CPU than that of the block.
+    ///
+    /// # Safety
+    ///
+    /// The block and its shard live during the call, and no other block of this CPU has other types
+    /// of cells in that shard.
+    unsafe fn refill(self, block: *const Block) -> Result<(), Refused>;
+
+    /// Frees an occupied cell on the CPU of its block. Copies the value out, if it needs a drop.
+    /// Refused on another CPU, during a snapshot, and if a walk has marked the entry.
+    ///
+    /// # Safety
+    ///
+    /// The cell is in a block of the list of `head` with cells of `T`, which lives during the call,
+    /// and the caller has its entry. If the result is not an error, the entry has ended, and the
+    /// value has moved to `target`.
+    unsafe fn remove<T>(
+        self,
+        head: *const Head,
+        block: *const Block,
+        index: u32,
+        target: *mut Cell<T>,
+    ) -> Result<(), Refused>;
+
+    /// Frees an occupied cell on any CPU, by one atomic operation. Otherwise like
+    /// [`remove`](Self::remove).
+    ///
+    /// # Safety
+    ///
+    /// That of [`remove`](Self::remove).
+    unsafe fn remove_remote<T>(
+        self,
+        head: *const Head,
+        block: *const Block,
+        index: u32,
+        target: *mut Cell<T>,
+    ) -> Result<(), Refused>;
+}
 
 /// The place of a value, a whole number of words.
 #[repr(C, align(8))]

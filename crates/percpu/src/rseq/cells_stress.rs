@@ -17,7 +17,7 @@ use testkit::stress::{keep_running, stress_time};
 use super::stress::{fake_area, sections_run};
 use super::{Refused, Sections};
 use crate::fence::heavy_rseq;
-use crate::rseq::cells::{Block, Cell, Head, NO_CPU, SHARD};
+use crate::rseq::cells::{Block, Cell, CellSections, Head, NO_CPU, SHARD};
 
 /// Returns sections that run as plain code, on the CPU where the thread was when it first asked.
 fn unprotected(real: Sections) -> Sections {
@@ -54,7 +54,7 @@ struct TestList {
 
 // SAFETY: the blocks change by sections and atomic operations only, and are freed by the drop.
 unsafe impl Send for TestList {}
-// SAFETY: as above.
+// SAFETY: that of `Send`: threads share nothing else.
 unsafe impl Sync for TestList {}
 
 impl TestList {
@@ -122,7 +122,7 @@ impl TestList {
         // SAFETY: the caller has the entry of the cell, in a block of this list.
         let mut done = unsafe { sections.remove(&raw const self.head, block, index, &raw mut out) };
         if done == Err(Refused::WrongCpu) {
-            // SAFETY: as above.
+            // SAFETY: the caller still has the entry, because the first section refused.
             done =
                 unsafe { sections.remove_remote(&raw const self.head, block, index, &raw mut out) };
         }

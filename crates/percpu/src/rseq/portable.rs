@@ -3,7 +3,7 @@
 use offlock_sync::atomic::AtomicU64;
 
 use super::Refused;
-use super::cells::{Block, Cell, Head};
+use super::cells::{Block, Cell, CellSections, Head};
 use crate::words::Words;
 
 #[inline(always)]
@@ -20,17 +20,15 @@ pub(crate) fn add(_: Option<(&AtomicU64, u64)>, _: &Words, _: u64) -> Result<(),
 #[derive(Clone, Copy, Debug)]
 pub enum Sections {}
 
-#[allow(
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "no function of this type can be called"
-)]
 impl Sections {
+    /// Returns the sections, if they run in this process: never.
     pub fn find() -> Option<Self> {
         None
     }
+}
 
-    pub unsafe fn insert<T>(
+impl CellSections for Sections {
+    unsafe fn insert<T>(
         self,
         _: *const Head,
         _: *const Cell<T>,
@@ -38,11 +36,11 @@ impl Sections {
         match self {}
     }
 
-    pub unsafe fn refill(self, _: *const Block) -> Result<(), Refused> {
+    unsafe fn refill(self, _: *const Block) -> Result<(), Refused> {
         match self {}
     }
 
-    pub unsafe fn remove<T>(
+    unsafe fn remove<T>(
         self,
         _: *const Head,
         _: *const Block,
@@ -52,7 +50,7 @@ impl Sections {
         match self {}
     }
 
-    pub unsafe fn remove_remote<T>(
+    unsafe fn remove_remote<T>(
         self,
         _: *const Head,
         _: *const Block,

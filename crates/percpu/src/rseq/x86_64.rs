@@ -4,7 +4,7 @@ use offlock_sync::atomic::AtomicU64;
 
 use super::Refused;
 use super::sections::{Copy, Sections, outcome};
-use crate::rseq::cells::{Block, Cell, FREE, Head, SHARD};
+use crate::rseq::cells::{Block, Cell, CellSections, FREE, Head, SHARD};
 use crate::words::{STRIDE, Words};
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
@@ -144,16 +144,45 @@ impl Sections {
         }
     }
 
-    /// Copies the value at `source` into a free cell of this CPU's current block,
-    /// and returns the block and the cell. Refused if the list is closed or the block seems full.
-    ///
-    /// # Safety
-    ///
-    /// `head.shards` are the shards of all possible CPUs, and a current block is null or a block of
-    /// its CPU with cells of `T`. They live during the call. If the result is not an error, the
-    /// value has moved.
+    /// Adds `delta` to this CPU's word, with `rounds` of a spin between the load and the store. Returns
+    /// the number of starts of the section.
+    #[cfg(test)]
+    #[inline(never)]
+    pub(super) fn long_add(
+        self,
+        gate: &AtomicU64,
+        words: &Words,
+        delta: u64,
+        rounds: u32,
+    ) -> Result<u64, Refused> {
+        let mut starts = 0_u64;
+        // SAFETY: the area, the word and the gate are those of `add`, or the area is the calling
+        // thread's fake one. The other registers are scratch.
+        let done = unsafe {
+            word_section!(self, words, ["cmp qword ptr [{gate}], 0", "jne 66f"], [
+                    "inc {starts}",
+                    "mov {sum}, qword ptr [{base} + {t}]",
+                    "mov {spin:e}, {rounds:e}",
+                    "24:",
+                    "dec {spin:e}",
+                    "jnz 24b",
+                    "add {sum}, {delta}",
+                    "mov qword ptr [{base} + {t}], {sum}",
+                ],
+                gate = in(reg) std::ptr::from_ref(gate),
+                delta = in(reg) delta,
+                rounds = in(reg) rounds,
+                spin = out(reg) _,
+                sum = out(reg) _,
+                starts = inout(reg) starts,)
+        };
+        done.map(|()| starts)
+    }
+}
+
+impl CellSections for Sections {
     #[inline(always)]
-    pub unsafe fn insert<T>(
+    unsafe fn insert<T>(
         self,
         head: *const Head,
         source: *const Cell<T>,
@@ -221,14 +250,7 @@ impl Sections {
         done.map(|()| (block, index as u32))
     }
 
-    /// Learns which cells of a block were freed through `remote`, counts them as misses, and makes
-    /// the block the current one. Refused on another CPU than that of the block.
-    ///
-    /// # Safety
-    ///
-    /// The block and its shard live during the call, and no other block of this CPU has other types
-    /// of cells in that shard.
-    pub unsafe fn refill(self, block: *const Block) -> Result<(), Refused> {
+    unsafe fn refill(self, block: *const Block) -> Result<(), Refused> {
         // SAFETY: the area is that of `insert`. The section reads and writes the header of the block,
         // and writes the first word of its shard, which are alive.
         unsafe {
@@ -280,16 +302,8 @@ impl Sections {
         }
     }
 
-    /// Frees an occupied cell on the CPU of its block. Copies the value out, if it needs a drop.
-    /// Refused on another CPU, during a snapshot, and if a walk has marked the entry.
-    ///
-    /// # Safety
-    ///
-    /// The cell is in a block of the list of `head` with cells of `T`, which lives during the call,
-    /// and the caller has its entry. If the result is not an error, the entry has ended, and the
-    /// value has moved to `target`.
     #[inline(always)]
-    pub unsafe fn remove<T>(
+    unsafe fn remove<T>(
         self,
         head: *const Head,
         block: *const Block,
@@ -320,14 +334,8 @@ impl Sections {
         }
     }
 
-    /// Frees an occupied cell on any CPU, by one locked instruction. Otherwise like
-    /// [`remove`](Self::remove).
-    ///
-    /// # Safety
-    ///
-    /// That of [`remove`](Self::remove).
     #[inline(always)]
-    pub unsafe fn remove_remote<T>(
+    unsafe fn remove_remote<T>(
         self,
         head: *const Head,
         block: *const Block,
@@ -345,41 +353,6 @@ impl Sections {
                 ["lock xor qword ptr [{blk} + 320], {mask}"],
                 limit = in(reg) self.limit,)
         }
-    }
-
-    /// Adds `delta` to this CPU's word, with `rounds` of a spin between the load and the store. Returns
-    /// the number of starts of the section.
-    #[cfg(test)]
-    #[inline(never)]
-    pub(super) fn long_add(
-        self,
-        gate: &AtomicU64,
-        words: &Words,
-        delta: u64,
-        rounds: u32,
-    ) -> Result<u64, Refused> {
-        let mut starts = 0_u64;
-        // SAFETY: the area, the word and the gate are those of `add`, or the area is the calling
-        // thread's fake one. The other registers are scratch.
-        let done = unsafe {
-            word_section!(self, words, ["cmp qword ptr [{gate}], 0", "jne 66f"], [
-                    "inc {starts}",
-                    "mov {sum}, qword ptr [{base} + {t}]",
-                    "mov {spin:e}, {rounds:e}",
-                    "24:",
-                    "dec {spin:e}",
-                    "jnz 24b",
-                    "add {sum}, {delta}",
-                    "mov qword ptr [{base} + {t}], {sum}",
-                ],
-                gate = in(reg) std::ptr::from_ref(gate),
-                delta = in(reg) delta,
-                rounds = in(reg) rounds,
-                spin = out(reg) _,
-                sum = out(reg) _,
-                starts = inout(reg) starts,)
-        };
-        done.map(|()| starts)
     }
 }
 
