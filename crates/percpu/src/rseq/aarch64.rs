@@ -151,8 +151,9 @@ impl Sections {
                     open = in(reg) open,
                     delta = in(reg) delta,
                     v = out(reg) _,),
+                // Nothing is ordered by a counter, so its sections need no release.
                 None => word_section!(self, words, [],
-                    ["ldr {v}, [{t}]", "add {v}, {v}, {delta}", "stlr {v}, [{t}]"],
+                    ["ldr {v}, [{t}]", "add {v}, {v}, {delta}", "str {v}, [{t}]"],
                     delta = in(reg) delta,
                     v = out(reg) _,),
             }

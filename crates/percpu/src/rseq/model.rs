@@ -37,7 +37,9 @@ pub(crate) fn add(
         return Err(Refused::Closed);
     }
     let word = words.slot(cpu);
-    // Ordering: Release, as in the assembly. It pairs with the Acquire loads of a fold.
-    word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
+    // Ordering: as in the assembly. With a gate, Release pairs with the Acquire loads of a fold. Without, Relaxed:
+    // a counter publishes no other memory.
+    let order = if gate.is_some() { Ordering::Release } else { Ordering::Relaxed };
+    word.store(word.load(Ordering::Relaxed).wrapping_add(delta), order);
     Ok(())
 }
