@@ -64,8 +64,6 @@ pub struct QueueStats {
     pub send_waits: u64,
     /// Receives that had to wait.
     pub receive_waits: u64,
-    /// Waits of threads that ended before the thread slept.
-    pub spun: u64,
     /// Waits that ended by their deadline.
     pub timeouts: u64,
     /// Threads and tasks that wait now: to send, and to receive.
@@ -87,13 +85,10 @@ impl fmt::Display for LevelStats {
 impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { depth, peak, sent, received, guarded, .. } = self;
-        let Self { send_waits, receive_waits, spun, timeouts, waiting, .. } = self;
+        let Self { send_waits, receive_waits, timeouts, waiting, .. } = self;
         writeln!(f, "depth      {depth} messages; at most {peak}")?;
         writeln!(f, "messages   {sent} sent, {received} received, {guarded} in guards")?;
-        write!(
-            f,
-            "waits      {send_waits} to send, {receive_waits} to receive; {spun} without sleep, "
-        )?;
+        write!(f, "waits      {send_waits} to send, {receive_waits} to receive; ")?;
         writeln!(f, "{timeouts} timed out; now {} and {}", waiting.0, waiting.1)?;
         write!(f, "levels     {}; places {} under the lock", self.levels, self.slab_fallback)
     }

@@ -8,7 +8,6 @@ use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
 use super::lock::{Config, Reserve, State};
-use super::park::Spin;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
 use crate::staging::{Cursor, Ring};
@@ -203,7 +202,6 @@ impl<T, L: Levels> Builder<T, L> {
         // must not block a ring.
         let staged = !L::COMPARES && config.reserves.is_empty();
         let ring = if staged { Ring::new(max) } else { None };
-        let several = has_several_cpus();
         Ok(Queue {
             hint: core.hint(),
             state: WordLock::new(State::new(core, Cursor::new(ring.is_some()))),
@@ -211,8 +209,7 @@ impl<T, L: Levels> Builder<T, L> {
             senders: WaitSet::new(),
             ring,
             config,
-            spin: Spin::new(spin && several),
-            room_spin: Spin::new(spin && several),
+            spins: spin && has_several_cpus(),
         })
     }
 }

@@ -91,7 +91,6 @@ impl<T, L: Levels> Queue<T, L> {
             guarded: state.core.lent(),
             send_waits: self.senders.begun(),
             receive_waits: self.receivers.begun() + state.spun_receives,
-            spun: self.spin.in_time() + self.room_spin.in_time(),
             timeouts: state.timeouts,
             waiting: (self.senders.waiting(), self.receivers.waiting()),
             levels: state.core.level_stats(),

@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::park::Spin;
 use super::{Queue, Wait};
 use crate::ReceiveError;
 
@@ -85,15 +84,4 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
     assert!(begin.elapsed() < Duration::from_secs(30));
     publish();
     assert_eq!(queue.drain(), [(1, 0), (2, 0), (3, 0)]);
-}
-
-/// A wait that ends while its thread spins is counted, and one that does not shortens the next.
-#[test]
-fn spins_adapt_to_the_waits_before() {
-    let spin = Spin::new(true);
-    let most = spin.spins();
-    assert!(spin.until(Wait::No, 1, |spun| spun > 0));
-    assert_eq!((spin.in_time(), spin.spins()), (1, most));
-    assert!(!spin.until(Wait::No, 1, |_| false));
-    assert_eq!((spin.in_time(), spin.spins()), (1, most / 2));
 }
