@@ -231,7 +231,8 @@ impl<T> Slab<T> {
         // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not
         // live: overwriting it drops no message.
         unsafe { self.slot(index).write(slot) };
-        if !self.has_free_slot() {
+        // A full queue that may not grow takes and frees its last slot again and again.
+        if !self.has_all_chunks() {
             self.update_hint();
         }
         index
@@ -392,6 +393,7 @@ impl<T> Slab<T> {
     }
 
     /// Returns whether no chunk is missing: a slot is free, or the slab may not grow.
+    #[inline(always)]
     fn has_all_chunks(&self) -> bool {
         self.has_free_slot() || self.capacity == self.limit
     }
