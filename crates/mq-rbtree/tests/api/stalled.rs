@@ -5,7 +5,7 @@
 use std::future::Future;
 use std::hint::spin_loop;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -303,56 +303,4 @@ fn a_claim_that_could_not_be_stored_is_refused() {
     assert!(queue.claim(1, 40_000).is_none());
     queue.claim(1, 5).unwrap()();
     assert_eq!(queue.receive(), Ok((1, 5)));
-}
-
-/// Threads send and receive in every way, while another one checks the limits.
-#[test]
-fn inv24_the_capacity_is_exact_under_load() {
-    const EACH: u64 = 1_000;
-    for (max, levels) in [(1, 1), (1, 8), (2, 32_768), (8, 8), (300, 1), (300, 32_768)] {
-        let queue: Queue<u64> = Queue::new(max).unwrap();
-        let (done, sum) = (AtomicBool::new(false), AtomicU64::new(0));
-        thread::scope(|scope| {
-            let senders = [0, 1].map(|sender| {
-                let queue = &queue;
-                scope.spawn(move || {
-                    for n in 0..EACH {
-                        let priority = ((n * 7_919 + sender) % levels) as u32;
-                        match n % 3 {
-                            0 => queue.send(1, priority).unwrap(),
-                            1 => {
-                                while queue.try_send(1, priority).is_err() {
-                                    thread::yield_now();
-                                }
-                            }
-                            _ => {
-                                let mut batch = [(1, priority)].into();
-                                assert_eq!(queue.send_batch(&mut batch), Ok(1));
-                            }
-                        }
-                    }
-                })
-            });
-            let receivers = [0, 1].map(|_| {
-                scope.spawn(|| {
-                    while let Ok((n, _)) = queue.receive() {
-                        sum.fetch_add(n, Relaxed);
-                    }
-                })
-            });
-            scope.spawn(|| {
-                while !done.load(Relaxed) {
-                    queue.validate();
-                    thread::yield_now();
-                }
-            });
-            senders.into_iter().for_each(|sender| sender.join().unwrap());
-            queue.close();
-            receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
-            done.store(true, Relaxed);
-        });
-        let stats = queue.stats();
-        assert_eq!((sum.into_inner(), stats.sent, stats.depth), (2 * EACH, 2 * EACH, 0));
-        assert!(stats.peak <= max, "{} of {max}", stats.peak);
-    }
 }

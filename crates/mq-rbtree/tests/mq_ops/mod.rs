@@ -30,7 +30,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
     steps.len()
 }
 
-fn limits(&[_, size, style, first, second, habits]: &[u8; 6]) -> Limits {
+pub(crate) fn limits(&[_, size, style, first, second, habits]: &[u8; 6]) -> Limits {
     let reserves = [first, second].into_iter().filter(|reserve| *reserve != 0);
     let ageing = Some(u32::from(habits >> 1 & 3)).filter(|every| *every != 0);
     Limits {
@@ -46,17 +46,22 @@ fn limits(&[_, size, style, first, second, habits]: &[u8; 6]) -> Limits {
 
 /// How often each step comes, of 32.
 #[derive(Clone, Copy)]
+#[allow(dead_code, reason = "threads use some of them")]
 pub(crate) enum Style {
     Mixed,
     /// No waits.
     Plain,
     /// More waiting senders than there is room for.
     Crowded,
+    /// For one of several threads: only sends, only receives, or both, with futures.
+    Sends,
+    Receives,
+    Exchange,
 }
 
 pub(crate) const STYLES: [Style; 3] = [Style::Mixed, Style::Plain, Style::Crowded];
 
-fn step(style: Style, bytes: &[u8]) -> Option<Step> {
+pub(crate) fn step(style: Style, bytes: &[u8]) -> Option<Step> {
     let mut four = [0; 4];
     four[..bytes.len()].copy_from_slice(bytes);
     let [what, a, b, c] = four;
@@ -66,6 +71,9 @@ fn step(style: Style, bytes: &[u8]) -> Option<Step> {
         Style::Mixed => [5, 3, 4, 1, 1, 1, 1, 2, 3, 2, 2, 2, 1, 1, 3],
         Style::Plain => [11, 0, 9, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 7],
         Style::Crowded => [3, 0, 5, 0, 1, 1, 0, 1, 10, 0, 5, 1, 0, 1, 4],
+        Style::Sends => [18, 0, 0, 2, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0],
+        Style::Receives => [0, 0, 16, 0, 3, 1, 1, 11, 0, 0, 0, 0, 0, 0, 0],
+        Style::Exchange => [2, 0, 2, 0, 0, 0, 0, 3, 3, 6, 6, 0, 5, 5, 0],
     };
     let (mut which, mut left) = (0, what % 32);
     while left >= often[which] {

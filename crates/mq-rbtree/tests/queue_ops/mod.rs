@@ -1,7 +1,8 @@
-//! Steps of one thread on a queue, with futures that wait, each checked against a model.
+//! Steps on a queue, with futures that wait, and checks of their results.
 //!
-//! The model is a map from priority to FIFO, with the documented rules of wake-ups. A waiting
-//! future that was woken has a permit.
+//! On one thread the results are those of a model: a map from priority to FIFO, with the documented rules of
+//! wake-ups. A waiting future that was woken has a permit. Threads that share a queue run the same steps, and
+//! check that no message is lost.
 
 mod model;
 
@@ -12,7 +13,6 @@ use std::future::Future;
 use std::num::NonZeroU32;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ use mq_rbtree::{
 use model::{Model, Waiter};
 use testkit::WakeCount;
 use testkit::alloc::refuse_first;
+use testkit::block_on::block_on;
+use testkit::canary::{Canary, Census};
 
 /// Levels whose priorities are made of numbers, in the same order.
 pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
@@ -82,14 +84,8 @@ impl Keyed for RbTree<Reverse<u64>> {
     }
 }
 
-/// A message. The count of the model's `Rc` shows that it is dropped exactly once.
-pub(crate) struct Payload {
-    id: u64,
-    _live: Rc<()>,
-}
-
 /// Priorities at the ends of words and of the range.
-const EDGES: [u32; 14] =
+pub(crate) const EDGES: [u32; 14] =
     [0, 1, 2, 62, 63, 64, 65, 4_095, 4_096, 4_097, 32_703, 32_766, 32_767, 32_768];
 
 /// A step. Its numbers are taken modulo the number of choices.
@@ -167,17 +163,90 @@ pub(crate) struct Limits {
     pub(crate) quiet: bool,
 }
 
-struct Waiting<'q, R> {
+impl Limits {
+    fn reserves<L: Keyed>(&self) -> Vec<(L::Priority, usize)> {
+        let mut kept = 0;
+        let reserves = self.reserves.iter().map_while(|&(edge, messages)| {
+            kept += usize::from(messages);
+            // The last edge is not valid for every kind of levels.
+            let edge = usize::from(edge) % (EDGES.len() - 1);
+            (kept < self.messages).then(|| (L::key(EDGES[edge]), usize::from(messages)))
+        });
+        reserves.collect()
+    }
+
+    pub(crate) fn builder<L: Keyed>(&self) -> Builder<Canary, L> {
+        let mut builder = Builder::new(self.messages).spare_nodes(self.spare);
+        for (from, messages) in self.reserves::<L>() {
+            builder = builder.reserve(from, messages);
+        }
+        if let Some(every) = self.ageing {
+            builder = builder.ageing(NonZeroU32::new(every).unwrap());
+        }
+        if self.no_alloc { builder.no_alloc() } else { builder }
+    }
+}
+
+/// A message's priority and number.
+pub(crate) type Numbered<L> = (<L as Levels>::Priority, u64);
+pub(crate) type Sent = Result<(), SendRefused>;
+pub(crate) type Got<L> = Result<Numbered<L>, ReceiveError>;
+
+/// Checks the results of steps. A receive, or send, that is `late` has a deadline.
+pub(crate) trait Checker<L: Keyed> {
+    /// Returns the number of the next message. If it `waits` in a future, later messages may be sent before.
+    fn number(&mut self, key: L::Priority, waits: bool) -> u64;
+    fn sent(&mut self, message: Numbered<L>, late: bool, result: Sent);
+    /// The first messages of a batch were sent, and the next one was refused, if there is one.
+    fn sent_batch(&mut self, batch: &[Numbered<L>], sent: usize, result: Sent);
+    fn received(&mut self, late: bool, got: Got<L>);
+    fn received_batch(&mut self, most: usize, got: Result<Vec<Numbered<L>>, ReceiveError>);
+    fn drained(&mut self, wanted: &dyn Fn(u64) -> bool, out: Vec<Numbered<L>>);
+    /// Returns the number of a future that receives.
+    fn began_receive(&mut self) -> u64;
+    fn polled_receive(&mut self, id: u64, polled: Poll<Got<L>>);
+    fn polled_send(&mut self, id: u64, polled: Poll<Sent>);
+
+    // The steps of one thread.
+
+    fn began_send(&mut self, _message: Numbered<L>) {}
+    fn dropped_receive(&mut self, _id: u64) {}
+    fn dropped_send(&mut self, _id: u64) {}
+    /// A message that had room was refused for lack of memory.
+    fn lacked_memory(&mut self, _message: Numbered<L>) {}
+    fn guarded(&mut self, _got: Got<L>) {}
+    fn accepted(&mut self, _which: usize, _message: Numbered<L>) {}
+    fn put_back(&mut self, _which: usize) {}
+    fn cleared(&mut self, _direction: Interest) {}
+    fn closed(&mut self, _was_open: bool) {}
+}
+
+/// How a step waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "threads use some of them")]
+pub(crate) enum Patience {
+    /// Not at all: a deadline is over.
+    No,
+    /// Deadlines are some microseconds away.
+    Brief,
+    /// Without a limit, unless the step has a deadline, which is some microseconds away.
+    Forever,
+}
+
+struct Waiting<'q, L: Keyed, R> {
     future: Pin<Box<dyn Future<Output = R> + 'q>>,
     flag: Arc<WakeCount>,
     seen: usize,
     old: Vec<(Arc<WakeCount>, usize)>,
     id: u64,
+    /// Of a sender's message.
+    key: Option<L::Priority>,
 }
 
-impl<'q, R> Waiting<'q, R> {
-    fn new(future: Pin<Box<dyn Future<Output = R> + 'q>>, id: u64) -> Self {
-        Self { future, flag: WakeCount::new(), seen: 0, old: Vec::new(), id }
+impl<'q, L: Keyed, R> Waiting<'q, L, R> {
+    fn new(future: impl Future<Output = R> + 'q, id: u64, key: Option<L::Priority>) -> Self {
+        let future = Box::pin(future);
+        Self { future, flag: WakeCount::new(), seen: 0, old: Vec::new(), id, key }
     }
 
     fn poll(&mut self, other_waker: bool) -> Poll<R> {
@@ -201,47 +270,28 @@ impl<'q, R> Waiting<'q, R> {
     }
 }
 
-type Received<L> = Result<mq_rbtree::Received<Payload, L>, ReceiveError>;
+type Received<L> = Result<mq_rbtree::Received<Canary, L>, ReceiveError>;
 
-/// Returns one of the futures that receive a message. All of them wait in the same way.
-fn receive<'q, L: Keyed>(
-    queue: &'q Queue<Payload, L>,
-    id: u64,
-) -> Pin<Box<dyn Future<Output = Received<L>> + 'q>> {
+/// Receives a message in one of three ways, which wait alike.
+async fn receive<L: Keyed>(queue: &Queue<Canary, L>, id: u64) -> Received<L> {
     match id % 3 {
-        0 => Box::pin(queue.receive_async()),
-        1 => Box::pin(async { Ok(queue.receive_guard_async().await?.accept()) }),
-        _ => Box::pin(async {
+        0 => queue.receive_async().await,
+        1 => Ok(queue.receive_guard_async().await?.accept()),
+        _ => {
             let mut out = Vec::with_capacity(1);
             queue.receive_batch_async(&mut out, 1).await?;
             Ok(out.remove(0))
-        }),
+        }
     }
 }
 
+/// Runs steps on one thread, and compares the queue with the model after each.
 pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     let mut model = Model::<L>::new(limits);
-    let mut builder = Builder::<Payload, L>::new(limits.messages).spare_nodes(limits.spare);
-    for &(from, messages) in &model.reserves {
-        builder = builder.reserve(from, messages);
-    }
-    if let Some(every) = limits.ageing {
-        builder = builder.ageing(NonZeroU32::new(every).unwrap());
-    }
-    if limits.no_alloc {
-        builder = builder.no_alloc();
-    }
-    let queue = builder.build().unwrap();
-    let live = Rc::new(());
+    let queue = limits.builder::<L>().build().unwrap();
+    let census = Census::new();
     {
-        let mut runner = Runner {
-            queue: &queue,
-            live: &live,
-            receives: Vec::new(),
-            sends: Vec::new(),
-            guards: Vec::new(),
-            ready: [None, None],
-        };
+        let mut runner = Runner::new(&queue, &census, Patience::No);
         for &step in steps {
             runner.step(&mut model, step);
             runner.check_wakes(&mut model);
@@ -254,22 +304,26 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     }
     queue.validate();
     drop(queue);
-    assert_eq!(Rc::strong_count(&live), 1, "every message was dropped");
+    assert_eq!(census.alive(), 0, "every message was dropped");
 }
 
-struct Runner<'q, L: Keyed> {
-    queue: &'q Queue<Payload, L>,
-    live: &'q Rc<()>,
-    receives: Vec<Waiting<'q, Received<L>>>,
-    sends: Vec<Waiting<'q, Result<(), SendError<Payload>>>>,
-    guards: Vec<MessageGuard<'q, Payload, L>>,
+/// One thread of a queue, with its futures and guards.
+pub(crate) struct Runner<'q, L: Keyed> {
+    queue: &'q Queue<Canary, L>,
+    census: &'q Census,
+    patience: Patience,
+    /// The number of deadlines so far.
+    deadlines: u64,
+    receives: Vec<Waiting<'q, L, Received<L>>>,
+    sends: Vec<Waiting<'q, L, Result<(), SendError<Canary>>>>,
+    guards: Vec<MessageGuard<'q, Canary, L>>,
     /// The descriptors for the directions.
-    ready: [Option<Readiness<&'q Queue<Payload, L>>>; 2],
+    ready: [Option<Readiness<&'q Queue<Canary, L>>>; 2],
 }
 
 /// Returns whether memory was missing: both the preload and the allocation under the lock were
 /// refused.
-fn lacks_memory(error: Option<&SendError<Payload>>, refused: usize) -> bool {
+fn lacks_memory(error: Option<&SendError<Canary>>, refused: usize) -> bool {
     let short = error.is_some_and(|error| error.reason == SendRefused::NoMemory);
     assert!(!short || refused >= 2, "one refusal before the lock is made up for under it");
     short
@@ -286,189 +340,172 @@ fn pick(which: u8, of: usize) -> Option<usize> {
     (of > 0).then(|| usize::from(which) % of)
 }
 
-impl<L: Keyed> Runner<'_, L> {
+fn numbered<L: Keyed>((message, key): mq_rbtree::Received<Canary, L>) -> Numbered<L> {
+    (key, message.read())
+}
+
+/// Returns the reason of a refused message, which must be this one.
+#[track_caller]
+fn reason(result: Result<(), SendError<Canary>>, id: u64) -> Sent {
+    result.map_err(|SendError { value, reason }| {
+        assert_eq!(value.read(), id, "the message comes back");
+        reason
+    })
+}
+
+impl<'q, L: Keyed> Runner<'q, L> {
+    pub(crate) fn new(queue: &'q Queue<Canary, L>, census: &'q Census, patience: Patience) -> Self {
+        let (receives, sends, guards) = (Vec::new(), Vec::new(), Vec::new());
+        Self { queue, census, patience, deadlines: 0, receives, sends, guards, ready: [None, None] }
+    }
+
     fn key(n: u8) -> L::Priority {
         L::key(EDGES[usize::from(n) % EDGES.len()])
     }
 
-    fn payload(&self, model: &mut Model<L>) -> Payload {
-        model.ids += 1;
-        Payload { id: model.ids, _live: Rc::clone(self.live) }
+    fn deadline(&mut self) -> Instant {
+        self.deadlines += 1;
+        match self.patience {
+            Patience::No => Instant::now() - Duration::from_secs(1),
+            _ => Instant::now() + Duration::from_micros(self.deadlines * 37 % 300),
+        }
     }
 
-    fn step(&mut self, model: &mut Model<L>, step: Step) {
-        let queue = self.queue;
-        let second_ago = Instant::now() - Duration::from_secs(1);
+    pub(crate) fn step(&mut self, checker: &mut impl Checker<L>, step: Step) {
+        let (queue, census) = (self.queue, self.census);
+        let forever = self.patience == Patience::Forever;
         match step {
             Step::Send { priority, late } => {
-                let (payload, key) = (self.payload(model), Self::key(priority));
-                let stored = payload.id;
-                let expected = match model.send(key, stored) {
-                    Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
-                    other => other,
-                };
+                let key = Self::key(priority);
+                let id = checker.number(key, false);
+                let message = Canary::new(id, census);
                 let sent = match late {
-                    true => queue.send_deadline(payload, key, second_ago),
-                    false => queue.try_send(payload, key),
+                    true => queue.send_deadline(message, key, self.deadline()),
+                    false if forever => queue.send(message, key),
+                    false => queue.try_send(message, key),
                 };
-                Self::sent(sent, expected, stored);
+                checker.sent((key, id), late, reason(sent, id));
             }
             Step::SendShort { priority, refused: count } => {
-                let (payload, key) = (self.payload(model), Self::key(priority));
-                let stored = payload.id;
+                let key = Self::key(priority);
+                let id = checker.number(key, false);
+                let message = Canary::new(id, census);
                 let most = usize::from(count % 6);
-                let (result, refused) = refuse_first(most, || queue.try_send(payload, key));
-                let expected = if lacks_memory(result.as_ref().err(), refused) {
-                    assert_eq!(model.accepts(key), Ok(()));
-                    Err(SendRefused::NoMemory)
-                } else {
-                    model.send(key, stored)
-                };
-                Self::sent(result, expected, stored);
+                let (result, refused) = refuse_first(most, || queue.try_send(message, key));
+                let short = lacks_memory(result.as_ref().err(), refused);
+                let result = reason(result, id);
+                match short {
+                    true => checker.lacked_memory((key, id)),
+                    false => checker.sent((key, id), false, result),
+                }
             }
             Step::Receive { late } => {
-                let expected = model.take();
                 let received = match late {
-                    true => queue.receive_deadline(second_ago),
+                    true => queue.receive_deadline(self.deadline()),
+                    false if forever => queue.receive(),
                     false => queue.try_receive(),
                 };
-                match received {
-                    Ok((payload, key)) => assert_eq!(Some((key, payload.id)), expected),
-                    Err(error) => {
-                        assert_eq!(expected, None);
-                        let refused =
-                            if late { ReceiveError::Timeout } else { ReceiveError::Empty };
-                        let why = if model.ended() { ReceiveError::Closed } else { refused };
-                        assert_eq!(error, why);
-                    }
-                }
+                checker.received(late, received.map(numbered::<L>));
             }
             Step::SendBatch { count, priority } => {
-                let mut batch = VecDeque::new();
-                for n in 0..count % 80 {
-                    let key = Self::key(priority.wrapping_add(n / 3));
-                    batch.push_back((self.payload(model), key));
-                }
-                let mut expected = Ok(());
-                let (mut sent, all) = (0, batch.len());
-                for (payload, key) in &batch {
-                    expected = model.send(*key, payload.id);
-                    if expected.is_err() {
-                        break;
-                    }
-                    sent += 1;
-                }
-                let next = batch.get(sent).map_or(0, |(payload, _)| payload.id);
-                match queue.try_send_batch(&mut batch) {
-                    Ok(count) => assert_eq!((count, sent, expected), (all, all, Ok(()))),
-                    Err(error) => {
-                        assert_eq!((error.sent, batch.len()), (sent, all - sent), "the rest stays");
-                        let (value, _) = batch.pop_front().expect("the one that was refused");
-                        assert!(batch.front().is_none_or(|(payload, _)| payload.id == next + 1));
-                        let reason = error.reason;
-                        Self::sent(Err(mq_rbtree::SendError { value, reason }), expected, next);
-                    }
-                }
+                let keys = (0..count % 80).map(|n| Self::key(priority.wrapping_add(n / 3)));
+                let all: Vec<_> = keys.map(|key| (key, checker.number(key, false))).collect();
+                let message = |&(key, id): &Numbered<L>| (Canary::new(id, census), key);
+                let mut batch: VecDeque<_> = all.iter().map(message).collect();
+                let result = match forever {
+                    true => queue.send_batch(&mut batch),
+                    false => queue.try_send_batch(&mut batch),
+                };
+                let sent = *result.as_ref().unwrap_or_else(|error| &error.sent);
+                let rest = batch.iter().map(|(message, key)| (*key, message.read()));
+                assert!(rest.eq(all[sent..].iter().copied()), "the rest stays");
+                let result = result.map(drop).map_err(|error| error.reason);
+                assert_eq!(result.is_ok(), batch.is_empty());
+                checker.sent_batch(&all, sent, result);
             }
             Step::ReceiveBatch { most } => {
-                let most = usize::from(most % 100);
-                let mut expected = Vec::new();
-                for n in 0..most.min(queue.max_messages()) {
-                    if n > 0 && n % 64 == 0 {
-                        model.wake_waiters(); // a lock section has taken 64
-                    }
-                    let Some(next) = model.take() else { break };
-                    expected.push(next);
-                }
-                let mut out = Vec::new();
-                match queue.try_receive_batch(&mut out, most) {
-                    Ok(count) => assert_eq!(count, out.len()),
-                    Err(error) => {
-                        assert!(out.is_empty() && most > 0);
-                        let closed = model.ended();
-                        let why = if closed { ReceiveError::Closed } else { ReceiveError::Empty };
-                        assert_eq!(error, why);
-                    }
-                }
-                let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
-                assert_eq!(out, expected);
+                let (most, mut out) = (usize::from(most % 100), Vec::new());
+                let got = match forever {
+                    true => queue.receive_batch(&mut out, most),
+                    false => queue.try_receive_batch(&mut out, most),
+                };
+                assert_eq!(*got.as_ref().unwrap_or(&0), out.len());
+                let out = out.into_iter().map(numbered::<L>).collect();
+                checker.received_batch(most, got.map(|_| out));
             }
             Step::DrainFilter { modulus } => {
                 let wanted = |id: u64| id.is_multiple_of(u64::from(modulus % 5) + 1);
-                let expected = model.drain(wanted);
                 let mut seen = Vec::new();
-                let out = queue.drain_filter(|payload, key| {
-                    seen.push((key, payload.id));
-                    wanted(payload.id)
+                let out = queue.drain_filter(|message, key| {
+                    seen.push(key);
+                    wanted(message.read())
                 });
-                let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
-                assert_eq!(out, expected);
-                assert!(seen.is_sorted_by(|a, b| a.0 >= b.0), "the highest first");
+                assert!(seen.is_sorted_by(|a, b| a >= b), "the highest first");
+                checker.drained(&wanted, out.into_iter().map(numbered::<L>).collect());
             }
             Step::Drain => {
-                let expected = model.drain(|_| true);
-                let out = queue.drain();
-                let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
-                assert_eq!(out, expected);
+                let out = queue.drain().into_iter().map(numbered::<L>);
+                checker.drained(&|_| true, out.collect());
             }
             Step::WaitToReceive => {
-                let id = model.new_receive();
-                self.receives.push(Waiting::new(receive(queue, id), id));
-                self.poll_receive(model, self.receives.len() - 1, false);
+                let id = checker.began_receive();
+                if forever {
+                    let got = block_on(receive(queue, id)).map(numbered::<L>);
+                    return checker.polled_receive(id, Poll::Ready(got));
+                }
+                self.receives.push(Waiting::new(receive(queue, id), id, None));
+                self.poll_receive(checker, self.receives.len() - 1, false);
             }
             Step::WaitToSend { priority } => {
-                let (payload, key) = (self.payload(model), Self::key(priority));
-                let id = payload.id;
-
-                model.new_send(key, id);
-                let future = Box::pin(queue.send_async(payload, key));
-                self.sends.push(Waiting::new(future, id));
-                self.poll_send(model, self.sends.len() - 1, false);
+                let key = Self::key(priority);
+                let id = checker.number(key, true);
+                checker.began_send((key, id));
+                let future = queue.send_async(Canary::new(id, census), key);
+                if forever {
+                    return checker.polled_send(id, Poll::Ready(reason(block_on(future), id)));
+                }
+                self.sends.push(Waiting::new(future, id, Some(key)));
+                self.poll_send(checker, self.sends.len() - 1, false);
             }
             Step::PollReceive { which, other_waker } => {
                 if let Some(which) = pick(which, self.receives.len()) {
-                    self.poll_receive(model, which, other_waker);
+                    self.poll_receive(checker, which, other_waker);
                 }
             }
             Step::PollSend { which, other_waker } => {
                 if let Some(which) = pick(which, self.sends.len()) {
-                    self.poll_send(model, which, other_waker);
+                    self.poll_send(checker, which, other_waker);
                 }
             }
             Step::PollSendShort { which, refused } => {
                 if let Some(which) = pick(which, self.sends.len()) {
-                    self.poll_send_short(model, which, usize::from(refused % 6));
+                    self.poll_send_short(checker, which, usize::from(refused % 6));
                 }
             }
             Step::DropReceive { which } => {
                 if let Some(which) = pick(which, self.receives.len()) {
                     let gone = self.receives.swap_remove(which);
-                    model.drop_receive(gone.id);
+                    checker.dropped_receive(gone.id);
                 }
             }
             Step::DropSend { which } => {
                 if let Some(which) = pick(which, self.sends.len()) {
                     let gone = self.sends.swap_remove(which);
-                    model.drop_send(gone.id);
+                    checker.dropped_send(gone.id);
                 }
             }
-            Step::Guard => match queue.try_receive_guard() {
-                Ok(guard) => {
-                    let expected = model.guard();
-                    assert_eq!(Some((guard.priority(), guard.id)), expected);
+            Step::Guard => {
+                let got = queue.try_receive_guard().map(|guard| {
                     self.guards.push(guard);
-                }
-                Err(error) => {
-                    assert_eq!(model.guard(), None);
-                    let ended = model.ended();
-                    let why = if ended { ReceiveError::Closed } else { ReceiveError::Empty };
-                    assert_eq!(error, why);
-                }
-            },
+                    let guard = &self.guards[self.guards.len() - 1];
+                    (guard.priority(), guard.read())
+                });
+                checker.guarded(got);
+            }
             Step::AcceptGuard { which } => {
                 if let Some(which) = pick(which, self.guards.len()) {
-                    let (payload, key) = self.guards.swap_remove(which).accept();
-                    assert_eq!((key, payload.id), model.accept(which));
+                    let message = self.guards.swap_remove(which).accept();
+                    checker.accepted(which, numbered::<L>(message));
                 }
             }
             Step::DropGuard { which } => {
@@ -477,7 +514,7 @@ impl<L: Keyed> Runner<'_, L> {
                     // The way back needs no memory.
                     let (_, refused) = refuse_first(usize::MAX, || drop(guard));
                     assert_eq!(refused, 0);
-                    model.put_back(which);
+                    checker.put_back(which);
                 }
             }
             Step::Clear { writable } => {
@@ -487,73 +524,49 @@ impl<L: Keyed> Runner<'_, L> {
                     Some(ready) => ready.clear(),
                     None => *ready = Some(Readiness::new(queue, interest).unwrap()),
                 }
-                model.signalled[interest as usize] = false;
+                checker.cleared(interest);
             }
-            Step::Close => {
-                let closed = std::mem::replace(&mut model.closed, true);
-                assert_eq!(queue.close(), !closed);
-            }
+            Step::Close => checker.closed(queue.close()),
         }
     }
 
-    #[track_caller]
-    fn sent(result: Result<(), SendError<Payload>>, expected: Result<(), SendRefused>, id: u64) {
-        let result = result.map_err(|SendError { value, reason, .. }| {
-            assert_eq!(value.id, id, "the message comes back");
-            reason
-        });
-        assert_eq!(result, expected);
-    }
-
-    fn poll_receive(&mut self, model: &mut Model<L>, which: usize, other_waker: bool) {
+    fn poll_receive(&mut self, checker: &mut impl Checker<L>, which: usize, other_waker: bool) {
         let waiting = &mut self.receives[which];
-        let expected = model.poll_receive(waiting.id);
-        match (waiting.poll(other_waker), expected) {
-            (Poll::Pending, None) => assert!(!model.ended()),
-            (Poll::Ready(Ok((payload, key))), Some(next)) => {
-                assert_eq!((key, payload.id), next);
-                self.receives.swap_remove(which);
-            }
-            (Poll::Ready(Err(error)), None) => {
-                assert!(error == ReceiveError::Closed && model.ended());
-                self.receives.swap_remove(which);
-            }
-            (result, expected) => panic!("{}, {expected:?}", result.is_ready()),
+        let (id, polled) = (waiting.id, waiting.poll(other_waker));
+        if polled.is_ready() {
+            self.receives.swap_remove(which);
         }
+        checker.polled_receive(id, polled.map_ok(numbered::<L>));
     }
 
-    fn poll_send(&mut self, model: &mut Model<L>, which: usize, other_waker: bool) {
+    fn poll_send(&mut self, checker: &mut impl Checker<L>, which: usize, other_waker: bool) {
         let polled = self.sends[which].poll(other_waker);
-        self.polled_send(model, which, polled);
+        self.polled_send(checker, which, polled);
     }
 
-    fn poll_send_short(&mut self, model: &mut Model<L>, which: usize, most: usize) {
+    fn poll_send_short(&mut self, checker: &mut impl Checker<L>, which: usize, most: usize) {
         let (polled, refused) = refuse_first(most, || self.sends[which].poll(false));
         match polled {
             Poll::Ready(Err(error)) if lacks_memory(Some(&error), refused) => {
-                let waiting = self.sends.swap_remove(which);
-                assert_eq!(error.value.id, waiting.id, "the message comes back");
-                model.poll_send_short(waiting.id);
+                let Waiting { id, key, .. } = self.sends.swap_remove(which);
+                assert_eq!(error.value.read(), id, "the message comes back");
+                checker.lacked_memory((key.unwrap(), id));
             }
-            polled => self.polled_send(model, which, polled),
+            polled => self.polled_send(checker, which, polled),
         }
     }
 
     fn polled_send(
         &mut self,
-        model: &mut Model<L>,
+        checker: &mut impl Checker<L>,
         which: usize,
-        polled: Poll<Result<(), SendError<Payload>>>,
+        polled: Poll<Result<(), SendError<Canary>>>,
     ) {
         let id = self.sends[which].id;
-        let expected = model.poll_send(id);
-        match polled {
-            Poll::Pending => assert_eq!(expected, Err(SendRefused::Full)),
-            Poll::Ready(result) => {
-                Self::sent(result, expected, id);
-                self.sends.swap_remove(which);
-            }
+        if polled.is_ready() {
+            self.sends.swap_remove(which);
         }
+        checker.polled_send(id, polled.map(|result| reason(result, id)));
     }
 
     /// Checks that the queue has woken the same tasks as the model.

@@ -1,10 +1,11 @@
 //! The expected behaviour of a queue, from its documentation alone.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::task::Poll;
 
-use mq_rbtree::SendRefused;
+use mq_rbtree::{Interest, ReceiveError, SendRefused};
 
-use super::{EDGES, Keyed, Limits};
+use super::{Checker, Got, Keyed, Limits, Numbered, Sent};
 
 /// A future that waits. The key is the priority of a sender's message.
 pub(crate) struct Waiter<K> {
@@ -55,14 +56,14 @@ impl<K> Waiter<K> {
 
 pub(crate) struct Model<L: Keyed> {
     pub(crate) limits: Limits,
-    pub(crate) reserves: Vec<(L::Priority, usize)>,
+    reserves: Vec<(L::Priority, usize)>,
     stored: BTreeMap<L::Priority, VecDeque<u64>>,
     /// The messages in guards, which keep their places.
     pub(crate) guarded: Vec<(L::Priority, u64)>,
     pub(crate) closed: bool,
     pub(crate) receivers: Vec<Waiter<()>>,
     pub(crate) senders: Vec<Waiter<L::Priority>>,
-    pub(crate) ids: u64,
+    ids: u64,
     tickets: u64,
     pops: u32,
     last: Option<L::Priority>,
@@ -75,15 +76,8 @@ pub(crate) struct Model<L: Keyed> {
 
 impl<L: Keyed> Model<L> {
     pub(crate) fn new(limits: &Limits) -> Self {
-        let mut kept = 0;
-        let reserves = limits.reserves.iter().map_while(|&(edge, messages)| {
-            kept += usize::from(messages);
-            // The last edge is not valid for every kind of levels.
-            let edge = usize::from(edge) % (EDGES.len() - 1);
-            (kept < limits.messages).then(|| (L::key(EDGES[edge]), usize::from(messages)))
-        });
         Self {
-            reserves: reserves.collect(),
+            reserves: limits.reserves::<L>(),
             limits: limits.clone(),
             stored: BTreeMap::new(),
             guarded: Vec::new(),
@@ -115,6 +109,11 @@ impl<L: Keyed> Model<L> {
         self.closed && self.guarded.is_empty()
     }
 
+    /// Returns the error of a receive that finds no message.
+    fn none(&self, error: ReceiveError) -> ReceiveError {
+        if self.ended() { ReceiveError::Closed } else { error }
+    }
+
     /// Signals the descriptors for which there is something now.
     pub(crate) fn signal(&mut self) {
         self.signalled[0] |= self.len() > 0 || self.ended();
@@ -136,7 +135,7 @@ impl<L: Keyed> Model<L> {
     }
 
     /// Returns whether a message is accepted now, apart from missing memory.
-    pub(crate) fn accepts(&self, key: L::Priority) -> Result<(), SendRefused> {
+    fn accepts(&self, key: L::Priority) -> Result<(), SendRefused> {
         if !L::is_key(key) {
             let priority = L::check(key).expect_err("an invalid priority");
             return Err(SendRefused::BadPriority { priority });
@@ -150,7 +149,7 @@ impl<L: Keyed> Model<L> {
         Ok(())
     }
 
-    pub(crate) fn send(&mut self, key: L::Priority, stored: u64) -> Result<(), SendRefused> {
+    fn send(&mut self, key: L::Priority, stored: u64) -> Result<(), SendRefused> {
         self.accepts(key)?;
         self.stored.entry(key).or_default().push_back(stored);
         self.sent += 1;
@@ -160,30 +159,10 @@ impl<L: Keyed> Model<L> {
     }
 
     /// Takes a message. The unlock wakes the waiters, after all messages of a lock section.
-    pub(crate) fn take(&mut self) -> Option<(L::Priority, u64)> {
+    fn take(&mut self) -> Option<(L::Priority, u64)> {
         let (key, stored) = self.pop()?;
         self.received += 1;
         Some((key, stored))
-    }
-
-    /// Takes a message into a guard.
-    pub(crate) fn guard(&mut self) -> Option<(L::Priority, u64)> {
-        let (key, stored) = self.pop()?;
-        self.guarded.push((key, stored));
-        Some((key, stored))
-    }
-
-    pub(crate) fn accept(&mut self, which: usize) -> (L::Priority, u64) {
-        let (key, stored) = self.guarded.swap_remove(which);
-        self.received += 1;
-        self.wake_waiters();
-        (key, stored)
-    }
-
-    pub(crate) fn put_back(&mut self, which: usize) {
-        let (key, stored) = self.guarded.swap_remove(which);
-        self.stored.entry(key).or_default().push_front(stored);
-        self.wake_waiters();
     }
 
     fn pop(&mut self) -> Option<(L::Priority, u64)> {
@@ -206,7 +185,7 @@ impl<L: Keyed> Model<L> {
         Some((key, stored))
     }
 
-    pub(crate) fn drain(&mut self, wanted: impl Fn(u64) -> bool) -> Vec<(L::Priority, u64)> {
+    fn drain(&mut self, wanted: &dyn Fn(u64) -> bool) -> Vec<(L::Priority, u64)> {
         let mut out = Vec::new();
         for (key, fifo) in self.stored.iter_mut().rev() {
             fifo.retain(|&stored| {
@@ -220,16 +199,6 @@ impl<L: Keyed> Model<L> {
         self.received += out.len() as u64;
         self.wake_waiters();
         out
-    }
-
-    pub(crate) fn new_receive(&mut self) -> u64 {
-        self.ids += 1;
-        self.receivers.push(Waiter::new(self.ids, ()));
-        self.ids
-    }
-
-    pub(crate) fn new_send(&mut self, key: L::Priority, id: u64) {
-        self.senders.push(Waiter::new(id, key));
     }
 
     /// Lists a waiter that has found nothing. One that was listed before keeps its position.
@@ -248,43 +217,6 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn sender(&self, id: u64) -> &Waiter<L::Priority> {
         Waiter::find(&self.senders, id)
-    }
-
-    /// Polls a receive, which waits on if it returns `None` and the queue has not ended.
-    pub(crate) fn poll_receive(&mut self, id: u64) -> Option<(L::Priority, u64)> {
-        let waiter = Waiter::remove(&mut self.receivers, id);
-        let taken = self.take();
-        self.wake_waiters();
-        if taken.is_none() && !self.ended() {
-            Self::list(&mut self.tickets, &mut self.receivers, waiter);
-        }
-        taken
-    }
-
-    /// Polls a send, which waits on if the queue is full.
-    pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
-        let waiter = Waiter::remove(&mut self.senders, id);
-        let sent = self.send(waiter.key, waiter.id);
-        if sent == Err(SendRefused::Full) {
-            Self::list(&mut self.tickets, &mut self.senders, waiter);
-        }
-        self.wake_waiters();
-        sent
-    }
-
-    /// Polls a send that has room but is refused for lack of memory: as if it were dropped.
-    pub(crate) fn poll_send_short(&mut self, id: u64) {
-        let waiter = Waiter::remove(&mut self.senders, id);
-        assert_eq!(self.accepts(waiter.key), Ok(()));
-        self.wake_waiters();
-    }
-
-    pub(crate) fn drop_receive(&mut self, id: u64) {
-        Waiter::cancel(&mut self.receivers, id);
-    }
-
-    pub(crate) fn drop_send(&mut self, id: u64) {
-        Waiter::cancel(&mut self.senders, id);
     }
 
     /// Wakes the waiters that can proceed.
@@ -316,5 +248,134 @@ impl<L: Keyed> Model<L> {
         };
         let admissible = (0..self.senders.len()).filter(is_admissible);
         admissible.min_by_key(|&at| self.senders[at].ticket)
+    }
+}
+
+impl<L: Keyed> Checker<L> for Model<L> {
+    fn number(&mut self, _key: L::Priority, _waits: bool) -> u64 {
+        self.ids += 1;
+        self.ids
+    }
+
+    fn sent(&mut self, (key, id): Numbered<L>, late: bool, result: Sent) {
+        let expected = match self.send(key, id) {
+            Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
+            other => other,
+        };
+        assert_eq!(result, expected);
+    }
+
+    fn sent_batch(&mut self, batch: &[Numbered<L>], sent: usize, result: Sent) {
+        let (mut expected, mut count) = (Ok(()), 0);
+        for &(key, id) in batch {
+            expected = self.send(key, id);
+            if expected.is_err() {
+                break;
+            }
+            count += 1;
+        }
+        assert_eq!((sent, result), (count, expected));
+    }
+
+    fn received(&mut self, late: bool, got: Got<L>) {
+        let refused = if late { ReceiveError::Timeout } else { ReceiveError::Empty };
+        let expected = self.take();
+        assert_eq!(got, expected.ok_or(self.none(refused)));
+    }
+
+    fn received_batch(&mut self, most: usize, got: Result<Vec<Numbered<L>>, ReceiveError>) {
+        let mut expected = Vec::new();
+        for n in 0..most.min(self.limits.messages) {
+            if n > 0 && n % 64 == 0 {
+                self.wake_waiters(); // a lock section has taken 64
+            }
+            let Some(next) = self.take() else { break };
+            expected.push(next);
+        }
+        let refused = expected.is_empty() && most > 0;
+        let why = self.none(ReceiveError::Empty);
+        assert_eq!(got, if refused { Err(why) } else { Ok(expected) });
+    }
+
+    fn drained(&mut self, wanted: &dyn Fn(u64) -> bool, out: Vec<Numbered<L>>) {
+        assert_eq!(out, self.drain(wanted));
+    }
+
+    fn began_receive(&mut self) -> u64 {
+        self.ids += 1;
+        self.receivers.push(Waiter::new(self.ids, ()));
+        self.ids
+    }
+
+    fn polled_receive(&mut self, id: u64, polled: Poll<Got<L>>) {
+        let waiter = Waiter::remove(&mut self.receivers, id);
+        let expected = match self.take() {
+            Some(message) => Poll::Ready(Ok(message)),
+            None if self.ended() => Poll::Ready(Err(ReceiveError::Closed)),
+            None => Poll::Pending,
+        };
+        self.wake_waiters();
+        if expected.is_pending() {
+            Self::list(&mut self.tickets, &mut self.receivers, waiter);
+        }
+        assert_eq!(polled, expected);
+    }
+
+    fn began_send(&mut self, (key, id): Numbered<L>) {
+        self.senders.push(Waiter::new(id, key));
+    }
+
+    fn polled_send(&mut self, id: u64, polled: Poll<Sent>) {
+        let waiter = Waiter::remove(&mut self.senders, id);
+        let expected = match self.send(waiter.key, waiter.id) {
+            Err(SendRefused::Full) => Poll::Pending,
+            sent => Poll::Ready(sent),
+        };
+        if expected.is_pending() {
+            Self::list(&mut self.tickets, &mut self.senders, waiter);
+        }
+        self.wake_waiters();
+        assert_eq!(polled, expected);
+    }
+
+    fn dropped_receive(&mut self, id: u64) {
+        Waiter::cancel(&mut self.receivers, id);
+    }
+
+    fn dropped_send(&mut self, id: u64) {
+        Waiter::cancel(&mut self.senders, id);
+    }
+
+    /// A future that is refused ends as if it were dropped.
+    fn lacked_memory(&mut self, (key, id): Numbered<L>) {
+        assert_eq!(self.accepts(key), Ok(()));
+        self.senders.retain(|waiter| waiter.id != id);
+        self.wake_waiters();
+    }
+
+    fn guarded(&mut self, got: Got<L>) {
+        let expected = self.pop();
+        self.guarded.extend(expected);
+        assert_eq!(got, expected.ok_or(self.none(ReceiveError::Empty)));
+    }
+
+    fn accepted(&mut self, which: usize, message: Numbered<L>) {
+        assert_eq!(message, self.guarded.swap_remove(which));
+        self.received += 1;
+        self.wake_waiters();
+    }
+
+    fn put_back(&mut self, which: usize) {
+        let (key, stored) = self.guarded.swap_remove(which);
+        self.stored.entry(key).or_default().push_front(stored);
+        self.wake_waiters();
+    }
+
+    fn cleared(&mut self, direction: Interest) {
+        self.signalled[direction as usize] = false;
+    }
+
+    fn closed(&mut self, was_open: bool) {
+        assert_eq!(was_open, !std::mem::replace(&mut self.closed, true));
     }
 }
