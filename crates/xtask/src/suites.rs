@@ -304,7 +304,7 @@ const SANITIZED: [(&str, &str); 5] = [
         "-p percpu-list --test api --test stress",
         "--include-ignored --test-threads=1 --skip without_rseq lists:: list_model:: stress_",
     ),
-    ("-p mq-rbtree --test api", "panics:: reentry:: orders:: guards::"),
+    ("-p mq-rbtree --test api", "panics:: guards::"),
     ("-p mq-rbtree --test streams", ""),
     ("-p radix-ctx --test api", "table::"),
     ("-p radix-ctx --test table_memory", ""),

@@ -5,7 +5,6 @@
 
 #[path = "../common/asleep.rs"]
 mod asleep;
-mod edges;
 mod errors;
 mod guards;
 mod handles;
@@ -13,12 +12,10 @@ mod limits;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;
 mod no_memory;
-mod orders;
 #[path = "../common/panicking.rs"]
 mod panicking;
 mod panics;
 mod queue_model;
-mod reentry;
 mod stalled;
 mod tree;
 mod waits;

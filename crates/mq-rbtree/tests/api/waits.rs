@@ -1,31 +1,263 @@
-//! Waiting threads: their order, what wakes them, and the ends of waits.
+//! Waits of threads and of tasks: their order, what wakes them, and their ends.
 #![cfg(not(offlock_model))]
 
-use std::collections::VecDeque;
+use std::marker;
+use std::sync::Arc;
+use std::task::Waker;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused};
+use mq_rbtree::{Queue, ReceiveError, SendError, SendRefused};
 
-use testkit::wait_until;
+use testkit::{block_on, wait_until};
+
+use crate::panicking::poll;
+
+/// An operation that waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operation {
+    Send,
+    SendBatch,
+    Receive,
+    ReceiveGuard,
+    ReceiveBatch,
+}
+
+/// What ends a wait.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// A message, or room.
+    Message,
+    MessageBeforeDeadline,
+    Close,
+    /// The drop of the last handle of the other side.
+    LastHandle,
+    Deadline,
+    /// The drop of the future, after it was woken for a message or room.
+    Drop,
+}
+
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Done,
+    Closed,
+    Timeout,
+    Dropped,
+}
+
+use End::{Close, Deadline, Drop, LastHandle, Message, MessageBeforeDeadline};
+use Operation::{Receive, ReceiveBatch, ReceiveGuard, Send, SendBatch};
+
+fn sent<R>(result: Result<R, SendRefused>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Done,
+        Err(SendRefused::Closed) => Outcome::Closed,
+        Err(refused) => {
+            assert_eq!(refused, SendRefused::Timeout);
+            Outcome::Timeout
+        }
+    }
+}
+
+fn received<R>(result: Result<R, ReceiveError>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Done,
+        Err(ReceiveError::Closed) => Outcome::Closed,
+        Err(error) => {
+            assert_eq!(error, ReceiveError::Timeout);
+            Outcome::Timeout
+        }
+    }
+}
+
+/// Returns the reason of a refused message, which comes back.
+fn reason(error: SendError<u32>) -> SendRefused {
+    assert_eq!(error.value, 1);
+    error.reason
+}
+
+impl Operation {
+    fn is_send(self) -> bool {
+        matches!(self, Send | SendBatch)
+    }
+
+    /// Returns whether the operation has such a wait.
+    fn has(self, by_task: bool, end: End) -> bool {
+        match end {
+            Drop => by_task && self != SendBatch,
+            Deadline | MessageBeforeDeadline => {
+                !by_task && !matches!(self, SendBatch | ReceiveBatch)
+            }
+            _ => !by_task || self != SendBatch,
+        }
+    }
+
+    /// Sends the message 1, or receives. Waits on the calling thread.
+    fn run(self, queue: &Queue<u32>, deadline: Option<Instant>) -> Outcome {
+        match (self, deadline) {
+            (Send, None) => sent(queue.send(1, 1).map_err(reason)),
+            (Send, Some(end)) => sent(queue.send_deadline(1, 1, end).map_err(reason)),
+            (SendBatch, _) => sent(queue.send_batch(&mut [(1, 1)].into()).map_err(|e| e.reason)),
+            (Receive, None) => received(queue.receive()),
+            (Receive, Some(end)) => received(queue.receive_deadline(end)),
+            (ReceiveGuard, None) => received(queue.receive_guard().map(|guard| guard.accept())),
+            (ReceiveGuard, Some(end)) => {
+                received(queue.receive_guard_deadline(end).map(|guard| guard.accept()))
+            }
+            (ReceiveBatch, _) => received(queue.receive_batch(&mut Vec::new(), 2)),
+        }
+    }
+
+    async fn run_async(self, queue: &Queue<u32>) -> Outcome {
+        match self {
+            Send | SendBatch => sent(queue.send_async(1, 1).await.map_err(reason)),
+            Receive => received(queue.receive_async().await),
+            ReceiveGuard => received(queue.receive_guard_async().await.map(|guard| guard.accept())),
+            ReceiveBatch => received(queue.receive_batch_async(&mut Vec::new(), 2).await),
+        }
+    }
+
+    /// Ends the wait of the operation by room or a message.
+    fn serve(self, queue: &Queue<u32>) {
+        match self.is_send() {
+            true => assert_eq!(queue.try_receive(), Ok((0, 0))),
+            false => queue.try_send(1, 1).unwrap(),
+        }
+    }
+}
+
+fn waiting(queue: &Queue<u32>) -> usize {
+    let (senders, receivers) = queue.stats().waiting;
+    senders + receivers
+}
+
+/// Each operation, of a thread or of a task, with each end.
+#[test]
+fn inv13_a_wait_ends_by_each_of_its_ends() {
+    let operations = [Send, SendBatch, Receive, ReceiveGuard, ReceiveBatch];
+    let ends = [Message, MessageBeforeDeadline, Close, LastHandle, Deadline, Drop];
+    let cases = operations.into_iter().flat_map(|operation| ends.map(|end| (operation, end)));
+    for (operation, end, by_task) in cases.flat_map(|(o, e)| [(o, e, false), (o, e, true)]) {
+        if operation.has(by_task, end) {
+            println!("{operation:?}, {end:?}, by a task: {by_task}");
+            waits(operation, by_task, end);
+        }
+    }
+}
+
+fn waits(operation: Operation, by_task: bool, end: End) {
+    const SHORT: Duration = Duration::from_millis(20);
+    let sends = operation.is_send();
+    let (sender, receiver) = Queue::<u32>::builder(1).spin(false).channel().unwrap();
+    if sends {
+        sender.send(0, 0).unwrap();
+    }
+    // The handle of the waiting side, and that of the other side.
+    let own = if sends { Ok(sender.clone()) } else { Err(receiver.clone()) };
+    let queue: &Queue<u32> = match &own {
+        Ok(sender) => sender,
+        Err(receiver) => receiver,
+    };
+    let (mut sender, mut receiver) = (Some(sender), Some(receiver));
+    let began = Instant::now();
+    let deadline = match end {
+        Deadline => Some(began + SHORT),
+        MessageBeforeDeadline => Some(began + Duration::from_secs(100)),
+        _ => None,
+    };
+    let outcome = thread::scope(|scope| {
+        if end == Drop {
+            let mut task = Box::pin(operation.run_async(queue));
+            assert!(poll(&mut task, Waker::noop().clone()).is_pending());
+            operation.serve(queue);
+            return Outcome::Dropped;
+        }
+        let thread = scope.spawn(move || match by_task {
+            true => block_on(operation.run_async(queue)),
+            false => operation.run(queue, deadline),
+        });
+        if end != Deadline {
+            wait_until(|| waiting(queue) == 1);
+        }
+        match end {
+            Message | MessageBeforeDeadline => operation.serve(queue),
+            Close => assert!(queue.close()),
+            LastHandle if sends => drop(receiver.take()),
+            LastHandle => drop(sender.take()),
+            Deadline | Drop => {}
+        }
+        thread.join().unwrap()
+    });
+    let (expected, left) = match end {
+        Message | MessageBeforeDeadline => (Outcome::Done, sends),
+        Close => (Outcome::Closed, sends),
+        LastHandle => (Outcome::Closed, false), // the last receiver drops the messages
+        Deadline => (Outcome::Timeout, sends),
+        Drop => (Outcome::Dropped, !sends),
+    };
+    assert_eq!(outcome, expected);
+    let stats = queue.stats();
+    assert_eq!((stats.waiting, stats.depth, stats.guarded), ((0, 0), usize::from(left), 0));
+    assert_eq!(stats.timeouts, u64::from(end == Deadline));
+    assert!(end != Deadline || began.elapsed() >= SHORT);
+    queue.validate();
+}
+
+/// A task was woken for the message, or the room, and does not poll; also a leaked one. The thread behind it
+/// takes that at its deadline.
+#[test]
+fn inv09_a_wait_does_not_time_out_beside_a_message_or_room() {
+    // On a machine that stalls for a moment, the deadline can pass too early.
+    let in_time = |operation: Operation| {
+        let queue: Queue<u32> = Queue::new(1).unwrap();
+        if operation.is_send() {
+            queue.send(0, 0).unwrap();
+        }
+        let mut idle = Box::pin(operation.run_async(&queue));
+        assert!(poll(&mut idle, Waker::noop().clone()).is_pending());
+        let soon = Some(Instant::now() + Duration::from_millis(200));
+        let outcome = thread::scope(|scope| {
+            let thread = scope.spawn(|| operation.run(&queue, soon));
+            wait_until(|| waiting(&queue) == 2 || thread.is_finished());
+            operation.serve(&queue);
+            thread.join().unwrap()
+        });
+        let in_time = outcome != Outcome::Timeout;
+        assert_eq!(queue.stats().timeouts, u64::from(!in_time));
+        std::mem::forget(idle);
+        in_time
+    };
+    for operation in [Send, Receive] {
+        assert!((0..20).any(|_| in_time(operation)), "{operation:?} is never in time");
+    }
+}
+
+#[test]
+fn a_future_that_was_never_polled_does_nothing() {
+    let queue: Queue<Arc<()>> = Queue::new(1).unwrap();
+    let message = Arc::new(());
+    for len in 0..2 {
+        drop(queue.send_async(Arc::clone(&message), 1));
+        drop(queue.receive_async());
+        assert_eq!((queue.len(), Arc::strong_count(&message)), (len, 1 + len));
+        let _ = queue.try_send(Arc::clone(&message), 1);
+    }
+    queue.validate();
+}
 
 type Joined<'s, T> = ScopedJoinHandle<'s, T>;
 
 /// Starts threads one by one: each waits before the next is started.
-fn one_by_one<'s, 'e, T: Send + 's, F: FnOnce() -> T + Send + 's>(
+fn one_by_one<'s, 'e, T: marker::Send + 's, F: FnOnce() -> T + marker::Send + 's>(
     scope: &'s Scope<'s, 'e>,
     queue: &Queue<u32>,
     waits: impl Iterator<Item = F>,
 ) -> Vec<Joined<'s, T>> {
-    let waiting = || {
-        let (senders, receivers) = queue.stats().waiting;
-        senders + receivers
-    };
-    let before = waiting();
+    let before = waiting(queue);
     let mut threads = Vec::new();
     for wait in waits {
         threads.push(scope.spawn(wait));
-        wait_until(|| waiting() == before + threads.len());
+        wait_until(|| waiting(queue) == before + threads.len());
     }
     threads
 }
@@ -71,51 +303,4 @@ fn inv13_a_past_deadline_only_ends_blocking_operations() {
         assert_eq!((stats.timeouts, stats.waiting), (2, (0, 0)));
         queue.validate();
     }
-}
-
-#[test]
-fn inv13_a_wait_ends_at_its_deadline_and_not_before() {
-    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    let time = Duration::from_millis(30);
-    let began = Instant::now();
-    assert_eq!(queue.receive_deadline(began + time), Err(ReceiveError::Timeout));
-    queue.send(1, 1).unwrap();
-    let refused = queue.send_deadline(2, 2, began + time * 2).unwrap_err();
-    assert_eq!((refused.value, refused.reason), (2, SendRefused::Timeout));
-    assert!(began.elapsed() >= time * 2);
-    assert_eq!(queue.receive(), Ok((1, 1)));
-    queue.validate();
-    // A message that comes before the deadline is received.
-    let far = Instant::now() + Duration::from_secs(100);
-    thread::scope(|scope| {
-        let threads = one_by_one(scope, &queue, [|| queue.receive_deadline(far)].into_iter());
-        queue.send(3, 3).unwrap();
-        for thread in threads {
-            assert_eq!(thread.join().unwrap(), Ok((3, 3)));
-        }
-    });
-}
-
-/// A batch that waits for each of its messages, against a receiver that takes what is in the queue.
-#[test]
-fn batches_wait_for_room_and_messages() {
-    let queue: Queue<u32> = Queue::new(5).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut batch: VecDeque<_> = (0..1000).map(|n| (n, 1)).collect();
-            assert!(matches!(queue.send_batch(&mut batch), Ok(1000)));
-            queue.close();
-        });
-        let mut out = Vec::new();
-        assert_eq!(queue.receive_batch(&mut out, 0), Ok(0), "none is asked for");
-        loop {
-            let before = out.len();
-            match queue.receive_batch(&mut out, 100) {
-                Ok(count) => assert!(count >= 1 && out.len() == before + count && count <= 100),
-                Err(error) => break assert_eq!(error, ReceiveError::Closed),
-            }
-        }
-        assert!(out.into_iter().eq((0..1000).map(|n| (n, 1))), "in order");
-    });
-    queue.validate();
 }

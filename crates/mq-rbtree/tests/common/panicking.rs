@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 
 /// Polls a future once, with this waker.
-pub(crate) fn poll<F: Future>(
+pub(crate) fn poll<F: Future + ?Sized>(
     future: &mut Pin<Box<F>>,
     waker: Waker,
 ) -> std::task::Poll<F::Output> {
