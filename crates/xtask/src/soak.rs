@@ -56,7 +56,7 @@ aio-reap-stress | 60 OFFLOCK_SOAK | 9 x 2 s x # | -p aio-reap --test stress SERI
 aio-reap-simulated-stress | 60 OFFLOCK_STRESS_SECONDS | # s | -p aio-reap --test sim SERIALLY
 aio-reap-model | 5000 OFFLOCK_SOAK | #00 cases, 10^8 operations in 500000 | -p aio-reap --test api -- engine_model::
 bufcache-operations | 7000 PROPTEST_CASES | # cases, 10^6 operations in 7000 | -p bufcache --test api -- write_ops::
-bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test stress --test storm_writes SERIALLY
+bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test stress SERIALLY
 protocol-properties | 10000000 PROPTEST_CASES | # cases | -p nbd-protocol --test api
 nbd-tearings | 1000 OFFLOCK_TEARINGS | 6 x # kills | -p offlock-nbd --test clients -- --ignored --test-threads=1 stress_
 nbd-volume | 1000 OFFLOCK_TEARINGS | 2 x # kills | -p offlock-nbd --features objects --test clients -- --test-threads=1 volume/what_was

@@ -23,13 +23,13 @@ mod lent_engine;
 mod loads;
 mod log;
 mod operations;
-#[path = "../power/mod.rs"]
-mod power;
 mod pressure;
 mod queued;
 mod readahead;
 mod refusals;
 mod reloaded;
+#[path = "../storm/mod.rs"]
+mod storm;
 mod sync_after_failure;
 mod tasks;
 mod told_once;
