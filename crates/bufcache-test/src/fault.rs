@@ -1,8 +1,9 @@
 //! A device with injected faults, whose power can be cut.
 
+use std::fmt;
 use std::io;
 use std::ops::{Bound, Range, RangeBounds};
-use std::sync::{Condvar, Mutex as StdMutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use bufcache::BlockDevice;
@@ -83,6 +84,16 @@ pub struct FaultDevice<D> {
     /// Held while the inner device is changed, so that changes have an order.
     log: Mutex<Option<Log>>,
     holds: Holds,
+    hook: Mutex<Option<Arc<Hook>>>,
+}
+
+/// Called with each operation and its offset.
+struct Hook(Box<dyn Fn(Operation, u64) + Send + Sync>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 /// The kinds of operations that are held, and how many of each are waiting.
@@ -138,8 +149,8 @@ impl Drop for Hold<'_> {
 impl<D: BlockDevice> FaultDevice<D> {
     /// Returns a device without faults.
     pub fn new(inner: D) -> Self {
-        let (faults, log) = (Mutex::default(), Mutex::default());
-        Self { inner, faults, log, holds: Holds::default() }
+        let (faults, log, hook) = Default::default();
+        Self { inner, faults, log, holds: Holds::default(), hook }
     }
 
     /// Returns the inner device.
@@ -185,6 +196,12 @@ impl<D: BlockDevice> FaultDevice<D> {
     pub fn hold(&self, operation: Operation) -> Hold<'_> {
         self.holds.wait(|state| state.0[operation as usize] = true, |_| true);
         Hold { holds: &self.holds, operation }
+    }
+
+    /// Calls `hook` with the kind and the offset of each operation, after the operation has begun and before it
+    /// meets its faults, in the place of the hook before. A panic of `hook` is one of the operation.
+    pub fn on_operation(&self, hook: impl Fn(Operation, u64) + Send + Sync + 'static) {
+        *self.hook.lock() = Some(Arc::new(Hook(Box::new(hook))));
     }
 
     /// Removes all faults.
@@ -287,6 +304,8 @@ impl<D: BlockDevice> FaultDevice<D> {
         len: u64,
     ) -> (Option<Fault>, Duration) {
         self.holds.pass(operation);
+        let hook = self.hook.lock().clone();
+        hook.iter().for_each(|hook| hook.0(operation, offset));
         let faults = self.faults.lock();
         let end = offset.saturating_add(len.max(1));
         let mut delay = Duration::ZERO;

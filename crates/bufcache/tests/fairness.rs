@@ -7,12 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{AttachOptions, Cache, Device, GetError, MemoryDevice};
-use bufcache_test::{Fault, FaultDevice, Operation};
+use bufcache_test::{Fault, FaultDevice, KeptDevice, Operation};
 use testkit::wait::wait_for;
-
-#[path = "common/kept.rs"]
-mod kept;
-use kept::Kept;
 
 const SIZE: usize = 512;
 /// Blocks of the cache, and of each device four times as many.
@@ -152,7 +148,7 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
 #[test]
 fn inv25_reads_that_hang_leave_the_others_their_share() {
     let cache = cache();
-    let keeps = Arc::new(Kept::new(4 * BLOCKS * SIZE));
+    let keeps = Arc::new(KeptDevice::new(4 * BLOCKS * SIZE));
     let hung = cache.attach(Arc::clone(&keeps)).unwrap();
     let ([written, read], _) = others(&cache, true);
     hung.readahead(0..8); // an eighth of the cache at a time
@@ -160,12 +156,12 @@ fn inv25_reads_that_hang_leave_the_others_their_share() {
         hung.readahead(first..first + 8);
     }
     // Three devices want buffers.
-    assert_eq!(keeps.loads.lock().unwrap().len(), BLOCKS / 3 + 1);
+    assert_eq!(keeps.loads().len(), BLOCKS / 3 + 1);
     assert!(cache.stats().ahead_dropped > 0);
     let refused = testkit::block_on(hung.get_async(100)).map(drop);
     assert_eq!(refused, Err(GetError::NoFreeBuffers));
     others_are_fast(&written, &read);
-    keeps.loads.lock().unwrap().clear();
+    keeps.loads().clear();
     assert!(testkit::block_on(written.get_async(1)).is_ok());
 }
 
@@ -184,7 +180,7 @@ fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
         [("readahead", &readahead), ("get_async", &get), ("claim", &claim)];
     for (way, read) in ways {
         let cache = cache();
-        let keeps = Arc::new(Kept::new(4 * BLOCKS * SIZE));
+        let keeps = Arc::new(KeptDevice::new(4 * BLOCKS * SIZE));
         let hung = cache.attach(Arc::clone(&keeps)).unwrap();
         let ([written, other], _) = others(&cache, false);
         (0..BLOCKS as u64).for_each(|block| read(&hung, block));
@@ -200,12 +196,12 @@ fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
 fn inv25_idle_devices_leave_a_busy_one_a_quarter() {
     for (idle, most) in [(0, BLOCKS), (1, BLOCKS / 2), (3, BLOCKS / 4), (50, BLOCKS / 4)] {
         let cache = cache();
-        let keeps = Arc::new(Kept::new(4 * BLOCKS * SIZE));
+        let keeps = Arc::new(KeptDevice::new(4 * BLOCKS * SIZE));
         let busy = cache.attach(Arc::clone(&keeps)).unwrap();
         let _idle: Vec<_> = (0..idle).map(|_| cache.attach(memory()).unwrap()).collect();
         (0..BLOCKS as u64).for_each(|block| busy.readahead(block..block + 1));
-        assert_eq!(keeps.loads.lock().unwrap().len(), most, "beside {idle} idle devices");
-        keeps.loads.lock().unwrap().clear();
+        assert_eq!(keeps.loads().len(), most, "beside {idle} idle devices");
+        keeps.loads().clear();
     }
 }
 

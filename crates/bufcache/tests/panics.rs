@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, GetError, WriteError};
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, MemoryDevice, WriteError};
+use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::block_on::block_on;
 use testkit::wait::{in_time, wait_for};
 
@@ -24,201 +25,127 @@ impl Drop for Bomb {
     }
 }
 
-/// Reads as sevens, and takes all writes.
-#[derive(Default)]
-struct Disk {
-    /// Reads wait for this flag.
-    reads_wait_for: Option<Arc<AtomicBool>>,
-    /// Writes wait for this flag.
-    writes_wait_for: Option<Arc<AtomicBool>>,
-    /// Writes fail.
-    full: bool,
-    _drop: BadDrop,
-    /// The next read, write or sync panics with a `Bomb`.
-    bomb: AtomicBool,
-}
-
-impl Disk {
-    fn explode(&self) {
-        if self.bomb.swap(false, Relaxed) {
-            panic_any(Bomb);
-        }
-    }
-}
-
-fn wait_for_flag(flag: &Option<Arc<AtomicBool>>) {
-    wait_for("the flag", || flag.as_ref().is_none_or(|flag| flag.load(Relaxed)));
-}
-
 /// A drop that panics, once it has set the flag.
-#[derive(Default)]
-struct BadDrop(Option<Arc<AtomicBool>>);
+struct BadDrop(Arc<AtomicBool>);
 
 impl Drop for BadDrop {
     fn drop(&mut self) {
-        if let Some(dropped) = &self.0 {
-            dropped.store(true, Relaxed);
-            panic!("the device is dropped");
-        }
+        self.0.store(true, Relaxed);
+        panic!("the device is dropped");
     }
 }
 
-fn bad_drop() -> (Arc<AtomicBool>, BadDrop) {
-    let dropped = Arc::new(AtomicBool::new(false));
-    (Arc::clone(&dropped), BadDrop(Some(dropped)))
+fn disk() -> FaultDevice<MemoryDevice> {
+    FaultDevice::new(MemoryDevice::new(vec![7; 64 * SIZE]))
 }
 
-impl BlockDevice for Disk {
-    fn len(&self) -> u64 {
-        64 * SIZE as u64
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        wait_for_flag(&self.reads_wait_for);
-        self.explode();
-        buf.fill(7);
-        Ok(buf.len())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        wait_for_flag(&self.writes_wait_for);
-        self.explode();
-        if self.full { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.explode();
-        Ok(())
-    }
+fn cache(patience: Duration) -> Cache {
+    let builder = Cache::builder(64 * SIZE).block_size(SIZE).patience(patience);
+    builder.write_back_after(Duration::ZERO).build().unwrap()
 }
 
-fn builder() -> Builder {
-    let builder = Cache::builder(64 * SIZE).block_size(SIZE);
-    builder.write_back_after(Duration::ZERO)
-}
-
-fn cache() -> Cache {
-    builder().build().unwrap()
-}
-
-/// Fails unless tasks are served by the thread that reads for them.
-fn reads_ahead(cache: &Cache) {
-    let disk = cache.attach(Disk::default()).unwrap();
-    in_time("a read for a task", move || {
-        assert_eq!(block_on(disk.get_async(3)).unwrap()[0], 7);
-    });
+fn attach(cache: &Cache, disk: impl BlockDevice) -> Device {
+    cache.attach_with(disk, AttachOptions::new().on_loss(|_| {})).unwrap()
 }
 
 fn dirty(disk: &Device, block: u64) {
     disk.create(block).unwrap().fill(1);
 }
 
-/// Fails unless dirty blocks are written without a sync.
-fn cleans(cache: &Cache) {
-    let disk = cache.attach(Disk::default()).unwrap();
-    dirty(&disk, 3);
+/// Fails unless tasks are served by the threads that read for them, and dirty blocks are written without a sync.
+fn all_threads_are_there(cache: &Cache) {
+    let device = attach(cache, disk());
+    dirty(&device, 3);
     wait_for("the cleaner writes", || cache.stats().dirty == 0);
-}
-
-#[test]
-fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
-    // The end of the last handle waits for the device's operations as long as this. The read ends after it.
-    let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
-    let has_no_handle = Arc::new(AtomicBool::new(false));
-    let (dropped, _drop) = bad_drop();
-    let reads_wait_for = Some(Arc::clone(&has_no_handle));
-    let disk = Disk { reads_wait_for, _drop, ..Disk::default() };
-    cache.attach(disk).unwrap().readahead(0..1);
-    has_no_handle.store(true, Relaxed);
-    wait_for("the device is dropped", || dropped.load(Relaxed));
-    reads_ahead(&cache);
-    // The same, where a task's load is the last to have the device.
-    has_no_handle.store(false, Relaxed);
-    let (dropped, _drop) = bad_drop();
-    let reads_wait_for = Some(Arc::clone(&has_no_handle));
-    let disk = Disk { reads_wait_for, _drop, ..Disk::default() };
-    let disk = cache.attach(disk).unwrap();
-    let mut task = Box::pin(async move { disk.get_async(1).await.map(drop) });
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    assert!(task.as_mut().poll(&mut context).is_pending());
-    drop(task);
-    has_no_handle.store(true, Relaxed);
-    wait_for("the device is dropped", || dropped.load(Relaxed));
-    reads_ahead(&cache);
-}
-
-#[test]
-fn a_payload_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
-    let cache = cache();
-    let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    disk.readahead(1..2);
-    wait_for("it is read ahead", || !device.bomb.load(Relaxed));
-    reads_ahead(&cache);
-    device.bomb.store(true, Relaxed);
-    let read = block_on(disk.get_async(2)).map(drop);
-    assert_eq!(read, Err(GetError::Panicked { block: 2 }));
-    reads_ahead(&cache);
-}
-
-#[test]
-fn a_verifier_whose_payload_panics_ends_the_load() {
-    let cache = cache();
-    let options = AttachOptions::new().verify(|_, _| panic_any(Bomb));
-    let disk = cache.attach_with(Disk::default(), options).unwrap();
-    in_time("a task", move || {
-        let read = block_on(disk.get_async(2)).map(drop);
-        assert_eq!(read, Err(GetError::Panicked { block: 2 }));
-    });
-    reads_ahead(&cache);
-}
-
-#[test]
-fn a_device_whose_drop_panics_leaves_the_cleaner() {
-    // The end of the last handle waits for the cleaner as long as this. The write ends after it, when the cleaner
-    // alone has the device.
-    let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
-    let (dropped, _drop) = bad_drop();
-    let options = AttachOptions::new().on_loss(|_| {});
-    let has_no_handle = Arc::new(AtomicBool::new(false));
-    let writes_wait_for = Some(Arc::clone(&has_no_handle));
-    let disk = Disk { writes_wait_for, _drop, ..Disk::default() };
-    let disk = cache.attach_with(disk, options).unwrap();
-    dirty(&disk, 1);
-    wait_for("the cleaner writes", || cache.stats().write_calls > 0);
-    drop(disk);
-    has_no_handle.store(true, Relaxed);
-    wait_for("the device is dropped", || dropped.load(Relaxed));
-    cleans(&cache);
-}
-
-#[test]
-fn a_write_whose_payload_panics_leaves_the_cleaner_and_no_mark() {
-    let cache = cache();
-    let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    dirty(&disk, 1);
-    wait_for("the cleaner writes", || !device.bomb.load(Relaxed));
-    cleans(&cache);
-    in_time("a sync", move || {
-        // The handle is told of the panic once.
-        assert!(disk.sync().is_err());
-        assert_eq!(disk.sync(), Ok(()));
-        assert_eq!(disk.get_mut(1).unwrap()[0], 1);
+    in_time("a read for a task", move || {
+        (10..20).for_each(|block| assert_eq!(block_on(device.get_async(block)).unwrap()[0], 7));
     });
 }
 
+/// The operation ends after the last handle: the thread that makes it is the last to have the device.
 #[test]
-fn a_sync_whose_payload_panics_ends() {
-    let cache = cache();
-    let device = Arc::new(Disk::default());
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    dirty(&disk, 1);
-    disk.flush().unwrap();
-    device.bomb.store(true, Relaxed);
+fn a_device_whose_drop_panics_leaves_the_threads_of_the_cache() {
+    type Begin = fn(&Cache, &Device);
+    let begins: [Begin; 3] = [
+        |_, device| device.readahead(0..1),
+        |_, device| {
+            let mut task = Box::pin(device.get_async(1));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(task.as_mut().poll(&mut context).is_pending());
+        },
+        |cache, device| {
+            dirty(device, 1);
+            wait_for("the cleaner writes", || cache.stats().write_calls > 0);
+        },
+    ];
+    for begin in begins {
+        // The end of the last handle waits for the device's operations as long as this.
+        let cache = cache(Duration::from_millis(1));
+        let [dropped, has_no_handle] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let disk = disk();
+        let (bad, may_end) = (BadDrop(Arc::clone(&dropped)), Arc::clone(&has_no_handle));
+        disk.on_operation(move |operation, _| {
+            let _dropped_with_this = &bad;
+            if operation != Operation::Sync {
+                wait_for("the last handle", || may_end.load(Relaxed));
+            }
+        });
+        let device = attach(&cache, disk);
+        begin(&cache, &device);
+        drop(device);
+        has_no_handle.store(true, Relaxed);
+        wait_for("the device is dropped", || dropped.load(Relaxed));
+        all_threads_are_there(&cache);
+    }
+}
+
+/// Of each kind of operation, and of the verifier.
+#[test]
+fn a_payload_whose_drop_panics_ends_its_operation_and_no_thread() {
+    let cache = cache(Duration::from_secs(60));
+    let disk = Arc::new(disk());
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let explode = Arc::clone(&is_armed);
+    let explode = move || {
+        if explode.swap(false, Relaxed) {
+            panic_any(Bomb);
+        }
+    };
+    let verifier = explode.clone();
+    disk.on_operation(move |_, offset| {
+        if offset < 40 * SIZE as u64 {
+            explode();
+        }
+    });
+    let options = AttachOptions::new().verify(move |block, _| {
+        if block >= 40 {
+            verifier();
+        }
+        true
+    });
+    let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    let exploded = || wait_for("the panic", || !is_armed.load(Relaxed));
+    is_armed.store(true, Relaxed);
+    device.readahead(1..2);
+    exploded();
+    for block in [2, 42] {
+        is_armed.store(true, Relaxed);
+        let read = block_on(device.get_async(block)).map(drop);
+        assert_eq!(read, Err(GetError::Panicked { block }));
+    }
+    is_armed.store(true, Relaxed);
+    dirty(&device, 1);
+    exploded(); // a write of the cleaner
+    all_threads_are_there(&cache);
     in_time("a sync", move || {
+        // The handle is told of the panic once, and the block has no mark.
+        assert!(device.sync().is_err());
+        assert_eq!(device.sync(), Ok(()));
+        assert_eq!(device.get_mut(1).unwrap()[0], 1);
+        device.flush().unwrap();
+        is_armed.store(true, Relaxed);
         let poisoned = WriteError::Poisoned { errno: libc::EIO };
-        assert_eq!([disk.sync(), disk.sync()], [Err(poisoned), Err(poisoned)]);
+        assert_eq!([device.sync(), device.sync()], [Err(poisoned), Err(poisoned)]);
     });
 }
 
@@ -245,7 +172,7 @@ impl BlockDevice for Shy {
 
 #[test]
 fn a_device_that_panics_while_it_is_attached_is_not_attached() {
-    let cache = cache();
+    let cache = cache(Duration::from_secs(60));
     for _ in 0..2 {
         let attached = catch_unwind(AssertUnwindSafe(|| cache.attach(Shy).map(drop)));
         assert!(attached.is_err(), "{attached:?}");
@@ -258,9 +185,11 @@ const CHILD: &str = "BUFCACHE_TEST_STDERR";
 #[test]
 fn a_loss_is_no_panic_where_the_standard_error_is_broken() {
     if std::env::var_os(CHILD).is_some() {
-        let disk = cache().attach(Disk { full: true, ..Disk::default() }).unwrap();
-        dirty(&disk, 1);
-        return drop(disk);
+        let disk = disk();
+        disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
+        let device = cache(Duration::from_secs(60)).attach(disk).unwrap();
+        dirty(&device, 1);
+        return drop(device);
     }
     let (reader, writer): (PipeReader, PipeWriter) = io::pipe().unwrap();
     drop(reader);

@@ -2,16 +2,14 @@
 //! has its own result.
 
 use std::io;
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, GetError,
-    Load, MemoryDevice, WriteError,
+    AttachOptions, BlockDevice, Cache, Device, DeviceWrite, GetError, MemoryDevice, WriteError,
 };
+use bufcache_test::{Begun, KeptDevice};
 use testkit::block_on;
 use testkit::wait::wait_for;
 
@@ -118,78 +116,13 @@ fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_writes_end
     }
 }
 
-/// Drops what it is to begin, or panics.
-#[derive(Default)]
-struct Careless {
-    panics: AtomicBool,
-    heeds: AtomicBool,
-}
-
-impl Careless {
-    fn drops<T>(&self, operation: T) -> Option<T> {
-        if self.heeds.load(Relaxed) {
-            return Some(operation);
-        }
-        if self.panics.load(Relaxed) {
-            resume_unwind(Box::new(()));
-        }
-        None
-    }
-}
-
-impl BlockDevice for Careless {
-    fn len(&self) -> u64 {
-        16 * SIZE as u64
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        buf.fill(7);
-        Ok(buf.len())
-    }
-
-    fn begin_read(&self, load: Load) {
-        self.drops(load).into_iter().for_each(Load::defer);
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn begin_write(&self, write: DeviceWrite) {
-        self.drops(write).into_iter().for_each(DeviceWrite::defer);
-    }
-
-    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn begin_discard(&self, range: DeviceRange) {
-        self.drops(range).into_iter().for_each(DeviceRange::defer);
-    }
-
-    fn zero(&self, _: u64, _: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn begin_zero(&self, range: DeviceRange) {
-        self.drops(range).into_iter().for_each(DeviceRange::defer);
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        self.drops(sync).into_iter().for_each(DeviceSync::defer);
-    }
-}
-
 #[test]
 fn inv23_an_operation_that_a_device_drops_or_panics_at_has_failed_and_leaves_no_mark() {
-    for panics in [false, true] {
-        let disk = Arc::new(Careless::default());
-        disk.panics.store(panics, Relaxed);
+    for begun in [Begun::Dropped, Begun::Panics] {
+        let panics = begun == Begun::Panics;
+        let disk = Arc::new(KeptDevice::new(16 * SIZE));
         let (cache, device) = attach(Arc::clone(&disk));
+        disk.does(begun);
         let get = |block| match panics {
             true => GetError::Panicked { block },
             false => GetError::Io { errno: libc::ECANCELED, block },
@@ -200,23 +133,21 @@ fn inv23_an_operation_that_a_device_drops_or_panics_at_has_failed_and_leaves_no_
         };
         assert_eq!(device.get(1).map(drop), Err(get(1)));
         assert_eq!(block_on(device.get_async(2)).map(drop), Err(get(2)));
-        device.create(3).unwrap().fill(1);
-        device.create(4).unwrap().fill(1);
-        device.create(6).unwrap().fill(1);
+        [3, 4, 6].into_iter().for_each(|block| device.create(block).unwrap().fill(1));
         assert_eq!(device.flush(), Err(write(3)));
         assert_eq!(device.discard(3..5), Err(write(3)));
         assert_eq!(device.zero_by_device(3..5), Err(write(3)));
         assert_eq!(device.write_around(3, &[2; SIZE]), Err(write(3)));
         assert_eq!(cache.stats().dirty, 3 * SIZE);
-        disk.heeds.store(true, Relaxed);
+        disk.does(Begun::Deferred);
         // Nothing is marked: all of it can be had, and written.
-        assert_eq!(device.get(1).map(|guard| guard[0]), Ok(7));
+        assert_eq!(device.get(1).map(|guard| guard[0]), Ok(1));
         assert_eq!(device.get_mut(3).map(|guard| guard[0]), Ok(1));
         device.flush().unwrap();
-        disk.heeds.store(false, Relaxed);
+        disk.does(begun);
         let errno = if panics { libc::EIO } else { libc::ECANCELED };
         assert_eq!(device.sync(), Err(WriteError::Poisoned { errno }));
-        disk.heeds.store(true, Relaxed);
+        disk.does(Begun::Deferred);
         assert!(device.reset().unwrap().blocks().is_empty());
         device.sync().unwrap();
     }

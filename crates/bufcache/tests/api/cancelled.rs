@@ -8,15 +8,24 @@ use std::time::Duration;
 
 use bufcache::{Cache, Device};
 
-use crate::kept::{Kept, Releases};
+use bufcache_test::KeptDevice;
 use testkit::{WakeCount, block_on};
 
 const SIZE: usize = 512;
 const BLOCKS: u64 = 64;
 
+/// Releases a device in its drop: the drop of a handle waits for the device.
+struct Releases(Arc<KeptDevice>);
+
+impl Drop for Releases {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 /// A device that ends no operation before it is released, attached to a cache.
-fn hung(patience: Duration) -> (Arc<Kept>, Device) {
-    let kept = Arc::new(Kept::new(BLOCKS as usize * SIZE));
+fn hung(patience: Duration) -> (Arc<KeptDevice>, Device) {
+    let kept = Arc::new(KeptDevice::new(BLOCKS as usize * SIZE));
     let builder = Cache::builder(32 * SIZE).block_size(SIZE).patience(patience);
     let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(80, 90);
     let device = builder.build().unwrap().attach(Arc::clone(&kept)).unwrap();

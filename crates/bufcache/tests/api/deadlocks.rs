@@ -3,14 +3,13 @@
 #![cfg(not(offlock_model))]
 
 use std::future::Future;
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load};
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load, MemoryDevice};
+use bufcache_test::{Begun, FaultDevice, KeptDevice};
 use testkit::block_on;
 
 const SIZE: usize = 512;
@@ -24,10 +23,10 @@ struct Inside {
 }
 
 impl Inside {
-    /// Asks for the block in every way that waits.
-    fn ask(&self, block: u64) {
+    /// Asks for the block in every way that waits. Returns true.
+    fn ask(&self, block: u64) -> bool {
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(handle) = handle else { return };
+        let Some(handle) = handle else { return true };
         let told = [
             handle.get(block).map(drop).err(),
             handle.get_mut(block).map(drop).err(),
@@ -35,6 +34,7 @@ impl Inside {
             handle.invalidate(block).map(drop).err(),
         ];
         self.told.lock().unwrap().extend(told.into_iter().map(|told| told.expect("refused")));
+        true
     }
 
     fn assert_told(&self) {
@@ -43,78 +43,60 @@ impl Inside {
     }
 }
 
-struct Disk {
-    inside: Arc<Inside>,
-    /// It asks while it reads; else the verifier does.
-    asks: bool,
-    /// Reads end when they begin.
-    begins: AtomicBool,
-}
+/// The cache waits as long as this for a block of another thread.
+const SHORT: Duration = Duration::from_millis(200);
+/// Much longer than anything takes that is waited for.
+const LONG: Duration = Duration::from_secs(60);
 
-impl BlockDevice for Disk {
-    fn len(&self) -> u64 {
-        BLOCKS * SIZE as u64
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let block = offset / SIZE as u64;
-        if self.asks {
-            self.inside.ask(block);
-        }
-        buf.fill(block as u8);
-        Ok(buf.len())
-    }
-
-    fn begin_read(&self, mut load: Load) {
-        if !self.begins.load(Ordering::Relaxed) {
-            return load.defer();
-        }
-        let block = load.offset() / SIZE as u64;
-        load.fill(block as u8);
-        let read = load.len();
-        load.finish(Ok(read));
-    }
-}
-
-fn new(asks: bool, begins: bool) -> (Arc<Inside>, Arc<Disk>, Device) {
+fn attach(device: impl BlockDevice, options: AttachOptions, patience: Duration) -> Device {
     let builder = Cache::builder(8 * SIZE).block_size(SIZE);
-    let cache = builder.patience(Duration::from_millis(200)).build().unwrap();
+    builder.patience(patience).build().unwrap().attach_with(device, options).unwrap()
+}
+
+fn memory() -> FaultDevice<MemoryDevice> {
+    FaultDevice::new(MemoryDevice::new(vec![1; BLOCKS as usize * SIZE]))
+}
+
+/// Either the device asks while it reads, or the verifier does; reads end when they begin, or block.
+fn new(asks: bool, begins: bool) -> (Arc<Inside>, Device) {
     let inside = Arc::new(Inside::default());
-    let begins = AtomicBool::new(begins);
-    let disk = Arc::new(Disk { inside: Arc::clone(&inside), asks, begins });
-    let mut options = AttachOptions::new();
-    if !asks {
-        let inside = Arc::clone(&inside);
-        options = options.verify(move |block, _| {
-            inside.ask(block);
-            true
-        });
-    }
-    let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
-    (inside, disk, device)
+    let asking = Arc::clone(&inside);
+    let options = AttachOptions::new();
+    let device = if begins {
+        let device = KeptDevice::new(BLOCKS as usize * SIZE);
+        device.does(Begun::Ended);
+        attach(device, options.verify(move |block, _| asking.ask(block)), SHORT)
+    } else if asks {
+        let device = memory();
+        device.on_operation(move |_, offset| _ = asking.ask(offset / SIZE as u64));
+        attach(device, options, SHORT)
+    } else {
+        attach(memory(), options.verify(move |block, _| asking.ask(block)), SHORT)
+    };
+    (inside, device)
 }
 
 /// For each kind of read: by the thread of the get, by the pool, or begun by the device.
 #[test]
 fn a_device_or_verifier_that_asks_for_the_block_it_is_at_is_told() {
     for (asks, begins) in [(false, false), (true, false), (false, true)] {
-        let (inside, _disk, device) = new(asks, begins);
+        let (inside, device) = new(asks, begins);
         *inside.handle.lock().unwrap() = Some(device.clone());
-        assert_eq!(device.get(3).unwrap()[0], 3);
+        assert_eq!(device.get(3).unwrap()[0], 1);
         inside.assert_told();
-        assert_eq!(block_on(device.get_async(4)).unwrap()[0], 4);
+        assert_eq!(block_on(device.get_async(4)).unwrap()[0], 1);
         inside.assert_told();
         drop(device.get_mut(5).unwrap());
         inside.assert_told();
         *inside.handle.lock().unwrap() = None; // it keeps the device, which keeps it
-        assert_eq!(device.get(6).unwrap()[0], 6);
+        assert_eq!(device.get(6).unwrap()[0], 1);
     }
 }
 
 #[test]
 fn a_get_of_a_block_that_its_thread_has_claimed_is_refused() {
     for begins in [false, true] {
-        let (_inside, disk, device) = new(false, begins);
+        let (_inside, device) = new(false, begins);
         let mut load = device.claim(3).unwrap().unwrap();
         load.fill(3);
         let told = [
@@ -127,14 +109,13 @@ fn a_get_of_a_block_that_its_thread_has_claimed_is_refused() {
         assert!(device.discard(2..5).is_err());
         load.finish(Ok(SIZE));
         assert_eq!(device.get(3).unwrap()[SIZE - 1], 3);
-        disk.begins.store(false, Ordering::Relaxed);
     }
 }
 
 /// The claimer waits for another thread, as long as that takes if that is not too long.
 #[test]
 fn a_thread_that_has_sent_the_load_away_waits_for_it() {
-    let (_inside, _disk, device) = new(false, false);
+    let (_inside, device) = new(false, false);
     thread::scope(|scope| {
         let (give, given) = mpsc::channel::<Load>();
         scope.spawn(move || {
@@ -166,7 +147,7 @@ fn a_thread_that_has_sent_the_load_away_waits_for_it() {
 #[test]
 fn a_writer_that_gets_its_block_is_refused_also_if_the_device_begins_reads() {
     for begins in [false, true] {
-        let (_inside, _disk, device) = new(false, begins);
+        let (_inside, device) = new(false, begins);
         let guard = device.get_mut(3).unwrap();
         assert_eq!(device.get(3).map(drop).unwrap_err(), GetError::WouldDeadlock);
         assert_eq!(device.get_mut(3).map(drop).unwrap_err(), GetError::WouldDeadlock);
@@ -180,37 +161,11 @@ fn a_writer_that_gets_its_block_is_refused_also_if_the_device_begins_reads() {
 
 type Task<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Begins a task on the thread that reads the device, before it reads.
-#[derive(Default)]
-struct Begins(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-impl BlockDevice for Begins {
-    fn len(&self) -> u64 {
-        BLOCKS * SIZE as u64
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let begin = self.0.lock().unwrap().take();
-        begin.into_iter().for_each(|begin| begin());
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The thread has a hazard slot of the block, which is not the task's: the task waits.
 #[test]
 fn a_task_that_a_reader_of_its_block_polls_waits() {
-    let device = Arc::new(Begins::default());
-    let cache = Cache::builder(8 * SIZE).block_size(SIZE).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
+    let device = Arc::new(memory());
+    let disk = attach(Arc::clone(&device), AttachOptions::new(), LONG);
     let (send, tasks) = mpsc::channel();
     let begin = move |mut task: Task<Result<(), String>>| {
         let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -218,7 +173,7 @@ fn a_task_that_a_reader_of_its_block_polls_waits() {
         send.send(task).unwrap();
     };
     let (own, begin_inside) = (disk.clone(), begin.clone());
-    *device.0.lock().unwrap() = Some(Box::new(move || {
+    let inside = Mutex::new(Some(move || {
         let discards = own.clone();
         begin_inside(Box::pin(async move {
             discards.discard_async(3..4).await.map_err(|error| format!("discard: {error}"))
@@ -227,6 +182,11 @@ fn a_task_that_a_reader_of_its_block_polls_waits() {
             own.get_mut_async(3).await.map(drop).map_err(|error| format!("write: {error}"))
         }));
     }));
+    // On the thread that reads the device, before it reads.
+    device.on_operation(move |_, _| {
+        let begin = inside.lock().unwrap().take();
+        begin.into_iter().for_each(|begin| begin());
+    });
     drop(disk.get(3));
     let end = |tasks: &mpsc::Receiver<Task<Result<(), String>>>| {
         let ends = tasks.try_iter().map(|task| thread::spawn(move || block_on(task)));

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -12,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
 use bufcache::{BlockDevice, Cache, EngineDevice, GetError, Load, MemoryDevice, lend_engine};
-use bufcache_test::{Fault, FaultDevice, Operation};
+use bufcache_test::{Fault, FaultDevice, KeptDevice, Operation};
 
-use crate::kept::Kept;
 use testkit::{WakeCount, block_on, in_time};
 
 const SIZE: usize = 4096;
@@ -22,10 +20,10 @@ const SIZE: usize = 4096;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Takes a load that was begun.
-fn take(kept: &Kept) -> Load {
+fn take(kept: &KeptDevice) -> Load {
     let start = Instant::now();
     loop {
-        if let Some(load) = kept.loads.lock().unwrap().pop() {
+        if let Some(load) = kept.loads().pop() {
             return load;
         }
         assert!(start.elapsed() < LONG, "no load was begun");
@@ -41,8 +39,8 @@ fn fill(mut load: Load) {
     load.finish(Ok(len));
 }
 
-fn kept(buffers: usize) -> (Arc<Kept>, Cache, bufcache::Device) {
-    let device = Arc::new(Kept::new(100 * SIZE));
+fn kept(buffers: usize) -> (Arc<KeptDevice>, Cache, bufcache::Device) {
+    let device = Arc::new(KeptDevice::new(100 * SIZE));
     let cache = Cache::builder(buffers * SIZE).patience(Duration::from_millis(50)).build().unwrap();
     let disk = cache.attach(Arc::clone(&device)).unwrap();
     (device, cache, disk)
@@ -67,7 +65,7 @@ fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
             start.wait();
             fill(take(&device));
         });
-        assert_eq!(device.begun.load(Relaxed), 1);
+        assert_eq!(device.begun(), 1);
         assert_eq!(cache.stats().reads, 1);
         let freed: usize = (0..8).map(|_| cache.shrink(8)).sum();
         assert_eq!(freed, 1, "a pin was kept");
@@ -144,15 +142,15 @@ fn inv13_readahead_begins_what_the_device_begins_and_keeps_no_pin() {
     let (device, cache, disk) = kept(4);
     disk.readahead(0..1);
     disk.readahead(0..1); // as good as there
-    assert_eq!(device.begun.load(Relaxed), 1);
+    assert_eq!(device.begun(), 1);
     fill(take(&device));
     assert_eq!(disk.try_get(0).unwrap()[0], 0);
     for block in 1..5 {
         disk.readahead(block..block + 1);
     }
-    assert_eq!(device.begun.load(Relaxed), 5, "the unused buffer is taken");
+    assert_eq!(device.begun(), 5, "the unused buffer is taken");
     disk.readahead(5..6);
-    assert_eq!((device.begun.load(Relaxed), cache.stats().ahead_dropped), (5, 1));
+    assert_eq!((device.begun(), cache.stats().ahead_dropped), (5, 1));
     (0..4).for_each(|_| fill(take(&device)));
     let freed: usize = (0..4).map(|_| cache.shrink(4)).sum();
     assert_eq!(freed, 4, "a pin was kept");

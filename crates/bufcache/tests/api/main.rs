@@ -14,11 +14,8 @@ mod crash;
 mod deadlocks;
 mod detach;
 mod devices;
-#[path = "../common/disk.rs"]
 mod disk;
 mod engine_writes;
-#[path = "../common/kept.rs"]
-mod kept;
 mod lent_engine;
 mod loads;
 mod log;

@@ -12,24 +12,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io, mem};
 
-use crate::kept::Kept;
 use aio_reap::Engine;
 use bufcache::{
     AttachOptions, Cache, Device, EngineDevice, GetError, Wal, WriteError, lend_engine,
 };
+use bufcache_test::KeptDevice;
 use testkit::block_on;
 
 const SIZE: usize = 4096;
 
-fn new() -> Kept {
-    Kept { reads: true, ..Kept::new(1024 * SIZE) }
+fn new() -> KeptDevice {
+    let mut kept = KeptDevice::new(1024 * SIZE);
+    kept.reads = true;
+    kept
 }
 
-fn attach(patience: Duration) -> (Cache, Device, Arc<Kept>) {
+fn attach(patience: Duration) -> (Cache, Device, Arc<KeptDevice>) {
     attach_kept(patience, new())
 }
 
-fn attach_kept(patience: Duration, kept: Kept) -> (Cache, Device, Arc<Kept>) {
+fn attach_kept(patience: Duration, kept: KeptDevice) -> (Cache, Device, Arc<KeptDevice>) {
     let builder = Cache::builder(512 * SIZE).write_back_after(Duration::from_secs(3600));
     let cache = builder.dirty_limits(100, 100).patience(patience).build().unwrap();
     let kept = Arc::new(kept);
@@ -52,7 +54,8 @@ fn inv20_a_sync_of_a_task_begins_when_its_writes_have_ended() {
 }
 
 fn check_batches(depth: usize, expected: &[usize]) {
-    let kept = Kept { depth, ..new() };
+    let mut kept = new();
+    kept.depth = depth;
     let (cache, device, kept) = attach_kept(Duration::from_secs(5), kept);
     for block in (0..200).step_by(2).chain(300..400) {
         device.create(block).unwrap().fill(2);
@@ -69,7 +72,7 @@ fn check_batches(depth: usize, expected: &[usize]) {
         }
     }
     assert_eq!((&batches[..], cache.stats().write_calls), (expected, 101));
-    assert!(kept.blocked.lock().unwrap().is_empty());
+    assert!(kept.blocked().is_empty());
 }
 
 /// Of any number that were asked for while one ran, one more is made; writes go on beside it.
@@ -80,7 +83,7 @@ fn inv20_syncs_of_tasks_share_one_that_began_behind_their_writes() {
     let mut first = pin!(device.sync_async());
     assert!(!is_ready(first.as_mut()));
     assert_eq!(kept.end_writes(), 1);
-    assert_eq!(kept.syncs.lock().unwrap().len(), 1);
+    assert_eq!(kept.syncs().len(), 1);
     let mut others: Vec<_> = (2..10)
         .map(|block| {
             device.create(block).unwrap().fill(2);
@@ -169,12 +172,12 @@ fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
     for _ in 0..2 {
         // The first waits for the guard of this thread, the second for the first.
         assert!(!is_ready(pin!(device.discard_async(1..9))));
-        assert!(kept.ranges.lock().unwrap().is_empty());
+        assert!(kept.ranges().is_empty());
         assert!(device.try_get_mut(5).is_ok(), "nothing is marked meanwhile");
     }
     drop(guard);
     let end = |errno: i32| {
-        let range = kept.ranges.lock().unwrap().pop().expect("the device is asked");
+        let range = kept.ranges().pop().expect("the device is asked");
         assert_eq!((range.offset(), range.len()), (SIZE as u64, 8 * SIZE as u64));
         let result = if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
         range.finish(result);
@@ -185,7 +188,7 @@ fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
     end(0);
     assert_eq!(cache.stats().dirty, 0);
     assert_eq!(device.get(3).unwrap()[0], 1);
-    assert!(kept.ranges.lock().unwrap().is_empty());
+    assert!(kept.ranges().is_empty());
 }
 
 /// Whichever comes second waits, or does without; a bypass does not overtake a discard that waits. The thread that
@@ -193,7 +196,7 @@ fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
 #[test]
 fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
     let (cache, device, kept) = attach(Duration::from_secs(5));
-    let ranges = || kept.ranges.lock().unwrap().len();
+    let ranges = || kept.ranges().len();
     let bypass = |blocks| device.try_bypass(blocks).unwrap();
     device.create(3).unwrap().fill(2);
     let first = bypass(2..4).expect("nothing is in the way");
@@ -209,7 +212,7 @@ fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
     assert!(is_ready(flush.as_mut()));
     assert_eq!(ranges(), 1, "the thread that ends the write begins the discard");
     assert!(bypass(5..6).is_none());
-    let range = kept.ranges.lock().unwrap().pop().unwrap();
+    let range = kept.ranges().pop().unwrap();
     range.finish(Ok(()));
     assert!(is_ready(discard.as_mut()));
     bypass(5..6).expect("the range is free").finish(Ok(())).unwrap();

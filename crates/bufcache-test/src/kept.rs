@@ -1,0 +1,244 @@
+//! A device that keeps the operations which it begins.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load, MemoryDevice};
+
+/// What a [`KeptDevice`] does with an operation that it is to begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Begun {
+    /// The device keeps the operation until the test ends it.
+    #[default]
+    Kept,
+    /// The blocking method makes the operation.
+    Deferred,
+    /// The device ends the operation with success at once: all changes, and all reads.
+    Ended,
+    /// The device drops the operation.
+    Dropped,
+    /// The device panics, without a message.
+    Panics,
+}
+
+/// A device in memory that keeps the operations which it begins, until the test ends them.
+#[derive(Debug)]
+pub struct KeptDevice {
+    inner: MemoryDevice,
+    /// The device begins no load: a blocking read makes it.
+    pub reads: bool,
+    /// The result of [`BlockDevice::write_depth`]; 0: the default.
+    pub depth: usize,
+    /// The result of [`BlockDevice::identity`].
+    pub identity: Option<(u64, u64)>,
+    loads: Mutex<Vec<Load>>,
+    writes: Mutex<Vec<DeviceWrite>>,
+    ranges: Mutex<Vec<DeviceRange>>,
+    syncs: Mutex<Vec<DeviceSync>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    does: Begun,
+    loads: u64,
+    refused: Option<(Range<u64>, i32)>,
+    blocked: BTreeSet<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl KeptDevice {
+    /// Returns a device of so many ones.
+    pub fn new(len: usize) -> Self {
+        let (loads, writes, ranges, syncs, state) = Default::default();
+        let inner = MemoryDevice::new(vec![1; len]);
+        let (reads, depth, identity) = (false, 0, None);
+        Self { inner, reads, depth, identity, loads, writes, ranges, syncs, state }
+    }
+
+    /// Returns the loads that have begun and not ended.
+    pub fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
+        lock(&self.loads)
+    }
+
+    /// Returns the writes that have begun and not ended.
+    pub fn writes(&self) -> MutexGuard<'_, Vec<DeviceWrite>> {
+        lock(&self.writes)
+    }
+
+    /// Returns the discards and zeros that have begun and not ended.
+    pub fn ranges(&self) -> MutexGuard<'_, Vec<DeviceRange>> {
+        lock(&self.ranges)
+    }
+
+    /// Returns the syncs that have begun and not ended.
+    pub fn syncs(&self) -> MutexGuard<'_, Vec<DeviceSync>> {
+        lock(&self.syncs)
+    }
+
+    /// Returns how many loads have begun.
+    pub fn begun(&self) -> u64 {
+        lock(&self.state).loads
+    }
+
+    /// Returns the names of the threads that have called a blocking method that changes the device.
+    pub fn blocked(&self) -> Vec<String> {
+        lock(&self.state).blocked.iter().cloned().collect()
+    }
+
+    /// From now on the device does this with an operation. Those that it keeps stay.
+    pub fn does(&self, begun: Begun) {
+        lock(&self.state).does = begun;
+    }
+
+    /// From now on the writes that begin in these bytes fail with this errno.
+    pub fn refuse(&self, bytes: Range<u64>, errno: i32) {
+        lock(&self.state).refused = Some((bytes, errno));
+    }
+
+    /// Makes a write that has begun, and ends it.
+    pub fn end_write(&self, write: DeviceWrite) {
+        let mut offset = write.offset();
+        let result = write.parts().iter().try_for_each(|part| {
+            let start = offset;
+            offset += part.len() as u64;
+            self.check(start)?;
+            self.inner.write(start, part)
+        });
+        write.finish(result);
+    }
+
+    fn check(&self, offset: u64) -> io::Result<()> {
+        let refused = lock(&self.state).refused.clone();
+        let refused = refused.filter(|(bytes, _)| bytes.contains(&offset));
+        refused.map_or(Ok(()), |(_, errno)| Err(io::Error::from_raw_os_error(errno)))
+    }
+
+    /// Ends the writes that have begun, and returns how many these are.
+    pub fn end_writes(&self) -> usize {
+        let writes = std::mem::take(&mut *self.writes());
+        writes.into_iter().map(|write| self.end_write(write)).count()
+    }
+
+    /// Ends the syncs that have begun, and returns how many these are.
+    pub fn end_syncs(&self) -> usize {
+        let syncs = std::mem::take(&mut *self.syncs());
+        syncs.into_iter().map(|sync| sync.finish(Ok(()))).count()
+    }
+
+    /// Ends all operations as successes, and each later one as it begins.
+    pub fn release(&self) {
+        self.does(Begun::Ended);
+        self.end_all();
+    }
+
+    fn end_all(&self) {
+        let loads = std::mem::take(&mut *self.loads());
+        loads.into_iter().for_each(|mut load| {
+            let read = self.inner.read(load.offset(), &mut load);
+            load.finish(read);
+        });
+        let ranges = std::mem::take(&mut *self.ranges());
+        ranges.into_iter().for_each(|range| range.finish(Ok(())));
+        self.end_writes();
+        self.end_syncs();
+    }
+
+    fn begin<T>(&self, kept: &Mutex<Vec<T>>, operation: T, defer: fn(T)) {
+        let does = lock(&self.state).does;
+        match does {
+            Begun::Kept => lock(kept).push(operation),
+            Begun::Deferred => defer(operation),
+            Begun::Ended => {
+                lock(kept).push(operation);
+                self.end_all();
+            }
+            Begun::Dropped => {}
+            Begun::Panics => resume_unwind(Box::new(())),
+        }
+    }
+
+    fn note_that_it_blocks(&self) {
+        let name = thread::current().name().unwrap_or_default().to_string();
+        lock(&self.state).blocked.insert(name);
+    }
+
+    /// The thread that drops the last handle ends its writes and syncs itself.
+    fn defers(&self, is_blocking: bool) -> bool {
+        is_blocking && lock(&self.state).does == Begun::Kept
+    }
+}
+
+impl BlockDevice for KeptDevice {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.identity
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(offset, buf)
+    }
+
+    fn begin_read(&self, load: Load) {
+        if self.reads {
+            return load.defer();
+        }
+        lock(&self.state).loads += 1;
+        self.begin(&self.loads, load, Load::defer);
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.note_that_it_blocks();
+        self.check(offset)?;
+        self.inner.write(offset, buf)
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        match self.defers(write.is_blocking()) {
+            true => write.defer(),
+            false => self.begin(&self.writes, write, DeviceWrite::defer),
+        }
+    }
+
+    fn write_depth(&self) -> usize {
+        if self.depth == 0 { self.inner.write_depth() } else { self.depth }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.begin(&self.ranges, range, DeviceRange::defer);
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.zero(offset, len)
+    }
+
+    fn begin_zero(&self, range: DeviceRange) {
+        self.begin(&self.ranges, range, DeviceRange::defer);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.note_that_it_blocks();
+        Ok(())
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        match self.defers(sync.is_blocking()) {
+            true => sync.defer(),
+            false => self.begin(&self.syncs, sync, DeviceSync::defer),
+        }
+    }
+}
