@@ -3,9 +3,9 @@
 use crate::disk;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Cache, GetError, MemoryDevice, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
@@ -189,71 +189,6 @@ fn zeros_by_the_device_alone_dirty_nothing() {
     device.zero_by_device(3..5).unwrap();
     assert_eq!((cache.stats().dirty, on_disk(&disk, 4)), (0, 0));
     assert_eq!(device.zero_by_device(64..65), Err(WriteError::OutOfRange));
-}
-
-/// A writer past the cache, one through it, and readers of both kinds: no reader sees a version
-/// older than one that was reported.
-#[test]
-fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
-    const BLOCKS: u64 = 8;
-    const LONG: Duration = Duration::from_secs(60);
-    let cache = Cache::builder(4 * SIZE).block_size(SIZE).patience(LONG).build().unwrap();
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; BLOCKS as usize * SIZE])));
-    let device = cache.attach(Arc::clone(&disk)).unwrap();
-    let told: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
-    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
-    let value = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    thread::scope(|scope| {
-        for writer in 0..2 {
-            let (device, told, stop, reads) = (device.clone(), &told, &stop, &reads);
-            scope.spawn(move || {
-                let began = Instant::now();
-                for round in 1_u64.. {
-                    // On a busy machine the readers may not have had their turns yet.
-                    let enough = reads.load(Ordering::Relaxed) > 0 || began.elapsed() > LONG;
-                    if round >= 2_000 && enough {
-                        break;
-                    }
-                    // Each has half of the blocks.
-                    let block = round % (BLOCKS / 2) + writer * BLOCKS / 2;
-                    let bytes = round.to_le_bytes().repeat(SIZE / 8);
-                    match round % 3 {
-                        0 => device.write_around(block, &bytes).unwrap(),
-                        1 => match device.try_create(block) {
-                            Ok(mut guard) => guard.copy_from_slice(&bytes),
-                            Err(_) => device.create(block).unwrap().copy_from_slice(&bytes),
-                        },
-                        _ => device.get_mut(block).unwrap().copy_from_slice(&bytes),
-                    }
-                    told[block as usize].store(round, Ordering::Release);
-                }
-                stop.store(true, Ordering::Relaxed);
-            });
-        }
-        for reader in 0..2 {
-            let (device, disk, told, stop, reads) = (device.clone(), &disk, &told, &stop, &reads);
-            scope.spawn(move || {
-                let mut bytes = [0; SIZE];
-                for round in reader.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let block = round % BLOCKS;
-                    let least = told[block as usize].load(Ordering::Acquire);
-                    let seen = if device.is_newer(block..block + 1) {
-                        device.flush_range(block..block + 1).unwrap();
-                        value(&device.get(block).unwrap())
-                    } else {
-                        disk.inner().read(block * SIZE as u64, &mut bytes).unwrap();
-                        reads.fetch_add(1, Ordering::Relaxed);
-                        value(&bytes)
-                    };
-                    assert!(seen >= least, "block {block}: {seen}, and {least} was told");
-                }
-            });
-        }
-    });
-    assert!(reads.into_inner() > 0);
 }
 
 /// What was discarded and not synced is remembered, part by part: not without end.

@@ -3,14 +3,11 @@
 use crate::disk;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, MemoryDevice, WriteError,
-};
+use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, MemoryDevice, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
@@ -18,27 +15,6 @@ use testkit::block_on;
 
 /// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
-
-#[test]
-fn a_guard_that_changes_nothing_dirties_nothing() {
-    let (cache, device, disk) = new();
-    assert_eq!(device.get_mut(3).unwrap()[0], 1);
-    assert_eq!(cache.stats().dirty, 0);
-    device.flush().unwrap();
-    assert_eq!(disk.count(Operation::Write), 0);
-}
-
-#[test]
-fn created_blocks_are_zeros_and_are_not_read() {
-    let (_cache, device, disk) = new();
-    device.create(5).unwrap()[0] = 9;
-    assert_eq!(disk.count(Operation::Read), 0);
-    assert_eq!(device.get(5).unwrap()[..2], [9, 0]);
-    fill(&device, 6, 8);
-    assert_eq!(device.create(6).unwrap()[..2], [0, 0]);
-    device.flush().unwrap();
-    assert_eq!(on_disk(&disk, 6), 0);
-}
 
 #[test]
 fn a_writer_waits_for_readers_and_readers_for_the_writer() {
@@ -312,23 +288,6 @@ fn inv17_the_cleaner_gives_up_when_the_device_is_gone() {
 }
 
 #[test]
-fn fua_makes_its_blocks_durable_and_no_others() {
-    let (_cache, device, disk) = new();
-    disk.record().unwrap();
-    for block in 1..5 {
-        fill(&device, block, 2);
-    }
-    device.write_through(2..4).unwrap();
-    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
-    assert_eq!([1, 2, 3, 4].map(|block| after[block * SIZE]), [1, 2, 2, 1]);
-    // Another thread wrote it meanwhile, and it is clean: a sync makes it durable.
-    device.flush().unwrap();
-    device.write_through(4..5).unwrap();
-    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
-    assert_eq!(after[4 * SIZE], 2);
-}
-
-#[test]
 fn inv12_what_is_refused_before_a_write_is_not_written() {
     let even = |_, bytes: &[u8]| bytes[0].is_multiple_of(2);
     let (cache, device, disk) = with(16, AttachOptions::new().before_write(even));
@@ -425,49 +384,6 @@ fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(began.elapsed() >= Duration::from_millis(100));
-}
-
-/// Each thread keeps a buffer while it gets another: one is refused in time, and no write is lost.
-#[test]
-fn inv19_three_threads_and_two_buffers() {
-    let builder = Cache::builder(2 * SIZE).block_size(SIZE);
-    let cache = builder.patience(Duration::from_millis(2)).build().unwrap();
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; SIZE * 64])));
-    let device = cache.attach(Arc::clone(&disk)).unwrap();
-    let refused = AtomicU64::new(0);
-    let written = [0, 1, 2].map(|_| AtomicU64::new(0));
-    thread::scope(|scope| {
-        for thread in 0..3_u64 {
-            let (device, refused, written) = (&device, &refused, &written);
-            scope.spawn(move || {
-                let began = Instant::now();
-                for round in 0..300_u64 {
-                    assert!(began.elapsed() < Duration::from_secs(60), "each wait is bounded");
-                    let first = device.get(3 + (round * 7 + thread) % 60);
-                    match device.get_mut(thread) {
-                        Ok(mut guard) => {
-                            let count = u64::from_le_bytes(guard[..8].try_into().unwrap()) + 1;
-                            guard[..8].copy_from_slice(&count.to_le_bytes());
-                            written[thread as usize].store(count, Ordering::Relaxed);
-                        }
-                        Err(GetError::NoFreeBuffers | GetError::Busy) => {
-                            refused.fetch_add(1, Ordering::Relaxed);
-                        }
-                        Err(error) => panic!("{error}"),
-                    }
-                    assert!(matches!(first, Ok(_) | Err(GetError::NoFreeBuffers)));
-                }
-            });
-        }
-    });
-    device.sync().unwrap();
-    for (block, count) in written.iter().enumerate() {
-        let mut bytes = [0; 8];
-        disk.inner().read((block * SIZE) as u64, &mut bytes).unwrap();
-        let count = count.load(Ordering::Relaxed);
-        assert_eq!(u64::from_le_bytes(bytes), count, "each write counts on what was there");
-        assert!(count + refused.load(Ordering::Relaxed) >= 300);
-    }
 }
 
 /// A writer of the whole block does not use the bytes that another thread reads.

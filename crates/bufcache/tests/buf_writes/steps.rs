@@ -119,7 +119,8 @@ impl<'d> Machine<'d> {
     pub(super) fn write(&mut self, which: usize, block: u64, how: u8) {
         let device = self.device(which);
         let (mine, pinned) = self.users(which, block);
-        let cached = device.is_cached(block);
+        let (cached, newer) = (device.is_cached(block), device.is_newer(block..block + 1));
+        let reads = self.cache.stats().reads;
         let (create, only_try) = (matches!(how % 8, 3 | 4 | 7), matches!(how % 8, 5 | 7));
         let limited = self.may_be_limited(which);
         // A miss that needed a buffer has woken the cleaner, which may be writing this block now.
@@ -167,13 +168,18 @@ impl<'d> Machine<'d> {
             Some(Err(_)) | None => return,
         };
         assert!(!mine && !pinned && !*poisoned && !*closed);
+        assert!(!create || self.cache.stats().reads == reads, "it is not read");
         let mut now = if create { vec![0; PARTS] } else { model.now(block) };
         assert_eq!(values(first, &guard), now, "block {block}, cached: {cached}");
         let written = match how % 8 {
             1 => 0..1,
             2 => 1..2,
-            4 => 0..0,   // zeros
-            6 => return, // looked at, and not changed
+            4 => 0..0, // zeros
+            6 => {
+                // Looked at, and not changed.
+                drop(guard);
+                return assert!(newer || !device.is_newer(block..block + 1), "it dirties nothing");
+            }
             _ => 0..PARTS,
         };
         for part in written {

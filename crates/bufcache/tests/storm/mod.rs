@@ -257,7 +257,9 @@ impl World {
         let any = rng.u64(..self.shape.blocks) & rng.u64(..self.shape.blocks);
         match kind % KINDS {
             0..22 => self.write(disk, &device, own, rng),
-            22..44 => self.read(which, &device, any, rng),
+            22..43 => self.read(which, &device, any, rng),
+            // A write that fails in part leaves a torn block on the device.
+            43 if !self.shape.fails => self.read_past(disk, &device, any),
             44..46 => {
                 let few = own..(own + 1 + rng.u64(..3)).min(blocks.end);
                 self.wipe(disk, &device, few, rng);
@@ -359,6 +361,16 @@ impl World {
                 assert!(again >= version, "a guard");
             }
             _ => {}
+        }
+    }
+
+    /// Reads the device itself, unless the cache has newer bytes.
+    fn read_past(&self, disk: &Disk, device: &Device, block: u64) {
+        let least = disk.block(block).over;
+        if !device.is_newer(block..block + 1) || told(device.flush_range(block..block + 1)) {
+            let mut bytes = vec![0; self.shape.size];
+            disk.device.inner().read(block * self.shape.size as u64, &mut bytes).unwrap();
+            disk.version(block, &bytes, least, "past the cache");
         }
     }
 
