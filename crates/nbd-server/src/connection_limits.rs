@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{fmt, io};
 
 use offlock_sync::Mutex;
@@ -23,20 +23,13 @@ use radix_ctx::Id;
 use socket2::Socket;
 
 use crate::notifier::{eventfd, notify};
+use crate::waits;
 
 /// The most connections of the server divided by the most half-open ones of a peer.
 const SHARE: usize = 4;
 /// Half-open connections that a peer may always have, for servers with a low limit.
 /// Clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
-/// How long a connection waits for a free place before the workers are nudged: longer than the last
-/// requests of a client that has left take, and its last TCP segment. Another CPU may pass on the
-/// segment, so that on a busy machine the client's next connection overtakes it. Seen with 30 busy
-/// threads on two CPUs: by more than 250 ms.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a nudged worker may stand still before it is left out. By then each handshake that was
-/// under way has ended.
-const NUDGE_LIMIT: Duration = Duration::from_secs(10);
 /// Most connections that wait, of all peers. Each has a descriptor; further ones evict or are refused
 /// at once.
 const MOST_WAITING: usize = 64;
@@ -300,7 +293,7 @@ impl<S> Waiting<S> {
         if let Ok((permit, evicted)) = limits.admit(peer, false) {
             return Some(Ok((socket, permit, evicted)));
         }
-        let until = now + PATIENCE;
+        let until = now + waits::PLACE;
         if self.queue.len() >= MOST_WAITING {
             if let Some(at) = self.newest_of_crowd(peer.key()) {
                 let other = self.queue.remove(at)?;
@@ -343,7 +336,7 @@ impl<S> Waiting<S> {
             };
             if is_due && nudge.is_none() {
                 let sent = Arc::new(Nudge(Arc::clone(&limits.freed)));
-                (*nudge, *until) = (Some(Arc::downgrade(&sent)), now + NUDGE_LIMIT);
+                (*nudge, *until) = (Some(Arc::downgrade(&sent)), now + waits::NUDGE);
                 send(&sent);
             }
             match limits.admit(peer, may_evict) {
@@ -562,7 +555,7 @@ mod tests {
             waiting.admit(&limits, 2, A, now).is_none()
                 && next(&mut waiting, &limits, now).is_none()
         );
-        assert_eq!(waiting.until(), Some(now + PATIENCE));
+        assert_eq!(waiting.until(), Some(now + waits::PLACE));
         let is_told = || rustix::io::read(limits.freed(), &mut [0; 8]).is_ok();
         assert!(!is_told());
         drop(first);
@@ -573,7 +566,7 @@ mod tests {
         // One that gets no place is refused in the end, and a crowd does not grow.
         assert!(waiting.admit(&limits, 3, A, now).is_none());
         assert_eq!(
-            next(&mut waiting, &limits, now + PATIENCE).unwrap().unwrap_err(),
+            next(&mut waiting, &limits, now + waits::PLACE).unwrap().unwrap_err(),
             (A, Refused::Peer(1))
         );
         for socket in 0..MOST_WAITING {
@@ -595,7 +588,7 @@ mod tests {
         let (_, mut first, _) = waiting.admit(&limits, 2, A, now).unwrap().unwrap();
         first.set_location(id(2), 0);
         assert!(waiting.admit(&limits, 3, A, now).is_none(), "it took a place in use");
-        assert!(next(&mut waiting, &limits, now + PATIENCE / 2).is_none());
+        assert!(next(&mut waiting, &limits, now + waits::PLACE / 2).is_none());
         olds.pop();
         let (socket, second, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
         second.set_location(id(3), 0);
@@ -605,7 +598,8 @@ mod tests {
             waiting.admit(&limits, 4, A, now).is_none()
                 && next(&mut waiting, &limits, now).is_none()
         );
-        let (_, _third, evicted) = next(&mut waiting, &limits, now + PATIENCE).unwrap().unwrap();
+        let (_, _third, evicted) =
+            next(&mut waiting, &limits, now + waits::PLACE).unwrap().unwrap();
         assert_eq!(evicted, Some((id(3), 0)));
     }
 
@@ -618,12 +612,12 @@ mod tests {
             let (mut first, _) = admit(&limits, A, 0).unwrap();
             assert!(first.finish_handshake() && waiting.admit(&limits, 1, A, now).is_none());
             let mut nudges = Vec::new();
-            let due = now + PATIENCE;
+            let due = now + waits::PLACE;
             assert!(waiting.next(&limits, due, |nudge| nudges = vec![nudge.clone(); 2]).is_none());
             nudges.pop();
-            let late = due + NUDGE_LIMIT / 2;
+            let late = due + waits::NUDGE / 2;
             assert!(waiting.next(&limits, late, |_| unreachable!()).is_none(), "one is late");
-            assert_eq!(waiting.until(), Some(due + NUDGE_LIMIT));
+            assert_eq!(waiting.until(), Some(due + waits::NUDGE));
             let held = (!is_free).then_some(first);
             let _ = rustix::io::read(limits.freed(), &mut [0; 8]);
             if !is_left_out {
@@ -633,7 +627,7 @@ mod tests {
                     "nothing told of it"
                 );
             }
-            let late = if is_left_out { due + NUDGE_LIMIT } else { late };
+            let late = if is_left_out { due + waits::NUDGE } else { late };
             let found = waiting.next(&limits, late, |_| unreachable!()).unwrap();
             assert_eq!(found.is_ok(), is_free);
             drop(held);

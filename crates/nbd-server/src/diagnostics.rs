@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use tracing::warn;
 
+use crate::waits;
+
 /// Most lines in the queue: a burst of connections, and a page of statistics.
 const MOST: usize = 1024;
-/// How long the end of the server waits for the queue, and its start for standard output.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 
 /// Lines that were dropped since the server started.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -107,13 +107,13 @@ pub(crate) fn flush() {
     let since = Instant::now();
     let mut entry = Entry::Flush(done);
     while let Err(TrySendError::Full(refused)) = queue.try_send(entry) {
-        if since.elapsed() >= PATIENCE {
+        if since.elapsed() >= waits::OUTPUT {
             return;
         }
         entry = refused;
         thread::sleep(Duration::from_millis(1));
     }
-    let _ = written.recv_timeout(PATIENCE.saturating_sub(since.elapsed())); // then without it
+    let _ = written.recv_timeout(waits::OUTPUT.saturating_sub(since.elapsed())); // then without it
 }
 
 /// Flushes the log when it is dropped, at the end of the main thread or as a panic unwinds it.
@@ -131,7 +131,7 @@ pub(crate) fn print(text: String) -> io::Result<()> {
     let (done, result) = mpsc::channel();
     let print = move || done.send(write(io::stdout().as_fd(), text.as_bytes()));
     thread::Builder::new().name("stdout".into()).spawn(print)?;
-    result.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+    result.recv_timeout(waits::OUTPUT).unwrap_or_else(|_| {
         warn!("standard output takes nothing");
         Ok(())
     })

@@ -40,6 +40,7 @@ mod tasks;
 mod tls;
 #[cfg(feature = "objects")]
 mod volume;
+mod waits;
 mod worker;
 
 use std::env;

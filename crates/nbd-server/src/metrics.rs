@@ -4,7 +4,7 @@
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit
+//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`waits::METRICS`]. At that limit
 //! a new client takes the place of the oldest one, so silent clients do not delay others. The
 //! socket is created and removed like that of `--socket`.
 
@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -27,9 +27,8 @@ use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::notifier::{eventfd, notify};
 use crate::report::{Counters, Reporter, ServerReport};
+use crate::waits;
 
-/// How long a client may take to send its request and to receive the response.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Most clients at a time.
 const AT_ONCE: usize = 64;
 /// Longest request that is read. Browsers send less.
@@ -103,7 +102,7 @@ impl Server {
             }
             let deadlines = self.clients.iter().map(|client| client.deadline);
             let next = deadlines.chain((!accepts).then_some(self.resume)).min();
-            // `PATIENCE` at most, so it fits.
+            // `METRICS` at most, so it fits.
             let wait = next.map(|next| Timespec::try_from(next - now).unwrap_or_default());
             match poll(&mut polled, wait.as_ref()) {
                 Ok(_) => {}
@@ -136,11 +135,11 @@ impl Server {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
             Err(error) => {
                 warn!(%error, "cannot accept a client of the metrics");
-                self.resume = now + PATIENCE; // usually the process is out of descriptors
+                self.resume = now + waits::METRICS; // usually the process is out of descriptors
                 return;
             }
         };
-        let deadline = now + PATIENCE;
+        let deadline = now + waits::METRICS;
         let mut client =
             Client { stream, request: Vec::new(), response: Vec::new(), sent: 0, deadline };
         // A request that arrived with the connection is answered before further clients are

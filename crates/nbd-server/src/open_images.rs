@@ -32,9 +32,6 @@ use tracing::{info, warn};
 use crate::blocks::{BLOCK, Image};
 use crate::files::unlock;
 
-/// The interval of the search for idle images.
-pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
-
 /// Most releases that one search starts. Each runs on a thread of its own, so that an image that
 /// hangs does not delay the others.
 const AT_ONCE: usize = 64;

@@ -38,7 +38,6 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
@@ -51,6 +50,7 @@ use crate::admission::SMALL;
 use crate::memory::LARGEST;
 #[cfg(feature = "objects")]
 use crate::volume::Volume;
+use crate::waits;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
@@ -63,9 +63,6 @@ const SHARE: u64 = 8;
 /// blocks are mostly read once. Keeping 16 blocks took as much time as a READ of 64 KiB itself.
 /// Longer WRITEs bypass the cache for the same reason.
 const SCAN: usize = 4 * BLOCK;
-/// How long the cache waits for a buffer while no block can be written back. A full disk
-/// reports it at once, and a slow one may take seconds.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The cache of all images.
 #[derive(Debug)]
@@ -174,7 +171,7 @@ impl Blocks {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         // Syncs and exclusion need the cache even if it keeps no blocks.
         let capacity = if bytes == 0 { BLOCK } else { capacity };
-        let cache = Cache::builder(capacity).block_size(BLOCK).patience(PATIENCE).build()?;
+        let cache = Cache::builder(capacity).block_size(BLOCK).patience(waits::BUFFER).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
         Ok(Self { cache, longest, failed: Arc::default() })
     }

@@ -27,7 +27,7 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aio_reap::{AlignedBuf, Engine, File};
 use bufcache::{GetError, WriteError};
@@ -36,9 +36,7 @@ use nbd_protocol::{Command, HeaderStyle, Request};
 use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlier};
 use crate::extents;
 use crate::memory::{self, MOST_ZEROS, ZEROS};
-
-/// How long a command retries while a block is busy. Longer than any operation of a disk.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::waits;
 
 /// Bytes of a CACHE that the kernel is told of at a time. As many as a long READ has.
 const CACHE_PART: u64 = 8 << 20;
@@ -85,7 +83,7 @@ async fn retry_while_busy<T, E, F: Future<Output = Result<T, E>>>(
     let since = Instant::now();
     loop {
         match ask().await {
-            Err(error) if is_busy(&error) && since.elapsed() < PATIENCE => {}
+            Err(error) if is_busy(&error) && since.elapsed() < waits::BLOCK => {}
             result => return result,
         }
     }

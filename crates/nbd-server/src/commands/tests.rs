@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;

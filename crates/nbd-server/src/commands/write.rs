@@ -10,9 +10,10 @@ use aio_reap::{AlignedBuf, IoBuf};
 use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::Request;
 
-use super::{Job, PATIENCE, change, get, os, transfer};
+use super::{Job, change, get, os, transfer};
 use crate::blocks::{BLOCK, Piece, Source, covering, ignore_earlier};
 use crate::memory::ALIGN;
+use crate::waits;
 
 impl Job {
     pub(super) async fn write(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
@@ -157,7 +158,7 @@ impl Job {
         let since = Instant::now();
         let write = move |device: bufcache::Device| loop {
             match device.write_around(first, &buf[part.clone()]) {
-                Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
+                Err(WriteError::Busy { .. }) if since.elapsed() < waits::BLOCK => {}
                 result => return (result, buf),
             }
         };

@@ -37,14 +37,7 @@ use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
 #[cfg(feature = "objects")]
 use crate::volume::{self, Volume, VolumeError};
-
-/// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
-/// writes in flight have ended.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long an image of a folder stays open and locked without a client: long enough that a client
-/// that connects again finds its blocks in the cache.
-const IDLE: Duration = Duration::from_secs(10);
+use crate::waits;
 
 /// Most open images of a folder. Each needs some descriptors, and a queue in each worker
 /// that serves it.
@@ -204,7 +197,7 @@ impl ExportTable {
         let read_only = self.args.read_only || !self.args.images.iter().any(writes);
         let (file, created) = open(path, &self.args, read_only)?;
         let added = self.add(spec, &file, || {
-            self.lock(path, &file, read_only, LOCK_PATIENCE)?;
+            self.lock(path, &file, read_only, waits::LOCK)?;
             grow(&file, path, &self.args, read_only).map_err(ExportError::at(path))
         });
         if let (Some(created), Err(error)) = (created, &added) {
@@ -374,9 +367,9 @@ impl ExportTable {
         self.images.grow();
     }
 
-    /// Releases images of the folder that were idle for [`IDLE`].
+    /// Releases images of the folder that were idle for [`waits::IDLE`].
     pub(crate) fn release_idle(&self, now: Instant) {
-        self.images.release_idle(now, IDLE);
+        self.images.release_idle(now, waits::IDLE);
     }
 
     /// Returns an upper bound of the memory for the replies to `input` bytes of options.

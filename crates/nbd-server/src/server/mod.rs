@@ -28,10 +28,10 @@ use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, notify};
-use crate::open_images::IDLE_CHECK;
 use crate::registry::{Connection, Registry};
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
+use crate::waits;
 use crate::worker::{Inbox, Message, Shared, Worker};
 
 /// Memory for payloads of all connections, at least [`LEAST`] per worker. Each connection has its
@@ -41,11 +41,6 @@ const MEMORY: usize = 256 << 20;
 const POOL: usize = 16;
 /// Most connections to accept before the signals are handled.
 const ACCEPTED_AT_ONCE: usize = 64;
-/// How long a new connection waits for a worker to close an evicted one before it is refused.
-const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
-/// How long to wait for the workers' reports. A worker that is late, perhaps because it opens an
-/// image, is left out.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Requested size of the send buffer; the system may grant less. A few large replies.
 const SEND_BUFFER: usize = 2 << 20;
 
@@ -151,7 +146,8 @@ impl Server {
                 notify(&ended);
             });
         }
-        let reporter = Reporter { workers: inboxes, shared: shared.clone(), patience: PATIENCE };
+        let reporter =
+            Reporter { workers: inboxes, shared: shared.clone(), patience: waits::REPORT };
         let metrics = args.metrics.as_ref().map(|path| Metrics::start(path, reporter.clone()));
         Ok(Self {
             shared,
@@ -248,7 +244,7 @@ impl Server {
             let now = Instant::now();
             if idle_check.is_some_and(|due| now >= due) {
                 self.shared.exports.release_idle(now);
-                idle_check = Some(now + IDLE_CHECK);
+                idle_check = Some(now + waits::IDLE_CHECK);
             }
         }
     }
@@ -347,7 +343,7 @@ impl Server {
         let inserted = loop {
             match connections.insert(Connection::default()) {
                 Err(InsertError { reason: InsertRefused::Quota { .. }, .. })
-                    if since.elapsed() < CLOSING_PATIENCE =>
+                    if since.elapsed() < waits::CLOSING =>
                 {
                     thread::sleep(Duration::from_millis(1));
                 }

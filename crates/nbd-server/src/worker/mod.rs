@@ -82,13 +82,8 @@ use crate::registry::{Client, Connection, Connections, Registry};
 use crate::report::Counters;
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
+use crate::waits;
 
-/// How long a client may take for its handshake before its connection is closed.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a client may take to close its side after the last reply.
-const LINGER_LIMIT: Duration = Duration::from_secs(1);
-/// How often deadlines are checked while there are any.
-const TICK: Duration = Duration::from_millis(250);
 /// Most bytes of one receive.
 const SCRATCH: usize = 256 << 10;
 /// Rounds of completions and replies before the sockets get their turn: one for the received
@@ -317,7 +312,7 @@ impl Worker {
             return Ok(());
         }
         let ticking = self.deadlines.watching || self.deadlines.stopping.is_some();
-        let tick = ticking.then_some(TICK);
+        let tick = ticking.then_some(waits::TICK);
         // `TICK` is less than a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
         poll(tick.as_ref()).map(drop)
@@ -408,7 +403,7 @@ impl Worker {
                     self.close(id, "done");
                     continue;
                 }
-                conn.phase = Phase::Lingering(Instant::now() + LINGER_LIMIT);
+                conn.phase = Phase::Lingering(Instant::now() + waits::LINGER);
                 self.deadlines.watching = true;
             }
             if conn.has_plaintext() {
@@ -466,7 +461,7 @@ impl Worker {
             ctx,
             permit,
             listed,
-            Instant::now() + HANDSHAKE_LIMIT,
+            Instant::now() + waits::HANDSHAKE,
             self.shared.exports.tls.policy,
         );
         if let Err(error) = epoll::add(&self.conns.epoll, &conn.socket, data, conn.registered) {
@@ -519,12 +514,6 @@ impl Worker {
     }
 }
 
-/// A client that takes no byte of its replies, or whose payload does not progress, for this long is
-/// closed if another client waits for memory or was refused it.
-const STUCK_LIMIT: Duration = Duration::from_secs(3);
-/// How long replies have to leave after a stop request.
-const STOP_LIMIT: Duration = Duration::from_secs(10);
-
 /// The deadlines of a worker's connections, and of its own end.
 #[derive(Default)]
 struct Deadlines {
@@ -554,7 +543,7 @@ impl Worker {
         if self.deadlines.stopping.is_some() {
             return;
         }
-        self.deadlines.stopping = Some(Instant::now() + STOP_LIMIT);
+        self.deadlines.stopping = Some(Instant::now() + waits::STOP);
         self.requests.stopping.set(true);
         let left: Vec<_> = self.conns.open.iter().map(|(_, conn)| conn.id()).collect();
         left.into_iter().for_each(|id| self.end(id));
@@ -578,7 +567,7 @@ impl Worker {
         if self.deadlines.next_look.is_some_and(|next| now < next) {
             return;
         }
-        self.deadlines.next_look = Some(now + TICK);
+        self.deadlines.next_look = Some(now + waits::TICK);
         // A stuck connection does harm only while another one waits for memory or is refused it.
         let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.deadlines.refused_memory);
@@ -586,7 +575,7 @@ impl Worker {
         let mut late = Vec::new();
         self.deadlines.watching = false;
         for (_, conn) in &self.conns.open {
-            let stuck = conn.stuck().is_some_and(|since| now >= since + STUCK_LIMIT);
+            let stuck = conn.stuck().is_some_and(|since| now >= since + waits::STUCK);
             match conn.phase {
                 Phase::Handshake(_, deadline) | Phase::Draining(Some(deadline))
                     if now >= deadline =>

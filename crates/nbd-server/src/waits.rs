@@ -1,0 +1,59 @@
+//! How long the server waits: for clients, for its own threads, and for disks. Each wait that another program could
+//! make endless has its bound here; those of a volume are in `volume`, because its store decides them.
+//!
+//! | waits for | bounded by | then |
+//! |---|---|---|
+//! | a client's handshake | [`HANDSHAKE`] | the connection is closed |
+//! | a client that takes no replies, or stops inside a payload | [`STUCK`], if others need its memory | as above |
+//! | a client's close after its last reply | [`LINGER`] | as above |
+//! | a place within the limits of connections | [`PLACE`], then [`NUDGE`] | a half-open connection is closed, or this one |
+//! | the context of a closed connection | [`CLOSING`] | the new connection is refused |
+//! | replies at the end of the server | [`STOP`] | the connections are closed |
+//! | the lock of an image of the command line | [`LOCK`] | the server does not start |
+//! | a free buffer of the cache | [`BUFFER`] | the command writes or reads past the cache, or fails |
+//! | a busy block | [`BLOCK`] | the command fails |
+//! | a worker's figures | [`REPORT`] | the metrics are without them |
+//! | a client of the metrics | [`METRICS`] | its connection is closed |
+//! | standard output and error | [`OUTPUT`] | the text is lost |
+//!
+//! A disk that does not answer is waited for without a bound: its requests can neither be taken back nor be
+//! answered, so the end of the server waits for it, too.
+
+use std::time::Duration;
+
+/// How often a worker checks its deadlines while it has any, so a client may have this much more.
+pub(crate) const TICK: Duration = Duration::from_millis(250);
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(crate) const STUCK: Duration = Duration::from_secs(3);
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
+pub(crate) const STOP: Duration = Duration::from_secs(10);
+
+/// Longer than the last requests of a client that has left take, and its last TCP segment. Another CPU may pass
+/// on the segment, so that on a busy machine the client's next connection overtakes it. Seen with 30 busy threads
+/// on two CPUs: by more than 250 ms.
+pub(crate) const PLACE: Duration = Duration::from_secs(2);
+/// How long a nudged worker may stand still before it is left out. By then each handshake that was under way has
+/// ended.
+pub(crate) const NUDGE: Duration = HANDSHAKE;
+/// The main thread waits for the worker of an evicted connection, and accepts no other connection meanwhile.
+pub(crate) const CLOSING: Duration = Duration::from_millis(100);
+
+/// The kernel keeps the lock of a killed server until its writes in flight have ended.
+pub(crate) const LOCK: Duration = Duration::from_secs(1);
+/// How long an image of a folder stays open and locked without a client: long enough that a client that connects
+/// again finds its blocks in the cache.
+pub(crate) const IDLE: Duration = Duration::from_secs(10);
+/// The interval of the search for idle images.
+pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
+
+/// A wait while no block can be written back. A full disk reports it at once, and a slow one may take seconds.
+pub(crate) const BUFFER: Duration = Duration::from_secs(2);
+/// Longer than any operation of a disk.
+pub(crate) const BLOCK: Duration = Duration::from_secs(60);
+
+/// A worker that is late, perhaps because it opens an image, is left out.
+pub(crate) const REPORT: Duration = Duration::from_secs(5);
+/// For the request and the response together.
+pub(crate) const METRICS: Duration = Duration::from_secs(5);
+/// The end of the server waits for its log, and its start for standard output.
+pub(crate) const OUTPUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
