@@ -162,17 +162,13 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Process")]
     pub(crate) exit_with_last: bool,
 
-    /// Without an image: print the server's statistics after those of the built-in client.
-    #[arg(long, conflicts_with_all = ["images", "export_dir"], help_heading = "Figures")]
-    pub(crate) verbose: bool,
-
     /// Serve metrics for Prometheus on this Unix socket (mode 0600), by HTTP at `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
 }
 
 /// The options that the demonstration has.
-const DEMO: [&str; 6] = ["size", "cache", "backend", "depth", "workers", "verbose"];
+const DEMO: [&str; 5] = ["size", "cache", "backend", "depth", "workers"];
 
 impl Args {
     /// Parses the command line of the process, and ends the process with a message if it is wrong.
@@ -352,7 +348,7 @@ mod tests {
         assert!(Args::from_words(empty).unwrap_err().to_string().contains("--run"));
         for line in [
             "x",
-            "x --size 1G --cache 0 --verbose",
+            "x --size 1G --cache 0",
             "x --image a --socket s --socket-mode 660 --size 1M",
             "x --image a,readonly --image b --socket s --size 1M",
             "x --image a --tcp 0.0.0.0:1 --insecure --max-connections 2 --max-per-peer 2",

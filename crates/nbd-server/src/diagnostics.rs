@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::waits;
 
-/// Most lines in the queue: a burst of connections, and a page of statistics.
+/// Most lines in the queue: a burst of connections.
 const MOST: usize = 1024;
 
 /// Lines that were dropped since the server started.

@@ -1,11 +1,9 @@
 //! A network block device server on real disk images, built from this workspace's crates.
 //!
 //! Run:     cargo run --release --bin offlock-nbd
-//! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
-//!          completions reaped at once
+//! Prints:  one page: throughput, latency, bytes verified
 //!
-//! With `--image` it serves images until it is stopped, and prints statistics on
-//! SIGUSR1. `--help` lists the other options.
+//! With `--image` it serves images until it is stopped. `--help` lists the other options.
 //!
 //! ```text
 //!  main: accept, ─► worker: epoll ─► requests ─► commands ─┬─► aio-reap engine ─► image
@@ -57,7 +55,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::{CommandFactory, error::ErrorKind};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -69,7 +67,7 @@ use crate::demo::DemoOptions;
 use crate::diagnostics::{FlushAtEnd, LogWriter};
 use crate::image_spec::ImageSpec;
 use crate::process::{PidFile, RunCommand, Starter};
-use crate::server::{Server, ServerError, Wakeups};
+use crate::server::{Server, ServerError};
 
 fn main() -> ExitCode {
     #[cfg(feature = "objects")]
@@ -182,8 +180,7 @@ fn fork() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Serves the images until a signal arrives, the command of `--run` ends, or, with
-/// `--exit-with-last`, the last client leaves. SIGUSR1 prints the statistics; SIGHUP lets exports
-/// grow with their files.
+/// `--exit-with-last`, the last client leaves. SIGHUP lets exports grow with their files.
 fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     let mut own_folder = None;
@@ -201,9 +198,6 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
-    let (show, notify_show) = UnixStream::pair()?;
-    show.set_nonblocking(true)?;
-    signal_hook::low_level::pipe::register(SIGUSR1, notify_show)?;
     let grow = Signals::new([SIGHUP])?;
     let mut server = Server::start(&args, handed_over)?;
     server.grow_at(grow)?;
@@ -222,12 +216,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     let export = server.default_export();
     let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
-    let show_page = |server: &Server| {
-        let page = format!("{}\n", server.report());
-        let _ = LogWriter.write(page.as_bytes()); // in one write, so that no log line splits it
-    };
-    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show) };
-    let ended = server.accept_until(wakeups, show_page);
+    let ended = server.accept_until(stop.as_fd());
     let code = command.and_then(|command| command.end());
     info!("stopping");
     server.stop()?; // before `ended`: its error names the cause if a worker failed
@@ -265,22 +254,15 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    let wakeups = Wakeups { stop: stop.as_fd(), show: None };
-    server.accept_until(wakeups, |_| {})?;
+    server.accept_until(stop.as_fd())?;
     let report = client.join().map_err(|_| "the client panicked")??;
-    let figures = server.report();
-    let cached = format!(
-        "  cached:   {} MiB, which answered {:.0} % of the reads",
-        args.cache >> 20,
-        figures.hit_rate() * 100.0
-    );
-    let more = match args.verbose {
-        true => figures.to_string(),
-        false => "--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
-                  offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
-            .into(),
-    };
-    print(format!("offlock-nbd has served {report}\n{cached}\n\n{more}\n"))?;
+    let (cache, hit_rate) = (args.cache >> 20, server.report().hit_rate() * 100.0);
+    print(format!(
+        "offlock-nbd has served {report}\n  \
+         cached:   {cache} MiB, which answered {hit_rate:.0} % of the reads\n\n\
+         To serve an image of your own, see --help:\n    \
+         offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock\n"
+    ))?;
     server.stop()?;
     Ok(())
 }

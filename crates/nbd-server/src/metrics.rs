@@ -260,10 +260,10 @@ fn escaped(text: &str) -> String {
 fn text(report: &ServerReport) -> String {
     let mut page = Page(String::new());
     page.one("workers", "Worker threads that serve connections.", report.workers);
-    page.one("connections", "Open connections of clients.", report.connections.live);
+    page.one("connections", "Open connections of clients.", report.connections);
     let dropped = "Lines of the log that were dropped because standard error did not take them.";
     page.one("log_dropped_total", dropped, diagnostics::dropped());
-    let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
+    let open = report.open.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
     let panics = "Panics of the server's code. Each is in the log.";
     page.one("panics_total", panics, diagnostics::panics());
@@ -302,6 +302,7 @@ fn cache(page: &mut Page, report: &ServerReport) {
     page.metric(("cache_gets_total", "result"), "Lookups of blocks in the cache.", gets);
     for (name, help, value) in [
         ("evictions_total", "Blocks that were evicted from the cache.", cache.evictions),
+        ("blocks_read_total", "Blocks that the cache read from images.", cache.reads),
         ("blocks_written_total", "Blocks that the cache wrote to images.", cache.written),
         ("syncs_total", "Syncs of images to stable storage.", cache.syncs),
         ("bytes", "Bytes of memory that cached blocks use.", cache.bytes as u64),

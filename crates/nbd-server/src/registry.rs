@@ -6,10 +6,9 @@
 //! each connection to end.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::OnceLock;
 
-use percpu_list::{Deadlock, Entry, InsertError, PerCpuList, Stats};
+use percpu_list::{Deadlock, Entry, InsertError, PerCpuList};
 use radix_ctx::{CtxTable, Id};
 
 use crate::export::ExportTable;
@@ -65,13 +64,13 @@ impl Registry {
         Ok(told)
     }
 
-    /// Makes the report. Sessions may come and go during the iteration; a session that stays is
-    /// seen once.
-    pub(crate) fn report(&self, exports: &ExportTable) -> RegistryReport {
+    /// Returns the number of sessions of each export: those of the command line, and others that are
+    /// open. Sessions may come and go during the iteration; a session that stays is seen once.
+    pub(crate) fn by_export(&self, exports: &ExportTable) -> BTreeMap<String, usize> {
         let fixed = exports.names().map(|name| (name.to_owned(), 0));
         let open =
             self.sessions.iter().filter_map(|client| Some((client.export.get()?.clone(), 1)));
-        RegistryReport { exports: by_name(fixed.chain(open)), sessions: self.sessions.stats() }
+        by_name(fixed.chain(open))
     }
 
     /// Returns the number of connections of each of `workers` workers.
@@ -97,23 +96,6 @@ pub(crate) fn by_name(figures: impl Iterator<Item = (String, usize)>) -> BTreeMa
         *sums.entry(name).or_default() += figure;
     }
     sums
-}
-
-/// The report on the sessions and the list.
-#[derive(Debug)]
-pub(crate) struct RegistryReport {
-    /// The number of sessions of each export: those of the command line, and others that are open.
-    pub(crate) exports: BTreeMap<String, usize>,
-    pub(crate) sessions: Stats,
-}
-
-impl fmt::Display for RegistryReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, count) in &self.exports {
-            writeln!(f, "open       '{name}': {count}")?;
-        }
-        write!(f, "list of sessions\n{}", self.sessions)
-    }
 }
 
 /// The contexts of all connections of the server.

@@ -1,20 +1,14 @@
-//! The report on the server: the sums of the workers' counters, and the statistics of lists,
-//! tables, engines and cache.
-//!
-//! It is displayed as a page with the tables in which the kernel's versions of these structures
-//! were published. For programs see [`metrics`](crate::metrics).
+//! The figures of the server, for the [`metrics`](crate::metrics): the sums of the workers' counters, and
+//! the statistics of the engines and the cache.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use aio_reap::EngineStats;
 use bufcache::CacheStats;
-use offlock_percpu::rcu;
-use radix_ctx::TableStats;
 
-use crate::registry::{RegistryReport, by_name};
+use crate::registry::by_name;
 use crate::worker::{Inbox, Message, Shared};
 
 /// Collects reports. Each thread that wants them has one.
@@ -40,7 +34,7 @@ impl Reporter {
         let Shared { exports, connections, registry } = &self.shared;
         let mut sum = ServerReport {
             workers: 0,
-            connections: connections.stats(),
+            connections: connections.stats().live,
             begun: BTreeMap::new(),
             counters: Counters::default(),
             engine: None,
@@ -52,8 +46,7 @@ impl Reporter {
                 .volumes()
                 .map(|(name, volume)| (name.to_owned(), volume.requests().figures()))
                 .collect(),
-            registry: registry.report(exports),
-            rcu: rcu::stats(),
+            open: registry.by_export(exports),
         };
         let mut begun = Vec::new();
         while let Ok(report) = receiver.recv_timeout(left()) {
@@ -75,7 +68,7 @@ impl Reporter {
 #[derive(Debug)]
 pub(crate) struct ServerReport {
     pub(crate) workers: usize,
-    pub(crate) connections: TableStats,
+    pub(crate) connections: u64,
     /// Running operations of each image that has some.
     pub(crate) begun: BTreeMap<String, usize>,
     pub(crate) counters: Counters,
@@ -88,8 +81,8 @@ pub(crate) struct ServerReport {
     /// Requests to the object stores of volumes, by export.
     #[cfg(feature = "objects")]
     pub(crate) volumes: Vec<(String, [u64; 7])>,
-    pub(crate) registry: RegistryReport,
-    pub(crate) rcu: rcu::Stats,
+    /// The number of connections of each export: those of the command line, and others that are open.
+    pub(crate) open: BTreeMap<String, usize>,
 }
 
 impl ServerReport {
@@ -129,43 +122,5 @@ impl Counters {
         self.errors += other.errors;
         self.failures += other.failures;
         self.closed += other.closed;
-    }
-}
-
-impl fmt::Display for ServerReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counters { reads, read_bytes, writes, written_bytes, flushes, other, errors, .. } =
-            self.counters;
-        let Counters { hits, closed, .. } = self.counters;
-        let mib = |bytes| bytes as f64 / f64::from(1 << 20);
-        writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
-        writeln!(f, "{}", self.registry)?;
-        writeln!(
-            f,
-            "requests   {reads} reads ({:.0} MiB), {writes} writes ({:.0} MiB), {flushes} flushes, \
-             {other} other, {errors} errors",
-            mib(read_bytes),
-            mib(written_bytes),
-        )?;
-        match &self.cache {
-            Some(cache) => writeln!(f, "cache      {hits} of {reads} reads answered; {cache}")?,
-            None => writeln!(f, "cache      none")?,
-        }
-        let begun: usize = self.begun.values().sum();
-        write!(f, "in flight  {begun} requests; {closed} ended after their connections")?;
-        self.begun.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))?;
-        self.failed.iter().try_for_each(|name| write!(f, "; '{name}' HAS FAILED: a panic"))?;
-        writeln!(f, "\n  connections  {}", self.connections)?;
-        writeln!(f, "waiting    {} requests", self.waiting)?;
-        writeln!(f, "rcu        {}", self.rcu)?;
-        match &self.engine {
-            Some(engine) => writeln!(f, "engines    {engine}")?,
-            None => writeln!(f, "engines    none")?,
-        }
-        write!(
-            f,
-            "crates     lists: percpu-list; contexts: radix-ctx; waiting: mq-rbtree; cache: bufcache; \
-             engines: aio-reap; rcu: percpu"
-        )
     }
 }

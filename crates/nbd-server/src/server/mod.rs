@@ -3,9 +3,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
@@ -65,15 +64,6 @@ pub(crate) enum ServerError {
     Worker(String),
     #[error(transparent)]
     Io(#[from] io::Error),
-}
-
-/// The events that wake the main thread, besides connections.
-#[derive(Clone, Copy)]
-pub(crate) struct Wakeups<'a> {
-    /// Readable when the server must stop.
-    pub(crate) stop: BorrowedFd<'a>,
-    /// Readable when a signal has asked for the statistics. Non-blocking.
-    pub(crate) show: Option<&'a UnixStream>,
 }
 
 /// A running server, with its workers started and its listeners bound.
@@ -190,19 +180,15 @@ impl Server {
     }
 
     /// Accepts connections until `stop` is readable or, with `--exit-with-last`, the last client
-    /// has left. Fails if a worker ends. Calls `show_figures` when a signal asks for it.
-    pub(crate) fn accept_until(
-        &mut self,
-        Wakeups { stop, show }: Wakeups<'_>,
-        mut show_figures: impl FnMut(&Self),
-    ) -> Result<(), ServerError> {
+    /// has left. Fails if a worker ends.
+    pub(crate) fn accept_until(&mut self, stop: BorrowedFd<'_>) -> Result<(), ServerError> {
         let mut idle_check = self.shared.exports.has_folder().then(Instant::now);
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
             let freed = Arc::clone(self.limits.freed());
             let fds = [stop, self.ended.as_fd(), freed.as_fd()];
             let fds = fds.into_iter().chain(self.listeners.fds());
-            let fds = fds.chain(all_served).chain(show.map(AsFd::as_fd));
+            let fds = fds.chain(all_served);
             let mut fds: Vec<_> =
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             let soon = idle_check.into_iter().chain(self.waiting.until()).min();
@@ -235,11 +221,6 @@ impl Server {
             self.accept();
             if last_ended && self.limits.is_unused() {
                 return Ok(()); // no client that has come has taken the place of the last one
-            }
-            if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
-                // One report answers all signals so far; later signals get another one.
-                while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
-                show_figures(self);
             }
             let now = Instant::now();
             if idle_check.is_some_and(|due| now >= due) {

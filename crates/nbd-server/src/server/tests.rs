@@ -1,8 +1,9 @@
 //! The whole server, run in this process.
 
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -43,8 +44,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             let _stop = Stop(lab); // stops the server even if `clients` panics
             clients(lab)
         });
-        let wakeups = Wakeups { stop: stop.as_fd(), show: None };
-        server.accept_until(wakeups, |_| {}).unwrap();
+        server.accept_until(stop.as_fd()).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });

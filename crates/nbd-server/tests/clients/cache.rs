@@ -14,7 +14,7 @@ use crate::durability::step;
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
 use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::server::Launch;
 use crate::trace::Strace;
 
 const BLOCK: u64 = 4096;
@@ -42,29 +42,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 fn launch<'a>(lab: &'a Lab, backend: Backend, image: &Path, cache: &str) -> Launch<'a> {
     let launch = Launch::new(lab, backend).image(image);
-    ["--workers", "2", "--cache", cache].into_iter().fold(launch, Launch::arg)
-}
-
-/// The page's line about the cache, from `SIGUSR1` on.
-fn page(server: &mut Server) -> Res<String> {
-    let seen = server.log().len();
-    server.show();
-    let line = wait_until(|| {
-        let log = server.log();
-        let page = log.get(seen..)?;
-        // The page is written at once: what follows the cache is there, too.
-        let line = page.lines().find(|line| line.starts_with("cache "))?;
-        page.contains("engines ").then(|| line.to_string())
-    });
-    line.ok_or_else(|| "no page with a line about the cache".into())
-}
-
-/// The number in front of `word` on the page's line about the cache.
-fn count(server: &mut Server, word: &str) -> Res<u64> {
-    let line = page(server)?;
-    let before = line.split(word).next().unwrap_or_default();
-    let number = before.split_whitespace().last().and_then(|word| word.parse().ok());
-    number.ok_or_else(|| format!("no number before '{word}': {line}").into())
+    ["--workers", "2", "--cache", cache].into_iter().fold(launch, Launch::arg).metrics()
 }
 
 /// What was read once is not read again, whoever asks: neither by the server's own count, nor by the
@@ -72,11 +50,11 @@ fn count(server: &mut Server, word: &str) -> Res<u64> {
 fn hits(lab: &Lab, backend: Backend) -> Res {
     let path = lab.path("a.img");
     let file = image::with_parts(&path, 8 * MIB, 64, 31)?;
-    let mut server = launch(lab, backend, &path, "4M").start()?;
+    let server = launch(lab, backend, &path, "4M").start()?;
     let (mut first, mut second) = (server.client()?, server.client()?);
     let there = image::bytes_at(&path, 0, 1 << 16)?;
     check!(first.read(0, 1 << 16)? == Ok(there.clone()), "a miss");
-    let reads = count(&mut server, "reads,")?;
+    let reads = server.figure("cache_blocks_read_total")?;
     check!(reads == 16, "{reads} blocks were read, wanted 16");
     if backend != Backend::Aio {
         // With --direct the file's own cache would come between.
@@ -89,7 +67,8 @@ fn hits(lab: &Lab, backend: Backend) -> Res {
         let (offset, len) = (part.start as u64, part.len() as u32);
         check!(client.read(offset, len)? == Ok(there[part].to_vec()), "a part of it");
     }
-    let (again, answered) = (count(&mut server, "reads,")?, count(&mut server, "of")?);
+    let again = server.figure("cache_blocks_read_total")?;
+    let answered = server.figure("read_hits_total")?;
     check!(again == reads, "{} blocks were read again", again - reads);
     check!(answered == 4, "{answered} requests were answered from memory, wanted 4");
     // Longer ones pass it by.
@@ -212,7 +191,7 @@ fn odd_image(lab: &Lab, backend: Backend) -> Res {
     let path = lab.path("a.img");
     let bytes: Vec<u8> = (0..LEN).map(|at| (at / 3) as u8).collect();
     std::fs::write(&path, &bytes)?;
-    let mut server = launch(lab, backend, &path, "1M").start()?;
+    let server = launch(lab, backend, &path, "1M").start()?;
     let mut client = server.client()?;
     // With --direct it may be rounded down.
     let (size, by) = match client.export.blocks {
@@ -237,7 +216,7 @@ fn odd_image(lab: &Lab, backend: Backend) -> Res {
     }
     let past = client.read(size - by, 2 * by as u32)?;
     check!(past == Err(err::EINVAL), "past the end: {}", brief(&past));
-    let answered = count(&mut server, "of")?;
+    let answered = server.figure("read_hits_total")?;
     check!(answered >= 7, "{answered} requests were answered from memory");
     client.disconnect()?;
     check!(std::fs::metadata(&path)?.len() == LEN, "the image is of another size now");
@@ -329,14 +308,14 @@ fn tiny(lab: &Lab, backend: Backend) -> Res {
 fn none(lab: &Lab) -> Res {
     let path = lab.path("a.img");
     let file = image::sparse(&path, MIB)?;
-    let mut server = launch(lab, Backend::Threads, &path, "0").start()?;
+    let server = launch(lab, Backend::Threads, &path, "0").start()?;
     let mut client = server.client()?;
     for byte in [1, 2, 3] {
         file.write_all_at(&[byte; 8192], 4096)?;
         check!(client.read(4096, 8192)? == Ok(vec![byte; 8192]), "not what the image has");
     }
-    let line = page(&mut server)?;
-    check!(line.contains("none"), "there is a cache: {line}");
+    let figures = server.figures()?;
+    check!(!figures.contains_key("offlock_nbd_cache_bytes"), "there is a cache: {figures:?}");
     client.disconnect()?;
     server.stop()
 }

@@ -29,7 +29,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn client_killed(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 64 * MIB)?;
-    let mut server = Launch::new(lab, backend).image(&image).start()?;
+    let mut server = Launch::new(lab, backend).image(&image).metrics().start()?;
     let socket = server.socket().to_path_buf();
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
 
@@ -79,15 +79,12 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
         result.and(other)
     });
     outcome?;
-    let seen = server.log().len();
     let empty = wait_until(|| {
-        server.show();
-        let log = server.log();
-        let page = log.get(seen..)?;
-        let gone = page.contains("workers, 0 connections");
-        (gone && page.contains("\nin flight  0 requests;")).then_some(())
+        let figures = server.figures().ok()?;
+        let in_flight = figures.keys().any(|name| name.starts_with("offlock_nbd_in_flight"));
+        (figures.get("offlock_nbd_connections") == Some(&0.0) && !in_flight).then_some(())
     });
-    check!(empty.is_some(), "contexts of dead clients are left:\n{}", server.log());
+    check!(empty.is_some(), "contexts of dead clients are left: {:?}", server.figures()?);
     server.still_serves()?;
     server.stop()
 }

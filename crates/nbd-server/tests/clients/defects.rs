@@ -188,7 +188,7 @@ fn full_log(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, MIB)?;
     let launch = Launch::new(lab, Backend::Threads).image(&image);
-    let mut server = launch.stderr_full()?.start()?;
+    let server = launch.stderr_full()?.start()?;
     let mut early = server.client()?;
     for round in 0..600 {
         let mut client = server.connect()?;
@@ -197,7 +197,6 @@ fn full_log(lab: &Lab) -> Res {
         check!(talked.is_ok_and(|read| read.is_ok()), "client {round} is not served");
         client.disconnect()?;
     }
-    server.show(); // a page of statistics
     check!(early.read(0, 4096)?.is_ok(), "an early client is not served");
     server.stop()
 }

@@ -1,5 +1,6 @@
 //! A server under test: found next to this binary, started, watched, stopped.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::lab::{Backend, Lab, PATIENCE, Res, Tracked, check, fail, tail, wait_until};
-use crate::sandbox;
+use crate::{metrics, sandbox};
 
 /// The program under test.
 pub(crate) fn binary() -> PathBuf {
@@ -24,6 +25,7 @@ pub(crate) struct Launch<'a> {
     wrapper: Vec<OsString>,
     args: Vec<OsString>,
     socket: Option<PathBuf>,
+    metrics: Option<PathBuf>,
     stderr_closed: bool,
     stderr_full: Option<(std::io::PipeReader, std::io::PipeWriter)>,
     without_uring: bool,
@@ -53,6 +55,7 @@ impl<'a> Launch<'a> {
             wrapper: Vec::new(),
             args: Vec::new(),
             socket: None,
+            metrics: None,
             stderr_closed: false,
             stderr_full: None,
             without_uring: false,
@@ -74,6 +77,14 @@ impl<'a> Launch<'a> {
 
     pub(crate) fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
+        self
+    }
+
+    /// Serves the server's figures, for [`Server::figures`].
+    pub(crate) fn metrics(mut self) -> Self {
+        let path = self.lab.path("metrics");
+        self.args.extend(["--metrics".into(), path.clone().into()]);
+        self.metrics = Some(path);
         self
     }
 
@@ -193,6 +204,7 @@ impl<'a> Launch<'a> {
             process,
             stderr,
             socket: self.socket,
+            metrics: self.metrics,
             listeners,
             _stderr_full: self.stderr_full,
         })
@@ -241,6 +253,7 @@ pub(crate) struct Server {
     process: Tracked,
     stderr: PathBuf,
     socket: Option<PathBuf>,
+    metrics: Option<PathBuf>,
     /// Where it listens, in its own words: `unix:PATH`, `tcp:ADDRESS`.
     pub(crate) listeners: Vec<String>,
     /// Open, so that a write to standard error waits and does not fail.
@@ -330,9 +343,16 @@ impl Server {
         client.disconnect()
     }
 
-    /// Asks it to print its sessions.
-    pub(crate) fn show(&mut self) {
-        self.process.signal(libc::SIGUSR1);
+    /// The figures of a server with [`Launch::metrics`], by name and label.
+    pub(crate) fn figures(&self) -> Res<HashMap<String, f64>> {
+        metrics::values(self.metrics.as_deref().expect("started with metrics"))
+    }
+
+    /// One of the figures, without the prefix of its name.
+    pub(crate) fn figure(&self, name: &str) -> Res<u64> {
+        let figures = self.figures()?;
+        let found = figures.get(&format!("offlock_nbd_{name}"));
+        Ok(*found.ok_or_else(|| format!("no {name}: {figures:?}"))? as u64)
     }
 
     pub(crate) fn terminate(&mut self) {

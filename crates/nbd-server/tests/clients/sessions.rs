@@ -9,15 +9,14 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, tail, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, tail, wait_until};
 use crate::server::{Launch, Server};
 
 /// The server's limit for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = per_backend(&Backend::ALL, "sigusr1_counts_every_session", &[], shows);
-    trials.push(trial("sessions/sigusr1_flood", &[], flood));
+    let mut trials = per_backend(&Backend::ALL, "metrics_count_every_session", &[], counts);
     trials.extend(per_backend(&Backend::ALL, "sigterm_ends_every_session", &[], ends));
     trials
 }
@@ -25,61 +24,8 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn start(lab: &Lab, backend: Backend, more: &[&str]) -> Res<Server> {
     let image = lab.path("a.img");
     image::sparse(&image, 16 * MIB)?;
-    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("2");
+    let launch = Launch::new(lab, backend).image(&image).metrics().arg("--workers").arg("2");
     more.iter().fold(launch, |launch, &arg| launch.arg(arg)).start()
-}
-
-/// What the server printed of its list of sessions, once.
-#[derive(Debug)]
-struct Page {
-    open: u64,
-    adds: u64,
-    removals: u64,
-    /// In percent.
-    cpu_hits: f64,
-}
-
-/// All the pages in a log.
-fn pages(log: &str) -> Res<Vec<Page>> {
-    let mut pages = Vec::new();
-    for text in log.split("server     2 workers").skip(1) {
-        let Some(end) = text.find("\nrequests   ") else { continue }; // it is being written
-        pages.push(page(&text[..end])?);
-    }
-    Ok(pages)
-}
-
-fn page(text: &str) -> Res<Page> {
-    let mut open = None;
-    let mut lines = text.lines();
-    for line in lines.by_ref() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            ["open", "'vol':", count] => open = Some(count.parse()?),
-            ["list", "of", "sessions"] => break,
-            _ => {}
-        }
-    }
-    let (head, counts) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
-    let heads: Vec<&str> = head.split_whitespace().take(4).collect();
-    check!(heads == ["adds", "removals", "cpu", "hits"], "no table of hits:\n{text}");
-    let counts: Vec<&str> = counts.split_whitespace().collect();
-    let [adds, removals, cpu_hits, ..] = counts[..] else { fail!("an empty table:\n{text}") };
-    let Some(open) = open else { fail!("no export:\n{text}") };
-    let (adds, removals) = (adds.parse()?, removals.parse()?);
-    Ok(Page { open, adds, removals, cpu_hits: cpu_hits.parse()? })
-}
-
-/// Asks for a page and waits for it.
-fn ask(server: &mut Server) -> Res<Page> {
-    let before = pages(&server.log())?.len();
-    server.show();
-    let found = wait_until(|| match pages(&server.log()) {
-        Ok(mut pages) if pages.len() > before => pages.pop().map(Ok),
-        Ok(_) => None,
-        Err(error) => Some(Err(error)),
-    });
-    found.unwrap_or_else(|| fail!("nothing was shown:\n{}", tail(&server.log(), 20)))
 }
 
 /// Reads until told to stop.
@@ -111,9 +57,10 @@ fn beside_readers<T>(server: &mut Server, body: impl FnOnce(&mut Server) -> Res<
     })
 }
 
-/// Every session is counted on the page, those with an export too; and none any more once it is gone.
-fn shows(lab: &Lab, backend: Backend) -> Res {
+/// Every session is counted by the metrics, those with an export too; and none any more once it is gone.
+fn counts(lab: &Lab, backend: Backend) -> Res {
     let mut server = start(lab, backend, &[])?;
+    let open = "export_connections{export=\"vol\"}";
     let mut clients = Vec::new();
     for reads in 1..=20 {
         let mut client = server.client()?;
@@ -127,36 +74,20 @@ fn shows(lab: &Lab, backend: Backend) -> Res {
     early.read_greeting()?;
     beside_readers(&mut server, |server| {
         for _ in 0..10 {
-            let page = ask(server)?;
+            let (all, open) = (server.figure("connections")?, server.figure(open)?);
             // On a busy machine the time for the handshake may be over before the page is made.
             let may_be_gone = u64::from(began.elapsed() >= HANDSHAKE);
-            let known = 23 - may_be_gone..=23;
-            let counts = page.open == 22 && known.contains(&(page.adds - page.removals));
-            check!(counts, "counts: {page:?}");
+            check!(open == 22 && (23 - may_be_gone..=23).contains(&all), "{open} of {all}");
         }
         Ok(())
     })?;
     drop(early);
     clients.into_iter().try_for_each(Client::disconnect)?;
     let gone = wait_until(|| {
-        ask(&mut server).ok().filter(|page| page.open == 0 && page.adds == page.removals)
+        let left = [server.figure("connections").ok()?, server.figure(open).ok()?];
+        (left == [0, 0]).then_some(())
     });
-    let Some(page) = gone else { fail!("some are left:\n{}", tail(&server.log(), 20)) };
-    check!((page.open, page.adds, page.removals) == (0, 23, 23), "{page:?}");
-    check!((0.0..=100.0).contains(&page.cpu_hits), "{page:?}");
-    server.still_serves()?;
-    server.stop()
-}
-
-/// However often the signal comes, clients are served; and the last one is answered.
-fn flood(lab: &Lab) -> Res {
-    let mut server = start(lab, Backend::Threads, &[])?;
-    beside_readers(&mut server, |server| {
-        for _ in 0..2000 {
-            server.show();
-        }
-        ask(server)
-    })?;
+    check!(gone.is_some(), "some are left: {:?}", server.figures()?);
     server.still_serves()?;
     server.stop()
 }
