@@ -13,7 +13,6 @@
 //! A request that has begun runs to its end even if its connection is closed. A queued request of a
 //! closed connection is dropped.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::{Rc, Weak};
@@ -55,7 +54,7 @@ pub(crate) struct Limits {
 
 /// Returns whether a command changes the image, or makes changes durable.
 fn changes(command: Command) -> bool {
-    !matches!(command, Command::Read { .. } | Command::BlockStatus { .. } | Command::Cache)
+    !matches!(command, Command::Read { .. } | Command::BlockStatus { .. })
 }
 
 /// Most blocking operations that run or wait among the others. As many as an image has
@@ -68,8 +67,6 @@ pub(crate) struct Requests {
     /// The images that connections of the worker have open, or that its operations use.
     images: Vec<Weak<WorkerImage>>,
     tasks: Tasks<Ended>,
-    /// Set when the worker begins to stop: advice about the image is of no use any more.
-    pub(crate) stopping: Rc<Cell<bool>>,
     /// Most running or queued operations: see [`Limits`].
     most: usize,
     admission: Admission<Waiting>,
@@ -88,7 +85,6 @@ impl Requests {
             engine,
             images: Vec::new(),
             tasks: Tasks::new(depth, waker),
-            stopping: Rc::default(),
             most,
             admission: Admission::new(depth),
             blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING)),
@@ -265,11 +261,9 @@ impl Requests {
             written,
         };
         let size = buf.as_ref().map(AlignedBuf::capacity);
-        let stopping = Rc::clone(&self.stopping);
         let ended = self.tasks.spawn(async move {
             let image = &operation.target.image.image;
-            let run = job.run(buf, || stopping.get() || CtxRef::is_removed(&operation.conn));
-            let (mut result, buf) = tasks::contain(run).await.unwrap_or_else(|Panicked| {
+            let (mut result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
                 image.fail();
                 // The panic dropped the buffer, or the engine still has it. Return another one of
                 // its size, to credit the account.

@@ -38,13 +38,6 @@ use crate::extents;
 use crate::memory::{self, MOST_ZEROS, ZEROS};
 use crate::waits;
 
-/// Bytes of a CACHE that the kernel is told of at a time. As many as a long READ has.
-const CACHE_PART: u64 = 8 << 20;
-/// Most bytes of a CACHE that the kernel is told of, from its start. A longer CACHE is answered
-/// after them, because it is only advice: one over a whole sparse image would occupy its worker for
-/// hours, and delay the end of the server. A disk reads as much within seconds.
-const MOST_CACHED: u64 = 256 << 20;
-
 /// A command to carry out.
 pub(crate) struct Job {
     pub(crate) engine: Rc<Engine>,
@@ -103,8 +96,8 @@ async fn change<F: Future<Output = Result<(), WriteError>>>(
 
 impl Job {
     /// Carries out the command. `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a
-    /// WRITE. A CACHE ends early if `is_over` says that its connection is closed or the server stops.
-    pub(crate) async fn run(self, buf: Option<AlignedBuf>, is_over: impl Fn() -> bool) -> Ended {
+    /// WRITE.
+    pub(crate) async fn run(self, buf: Option<AlignedBuf>) -> Ended {
         let Request { offset, len, .. } = self.request;
         let end = offset + len;
         match (self.command, buf) {
@@ -141,28 +134,6 @@ impl Job {
                     failed => failed,
                 };
                 (self.then_sync(fua, zeroed).await, buf)
-            }
-            (Command::Cache, buf) => {
-                match &self.source {
-                    // In parts, one after the other, so that other requests run in between: the
-                    // kernel begins to read a whole part before it returns.
-                    Source::File(file) => {
-                        let (mut at, end) = (offset, end.min(offset.saturating_add(MOST_CACHED)));
-                        while at < end && !is_over() {
-                            let part = CACHE_PART.min(end - at);
-                            // The command is only advice, so a failure is no error.
-                            if let Ok(advice) = self.engine.will_need(file, at, part).submit() {
-                                let _ = advice.await;
-                            }
-                            at += part;
-                        }
-                    }
-                    #[cfg(feature = "objects")]
-                    Source::Volume(_) => {}
-                    #[cfg(test)]
-                    Source::Device(..) => {}
-                }
-                (Ok(()), buf)
             }
             (_, buf) => (Err(os(libc::EINVAL)), buf),
         }

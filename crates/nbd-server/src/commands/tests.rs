@@ -1,6 +1,5 @@
 //! Every kind of change through a small cache, compared with a plain image.
 
-use std::cell::Cell;
 use std::fs;
 use std::future::poll_fn;
 use std::os::unix::fs::FileExt;
@@ -107,7 +106,7 @@ impl Lab {
             buf.copy_from_slice(bytes);
             buf
         });
-        let (result, buf) = self.engine.block_on(job.run(buf, || false)).unwrap();
+        let (result, buf) = self.engine.block_on(job.run(buf)).unwrap();
         if is_read && result.is_ok() {
             bytes.copy_from_slice(&buf.unwrap());
         }
@@ -389,7 +388,7 @@ fn many_durable_writes_end_beside_a_flush() {
             let ask = |command, request: Request, len: usize| {
                 let mut buf = AlignedBuf::zeroed(len.max(1), ALIGN);
                 buf.set_len(len);
-                Box::pin(lab.job(command, request).run(Some(buf), || false))
+                Box::pin(lab.job(command, request).run(Some(buf)))
             };
             let write = |nr: u64| ask(write(true), request((100 + nr) * BLOCK as u64, 100), 100);
             let flush = |_| ask(FLUSH, request(0, 0), 0);
@@ -427,7 +426,7 @@ fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
     let mut lab = Lab::with(64 * BLOCK, 1 << 20, By::Engine);
     lab.engine = Rc::new(Engine::builder().build_sim(&script).unwrap());
     let job = lab.job(write(false), request(0, 40 * BLOCK as u64));
-    let mut future = Box::pin(job.run(Some(AlignedBuf::zeroed(40 * BLOCK, ALIGN)), || false));
+    let mut future = Box::pin(job.run(Some(AlignedBuf::zeroed(40 * BLOCK, ALIGN))));
     let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(poll.is_pending() && script.in_flight() == 1);
     drop(future);
@@ -447,7 +446,7 @@ fn flushes_at_a_time_share_two_syncs() {
     lab.write(0, BLOCK, 7, false).unwrap();
     lab.disk.inject(Operation::Sync, .., Fault::Delay(Duration::from_secs(3)));
     let mut flushes: Vec<_> =
-        (0..100).map(|_| Box::pin(lab.job(FLUSH, request(0, 0)).run(None, || false))).collect();
+        (0..100).map(|_| Box::pin(lab.job(FLUSH, request(0, 0)).run(None))).collect();
     for flush in &mut flushes {
         assert!(flush.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
@@ -477,26 +476,4 @@ fn a_long_write_is_the_engines_unless_a_block_of_it_is_taken() {
     reader.join().unwrap();
     assert_eq!(lab.disk.count(Operation::Write), 1, "a thread of the cache waited, and wrote");
     lab.check(0, 64 * BLOCK);
-}
-
-/// A CACHE of the whole of a huge image would be millions of parts.
-#[test]
-fn a_cache_is_a_bounded_number_of_parts_and_ends_with_its_connection() {
-    const PARTS: u64 = MOST_CACHED / CACHE_PART;
-    let script = Script::new();
-    let mut lab = Lab::without_model(1 << 43, 1 << 20, By::Engine);
-    lab.engine = Rc::new(Engine::builder().build_sim(&script).unwrap());
-    for (len, closed_after, expected) in
-        [((1 << 43) - 10, PARTS + 1, PARTS), ((1 << 43) - 10, 2, 2), (CACHE_PART + 1, 9, 2)]
-    {
-        let parts = Cell::new(0);
-        let job = lab.job(Command::Cache, request(10, len));
-        let mut future = Box::pin(job.run(None, || parts.get() == closed_after));
-        while future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            parts.set(parts.get() + 1);
-            assert!(parts.get() <= expected && script.complete_nth(0), "{} parts", parts.get());
-            lab.engine.turn();
-        }
-        assert_eq!(parts.get(), expected);
-    }
 }

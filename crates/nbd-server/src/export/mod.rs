@@ -490,7 +490,7 @@ impl Exports for Opening<'_> {
 
 /// Returns the flags of an export, with `more` if it is writable.
 fn flags(read_only: bool, more: Flags) -> Flags {
-    let common = Flags::HAS_FLAGS | Flags::SEND_FLUSH | Flags::SEND_FUA | Flags::SEND_CACHE;
+    let common = Flags::HAS_FLAGS | Flags::SEND_FLUSH | Flags::SEND_FUA;
     let common = common | Flags::SEND_DF | Flags::CAN_MULTI_CONN;
     match read_only {
         true => common | Flags::READ_ONLY,

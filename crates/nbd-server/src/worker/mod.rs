@@ -544,7 +544,6 @@ impl Worker {
             return;
         }
         self.deadlines.stopping = Some(Instant::now() + waits::STOP);
-        self.requests.stopping.set(true);
         let left: Vec<_> = self.conns.open.iter().map(|(_, conn)| conn.id()).collect();
         left.into_iter().for_each(|id| self.end(id));
     }

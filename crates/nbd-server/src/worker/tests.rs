@@ -371,37 +371,6 @@ fn a_reply_has_the_bytes_that_were_asked_for() {
     }
 }
 
-/// The kernel is told of a long CACHE in parts, and a READ that comes meanwhile is in between.
-#[test]
-fn a_long_cache_request_leaves_room_for_others() {
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("a.img");
-    let args = ["nbd_server", "--cache", "1M", "--size", "40M", "--image"];
-    let args = [&args[..], &[image.to_str().unwrap()]].concat();
-    let limits = Limits { depth: MOST, most: MOST };
-    let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1, true);
-    let (mut client, mut other) = (lab.client(), lab.client());
-    lab.ask_for(&mut client, cmd::CACHE, CommandFlags::NONE, 1, 40 << 20);
-    assert_eq!(lab.script.in_flight(), 1, "one part at a time");
-    lab.ask(&mut other, cmd::READ, CommandFlags::NONE);
-    lab.complete();
-    assert_eq!(lab.script.in_flight(), 2, "the READ, and behind it the next part");
-    lab.complete();
-    assert_eq!(reply(&mut other, BLOCK), (0xc0, 0));
-    let mut parts = 1;
-    while lab.script.in_flight() > 0 {
-        lab.complete();
-        parts += 1;
-    }
-    assert_eq!((parts, reply(&mut client, 0)), (5, (1, 0)));
-    // The end of the server does not wait for the parts that are left.
-    lab.ask_for(&mut client, cmd::CACHE, CommandFlags::NONE, 2, 40 << 20);
-    lab.worker.stop();
-    lab.complete();
-    assert_eq!((lab.script.in_flight(), reply(&mut client, 0)), (0, (2, 0)));
-    lab.ends_empty([client, other]);
-}
-
 /// The length of the shortest large transfer.
 const LARGE: usize = SMALL as usize + BLOCK;
 
@@ -436,7 +405,7 @@ fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
         (cmd::WRITE, LARGE),
         (cmd::WRITE, LARGE),
         (cmd::READ, LARGE),
-        (cmd::CACHE, LARGE),
+        (cmd::READ, LARGE),
         (cmd::TRIM, BLOCK),
         (cmd::WRITE, SMALL as usize),
         (cmd::READ, BLOCK),

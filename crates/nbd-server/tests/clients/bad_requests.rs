@@ -125,8 +125,6 @@ fn long_without_payload(lab: &Lab, backend: Backend) -> Res {
     let data = vec![0x99; MIB as usize];
     client.write(512 * MIB, &data, 0)?.ok("write")?;
     client.write(1024 * MIB, &data, 0)?.ok("write")?;
-    client.plain(cmd::CACHE, 0, 448 * MIB, 128 * MIB)?.ok("CACHE of 128 MiB")?;
-    check!(client.read(512 * MIB, MIB as u32)? == Ok(data.clone()), "CACHE changed something");
     client.plain(cmd::TRIM, 0, 0, 1024 * MIB)?.ok("TRIM of 1 GiB")?;
     client.plain(cmd::WRITE_ZEROES, 0, 0, 1024 * MIB)?.ok("WRITE_ZEROES of 1 GiB")?;
     check!(client.read(512 * MIB, MIB as u32)? == Ok(vec![0; MIB as usize]), "not zeroed");

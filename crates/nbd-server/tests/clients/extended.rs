@@ -1,20 +1,17 @@
 //! Extended headers, by a client made by hand: requests longer than 4 GiB, and extents of as much.
 
-use std::fs;
-
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, be32, be64, cmd, opt, rep};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
-use crate::need::{self, Need};
+use crate::need::Need;
 use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials =
         per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits);
     trials.push(trial("extended_headers/zeroes_by_hand", &[Need::Strace], zeroes_by_hand));
-    trials.push(trial("extended_headers/cache_of_a_huge_image", &[], cache_of_a_huge_image));
     trials
 }
 
@@ -75,20 +72,6 @@ fn zeroes_by_hand(lab: &Lab) -> Res {
         server.stop()?;
     }
     Ok(())
-}
-
-/// A CACHE of all of an image, however long, is answered, and so the server ends, too.
-fn cache_of_a_huge_image(lab: &Lab) -> Res {
-    const HUGE: u64 = 1 << 57;
-    let dir = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
-    let path = dir.path().join("a.img");
-    fs::File::create(&path)?.set_len(HUGE)?;
-    let server = Launch::new(lab, Backend::Threads).image(&path).start()?;
-    let mut client = extended(server.connect()?)?;
-    client.go("vol")?;
-    let (kind, _) = exchange(&mut client, (0, cmd::CACHE), 0, HUGE, &[])?;
-    check!(kind == 0, "{kind:#x}");
-    server.stop()
 }
 
 /// Negotiates extended headers, and nothing else so far.
