@@ -207,8 +207,8 @@ struct Alive(Arc<Source>);
 impl Drop for Alive {
     fn drop(&mut self) {
         let end = |source: &Arc<Source>| {
-            let flushed = source.cache.flush_orphan(source);
-            source.cache.detach_source(source);
+            let flushed = block_on(source.cache.flush_orphan(source));
+            block_on(source.cache.detach_source(source));
             if let Err(error) = flushed {
                 source.writes.options.tell_loss(error);
             }
@@ -822,7 +822,7 @@ impl Device {
     /// another call goes on.
     pub fn reset(&self) -> Result<Lost, WriteError> {
         self.check_wait()?;
-        self.shared.reset(&self.source).map(Lost)
+        block_on(self.shared.reset(&self.source)).map(Lost)
     }
 
     /// Closes the device: refuses writers, waits for the write guards, [syncs](Self::sync), and
@@ -838,9 +838,12 @@ impl Device {
     /// thread or this one has a write guard. The device is then open as before, and the error has
     /// the handle. [`WriteError::Closed`] if the device was closed through another handle.
     pub fn close(self) -> Result<(), CloseError> {
-        let closed = self.check_wait();
-        let closed = closed.and_then(|()| self.shared.close(&self.source, || self.sync()));
+        let closed = self.check_wait().and_then(|()| block_on(self.try_close()));
         closed.map_err(|error| CloseError { error, device: self })
+    }
+
+    async fn try_close(&self) -> Result<(), WriteError> {
+        self.shared.close(&self.source, |synced| self.or_earlier(synced)).await
     }
 
     /// Makes a change of the device, and blocks until it ends.

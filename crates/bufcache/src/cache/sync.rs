@@ -23,7 +23,7 @@ use crate::engine::refuses_wait;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::{Operation, Source};
-use crate::wait::{block_on, contain};
+use crate::wait::{block_on, contain, is_blocking};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
@@ -146,16 +146,16 @@ impl Shared {
     /// A block that was written since the last good sync becomes dirty again if it stayed in the
     /// cache since that write. Returns the other blocks. These are lost even if they are cached,
     /// because the bytes that were read from the device after the write may be older ones.
-    pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
+    pub(crate) async fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
         // One reset at a time, and none beside a close.
-        let _alone = source.writes.alone.lock();
+        let _alone = source.writes.alone.enter(0..1).await;
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }
         // A write that began before the failure may note its sectors after the look at them, and the
         // sync that covers the write may fail then. This failure changes no errno, so the reset looks
         // again if a loss was reported.
-        let lost = source.writes.forgive_after(|| block_on(self.keep_or_lose(source)))?;
+        let lost = source.writes.forgive_after(async || self.keep_or_lose(source).await).await?;
         // All these sectors stay unsynced until a sync succeeds, because the device may lose their
         // writes after this reset, too.
         let by = source.shift - 9;
@@ -291,14 +291,14 @@ impl Shared {
 // its block is dirty before the sync begins.
 
 impl Shared {
-    /// Closes a device: refuses writers, calls `sync`, and then refuses all calls. After an error
-    /// of `sync` the device is open as before.
-    pub(crate) fn close(
+    /// Closes a device: refuses writers, syncs, and then refuses all calls. After an error, of the
+    /// sync or that `or_earlier` adds to it, the device is open as before.
+    pub(crate) async fn close(
         &self,
         source: &Arc<Source>,
-        sync: impl FnOnce() -> Result<(), WriteError>,
+        or_earlier: impl FnOnce(Result<(), WriteError>) -> Result<(), WriteError>,
     ) -> Result<(), WriteError> {
-        let _alone = source.writes.alone.lock();
+        let _alone = source.writes.alone.enter(0..1).await;
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
         }
@@ -308,10 +308,13 @@ impl Shared {
         // - ours first: the writer finds the stage `Closing`, and clears its mark;
         // - theirs first: `wait_for_writers` finds the mark, and waits for its end.
         fence(Ordering::SeqCst);
-        let closed = block_on(self.wait_for_writers(source)).and_then(|()| sync());
+        let closed = match self.wait_for_writers(source).await {
+            Ok(()) => or_earlier(self.sync(source).await),
+            refused => refused,
+        };
         if closed.is_ok() {
             source.writes.set_stage(Stage::Closed);
-            self.detach_source(source);
+            self.detach_source(source).await;
         } else {
             source.writes.set_stage(Stage::Open);
         }
@@ -322,7 +325,7 @@ impl Shared {
     async fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // No discard or zero runs once the whole device is excluded.
         drop(source.writes.excluded.enter(0..u64::MAX).await);
-        let mut since = None;
+        let (blocks, mut since) = (is_blocking().await, None);
         for place in 0..self.lookup.places() {
             let entry = self.lookup.entry(place);
             loop {
@@ -332,7 +335,7 @@ impl Shared {
                     break;
                 }
                 let block = source.block(key);
-                if hazard::protected_by_me(entry) > 0 {
+                if blocks && hazard::protected_by_me(entry) > 0 {
                     return Err(WriteError::WouldDeadlock { block: Some(block) });
                 }
                 let waited = self.wait_for_mark(word.frame(), key, is_marked, &mut since).await;
@@ -345,11 +348,11 @@ impl Shared {
     /// Lets the file of a closed device be attached again: at once if its operations end within the
     /// cache's patience, and otherwise, or if one may be in an engine of this thread, when the last of
     /// them ends.
-    pub(crate) fn detach_source(&self, source: &Source) {
+    pub(crate) async fn detach_source(&self, source: &Source) {
         let (mut rounds, mut since) = (0, None);
-        let pause = |rounds: &mut _, since: &mut _| block_on(self.waiting.pause(rounds, since));
-        while source.in_flight.any() {
-            if refuses_wait(|| true) || pause(&mut rounds, &mut since).is_err() {
+        let blocks = is_blocking().await;
+        while source.in_flight.any() && !(blocks && refuses_wait(|| true)) {
+            if self.waiting.pause(&mut rounds, &mut since).await.is_err() {
                 break;
             }
         }
@@ -358,7 +361,7 @@ impl Shared {
 
     /// Writes the dirty blocks of a device without handles, and syncs it. Drops blocks that cannot
     /// be written, and returns the error.
-    pub(crate) fn flush_orphan(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    pub(crate) async fn flush_orphan(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let idle = {
             let dirty = source.writes.dirty.lock().is_empty();
             dirty && source.writes.unsynced(|unsynced| unsynced.is_empty())
@@ -368,8 +371,8 @@ impl Shared {
         }
         let losses = source.writes.group.losses();
         // Also of a closed device, because a reset may have dirtied blocks.
-        let flushed = block_on(self.flush_selected(source, &Selection::all()));
-        let synced = block_on(self.sync_device(source, losses)).and(flushed);
+        let flushed = self.flush_selected(source, &Selection::all()).await;
+        let synced = self.sync_device(source, losses).await.and(flushed);
         // A write-back that fails from now on drops its block, or has cleared the block's mark
         // before the loop below looks at it, which then drops the block.
         source.in_flight.abandon();
@@ -382,7 +385,7 @@ impl Shared {
             };
             let Some((frame, key)) = last else { break };
             let is_written = self.entry(frame).word().has(BACK);
-            if is_written || block_on(self.invalidate(source, key, 0)) != Ok(true) {
+            if is_written || self.invalidate(source, key, 0).await != Ok(true) {
                 self.write_back
                     .unlist(&self.frames, source, [frame], |list| list.last() == Some(frame));
             }

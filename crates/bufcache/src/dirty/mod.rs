@@ -44,8 +44,8 @@ pub(crate) struct Writes {
     poison: AtomicI32,
     /// The [`Stage`] of the device.
     stage: AtomicU32,
-    /// Held by the thread that closes or resets the device.
-    pub(crate) alone: Mutex<()>,
+    /// Excludes closes and resets of the device from each other.
+    pub(crate) alone: Exclusion,
     /// The number of failed writes (upper half) and the errno of the last one.
     errors: AtomicU64,
     pub(crate) load: Load,
@@ -215,7 +215,7 @@ impl Writes {
             options,
             poison: AtomicI32::new(0),
             stage: AtomicU32::new(Stage::Open as u32),
-            alone: Mutex::new(()),
+            alone: Exclusion::new(),
             errors: AtomicU64::new(0),
             load: Load::default(),
         }
@@ -248,13 +248,13 @@ impl Writes {
     /// # Errors
     ///
     /// Returns the error of `look`. The device then stays poisoned.
-    pub(crate) fn forgive_after<T, E>(
+    pub(crate) async fn forgive_after<T, E>(
         &self,
-        mut look: impl FnMut() -> Result<T, E>,
+        mut look: impl AsyncFnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         loop {
             let losses = self.group.losses();
-            let found = look()?;
+            let found = look().await?;
             if self.forgive(losses) {
                 return Ok(found);
             }

@@ -25,9 +25,8 @@ impl Device {
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
     /// At most 16 calls of one device run at the same time, beside the operations of the device
-    /// itself, for which a call may wait. A call that waits for another `call_async` or
-    /// [`close_async`](Self::close_async) of its device occupies its thread meanwhile: sixteen of these
-    /// wait for ever.
+    /// itself, for which a call may wait. A call that waits for another `call_async` of its
+    /// device occupies its thread meanwhile: sixteen of these wait for ever.
     ///
     /// The call reports write errors as this handle does. Two calls at the same time may both report
     /// one error.
@@ -201,7 +200,11 @@ impl Device {
     ///
     /// As [`close`](Self::close).
     pub async fn close_async(self) -> Result<(), CloseError> {
-        call_by(self, Self::close).await
+        let close = async move {
+            let closed = self.try_close().await;
+            closed.map_err(|error| CloseError { error, device: self })
+        };
+        run(close).await
     }
 }
 

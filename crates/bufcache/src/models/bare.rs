@@ -311,7 +311,7 @@ impl BareWrites {
 
     /// Resets the device like `Shared::reset`. Calls `look` until no loss is reported meanwhile.
     fn reset(&self, mut look: impl FnMut()) {
-        _ = self.0.forgive_after(|| Ok::<(), Infallible>(look()));
+        _ = block_on(self.0.forgive_after(async || Ok::<(), Infallible>(look())));
     }
 
     /// Returns whether a sync has failed since the last reset.

@@ -177,6 +177,7 @@ fn inv25_tasks_that_create_a_block_leave_the_threads_to_its_holder() {
             });
         }
     });
+    block_on(device.clone().close_async()).unwrap(); // needs no thread for a call, either
     gate.wait();
     assert_eq!(device.get(0).unwrap()[SIZE - 1], 1);
 }
