@@ -426,8 +426,7 @@ impl Device {
     /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
-        let buffer = self.shared.try_create(&self.source, key)?;
-        Ok(WriteGuard::new(self, buffer, Fill::Caller))
+        self.counted(self.shared.try_create(&self.source, key), Fill::Caller)
     }
 
     /// Returns whether the device may lack a write of these blocks: one is dirty, or a [failed
@@ -606,7 +605,7 @@ impl Device {
             EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => {
                 shared.pin_protected(buffer)?
             }
-            EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+            _ => return Ok(None),
         };
         let bytes = shared.frames.bytes(shared.frame_at(place));
         Ok(Some(Pin { device: self.clone(), place, bytes }))
@@ -662,11 +661,18 @@ impl Device {
     /// As [`get_mut`](Self::get_mut), and [`GetError::WouldBlock`] if the call would read or wait.
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
+        self.counted(self.shared.try_lock(&self.source, key, true), Fill::Read)
+    }
+
+    /// Counts a call that does not wait, and returns its guard.
+    fn counted(
+        &self,
+        locked: Result<Protected, GetError>,
+        fill: Fill,
+    ) -> Result<WriteGuard<'_>, GetError> {
         self.shared.counters.get.add(1);
-        let buffer = self.shared.try_lock_write(&self.source, key).inspect_err(|_| {
-            self.shared.counters.busy_locked.add(1);
-        })?;
-        Ok(WriteGuard::new(self, buffer, Fill::Read))
+        self.shared.counters.busy_locked.add(i64::from(locked.is_err()));
+        Ok(WriteGuard::new(self, locked?, fill))
     }
 
     /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the

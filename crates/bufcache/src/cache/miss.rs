@@ -252,6 +252,8 @@ pub(crate) enum Fill {
     Read,
     /// Any bytes; the caller overwrites them.
     Caller,
+    /// Those of a load that the caller begins.
+    Claim,
 }
 
 /// The result of a request for a block.
@@ -264,6 +266,8 @@ pub(crate) enum EnterResult {
     Pinned(Place),
     /// The block was not cached. The caller fills the buffer, as its writer.
     Locked(Protected),
+    /// The block was not cached. The caller loads it into the frame.
+    Claimed(Frame),
     /// The block is being discarded.
     Excluded,
     /// The search found no buffer, or the device has its share of the loads.
@@ -284,7 +288,7 @@ impl Shared {
         match entered {
             EnterResult::Pinned(place) => self.protect_loaded(source, key, place),
             EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => Ok(buffer),
-            EnterResult::Excluded | EnterResult::NoBuffer => unreachable!("it has waited for that"),
+            _ => unreachable!("it has waited for a buffer and a discard, and claims nothing"),
         }
     }
 
@@ -368,12 +372,13 @@ impl Shared {
                 }
                 let Some(spare) = spare.take() else { continue };
                 let mut word = self.frames.loading(spare.frame, key);
-                let is_read = fill == Fill::Read;
-                if is_read {
-                    step!("enter: pin it for the requester", word = word.pinned_once_more());
-                } else {
+                match fill {
+                    Fill::Read => {
+                        step!("enter: pin it for the requester", word = word.pinned_once_more());
+                    }
                     // Before the insertion: a thread that waits for loads only must not wait here.
-                    word = word.with(WRITE);
+                    Fill::Caller => word = word.with(WRITE),
+                    Fill::Claim => {}
                 }
                 let Some(place) = home.insert(word) else {
                     // The table has twice as many entries as buffers, but entries that are being
@@ -385,8 +390,12 @@ impl Shared {
                 self.frames.header(frame).set_place(place);
                 drop(home);
                 self.counters.miss_locked.add(1);
-                if !is_read {
-                    return self.create(source, key, frame).map(EnterResult::Locked);
+                match fill {
+                    Fill::Read => {}
+                    Fill::Caller => {
+                        return self.create(source, key, frame).map(EnterResult::Locked);
+                    }
+                    Fill::Claim => return Ok(EnterResult::Claimed(frame)),
                 }
                 let pinned = Pinned::new(self, self.lookup.entry(place));
                 self.begin(source, key, frame, blocks);
@@ -421,26 +430,6 @@ impl Shared {
         let frame = self.frames.take(&self.lookup, search, self.is_mostly_dirty())?;
         self.counters.create.add(1);
         Some(Spare { cache: self, frame })
-    }
-
-    /// Inserts a block as being loaded, if it is not cached and that needs no wait for a buffer.
-    /// `flags` are `WRITE` if the caller creates the block: a getter then waits for a writer, with the
-    /// cache's patience, and not for a load.
-    pub(super) fn insert_load(&self, source: &Source, key: Key, flags: u64) -> Option<Frame> {
-        self.write_back.note_want(source);
-        let spare = self.spare(Search::Short)?;
-        let home = self.lookup.lock(key);
-        let word = self.frames.loading(spare.frame, key).with(flags);
-        let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
-        let place = if is_free { home.insert(word) } else { None };
-        if let Some(place) = place {
-            self.frames.header(spare.frame).set_place(place);
-        }
-        drop(home); // before a spare frame goes back, which is another lock
-        place?;
-        self.counters.get.add(1);
-        self.counters.miss_locked.add(1);
-        Some(spare.into_frame())
     }
 
     /// Locks an entry that was just inserted, for the caller to fill. The bytes are those of an
@@ -662,7 +651,19 @@ impl Shared {
         {
             return Ok(None);
         }
-        let Some(frame) = self.insert_load(source, key, 0) else { return Ok(None) };
+        let frame = match self.enter(source, key, Fill::Claim, Search::Short, false)? {
+            EnterResult::Claimed(frame) => frame,
+            EnterResult::Pinned(place) => {
+                self.unpin_place(place);
+                return Ok(None);
+            }
+            EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => {
+                buffer.slot.clear();
+                return Ok(None);
+            }
+            EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+        };
+        self.counters.get.add(1);
         let Some(load) = Load::new(source, key, frame, false) else {
             self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);

@@ -12,10 +12,9 @@ use std::ops::Range;
 
 use offlock_sync::{Arc, check, step, thread};
 
+use super::Shared;
 use super::completion::{Batch, DeviceRange, DeviceWrite, Outcome};
-use super::miss::Fill;
 use super::write::is_marked;
-use super::{Protected, Shared};
 use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -395,41 +394,7 @@ impl Shared {
     }
 }
 
-// Calls for programs that must not wait, or that also read the device themselves: writes without a
-// wait, and the question whether the cache has newer bytes than the device.
-
 impl Shared {
-    /// Locks the buffer of a block of zeros, if that needs no wait.
-    pub(crate) fn try_create(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
-        let refused = |error| {
-            self.counters.get.add(1);
-            self.counters.busy_locked.add(1);
-            error
-        };
-        let is_too_dirty = self.must_clean(source);
-        if is_too_dirty || !self.may_dirty(source, key) {
-            return Err(refused(GetError::WouldBlock));
-        }
-        match self.try_lock_write(source, key) {
-            Ok(buffer) => {
-                self.counters.get.add(1);
-                self.fill(source, buffer.frame, Fill::Caller);
-                return Ok(buffer);
-            }
-            Err(GetError::WouldBlock) if !self.lookup.is_cached(key) => {}
-            Err(error) => return Err(refused(error)),
-        }
-        hazard::reserve()?;
-        match self.insert_load(source, key, WRITE) {
-            Some(frame) => {
-                let buffer = self.create(source, key, frame)?; // and counted
-                self.fill(source, frame, Fill::Caller);
-                Ok(buffer)
-            }
-            None => Err(refused(GetError::WouldBlock)),
-        }
-    }
-
     /// Returns whether the device may lack a write of these blocks whose guard has dropped: a block
     /// is dirty, or a failed sync may have lost it.
     pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {

@@ -30,16 +30,6 @@ use crate::source::Source;
 use crate::wait::{block_on, is_blocking, run};
 use crate::word::{BACK, DIRTY, Entry, EntryWord, Key, READER_PIN, WAITED, WRITE};
 
-/// Why the caller does not get the lock now.
-enum LockRefused {
-    /// The block is not cached, another thread keeps it, or its entry has changed.
-    Busy,
-    /// The calling thread has a guard of the block.
-    Own,
-    /// The device is being closed.
-    Closing,
-}
-
 /// Returns whether a writer or a write-back has a buffer.
 pub(super) fn is_marked(word: EntryWord) -> bool {
     word.has(WRITE | BACK)
@@ -95,9 +85,9 @@ impl Shared {
         source.check_write()?;
         // Without a future if that needs no wait. If too much is dirty, the future writes some of it first.
         if !self.must_clean(source) && self.may_dirty(source, key) {
-            if let Some(buffer) = self.lock_at_once(source, key, fill)? {
-                self.fill(source, buffer.frame, fill);
-                return Ok(buffer);
+            match self.lock_at_once(source, key, fill, Search::UntilDirty) {
+                Err(GetError::WouldBlock) => {}
+                locked => return locked,
             }
         }
         let locked = block_on(self.lock_write(source, key, fill))?;
@@ -108,30 +98,42 @@ impl Shared {
     }
 
     /// Locks the buffer of a block for writing, as a thread. Waits for nothing but its own read of the
-    /// device.
+    /// device; returns [`GetError::WouldBlock`] instead.
     fn lock_at_once(
         &self,
         source: &Arc<Source>,
         key: Key,
         fill: Fill,
-    ) -> Result<Option<Protected>, GetError> {
+        search: Search,
+    ) -> Result<Protected, GetError> {
         let buffer = match self.hit(key) {
-            Some(buffer) => buffer,
-            None if self.lookup.is_cached(key) => return Ok(None),
-            None => match self.enter(source, key, fill, Search::UntilDirty, true)? {
-                EnterResult::Locked(buffer) => return Ok(Some(buffer)),
-                EnterResult::Cached(buffer) => buffer,
+            Some(buffer) => self.lock_protected(source, buffer, true)?,
+            None if self.lookup.is_cached(key) => return Err(GetError::WouldBlock),
+            None => match self.enter(source, key, fill, search, true)? {
+                EnterResult::Locked(buffer) => buffer,
+                EnterResult::Cached(buffer) => self.lock_protected(source, buffer, true)?,
                 EnterResult::Pinned(place) if self.has_ended(place) && fill == Fill::Read => {
-                    self.protect_loaded(source, key, place)?
+                    let buffer = self.protect_loaded(source, key, place)?;
+                    self.lock_protected(source, buffer, true)?
                 }
                 EnterResult::Pinned(place) => {
                     self.unpin_place(place);
-                    return Ok(None);
+                    return Err(GetError::WouldBlock);
                 }
-                EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+                _ => return Err(GetError::WouldBlock),
             },
         };
-        Ok(self.lock_protected(source, buffer, true).ok())
+        self.fill(source, buffer.frame, fill);
+        Ok(buffer)
+    }
+
+    /// Locks the buffer of a block of zeros, if that needs no wait.
+    pub(crate) fn try_create(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
+        source.check_write()?;
+        if self.must_clean(source) || !self.may_dirty(source, key) {
+            return Err(GetError::WouldBlock);
+        }
+        self.lock_at_once(source, key, Fill::Caller, Search::Short)
     }
 
     /// Locks the buffer of a block for writing, for a thread or a task. Waits as a miss does, and for the
@@ -224,15 +226,13 @@ impl Shared {
                     Protected { slot, frame: entry.word().frame() }
                 }
                 EnterResult::Cached(buffer) => buffer,
-                EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+                _ => return Ok(None),
             };
         let marked = self.mark_write(source, &Protected { slot, frame }, is_blocking().await);
         slot.clear();
         match marked {
-            Ok(()) => {}
-            Err(LockRefused::Own) => return Err(GetError::WouldDeadlock),
-            Err(LockRefused::Closing) => return Err(GetError::Closed),
-            Err(LockRefused::Busy) => return Ok(None),
+            Err(GetError::WouldBlock) => return Ok(None),
+            marked => marked?,
         }
         // Until no reader is left, the drop changes no bytes.
         let mut locked = Locked { source: own, frame, fill: Fill::Read };
@@ -259,33 +259,19 @@ impl Shared {
         unsafe { bytes.as_mut() }.fill(0);
     }
 
-    /// Locks the buffer of a cached block for writing if that needs no wait.
-    /// [`GetError::WouldDeadlock`] for a guard of the calling thread.
-    pub(crate) fn try_lock_write(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-    ) -> Result<Protected, GetError> {
-        source.check_write()?;
-        self.try_lock(source, key, true).map_err(|refused| match refused {
-            LockRefused::Own => GetError::WouldDeadlock,
-            LockRefused::Closing => GetError::Closed,
-            LockRefused::Busy => GetError::WouldBlock,
-        })
-    }
-
     /// Locks the buffer of a cached block that no other thread uses, if it may become dirty now.
     /// `blocks` tells whether a guard of the calling thread is one of the caller.
-    fn try_lock(
+    pub(crate) fn try_lock(
         &self,
         source: &Arc<Source>,
         key: Key,
         blocks: bool,
-    ) -> Result<Protected, LockRefused> {
+    ) -> Result<Protected, GetError> {
+        source.check_write()?;
         if !self.may_dirty(source, key) {
-            return Err(LockRefused::Busy);
+            return Err(GetError::WouldBlock);
         }
-        let buffer = self.hit(key).ok_or(LockRefused::Busy)?;
+        let buffer = self.hit(key).ok_or(GetError::WouldBlock)?;
         self.lock_protected(source, buffer, blocks)
     }
 
@@ -295,7 +281,7 @@ impl Shared {
         source: &Arc<Source>,
         buffer: Protected,
         blocks: bool,
-    ) -> Result<Protected, LockRefused> {
+    ) -> Result<Protected, GetError> {
         if let Err(refused) = self.mark_write(source, &buffer, blocks) {
             buffer.slot.clear();
             return Err(refused);
@@ -304,36 +290,37 @@ impl Shared {
         // A guard may have become a pin since the mark.
         if is_read(entry, Some(buffer.slot)) || entry.word().has(READER_PIN) {
             self.unlock_write(source, buffer, false);
-            return Err(LockRefused::Busy);
+            return Err(GetError::WouldBlock);
         }
         self.frames.writing(buffer.frame);
         Ok(buffer)
     }
 
-    /// Sets `WRITE` on the entry that the caller's slot protects.
+    /// Sets `WRITE` on the entry that the caller's slot protects. [`GetError::WouldBlock`] if another
+    /// thread keeps the block, or its entry has changed.
     fn mark_write(
         &self,
         source: &Source,
         buffer: &Protected,
         blocks: bool,
-    ) -> Result<(), LockRefused> {
+    ) -> Result<(), GetError> {
         let entry = self.entry(buffer.frame);
         if blocks && hazard::protected_by_me(entry) > 1 {
-            return Err(LockRefused::Own);
+            return Err(GetError::WouldDeadlock);
         }
         let word = entry.word();
         let is_free = check!("write: no write or write-back runs", !word.has(BACK | WRITE));
         if !is_free || !word.is_readable() || word.pins() > 0 {
-            return Err(LockRefused::Busy);
+            return Err(GetError::WouldBlock);
         }
-        entry.try_change(word, WRITE, 0).map_err(|_| LockRefused::Busy)?;
+        entry.try_change(word, WRITE, 0).map_err(|_| GetError::WouldBlock)?;
         // Ordering: against the slots of readers, see `hazard::barrier`; and against the SeqCst
         // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
         // `WRITE`.
         step!("write: the mark is set before the scan", hazard::barrier());
         if source.writes.refuses_writers() {
             self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
-            return Err(LockRefused::Closing);
+            return Err(GetError::Closed);
         }
         Ok(())
     }
