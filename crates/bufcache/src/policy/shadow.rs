@@ -361,11 +361,11 @@ impl Samples {
 
     /// Returns whether requests for a block are passed to the shadows.
     pub(crate) fn takes(&self, key: Key) -> bool {
-        // Bits that choose neither the bucket of the table nor the tag.
-        ((key.hash() >> 8) as u32) < self.share
+        // The half that chooses neither the bucket of the table nor the tag.
+        (key.hash() as u32) < self.share
     }
 
-    /// Returns the tag of a block: the half of its hash that does not decide whether it is sampled.
+    /// Returns the tag of a block: the other half of its hash.
     pub(crate) fn tag(key: Key) -> u32 {
         (key.hash() >> 32) as u32
     }
