@@ -171,7 +171,8 @@ fn kills(store: &Store<'_>, count: u32) -> Res {
     ];
     let writes = [&jobs[..], &["--rw=randwrite"]].concat();
     lab.run_ok(&mut fio(&server, &writes))?;
-    let reads = [&jobs[..], &["--rw=read", "--verify_only"]].concat();
+    // Sixteen blocks at a time: moto needs some milliseconds for a request.
+    let reads = [&jobs[1..], &["--rw=read", "--bs=64k", "--verify_interval=4k"]].concat();
     let more = ["--do_verify=0", "--time_based", "--runtime=100", "--randrepeat=0", "--fsync=64"];
     let writes = [&writes[..], &more].concat();
     let mut blocks = Blocks::new();
