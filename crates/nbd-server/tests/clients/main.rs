@@ -30,6 +30,7 @@ mod lab;
 mod memory;
 mod metrics;
 mod need;
+mod objects;
 mod parts;
 mod pressure;
 mod priorities;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
     trials.extend(disk::trials());
     trials.extend(tls::trials());
     trials.extend(volume::trials());
+    trials.extend(objects::trials());
     trials.extend(tools::trials());
     trials.extend(extended::trials());
     trials.extend(extents::trials());

@@ -1,0 +1,320 @@
+//! The rows O of `benches/targets.toml`: volumes beside s3backer and nbdkit's S3 plugin, on one S3 server with 10 ms
+//! added to each request.
+//!
+//! ```text
+//! apt-get install -y fio s3backer nbdkit-plugin-python
+//! go run github.com/johannesboyne/gofakes3/cmd/gofakes3@v1.2.0 -backend memory -initialbucket bucket -host 127.0.0.1:9000
+//! OFFLOCK_S3=http://127.0.0.1:9000 cargo test --release -p offlock-nbd --features objects \
+//!     --test clients -- --ignored --nocapture measure_volume
+//! ```
+//!
+//! Without `OFFLOCK_S3` it starts moto, which is slower. A peer that is not installed is left out.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB, cmd};
+use crate::image::{self, Random};
+use crate::images::fio;
+use crate::lab::{Lab, Res, Tracked, check, fail, trial_for, wait_until};
+use crate::need::Need;
+use crate::s3::{Answer, Proxy, environment, moto};
+use crate::server::{Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    if !cfg!(feature = "objects") {
+        return Vec::new();
+    }
+    let hour = Duration::from_secs(3600);
+    vec![trial_for(hour, "measure_volume", &[Need::Fio], measure).with_ignored_flag(true)]
+}
+
+const BLOCK: u64 = 4096;
+const GIB: u64 = 1024 * MIB;
+const DELAY: Duration = Duration::from_millis(10);
+/// Bytes of the database's log and tables that the store has not confirmed.
+const UNCONFIRMED: u64 = 128 * MIB;
+const CACHE: u64 = 256 * MIB;
+
+/// Prints a row as the benches do.
+fn row(id: &str, measured: f64) {
+    let targets = include_str!("../../../../benches/targets.toml");
+    let line = targets.lines().find(|line| line.starts_with(&format!("\"O{id}\"")));
+    let bound = line.and_then(|line| line.split('"').nth(3)).unwrap_or("none");
+    let (less, number) = (bound.starts_with("<="), bound.trim_start_matches(['<', '>', '=']));
+    let number: f64 = number.parse().unwrap_or(f64::NAN);
+    let holds = if less { measured <= number } else { measured >= number };
+    let verdict = if holds { "holds" } else { "short" };
+    println!("TARGET O{id} measured {measured:.2} bound {bound} {verdict}");
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// The disk of a server, by NBD or as a file.
+enum Disk {
+    Nbd(Client),
+    File(File),
+}
+
+impl Disk {
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Res {
+        match self {
+            Self::Nbd(client) => client.write(at, bytes, 0)?.ok("WRITE"),
+            Self::File(file) => Ok(file.write_all_at(bytes, at)?),
+        }
+    }
+
+    fn flush(&mut self) -> Res {
+        match self {
+            Self::Nbd(client) => client.flush()?.ok("FLUSH"),
+            Self::File(file) => Ok(file.sync_all()?),
+        }
+    }
+
+    /// Writes `count` random blocks and flushes. Returns the seconds.
+    fn random_writes(&mut self, count: u64, random: &mut Random) -> Res<f64> {
+        let since = Instant::now();
+        for _ in 0..count {
+            self.write(random.below(GIB / BLOCK) * BLOCK, &random.bytes(BLOCK as usize))?;
+        }
+        self.flush()?;
+        Ok(since.elapsed().as_secs_f64())
+    }
+
+    /// Writes a GiB in order and flushes. Returns the seconds.
+    fn fill(&mut self, random: &mut Random) -> Res<f64> {
+        let data = random.bytes(MIB as usize);
+        let since = Instant::now();
+        for at in 0..1024 {
+            self.write(at * MIB, &data)?;
+        }
+        self.flush()?;
+        Ok(since.elapsed().as_secs_f64())
+    }
+}
+
+/// A peer that runs, until this is dropped.
+struct Peer {
+    disk: Disk,
+    _process: Tracked,
+    mounted: Option<PathBuf>,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Some(path) = &self.mounted {
+            self.disk = Disk::File(File::open("/dev/null").expect("a file of every system"));
+            let _ = Command::new("umount").arg("-l").arg(path).status();
+        }
+    }
+}
+
+fn is_installed(command: &str) -> bool {
+    let mut words = command.split(' ');
+    let program = words.next().unwrap_or_default();
+    Command::new(program).args(words).output().is_ok_and(|done| done.status.success())
+}
+
+/// s3backer, with blocks of this many KiB and its other settings as they are; `None` if it is not installed.
+fn s3backer(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
+    if !is_installed("s3backer --version") {
+        return Ok(None);
+    }
+    let mounted = lab.path(&format!("s3backer{kib}"));
+    std::fs::create_dir(&mounted)?;
+    let mut command = Command::new("s3backer");
+    command.args(["-f", "--quiet", "--accessId=id", "--accessKey=key", "--size=100G"]);
+    command.args([format!("--baseURL={endpoint}/"), format!("--blockSize={kib}K")]);
+    command.args([format!("--prefix=s3backer{kib}-"), "bucket".to_owned()]);
+    let log = File::create(lab.path("s3backer.log"))?;
+    command.arg(&mounted).stdout(Stdio::null()).stderr(log);
+    let process = lab.spawn(&mut command)?;
+    let open = || File::options().read(true).write(true).open(mounted.join("file")).ok();
+    let Some(file) = wait_until(open) else { fail!("s3backer does not run") };
+    Ok(Some(Peer { disk: Disk::File(file), _process: process, mounted: Some(mounted) }))
+}
+
+/// nbdkit's S3 plugin, with objects of this many KiB, or of 64, the most with which Debian's runs; `None` if it is
+/// not installed.
+fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
+    if !is_installed("nbdkit S3 --dump-plugin") {
+        return Ok(None);
+    }
+    let kib = kib.min(64);
+    let socket = lab.path(&format!("nbdkit{kib}"));
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-e", "vol", "-U"]).arg(&socket).arg("S3");
+    command.args(["access-key=id", "secret-key=key", "bucket=bucket", "size=100G"]);
+    command.arg(format!("endpoint-url={endpoint}")).arg(format!("key=nbdkit{kib}"));
+    command.arg(format!("object-size={kib}K")).env("AWS_DEFAULT_REGION", "us-east-1");
+    // The server that is asked may not know the checksums of newer clients.
+    command.env("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required");
+    command.env("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required");
+    let log = File::create(lab.path("nbdkit.log"))?;
+    let process = lab.spawn(command.stdout(Stdio::null()).stderr(log))?;
+    let connect = || {
+        let mut client = Client::connect(&socket).ok()?;
+        client.go("vol").ok()?;
+        Some(client)
+    };
+    let Some(client) = wait_until(connect) else { fail!("nbdkit does not run") };
+    Ok(Some(Peer { disk: Disk::Nbd(client), _process: process, mounted: None }))
+}
+
+fn measure(lab: &Lab) -> Res {
+    let mut started = None;
+    let store = match std::env::var("OFFLOCK_S3") {
+        Ok(store) => store,
+        Err(_) => started.insert(moto(lab)?).1.clone(),
+    };
+    let proxy = Proxy::new(&store, DELAY, |_| Answer::Pass)?;
+    let start = |size: &str| -> Res<Server> {
+        let launch = Launch::bare(lab).on_socket("s").through(environment(&proxy.endpoint));
+        let launch = launch.through(["OFFLOCK_LOG=warn"]).arg("--cache").arg("256M");
+        let name = std::process::id();
+        launch.arg("--image").arg(format!("vol=s3://bucket/measured-{name}?size={size}")).start()
+    };
+    let mut random = Random::new(1);
+    println!(
+        "{DELAY:?} added to each request; ours with the default settings and a cache of 256 MiB"
+    );
+
+    // O2 and O3.
+    let mut server = start("4T")?;
+    let mut ours = Disk::Nbd(server.client()?);
+    ours.random_writes(1, &mut random)?;
+    for (writes, rounds) in [(1, 5), (100, 7)] {
+        let (mut times, mut puts) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let before = proxy.seen("PUT").0;
+            times.push(ours.random_writes(writes, &mut random)?);
+            puts.push((proxy.seen("PUT").0 - before) as f64);
+        }
+        let (time, puts) = (median(times), median(puts));
+        println!("{writes} random writes of 4 KiB and a FLUSH: {:.1} ms, {puts} PUT", time * 1e3);
+        if writes == 1 {
+            row("2.flush_one_block.requests.n", puts);
+            continue;
+        }
+        let mut best = f64::INFINITY;
+        for kib in [4, 128] {
+            for (name, peer) in [
+                ("s3backer", s3backer(lab, &proxy.endpoint, kib)?),
+                ("nbdkit S3", nbdkit(lab, &proxy.endpoint, kib)?),
+            ] {
+                let Some(mut peer) = peer else { continue };
+                let (mut times, before) = (Vec::new(), proxy.seen("").0);
+                for _ in 0..5 {
+                    times.push(peer.disk.random_writes(writes, &mut random)?);
+                }
+                let time = median(times);
+                let requests = (proxy.seen("").0 - before) / 5;
+                println!(
+                    "  {name}, blocks of {kib} KiB: {:.1} ms, {requests} requests",
+                    time * 1e3
+                );
+                if name == "s3backer" {
+                    best = best.min(time);
+                }
+            }
+        }
+        row("2.randwrite100_flush.s3backer.tput", best / time);
+    }
+    let before = proxy.seen("PUT").1;
+    let time = ours.fill(&mut random)?;
+    let ratio = |proxy: &Proxy| (proxy.seen("PUT").1 - before) as f64 / GIB as f64;
+    println!("a GiB in order and a FLUSH: {time:.1} s, {:.2} bytes PUT per byte", ratio(&proxy));
+    thread::sleep(Duration::from_secs(170)); // two looks for tables to be merged
+    row("3.bytes_put_per_byte.n", ratio(&proxy));
+    let peak = server.memory("VmHWM")?;
+    let mut best = f64::INFINITY;
+    for kib in [128, 1024] {
+        if let Some(mut peer) = s3backer(lab, &proxy.endpoint, kib)? {
+            let time = peer.disk.fill(&mut random)?;
+            println!("  s3backer, blocks of {kib} KiB: {time:.1} s");
+            best = best.min(time);
+        }
+    }
+    row("3.seqwrite.s3backer.time", time / best);
+
+    // O4.
+    drop(ours);
+    server.stop()?;
+    server = start("4T")?;
+    let mut client = server.client()?;
+    let mut gets = Vec::new();
+    for number in 0..9 {
+        let before = proxy.seen("GET").0;
+        check!(client.read(random.below(1024) * MIB, BLOCK as u32)?.is_ok(), "a cold read");
+        gets.push((proxy.seen("GET").0 - before) as f64);
+        if number == 0 {
+            println!("the first read of a server: {} GET", gets[0]);
+        }
+    }
+    row("4.cold_read.gets.n", median(gets));
+    let before = proxy.seen("").0;
+    thread::sleep(Duration::from_secs(150));
+    println!("idle: {:.1} requests a minute", (proxy.seen("").0 - before) as f64 / 2.5);
+    for region in 0..2048 {
+        client.write(region * GIB + BLOCK, &[1; BLOCK as usize], 0)?.ok("WRITE")?;
+        client.write((region + 1) * GIB - BLOCK, &[1; BLOCK as usize], 0)?.ok("WRITE")?;
+    }
+    client.flush()?.ok("FLUSH")?;
+    // As Linux sends a TRIM.
+    let (since, before, part) = (Instant::now(), proxy.seen("PUT").1, 4 * GIB - BLOCK);
+    for at in (0..2048 * GIB).step_by(part as usize) {
+        client.plain(cmd::TRIM, 0, at, part.min(2048 * GIB - at))?.ok("TRIM")?;
+    }
+    client.flush()?.ok("FLUSH")?;
+    row("4.trim2T.s", since.elapsed().as_secs_f64());
+    println!("  its records have {} KiB", (proxy.seen("PUT").1 - before) >> 10);
+
+    // O5. A TRIM of a block where there is data is a record of some bytes: the log has as many as fit.
+    row("5.memory_beyond_cache.MiB", peak.saturating_sub(CACHE + UNCONFIRMED) as f64 / MIB as f64);
+    for at in (0..16 * GIB).step_by(16 * MIB as usize) {
+        client.write(at, &[1; BLOCK as usize], 0)?.ok("WRITE")?;
+    }
+    for at in (0..16 * GIB).step_by(4 * BLOCK as usize).take(1_000_000) {
+        client.plain(cmd::TRIM, 0, at, BLOCK)?.ok("TRIM")?;
+    }
+    client.flush()?.ok("FLUSH")?;
+    server.kill();
+    server.ended()?;
+    let since = Instant::now();
+    server = start("4T")?;
+    row("5.recovery_1M_blocks.s", since.elapsed().as_secs_f64());
+
+    // O1.
+    let image = lab.path("local.img");
+    image::sparse(&image, 64 * MIB)?;
+    let local = Launch::bare(lab).on_socket("l").image(&image);
+    let local = local.arg("--cache").arg("256M").start()?;
+    let args = ["--rw=randread", "--bs=4k", "--iodepth=32", "--size=64M", "--time_based"];
+    let last = ["--runtime=5", "--output-format=terse", "--terse-version=3"];
+    let mut rates = [Vec::new(), Vec::new()];
+    for round in 0..6 {
+        let server = if round % 2 == 0 { &local } else { &server };
+        let mut warm = server.client()?;
+        for at in 0..64 {
+            check!(warm.read(at * MIB, MIB as u32)?.is_ok(), "a read");
+        }
+        let text = lab.run_ok(&mut fio(server, &[&args[..], &last[..]].concat()))?;
+        rates[round % 2].push(text.split(';').nth(7).and_then(|n| n.parse().ok()).unwrap_or(0.0));
+    }
+    let [local_rate, rate] = rates.map(median);
+    println!(
+        "cached random reads of 4 KiB, depth 32: {rate:.0} a second, {local_rate:.0} of an image"
+    );
+    row("1.cached_randread.local.tput", rate / local_rate);
+    local.stop()?;
+    server.stop()
+}
