@@ -12,12 +12,11 @@
 //! versions of `benches/Cargo.toml`, one thread each, all on the same CPU.
 
 mod device;
-mod disk;
+mod disks;
 mod nop;
 mod nops;
 mod ours;
 mod peers;
-mod ram;
 mod raw;
 mod reads;
 #[cfg(feature = "runtimes")]
@@ -39,8 +38,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const FAMILIES: &[Family] = &[
     Family { name: "A1 nop", run: nop::run },
-    Family { name: "A2 ram", run: ram::run },
-    Family { name: "A3 disk", run: disk::run },
+    Family { name: "A2 ram", run: disks::run_ram },
+    Family { name: "A3 disk", run: disks::run_disk },
     Family { name: "A4 seed", run: seed::run },
     Family { name: "A5 simulated", run: simulated::run },
     Family { name: "A6 soak", run: soak::run },

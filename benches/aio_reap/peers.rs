@@ -4,7 +4,7 @@ use crate::reads::Rows;
 
 /// The runtimes whose tasks wait for a ring.
 #[cfg(feature = "runtimes")]
-pub(crate) const TASKS_ON_RINGS: &[&str] = &["tokio-uring/1", "monoio/1", "compio/1"];
+pub(crate) const TASKS_ON_RINGS: &[&str] = &["tokio-uring", "monoio", "compio"];
 #[cfg(not(feature = "runtimes"))]
 pub(crate) const TASKS_ON_RINGS: &[&str] = &[];
 

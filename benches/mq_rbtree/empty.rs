@@ -1,8 +1,9 @@
-//! M1 and M8: a message is sent and received, and the queue is empty again.
+//! M1, M7 and M8: a message is sent and received, and the queue is empty again.
 
 use std::hint::black_box;
 
 use harness::{Case, Group, Plan, Report};
+use mq_rbtree::RbTree;
 
 use crate::kernel::Kernel;
 use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap, block_on};
@@ -64,4 +65,18 @@ pub(crate) fn run_async(plan: &Plan, report: &mut Report) {
         .run(plan);
     report.compare(&rounds, &[AWAITED, Ours::NAME]);
     report.record("M8.async_vs_blocking", rounds.time_ratio(AWAITED, Ours::NAME));
+}
+
+/// M7: the seed's change: the tree that frees each node, and the tree that keeps one.
+pub(crate) fn run_seed(plan: &Plan, report: &mut Report) {
+    const CACHED: &str = "rbtree + cache";
+    const PLAIN: &str = "rbtree";
+    let builder = mq_rbtree::Queue::<u64, RbTree<u32>>::builder_with_keys(MOST);
+    let plain: Tree = builder.spare_nodes(0).build().expect("memory for a queue");
+    let rounds = Group::new("send and receive, empty queue")
+        .case(pair(plain, PLAIN))
+        .case(pair(<Tree as Queue>::new(MOST), CACHED))
+        .run(plan);
+    report.show(&rounds);
+    report.record("M7.cache_vs_rbtree", rounds.time_ratio(CACHED, PLAIN));
 }
