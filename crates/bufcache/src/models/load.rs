@@ -3,7 +3,6 @@
 use crate::GetError;
 use offlock_sync::model;
 
-use super::task::Later;
 use super::world::{World, beside, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
@@ -112,17 +111,16 @@ fn inv02_three_misses_of_two_blocks() {
 #[test]
 fn inv13_what_is_being_read_ahead_is_not_evicted() {
     thoroughly(|| {
-        let later = Later::new(1);
-        let device = later.attach(1);
-        device.readahead(1..2);
-        assert!(device.is_cached(1));
-        let other = device.get(2).map(|guard| look(&guard, 2));
-        later.join();
+        let world = World::later(1, 0);
+        world.disk.readahead(1..2);
+        assert!(world.disk.is_cached(1));
+        let other = world.disk.get(2).map(|guard| look(&guard, 2));
+        world.join();
         // The block was cached until another took its buffer, and no pin holds it.
-        assert_eq!(device.is_cached(1), other.is_err());
-        look(&device.get(1).unwrap(), 1);
-        look(&device.get(2).unwrap(), 2);
-        assert_eq!(later.reads(), if other.is_ok() { 4 } else { 2 });
+        assert_eq!(world.disk.is_cached(1), other.is_err());
+        look(&world.disk.get(1).unwrap(), 1);
+        look(&world.disk.get(2).unwrap(), 2);
+        assert_eq!(world.reads(), if other.is_ok() { 4 } else { 2 });
     });
 }
 

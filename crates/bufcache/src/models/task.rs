@@ -1,18 +1,17 @@
 //! Tasks that wait for loads, which another thread ends: those that are woken, and those that are gone.
 
 use std::future::Future;
-use std::io;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::{AttachOptions, BlockDevice, Device, GetError, Load, WriteError};
+use crate::{AttachOptions, Device, GetError, WriteError};
 use offlock_sync::{Futex, Mutex, model, thread};
 
-use super::world::{BLOCKS, SIZE, World, beside, builder, dawdle, look, thoroughly};
+use super::world::{Numbered, World, beside, builder, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -71,85 +70,13 @@ pub(super) fn begin<F: Future>(future: &mut Pin<Box<F>>, alarm: &Arc<Alarm>) -> 
     future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
 }
 
-/// Numbered blocks. It begins as many reads as it was told to, and a thread of its own ends each.
-#[derive(Default)]
-pub(super) struct Later {
-    begins: AtomicUsize,
-    pub(super) reads: AtomicUsize,
-    /// Those that it has begun fail.
-    fails: AtomicBool,
-    threads: Mutex<Vec<thread::JoinHandle<()>>>,
-}
-
-impl Later {
-    pub(super) fn new(begins: usize) -> Arc<Self> {
-        Arc::new(Self { begins: AtomicUsize::new(begins), ..Self::default() })
-    }
-
-    /// A cache of a few buffers, which waits for none.
-    pub(super) fn attach(self: &Arc<Self>, buffers: usize) -> Device {
-        self.attach_with(buffers, AttachOptions::new())
-    }
-
-    fn attach_with(self: &Arc<Self>, buffers: usize, options: AttachOptions) -> Device {
-        let cache = builder(buffers, Duration::ZERO).build().unwrap();
-        cache.attach_with(Arc::clone(self), options).unwrap()
-    }
-
-    /// Until what it has begun is over.
-    pub(super) fn join(&self) {
-        loop {
-            let Some(thread) = self.threads.lock().pop() else { return };
-            thread.join().unwrap();
-        }
-    }
-
-    pub(super) fn reads(&self) -> usize {
-        self.reads.load(Relaxed)
-    }
-}
-
-impl BlockDevice for Later {
-    fn len(&self) -> u64 {
-        BLOCKS * SIZE as u64
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.reads.fetch_add(1, Relaxed);
-        buf.fill((offset / SIZE as u64) as u8);
-        Ok(buf.len())
-    }
-
-    fn begin_read(&self, mut load: Load) {
-        if self.begins.load(Relaxed) == 0 {
-            return load.defer();
-        }
-        self.begins.fetch_sub(1, Relaxed);
-        self.reads.fetch_add(1, Relaxed);
-        let fails = self.fails.load(Relaxed);
-        let thread = thread::spawn(move || {
-            let byte = (load.offset() / SIZE as u64) as u8;
-            load[..SIZE / 2].fill(byte);
-            dawdle();
-            load[SIZE / 2..].fill(byte);
-            load.finish(if fails {
-                Err(io::Error::from_raw_os_error(libc::EIO))
-            } else {
-                Ok(SIZE)
-            });
-        });
-        self.threads.lock().push(thread);
-    }
-}
-
 #[test]
 fn inv02_a_task_is_woken() {
     thoroughly(|| {
-        let later = Later::new(1);
-        let device = later.attach(1);
-        look(&block_on(device.get_async(1)).unwrap(), 1);
-        later.join();
-        assert_eq!(later.reads(), 1);
+        let world = World::later(1, 0);
+        look(&block_on(world.disk.get_async(1)).unwrap(), 1);
+        world.join();
+        assert_eq!(world.reads(), 1);
     });
 }
 
@@ -158,18 +85,17 @@ fn inv02_a_task_is_woken() {
 #[test]
 fn inv02_a_requester_that_is_gone() {
     thoroughly(|| {
-        let later = Later::new(1);
-        let device = later.attach(1);
+        let world = World::later(1, 0);
         let alarm = Arc::new(Alarm::default());
-        let mut asks = Box::pin(device.get_async(1));
+        let mut asks = Box::pin(world.disk.get_async(1));
         begin(&mut asks, &alarm);
         drop(asks);
         dawdle();
-        look(&device.get(1).unwrap(), 1);
-        later.join();
-        assert_eq!(later.reads(), 1);
+        look(&world.disk.get(1).unwrap(), 1);
+        world.join();
+        assert_eq!(world.reads(), 1);
         assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
-        look(&device.get(2).unwrap(), 2);
+        look(&world.disk.get(2).unwrap(), 2);
     });
 }
 
@@ -177,21 +103,19 @@ fn inv02_a_requester_that_is_gone() {
 #[test]
 fn inv12_a_requester_that_is_gone_of_a_load_that_fails() {
     model(|| {
-        let later = Later::new(1);
-        later.fails.store(true, Relaxed);
-        let device = later.attach(2);
+        let world = World::later(2, 1);
         let alarm = Arc::new(Alarm::default());
-        let mut asks = Box::pin(device.get_async(1));
+        let mut asks = Box::pin(world.disk.get_async(1));
         begin(&mut asks, &alarm);
         drop(asks);
         dawdle();
-        let told = device.get(1).map(|guard| look(&guard, 1));
-        later.join();
+        let told = world.disk.get(1).map(|guard| look(&guard, 1));
+        world.join();
         // By the load, or not: then it was over.
-        assert_eq!(told.is_ok(), later.reads() == 2);
+        assert_eq!(told.is_ok(), world.reads() == 2);
         assert_eq!(told.err().unwrap_or(FAILED), FAILED);
         assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
-        let (one, two) = (device.get(1).unwrap(), device.get(2).unwrap());
+        let (one, two) = (world.disk.get(1).unwrap(), world.disk.get(2).unwrap());
         assert_ne!(one.as_ptr(), two.as_ptr());
     });
 }
@@ -202,13 +126,12 @@ const FAILED: GetError = GetError::Io { errno: libc::EIO, block: 1 };
 #[test]
 fn inv02_a_waker_that_panics() {
     thoroughly(|| {
-        let later = Later::new(1);
-        let device = later.attach(1);
+        let world = World::later(1, 0);
         let alarm = Arc::new(Alarm { panics: true, ..Alarm::default() });
-        let mut first = Box::pin(device.get_async(1));
+        let mut first = Box::pin(world.disk.get_async(1));
         let waits = begin(&mut first, &alarm);
-        look(&block_on(device.get_async(1)).unwrap(), 1);
-        later.join();
+        look(&block_on(world.disk.get_async(1)).unwrap(), 1);
+        world.join();
         if waits {
             look(&block_on(first).unwrap(), 1);
         }
@@ -231,17 +154,17 @@ fn inv12_a_task_is_told_of_a_load_that_panics() {
 #[test]
 fn inv12_a_task_is_told_of_a_verifier_that_panics() {
     thoroughly(|| {
-        let later = Later::new(1);
         let refuses = AtomicBool::new(true);
         let verify = move |_: u64, _: &[u8]| match refuses.swap(false, Relaxed) {
             true => resume_unwind(Box::new(())),
             false => true,
         };
-        let device = later.attach_with(2, AttachOptions::new().verify(verify));
-        let told = block_on(device.get_async(1)).map(drop);
+        let options = AttachOptions::new().verify(verify);
+        let world = World::attach(builder(2, Duration::ZERO), Numbered::later(0), options);
+        let told = block_on(world.disk.get_async(1)).map(drop);
         assert_eq!(told, Err(GetError::Panicked { block: 1 }));
-        later.join();
-        look(&device.get(1).unwrap(), 1);
+        world.join();
+        look(&world.disk.get(1).unwrap(), 1);
     });
 }
 

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction};
+use crate::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction, Load};
 use offlock_sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
 use offlock_sync::{Futex, model, thread, with_preemptions};
 
@@ -55,6 +55,9 @@ pub(super) struct Numbered {
     failing: AtomicUsize,
     /// So many panic first.
     panicking: AtomicUsize,
+    /// So many reads are begun, and a thread of its own ends each.
+    begins: AtomicUsize,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
     /// What another thread does, from the next read on.
     meanwhile: Mutex<Option<Job>>,
     other: Mutex<Option<thread::JoinHandle<()>>>,
@@ -91,11 +94,6 @@ impl BlockDevice for Numbered {
             thread::yield_now(); // it is the other's turn, which a checker need not find
             dawdle();
         }
-        let due = |count: &AtomicUsize| {
-            let left = count.load(Relaxed);
-            count.store(left.saturating_sub(1), Relaxed); // one thread runs at a time
-            left > 0
-        };
         if due(&self.panicking) {
             // Without a message: a panic that has one ends a model.
             std::panic::resume_unwind(Box::new(()));
@@ -105,6 +103,38 @@ impl BlockDevice for Numbered {
         }
         buf.fill((offset / SIZE as u64) as u8);
         Ok(buf.len())
+    }
+
+    fn begin_read(&self, mut load: Load) {
+        if !due(&self.begins) {
+            return load.defer();
+        }
+        self.reads.fetch_add(1, Relaxed);
+        let fails = due(&self.failing);
+        let thread = thread::spawn(move || {
+            let byte = (load.offset() / SIZE as u64) as u8;
+            load[..SIZE / 2].fill(byte);
+            dawdle();
+            load[SIZE / 2..].fill(byte);
+            let failed = io::Error::from_raw_os_error(libc::EIO);
+            load.finish(if fails { Err(failed) } else { Ok(SIZE) });
+        });
+        own(&self.threads).push(thread);
+    }
+}
+
+/// Whether it is to be done once more.
+fn due(count: &AtomicUsize) -> bool {
+    let left = count.load(Relaxed);
+    count.store(left.saturating_sub(1), Relaxed); // one thread runs at a time
+    left > 0
+}
+
+impl Numbered {
+    /// Begins one read, of which so many fail.
+    pub(super) fn later(failing: usize) -> Self {
+        let [begins, failing] = [1, failing].map(AtomicUsize::new);
+        Self { begins, failing, ..Self::default() }
     }
 }
 
@@ -136,6 +166,18 @@ impl World {
         Self::attach(builder(buffers, Duration::ZERO), Numbered::default(), AttachOptions::new())
     }
 
+    /// One that waits for no buffer, and whose first read is ended by another thread. So many reads fail.
+    pub(super) fn later(buffers: usize, failing: usize) -> Self {
+        let builder = builder(buffers, Duration::ZERO);
+        Self::attach(builder, Numbered::later(failing), AttachOptions::new())
+    }
+
+    /// Waits for the end of what the device has begun.
+    pub(super) fn join(&self) {
+        let threads = std::mem::take(&mut *own(&self.device.threads));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
     pub(super) fn with(buffers: usize, options: AttachOptions) -> Self {
         Self::attach(builder(buffers, LONG), Numbered::default(), options)
     }
@@ -144,7 +186,7 @@ impl World {
         Self::attach(builder(buffers, LONG), device, AttachOptions::new())
     }
 
-    fn attach(builder: Builder, device: Numbered, options: AttachOptions) -> Self {
+    pub(super) fn attach(builder: Builder, device: Numbered, options: AttachOptions) -> Self {
         let cache = builder.build().unwrap();
         let device = Arc::new(device);
         let disk = cache.attach_with(Arc::clone(&device), options).unwrap();
