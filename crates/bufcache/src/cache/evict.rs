@@ -431,6 +431,9 @@ impl Frames {
     /// memory.
     #[cold]
     pub(crate) fn note_hit(&self, key: Key) {
+        if !self.samples.is_open() {
+            return;
+        }
         if let Some(record) = hazard::number() {
             self.samples.add(record, key);
         }
