@@ -56,43 +56,68 @@ const GARBAGE_AGE: Duration = Duration::from_secs(3600);
 /// `GarbageCollectorOptions::boundary_files_enabled`. No paused server wakes up after that.
 const LOCAL_GARBAGE_AGE: Duration = Duration::from_secs(24 * 3600);
 
+/// A volume that cannot be served, and why.
+#[derive(Debug, Error)]
+#[error("volume '{address}': {problem}")]
+pub(crate) struct VolumeError {
+    address: String,
+    problem: Problem,
+}
+
+impl VolumeError {
+    pub(super) fn new(url: &VolumeUrl, problem: Problem) -> Self {
+        Self { address: url.address.clone(), problem }
+    }
+}
+
 /// Why a volume cannot be served.
 #[derive(Debug, Error)]
-pub(crate) enum VolumeError {
-    #[error("cannot open the store of '{volume}': {error}")]
-    Store { volume: String, error: io::Error },
-    #[error("there is no volume '{volume}'; ?size=BYTES behind the address creates it")]
-    Missing { volume: String },
-    #[error("'{volume}' has no snapshot '{name}'")]
-    NoSnapshot { volume: String, name: String },
-    #[error("'{volume}' has a snapshot '{name}' already")]
-    SnapshotExists { volume: String, name: String },
-    #[error("'{volume}' is not a volume of this program: {reason}. Nothing was written")]
-    Foreign { volume: String, reason: &'static str },
+pub(super) enum Problem {
+    #[error("cannot open its store: {0}")]
+    Store(#[from] io::Error),
+    #[error("there is none; ?size=BYTES behind the address creates it")]
+    Missing,
+    #[error("it has no snapshot '{0}'")]
+    NoSnapshot(String),
+    #[error("it has a snapshot '{0}' already")]
+    SnapshotExists(String),
+    #[error("it is no volume of this program: {0}. Nothing was written")]
+    Foreign(&'static str),
+    #[error("it has {has} bytes, and a volume does not become smaller than that: {asked} bytes")]
+    Smaller { asked: u64, has: u64 },
+    #[error("it is served by another server; --takeover ends that one")]
+    Held,
     #[error(
-        "'{volume}' has {has} bytes, and a volume does not become smaller than that: {asked} bytes"
+        "it is changed by another server, which a server with ,readonly does not follow: serve a snapshot"
     )]
-    Smaller { volume: String, asked: u64, has: u64 },
-    #[error("'{volume}' is served by another server; --takeover ends that one")]
-    Held { volume: String },
+    Changes,
+    #[error("stopped while it was being opened")]
+    Stopped,
+    #[error("its store overwrites objects that it was asked to create: it cannot keep a volume")]
+    Unsafe,
+    #[error("{FENCED} while this server opened it")]
+    Fenced,
     #[error(
-        "'{volume}' is changed by another server, which a server of it with ,readonly does not follow: serve a snapshot"
+        "the clock of this machine is behind that of the last server of the volume or of what it wrote: set it"
     )]
-    Changes { volume: String },
-    #[error("stopped while '{volume}' was being opened")]
-    Stopped { volume: String },
-    #[error(
-        "the store of '{volume}' overwrites objects that it was asked to create: it cannot keep a volume"
-    )]
-    Unsafe { volume: String },
-    #[error("'{volume}': {FENCED} while this server opened it")]
-    Fenced { volume: String },
-    #[error(
-        "the clock of this machine is behind that of the last server of '{volume}' or of what it wrote: set it"
-    )]
-    Clock { volume: String },
-    #[error("the database of '{volume}' cannot be opened: {reason}")]
-    Database { volume: String, reason: String },
+    Clock,
+    #[error("its database cannot be opened: {0}")]
+    Database(String),
+}
+
+impl From<object_store::Error> for Problem {
+    fn from(error: object_store::Error) -> Self {
+        Self::Store(io::Error::other(shown(&error)))
+    }
+}
+
+impl From<slatedb::Error> for Problem {
+    fn from(error: slatedb::Error) -> Self {
+        match error.kind() {
+            ErrorKind::Closed(CloseReason::Fenced) => Self::Fenced,
+            _ => Self::Database(shown(&error)),
+        }
+    }
 }
 
 /// How a volume is opened.
@@ -115,11 +140,11 @@ pub(super) enum Found {
 impl Volume {
     /// Opens a volume, or creates it with the size of its address. Blocks.
     pub(crate) fn open(url: &VolumeUrl, options: OpenOptions) -> Result<Self, VolumeError> {
-        let volume = || url.address.clone();
-        let fail = |error| VolumeError::Store { volume: volume(), error };
-        let runtime = runtime().map_err(fail)?;
-        let (store, path) = store::open(url).map_err(fail)?;
+        let opened = runtime().and_then(|runtime| Ok((runtime, store::open(url)?)));
+        let (runtime, (store, path)) =
+            opened.map_err(|error| VolumeError::new(url, error.into()))?;
         Self::open_in(runtime, store, path, url, options)
+            .map_err(|problem| VolumeError::new(url, problem))
     }
 
     pub(super) fn open_in(
@@ -128,14 +153,14 @@ impl Volume {
         path: Path,
         url: &VolumeUrl,
         options: OpenOptions,
-    ) -> Result<Self, VolumeError> {
+    ) -> Result<Self, Problem> {
         let store = Checked::new(store);
         let requests = Arc::clone(&store.requests);
         let place = Place { store: Arc::new(store), path, url, options };
         let opened = runtime.block_on(async {
             match select(pin!(place.open(requests)), pin!(stopped())).await {
                 Either::Left((opened, _)) => opened,
-                Either::Right(_) => Err(VolumeError::Stopped { volume: url.address.clone() }),
+                Either::Right(_) => Err(Problem::Stopped),
             }
         });
         // A request of the store may still run.
@@ -191,22 +216,6 @@ pub(super) struct Place<'u> {
 }
 
 impl Place<'_> {
-    pub(super) fn volume(&self) -> String {
-        self.url.address.clone()
-    }
-
-    pub(super) fn of_store(&self, error: object_store::Error) -> VolumeError {
-        let error = io::Error::other(shown(&error));
-        VolumeError::Store { volume: self.volume(), error }
-    }
-
-    pub(super) fn of_database(&self, error: slatedb::Error) -> VolumeError {
-        match error.kind() {
-            ErrorKind::Closed(CloseReason::Fenced) => VolumeError::Fenced { volume: self.volume() },
-            _ => VolumeError::Database { volume: self.volume(), reason: shown(&error) },
-        }
-    }
-
     pub(super) fn admin(&self) -> Admin {
         Admin::builder(self.path.clone(), Arc::clone(&self.store)).build()
     }
@@ -224,26 +233,25 @@ impl Place<'_> {
     pub(super) async fn open(
         self,
         requests: Arc<Requests>,
-    ) -> Result<(Inner, Option<Lease>), VolumeError> {
+    ) -> Result<(Inner, Option<Lease>), Problem> {
         let found = self.look().await?;
         let VolumeUrl { size, snapshot, .. } = self.url;
         let reads = self.options.read_only || snapshot.is_some();
         let len = match (&found, size) {
             (Found::Volume(has), Some(asked)) if asked < has && !reads => {
                 let (asked, has) = (*asked, *has);
-                return Err(VolumeError::Smaller { volume: self.volume(), asked, has });
+                return Err(Problem::Smaller { asked, has });
             }
             (Found::Volume(has), None) => *has,
             (Found::Volume(has), Some(_)) if reads => *has,
             (_, Some(asked)) if !reads => *asked,
-            _ => return Err(VolumeError::Missing { volume: self.volume() }),
+            _ => return Err(Problem::Missing),
         };
         if snapshot.is_none() && (reads || !self.options.takeover) {
             let held = lease::is_held(&*self.store, &self.lease()).await;
-            let (fail, volume) = (|e| self.of_store(e), self.volume());
-            match held.map_err(fail)? {
-                true if reads => return Err(VolumeError::Changes { volume }),
-                true => return Err(VolumeError::Held { volume }),
+            match held? {
+                true if reads => return Err(Problem::Changes),
+                true => return Err(Problem::Held),
                 false => {}
             }
         }
@@ -255,8 +263,8 @@ impl Place<'_> {
                 let id = self.snapshot(name).await?.id;
                 let reader = self.reader(DbReaderMode::Checkpoint(id)).await?;
                 let len = self.header(reader.get(HEADER).await)?;
-                let foreign = |reason| VolumeError::Foreign { volume: self.volume(), reason };
-                (Database::Reader(reader.into()), len.ok_or(foreign("the snapshot has no header"))?)
+                let len = len.ok_or(Problem::Foreign("the snapshot has no header"))?;
+                (Database::Reader(reader.into()), len)
             }
         };
         let found = match &database {
@@ -272,7 +280,7 @@ impl Place<'_> {
             Database::Reader(_) => None,
         };
         let inner = Inner {
-            address: self.volume(),
+            address: self.url.address.clone(),
             len,
             database,
             regions,
@@ -285,20 +293,20 @@ impl Place<'_> {
     }
 
     /// Looks what is at the address. Writes nothing.
-    pub(super) async fn look(&self) -> Result<Found, VolumeError> {
-        let foreign = |reason| Err(VolumeError::Foreign { volume: self.volume(), reason });
+    pub(super) async fn look(&self) -> Result<Found, Problem> {
+        let foreign = |reason| Err(Problem::Foreign(reason));
         // The database repeats a request for minutes, so wrong credentials and a missing bucket are found here.
         let first = || async { self.store.list(Some(&self.path)).next().await.transpose() };
-        sent(first).await.map_err(|e| self.of_store(e))?;
+        sent(first).await?;
         let manifest = self.admin().read_manifest(None).await;
-        if manifest.map_err(|e| self.of_database(e))?.is_none() {
+        if manifest?.is_none() {
             let ours = [self.lease(), self.probe_at()];
             let others = || async {
                 let other = |object: &ObjectMeta| ready(!ours.contains(&object.location));
                 let mut others = pin!(self.store.list(Some(&self.path)).try_filter(other));
                 others.next().await.transpose()
             };
-            return match sent(others).await.map_err(|e| self.of_store(e))? {
+            return match sent(others).await? {
                 Some(_) => foreign("there are other objects below its path"),
                 None => Ok(Found::Nothing),
             };
@@ -309,7 +317,7 @@ impl Place<'_> {
                 return Ok(Found::Volume(len));
             }
             let any = async { reader.scan(..).await?.next().await };
-            match any.await.map_err(|e| self.of_database(e))? {
+            match any.await? {
                 Some(_) => foreign("the database has other data"),
                 None => Ok(Found::Empty),
             }
@@ -323,9 +331,9 @@ impl Place<'_> {
     fn header(
         &self,
         found: Result<Option<slatedb::bytes::Bytes>, slatedb::Error>,
-    ) -> Result<Option<u64>, VolumeError> {
-        let Some(header) = found.map_err(|e| self.of_database(e))? else { return Ok(None) };
-        let foreign = |reason| VolumeError::Foreign { volume: self.volume(), reason };
+    ) -> Result<Option<u64>, Problem> {
+        let Some(header) = found? else { return Ok(None) };
+        let foreign = Problem::Foreign;
         let (magic, rest) = header.split_first_chunk().ok_or(foreign("its header is damaged"))?;
         if magic[..15] != MAGIC[..15] {
             return Err(foreign("its header is another program's"));
@@ -348,7 +356,7 @@ impl Place<'_> {
     }
 
     /// Opens the database for reading, as it is now. Writes nothing.
-    pub(super) async fn reader(&self, mode: DbReaderMode) -> Result<DbReader, VolumeError> {
+    pub(super) async fn reader(&self, mode: DbReaderMode) -> Result<DbReader, Problem> {
         let options = DbReaderOptions {
             // A volume that is only read does not follow another server's changes: blocks of
             // different times would mix.
@@ -356,14 +364,13 @@ impl Place<'_> {
             object_store_max_retries: Some(RETRIES),
             ..DbReaderOptions::default()
         };
-        DbReader::builder(self.path.clone(), Arc::clone(&self.store))
+        Ok(DbReader::builder(self.path.clone(), Arc::clone(&self.store))
             .with_reader_mode(mode)
             .with_options(options)
             .with_merge_operator(Arc::new(Overlay))
             .with_db_cache(Arc::new(indexes()), 0)
             .build()
-            .await
-            .map_err(|e| self.of_database(e))
+            .await?)
     }
 
     /// Opens the database for writing, which fences an earlier server. Makes a new volume, and a
@@ -373,8 +380,7 @@ impl Place<'_> {
         len: u64,
         found: &Found,
         regions: &Arc<Mutex<Regions>>,
-    ) -> Result<Db, VolumeError> {
-        let (fail, volume) = (|e| self.of_database(e), self.volume());
+    ) -> Result<Db, Problem> {
         if let Found::Nothing = found {
             self.probe().await?;
         }
@@ -386,17 +392,17 @@ impl Place<'_> {
         // Another server may have created or grown it since `look`.
         let has = self.header(db.get(HEADER).await)?;
         if has.is_some_and(|has| has > len) {
-            return Err(VolumeError::Held { volume });
+            return Err(Problem::Held);
         }
         // Also if it is there: the first write fails, and ends the database, if the clock is behind the
         // last time that the database has seen.
         if let Err(error) = db.put(HEADER, &header).await {
             let is_late = matches!(error.kind(), ErrorKind::Invalid);
-            return Err(if is_late { VolumeError::Clock { volume } } else { fail(error) });
+            return Err(if is_late { Problem::Clock } else { error.into() });
         }
         if has != Some(len) {
-            db.flush().await.map_err(fail)?;
-            info!(volume, from = has, to = len, "the volume has its size");
+            db.flush().await?;
+            info!(volume = self.url.address, from = has, to = len, "the volume has its size");
         }
         Ok(db)
     }
@@ -406,7 +412,7 @@ impl Place<'_> {
         &self,
         clock: Arc<dyn SystemClock>,
         regions: &Arc<Mutex<Regions>>,
-    ) -> Result<Db, VolumeError> {
+    ) -> Result<Db, Problem> {
         let (path, store) = (self.path.clone(), Arc::clone(&self.store));
         let compactor = CompactorBuilder::new(path.clone(), Arc::clone(&store))
             .with_options(CompactorOptions {
@@ -424,7 +430,7 @@ impl Place<'_> {
             .with_merge_operator(Arc::new(Overlay))
             .with_sst_block_size(SstBlockSize::Block64Kib)
             .with_compaction_filter_supplier(Arc::new(Stale(Arc::clone(regions))));
-        Db::builder(path, store)
+        Ok(Db::builder(path, store)
             .with_settings(settings(self.url.is_local()))
             .with_system_clock(clock)
             .with_merge_operator(Arc::new(Overlay))
@@ -432,42 +438,39 @@ impl Place<'_> {
             .with_db_cache(Arc::new(indexes()), 0)
             .with_compactor_builder(compactor)
             .build()
-            .await
-            .map_err(|e| self.of_database(e))
+            .await?)
     }
 
     /// Refuses a store that cannot keep a volume: a create must fail if the object is there, because
     /// fencing rests on that.
-    async fn probe(&self) -> Result<(), VolumeError> {
+    async fn probe(&self) -> Result<(), Problem> {
         use object_store::{Error, PutMode};
         let at = self.probe_at();
         let create = || self.store.put_opts(&at, "probe".into(), PutMode::Create.into());
         match sent(create).await {
             // Left by a server that was killed here.
             Ok(_) | Err(Error::AlreadyExists { .. }) => {}
-            Err(error) => return Err(self.of_store(error)),
+            Err(error) => return Err(error.into()),
         }
         let second = sent(create).await;
         let removed = sent(|| self.store.delete(&at)).await;
         match second {
-            Err(Error::AlreadyExists { .. }) => removed.map_err(|e| self.of_store(e)),
-            Ok(_) => Err(VolumeError::Unsafe { volume: self.volume() }),
-            Err(error) => Err(self.of_store(error)),
+            Err(Error::AlreadyExists { .. }) => Ok(removed?),
+            Ok(_) => Err(Problem::Unsafe),
+            Err(error) => Err(error.into()),
         }
     }
 
     async fn regions(
         &self,
         found: Result<DbIterator, slatedb::Error>,
-    ) -> Result<BTreeMap<u32, Region>, VolumeError> {
-        let fail = |e| self.of_database(e);
-        let (mut found, mut regions) = (found.map_err(fail)?, BTreeMap::new());
-        while let Some(found) = found.next().await.map_err(fail)? {
+    ) -> Result<BTreeMap<u32, Region>, Problem> {
+        let (mut found, mut regions) = (found?, BTreeMap::new());
+        while let Some(found) = found.next().await? {
             let entry = found.key[1..].try_into().ok().map(u32::from_be_bytes);
             let entry = entry.zip(Region::of_value(&found.value));
-            let reason = "its list of regions is damaged";
-            let foreign = || VolumeError::Foreign { volume: self.volume(), reason };
-            let (number, region) = entry.ok_or_else(foreign)?;
+            let damaged = Problem::Foreign("its list of regions is damaged");
+            let (number, region) = entry.ok_or(damaged)?;
             regions.insert(number, region);
         }
         Ok(regions)

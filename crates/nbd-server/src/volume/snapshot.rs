@@ -15,7 +15,7 @@ use slatedb::Checkpoint;
 use tokio::time::sleep;
 
 use super::lease::{self, RENEWAL, make, requested, snapshots};
-use super::open::{Found, OpenOptions, Place, VolumeError, runtime};
+use super::open::{Found, OpenOptions, Place, Problem, VolumeError, runtime};
 use super::store::{self, Checked, sent};
 use crate::image_spec::{VolumeUrl, snapshot_name};
 
@@ -68,20 +68,21 @@ impl SnapshotArgs {
         let (SnapshotCommand::Create { volume: url, .. }
         | SnapshotCommand::List { volume: url }
         | SnapshotCommand::Delete { volume: url, .. }) = &self.command;
-        let fail = |error| VolumeError::Store { volume: url.address.clone(), error };
-        let runtime = runtime().map_err(fail)?;
-        let (store, path) = store::open(url).map_err(fail)?;
-        let store = Arc::new(Checked::new(store));
-        let place = Place { store, path, url, options: OpenOptions::default() };
-        runtime.block_on(self.command.run(&place))
+        let run = || {
+            let (runtime, (store, path)) = (runtime()?, store::open(url)?);
+            let store = Arc::new(Checked::new(store));
+            let place = Place { store, path, url, options: OpenOptions::default() };
+            runtime.block_on(self.command.run(&place))
+        };
+        run().map_err(|problem| VolumeError::new(url, problem))
     }
 }
 
 impl SnapshotCommand {
-    async fn run(&self, place: &Place<'_>) -> Result<String, VolumeError> {
+    async fn run(&self, place: &Place<'_>) -> Result<String, Problem> {
         let found = place.look().await?;
         let Found::Volume(len) = found else {
-            return Err(VolumeError::Missing { volume: place.volume() });
+            return Err(Problem::Missing);
         };
         match self {
             Self::Create { name, .. } => {
@@ -96,7 +97,7 @@ impl SnapshotCommand {
             }
             Self::Delete { name, .. } => {
                 let id = place.snapshot(name).await?.id;
-                place.admin().delete_checkpoint(id).await.map_err(|e| place.of_database(e))?;
+                place.admin().delete_checkpoint(id).await?;
                 Ok(String::new())
             }
         }
@@ -104,38 +105,35 @@ impl SnapshotCommand {
 }
 
 impl Place<'_> {
-    pub(super) async fn snapshots(&self) -> Result<Vec<Checkpoint>, VolumeError> {
-        snapshots(&self.admin()).await.map_err(|e| self.of_database(e))
+    pub(super) async fn snapshots(&self) -> Result<Vec<Checkpoint>, Problem> {
+        Ok(snapshots(&self.admin()).await?)
     }
 
     /// Returns the snapshot with this name.
-    pub(super) async fn snapshot(&self, name: &str) -> Result<Checkpoint, VolumeError> {
+    pub(super) async fn snapshot(&self, name: &str) -> Result<Checkpoint, Problem> {
         let named = |one: &Checkpoint| one.name.as_deref() == Some(name);
-        let missing = || VolumeError::NoSnapshot { volume: self.volume(), name: name.to_owned() };
+        let missing = || Problem::NoSnapshot(name.to_owned());
         self.snapshots().await?.into_iter().find(named).ok_or_else(missing)
     }
 
-    pub(super) async fn create_snapshot(&self, len: u64, name: &str) -> Result<(), VolumeError> {
+    pub(super) async fn create_snapshot(&self, len: u64, name: &str) -> Result<(), Problem> {
         if self.snapshot(name).await.is_ok() {
-            let (volume, name) = (self.volume(), name.to_owned());
-            return Err(VolumeError::SnapshotExists { volume, name });
+            return Err(Problem::SnapshotExists(name.to_owned()));
         }
-        let of_store = |error| VolumeError::Store { volume: self.volume(), error };
-        if !lease::is_held(&*self.store, &self.lease()).await.map_err(|e| self.of_store(e))? {
+        if !lease::is_held(&*self.store, &self.lease()).await? {
             let db = self.writer(len, &Found::Volume(len), &Arc::default()).await?;
-            let made = make(&db, name).await.map_err(|e| self.of_database(e));
-            let closed = db.close().await.map_err(|e| self.of_database(e));
-            return made.and(closed);
+            let (made, closed) = (make(&db, name).await, db.close().await);
+            return Ok(made.and(closed)?);
         }
         let at = requested(&self.path);
         let ask = || self.store.put(&at, name.to_owned().into());
-        sent(ask).await.map_err(|e| self.of_store(e))?;
+        sent(ask).await?;
         let answered = async {
             loop {
                 sleep(LOOK).await;
                 match sent(|| self.store.head(&at)).await {
                     Err(Error::NotFound { .. }) => return self.snapshot(name).await.map(drop),
-                    result => result.map_err(|e| self.of_store(e))?,
+                    result => result?,
                 };
             }
         };
@@ -146,7 +144,7 @@ impl Place<'_> {
                 let _ = self.store.delete(&at).await;
                 let error =
                     io::Error::new(io::ErrorKind::TimedOut, "the server has made no snapshot");
-                Err(of_store(error))
+                Err(error.into())
             }
         }
     }

@@ -237,28 +237,28 @@ impl Requests {
 /// client says "already there" then. The database would take that for another writer and end itself. So a
 /// create that is refused asks for the object, and is sent again while there is none.
 #[derive(Debug)]
-pub(super) struct Checked<S> {
-    store: S,
+pub(super) struct Checked {
+    store: Arc<dyn ObjectStore>,
     pub(super) requests: Arc<Requests>,
 }
 
 /// How often a create is sent again whose object is not there.
 const CREATES: u32 = 5;
 
-impl<S> Checked<S> {
-    pub(super) fn new(store: S) -> Self {
+impl Checked {
+    pub(super) fn new(store: Arc<dyn ObjectStore>) -> Self {
         Self { store, requests: Arc::default() }
     }
 }
 
-impl<S: fmt::Display> fmt::Display for Checked<S> {
+impl fmt::Display for Checked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.store.fmt(f)
     }
 }
 
 #[async_trait]
-impl<S: ObjectStore> ObjectStore for Checked<S> {
+impl ObjectStore for Checked {
     async fn put_opts(
         &self,
         location: &Path,

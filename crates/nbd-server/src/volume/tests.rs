@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::super::regions::HEADER;
 use super::*;
 use crate::image_spec::VolumeUrl;
-use crate::volume::open::{self, OpenOptions, Place, VolumeError};
+use crate::volume::open::{self, OpenOptions, Place, Problem};
 use crate::volume::{lease, store};
 
 /// What happens to a request.
@@ -226,7 +226,7 @@ fn open_with(
     store: Arc<dyn ObjectStore>,
     address: &str,
     options: OpenOptions,
-) -> Result<Volume, VolumeError> {
+) -> Result<Volume, Problem> {
     let url = VolumeUrl::parse(address).unwrap().unwrap();
     Volume::open_in(virtual_time(), store, Path::from("v"), &url, options)
 }
@@ -577,13 +577,19 @@ fn a_server_that_was_paused_at_any_request_changes_nothing_more() {
     }
 }
 
-#[test]
-fn a_flush_waits_for_a_store_that_is_away_and_fails_after_a_while() {
+/// Returns a store whose requests fail while the word is set, and the store below it.
+fn may_be_away() -> (Arc<InMemory>, Arc<AtomicBool>, Arc<Faulty>) {
     let (store, away) = (Arc::new(InMemory::new()), Arc::new(AtomicBool::new(false)));
     let faulty = Faulty::new(&store, {
         let away = Arc::clone(&away);
         move |_| if away.load(Ordering::Relaxed) { Fault::Fails } else { Fault::None }
     });
+    (store, away, faulty)
+}
+
+#[test]
+fn a_flush_waits_for_a_store_that_is_away_and_fails_after_a_while() {
+    let (_, away, faulty) = may_be_away();
     let volume = open(faulty, SIZE);
     let write = Change::Write(0..8, 1);
     write.make(&volume).unwrap();
@@ -619,11 +625,7 @@ fn a_flush_waits_for_a_store_that_is_away_and_fails_after_a_while() {
 /// A FLUSH while the store is away does not poison the cache if nothing is unsynced.
 #[test]
 fn a_cache_over_a_volume_survives_an_outage() {
-    let (store, away) = (Arc::new(InMemory::new()), Arc::new(AtomicBool::new(false)));
-    let faulty = Faulty::new(&store, {
-        let away = Arc::clone(&away);
-        move |_| if away.load(Ordering::Relaxed) { Fault::Fails } else { Fault::None }
-    });
+    let (store, away, faulty) = may_be_away();
     let url = VolumeUrl::parse("memory:///v?size=1G").unwrap().unwrap();
     let runtime = open::runtime().unwrap();
     let volume = Volume::open_in(runtime, faulty, Path::from("v"), &url, TAKEOVER).unwrap();
@@ -709,7 +711,7 @@ fn what_is_no_volume_is_refused_and_stays_as_it_is() {
 
     let overwrites = Faulty::new(&Arc::new(InMemory::new()), |_| Fault::Overwrites);
     let error = open_with(overwrites, "memory:///v?size=1G", TAKEOVER).err().unwrap();
-    assert!(matches!(error, VolumeError::Unsafe { .. }), "{error}");
+    assert!(matches!(error, Problem::Unsafe), "{error}");
 }
 
 /// A read leaves out what has no key of a block.
@@ -888,7 +890,7 @@ fn a_snapshot_keeps_what_the_volume_had() {
     // Without a server.
     take("two", virtual_time()).join().unwrap().unwrap();
     let error = take("two", virtual_time()).join().unwrap().unwrap_err();
-    assert!(matches!(error, VolumeError::SnapshotExists { .. }), "{error}");
+    assert!(matches!(error, Problem::SnapshotExists(_)), "{error}");
     AHEAD.set(AHEAD.get() + Duration::from_secs(7200));
     let volume = open(Arc::clone(&store) as _, 0);
     volume.inner_discard(0, SIZE);
@@ -915,7 +917,7 @@ fn a_refused_create_is_already_there_only_if_the_object_is() {
         let faulty = Faulty::new(&store, move |request| {
             faults.get(request.number as usize).copied().unwrap_or(None)
         });
-        let checked = store::Checked::new(faulty as Arc<dyn ObjectStore>);
+        let checked = store::Checked::new(faulty);
         virtual_time().block_on(async {
             if is_there {
                 store.put(&at, "old".into()).await.unwrap();
@@ -938,7 +940,7 @@ fn each_failure_is_counted() {
         5 => Fault::None,
         _ => Fault::Fails,
     });
-    let checked = store::Checked::new(faulty as Arc<dyn ObjectStore>);
+    let checked = store::Checked::new(faulty);
     let (a, b) = (Path::from("a"), Path::from("b"));
     virtual_time().block_on(async {
         assert!(checked.put(&a, "x".into()).await.is_err());

@@ -410,7 +410,7 @@ fn s3_server(lab: &Lab) -> Res {
     let (code, log) = launch("none", "?size=64M").start_refused()?;
     check!(code == 1 && log.contains("NoSuchBucket"), "{code}: {log}");
     let (code, log) = launch("s0", "").start_refused()?;
-    check!(code == 1 && log.contains("no volume 's3://bucket/a/vol'"), "{code}: {log}");
+    check!(code == 1 && log.contains("'s3://bucket/a/vol': there is none"), "{code}: {log}");
     let mut server = launch("s1", "?size=64M").start()?;
     let mut client = server.client()?;
     let written: Vec<u8> = (0..3 * MIB).map(|at| (at / 512 % 251) as u8).collect();
