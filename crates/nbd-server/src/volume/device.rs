@@ -17,7 +17,7 @@ use std::time::Duration;
 use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
 use offlock_sync::Mutex;
 use slatedb::bytes::Bytes;
-use slatedb::config::{ReadOptions, ScanOptions};
+use slatedb::config::{FlushOptions, FlushType, ReadOptions, ScanOptions};
 use slatedb::{CloseReason, Db, DbIterator, DbReader, ErrorKind, WriteBatch};
 use tokio::runtime::{Handle, Runtime};
 use tracing::{error, warn};
@@ -39,6 +39,9 @@ pub(super) const RETRIES: u32 = 240;
 const READ_AHEAD: usize = 1 << 20;
 /// The regions that one batch of a TRIM changes at most.
 const REGIONS: u64 = 1024;
+/// The records of the log after which a table of them is written. The database counts their bytes only, and a record of some
+/// bytes, as that of a TRIM, takes about 700 bytes of memory.
+const RECORDS: u64 = 1 << 16;
 
 pub(super) enum Database {
     Writer(Db),
@@ -66,6 +69,8 @@ pub(super) struct Inner {
     /// The number of the last batch. Ordering: Relaxed, all: a sync reads it after the writes that
     /// it must cover have returned, which the caller orders.
     pub(super) last: AtomicU64,
+    /// The records since the last table by [`RECORDS`]. Ordering: Relaxed, all: changed under `commits`.
+    pub(super) records: AtomicU64,
     pub(super) requests: Arc<Requests>,
     pub(super) end: Mutex<End>,
 }
@@ -293,7 +298,7 @@ impl Inner {
         self.in_time("read", scan).await?
     }
 
-    /// Adds a batch to the log. `fill` adds the changes to the batch, and returns the regions that
+    /// Adds a batch to the log. `fill` adds the changes to the batch, and returns their number and the regions that
     /// change with it.
     ///
     /// A batch that has begun goes on if this function stops to wait for it: the regions must change with the
@@ -301,7 +306,9 @@ impl Inner {
     async fn commit(
         self: &Arc<Self>,
         what: &str,
-        fill: impl FnOnce(&Self, &mut WriteBatch) -> io::Result<BTreeMap<u32, Region>> + Send + 'static,
+        fill: impl FnOnce(&Self, &mut WriteBatch) -> io::Result<(u64, BTreeMap<u32, Region>)>
+        + Send
+        + 'static,
     ) -> io::Result<()> {
         self.db()?;
         let turn = Arc::clone(&self.commits).lock_owned();
@@ -312,19 +319,26 @@ impl Inner {
         let add = tokio::spawn(async move {
             let _turn = turn;
             let mut batch = WriteBatch::new();
-            let regions = fill(&inner, &mut batch)?;
+            let (count, regions) = fill(&inner, &mut batch)?;
             for (&number, region) in &regions {
                 batch.put_bytes(region_key(number), region.value());
             }
             if batch.is_empty() {
                 return Ok(());
             }
+            let records = inner.records.fetch_add(count, Ordering::Relaxed);
             let added =
                 inner.db()?.write(batch).await.map_err(|error| inner.failed("write", &error));
             // After an error it is not known whether the log has the batch.
             let added = added.inspect_err(|_| inner.end_by("the database has failed"))?;
             inner.last.store(added.seqnum(), Ordering::Relaxed);
             inner.regions.lock().change(added.seqnum(), regions);
+            if records >= RECORDS {
+                inner.records.store(0, Ordering::Relaxed);
+                let table = FlushOptions { flush_type: FlushType::MemTable };
+                let written = inner.db()?.flush_with_options(table).await;
+                written.map_err(|error| inner.failed("table", &error))?;
+            }
             Ok(())
         });
         match tokio::time::timeout(PATIENCE, add).await {
@@ -337,6 +351,7 @@ impl Inner {
     async fn write(self: &Arc<Self>, parts: Vec<Part>) -> io::Result<()> {
         let fill = move |inner: &Self, batch: &mut WriteBatch| {
             let (regions, mut begun) = (inner.regions.lock(), BTreeMap::new());
+            let count = parts.len() as u64;
             for Part { region: number, block, is_whole, value } in parts {
                 let at = u64::from(block) * BLOCK;
                 let now = || regions.get(number);
@@ -351,7 +366,7 @@ impl Inner {
                     false => batch.merge(key, value),
                 }
             }
-            Ok(begun)
+            Ok((count, begun))
         };
         self.commit("write", fill).await
     }
@@ -366,6 +381,7 @@ impl Inner {
             let part = start..at;
             let fill = move |inner: &Self, batch: &mut WriteBatch| {
                 let (regions, mut emptied) = (inner.regions.lock(), BTreeMap::new());
+                let mut count = 0;
                 for (number, part) in regions.with_data(part) {
                     let start = part.start / GRANULE * GRANULE;
                     let till = inner.len - u64::from(number) * REGION;
@@ -381,13 +397,14 @@ impl Inner {
                     for (block, part) in run.parts() {
                         let key = block_key(number, generation, block);
                         let len = part.end - part.start;
+                        count += 1;
                         match len {
                             BLOCK => batch.delete(key),
                             _ => batch.merge(key, patch::of_part(part.start, len, None)),
                         }
                     }
                 }
-                Ok(emptied)
+                Ok((count, emptied))
             };
             self.commit("TRIM", fill).await?;
         }

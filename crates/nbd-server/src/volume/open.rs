@@ -286,6 +286,7 @@ impl Place<'_> {
             regions,
             commits: Arc::default(),
             last: 0.into(),
+            records: 0.into(),
             requests,
             end: Mutex::default(),
         };

@@ -16,7 +16,6 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
-use slatedb::config::{FlushOptions, FlushType};
 use testkit::rng::{Rng, seeded};
 use tokio::runtime;
 use tokio::time::Instant;
@@ -784,6 +783,26 @@ fn a_trim_that_ends_anywhere_writes_little() {
     }
     volume.read(6 * REGION, &mut block).unwrap();
     assert_eq!(block[4096..4098], [1, 1], "behind the TRIM");
+}
+
+/// The database counts the bytes of its records, not their number.
+#[test]
+fn many_small_records_become_tables() {
+    let volume = open(Arc::new(InMemory::new()), REGION);
+    for at in (0..REGION).step_by(GRANULE as usize) {
+        volume.write(at, &[1; 4096]).unwrap();
+    }
+    volume.sync().unwrap();
+    let puts = || volume.requests().puts.load(Ordering::Relaxed);
+    pass(&volume, Duration::from_millis(1)); // tasks that have begun
+    let before = puts();
+    for number in 0..2 * RECORDS + 10 {
+        volume.inner_discard(number % (REGION / BLOCK) * BLOCK, 4096);
+    }
+    assert!(puts() >= before + 4, "two logs and two tables, without a FLUSH");
+    let mut bytes = [0xEE; 4096];
+    volume.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4096]);
 }
 
 /// A FLUSH is one request, whatever was written; an idle volume sends some.
