@@ -30,7 +30,7 @@ pub(crate) struct Core {
     pub(crate) wake_fd: WakeFd,
     pub(crate) kind: BackendKind,
     pub(crate) fallbacks: Vec<Fallback>,
-    pub(crate) reap_mode: Cell<ReapMode>,
+    reap_mode: ReapMode,
     /// The calls of other threads, and those that were taken from the queue and have not begun.
     calls: Arc<CallQueue<Call>>,
     taken_calls: RefCell<VecDeque<Call>>,
@@ -56,7 +56,7 @@ impl Core {
             wake_fd,
             kind,
             fallbacks,
-            reap_mode: Cell::new(reap_mode),
+            reap_mode,
             calls: Arc::new(calls),
             taken_calls: RefCell::default(),
             plugs: Cell::new(0),
@@ -90,7 +90,7 @@ impl Core {
             return waker.into_iter().for_each(Waker::wake);
         }
         if delivers {
-            self.round(self.reap_mode.get() == ReapMode::AfterSubmit, true, false);
+            self.round(self.reap_mode == ReapMode::AfterSubmit, true, false);
         } else {
             let _rearm = Rearm(self);
             let state = &mut *self.state.borrow_mut();
@@ -481,8 +481,7 @@ impl Core {
 }
 
 /// The times at which an engine looks for completions, set by
-/// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode) and
-/// [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
+/// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode).
 ///
 /// In both modes [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap.
 ///
@@ -492,7 +491,6 @@ impl Core {
 /// # fn main() -> std::io::Result<()> {
 /// let engine = Engine::builder().reap_mode(ReapMode::OnTurn).build()?;
 /// engine.nop().submit()?.wait().0?; // the submission has run no callback
-/// engine.set_reap_mode(ReapMode::AfterSubmit);
 /// # Ok(())
 /// # }
 /// ```

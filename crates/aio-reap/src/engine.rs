@@ -13,7 +13,7 @@ use offlock_sync::Arc;
 use crate::backend::Backend;
 use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoMemory};
 use crate::completion_state::Turn;
-use crate::core::{Core, ReapMode};
+use crate::core::Core;
 use crate::drive::{self, BlockOnWaker, WokenFlag};
 use crate::error::{BackendKind, Fallback};
 use crate::file::{File, SharedFile};
@@ -81,11 +81,6 @@ impl Engine {
     /// Returns the backends that were tried first, with the reason why each was refused.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.core.fallbacks
-    }
-
-    /// Sets the times at which this engine looks for completions, from the next call on.
-    pub fn set_reap_mode(&self, mode: ReapMode) {
-        self.core.reap_mode.set(mode);
     }
 
     /// Attaches an open file.

@@ -12,7 +12,7 @@ use aio_reap::{
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Faults, Model, Sim};
-use common::on_every_backend;
+use common::{REAL, on_engines, on_every_backend, small};
 use direct::direct_file;
 use readable::readable;
 
@@ -22,7 +22,6 @@ use crate::readable;
 
 /// Much longer than a disk takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 fn aligned(len: usize, byte: u8) -> AlignedBuf {
     let mut buf = AlignedBuf::zeroed(len, 4096);
@@ -287,13 +286,12 @@ fn assert_quiet(engine: &Engine) {
 /// notified of the requests in flight, and of nothing afterwards.
 #[test]
 fn inv09_a_late_poll_sees_later_completions_and_then_nothing() {
-    on_every_backend(|engine| {
+    on_engines(small().reap_mode(ReapMode::OnTurn), |engine| {
         let Some((_keep, file)) = direct_file(engine) else { return };
         for block in 0..5u64 {
             let write = engine.write(&file, aligned(4096, 1), block * 4096).submit().unwrap();
             assert_eq!(write.wait().0.unwrap(), 4096);
         }
-        engine.set_reap_mode(ReapMode::OnTurn);
         let queue = CompletionQueue::new();
         engine.write(&file, aligned(4096, 2), 0).enqueue(&queue, 7).unwrap();
         let start = Instant::now();

@@ -23,13 +23,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aio_reap::{
-    AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions,
-    Operation, ReapMode, Request, SubmitError,
+    AlignedBuf, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation, ReapMode,
+    Request, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
 
-const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+use crate::common::engines;
+
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
 
@@ -80,20 +81,6 @@ fn file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
     (temp, attached)
 }
 
-fn engines() -> impl Iterator<Item = Engine> {
-    REAL.into_iter().filter_map(|kind| {
-        match Engine::builder().depth(32).capacity(256).backend(kind).build() {
-            Ok(engine) => Some(engine),
-            Err(error) => {
-                assert!(kind != BackendKind::Threads, "{error}");
-                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
-                eprintln!("skipped: {error}");
-                None
-            }
-        }
-    })
-}
-
 fn byte_of(round: u64, block: u64) -> u8 {
     (round * 31 + block * 7 + 1) as u8
 }
@@ -102,7 +89,7 @@ fn byte_of(round: u64, block: u64) -> u8 {
 /// freed in flight.
 #[test]
 fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
-    for engine in engines() {
+    for engine in engines(Engine::builder().depth(32).capacity(256)) {
         let (temp, file) = file(&engine);
         let freed = Rc::new(Cell::new(0));
         let mut forgotten = 0;
@@ -158,7 +145,7 @@ fn submit<'e, B: 'static>(engine: &'e Engine, mut request: Request<'e, B>) -> Op
 /// that is allocated meanwhile keeps its bytes.
 #[test]
 fn inv13_reads_of_dropped_operations_write_only_to_their_buffers() {
-    for engine in engines() {
+    for engine in engines(Engine::builder().depth(32).capacity(256)) {
         let (temp, file) = file(&engine);
         temp.as_file().write_all_at(&vec![0x77; BLOCK * BLOCKS as usize], 0).unwrap();
         let freed = Rc::new(Cell::new(0));
@@ -191,9 +178,8 @@ fn inv13_reads_of_dropped_operations_write_only_to_their_buffers() {
 /// The drop of the engine waits for the requests in flight, so no buffer is freed early.
 #[test]
 fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
-    for kind in REAL {
-        for round in 0..10 {
-            let Ok(engine) = Engine::builder().depth(32).backend(kind).build() else { continue };
+    for round in 0..10 {
+        for engine in engines(Engine::builder().depth(32)) {
             let (temp, file) = file(&engine);
             let freed = Rc::new(Cell::new(0));
             for block in 0..BLOCKS {
@@ -205,7 +191,7 @@ fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
             let mut bytes = vec![0; BLOCK * BLOCKS as usize];
             temp.as_file().read_exact_at(&mut bytes, 0).unwrap();
             for (block, bytes) in (0..).zip(bytes.chunks(BLOCK)) {
-                assert!(bytes.iter().all(|&byte| byte == byte_of(round, block)), "{kind}");
+                assert!(bytes.iter().all(|&byte| byte == byte_of(round, block)));
             }
         }
     }
@@ -322,8 +308,7 @@ impl Drop for Panicking {
 /// back every other buffer, because such a drop may panic too.
 #[test]
 fn inv13_no_value_is_dropped_at_the_end_while_a_request_is_in_flight() {
-    for engine in engines() {
-        engine.set_reap_mode(ReapMode::OnTurn);
+    for engine in engines(Engine::builder().reap_mode(ReapMode::OnTurn)) {
         let kind = engine.backend();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("fifo");

@@ -140,8 +140,8 @@ fn inv19_a_panic_closes_opened_files_and_closes_no_descriptor_twice() {
         let kind = engine.backend();
         let path = temp_path();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let engine = Engine::builder().backend(kind).build().unwrap();
-            engine.set_reap_mode(aio_reap::ReapMode::OnTurn);
+            let builder = Engine::builder().reap_mode(aio_reap::ReapMode::OnTurn);
+            let engine = builder.backend(kind).build().unwrap();
             let called = Rc::new(Cell::new(false));
             let flag = Rc::clone(&called);
             engine.open(&path, READ).callback(move |_, _| flag.set(true)).unwrap();

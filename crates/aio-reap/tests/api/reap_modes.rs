@@ -1,6 +1,7 @@
 //! Every reap mode, on the scripted device and on the real backends.
 #![cfg(not(offlock_model))]
 
+use crate::common::{on_engines, small};
 use crate::count;
 use crate::readable;
 
@@ -20,8 +21,6 @@ use readable::readable;
 
 /// Much longer than all retries of one request.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 fn scripted(mode: ReapMode) -> (Engine, Script) {
     let script = Script::new();
@@ -96,20 +95,10 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
 /// Every real backend completes every request in every mode.
 #[test]
 fn every_backend_works_in_every_mode() {
-    for kind in REAL {
-        let builder = Engine::builder().depth(8).capacity(64).backend(kind);
-        let engine = match builder.build() {
-            Ok(engine) => engine,
-            Err(error) => {
-                assert!(kind != BackendKind::Threads, "{error}");
-                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
-                continue;
-            }
-        };
-        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-        let queue = CompletionQueue::new();
-        for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
-            engine.set_reap_mode(mode);
+    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
+        on_engines(small().reap_mode(mode), |engine| {
+            let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+            let queue = CompletionQueue::new();
             for round in 0..20u64 {
                 let plug = engine.plug();
                 for block in 0..16u64 {
@@ -128,7 +117,7 @@ fn every_backend_works_in_every_mode() {
                 }
             }
             assert!(engine.validate().is_idle());
-        }
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 //! spinning loop or worse.
 #![cfg(not(offlock_model))]
 
+use crate::common::on_every_backend;
 use crate::readable;
 
 use std::cell::{Cell, RefCell};
@@ -19,8 +20,6 @@ use aio_reap::{BackendKind, CompletionQueue, Engine, IoBuf, StartError};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
 use readable::readable;
-
-const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 fn scripted() -> (Rc<Engine>, Script) {
     let script = Script::new();
@@ -129,8 +128,8 @@ fn block_on_nests() {
 /// A future that always wakes itself (a busy `yield_now`) does not stop the I/O.
 #[test]
 fn future_that_wakes_itself_does_not_starve_the_engine() {
-    for kind in REAL {
-        let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
+    on_every_backend(|engine| {
+        let kind = engine.backend();
         let _plug = engine.plug();
         let operation = engine.nop().submit().unwrap(); // held back, so only `block_on` submits it
         let start = Instant::now();
@@ -140,7 +139,7 @@ fn future_that_wakes_itself_does_not_starve_the_engine() {
             if operation.is_done() { Poll::Ready(()) } else { Poll::Pending }
         });
         engine.block_on(busy).unwrap();
-    }
+    });
 }
 
 /// Work that was left before the program asked for the descriptor makes it readable.
@@ -175,8 +174,8 @@ fn script_drives_one_engine_at_a_time() {
 /// To io_uring the offset -1 is the file's own position; to the other backends it is an error.
 #[test]
 fn offsets_beyond_the_kernels_are_refused_everywhere() {
-    for kind in REAL {
-        let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
+    on_every_backend(|engine| {
+        let kind = engine.backend();
         let raw = tempfile::tempfile().unwrap();
         raw.write_all_at(b"safe", 0).unwrap();
         let file = engine.attach(raw.try_clone().unwrap()).unwrap();
@@ -196,7 +195,7 @@ fn offsets_beyond_the_kernels_are_refused_everywhere() {
         let mut bytes = [0; 5];
         assert_eq!((raw.read_at(&mut bytes, 0).unwrap(), &bytes[..4]), (4, &b"safe"[..]));
         engine.validate();
-    }
+    });
 }
 
 thread_local! {
@@ -325,8 +324,8 @@ fn engine_dropped_by_a_panic_waits_for_the_device() {
 /// A wait with a timeout ends when the time is over, and not before.
 #[test]
 fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
-    for kind in REAL {
-        let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
+    on_every_backend(|engine| {
+        let kind = engine.backend();
         let (reader, mut writer) = io::pipe().unwrap();
         let file = engine.attach(reader).unwrap();
         let read = engine.read(&file, vec![0; 2], 0);
@@ -334,7 +333,7 @@ fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
             // `pread` refuses a pipe. The test checks that its error is returned.
             assert!(read.submit().unwrap().wait().0.is_err());
             assert!(engine.wait(Some(Duration::from_secs(5))).unwrap().is_idle());
-            continue;
+            return;
         }
         let read = read.submit().unwrap();
         let start = Instant::now();
@@ -345,7 +344,7 @@ fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
         assert_eq!(engine.wait(Some(Duration::MAX)).unwrap().delivered, 1);
         let (result, buf) = read.wait();
         assert_eq!((result.unwrap(), &buf[..]), (2, &b"hi"[..]));
-    }
+    });
 }
 
 /// A request that completes during its submission needs no waker.

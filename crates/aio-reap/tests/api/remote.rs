@@ -22,7 +22,7 @@ use aio_reap::{
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
-use common::on_every_backend;
+use common::{on_engines, on_every_backend, small};
 use counted::Counted;
 use readable::readable;
 use testkit::block_on;
@@ -470,7 +470,6 @@ fn calls_may_use_what_belongs_to_the_engines_thread() {
 fn inv06_a_panic_of_a_call_leaves_completions_notified() {
     let check = |engine: &Engine| {
         let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
-        engine.set_reap_mode(ReapMode::OnTurn);
         let nop = engine.nop().submit().unwrap();
         assert!(readable(fd, PATIENCE), "the completion does not notify");
         engine.remote().call(|_| panic!("on purpose")).unwrap();
@@ -480,10 +479,10 @@ fn inv06_a_panic_of_a_call_leaves_completions_notified() {
         engine.turn();
         assert!(nop.is_done());
     };
-    let (engine, script) = scripted(4, 4);
+    let script = Script::new();
     script.on_submit(SubmitStep::Inline);
-    check(&engine);
-    on_every_backend(check);
+    check(&small().reap_mode(ReapMode::OnTurn).build_sim(&script).unwrap());
+    on_engines(small().reap_mode(ReapMode::OnTurn), check);
 }
 
 /// A call makes the next remote in the turn that began without one.

@@ -37,9 +37,18 @@ struct World {
 }
 
 fn world() -> World {
+    world_on(Engine::new().unwrap())
+}
+
+/// Only turns of the engine reap.
+fn world_on_turn() -> World {
+    world_on(Engine::builder().reap_mode(ReapMode::OnTurn).build().unwrap())
+}
+
+fn world_on(engine: Engine) -> World {
     let cache = Cache::builder(64 * SIZE).patience(Duration::from_millis(300)).build().unwrap();
     let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
-    let engine = Rc::new(Engine::new().unwrap());
+    let engine = Rc::new(engine);
     let file = engine.attach(file()).unwrap();
     World { disk, _lent: lend_engine(&engine), engine, file }
 }
@@ -104,8 +113,7 @@ fn inv23_no_callback_runs_while_the_device_has_the_blocks() {
 /// A callback that panicked has left the next one for a later turn.
 #[test]
 fn inv23_a_read_that_begins_runs_no_callback_that_is_ready() {
-    let world = world();
-    world.engine.set_reap_mode(ReapMode::OnTurn);
+    let world = world_on_turn();
     let ran = Rc::new(RefCell::new(0));
     let count = Rc::clone(&ran);
     world.request(|| panic!("a callback of the user's"));
@@ -121,10 +129,9 @@ fn inv23_a_read_that_begins_runs_no_callback_that_is_ready() {
 #[test]
 fn inv23_a_callback_that_panics_while_a_read_begins_leaves_no_pin() {
     let world = world();
-    world.engine.set_reap_mode(ReapMode::OnTurn);
-    world.request(|| panic!("a callback of the user's"));
+    let request = world.engine.read(&world.file, vec![0; 16], 0);
+    request.callback_on_turn(|_, _| panic!("a callback of the user's")).unwrap();
     world.wait_for_completion();
-    world.engine.set_reap_mode(ReapMode::AfterSubmit);
     world.disk.readahead(3..4);
     assert!(panics(|| world.engine.drain().unwrap()));
     world.engine.drain().unwrap();
