@@ -3,11 +3,12 @@
 //!
 //! It is the part of [`State`](crate::state::State) that a backend uses while it reaps.
 
+use std::collections::VecDeque;
 use std::num::NonZeroI32;
 
 use crate::op::{Kind, RawCompletion};
-use crate::payload::{DeferredDrop, Deliver, End, RawResult};
-use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
+use crate::payload::{DeferredDrop, End};
+use crate::slab::{CompletionTarget, Index, Slab, SlotState};
 use crate::stats::EngineStats;
 
 /// The number of EAGAIN and EINTR completions in a row that the engine retries. The next
@@ -25,8 +26,9 @@ pub(crate) struct CompletionState {
     /// The kernel had no room at the last submission, and no completion was reaped since.
     pub(crate) blocked: bool,
     pub(crate) in_flight: usize,
-    pub(crate) pending: Fifo,
-    pub(crate) ready: Fifo,
+    /// First-in first-out lists of slots. A slot is on at most one of them.
+    pub(crate) pending: VecDeque<Index>,
+    pub(crate) ready: VecDeque<Index>,
     /// The EAGAIN completions of this reap.
     pub(crate) eagain_reaped: usize,
     /// The completions put into queues that no turn has reported yet.
@@ -42,8 +44,8 @@ impl CompletionState {
             stats: EngineStats::new(depth),
             blocked: false,
             in_flight: 0,
-            pending: Fifo::new(capacity),
-            ready: Fifo::new(capacity),
+            pending: VecDeque::with_capacity(capacity),
+            ready: VecDeque::with_capacity(capacity),
             eagain_reaped: 0,
             enqueued: 0,
             deferred_drops: Vec::new(),
@@ -154,7 +156,7 @@ impl CompletionState {
 
     fn requeue(&mut self, index: Index) {
         self.slab.get(index).state = SlotState::Pending;
-        self.pending.push(index);
+        self.pending.push_back(index);
     }
 
     /// Ends a request that is not in flight. It goes to the ready list even if its target is a
@@ -170,7 +172,7 @@ impl CompletionState {
     fn make_ready(&mut self, index: Index) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Ready;
-        self.ready.push(index);
+        self.ready.push_back(index);
     }
 
     /// Ends a request that the kernel refused.
@@ -200,27 +202,11 @@ impl CompletionState {
     /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
     /// their results own.
     pub(crate) fn abandon_all_ready(&mut self) {
-        while let Some(index) = self.ready.pop() {
+        while let Some(index) = self.ready.pop_front() {
             let slot = self.slab.get(index);
             slot.payload.end(slot.result, End::Abandon, &mut self.deferred_drops);
             self.slab.release(index);
         }
-    }
-
-    /// Frees a `Ready` or `Done` slot whose payload type is known.
-    ///
-    /// # Safety
-    ///
-    /// The slot was queued with a `T` as its payload.
-    #[inline]
-    pub(crate) unsafe fn collect_as<T: Deliver>(&mut self, index: Index) -> (Option<T>, RawResult) {
-        let slot = self.slab.get(index);
-        debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let result = slot.result;
-        // SAFETY: by the contract of this function the payload is a `T`.
-        let payload = unsafe { slot.payload.take() };
-        self.slab.release(index);
-        (payload, result)
     }
 }
 

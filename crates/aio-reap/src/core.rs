@@ -13,7 +13,7 @@ use offlock_sync::Arc;
 use crate::backend::Backend;
 use crate::calls::CallQueue;
 use crate::completion_state::Turn;
-use crate::drive::{self, BlockOnWaker, Driver, Served};
+use crate::drive::{self, BlockOnWaker, Driver};
 use crate::error::{BackendKind, Fallback};
 use crate::payload::{Deliver, End, Payload, RawResult};
 use crate::slab::{CancelReason, CompletionTarget, Index, RequestId, SlotState};
@@ -265,7 +265,7 @@ impl Core {
         for delivered in 0..ready {
             let mut state = self.state.borrow_mut();
             let completions = &mut state.completions;
-            let Some(index) = completions.ready.pop() else {
+            let Some(index) = completions.ready.pop_front() else {
                 return delivered; // a callback called `wait`, which delivered the rest
             };
             completions.stats.completed += 1;
@@ -323,12 +323,15 @@ impl Core {
     ///
     /// The slot was queued with a `T` as its payload.
     pub(crate) unsafe fn collect_done<T: Deliver>(&self, index: Index) -> Option<(T, RawResult)> {
-        let completions = &mut self.state.borrow_mut().completions;
-        if completions.slab.peek(index).state != SlotState::Done {
+        let slab = &mut self.state.borrow_mut().completions.slab;
+        let slot = slab.get(index);
+        if slot.state != SlotState::Done {
             return None;
         }
+        let result = slot.result;
         // SAFETY: by the contract of this function the payload is a `T`.
-        let (payload, result) = unsafe { completions.collect_as(index) };
+        let payload = unsafe { slot.payload.take() };
+        slab.release(index);
         Some((payload.expect("a slot in use holds its payload"), result))
     }
 
@@ -443,14 +446,9 @@ impl Core {
 
     /// Turns the engine until no request, no remote and no call of one is left.
     pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
-        let turn = || match self.turn(true, false) {
-            turn if turn.delivered > 0 => Served::Progress,
-            turn if turn.is_idle() => Served::Idle,
-            _ => Served::Busy,
-        };
         let may_have_calls =
             || !self.taken_calls.borrow().is_empty() || self.calls.may_have_calls();
-        drive::serve(may_have_calls, turn, || self.sleep(None, None))
+        drive::serve(may_have_calls, || self.turn(true, false), || self.sleep(None, None))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.

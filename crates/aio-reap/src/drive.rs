@@ -22,6 +22,7 @@ use std::task::{Poll, Wake, Waker};
 use offlock_sync::atomic::{AtomicU32, Ordering};
 use offlock_sync::{Arc, check, order};
 
+use crate::completion_state::Turn;
 use crate::sys;
 
 /// The state of the task that drives an engine. Only the engine's thread uses it.
@@ -101,17 +102,6 @@ pub(crate) fn block_on<T, E>(
     }
 }
 
-/// What a turn of [`serve`] has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Served {
-    /// Completions were delivered, so another turn may find more work.
-    Progress,
-    /// Requests are left.
-    Busy,
-    /// No request is left.
-    Idle,
-}
-
 /// Turns an engine until it has no request and no call of another thread may come. `may_have_calls`
 /// returns whether there is a sender or a queued call, by one look.
 ///
@@ -120,16 +110,19 @@ pub(crate) enum Served {
 /// Returns the error of `sleep`.
 pub(crate) fn serve<E>(
     may_have_calls: impl Fn() -> bool,
-    mut turn: impl FnMut() -> Served,
+    mut turn: impl FnMut() -> Turn,
     mut sleep: impl FnMut() -> Result<(), E>,
 ) -> Result<(), E> {
     loop {
-        match turn() {
-            Served::Progress => {}
-            // Looked at after the turn: invariant 2.
-            Served::Idle if check!("serve: no call may come", !may_have_calls()) => return Ok(()),
-            Served::Idle | Served::Busy => sleep()?,
+        let turn = turn();
+        if turn.delivered > 0 {
+            continue; // another turn may find more work
         }
+        // Looked at after the turn: invariant 2.
+        if turn.is_idle() && check!("serve: no call may come", !may_have_calls()) {
+            return Ok(());
+        }
+        sleep()?;
     }
 }
 

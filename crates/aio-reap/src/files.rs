@@ -11,7 +11,7 @@ use crate::buf::HeldBuf;
 use crate::engine::Engine;
 use crate::error::RequestError;
 use crate::file::{File, SharedFile};
-use crate::op::{Kind, Op, STATX_WORDS};
+use crate::op::{Kind, Op, STATX_BYTES};
 use crate::operation::{Reply, sealed::Sealed};
 use crate::request::{Refusal, Request};
 
@@ -87,7 +87,7 @@ impl Reply<IoPath> for Statx {
         result: Result<usize, RequestError>,
         path: &mut IoPath,
     ) -> Result<Self, RequestError> {
-        result.map(|_| Self::parse(&path.words))
+        result.map(|_| Self::parse(&path.bytes))
     }
 }
 
@@ -131,7 +131,7 @@ impl Reply<IoPath> for File {
 pub struct IoPath {
     /// The memory of a `statx` result and behind it the path, ended by a zero byte. Empty if the
     /// path has a zero byte itself. A `Vec`, so that a move of the value leaves pointers valid.
-    words: Vec<u64>,
+    bytes: Vec<u8>,
     /// The file that an empty path names.
     itself: Option<File>,
 }
@@ -140,19 +140,13 @@ impl IoPath {
     fn new(itself: Option<File>, path: &Path) -> Self {
         let bytes = path.as_os_str().as_bytes();
         if bytes.contains(&0) {
-            return Self { words: Vec::new(), itself };
+            return Self { bytes: Vec::new(), itself };
         }
-        let mut words = vec![0; STATX_WORDS + bytes.len() / 8 + 1];
-        for (word, chunk) in words[STATX_WORDS..].iter_mut().zip(bytes.chunks(8)) {
-            let mut eight = [0; 8];
-            eight[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(eight);
-        }
-        Self { words, itself }
+        Self { bytes: [&[0; STATX_BYTES], bytes, &[0]].concat(), itself }
     }
 
     fn is_valid(&self) -> bool {
-        !self.words.is_empty()
+        !self.bytes.is_empty()
     }
 
     /// Returns the descriptor that the path is relative to.
@@ -163,8 +157,8 @@ impl IoPath {
     /// Returns the address of the path, for the kernel, and that of the memory for the result of
     /// a `statx`. Both are valid until the value is dropped, if the path is valid.
     fn addresses(&mut self) -> (*mut u8, *mut u8) {
-        let result = self.words.as_mut_ptr().cast::<u8>();
-        (result.wrapping_add(STATX_WORDS * 8), result)
+        let result = self.bytes.as_mut_ptr();
+        (result.wrapping_add(STATX_BYTES), result)
     }
 }
 
@@ -195,10 +189,8 @@ impl From<&File> for IoPath {
 
 impl fmt::Debug for IoPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.words.get(STATX_WORDS..).map(|path| {
-            // SAFETY: `new` stored the path behind the result, followed by at least one zero byte.
-            unsafe { CStr::from_ptr(path.as_ptr().cast()) }
-        });
+        let path =
+            self.bytes.get(STATX_BYTES..).and_then(|path| CStr::from_bytes_with_nul(path).ok());
         f.debug_struct("IoPath").field("path", &path).field("itself", &self.itself).finish()
     }
 }
@@ -303,11 +295,11 @@ impl Statx {
         self.mode & libc::S_IFMT == libc::S_IFDIR
     }
 
-    /// Reads a `struct statx` (ABI): the mode in byte 28, the size in byte 40, the blocks in byte 48.
-    fn parse(words: &[u64]) -> Self {
-        let [.., low, high, _, _] = words[3].to_ne_bytes();
-        let mode = u16::from_ne_bytes([low, high]).into();
-        Self { size: words[5], blocks: words[6], mode }
+    /// Reads a `struct statx` (ABI).
+    fn parse(bytes: &[u8]) -> Self {
+        let word = |at| u64::from_ne_bytes(*bytes[at..].first_chunk().expect("it is longer"));
+        let mode = u16::from_ne_bytes([bytes[28], bytes[29]]).into();
+        Self { size: word(40), blocks: word(48), mode }
     }
 }
 

@@ -118,7 +118,11 @@ mod error;
 mod file;
 mod files;
 #[cfg(doc)]
-pub mod guide;
+pub mod guide {
+    //! How this crate works: completions are reaped in the call that submits.
+    #[doc = include_str!("guide/reaping.md")]
+    pub mod reaping {}
+}
 #[cfg(all(test, offlock_model))]
 mod models;
 mod op;

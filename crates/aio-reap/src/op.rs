@@ -9,8 +9,8 @@ use crate::sys;
 /// are continued as short transfers.
 pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
 
-/// The size of `struct statx`, in words of 64 bits (ABI).
-pub(crate) const STATX_WORDS: usize = 32;
+/// The size of `struct statx` (ABI).
+pub(crate) const STATX_BYTES: usize = 256;
 /// The fields that every request asks for.
 pub(crate) const STATX_MASK: u32 =
     libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_SIZE | libc::STATX_BLOCKS;
@@ -387,7 +387,7 @@ pub struct Submitted {
 ///
 /// Until the call returns, the buffer of `op` is valid for `op.len` bytes (for a read: writable),
 /// and its descriptor is open. Paths end with a zero byte, and `op.offset` of a `statx` is the
-/// address of [`STATX_WORDS`] writable words.
+/// address of [`STATX_BYTES`] writable bytes.
 pub(crate) unsafe fn perform(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off_t);
     let ret = match op.kind {
@@ -416,12 +416,10 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
             // SAFETY: by the contract of this function the path is valid and ends.
             unsafe { libc::openat(fd, path, op.flags(), mode).into() }
         }
-        // By its number, because older versions of musl have no `statx`.
         // SAFETY: by the contract of this function the path is valid and ends, and the kernel may
         // store 256 bytes at the address.
         Kind::Statx => unsafe {
-            let (flags, result) = (op.flags(), op.stat_address());
-            libc::syscall(libc::SYS_statx, fd, op.ptr, flags, STATX_MASK, result)
+            sys::statx(fd, op.ptr.cast(), op.flags(), STATX_MASK, op.stat_address())
         },
         // SAFETY: the call takes no pointer; the request owns the descriptor.
         Kind::Close => unsafe { libc::close(fd).into() },
@@ -435,24 +433,19 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
 ///
 /// Those of [`perform`].
 unsafe fn transfer(op: &Op) -> i32 {
-    let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
-    let write = op.kind == Kind::Write;
-    let moved = match op.memory.vector_count() {
-        Some(count) => {
-            let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
-            if write {
-                // SAFETY: by the contract of this function the vectors are valid, and so are the
-                // buffers that they name.
-                unsafe { libc::pwritev(fd, vectors, count, offset) }
-            } else {
-                // SAFETY: by the contract of this function the memory is valid for writing.
-                unsafe { libc::preadv(fd, vectors, count, offset) }
-            }
-        }
-        // SAFETY: by the contract of this function the buffer has `len` bytes.
-        _ if write => unsafe { libc::pwrite(fd, op.ptr.cast(), len, offset) },
+    let plain = libc::iovec { iov_base: op.ptr.cast(), iov_len: op.len as usize };
+    let (vectors, count) = match op.memory.vector_count() {
+        Some(count) => (op.ptr.cast::<libc::iovec>().cast_const(), count.into()),
+        None => (&raw const plain, 1),
+    };
+    let (fd, offset) = (op.fd, op.offset as libc::off_t);
+    let moved = if op.kind == Kind::Write {
+        // SAFETY: by the contract of this function the vectors are valid, and so are the buffers that
+        // they name.
+        unsafe { libc::pwritev(fd, vectors, count, offset) }
+    } else {
         // SAFETY: by the contract of this function the memory is valid for writing.
-        _ => unsafe { libc::pread(fd, op.ptr.cast(), len, offset) },
+        unsafe { libc::preadv(fd, vectors, count, offset) }
     };
     outcome(moved as i64)
 }

@@ -82,6 +82,8 @@ pub(crate) enum End {
     Deliver,
     /// See [`Deliver::abandon`].
     Abandon,
+    /// The request has not completed: the value is only dropped.
+    Discard,
 }
 
 /// The operations of the stored value's type, which move the value out.
@@ -90,7 +92,6 @@ struct VTable {
     end: unsafe fn(&mut Bytes, RawResult, End, &mut Vec<DeferredDrop>),
     /// Ends the value after the borrow, which code of the user may then take.
     end_outside: unsafe fn(RefMut<'_, Bytes>, RawResult, End),
-    discard: unsafe fn(&mut Bytes),
 }
 
 /// Makes the table of a type a constant.
@@ -106,10 +107,6 @@ trait HasVTable: Deliver + Sized {
             drop(bytes);
             value.end(result, end, &mut Vec::new()); // user code may run: dropped at once
         },
-        discard: |bytes| {
-            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
-            drop(unsafe { bytes.read::<Self>() });
-        },
     };
 
     #[inline(always)]
@@ -117,6 +114,7 @@ trait HasVTable: Deliver + Sized {
         match end {
             End::Deliver => self.deliver(result, deferred),
             End::Abandon => self.abandon(result),
+            End::Discard => drop(self),
         }
     }
 }
@@ -195,11 +193,7 @@ impl Payload {
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(vtable) = self.vtable.take() {
-            // SAFETY: by invariant 1 the bytes hold an owned value of the vtable's type. It is not
-            // used again, because `vtable` is now `None`.
-            unsafe { (vtable.discard)(&mut self.bytes) }
-        }
+        self.end(RawResult { done: 0, error: None }, End::Discard, &mut Vec::new());
     }
 }
 

@@ -17,7 +17,6 @@ use crate::operation::{Callback, Operation, Owned, Reply};
 use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{CompletionTarget, Index, RequestId, Slab};
-use crate::state::NewRequest;
 
 /// An operation that one of the front ends can submit.
 ///
@@ -221,10 +220,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, zero_fill, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
-        let user_data = state.queue(
-            index,
-            NewRequest { file, op: op.by_fields(), zero_fill, target, payload: payload(buf) },
-        );
+        let payload = payload(buf);
+        let user_data = state.queue(index, file, op.by_fields(), zero_fill, target, payload);
         if let Some(at) = cancel_at {
             state.deadlines.add(at, index, &state.completions.slab);
         }

@@ -58,15 +58,6 @@ pub(crate) struct State {
     stage_limit: usize,
 }
 
-/// A request for a slot.
-pub(crate) struct NewRequest<T> {
-    pub(crate) file: Option<File>,
-    pub(crate) op: Op,
-    pub(crate) zero_fill: bool,
-    pub(crate) target: CompletionTarget,
-    pub(crate) payload: T,
-}
-
 impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
         let completions = CompletionState::new(limits.capacity, limits.depth);
@@ -86,8 +77,15 @@ impl State {
     /// Initialises the slot `index`, which was just allocated, and queues its request. Stages it if every
     /// request before it is staged. Returns its user data.
     #[inline]
-    pub(crate) fn queue<T: Deliver>(&mut self, index: Index, request: NewRequest<T>) -> u64 {
-        let NewRequest { file, op, zero_fill, target, payload } = request;
+    pub(crate) fn queue(
+        &mut self,
+        index: Index,
+        file: Option<File>,
+        op: Op,
+        zero_fill: bool,
+        target: CompletionTarget,
+        payload: impl Deliver,
+    ) -> u64 {
         let CompletionState { slab, pending, stats, .. } = &mut self.completions;
         let slot = slab.get(index);
         let user_data = slot.user_data(index);
@@ -109,7 +107,7 @@ impl State {
             // device.
             self.completions.finish(index, None);
         } else {
-            pending.push(index);
+            pending.push_back(index);
             slot.state = SlotState::Pending;
             if self.staged < self.stage_limit {
                 debug_assert_eq!(pending.len(), self.staged + 1);
@@ -195,7 +193,7 @@ impl State {
         let quiet = !completions.blocked && !self.backend.has_unsubmitted();
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
-            && completions.pending.len() == 0
+            && completions.pending.is_empty()
             && self.ready() == 0
             && completions.slab.promised == 0
     }
@@ -248,7 +246,7 @@ impl State {
                 Some(Stop::Failed(errno)) => {
                     // The error is about the first request that was not accepted, not about those
                     // behind it.
-                    let Some(index) = completions.pending.pop() else {
+                    let Some(index) = completions.pending.pop_front() else {
                         completions.blocked = true; // an older entry failed: retry after a delay
                         return;
                     };
@@ -288,7 +286,7 @@ impl State {
         match slot.state {
             _ if slot.op.kind == Kind::Close => false, // the result would not show whether it was closed
             SlotState::Pending => {
-                completions.pending.remove(index);
+                completions.pending.retain(|&at| at != index);
                 completions.finish(index, Some(reason.errno()));
                 true
             }

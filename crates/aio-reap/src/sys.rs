@@ -82,25 +82,34 @@ pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
+/// Calls `statx` by its number, because older versions of musl have no such function.
+///
+/// # Safety
+///
+/// The path is valid and ends with a zero byte, and the 256 bytes at `result` may be written.
+pub(crate) unsafe fn statx(
+    fd: RawFd,
+    path: *const libc::c_char,
+    flags: i32,
+    mask: u32,
+    result: *mut u8,
+) -> libc::c_long {
+    // SAFETY: by the contract of this function.
+    unsafe { libc::syscall(libc::SYS_statx, fd, path, flags, mask, result) }
+}
+
 /// Returns the alignment of the memory and of the offset that `statx` reports for `O_DIRECT`. Both
 /// are zero if the kernel (before 6.1) or the file system does not report it.
 pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
-    // `struct statx` as 32-bit words, of which two are read. The call is made by its number because
-    // older versions of musl have no `statx`.
+    // `struct statx` as 32-bit words, of which two are read.
     const WORDS: usize = 64;
     const MEMORY: usize = 38; // stx_dio_mem_align, byte 152
     const OFFSET: usize = 39; // stx_dio_offset_align
     let mut stat = [0_u32; WORDS];
     // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; the kernel stores 256 bytes.
     let ret = unsafe {
-        libc::syscall(
-            libc::SYS_statx,
-            fd.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            stat.as_mut_ptr(),
-        )
+        let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+        statx(fd.as_raw_fd(), c"".as_ptr(), flags, mask, stat.as_mut_ptr().cast())
     };
     check(ret).map(|_| (stat[MEMORY], stat[OFFSET]))
 }

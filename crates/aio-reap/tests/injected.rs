@@ -147,11 +147,11 @@ fn inv12_interrupted_system_calls_are_made_again_up_to_a_limit() {
     let case = |inject: &str, failed: &[_], log: &[_]| {
         Case { backend: "threads", inject, by_path: true, failed, log }.run();
     };
-    case("pwrite64:error=EINTR:when=1..16", &[], &["INJECTED", "= 4096"]);
-    case("pread64:error=EINTR:when=3..4", &[], &["= 4096", "INJECTED", "INJECTED", "= 4096"]);
-    case("pwrite64:error=EAGAIN:when=2..4", &[], &["= 4096", "INJECTED", "= 4096"]);
+    case("pwritev:error=EINTR:when=1..16", &[], &["INJECTED", "= 4096"]);
+    case("preadv:error=EINTR:when=3..4", &[], &["= 4096", "INJECTED", "INJECTED", "= 4096"]);
+    case("pwritev:error=EAGAIN:when=2..4", &[], &["= 4096", "INJECTED", "= 4096"]);
     // 17 in a row are more than the limit of 16 retries.
-    case("pwrite64:error=EINTR:when=1..17", &[(libc::EINTR, 1)], &["INJECTED", "= 4096"]);
+    case("pwritev:error=EINTR:when=1..17", &[(libc::EINTR, 1)], &["INJECTED", "= 4096"]);
     case("fdatasync:error=EINTR:when=1..16", &[], &["INJECTED", "= 0"]);
     case("fsync:error=EINTR:when=1..2", &[], &["INJECTED", "INJECTED", "= 0"]);
 }
@@ -163,9 +163,9 @@ fn inv03_a_failed_system_call_fails_one_request() {
         return;
     }
     for (inject, errno) in [
-        ("pwrite64:error=EIO:when=2", libc::EIO),
-        ("pread64:error=EIO:when=6", libc::EIO),
-        ("pwrite64:error=ENOSPC:when=1", libc::ENOSPC),
+        ("pwritev:error=EIO:when=2", libc::EIO),
+        ("preadv:error=EIO:when=6", libc::EIO),
+        ("pwritev:error=ENOSPC:when=1", libc::ENOSPC),
         // A sync that failed is not made again: the kernel tells of an error once.
         ("fdatasync:error=EIO:when=1", libc::EIO),
     ] {
@@ -192,9 +192,9 @@ fn inv11_short_system_calls_are_continued() {
         return;
     }
     for (inject, log) in [
-        ("pwrite64:retval=100:when=1", ["4096, 0)", "100 (INJECTED)", "3996, 100)"]),
-        ("pwrite64:retval=4095:when=2", ["4096, 4096)", "4095 (INJECTED)", "1, 8191)"]),
-        ("pread64:retval=1:when=3", ["4096, 8192)", "1 (INJECTED)", "4095, 8193)"]),
+        ("pwritev:retval=100:when=1", ["1, 0)", "100 (INJECTED)", "1, 100)", "= 3996"]),
+        ("pwritev:retval=4095:when=2", ["1, 4096)", "4095 (INJECTED)", "1, 8191)", "= 1\n"]),
+        ("preadv:retval=1:when=3", ["1, 8192)", "1 (INJECTED)", "1, 8193)", "= 4095"]),
     ] {
         Case { backend: "threads", inject, by_path: true, failed: &[], log: &log }.run();
     }

@@ -9,7 +9,8 @@ use std::future::Future;
 use std::pin::pin;
 
 use crate::calls::{CallQueue, response};
-use crate::drive::{Served, serve};
+use crate::completion_state::Turn;
+use crate::drive::serve;
 use offlock_sync::{Arc, Futex, is_planted, model, thread};
 
 use super::{Notifier, thoroughly};
@@ -198,7 +199,7 @@ fn serve_until_the_end(calls: u32, made_by_turn: bool) {
             shared.queue.take(&mut taken);
             run_all(&mut taken, &mut ran);
             sender.get_or_insert_with(add_sender);
-            Served::Idle
+            Turn { delivered: 0, pending: 0, in_flight: 0 }
         };
         let sleep = || {
             shared.notifier.wait();
