@@ -1,5 +1,6 @@
 //! Cases that the steps of `list_ops` do not have: drops that use the list, and values of every size.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -13,6 +14,36 @@ struct Counted(Arc<AtomicUsize>);
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// Entries are removed before the place of a walk and after it, and their blocks are freed. Every
+/// entry that stays is seen once. The steps of `list_ops` have too few entries for that: a walk
+/// pins whole batches of blocks.
+#[test]
+fn inv11_a_walk_goes_on_after_removals_and_a_trim() {
+    pin_to(&[current_cpu()]);
+    let list = PerCpuList::new();
+    for paused in [1, 8, 1_024, 2_000] {
+        let mut entries: Vec<_> = (0..5_000).map(|n| Some(list.insert(n).unwrap())).collect();
+        let mut walk = list.iter();
+        let mut seen: HashSet<usize> = walk.by_ref().take(paused).map(|found| *found).collect();
+        assert_eq!(seen.len(), paused);
+        // Whole blocks, of which the walk has seen some, and every third entry of the others.
+        for (n, entry) in entries.iter_mut().enumerate() {
+            if n % 1_000 < 500 || n % 3 == 0 {
+                *entry = None;
+            }
+        }
+        list.validate();
+        list.trim().unwrap();
+        for found in walk {
+            assert!(seen.insert(*found), "{} twice", *found);
+        }
+        let stayed: Vec<usize> = entries.iter().flatten().map(|entry| **entry).collect();
+        assert!(stayed.iter().all(|n| seen.contains(n)));
+        assert_eq!(list.iter().map(|found| *found).collect::<HashSet<_>>().len(), stayed.len());
+        list.validate();
     }
 }
 
