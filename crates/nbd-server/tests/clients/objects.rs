@@ -139,16 +139,18 @@ fn quiet(proxy: &Proxy, since: Instant) -> f64 {
 }
 
 /// s3backer, with blocks of this many KiB and its other settings as they are; `None` if it is not installed.
-fn s3backer(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
+fn s3backer(lab: &Lab, proxy: &Proxy, kib: u64) -> Res<Option<Peer>> {
     if !is_installed("s3backer --version") {
         return Ok(None);
     }
-    let mounted = lab.path(&format!("s3backer{kib}"));
+    // A folder and a prefix of its own: a disk that was mounted is refused.
+    let name = format!("s3backer{}", proxy.seen("").0);
+    let mounted = lab.path(&name);
     std::fs::create_dir(&mounted)?;
     let mut command = Command::new("s3backer");
     command.args(["-f", "--quiet", "--accessId=id", "--accessKey=key", "--size=100G"]);
-    command.args([format!("--baseURL={endpoint}/"), format!("--blockSize={kib}K")]);
-    command.args([format!("--prefix=s3backer{kib}-"), "bucket".to_owned()]);
+    command.args([format!("--baseURL={}/", proxy.endpoint), format!("--blockSize={kib}K")]);
+    command.args([format!("--prefix={name}-"), "bucket".to_owned()]);
     let log = File::create(lab.path("s3backer.log"))?;
     command.arg(&mounted).stdout(Stdio::null()).stderr(log);
     let process = lab.spawn(&mut command)?;
@@ -222,7 +224,7 @@ fn measure(lab: &Lab) -> Res {
         let mut best = f64::INFINITY;
         for kib in [4, 128] {
             for (name, peer) in [
-                ("s3backer", s3backer(lab, &proxy.endpoint, kib)?),
+                ("s3backer", s3backer(lab, &proxy, kib)?),
                 ("nbdkit S3", nbdkit(lab, &proxy.endpoint, kib)?),
             ] {
                 let Some(mut peer) = peer else { continue };
@@ -255,7 +257,7 @@ fn measure(lab: &Lab) -> Res {
     let peak = server.memory("VmHWM")?;
     let mut best = f64::INFINITY;
     for kib in [128, 1024] {
-        if let Some(mut peer) = s3backer(lab, &proxy.endpoint, kib)? {
+        if let Some(mut peer) = s3backer(lab, &proxy, kib)? {
             let since = Instant::now();
             peer.disk.fill(&mut random)?;
             let time = quiet(&proxy, since);
