@@ -38,7 +38,7 @@
         feature = "shuttle"
     ),
 )))]
-compile_error!("a model needs three cfgs and a feature: see `model` in crates/xtask/src/cfg.rs");
+compile_error!("a model needs three cfgs and a feature: see crates/xtask/src/workspace.rs");
 
 pub use self::imp::*;
 
