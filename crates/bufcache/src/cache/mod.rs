@@ -153,6 +153,10 @@ impl Deref for Lookup {
     }
 }
 
+/// So many entries of the table are looked at one after the other in the time of one lookup, which takes a lock and
+/// misses the CPU's caches: 2 ns against 70 to 150 ns, measured by discards of 2 GiB with a cache of 4 GiB.
+const ENTRIES: u64 = if cfg!(offlock_model) { 1 } else { 16 };
+
 impl Lookup {
     /// Returns the buffer of a block that a slot of this thread protects now, whether hits of the block
     /// are sampled, and the number of the slot's record. Wait-free, without a shared write.
@@ -181,7 +185,7 @@ impl Lookup {
     }
 
     /// Returns the keys of the blocks in `ranges` of sectors, for each of which `has` is true: of all
-    /// blocks, or of those in the table if it has fewer entries.
+    /// blocks, or of those in the table if it takes less time to look at all its entries.
     ///
     /// A thread that inserts a block holds the lock of a home. So before the table is searched, each of
     /// these is taken once.
@@ -193,7 +197,7 @@ impl Lookup {
     ) -> impl Iterator<Item = Key> + 'l {
         let step = source.sectors_of_block();
         let sectors: u64 = ranges.clone().map(|one| one.end.saturating_sub(one.start)).sum();
-        let is_short = sectors / step <= self.table.places().into();
+        let is_short = sectors / step <= u64::from(self.table.places()) / ENTRIES;
         if !is_short {
             self.table.pass_all_locks();
         }
