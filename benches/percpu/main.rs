@@ -84,6 +84,8 @@ fn run_without_rseq(plan: &Plan, report: &mut Report) -> Result<(), Box<dyn Erro
     for line in String::from_utf8(output.stdout)?.lines() {
         if line.starts_with("TARGET P8.") {
             report.record_line(line)?;
+        } else if let Some(lost) = line.strip_prefix("#   ") {
+            println!("#   without rseq, {lost}");
         } else if !line.starts_with("TARGET ") {
             println!("{line}");
         }

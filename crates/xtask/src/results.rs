@@ -25,11 +25,12 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
         let parts = ["--only counter", "--only radix", "--only list", "--only buf"];
         runs.extend(parts.map(|only| ("census", only)));
     } else {
-        runs.extend([("nbd", "--only N"), ("nbd", "--only W"), ("census", "")]);
+        runs.extend(["--only N", "--only W", "--only D"].map(|only| ("nbd", only)));
+        runs.push(("census", ""));
     }
     // `--workspace` each time: the features of fewer packages would compile everything anew.
-    let profile = if smoke { "stress" } else { "bench" };
-    let cargo = || ws.cargo("bench --workspace --profile").arg(profile);
+    let profile = if smoke { "stress" } else { "bench --features benches/foyer,benches/runtimes" };
+    let cargo = || ws.cargo("bench --workspace --profile").words(profile);
     cargo().arg("--no-run").run()?;
     let (mut printed, mut failed) = (String::new(), Vec::new());
     for (name, only) in runs {
