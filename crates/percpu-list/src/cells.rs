@@ -1097,7 +1097,7 @@ impl<T> Cells<T> {
         let walk = self.walk.lock();
         self.shards.iter().for_each(|shard| self.trim_shard(shard));
         // Ordering: Relaxed; changed and read under `walk`.
-        self.trims.fetch_add(1, Ordering::Relaxed);
+        step!("trim: tell the open walks", self.trims.fetch_add(1, Ordering::Relaxed));
         self.thaw();
         drop(guard);
         // Ordering: AcqRel. Release pairs with the Acquire in `counting`. Acquire pairs with the
@@ -1383,6 +1383,7 @@ impl Drop for Counting<'_> {
 
 /// The block after a block.
 pub(crate) fn next(block: &Block) -> *const Block {
+    block.lives();
     // Ordering: Acquire, as in `first`.
     block.next.load(Ordering::Acquire)
 }

@@ -14,6 +14,7 @@ const UNCHANGED: &str = "snapshot::inv06_a_snapshot_does_not_change";
 const ENDS: &str = "ends::inv13_a_list_ends_beside_its_entry";
 const FORGOTTEN: &str = "ends::inv13_a_list_ends_beside_the_thread_of_a_forgotten_snapshot";
 const COUNT: &str = "ends::inv14_a_trim_meets_a_count";
+const TRIMMED: &str = "ends::inv14_a_trim_meets_a_walk";
 
 /// Each planted bug, with a model that must fail if the bug is active.
 const MUTANTS: &[(&str, &str)] = &[
@@ -69,12 +70,13 @@ const MUTANTS: &[(&str, &str)] = &[
     ("owner: the snapshot has ended", FORGOTTEN),
     ("trim: no thread counts", COUNT),
     ("counting: before the blocks are read", COUNT),
-    ("trim: no pin is left", "ends::inv14_a_trim_meets_a_walk"),
+    ("trim: no pin is left", TRIMMED),
+    ("trim: tell the open walks", TRIMMED),
 ];
 
 /// The planted bugs that only loom finds. Some leak the list or free it too early, which only loom sees, or
-/// weaken an ordering, which needs weak memory or a check of plain accesses. Two need a rare schedule:
-/// "walk: the entry is still marked" and "trim: no pin is left".
+/// weaken an ordering, which needs weak memory or a check of plain accesses. Three need a rare schedule:
+/// "walk: the entry is still marked", "trim: no pin is left" and "trim: tell the open walks".
 const LOOM_ONLY: &[&str] = &[
     "walk: the entry is still marked",
     "claim: after the last use by a walk",
@@ -103,6 +105,7 @@ const LOOM_ONLY: &[&str] = &[
     "owner: the snapshot has ended",
     "counting: before the blocks are read",
     "trim: no pin is left",
+    "trim: tell the open walks",
 ];
 
 const PLANTED: Planted = Planted {
