@@ -172,11 +172,33 @@ impl Drop for Excluded<'_> {
 
 #[cfg(all(test, not(offlock_model)))]
 mod tests {
+    use std::future::Future;
     use std::sync::atomic::AtomicBool;
+    use std::task::Context;
     use std::thread;
+
+    use testkit::WakeCount;
 
     use super::*;
     use crate::wait::block_on;
+
+    /// The third range waits for the second alone, which is given up.
+    #[test]
+    fn a_range_that_is_given_up_lets_those_behind_it_go_on() {
+        let (all, woken) = (Exclusion::new(), WakeCount::new());
+        let waker = woken.waker();
+        let mut context = Context::from_waker(&waker);
+        let first = block_on(all.enter(0..10));
+        let mut second = Box::pin(all.enter(5..20));
+        let mut third = Box::pin(all.enter(15..30));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        assert!(third.as_mut().poll(&mut context).is_pending());
+        assert_eq!(woken.count(), 0);
+        drop(second);
+        assert_eq!(woken.count(), 1);
+        assert!(third.as_mut().poll(&mut context).is_ready());
+        drop(first);
+    }
 
     #[test]
     fn a_large_range_is_not_overtaken_by_small_ones() {
