@@ -71,7 +71,6 @@ pub use self::futex::Futex;
 pub use self::label::is_planted;
 pub use self::label::{check, fence, order, step};
 pub use self::macros::{const_fn, const_thread_local, global, impl_error};
-pub use self::park::spin;
 pub use self::thread_waker::block_on;
 pub use self::wait_set::{WaitSet, Waiter, Wakers};
 pub use self::word_lock::{WordGuard, WordLock};

@@ -107,9 +107,8 @@ impl Parker {
     }
 }
 
-/// Makes attempts, some microseconds apart, until one returns a value: what a thread does before it sleeps.
-/// Returns `None` if all fail. A model makes none, because it makes the same ones when the thread waits.
-pub fn spin<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
+/// Makes attempts. Returns `None` if all fail. A model makes none: it makes the same ones after `heavy`.
+fn spin<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
     if cfg!(offlock_model) {
         return None;
     }

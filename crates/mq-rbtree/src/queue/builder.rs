@@ -8,6 +8,7 @@ use offlock_sync::{WaitSet, WordLock};
 
 use super::Queue;
 use super::lock::{Config, Reserve, State};
+use super::park::Spin;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
 use crate::staging::{Cursor, Ring};
@@ -202,6 +203,7 @@ impl<T, L: Levels> Builder<T, L> {
         // must not block a ring.
         let staged = !L::COMPARES && config.reserves.is_empty();
         let ring = if staged { Ring::new(max) } else { None };
+        let several = has_several_cpus();
         Ok(Queue {
             hint: core.hint(),
             state: WordLock::new(State::new(core, Cursor::new(ring.is_some()))),
@@ -209,7 +211,8 @@ impl<T, L: Levels> Builder<T, L> {
             senders: WaitSet::new(),
             ring,
             config,
-            spins: spin && has_several_cpus(),
+            spin: Spin::new(spin && several),
+            room_spin: Spin::new(spin && several),
         })
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use offlock_sync::{AllocError, Futex, WaitSet, WordGuard, WordLock, check, hint, step, thread};
 
-use super::park::Wait;
+use super::park::{Spin, Wait};
 use crate::core::{Bitmap, Core, Hint, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::notifier::{EventNotifier, Interest};
@@ -64,8 +64,9 @@ pub struct Queue<T, L: Levels = Bitmap> {
     pub(super) senders: WaitSet,
     pub(crate) hint: Hint<L>,
     pub(crate) config: Config<L>,
-    /// Whether a thread spins before it sleeps.
-    pub(super) spins: bool,
+    pub(super) spin: Spin,
+    /// For senders of the ring.
+    pub(super) room_spin: Spin,
 }
 
 /// A received message and its priority.

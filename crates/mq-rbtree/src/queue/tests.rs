@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use super::park::Spin;
 use super::{Queue, Wait};
 use crate::ReceiveError;
 
@@ -84,4 +85,15 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
     assert!(begin.elapsed() < Duration::from_secs(30));
     publish();
     assert_eq!(queue.drain(), [(1, 0), (2, 0), (3, 0)]);
+}
+
+/// A wait that ends after the spins shortens those of the next wait.
+#[test]
+fn spins_adapt_to_the_waits_before() {
+    let spin = Spin::new(true);
+    let most = spin.spins();
+    assert!(spin.until(Wait::No, 1, |spun| spun > 0));
+    assert_eq!(spin.spins(), most);
+    assert!(!spin.until(Wait::No, 1, |_| false));
+    assert_eq!(spin.spins(), most / 2);
 }

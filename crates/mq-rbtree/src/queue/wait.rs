@@ -29,14 +29,11 @@ use std::task::{Context, Poll};
 
 use offlock_sync::Waiter;
 
-use super::park::{Wait, block_on, spin_until};
+use super::park::{Wait, block_on};
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::staging::Ring;
-
-/// After so many looks, some microseconds, a sender goes on with any room.
-const MANY_LOOKS: u32 = 5;
 
 /// What a waiter finds under the lock.
 pub(crate) enum Look<R> {
@@ -213,8 +210,8 @@ impl<T, L: Levels> Queue<T, L> {
         // is over, so this would leave nothing to check.
         if !wait.is_over() || cfg!(offlock_model) {
             let mut waiter = pin!(waiter);
-            let spins = self.spins && !has_spun;
-            let done = block_on(wait, spins, |cx| self.poll_wait(waiter.as_mut(), cx, &mut look));
+            let spin = (!has_spun).then_some(&self.spin);
+            let done = block_on(wait, spin, |cx| self.poll_wait(waiter.as_mut(), cx, &mut look));
             if done.is_some() {
                 return done;
             }
@@ -291,8 +288,8 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
         mut position: u64,
     ) -> Option<Message<T, L::Priority>> {
-        let ring = self.ring.as_ref().filter(|_| self.spins)?;
-        while !wait.is_over() && spin_until(wait, || ring.was_published(position)) {
+        let ring = self.ring.as_ref()?;
+        while !wait.is_over() && self.spin.until(wait, 2, |_| ring.was_published(position)) {
             let mut preload = Preload::new();
             let mut guard = self.state.lock();
             let message = self.fast_receive(&mut guard, &mut preload);
@@ -300,7 +297,7 @@ impl<T, L: Levels> Queue<T, L> {
                 guard.spun_receives += 1;
                 return message;
             }
-            // At a later hole the message of `position` stays published, so the spins would end at once.
+            // At a later hole the message of `position` stays published, so `until` would return at once.
             if guard.cursor.is_shut() || guard.awaits_sender(ring) {
                 return None;
             }
@@ -313,17 +310,14 @@ impl<T, L: Levels> Queue<T, L> {
     /// because the ring is shut or memory is missing.
     pub(super) fn spin_for_room(&self, ring: &Ring<T, L::Priority>, wait: Wait) -> bool {
         let max_messages = self.config.max_messages;
-        if !self.spins || wait.is_over() || ring.room(max_messages) != Some(0) {
+        if wait.is_over() || ring.room(max_messages) != Some(0) {
             return false;
         }
         // A sender that went on at the first free slot would move the cache line of the room for each
         // message.
         let min_room = (max_messages as u64 / 4).clamp(1, 1024);
-        let mut looks = 0;
-        spin_until(wait, || {
-            looks += 1;
-            let enough = if looks > MANY_LOOKS { 1 } else { min_room };
-            ring.room(max_messages).is_none_or(|room| room >= enough)
+        self.room_spin.until(wait, 8, |spun| {
+            ring.room(max_messages).is_none_or(|room| room >= min_room || (room > 0 && spun >= 256))
         })
     }
 }
