@@ -20,6 +20,7 @@ use slatedb::bytes::Bytes;
 use slatedb::config::{FlushOptions, FlushType, ReadOptions, ScanOptions};
 use slatedb::{CloseReason, Db, DbIterator, DbReader, ErrorKind, WriteBatch};
 use tokio::runtime::{Handle, Runtime};
+use tokio::sync::OwnedMutexGuard;
 use tracing::{error, warn};
 
 use super::lease::Lease;
@@ -298,6 +299,12 @@ impl Inner {
         self.in_time("read", scan).await?
     }
 
+    /// Waits for the batches that have begun.
+    async fn turn(&self, what: &str) -> io::Result<OwnedMutexGuard<()>> {
+        let turn = Arc::clone(&self.commits).lock_owned();
+        tokio::time::timeout(PATIENCE, turn).await.map_err(|_| self.silent(what))
+    }
+
     /// Adds a batch to the log. `fill` adds the changes to the batch, and returns their number and the regions that
     /// change with it.
     ///
@@ -311,10 +318,7 @@ impl Inner {
         + 'static,
     ) -> io::Result<()> {
         self.db()?;
-        let turn = Arc::clone(&self.commits).lock_owned();
-        let Ok(turn) = tokio::time::timeout(PATIENCE, turn).await else {
-            return Err(self.silent(what));
-        };
+        let turn = self.turn(what).await?;
         let inner = Arc::clone(self);
         let add = tokio::spawn(async move {
             let _turn = turn;
@@ -374,6 +378,8 @@ impl Inner {
     /// Makes bytes read as zeros, and gives their space back.
     async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> io::Result<()> {
         let (mut at, end) = (offset, offset + len);
+        // A write that was not waited for may still begin a region.
+        drop(self.turn("TRIM").await?);
         loop {
             let next = self.regions.lock().next(at);
             let Some(start) = next.filter(|&start| start < end) else { return Ok(()) };

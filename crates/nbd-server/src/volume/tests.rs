@@ -598,14 +598,7 @@ fn a_flush_waits_for_a_store_that_is_away_and_fails_after_a_while() {
     write.make(&volume).unwrap();
     let now = || volume.block_on(async { Ok(Instant::now()) }).unwrap();
     let since = now();
-    // It comes back.
-    volume.spawn({
-        let away = Arc::clone(&away);
-        async move {
-            tokio::time::sleep(Duration::from_secs(30)).await;
-            away.store(false, Ordering::Relaxed);
-        }
-    });
+    comes_back(&volume, &away);
     volume.sync().expect("it comes back");
     assert!(now() - since > Duration::from_secs(29));
     write.make(&volume).unwrap();
@@ -619,6 +612,31 @@ fn a_flush_waits_for_a_store_that_is_away_and_fails_after_a_while() {
     let failed = (0..20).find(|number| volume.write(number * long.len() as u64, &long).is_err());
     assert!(failed.is_some());
     assert!(now() - since <= 2 * PATIENCE + Duration::from_secs(1));
+}
+
+/// Lets the store be away for 30 s more.
+fn comes_back(volume: &Volume, away: &Arc<AtomicBool>) {
+    let away = Arc::clone(away);
+    volume.spawn(async move {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        away.store(false, Ordering::Relaxed);
+    });
+}
+
+/// The batch of a write that has failed because the store was away may still be added to the log. Zeros that are
+/// acknowledged later are behind it.
+#[test]
+fn zeros_are_behind_a_write_that_was_not_waited_for() {
+    let (_, away, faulty) = may_be_away();
+    let volume = open(faulty, 32 * REGION);
+    away.store(true, Ordering::Relaxed);
+    let mut bytes = vec![1; GRANULE as usize];
+    let failed = (0..32).find(|region| volume.write(region * REGION, &bytes).is_err()).unwrap();
+    comes_back(&volume, &away);
+    volume.zero(failed * REGION, GRANULE).unwrap();
+    pass(&volume, Duration::from_secs(60));
+    volume.read(failed * REGION, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
 }
 
 /// A FLUSH while the store is away does not poison the cache if nothing is unsynced.
