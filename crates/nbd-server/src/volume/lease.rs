@@ -66,9 +66,9 @@ impl Lease {
     pub(super) async fn end(self) {
         self.renewal.abort();
         let closed = async {
-            let text = self.store.get(&self.path).await?.bytes().await?;
+            let text = sent(|| async { self.store.get(&self.path).await?.bytes().await }).await?;
             if text.starts_with(holder().as_bytes()) {
-                self.store.put(&self.path, CLOSED.into()).await?;
+                sent(|| self.store.put(&self.path, CLOSED.into())).await?;
             }
             Ok::<_, Error>(())
         };
@@ -80,7 +80,7 @@ impl Lease {
 /// Writes the object.
 async fn renew(store: &dyn ObjectStore, path: &Path, number: u64) {
     let text = format!("{}\n{number}\n", holder());
-    if let Err(error) = store.put(path, text.into()).await {
+    if let Err(error) = sent(|| store.put(path, text.clone().into())).await {
         let error = shown(&error);
         warn!(error, "the object that tells other servers of this one is not written");
     }

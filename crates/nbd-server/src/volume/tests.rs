@@ -945,6 +945,24 @@ fn a_snapshot_keeps_what_the_volume_had() {
     assert_eq!(difference(&volume, &Model::new()), None);
 }
 
+/// A failure of the store leaves no volume without its lease, or with one after its end.
+#[test]
+fn a_lease_is_written_in_spite_of_failures() {
+    // The first PUT, and of the end the GET and the PUT.
+    let faulty = Faulty::new(&Arc::new(InMemory::new()), |request| match request.number {
+        0 | 2 | 4 => Fault::Fails,
+        _ => Fault::None,
+    });
+    let (store, path) = (Arc::clone(&faulty) as Arc<dyn ObjectStore>, Path::from("server"));
+    virtual_time().block_on(async {
+        let lease = lease::Lease::begin(Arc::clone(&store), path.clone(), None).await;
+        assert!(faulty.store.head(&path).await.is_ok(), "it is there");
+        lease.end().await;
+        let text = faulty.store.get(&path).await.unwrap().bytes().await.unwrap();
+        assert_eq!(text, "closed");
+    });
+}
+
 /// A refused create is "already there" only if the object is.
 #[test]
 fn a_refused_create_is_already_there_only_if_the_object_is() {
