@@ -15,12 +15,14 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use object_store::retry::{RetryContext, RetryFailure, RetryPolicy};
 use object_store::{
     ClientOptions, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
     MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
     PutResult, Result, RetryConfig,
 };
 
+use super::device::RETRIES;
 use crate::image_spec::{Scheme, VolumeUrl};
 
 /// How long one request may take. 8 MiB, the largest part of an upload, by a slow line.
@@ -33,7 +35,7 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// If the environment has no usable credentials, or the folder cannot be made.
 pub(super) fn open(url: &VolumeUrl) -> io::Result<(Arc<dyn ObjectStore>, Path)> {
     let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(REQUEST / 3);
-    // The database repeats requests ([`super::device::RETRIES`]), and `sent` does: so each failure is counted.
+    // Each failure is counted: the database repeats requests, and so do `sent` and [`Parts`].
     let retry = RetryConfig { max_retries: 0, retry_timeout: REQUEST, ..RetryConfig::default() };
     // The cryptography of the client. A second installation, or one by `--tls`, is refused.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -299,6 +301,7 @@ impl ObjectStore for Checked {
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         add(&self.requests.puts, 1);
+        let opts = opts.with_retry_policy(Arc::new(Parts(Arc::clone(&self.requests))));
         let result = self.requests.noted(self.store.put_multipart_opts(location, opts).await);
         let requests = Arc::clone(&self.requests);
         result.map(|upload| Box::new(Counted { upload, requests }) as _)
@@ -350,6 +353,28 @@ impl ObjectStore for Checked {
     }
 }
 
+/// Sends a part again that failed. The database does not, and begins the whole object again, as it does
+/// after a failure of the request that ends an upload.
+#[derive(Debug)]
+struct Parts(Arc<Requests>);
+
+#[async_trait]
+impl RetryPolicy for Parts {
+    async fn retry(&self, context: RetryContext) -> bool {
+        // Those for which the database sends no request again. The upload may be gone.
+        let is_final = |status: u16| [304, 404, 409, 412].contains(&status);
+        match context.failure {
+            RetryFailure::Status(status) if is_final(status.as_u16()) => return false,
+            _ if context.attempt > RETRIES as usize => return false,
+            _ => {}
+        }
+        add(&self.0.failed, 1);
+        add(&self.0.puts, 1);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        true
+    }
+}
+
 /// An upload in parts whose requests are counted.
 #[derive(Debug)]
 struct Counted {
@@ -378,7 +403,63 @@ impl MultipartUpload for Counted {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use object_store::ObjectStoreExt;
+
     use super::*;
+
+    /// Answers one request for each answer: a status with headers, and a body.
+    fn answer(listener: &TcpListener, answers: &[(&str, &str)]) {
+        for (head, body) in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = BufReader::new(stream.try_clone().unwrap());
+            let (mut len, mut line) = (0, String::new());
+            while request.read_line(&mut line).unwrap() > 2 {
+                if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    len = value.trim().parse().unwrap();
+                }
+                line.clear();
+            }
+            request.read_exact(&mut vec![0; len]).unwrap();
+            let len = body.len();
+            let answer = format!("HTTP/1.1 {head}\r\nContent-Length: {len}\r\n");
+            write!(stream, "{answer}Connection: close\r\n\r\n{body}").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_part_of_an_upload_that_failed_is_sent_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let (begun, ended) =
+            ("<Begun><UploadId>1</UploadId></Begun>", "<Ended><ETag>1</ETag></Ended>");
+        let server = thread::spawn(move || {
+            let part = [("503 Slow Down", ""), ("200 OK\r\nETag: 1", "")];
+            answer(&listener, &[("200 OK", begun), part[0], part[1], ("200 OK", ended)]);
+            answer(&listener, &[("200 OK", begun), ("404 Not Found", "")]);
+        });
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let store = AmazonS3Builder::new()
+            .with_endpoint(endpoint)
+            .with_allow_http(true)
+            .with_bucket_name("bucket")
+            .with_skip_signature(true)
+            .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+            .build();
+        let checked = Checked::new(Arc::new(store.unwrap()));
+        let mut upload = checked.put_multipart(&Path::from("a")).await.unwrap();
+        upload.put_part("a part".into()).await.unwrap();
+        upload.complete().await.unwrap();
+        let [puts, failed] = [&checked.requests.puts, &checked.requests.failed];
+        assert_eq!(puts.load(Ordering::Relaxed), 4);
+        assert_eq!(failed.load(Ordering::Relaxed), 1);
+        let mut upload = checked.put_multipart(&Path::from("a")).await.unwrap();
+        upload.put_part("a part".into()).await.expect_err("there is no such upload");
+        server.join().unwrap();
+    }
 
     #[test]
     fn credentials_are_masked_in_every_encoding() {

@@ -38,14 +38,17 @@ enum Fault {
     Conflict,
     /// A create overwrites.
     Overwrites,
+    /// The parts of an upload fail.
+    Parts,
     /// It has no end.
     Hangs,
 }
 
-/// A request to the store: its number, and whether it changes anything.
+/// A request to the store: its number, whether it changes anything, and whether it begins an upload in parts.
 struct Request {
     number: u64,
     changes: bool,
+    in_parts: bool,
 }
 
 type Rule = Box<dyn FnMut(&Request) -> Fault + Send>;
@@ -79,9 +82,12 @@ impl Faulty {
     }
 
     async fn fault(&self, changes: bool) -> object_store::Result<Fault> {
+        self.fault_of(changes, false).await
+    }
+
+    async fn fault_of(&self, changes: bool, in_parts: bool) -> object_store::Result<Fault> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        let request = Request { number, changes };
-        let fault = (self.rule.lock())(&request);
+        let fault = (self.rule.lock())(&Request { number, changes, in_parts });
         match fault {
             Fault::Fails => Err(broken()),
             Fault::Hangs => std::future::pending().await,
@@ -122,7 +128,7 @@ impl ObjectStore for Faulty {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
-        let fault = self.fault(true).await?;
+        let fault = self.fault_of(true, true).await?;
         let upload = self.store.put_multipart_opts(location, opts).await?;
         Ok(Box::new(Upload { upload, fault }))
     }
@@ -145,7 +151,7 @@ impl ObjectStore for Faulty {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        match (self.rule.lock())(&Request { number, changes: false }) {
+        match (self.rule.lock())(&Request { number, changes: false, in_parts: false }) {
             Fault::Fails => stream::once(async { Err(broken()) }).boxed(),
             Fault::Hangs => stream::pending().boxed(),
             _ => self.store.list(prefix),
@@ -168,7 +174,7 @@ impl ObjectStore for Faulty {
     }
 }
 
-/// An upload in parts that is not completed, or whose end is not told.
+/// An upload in parts that fails in a part, is not completed, or whose end is not told.
 #[derive(Debug)]
 struct Upload {
     upload: Box<dyn MultipartUpload>,
@@ -178,7 +184,10 @@ struct Upload {
 #[async_trait]
 impl MultipartUpload for Upload {
     fn put_part(&mut self, data: PutPayload) -> object_store::UploadPart {
-        self.upload.put_part(data)
+        match self.fault {
+            Fault::Parts => Box::pin(async { Err(broken()) }),
+            _ => self.upload.put_part(data),
+        }
     }
 
     async fn complete(&mut self) -> object_store::Result<PutResult> {
@@ -400,6 +409,32 @@ fn a_bad_store_loses_nothing() {
         _ => Fault::None,
     };
     compare(LocalFileSystem::new_with_prefix(folder.path()).unwrap(), 11, rule);
+}
+
+/// A table whose upload in parts fails is written again.
+#[test]
+fn a_table_in_parts_is_written_in_spite_of_failures() {
+    let mut faults =
+        [Fault::Fails, Fault::Parts, Fault::Conflict, Fault::Unanswered].into_iter();
+    let uploads = Arc::new(AtomicU64::new(0));
+    let faulty = Faulty::new(&Arc::new(InMemory::new()), {
+        let uploads = Arc::clone(&uploads);
+        move |request| match request.in_parts {
+            true => {
+                uploads.fetch_add(1, Ordering::Relaxed);
+                faults.next().unwrap_or(Fault::None)
+            }
+            false => Fault::None,
+        }
+    });
+    let volume = open(faulty, SIZE);
+    let mut bytes = vec![7; 24 << 20];
+    volume.write(0, &bytes).unwrap();
+    write_table(&volume).unwrap();
+    assert_eq!(uploads.load(Ordering::Relaxed), 5);
+    bytes.fill(0);
+    volume.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 7));
 }
 
 /// The changes of the histories that end at each request to the store.
