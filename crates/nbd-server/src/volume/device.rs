@@ -305,8 +305,8 @@ impl Inner {
         tokio::time::timeout(PATIENCE, turn).await.map_err(|_| self.silent(what))
     }
 
-    /// Adds a batch to the log. `fill` adds the changes to the batch, and returns their number and the regions that
-    /// change with it.
+    /// Adds a batch to the log. `fill` adds the changes of blocks to the batch, and returns their number and the
+    /// regions that change with it.
     ///
     /// A batch that has begun goes on if this function stops to wait for it: the regions must change with the
     /// log. The next batch waits for it.
@@ -330,6 +330,7 @@ impl Inner {
             if batch.is_empty() {
                 return Ok(());
             }
+            let count = count + regions.len() as u64;
             let records = inner.records.fetch_add(count, Ordering::Relaxed);
             let added =
                 inner.db()?.write(batch).await.map_err(|error| inner.failed("write", &error));
@@ -340,8 +341,10 @@ impl Inner {
             if records >= RECORDS {
                 inner.records.store(0, Ordering::Relaxed);
                 let table = FlushOptions { flush_type: FlushType::MemTable };
-                let written = inner.db()?.flush_with_options(table).await;
+                let db = inner.db()?;
+                let written = db.flush_with_options(table).await;
                 written.map_err(|error| inner.failed("table", &error))?;
+                inner.regions.lock().confirm(db.status().durable_seq);
             }
             Ok(())
         });

@@ -116,7 +116,7 @@ pub(super) struct Regions {
     /// As the store has confirmed them.
     confirmed: BTreeMap<u32, Region>,
     /// The changes that the store has not confirmed, by the numbers of their batch and region.
-    unconfirmed: BTreeMap<(u64, u32), Region>,
+    pub(super) unconfirmed: BTreeMap<(u64, u32), Region>,
 }
 
 impl Regions {

@@ -858,6 +858,19 @@ fn many_small_records_become_tables() {
     assert_eq!(bytes, [0; 4096]);
 }
 
+/// A client that sends no FLUSH does not let the server keep each change of a region.
+#[test]
+fn the_changes_of_regions_that_are_kept_are_bounded() {
+    let volume = open(Arc::new(InMemory::new()), REGION);
+    for number in 0..RECORDS / 2 {
+        let at = number % (REGION / GRANULE) * GRANULE;
+        volume.write(at, &[1; 512]).unwrap();
+        volume.inner_discard(at, GRANULE);
+    }
+    let kept = volume.inner.regions.lock().unconfirmed.len() as u64;
+    assert!(kept < RECORDS, "{kept} of {RECORDS}");
+}
+
 /// A FLUSH is one request, whatever was written; an idle volume sends some.
 #[test]
 fn requests_are_few() {
