@@ -321,7 +321,6 @@ impl Inner {
         let turn = self.turn(what).await?;
         let inner = Arc::clone(self);
         let add = tokio::spawn(async move {
-            let _turn = turn;
             let mut batch = WriteBatch::new();
             let (count, regions) = fill(&inner, &mut batch)?;
             for (&number, region) in &regions {
@@ -339,12 +338,8 @@ impl Inner {
             inner.last.store(added.seqnum(), Ordering::Relaxed);
             inner.regions.lock().change(added.seqnum(), regions);
             if records >= RECORDS {
-                inner.records.store(0, Ordering::Relaxed);
-                let table = FlushOptions { flush_type: FlushType::MemTable };
-                let db = inner.db()?;
-                let written = db.flush_with_options(table).await;
-                written.map_err(|error| inner.failed("table", &error))?;
-                inner.regions.lock().confirm(db.status().durable_seq);
+                // The write has succeeded. The next batch waits: the records in memory are bounded.
+                tokio::spawn(async move { inner.write_table(turn).await });
             }
             Ok(())
         });
@@ -352,6 +347,18 @@ impl Inner {
             Ok(added) => added.map_err(|_| eio())?,
             Err(_) => Err(self.silent(what)),
         }
+    }
+
+    /// Writes a table of the log's records. After an error the next batch begins another.
+    async fn write_table(&self, _turn: OwnedMutexGuard<()>) {
+        let Ok(db) = self.db() else { return };
+        let table = FlushOptions { flush_type: FlushType::MemTable };
+        if let Err(error) = db.flush_with_options(table).await {
+            self.failed("table", &error);
+            return;
+        }
+        self.records.store(0, Ordering::Relaxed);
+        self.regions.lock().confirm(db.status().durable_seq);
     }
 
     /// Writes parts of blocks, as one batch.

@@ -858,6 +858,25 @@ fn many_small_records_become_tables() {
     assert_eq!(bytes, [0; 4096]);
 }
 
+/// The write after which a table is written does not wait for the store. The next one does.
+#[test]
+fn a_write_does_not_wait_for_a_table() {
+    let (_, away, faulty) = may_be_away();
+    let volume = open(faulty, SIZE);
+    let now = || volume.block_on(async { Ok(Instant::now()) }).unwrap();
+    let records = || volume.inner.records.load(Ordering::Relaxed);
+    volume.inner.records.store(RECORDS, Ordering::Relaxed);
+    away.store(true, Ordering::Relaxed);
+    comes_back(&volume, &away);
+    let since = now();
+    volume.write(0, &[1; 512]).unwrap();
+    assert!(now() - since < Duration::from_secs(1));
+    assert!(records() > RECORDS, "none is written yet");
+    volume.write(0, &[2; 512]).unwrap();
+    assert!(now() - since > Duration::from_secs(29));
+    assert_eq!(records(), 1);
+}
+
 /// A client that sends no FLUSH does not let the server keep each change of a region.
 #[test]
 fn the_changes_of_regions_that_are_kept_are_bounded() {
