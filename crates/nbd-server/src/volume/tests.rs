@@ -13,8 +13,9 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult,
 };
 use testkit::rng::{Rng, seeded};
 use tokio::runtime;
@@ -38,7 +39,7 @@ enum Fault {
     Conflict,
     /// A create overwrites.
     Overwrites,
-    /// The parts of an upload fail.
+    /// The parts of an upload fail, or the body of an object breaks off.
     Parts,
     /// It has no end.
     Hangs,
@@ -138,15 +139,23 @@ impl ObjectStore for Faulty {
         location: &Path,
         options: GetOptions,
     ) -> object_store::Result<GetResult> {
-        self.fault(false).await?;
-        self.store.get_opts(location, options).await
+        let fault = self.fault(false).await?;
+        let mut found = self.store.get_opts(location, options).await?;
+        if fault == Fault::Parts {
+            found.payload = GetResultPayload::Stream(stream::iter([Err(broken())]).boxed());
+        }
+        Ok(found)
     }
 
     fn delete_stream(
         &self,
         locations: BoxStream<'static, object_store::Result<Path>>,
     ) -> BoxStream<'static, object_store::Result<Path>> {
-        self.store.delete_stream(locations)
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        match (self.rule.lock())(&Request { number, changes: true, in_parts: false }) {
+            Fault::Fails => locations.map(|_| Err(broken())).boxed(),
+            _ => self.store.delete_stream(locations),
+        }
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
@@ -414,8 +423,7 @@ fn a_bad_store_loses_nothing() {
 /// A table whose upload in parts fails is written again.
 #[test]
 fn a_table_in_parts_is_written_in_spite_of_failures() {
-    let mut faults =
-        [Fault::Fails, Fault::Parts, Fault::Conflict, Fault::Unanswered].into_iter();
+    let mut faults = [Fault::Fails, Fault::Parts, Fault::Conflict, Fault::Unanswered].into_iter();
     let uploads = Arc::new(AtomicU64::new(0));
     let faulty = Faulty::new(&Arc::new(InMemory::new()), {
         let uploads = Arc::clone(&uploads);
@@ -838,6 +846,28 @@ fn a_trim_that_ends_anywhere_writes_little() {
     assert_eq!(block[4096..4098], [1, 1], "behind the TRIM");
 }
 
+/// The end of a volume within a granule is that of the granule, until the volume grows.
+#[test]
+fn a_trim_up_to_the_end_is_whole_and_leaves_zeros_when_the_volume_grows() {
+    let (store, len) = (Arc::new(InMemory::new()), GRANULE + 3 * BLOCK + 512);
+    let volume = open(Arc::clone(&store) as _, len);
+    volume.write(GRANULE, &vec![1; (len - GRANULE) as usize]).unwrap();
+    volume.inner_discard(GRANULE, len - GRANULE);
+    assert_eq!(volume.part(0, len), (true, len), "no data is left");
+    volume.sync().unwrap();
+    drop(volume);
+    let volume = open(store, 2 * GRANULE);
+    let mut bytes = vec![0xEE; GRANULE as usize];
+    volume.read(GRANULE, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    volume.write(len, &[2; 512]).unwrap();
+    volume.inner_discard(GRANULE, len - GRANULE);
+    volume.read(GRANULE, &mut bytes).unwrap();
+    let at = (len - GRANULE) as usize;
+    assert!(bytes[..at].iter().all(|&byte| byte == 0));
+    assert_eq!(bytes[at..at + 513], [&[2; 512][..], &[0]].concat(), "now it is a part");
+}
+
 /// The database counts the bytes of its records, not their number.
 #[test]
 fn many_small_records_become_tables() {
@@ -1058,25 +1088,41 @@ fn a_refused_create_is_already_there_only_if_the_object_is() {
 /// Each kind of request is counted once if it fails, and none twice.
 #[test]
 fn each_failure_is_counted() {
-    let faulty = Faulty::new(&Arc::new(InMemory::new()), |request| match request.number {
-        5 => Fault::None,
-        _ => Fault::Fails,
+    let (a, b) = (Path::from("a"), Path::from("b"));
+    let store = Arc::new(InMemory::new());
+    let fault = Arc::new(Mutex::new(Fault::Fails));
+    let faulty = Faulty::new(&store, {
+        let fault = Arc::clone(&fault);
+        move |_| *fault.lock()
     });
     let checked = store::Checked::new(faulty);
-    let (a, b) = (Path::from("a"), Path::from("b"));
+    let failed = || checked.requests.failed.load(Ordering::Relaxed);
     virtual_time().block_on(async {
         assert!(checked.put(&a, "x".into()).await.is_err());
         assert!(checked.get(&a).await.is_err());
         assert!(checked.list(None).next().await.unwrap().is_err());
         assert!(checked.list_with_delimiter(None).await.is_err());
         assert!(checked.copy(&a, &b).await.is_err());
-        assert!(
-            matches!(checked.head(&a).await, Err(Error::NotFound { .. })),
-            "which is no failure"
-        );
         assert!(checked.put_multipart(&a).await.is_err());
+        assert!(checked.delete(&a).await.is_err());
+        assert_eq!(failed(), 7);
+        *fault.lock() = Fault::Parts;
+        store.put(&a, "x".into()).await.unwrap();
+        assert!(checked.get(&a).await.unwrap().bytes().await.is_err(), "it breaks off");
+        assert_eq!(failed(), 8);
+        let mut upload = checked.put_multipart(&b).await.unwrap();
+        assert!(upload.put_part("x".into()).await.is_err());
+        assert_eq!(failed(), 9);
+        *fault.lock() = Fault::Conflict;
+        let mut upload = checked.put_multipart(&b).await.unwrap();
+        upload.put_part("x".into()).await.unwrap();
+        assert!(upload.complete().await.is_err());
+        assert_eq!(failed(), 10);
+        *fault.lock() = Fault::None;
+        let none = checked.head(&b).await;
+        assert!(matches!(none, Err(Error::NotFound { .. })), "which is no failure");
     });
-    assert_eq!(checked.requests.failed.load(Ordering::Relaxed), 6);
+    assert_eq!(failed(), 10);
 }
 
 #[test]
