@@ -141,34 +141,41 @@ fn forms(value: String) -> Vec<String> {
 fn masked(line: Vec<u8>, credentials: &[String]) -> Vec<u8> {
     let text = String::from_utf8_lossy(&line);
     let masked = credentials.iter().fold(text.to_string(), |text, c| text.replace(c, "***"));
-    let masked = without_named(masked);
+    let masked = without_named(&masked);
     if masked == text { line } else { masked.into() }
 }
 
 /// Replaces what follows the name of a credential. One that a server of the machine's provider has issued is not
 /// in the environment, and a store names it in its answer, as S3 does in `<Token-0>`.
-fn without_named(mut text: String) -> String {
+fn without_named(text: &str) -> String {
     const NAMES: [&str; 6] =
         ["token", "bearer", "credential", "signature", "sharedkey", "accesskeyid"];
     let is_value = |c: char| c.is_ascii_alphanumeric() || "+/=_.~%:-".contains(c);
-    let mut from = 0;
-    loop {
-        let rest = text[from..].to_ascii_lowercase();
-        let ends = NAMES.iter().filter_map(|name| Some(rest.find(name)? + name.len()));
-        let Some(end) = ends.min() else { return text };
-        from += end;
-        // The value is the first long word that begins close behind the name.
-        let words = text[from..].split(|c| !is_value(c)).scan(from, |at, word| {
-            let start = *at;
-            *at += word.len() + text[start + word.len()..].chars().next().map_or(0, char::len_utf8);
-            Some(start..start + word.len())
+    let lower = text.to_ascii_lowercase();
+    let end_of = |(at, name): (usize, &str)| at + name.len();
+    let mut ends: Vec<_> =
+        NAMES.iter().flat_map(|name| lower.match_indices(name).map(end_of)).collect();
+    ends.sort_unstable();
+    let (mut masked, mut shown) = (String::new(), 0);
+    for end in ends {
+        if end < shown {
+            continue; // part of a value
+        }
+        // The value is the first long word that begins close behind the name and a separator.
+        let rest = &text[end..];
+        let first = rest.starts_with(['=', ':', '%']).then_some(end);
+        let near = rest.char_indices().take(8).filter(|&(_, c)| !is_value(c));
+        let starts = first.into_iter().chain(near.map(|(at, c)| end + at + c.len_utf8()));
+        let mut words = starts.map(|start| {
+            start..text[start..].find(|c| !is_value(c)).map_or(text.len(), |len| start + len)
         });
-        let value = words.take_while(|word| word.start <= from + 8).find(|word| word.len() >= 16);
-        if let Some(value) = value {
-            from = value.start;
-            text.replace_range(value, "***");
+        if let Some(value) = words.find(|word| word.len() >= 16) {
+            masked.push_str(&text[shown..value.start]);
+            masked.push_str("***");
+            shown = value.end;
         }
     }
+    masked + &text[shown..]
 }
 
 /// The requests to a store since it was opened. Ordering: Relaxed, all: figures for a reader.
@@ -471,7 +478,14 @@ mod tests {
         let masked = |text: String| masked(text.into(), &forms(key.into()));
         assert_eq!(masked(format!("<a>{key}</a>")), b"<a>***</a>");
         assert_eq!(masked("K7MDENG%2BbPxRfiCYEXAMPLEKEY".into()), b"K7MDENG%2B***");
-        for text in ["no secret", "token is invalid", "the token äö is short", "signature"] {
+        for text in [
+            "no secret",
+            "token is invalid",
+            "the token äö is short",
+            "signature",
+            "s3://bucket/tokenizer-data-volume: none",
+            "s3://bucket/token/of/the/data/volume",
+        ] {
             assert_eq!(masked(text.into()), text.as_bytes());
         }
         // Those of a machine's provider, as stores name them.
@@ -481,6 +495,8 @@ mod tests {
             ("X-Amz-Security-Token: @\\r\\nHost: b", "X-Amz-Security-Token: ***\\r\\nHost: b"),
             (r#"{"x-amz-security-token": ["@"]}"#, r#"{"x-amz-security-token": ["***"]}"#),
             ("authorization: Bearer @, and @", "authorization: Bearer ***, and @"),
+            ("X-Amz-Security-Token=@&a", "X-Amz-Security-Token***&a"),
+            ("Token%3D@ TOKEN:@", "Token*** TOKEN***"),
         ] {
             let masked = masked(text.replace('@', token));
             assert_eq!(String::from_utf8(masked).unwrap(), shown.replace('@', token));
