@@ -250,7 +250,7 @@ impl Inner {
         let buf = &mut buf[..count];
         buf.fill(0);
         for run in runs(offset, count as u64) {
-            let granule = self.regions.lock().get(run.region).granule_at(run.bytes.start);
+            let granule = self.regions.lock().granule_at(run.region, run.bytes.start);
             if granule.has_data {
                 let start = (run.start() - offset) as usize;
                 let into = &mut buf[start..start + run.len() as usize];
@@ -368,11 +368,12 @@ impl Inner {
             let count = parts.len() as u64;
             for Part { region: number, block, is_whole, value } in parts {
                 let at = u64::from(block) * BLOCK;
-                let now = || regions.get(number);
-                let mut granule = begun.get(&number).map_or_else(now, Region::clone).granule_at(at);
+                let now = || regions.granule_at(number, at);
+                let begins = |region: &Region| region.granule_at(at);
+                let mut granule = begun.get(&number).map_or_else(now, begins);
                 if !granule.has_data {
                     granule.has_data = true;
-                    begun.entry(number).or_insert_with(now).set(at, granule);
+                    begun.entry(number).or_insert_with(|| regions.get(number)).set(at, granule);
                 }
                 let key = block_key(number, granule.generation, block);
                 match is_whole {
@@ -401,12 +402,12 @@ impl Inner {
                 for (number, part) in regions.with_data(part) {
                     let start = part.start / GRANULE * GRANULE;
                     let till = inner.len - u64::from(number) * REGION;
-                    let region = regions.get(number);
-                    let generation = region.granule_at(start).generation;
+                    let generation = regions.granule_at(number, start).generation;
                     if part == (start..till.min(start + GRANULE)) {
                         let generation = generation.checked_add(1).ok_or_else(eio)?;
                         let empty = Granule { generation, has_data: false };
-                        emptied.entry(number).or_insert(region).set(start, empty);
+                        let region = || regions.get(number);
+                        emptied.entry(number).or_insert_with(region).set(start, empty);
                         continue;
                     }
                     let run = Run { region: number, bytes: part };

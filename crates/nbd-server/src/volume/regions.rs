@@ -129,6 +129,11 @@ impl Regions {
         self.now.get(&number).cloned().unwrap_or_default()
     }
 
+    /// Returns the granule of a region that has a byte of the region.
+    pub(super) fn granule_at(&self, number: u32, byte: u64) -> Granule {
+        self.now.get(&number).map_or_else(Granule::default, |region| region.granule_at(byte))
+    }
+
     /// Notes the regions that a batch has changed.
     pub(super) fn change(&mut self, batch: u64, regions: impl IntoIterator<Item = (u32, Region)>) {
         for (number, region) in regions {
