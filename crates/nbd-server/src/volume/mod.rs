@@ -12,8 +12,9 @@
 //! | `02 region generation block` | the written parts of a block of 64 KiB ([`patch`]) |
 //!
 //! A TRIM begins the next generation of each 16 MiB within it: one key for a region instead of 16,384 deletions,
-//! so a TRIM of 2 TiB is 2,048 keys. The blocks of older generations are dropped by compactions,
-//! once the store has confirmed the new generation. What has no data is read without a request.
+//! and at most 255 deletions at each end. So a TRIM of 2 TiB is 2,048 keys and at most 510 deletions.
+//! The blocks of older generations are dropped by compactions, once the store has confirmed the new
+//! generation. What has no data is read without a request.
 //!
 //! # What a crash leaves
 //!

@@ -113,7 +113,7 @@ impl Region {
 pub(super) struct Regions {
     /// A region that is not there has had no data since the volume was made.
     now: BTreeMap<u32, Region>,
-    /// As the store has confirmed them.
+    /// The regions as the store has confirmed them.
     confirmed: BTreeMap<u32, Region>,
     /// The changes that the store has not confirmed, by the numbers of their batch and region.
     pub(super) unconfirmed: BTreeMap<(u64, u32), Region>,
