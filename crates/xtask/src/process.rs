@@ -3,10 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -163,13 +163,22 @@ impl Cmd {
         // Without a limit it is 0, which `timeout` takes for none.
         let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64().max(0.001));
         self.command.arg(seconds.to_string()).args(&self.words);
-        let output = self.command.spawn().and_then(Child::wait_with_output).map_err(failed)?;
-        let status = output.status;
+        let mut child = self.command.spawn().map_err(failed)?;
+        let pipe = child.stdout.take();
+        let said = thread::spawn(move || {
+            let mut said = Vec::new();
+            pipe.map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut said)).map(|_| said)
+        });
+        let status = child.wait().map_err(failed)?;
         if status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+            let said = said.join().expect("a read does not panic").map_err(failed)?;
+            return Ok(String::from_utf8_lossy(&said).into_owned());
         }
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
+            // `timeout` has ended with its own child: what that one started may ignore SIGTERM.
+            let kill = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
+            let _ = Command::new("sh").arg("-c").arg(kill).status();
             let seconds = began.elapsed().as_secs();
             let message = format!("{name} was ended after {seconds} seconds, its time was over");
             return Err(Error::with_status(message, 124)); // as timeout(1) has it
@@ -266,6 +275,8 @@ mod tests {
 
     /// Starts a process in the background, and waits for it.
     const DESCENDANT: &str = "sleep 301 & echo $! >pid.new; mv pid.new pid; wait";
+    /// And one that ignores SIGTERM, which ends the shell.
+    const IGNORES: &str = "(trap '' TERM; sleep 301) & echo $! >pid.new; mv pid.new pid; wait";
 
     #[test]
     fn a_failure_carries_the_status_of_the_command() {
@@ -301,15 +312,19 @@ mod tests {
 
     #[test]
     fn a_command_past_its_time_ends_with_its_descendants() {
-        let scratch = Scratch::new("limit").unwrap();
-        // On a busy machine the shell may need longer than the limit until it has written the file.
-        let pid = (0..6).find_map(|attempt| {
-            let limit = Duration::from_secs(1 << attempt);
-            let limited = sh(DESCENDANT).dir(&scratch.path).limit(limit);
-            assert_eq!(limited.output().unwrap_err().status(), 124);
-            descendant(&scratch)
-        });
-        until_ended(&pid.expect("the shell writes the file"));
+        for script in [DESCENDANT, IGNORES] {
+            let scratch = Scratch::new("limit").unwrap();
+            // On a busy machine the shell may need longer than the limit until it has written the file.
+            let pid = (0..6).find_map(|attempt| {
+                let limit = Duration::from_secs(1 << attempt);
+                let limited = sh(script).dir(&scratch.path).limit(limit);
+                let began = Instant::now();
+                assert_eq!(limited.output().unwrap_err().status(), 124);
+                assert!(began.elapsed() < Duration::from_secs(300), "it waited for {script}");
+                descendant(&scratch)
+            });
+            until_ended(&pid.expect("the shell writes the file"));
+        }
     }
 
     #[test]
