@@ -45,12 +45,14 @@ const PATIENCE: Duration = Duration::from_secs(7200);
 pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
     let mut chosen = PARTS.to_vec();
     choose(&mut chosen, names, "part", |part, name| part.name == name)?;
-    run_parts(ws, &chosen)
+    let mut summary = format!("\n{:<12} minutes\n", "part");
+    let outcome = run_parts(ws, &chosen, &mut summary);
+    println!("{summary}");
+    outcome
 }
 
-fn run_parts(ws: &Workspace, chosen: &[Part]) -> Result<()> {
+fn run_parts(ws: &Workspace, chosen: &[Part], summary: &mut String) -> Result<()> {
     let began = Instant::now();
-    let mut summary = format!("\n{:<12} minutes\n", "part");
     for part in chosen {
         println!("\n=== {}", part.name);
         let part_began = Instant::now();
@@ -58,8 +60,8 @@ fn run_parts(ws: &Workspace, chosen: &[Part]) -> Result<()> {
         if let Err(error) = (part.run)(ws) {
             eprintln!("error: {error}");
             let (total, status) = (minutes(began.elapsed()), error.status());
-            println!(
-                "{summary}FAILED in part '{}' after {total} minutes (exit status {status})",
+            *summary += &format!(
+                "FAILED in part '{}' after {total} minutes (exit status {status})",
                 part.name
             );
             return Err(Error::with_status("", status)); // the summary ends with the failure
@@ -67,7 +69,7 @@ fn run_parts(ws: &Workspace, chosen: &[Part]) -> Result<()> {
         let _ = writeln!(summary, "{:<12} {:>7}", part.name, minutes(part_began.elapsed()));
     }
     let total = minutes(began.elapsed());
-    println!("{summary}OK: all {} parts passed in {total} minutes", chosen.len());
+    *summary += &format!("OK: all {} parts passed in {total} minutes", chosen.len());
     Ok(())
 }
 
@@ -194,7 +196,10 @@ mod unit_tests {
             part("fails", |ws: &Workspace| ws.cmd("sh").words("-c").arg("exit 7").run()),
             part("never", |_: &Workspace| unreachable!("a part before it has failed")),
         ];
-        assert_eq!(run_parts(&Workspace::open().unwrap(), &parts).unwrap_err().status(), 7);
+        let (ws, mut said) = (Workspace::open().unwrap(), String::new());
+        assert_eq!(run_parts(&ws, &parts, &mut said).unwrap_err().status(), 7);
+        assert!(said.starts_with("FAILED in part 'fails' after "), "{said}");
+        assert!(said.ends_with(" minutes (exit status 7)"), "{said}");
     }
 
     /// The file that a reader is sent to, `src/tree.rs`, is one of the crate whose paragraph or row it is.
