@@ -44,7 +44,7 @@ pub(crate) fn need(ws: &Workspace, commands: &[(&str, &str)]) -> Result<()> {
     }
     if !fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
         let missing = missing.join(" ");
-        return Err(Error::new(format!("only root can: apt-get install {missing}")));
+        return Err(Error::new(format!("missing, only root can: apt-get install {missing}")));
     }
     ws.cmd("apt-get").words("update -qq").run()?;
     let install = "DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends";
