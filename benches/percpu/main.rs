@@ -39,11 +39,11 @@ const FAMILIES: &[Family] = &[
 
 /// The families that cost something else without rseq, of a process without it.
 const WITHOUT_RSEQ: &[Family] = &[
-    Family { name: "P8 cpu", run: rows::cpu },
-    Family { name: "P8 counter", run: rows::counter },
-    Family { name: "P8 reference", run: rows::reference },
-    Family { name: "P8 lock", run: rows::lock },
-    Family { name: "P8 pin", run: rows::pin },
+    Family { name: "P1 P8 cpu", run: rows::cpu },
+    Family { name: "P2 P8 counter", run: rows::counter },
+    Family { name: "P3 P8 reference", run: rows::reference },
+    Family { name: "P4 P8 lock", run: rows::lock },
+    Family { name: "P5 P8 pin", run: rows::pin },
 ];
 
 const TUNABLES: &str = "GLIBC_TUNABLES";
@@ -81,7 +81,11 @@ fn run_without_rseq(plan: &Plan, report: &mut Report) -> Result<(), Box<dyn Erro
     let tunables = env::var(TUNABLES).map_or(String::new(), |set| set + ":");
     command.env(TUNABLES, tunables + "glibc.pthread.rseq=0");
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    for line in String::from_utf8(output.stdout)?.lines() {
+    let printed = String::from_utf8(output.stdout)?;
+    // Not its header, and not its numbers of targets and rows, which this process has of its own.
+    let rest = printed.lines().skip_while(|line| !line.is_empty());
+    let is_number = |line: &str| line.starts_with("# targets ") || line.starts_with("# rows ");
+    for line in rest.filter(|line| !is_number(line)) {
         if line.starts_with("TARGET P8.") {
             report.record_line(line)?;
         } else if let Some(lost) = line.strip_prefix("#   ") {
