@@ -4,7 +4,8 @@
 //! when the last of them is ready until the last is done.
 
 use std::fs::File;
-use std::sync::{Barrier, Mutex};
+use std::io;
+use std::sync::{Barrier, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,21 +73,30 @@ impl Drop for AbortOnPanic {
 /// Starts the threads on `cpus`, lets `lead` ask for runs, and ends them. `lead` gets a function
 /// that does a run and says how long it took.
 ///
+/// # Errors
+///
+/// If a thread cannot be started: `lead` was not called.
+///
 /// # Panics
 ///
-/// Ends the process if a thread cannot be started or panics.
+/// Ends the process if a thread panics.
 pub(super) fn with_crowd<T>(
     files: &[File],
     cpus: &[usize],
     before: &Side<impl Registry>,
     after: &Side<impl Registry>,
     lead: impl FnOnce(&mut dyn FnMut(Run) -> Duration) -> T,
-) -> T {
+) -> io::Result<T> {
     let threads = before.ids.len();
     let (next, gate) = (Mutex::new(None::<Run>), Barrier::new(threads + 1));
+    // Whether all threads have started: none passes the gate otherwise.
+    let started = OnceLock::<bool>::new();
     let work = |thread: usize| {
         let _abort = AbortOnPanic;
         let mut requests = Requests::new(&files[thread], thread);
+        if !*started.wait() {
+            return;
+        }
         loop {
             gate.wait();
             let Some(run) = *next.lock().expect("a panic ends the process") else { return };
@@ -106,9 +116,13 @@ pub(super) fn with_crowd<T>(
             let _abort = AbortOnPanic;
             for thread in 0..threads {
                 let builder = thread::Builder::new().stack_size(STACK);
-                let spawned = builder.spawn_scoped(scope, move || work(thread));
-                spawned.unwrap_or_else(|error| panic!("{threads} threads: {error}"));
+                if let Err(error) = builder.spawn_scoped(scope, move || work(thread)) {
+                    let _ = started.set(false);
+                    let message = format!("{threads} threads: {error}");
+                    return Err(io::Error::new(error.kind(), message));
+                }
             }
+            let _ = started.set(true);
             let result = lead(&mut |run| {
                 *next.lock().expect("a panic ends the process") = Some(run);
                 let start = Instant::now();
@@ -118,7 +132,7 @@ pub(super) fn with_crowd<T>(
             });
             *next.lock().expect("a panic ends the process") = None;
             gate.wait();
-            result
+            Ok(result)
         })
     })
 }

@@ -153,7 +153,7 @@ fn wall(
             }
         }
         io::Result::Ok(())
-    })?;
+    })??;
     println!(
         "# {} pairs of runs, {discarded} discarded: other programs took the CPUs",
         ratios.len()
