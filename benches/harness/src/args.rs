@@ -3,6 +3,8 @@
 use std::env;
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 /// The arguments of a bench.
@@ -19,7 +21,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
     /// The numbers of threads of the rows that scale, beside 1 and 2
-    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N", value_delimiter = ',',
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     threads: Vec<usize>,
     /// The I/O engine of our server (bench nbd)
     #[arg(long, value_name = "NAME")]
@@ -56,8 +59,16 @@ impl Args {
         source: &str,
         args: impl IntoIterator<Item = S>,
     ) -> Result<Self, clap::Error> {
-        let command = Self::command().about(documentation(source));
-        let matches = command.try_get_matches_from(args.into_iter().map(Into::into))?;
+        let mut command = Self::command().about(documentation(source));
+        let args = args.into_iter().map(Into::into);
+        let matches = command.try_get_matches_from_mut(args)?;
+        for name in ["backend", "picture"] {
+            let option = format!("--{name}");
+            if matches.contains_id(name) && !documentation(source).contains(&option) {
+                let message = format!("this bench has no {option}");
+                return Err(command.error(ErrorKind::UnknownArgument, message));
+            }
+        }
         let mut args = Self::from_arg_matches(&matches)?;
         args.quick |= args.smoke;
         Ok(args)
@@ -66,7 +77,6 @@ impl Args {
     /// The numbers of threads of the rows that scale: 1, 2, and those that were asked for.
     pub fn threads(&self) -> Vec<usize> {
         let mut all = [&[1, 2], &self.threads[..]].concat();
-        all.retain(|threads| *threads > 0);
         all.sort_unstable();
         all.dedup();
         all
@@ -119,5 +129,20 @@ mod tests {
         assert_eq!(asked("R"), [true, true, true, false]);
         assert_eq!(asked("R2"), [false; 4]);
         assert!(families.iter().all(|name| Args::default().wants_family(name)));
+    }
+
+    #[test]
+    fn what_a_bench_would_ignore_is_refused() {
+        const NBD: &str = "//! cargo bench --bench nbd -- --backend aio --picture FILE";
+        for (bench, name, value, taken) in [
+            (NBD, "--backend", "aio", true),
+            ("//! Sums.", "--backend", "aio", false),
+            (NBD, "--picture", "a.svg", true),
+            ("//! Sums.", "--picture", "a.svg", false),
+            ("", "--threads", "4,8", true),
+            ("", "--threads", "4,0", false),
+        ] {
+            assert_eq!(Args::parse(bench, [name, value]).is_ok(), taken, "{name} {value}");
+        }
     }
 }
