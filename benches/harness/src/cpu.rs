@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 pub use testkit::pin::allowed_cpus;
-use testkit::pin::pin_to;
+use testkit::pin::{cpus_of, pin_to};
 
 /// Keeps the calling thread, and the processes and threads that it starts from now on, on `cpu`.
 ///
@@ -16,13 +16,13 @@ pub fn pin(cpu: usize) {
 }
 
 /// Runs `f` on any of `cpus`, where the processes and threads that it starts stay, and gives the calling thread
-/// all CPUs of this process afterwards.
+/// its own CPUs back afterwards.
 ///
 /// # Panics
 ///
 /// Panics as [`pin`] does, also where `cpus` has none; `f` did not run.
 pub fn with_cpus<R>(cpus: &[usize], f: impl FnOnce() -> R) -> R {
-    let before = allowed_cpus();
+    let before = cpus_of(0);
     pin_to(cpus);
     let result = f();
     pin_to(&before);
@@ -52,4 +52,22 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory of ours.
     let rc = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_is_pinned_there_again() {
+        let cpus = allowed_cpus();
+        let own = [cpus[0]];
+        std::thread::spawn(move || {
+            pin(own[0]);
+            assert_eq!(with_cpus(&cpus, || cpus_of(0)), cpus);
+            assert_eq!(cpus_of(0), own);
+        })
+        .join()
+        .unwrap();
+    }
 }

@@ -8,12 +8,16 @@ use std::process;
 ///
 /// They are those of its first thread: it may be called on a thread that is pinned itself.
 pub fn allowed_cpus() -> Vec<usize> {
+    // The id of the process is that of its first thread.
+    cpus_of(process::id().cast_signed())
+}
+
+/// Returns the CPUs that the thread `tid` may run on; 0 is the calling thread.
+pub fn cpus_of(tid: libc::pid_t) -> Vec<usize> {
     // SAFETY: plain bytes, of which zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // The id of the process is that of its first thread.
-    let pid = process::id().cast_signed();
     // SAFETY: the kernel writes at most the given size, which is that of `set`.
-    let rc = unsafe { libc::sched_getaffinity(pid, mem::size_of_val(&set), &mut set) };
+    let rc = unsafe { libc::sched_getaffinity(tid, mem::size_of_val(&set), &mut set) };
     assert_eq!(rc, 0, "sched_getaffinity: {}", io::Error::last_os_error());
     let is_in = |cpu: &usize| {
         // SAFETY: `cpu` is less than the size of the set.
