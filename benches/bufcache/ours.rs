@@ -23,7 +23,7 @@ impl BlockDevice for Numbers {
     }
 }
 
-/// A device that takes so long for a read, and does nothing.
+/// A device whose reads spin for this duration.
 pub(crate) struct Slow(pub(crate) Duration);
 
 impl BlockDevice for Slow {

@@ -35,7 +35,8 @@ fn cache() -> (Cache, Device) {
     (cache, device)
 }
 
-/// The p99.9 of a hit alone, beside another thread's reads of a slow device, and their ratio.
+/// Measures the p99.9 of a hit, alone and beside another thread's reads of a slow device, and records
+/// their ratio.
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let cpus = allowed_cpus();
     if cpus.len() < 2 {

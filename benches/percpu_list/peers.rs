@@ -1,5 +1,5 @@
-//! The list of `percpu-list`, and its peers: a doubly linked list, a slab, and linked lists in shards, each under a mutex; and
-//! sharded-slab and dashmap, at the versions of `benches/Cargo.toml`.
+//! The list of `percpu-list`, and its peers: a doubly linked list, a slab, and linked lists in shards, each
+//! under a mutex; and sharded-slab and dashmap, at the versions of `benches/Cargo.toml`.
 //!
 //! Mutexes are parking_lot's, each on a line of its own.
 
