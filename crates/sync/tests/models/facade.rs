@@ -187,7 +187,7 @@ fn the_last_put_frees_after_every_read() {
     }
     // SAFETY: the node is shared for reading, and freed by the one thread that puts last.
     unsafe impl Send for Counted {}
-    // SAFETY: that of `Send`.
+    // SAFETY: threads that share it only read the node, until the put that sees 1, which frees it.
     unsafe impl Sync for Counted {}
 
     fn read_and_put(counted: &Counted) {
