@@ -3,12 +3,11 @@
 //!
 //! It is the part of [`State`](crate::state::State) that a backend uses while it reaps.
 
-use std::collections::VecDeque;
 use std::num::NonZeroI32;
 
 use crate::op::{Kind, RawCompletion};
 use crate::payload::{DeferredDrop, End};
-use crate::slab::{CompletionTarget, Index, Slab, SlotState};
+use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
 
 /// The number of EAGAIN and EINTR completions in a row that the engine retries. The next
@@ -26,9 +25,8 @@ pub(crate) struct CompletionState {
     /// The kernel had no room at the last submission, and no completion was reaped since.
     pub(crate) blocked: bool,
     pub(crate) in_flight: usize,
-    /// First-in first-out lists of slots. A slot is on at most one of them.
-    pub(crate) pending: VecDeque<Index>,
-    pub(crate) ready: VecDeque<Index>,
+    pub(crate) pending: Fifo,
+    pub(crate) ready: Fifo,
     /// The EAGAIN completions of this reap.
     pub(crate) eagain_reaped: usize,
     /// The completions put into queues that no turn has reported yet.
@@ -44,8 +42,8 @@ impl CompletionState {
             stats: EngineStats::new(depth),
             blocked: false,
             in_flight: 0,
-            pending: VecDeque::with_capacity(capacity),
-            ready: VecDeque::with_capacity(capacity),
+            pending: Fifo::new(capacity),
+            ready: Fifo::new(capacity),
             eagain_reaped: 0,
             enqueued: 0,
             deferred_drops: Vec::new(),
@@ -156,7 +154,7 @@ impl CompletionState {
 
     fn requeue(&mut self, index: Index) {
         self.slab.get(index).state = SlotState::Pending;
-        self.pending.push_back(index);
+        self.pending.push(index);
     }
 
     /// Ends a request that is not in flight. It goes to the ready list even if its target is a
@@ -172,7 +170,7 @@ impl CompletionState {
     fn make_ready(&mut self, index: Index) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Ready;
-        self.ready.push_back(index);
+        self.ready.push(index);
     }
 
     /// Ends a request that the kernel refused.
@@ -202,7 +200,7 @@ impl CompletionState {
     /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
     /// their results own.
     pub(crate) fn abandon_all_ready(&mut self) {
-        while let Some(index) = self.ready.pop_front() {
+        while let Some(index) = self.ready.pop() {
             let slot = self.slab.get(index);
             slot.payload.end(slot.result, End::Abandon, &mut self.deferred_drops);
             self.slab.release(index);

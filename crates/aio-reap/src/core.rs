@@ -265,7 +265,7 @@ impl Core {
         for delivered in 0..ready {
             let mut state = self.state.borrow_mut();
             let completions = &mut state.completions;
-            let Some(index) = completions.ready.pop_front() else {
+            let Some(index) = completions.ready.pop() else {
                 return delivered; // a callback called `wait`, which delivered the rest
             };
             completions.stats.completed += 1;

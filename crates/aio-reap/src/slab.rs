@@ -1,4 +1,4 @@
-//! The fixed table of requests.
+//! The fixed table of requests, and lists of its slots.
 //!
 //! ```text
 //!  slots | Pending | InFlight | Free | Ready | Done | ...      user data = generation << 32 | index
@@ -6,10 +6,9 @@
 //!  pending (enqueue order) ─┘   ready ──┘
 //! ```
 
-use std::collections::{VecDeque, vec_deque};
-use std::mem;
 use std::num::NonZeroI32;
 use std::task::Waker;
+use std::{mem, slice};
 
 use crate::file::File;
 use crate::op::{Op, Sub};
@@ -151,11 +150,22 @@ impl Slot {
     }
 }
 
+/// A first-in first-out list of slots. A slot is on at most one list.
+pub(crate) struct Fifo {
+    /// A ring buffer. Its size is a power of two that holds all slots.
+    ring: Box<[Index]>,
+    /// The counters of removed and added slots. Their low bits are positions in the ring.
+    head: usize,
+    tail: usize,
+}
+
 /// The slots of an engine, of which some are free.
 pub(crate) struct Slab {
     slots: Box<[Slot]>,
-    /// The free slots. The last one freed is used first, because its cache lines are still in the cache.
-    free: Vec<Index>,
+    /// The first `free_len` are the free slots. The last one freed is used first, because its cache
+    /// lines are still in the cache.
+    free: Box<[Index]>,
+    free_len: usize,
     /// The number of futures that wait for a slot.
     pub(crate) promised: usize,
 }
@@ -166,6 +176,7 @@ impl Slab {
         Self {
             slots: (0..capacity).map(|_| Slot::VACANT).collect(),
             free: (0..capacity as Index).rev().collect(),
+            free_len: capacity,
             promised: 0,
         }
     }
@@ -178,13 +189,15 @@ impl Slab {
     /// state.
     #[inline]
     pub(crate) fn alloc(&mut self) -> Option<Index> {
-        if self.free.len() > self.promised { self.alloc_promised() } else { None }
+        if self.free_len > self.promised { self.alloc_promised() } else { None }
     }
 
     /// Takes a free slot for a future whose turn it is.
     #[inline]
     pub(crate) fn alloc_promised(&mut self) -> Option<Index> {
-        self.free.pop()
+        let last = self.free_len.checked_sub(1)?;
+        self.free_len = last;
+        Some(self.free[last])
     }
 
     /// Frees a slot. Its user data does not match again for 2^32 uses of the slot.
@@ -201,7 +214,8 @@ impl Slab {
     /// Frees the slot `index`, which was [vacated](Slot::vacate).
     #[inline]
     pub(crate) fn add_free(&mut self, index: Index) {
-        self.free.push(index);
+        self.free[self.free_len] = index;
+        self.free_len += 1;
     }
 
     #[inline]
@@ -228,7 +242,7 @@ impl Slab {
     }
 
     pub(crate) fn free_len(&self) -> usize {
-        self.free.len()
+        self.free_len
     }
 
     pub(crate) fn count(&self, state: SlotState) -> usize {
@@ -236,24 +250,76 @@ impl Slab {
     }
 }
 
+impl Fifo {
+    /// Makes a list for the slots of a slab.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let ring = vec![0; capacity.next_power_of_two()].into();
+        Self { ring, head: 0, tail: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    fn position(&self, at: usize) -> usize {
+        at & (self.ring.len() - 1)
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, index: Index) {
+        debug_assert!(self.len() < self.ring.len());
+        let position = self.position(self.tail);
+        self.ring[position] = index;
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Removes a slot, in time proportional to the length.
+    pub(crate) fn remove(&mut self, index: Index) {
+        let mut to = self.head;
+        for nth in 0..self.len() {
+            let there = self.ring[self.position(self.head.wrapping_add(nth))];
+            if there != index {
+                let position = self.position(to);
+                self.ring[position] = there;
+                to = to.wrapping_add(1);
+            }
+        }
+        debug_assert_eq!(to.wrapping_add(1), self.tail, "the slot was not on the list");
+        self.tail = to;
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Index> {
+        if self.len() == 0 {
+            return None;
+        }
+        let index = self.ring[self.position(self.head)];
+        self.head = self.head.wrapping_add(1);
+        Some(index)
+    }
+}
+
 /// The requests of one submission, oldest first. Each is built from its slot when it is taken.
 pub(crate) struct Batch<'s> {
     slots: &'s mut [Slot],
-    indices: vec_deque::Iter<'s, Index>,
+    /// The part up to the end of the list's ring, and the part that follows at its start.
+    here: slice::Iter<'s, Index>,
+    then: &'s [Index],
     staged: usize,
 }
 
 impl<'s> Batch<'s> {
     /// Makes a batch of the first requests on `list` after the `staged` ones, at most `most`.
     #[inline]
-    pub(crate) fn new(
-        slab: &'s mut Slab,
-        list: &'s VecDeque<Index>,
-        staged: usize,
-        most: usize,
-    ) -> Self {
-        let end = list.len().min(staged + most);
-        Self { slots: &mut slab.slots, indices: list.range(staged..end), staged }
+    pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, staged: usize, most: usize) -> Self {
+        let count = most.min(list.len() - staged);
+        let (before, start) = list.ring.split_at(list.position(list.head.wrapping_add(staged)));
+        let (here, then) = match count.checked_sub(start.len()) {
+            None => (&start[..count], &before[..0]),
+            Some(more) => (start, &before[..more]),
+        };
+        Self { slots: &mut slab.slots, here: here.iter(), then, staged }
     }
 }
 
@@ -267,7 +333,13 @@ impl Batch<'_> {
     /// Takes the next request, which is in flight from now on. Returns its user data and slot.
     #[inline(always)]
     pub(crate) fn next_slot(&mut self) -> Option<(u64, &Slot)> {
-        let &index = self.indices.next()?;
+        let index = match self.here.next() {
+            Some(&index) => index,
+            None => {
+                self.here = mem::take(&mut self.then).iter();
+                *self.here.next()?
+            }
+        };
         let slot = &mut self.slots[index as usize];
         slot.state = SlotState::InFlight;
         Some((slot.user_data(index), slot))
@@ -284,7 +356,8 @@ impl Iterator for Batch<'_> {
 
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.indices.size_hint()
+        let left = self.here.len() + self.then.len();
+        (left, Some(left))
     }
 }
 
@@ -292,20 +365,13 @@ impl ExactSizeIterator for Batch<'_> {}
 
 /// Ends a submission of the first `offered` requests on `list`: the first `accepted` leave the
 /// list, and the others are pending again.
-pub(crate) fn finish_submission(
-    slab: &mut Slab,
-    list: &mut VecDeque<Index>,
-    offered: usize,
-    accepted: usize,
-) {
-    for &index in list.range(accepted..offered) {
+pub(crate) fn finish_submission(slab: &mut Slab, list: &mut Fifo, offered: usize, accepted: usize) {
+    debug_assert!(accepted <= offered && offered <= list.len());
+    for nth in accepted..offered {
+        let index = list.ring[list.position(list.head.wrapping_add(nth))];
         slab.get(index).state = SlotState::Pending;
     }
-    if accepted == list.len() {
-        list.clear(); // the usual case, which is faster than a drain
-    } else {
-        list.drain(..accepted);
-    }
+    list.head = list.head.wrapping_add(accepted);
 }
 
 /// The name of a request that was submitted with a callback or to a queue, for
@@ -331,3 +397,25 @@ pub(crate) fn finish_submission(
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removal_keeps_the_order_of_the_rest_also_across_the_wrap() {
+        for start in 0..6 {
+            for nth in 0..3 {
+                let mut list = Fifo::new(4);
+                (list.head, list.tail) = (start, start);
+                [7, 8, 9].into_iter().for_each(|index| list.push(index));
+                list.remove(7 + nth);
+                let rest: Vec<_> = std::iter::from_fn(|| list.pop()).collect();
+                assert_eq!(
+                    rest,
+                    [7, 8, 9].into_iter().filter(|&i| i != 7 + nth).collect::<Vec<_>>()
+                );
+            }
+        }
+    }
+}

@@ -107,7 +107,7 @@ impl State {
             // device.
             self.completions.finish(index, None);
         } else {
-            pending.push_back(index);
+            pending.push(index);
             slot.state = SlotState::Pending;
             if self.staged < self.stage_limit {
                 debug_assert_eq!(pending.len(), self.staged + 1);
@@ -193,7 +193,7 @@ impl State {
         let quiet = !completions.blocked && !self.backend.has_unsubmitted();
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
-            && completions.pending.is_empty()
+            && completions.pending.len() == 0
             && self.ready() == 0
             && completions.slab.promised == 0
     }
@@ -246,7 +246,7 @@ impl State {
                 Some(Stop::Failed(errno)) => {
                     // The error is about the first request that was not accepted, not about those
                     // behind it.
-                    let Some(index) = completions.pending.pop_front() else {
+                    let Some(index) = completions.pending.pop() else {
                         completions.blocked = true; // an older entry failed: retry after a delay
                         return;
                     };
@@ -286,7 +286,7 @@ impl State {
         match slot.state {
             _ if slot.op.kind == Kind::Close => false, // the result would not show whether it was closed
             SlotState::Pending => {
-                completions.pending.retain(|&at| at != index);
+                completions.pending.remove(index);
                 completions.finish(index, Some(reason.errno()));
                 true
             }
