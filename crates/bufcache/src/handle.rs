@@ -23,7 +23,7 @@ use crate::hazard::Slot;
 use crate::policy::{Eviction, Policy, sampled_blocks};
 use crate::source::{InFlight, Source};
 use crate::stats::CacheStats;
-use crate::wait::block_on;
+use crate::wait::{block_on, runs_operation};
 use crate::word::{Key, SECTOR_BITS, VALID};
 
 /// The longest device, in bytes.
@@ -213,10 +213,11 @@ impl Drop for Alive {
                 source.writes.options.tell_loss(error);
             }
         };
-        if self.0.may_wait() {
+        if self.0.may_wait() && !runs_operation() {
             return end(&self.0);
         }
-        // A sync or write-back may be in an engine of this thread, which the flush would wait for.
+        // The flush may wait for this thread: for a sync or write-back in its engine, or because
+        // it ends the operations of the device.
         let source = Arc::clone(&self.0);
         _ = self.0.cache.call(source.id, move || end(&source));
     }

@@ -32,6 +32,8 @@ const_thread_local! {
     static BLOCKED: Cell<*const ()> = Cell::new(ptr::null());
     /// When that [`block_on`] polls again at the latest.
     static POLL_AT: Cell<Option<Instant>> = Cell::new(None);
+    /// Set while this thread polls a [`Running`] future.
+    static RUNS: Cell<bool> = Cell::new(false);
 }
 
 /// Runs a future on the calling thread, which sleeps while the future waits.
@@ -86,6 +88,12 @@ pub(crate) async fn is_blocking() -> bool {
     poll_fn(|context| Poll::Ready(is_blocked_by(context))).await
 }
 
+/// Returns whether this thread polls a [`Running`] future. Such a thread may be the only one that
+/// ends operations of a device, so it must not wait for one.
+pub(crate) fn runs_operation() -> bool {
+    RUNS.with(Cell::get)
+}
+
 /// The most wake-ups inside each other on one stack. One more runs on a new thread.
 const MOST_NESTED: u32 = if cfg!(offlock_model) { u32::MAX } else { 64 };
 
@@ -137,7 +145,9 @@ impl Wake for Running {
         loop {
             state.woken = false;
             drop(state);
+            let outer = RUNS.with(|runs| runs.replace(true));
             let polled = future.as_mut().poll(&mut context);
+            RUNS.with(|runs| runs.set(outer));
             if polled.is_ready() {
                 return;
             }

@@ -6,9 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::task::Context;
 use std::time::Duration;
 
-use bufcache::{Cache, Device};
+use bufcache::{BlockDevice, Cache, Device, WriteError};
 
 use bufcache_test::KeptDevice;
+use testkit::wait::wait_for;
 use testkit::{WakeCount, block_on};
 
 const SIZE: usize = 512;
@@ -70,6 +71,7 @@ fn a_wait_that_is_dropped_keeps_nothing_of_its_task() {
         ("a sync", task(disk.sync_async())),
         ("a durable write", task(disk.write_through_async(3..4))),
         ("a call", task(disk.call_async(move |_| ended.recv()))),
+        ("a close", task(disk.clone().close_async())),
     ];
     let mut kept = Vec::new();
     for (what, mut wait) in waits {
@@ -86,8 +88,29 @@ fn a_wait_that_is_dropped_keeps_nothing_of_its_task() {
     drop((_written, _pinned));
     // The operations that have lost their tasks end all the same.
     hung.release();
-    block_on(disk.sync_async()).unwrap();
-    assert_eq!(block_on(disk.get_async(4)).unwrap().len(), SIZE);
+    wait_for("the close", || disk.sync() == Err(WriteError::Closed));
+    assert_eq!((hung.loads().len(), hung.writes().len(), hung.ranges().len()), (0, 0, 0));
+}
+
+/// The device of a close that fails without its task is dropped by the thread that ends the
+/// operations of the device, which must not wait for the next one.
+#[test]
+fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
+    let (hung, disk) = hung(Duration::from_secs(60));
+    let _releases = Releases(Arc::clone(&hung));
+    block_on(disk.create_async(1)).unwrap().fill(7);
+    let mut close = task(disk.close_async());
+    assert!(begin(&mut close, &WakeCount::new()));
+    drop(close);
+    hung.refuse(0..u64::MAX, libc::EIO);
+    assert_eq!(hung.end_writes(), 1);
+    hung.refuse(0..0, 0);
+    assert_eq!(hung.end_syncs(), 1);
+    wait_for("the drop of the device", || Arc::strong_count(&hung) == 2);
+    assert_eq!(hung.blocked(), ["bufcache"]);
+    let mut bytes = [0; SIZE];
+    hung.read(SIZE as u64, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; SIZE]);
 }
 
 /// Returns the time that this thread has run: other programs do not change it.
