@@ -384,6 +384,9 @@ impl Shared {
                     // The table has twice as many entries as buffers, but entries that are being
                     // evicted are not free yet.
                     drop(home); // before the spare frame: that is another lock
+                    if search == Search::Short {
+                        return Ok(EnterResult::NoBuffer); // a claim does not wait for evictors
+                    }
                     continue;
                 };
                 let frame = spare.into_frame();
@@ -674,5 +677,26 @@ impl Shared {
         self.counters.get_read.add(1);
         source.note_load(key);
         Ok(Some(load))
+    }
+}
+
+#[cfg(all(test, not(offlock_model)))]
+mod tests {
+    use crate::frames::Frame;
+    use crate::word::{EntryWord, Key};
+    use crate::{Cache, GetError, MemoryDevice};
+
+    /// The evictors have all entries that hold no block.
+    #[test]
+    fn inv07_a_call_that_must_not_wait_waits_for_no_entry() {
+        let cache = Cache::builder(8 * 512).block_size(512).build().unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![0; 8 * 512])).unwrap();
+        let lookup = &disk.shared.lookup;
+        for sector in 0..u64::from(lookup.places()) {
+            let home = lookup.lock(Key::new(disk.source.id + 1, sector));
+            home.insert(EntryWord::loading(Frame(0))).unwrap();
+        }
+        assert!(disk.claim(3).unwrap().is_none());
+        assert_eq!(disk.try_create(3).err(), Some(GetError::WouldBlock));
     }
 }
