@@ -154,7 +154,13 @@ impl KeptDevice {
     fn begin<T>(&self, kept: &Mutex<Vec<T>>, operation: T, defer: fn(T)) {
         let does = lock(&self.state).does;
         match does {
-            Begun::Kept => lock(kept).push(operation),
+            Begun::Kept => {
+                lock(kept).push(operation);
+                // `release` may have ended the others before the push.
+                if lock(&self.state).does == Begun::Ended {
+                    self.end_all();
+                }
+            }
             Begun::Deferred => defer(operation),
             Begun::Ended => {
                 lock(kept).push(operation);

@@ -4,11 +4,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
 use std::task::Context;
+use std::thread;
 use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Device, WriteError};
 
-use bufcache_test::KeptDevice;
+use bufcache_test::{Begun, KeptDevice};
 use testkit::wait::wait_for;
 use testkit::{WakeCount, block_on};
 
@@ -111,6 +112,20 @@ fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
     let mut bytes = [0; SIZE];
     hung.read(SIZE as u64, &mut bytes).unwrap();
     assert_eq!(bytes, [7; SIZE]);
+}
+
+/// A release while an operation begins ends that operation, too.
+#[test]
+fn a_released_device_keeps_no_operation() {
+    let (hung, disk) = hung(Duration::from_secs(60));
+    let _releases = Releases(Arc::clone(&hung));
+    let loads = hung.loads();
+    let reads = thread::spawn(move || disk.get(1).map(drop));
+    wait_for("the load", || hung.begun() == 1);
+    thread::sleep(Duration::from_millis(20)); // it has asked what to do, and waits for `loads`
+    hung.does(Begun::Ended);
+    drop(loads);
+    wait_for("the end of the load", || reads.is_finished());
 }
 
 /// Returns the time that this thread has run: other programs do not change it.
