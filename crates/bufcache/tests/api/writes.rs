@@ -288,6 +288,17 @@ fn inv17_the_cleaner_gives_up_when_the_device_is_gone() {
 }
 
 #[test]
+fn fua_makes_its_blocks_durable_and_no_others() {
+    let (_cache, device, disk) = new();
+    disk.record().unwrap();
+    (1..5).for_each(|block| fill(&device, block, 2));
+    device.write_through(2..4).unwrap();
+    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
+    assert_eq!([1, 2, 3, 4].map(|block| after[block * SIZE]), [1, 2, 2, 1]);
+    assert!(device.is_newer(1..2) && device.is_newer(4..5), "they are dirty still");
+}
+
+#[test]
 fn inv12_what_is_refused_before_a_write_is_not_written() {
     let even = |_, bytes: &[u8]| bytes[0].is_multiple_of(2);
     let (cache, device, disk) = with(16, AttachOptions::new().before_write(even));
