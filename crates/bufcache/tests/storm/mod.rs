@@ -318,9 +318,10 @@ impl World {
 
     /// A new version of the block, read before or not.
     fn write(&self, disk: &Disk, device: &Device, block: u64, rng: &mut Rng) {
-        let guard = match rng.u64(..3) {
+        let guard = match rng.u64(..4) {
             0 => device.create(block),
-            1 => device.try_get_mut(block),
+            1 => device.try_create(block),
+            2 => device.try_get_mut(block),
             _ => device.get_mut(block),
         };
         let Some(mut guard) = had(guard) else { return };
