@@ -409,7 +409,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`].
+    /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`];
+    /// [`GetError::NoMemory`] for this thread's slots, and [`GetError::TooManyPins`] of a block that
+    /// is being read or written.
     pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.claim(&self.source, key)
