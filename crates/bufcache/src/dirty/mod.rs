@@ -426,7 +426,7 @@ pub enum WriteError {
     },
     /// This thread has a guard of the block, or an operation in its [engine](crate::lend_engine) while
     /// a change of the device is in an engine, too: it would wait for itself.
-    #[error("this thread has a guard of the block or uses its engine, so it would wait for itself")]
+    #[error("{}this thread would wait for its own guard or engine", of_block(.block))]
     WouldDeadlock {
         /// The block of the guard.
         block: Option<u64>,
@@ -454,6 +454,11 @@ pub enum WriteError {
     /// There is no memory for the list of blocks to write.
     #[error("no memory for the list of blocks to write")]
     NoMemory,
+}
+
+/// Returns the begin of a message about a block, if there is one.
+fn of_block(block: &Option<u64>) -> String {
+    block.map(|block| format!("block {block}: ")).unwrap_or_default()
 }
 
 impl WriteError {

@@ -73,7 +73,9 @@ fn a_thread_that_would_wait_for_itself_is_refused() {
     drop(write);
     for modified in [true, false] {
         let mut write = device.get_mut(1).unwrap();
-        let own = Err(WriteError::WouldDeadlock { block: Some(1) });
+        let error = WriteError::WouldDeadlock { block: Some(1) };
+        assert!(error.to_string().starts_with("block 1: "));
+        let own = Err(error);
         if modified {
             assert_eq!(device.sync(), own); // the block is dirty
             write[0] = 3;
