@@ -308,10 +308,11 @@ const MOST: usize = 32;
 /// The sample of the blocks, and the hits of sampled blocks on their way from the threads to the
 /// shadows.
 ///
-/// Each of the first hazard records, which one thread owns at a time, has a ring of its own; so a hit
-/// writes to memory of its thread. A hit that finds its ring full or locked is dropped. A ring has as
-/// many places as a shadow has blocks: a shorter one loses most of a long run of hits, and shadows that
-/// miss the hits of the rule in force favour the other rules.
+/// Each of the first 64 hazard records, which one thread owns at a time, has a ring of its own; so
+/// with up to 64 threads a hit writes to memory of its thread. Later records share these rings. A
+/// hit that finds its ring full or locked is dropped. A ring has as many places as a shadow has
+/// blocks: a shorter one loses most of a long run of hits, and shadows that miss the hits of the
+/// rule in force favour the other rules.
 #[derive(Debug)]
 pub(crate) struct Samples {
     /// A block is sampled if 32 bits of its hash are below this.
