@@ -168,7 +168,8 @@ pub(crate) struct Cells<T> {
 // SAFETY: any thread may drop values, and shares them by references, for which `T` is `Send` and
 // `Sync`. The memory of the blocks belongs to the list, and the other fields are atomics and locks.
 unsafe impl<T: Send + Sync> Send for Cells<T> {}
-// SAFETY: that of `Send`: several threads at a time do the same.
+// SAFETY: `&Cells` gives atomics, locks, and `&T`, which threads may share because `T` is `Sync`. A
+// thread may also drop a value through it, for which `T` is `Send`.
 unsafe impl<T: Send + Sync> Sync for Cells<T> {}
 
 /// A block, and the number of a cell in the low 6 bits of the address.

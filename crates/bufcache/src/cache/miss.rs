@@ -252,7 +252,7 @@ pub(crate) enum Fill {
     Read,
     /// Any bytes; the caller overwrites them.
     Caller,
-    /// Those of a load that the caller begins.
+    /// The bytes that a load brings, which the caller begins after `enter`.
     Claim,
 }
 

@@ -47,18 +47,19 @@ pub(super) fn attach(builder: Builder, device: &Arc<impl BlockDevice>) -> Device
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Filled with their numbers. Nothing of it is part of a model, so its counts are none of the checker's.
+/// A device whose blocks are filled with their numbers. No part of the model: the checker does not
+/// see its counters.
 #[derive(Default)]
 pub(super) struct Numbered {
     pub(super) reads: AtomicUsize,
-    /// So many reads fail first.
+    /// The number of the next reads that fail.
     failing: AtomicUsize,
-    /// So many panic first.
+    /// The number of the next reads that panic.
     panicking: AtomicUsize,
-    /// So many reads are begun, and a thread of its own ends each.
+    /// The number of the next reads that the device begins, and ends in a new thread each.
     begins: AtomicUsize,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
-    /// What another thread does, from the next read on.
+    /// The job of a thread that the next read starts.
     meanwhile: Mutex<Option<Job>>,
     other: Mutex<Option<thread::JoinHandle<()>>>,
     gone: Gone,
@@ -123,7 +124,7 @@ impl BlockDevice for Numbered {
     }
 }
 
-/// Whether it is to be done once more.
+/// Decrements a counter. Returns whether it was above zero.
 fn due(count: &AtomicUsize) -> bool {
     let left = count.load(Relaxed);
     count.store(left.saturating_sub(1), Relaxed); // one thread runs at a time
@@ -131,7 +132,7 @@ fn due(count: &AtomicUsize) -> bool {
 }
 
 impl Numbered {
-    /// Begins one read, of which so many fail.
+    /// Returns a device that begins one read. The first `failing` reads fail.
     pub(super) fn later(failing: usize) -> Self {
         let [begins, failing] = [1, failing].map(AtomicUsize::new);
         Self { begins, failing, ..Self::default() }
@@ -151,22 +152,23 @@ impl World {
         Self::of(buffers, Numbered::default())
     }
 
-    /// One whose first reads fail.
+    /// Returns a world whose first `reads` reads fail.
     pub(super) fn failing(buffers: usize, reads: usize) -> Self {
         Self::of(buffers, Numbered { failing: AtomicUsize::new(reads), ..Numbered::default() })
     }
 
-    /// One whose first reads panic.
+    /// Returns a world whose first `reads` reads panic.
     pub(super) fn panicking(buffers: usize, reads: usize) -> Self {
         Self::of(buffers, Numbered { panicking: AtomicUsize::new(reads), ..Numbered::default() })
     }
 
-    /// One that never waits for a buffer.
+    /// Returns a world that never waits for a buffer.
     pub(super) fn impatient(buffers: usize) -> Self {
         Self::attach(builder(buffers, Duration::ZERO), Numbered::default(), AttachOptions::new())
     }
 
-    /// One that waits for no buffer, and whose first read is ended by another thread. So many reads fail.
+    /// Returns a world that never waits for a buffer, and in which another thread ends the first
+    /// read. The first `failing` reads fail.
     pub(super) fn later(buffers: usize, failing: usize) -> Self {
         let builder = builder(buffers, Duration::ZERO);
         Self::attach(builder, Numbered::later(failing), AttachOptions::new())

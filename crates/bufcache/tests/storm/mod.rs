@@ -23,7 +23,7 @@ const SECTOR: usize = 512;
 /// Kinds of [steps](World::step).
 pub(crate) const KINDS: u64 = 64;
 
-/// What is special about a storm.
+/// The devices, the cache and the faults of a storm.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) devices: usize,
@@ -249,7 +249,7 @@ impl World {
         Self { cache, shape, disks, shelf, writes, reads }
     }
 
-    /// What a thread does. No other thread writes to these blocks.
+    /// Makes one operation of that kind. Only the calling thread writes to `blocks`.
     pub(crate) fn step(&self, kind: u64, which: usize, blocks: Range<u64>, rng: &mut Rng) {
         let disk = &self.disks[which];
         let device = disk.handle.read().unwrap();
@@ -429,7 +429,7 @@ impl World {
         });
     }
 
-    /// What these tests find where a sync does not reach the device.
+    /// Counts a flush as a sync: the checks must find that its blocks are not durable.
     pub(crate) fn take_a_flush_for_a_sync(&self) {
         let disk = &self.disks[0];
         let flush = || disk.handle.read().unwrap().flush().is_ok();

@@ -112,7 +112,7 @@ pub struct Block {
 // SAFETY: the atomics change as the module says, the other fields never, and the list outlives the
 // block.
 unsafe impl Send for Block {}
-// SAFETY: that of `Send`: threads share nothing but the atomics and fields that never change.
+// SAFETY: `&Block` gives atomics, and pointers and numbers that never change.
 unsafe impl Sync for Block {}
 
 #[cfg(not(offlock_model))] // the atomics of a model are larger
