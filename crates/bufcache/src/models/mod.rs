@@ -7,6 +7,7 @@
 mod bare;
 mod bypass;
 mod completion;
+mod discard;
 mod disk;
 mod engine;
 mod evict;
@@ -15,6 +16,5 @@ mod load;
 mod mutants;
 mod sync;
 mod task;
-mod wipe;
 mod world;
 mod write;

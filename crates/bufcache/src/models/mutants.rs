@@ -2,20 +2,22 @@
 
 use testkit::planted::Planted;
 
-use super::{bare, bypass, completion, engine, evict, invalidate, load, sync, task, wipe, write};
+use super::{
+    bare, bypass, completion, discard, engine, evict, invalidate, load, sync, task, write,
+};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         bare::MUTANTS,
         bypass::MUTANTS,
         completion::MUTANTS,
+        discard::MUTANTS,
         engine::MUTANTS,
         evict::MUTANTS,
         invalidate::MUTANTS,
         load::MUTANTS,
         sync::MUTANTS,
         task::MUTANTS,
-        wipe::MUTANTS,
         write::MUTANTS,
     ],
     loom_only: &[
