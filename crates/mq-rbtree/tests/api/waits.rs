@@ -1,9 +1,10 @@
 //! Waits of threads and of tasks: their order, what wakes them, and their ends.
 #![cfg(not(offlock_model))]
 
+use std::collections::VecDeque;
 use std::marker;
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -243,6 +244,17 @@ fn a_future_that_was_never_polled_does_nothing() {
         let _ = queue.try_send(Arc::clone(&message), 1);
     }
     queue.validate();
+}
+
+#[test]
+fn a_batch_of_nothing_does_not_wait() {
+    let (queue, out): (Queue<u32>, _) = (Queue::new(1).unwrap(), &mut Vec::new());
+    let mut batch = Box::pin(queue.receive_batch_async(out, 0));
+    assert_eq!(poll(&mut batch, Waker::noop().clone()), Poll::Ready(Ok(0)));
+    drop(batch);
+    assert_eq!(queue.receive_batch(out, 0), Ok(0));
+    queue.send(1, 1).unwrap();
+    assert_eq!(queue.send_batch(&mut VecDeque::new()), Ok(0), "the queue is full");
 }
 
 type Joined<'s, T> = ScopedJoinHandle<'s, T>;
