@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::future::Future;
+use std::mem;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -120,7 +121,16 @@ const OPERATIONS: [Operation; 9] = [
         0,
         -1,
     ),
-    ("drain_filter", |queue, _, nth| panics_at(nth, || queue.drain_filter(|_, _| false)), 0, 0),
+    // It takes the first message, before it compares priorities.
+    (
+        "drain_filter",
+        |queue, _, nth| {
+            let mut first = true;
+            panics_at(nth, || queue.drain_filter(|_, _| mem::take(&mut first)))
+        },
+        -1,
+        -1,
+    ),
 ];
 
 /// Each comparison of each operation panics in turn, with and without ageing, and beside a task that waits for
