@@ -153,8 +153,8 @@ const PARTIES: [(Style, Patience); 5] = [
     (Style::Exchange, Patience::Brief),
 ];
 
-/// Runs threads on one queue for some milliseconds. Returns the number of messages accepted.
-fn round<L: Keyed<Priority: Send + Sync>>(seed: u64) -> u64 {
+/// Runs threads on one queue for some milliseconds. Returns the numbers of messages accepted and of timeouts.
+fn round<L: Keyed<Priority: Send + Sync>>(seed: u64) -> [u64; 2] {
     let mut rng = rng::seeded(seed * 16);
     let mut head = [0; 6];
     rng.fill(&mut head);
@@ -237,18 +237,18 @@ fn round<L: Keyed<Priority: Send + Sync>>(seed: u64) -> u64 {
     assert!(taken == accepted || end == End::NoReceivers, "seed {seed}, {end:?}");
     assert!(taken.count <= accepted.count && stats.peak <= kept.max_messages());
     assert_eq!(census.alive(), 0, "what was refused or given up is dropped, too");
-    stats.sent
+    [stats.sent, stats.timeouts]
 }
 
 fn rounds<L: Keyed<Priority: Send + Sync>>() {
     let until = Instant::now() + testkit::stress::stress_time(5);
-    let (mut seed, mut accepted) = (0, 0);
-    while keep_running(until, || accepted > 100) {
-        accepted += round::<L>(seed);
-        seed += 1;
+    let (mut seed, mut accepted, mut timeouts) = (0, 0, 0);
+    while keep_running(until, || accepted > 100 && timeouts > 0) {
+        let more = round::<L>(seed);
+        (accepted, timeouts, seed) = (accepted + more[0], timeouts + more[1], seed + 1);
     }
-    println!("{seed} rounds, {accepted} messages");
-    assert!(accepted > 100);
+    println!("{seed} rounds, {accepted} messages, {timeouts} timeouts");
+    assert!(accepted > 100 && timeouts > 0);
 }
 
 #[test]
