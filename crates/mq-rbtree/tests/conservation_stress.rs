@@ -261,7 +261,7 @@ fn inv17_threads_conserve_messages() {
 
 #[test]
 #[ignore = "stress: seconds of threads"]
-fn stress_inv17_threads_on_a_bitmap_lose_and_double_no_message() {
+fn stress_inv24_threads_on_a_bitmap_exceed_no_limit_and_lose_no_message() {
     rounds::<Bitmap>();
 }
 
