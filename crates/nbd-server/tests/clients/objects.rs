@@ -17,6 +17,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use harness::{Ratio, Targets};
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, cmd};
@@ -41,18 +42,6 @@ const DELAY: Duration = Duration::from_millis(10);
 /// Bytes of the database's log and tables that the store has not confirmed.
 const UNCONFIRMED: u64 = 128 * MIB;
 const CACHE: u64 = 256 * MIB;
-
-/// Prints a row as the benches do.
-fn row(id: &str, measured: f64) {
-    let targets = include_str!("../../../../benches/targets.toml");
-    let line = targets.lines().find(|line| line.starts_with(&format!("\"O{id}\"")));
-    let bound = line.and_then(|line| line.split('"').nth(3)).unwrap_or("none");
-    let (less, number) = (bound.starts_with("<="), bound.trim_start_matches(['<', '>', '=']));
-    let number: f64 = number.parse().unwrap_or(f64::NAN);
-    let holds = if less { measured <= number } else { measured >= number };
-    let verdict = if holds { "holds" } else { "short" };
-    println!("TARGET O{id} measured {measured:.2} bound {bound} {verdict}");
-}
 
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
@@ -186,7 +175,16 @@ fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
     Ok(Some(Peer { disk: Disk::Nbd(client), _process: process, mounted: None }))
 }
 
+/// Prints the rows also if a later one fails.
 fn measure(lab: &Lab) -> Res {
+    let file = include_str!("../../../../benches/targets.toml");
+    let mut targets = Targets::parse(file, "nbd_objects")?;
+    let done = measure_rows(lab, &mut targets);
+    print!("{targets}");
+    done
+}
+
+fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
     let mut started = None;
     let store = match std::env::var("OFFLOCK_S3") {
         Ok(store) => store,
@@ -215,27 +213,30 @@ fn measure(lab: &Lab) -> Res {
             times.push(ours.random_writes(writes, &mut random)?);
             puts.push((proxy.seen("PUT").0 - before) as f64);
         }
-        let (time, puts) = (median(times), median(puts));
-        println!("{writes} random writes of 4 KiB and a FLUSH: {:.1} ms, {puts} PUT", time * 1e3);
+        println!(
+            "{writes} random writes of 4 KiB and a FLUSH: {:.1} ms, {} PUT",
+            median(times.clone()) * 1e3,
+            median(puts.clone())
+        );
         if writes == 1 {
-            row("2.flush_one_block.requests.n", puts);
+            targets.record("O2.flush_one_block.requests.n", Ratio::of(&puts))?;
             continue;
         }
-        let mut best = f64::INFINITY;
+        let mut best = f64::NAN; // until a peer is measured
         for kib in [4, 128] {
             for (name, peer) in [
                 ("s3backer", s3backer(lab, &proxy, kib)?),
                 ("nbdkit S3", nbdkit(lab, &proxy.endpoint, kib)?),
             ] {
                 let Some(mut peer) = peer else { continue };
-                let (mut times, before) = (Vec::new(), proxy.seen("").0);
+                let (mut its, before) = (Vec::new(), proxy.seen("").0);
                 for _ in 0..5 {
                     let since = Instant::now();
                     let time = peer.disk.random_writes(writes, &mut random)?;
                     let is_async = matches!(peer.disk, Disk::File(_));
-                    times.push(if is_async { quiet(&proxy, since) } else { time });
+                    its.push(if is_async { quiet(&proxy, since) } else { time });
                 }
-                let time = median(times);
+                let time = median(its);
                 let requests = (proxy.seen("").0 - before) / 5;
                 println!(
                     "  {name}, blocks of {kib} KiB: {:.1} ms, {requests} requests",
@@ -246,16 +247,17 @@ fn measure(lab: &Lab) -> Res {
                 }
             }
         }
-        row("2.randwrite100_flush.s3backer.tput", best / time);
+        let ratios: Vec<f64> = times.iter().map(|time| best / time).collect();
+        targets.record("O2.randwrite100_flush.s3backer.tput", Ratio::of(&ratios))?;
     }
     let before = proxy.seen("PUT").1;
     let time = ours.fill(&mut random)?;
     let ratio = |proxy: &Proxy| (proxy.seen("PUT").1 - before) as f64 / GIB as f64;
     println!("a GiB in order and a FLUSH: {time:.1} s, {:.2} bytes PUT per byte", ratio(&proxy));
     thread::sleep(Duration::from_secs(170)); // two looks for tables to be merged
-    row("3.bytes_put_per_byte.n", ratio(&proxy));
+    targets.record("O3.bytes_put_per_byte.n", Some(ratio(&proxy)))?;
     let peak = server.memory("VmHWM")?;
-    let mut best = f64::INFINITY;
+    let mut best = f64::NAN;
     for kib in [128, 1024] {
         if let Some(mut peer) = s3backer(lab, &proxy, kib)? {
             let since = Instant::now();
@@ -265,7 +267,7 @@ fn measure(lab: &Lab) -> Res {
             best = best.min(time);
         }
     }
-    row("3.seqwrite.s3backer.time", time / best);
+    targets.record("O3.seqwrite.s3backer.time", Some(time / best))?;
 
     // O4.
     drop(ours);
@@ -281,7 +283,7 @@ fn measure(lab: &Lab) -> Res {
             println!("the first read of a server: {} GET", gets[0]);
         }
     }
-    row("4.cold_read.gets.n", median(gets));
+    targets.record("O4.cold_read.gets.n", Ratio::of(&gets))?;
     let before = proxy.seen("").0;
     thread::sleep(Duration::from_secs(150));
     println!("idle: {:.1} requests a minute", (proxy.seen("").0 - before) as f64 / 2.5);
@@ -296,11 +298,14 @@ fn measure(lab: &Lab) -> Res {
         client.plain(cmd::TRIM, 0, at, part.min(2048 * GIB - at))?.ok("TRIM")?;
     }
     client.flush()?.ok("FLUSH")?;
-    row("4.trim2T.s", since.elapsed().as_secs_f64());
+    targets.record("O4.trim2T.s", Some(since.elapsed().as_secs_f64()))?;
     println!("  its records have {} KiB", (proxy.seen("PUT").1 - before) >> 10);
 
     // O5. A TRIM of a block where there is data is a record of some bytes: the log has as many as fit.
-    row("5.memory_beyond_cache.MiB", peak.saturating_sub(CACHE + UNCONFIRMED) as f64 / MIB as f64);
+    targets.record(
+        "O5.memory_beyond_cache.MiB",
+        Some(peak.saturating_sub(CACHE + UNCONFIRMED) as f64 / MIB as f64),
+    )?;
     for at in (0..16 * GIB).step_by(16 * MIB as usize) {
         client.write(at, &[1; BLOCK as usize], 0)?.ok("WRITE")?;
     }
@@ -312,7 +317,7 @@ fn measure(lab: &Lab) -> Res {
     server.ended()?;
     let since = Instant::now();
     server = start("4T")?;
-    row("5.recovery_1M_blocks.s", since.elapsed().as_secs_f64());
+    targets.record("O5.recovery_1M_blocks.s", Some(since.elapsed().as_secs_f64()))?;
 
     // O1.
     let image = lab.path("local.img");
@@ -335,7 +340,7 @@ fn measure(lab: &Lab) -> Res {
     println!(
         "cached random reads of 4 KiB, depth 32: {rate:.0} a second, {local_rate:.0} of an image"
     );
-    row("1.cached_randread.local.tput", rate / local_rate);
+    targets.record("O1.cached_randread.local.tput", Some(rate / local_rate))?;
     local.stop()?;
     server.stop()
 }
