@@ -94,6 +94,8 @@ impl Disk {
 /// A peer that runs, until this is dropped.
 struct Peer {
     disk: Disk,
+    /// KiB of its blocks or objects.
+    kib: u64,
     _process: Tracked,
     mounted: Option<PathBuf>,
 }
@@ -145,11 +147,11 @@ fn s3backer(lab: &Lab, proxy: &Proxy, kib: u64) -> Res<Option<Peer>> {
     let process = lab.spawn(&mut command)?;
     let open = || File::options().read(true).write(true).open(mounted.join("file")).ok();
     let Some(file) = wait_until(open) else { fail!("s3backer does not run") };
-    Ok(Some(Peer { disk: Disk::File(file), _process: process, mounted: Some(mounted) }))
+    Ok(Some(Peer { disk: Disk::File(file), kib, _process: process, mounted: Some(mounted) }))
 }
 
-/// nbdkit's S3 plugin, with objects of this many KiB, or of 64, the most with which Debian's runs; `None` if it is
-/// not installed.
+/// nbdkit's S3 plugin, with objects of this many KiB, but at most 64: the package of Debian does not run with larger
+/// ones. `None` if it is not installed.
 fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
     if !is_installed("nbdkit S3 --dump-plugin") {
         return Ok(None);
@@ -172,7 +174,7 @@ fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
         Some(client)
     };
     let Some(client) = wait_until(connect) else { fail!("nbdkit does not run") };
-    Ok(Some(Peer { disk: Disk::Nbd(client), _process: process, mounted: None }))
+    Ok(Some(Peer { disk: Disk::Nbd(client), kib, _process: process, mounted: None }))
 }
 
 /// Prints the rows also if a later one fails.
@@ -239,7 +241,8 @@ fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
                 let time = median(its);
                 let requests = (proxy.seen("").0 - before) / 5;
                 println!(
-                    "  {name}, blocks of {kib} KiB: {:.1} ms, {requests} requests",
+                    "  {name}, blocks of {} KiB: {:.1} ms, {requests} requests",
+                    peer.kib,
                     time * 1e3
                 );
                 if name == "s3backer" {
