@@ -1,11 +1,11 @@
-//! How long the server waits: for clients, for its own threads, and for disks. Each wait that another program could
-//! make endless has its bound here; those of a volume are in `volume`, because its store decides them.
+//! How long the server waits: for clients, for its own threads, and for disks. Each wait of the server that another
+//! program could make endless has its bound here; those of a volume are in `volume`, because its store decides them.
 //!
 //! | waits for | bounded by | then |
 //! |---|---|---|
 //! | a client's handshake | [`HANDSHAKE`] | the connection is closed |
-//! | a client that takes no replies, or stops inside a payload | [`STUCK`], if others need its memory | as above |
-//! | a client's close after its last reply | [`LINGER`] | as above |
+//! | a client that takes no replies, or stops inside a payload | [`STUCK`], if others need its memory | the connection is closed |
+//! | a client's close after its last reply | [`LINGER`] | the connection is closed |
 //! | a place within the limits of connections | [`PLACE`], then [`NUDGE`] | a half-open connection is closed, or this one |
 //! | the context of a closed connection | [`CLOSING`] | the new connection is refused |
 //! | replies at the end of the server | [`STOP`] | the connections are closed |
