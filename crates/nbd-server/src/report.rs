@@ -106,8 +106,6 @@ pub(crate) struct Counters {
     pub(crate) errors: u64,
     /// Errors that came from an image.
     pub(crate) failures: u64,
-    /// Requests that ended after their connection was closed.
-    pub(crate) closed: u64,
 }
 
 impl Counters {
@@ -121,6 +119,5 @@ impl Counters {
         self.other += other.other;
         self.errors += other.errors;
         self.failures += other.failures;
-        self.closed += other.closed;
     }
 }

@@ -75,6 +75,9 @@ pub(crate) struct Requests {
     /// Operations from the queues that ended when they were started.
     ended: VecDeque<Ended>,
     pub(crate) counters: Counters,
+    /// Requests that ended after their connection was closed.
+    #[cfg(test)]
+    pub(crate) closed: u64,
 }
 
 impl Requests {
@@ -91,6 +94,8 @@ impl Requests {
             // Full capacity from the start, so that it does not grow while requests are served.
             ended: VecDeque::with_capacity(most),
             counters: Counters::default(),
+            #[cfg(test)]
+            closed: 0,
         }
     }
 
@@ -354,7 +359,10 @@ impl Requests {
         let step = self.end(ended);
         if closed {
             // The request was carried out nevertheless.
-            self.counters.closed += 1;
+            #[cfg(test)]
+            {
+                self.closed += 1;
+            }
             return Some(Err(step.data.or(step.spent)));
         }
         Some(Ok((slot, step)))

@@ -183,7 +183,7 @@ impl Lab {
 
     /// Returns the number of requests that ended after their connection.
     fn closed(&self) -> u64 {
-        self.worker.requests.counters.closed
+        self.worker.requests.closed
     }
 
     /// Closes the clients, and checks that no context, no reference to one, and no buffer is left.
