@@ -250,7 +250,7 @@ fn dup(from: i32, to: i32, flags: i32) -> io::Result<()> {
 
 /// A running server. Dropped without `stop` it is killed.
 pub(crate) struct Server {
-    process: Tracked,
+    pub(crate) process: Tracked,
     stderr: PathBuf,
     socket: Option<PathBuf>,
     metrics: Option<PathBuf>,
