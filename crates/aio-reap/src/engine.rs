@@ -164,13 +164,6 @@ impl Engine {
         self.ranged(Kind::Allocate(mode), file, offset, len)
     }
 
-    /// Asks the kernel to read `len` bytes at `offset` into its page cache soon.
-    pub fn will_need(&self, file: &File, offset: u64, len: u64) -> Request<'_, ()> {
-        // A larger length would be negative for some system calls, and is past the end of every
-        // file.
-        self.ranged(Kind::WillNeed, file, offset, len.min(i64::MAX as u64))
-    }
-
     /// Sends a no-op through the kernel. It shows the cost of the engine itself.
     pub fn nop(&self) -> Request<'_, ()> {
         Request::new(&self.core, None, Op::NOP, HeldBuf::new(()))

@@ -66,7 +66,6 @@ pub(crate) enum Kind {
     Fsync,
     Fdatasync,
     Allocate(AllocateMode),
-    WillNeed,
     /// `openat`. `ptr` is the path and `len` the flags and the mode, see [`Op::on_path`].
     Open,
     /// `statx`. `ptr` is the path, `offset` the address of the result, `len` the flags.
@@ -144,7 +143,7 @@ pub(crate) struct Op {
     pub(crate) fd: RawFd,
     /// The start of the buffer or of the vectors; null for operations without either.
     pub(crate) ptr: *mut u8,
-    /// The length in bytes of the buffers, or of the range of a `fallocate` or [`Kind::WillNeed`].
+    /// The length in bytes of the buffers, or of the range of a `fallocate`.
     pub(crate) len: u64,
     pub(crate) offset: u64,
 }
@@ -404,13 +403,6 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
         Kind::Allocate(mode) => unsafe {
             libc::fallocate(fd, mode.flags(), offset, len as libc::off_t).into()
         },
-        Kind::WillNeed => {
-            // SAFETY: the call takes no pointer.
-            let errno = unsafe {
-                libc::posix_fadvise(fd, offset, len as libc::off_t, libc::POSIX_FADV_WILLNEED)
-            };
-            return -errno; // it returns the error and does not set errno
-        }
         Kind::Open => {
             let (path, mode) = (op.ptr.cast_const().cast(), op.mode());
             // SAFETY: by the contract of this function the path is valid and ends.

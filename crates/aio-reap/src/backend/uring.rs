@@ -356,11 +356,6 @@ fn other_entry(Sub { user_data, op }: Sub) -> squeue::Entry {
         Kind::Allocate(mode) => {
             opcode::Fallocate::new(fd, len).offset(offset).mode(mode.flags()).build()
         }
-        Kind::WillNeed => {
-            // The length in the entry has 32 bits. Advice for a shorter range is still useful.
-            let len = len.min(u64::from(u32::MAX)) as libc::off_t;
-            opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
-        }
         Kind::Open => opcode::OpenAt::new(fd, ptr.cast_const().cast())
             .flags(op.flags())
             .mode(op.mode())

@@ -38,9 +38,6 @@ fn read_write_sync_allocate() {
         for sync in [engine.fsync(&file), engine.fdatasync(&file)] {
             assert_eq!(sync.submit().unwrap().wait().0.unwrap(), 0);
         }
-        engine.will_need(&file, 0, u64::MAX).submit().unwrap().wait().0.unwrap();
-        let (advised, ()) = engine.will_need(&file, 0, 4096).submit().unwrap().wait();
-        advised.unwrap();
 
         // The read fills only the bytes of the file; the rest of the buffer stays.
         let (read, buf) = engine.read(&file, vec![1; 8], 9_996).submit().unwrap().wait();
