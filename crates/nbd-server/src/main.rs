@@ -260,10 +260,11 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     });
     server.accept_until(stop.as_fd())?;
     let report = client.join().map_err(|_| "the client panicked")??;
-    let (cache, hit_rate) = (args.cache >> 20, server.report().hit_rate() * 100.0);
+    let (cache, image) = (args.cache >> 20, size >> 20);
+    let hit_rate = server.report().hit_rate() * 100.0;
     print(format!(
         "offlock-nbd has served {report}\n  \
-         cached:   {cache} MiB, which answered {hit_rate:.0} % of the reads\n\n\
+         cached:   {cache} MiB for an image of {image} MiB; {hit_rate:.0} % of the reads were answered from there\n\n\
          To serve an image of your own, see --help:\n    \
          offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock\n"
     ))?;

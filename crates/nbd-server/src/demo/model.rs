@@ -246,10 +246,10 @@ impl Kind {
         match self {
             Self::Read => "read 4 KiB",
             Self::Write => "write 4 KiB",
-            Self::WriteFua => "write 4 KiB, FUA",
-            Self::LargeRead => "large read",
-            Self::LargeWrite => "large write",
-            Self::Trim => "trim 64 KiB",
+            Self::WriteFua => "write 4 KiB, FUA (durable)",
+            Self::LargeRead => "large read, 256 KiB",
+            Self::LargeWrite => "large write, 256 KiB",
+            Self::Trim => "trim (discard) 64 KiB",
             Self::WriteZeroes => "zero 64 KiB",
             Self::Flush => "flush",
         }

@@ -173,19 +173,31 @@ impl fmt::Display for DemoReport {
         writeln!(
             f,
             "\n  {:<28} {:>10} {:>8} {:>12} {:>8}",
-            "latency of random requests", "requests", "p50 us", "p99 us", "max us"
+            "latency of random requests", "requests", "p50", "p99", "max"
         )?;
         let only_trims = format!("trims alone, {TRIMS_AT_A_TIME} at a time");
         let trims = self.trims.iter().map(|kind| (&*only_trims, kind));
         for (name, kind) in self.kinds.iter().map(|kind| (kind.name, kind)).chain(trims) {
-            let [p50, p99, max] =
-                [kind.p50, kind.p99, kind.max].map(|time| time.as_secs_f64() * 1e6);
+            let [p50, p99, max] = [kind.p50, kind.p99, kind.max].map(short);
             let count = kind.count;
-            writeln!(f, "  {name:<28} {count:>10} {p50:>8.0} {p99:>12.0} {max:>8.0}")?;
+            writeln!(f, "  {name:<28} {count:>10} {p50:>8} {p99:>12} {max:>8}")?;
         }
+        writeln!(
+            f,
+            "  A latency includes the wait behind the other requests in flight: {} x {} of them.",
+            self.connections, self.depth
+        )?;
         let verdict = if self.image_verified { "every byte of the image right" } else { "NOT ALL" };
         let read = mib(self.bytes_verified());
         write!(f, "\n  verified: {read:.0} MiB were read and compared, {verdict}")
+    }
+}
+
+/// Up to 10,000 us, and beyond that in ms.
+fn short(time: Duration) -> String {
+    match time.as_micros() {
+        micros @ ..=10_000 => format!("{micros} us"),
+        _ => format!("{} ms", time.as_millis()),
     }
 }
 

@@ -28,7 +28,7 @@ fn run(server: &Server) -> Result<DemoReport, DemoError> {
 #[test]
 fn a_good_server_passes_and_every_byte_is_compared() {
     let server = Server::start(SIZE, Fault::None);
-    let report = run(&server).unwrap();
+    let mut report = run(&server).unwrap();
     assert!(report.image_verified);
     assert_eq!((report.size, report.connections, report.structured), (SIZE, 3, 2));
     assert_eq!(report.fill.written, SIZE);
@@ -42,7 +42,10 @@ fn a_good_server_passes_and_every_byte_is_compared() {
     for kind in ["large read", "large write", "trim", "zero", "flush"] {
         assert!(count(kind) > 0, "no {kind}: {report}");
     }
+    report.kinds[0].p99 = Duration::from_micros(9_999);
+    report.kinds[0].max = Duration::from_micros(25_400);
     let page = report.to_string();
+    assert!(page.contains(" 9999 us    25 ms\n") && page.contains("3 x 16"), "{page}");
     assert!(page.contains("every byte of the image right"), "{page}");
 }
 
