@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         // The shutdown: the workers have this long for the queue, and senders get their jobs back.
         *stop.lock().unwrap() = Some(Instant::now() + GRACE);
-        queue.close(); // ends the waits of both
+        queue.close(); // ends the waits of senders and workers
     });
     let mut ended = ended.into_inner()?;
     // The workers have ended, so no guard is left whose job would come back after the drain.
