@@ -15,7 +15,7 @@ mod wait;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::Queue;
@@ -91,6 +91,10 @@ trait Side: Sync {
     fn send_for(&self, message: Vec<u8>, priority: u32, wait: Patience) -> Reply;
     fn receive_for(&self, wait: Patience) -> Reply;
     fn depth(&self) -> usize;
+    /// Returns whether so many threads wait. The kernel's queue does not tell: a thread that sleeps waits.
+    fn has_waiting(&self, _threads: usize) -> bool {
+        true
+    }
 }
 
 impl Side for KernelQueue {
@@ -137,6 +141,28 @@ impl Side for Queue<Vec<u8>> {
     fn depth(&self) -> usize {
         self.len()
     }
+
+    fn has_waiting(&self, threads: usize) -> bool {
+        let (send, receive) = self.stats().waiting;
+        send + receive == threads
+    }
+}
+
+/// Starts threads that wait, each once the one before it waits. A sleep alone does not show that: a thread
+/// may sleep before it waits, on a busy machine.
+fn start_all<'scope, M>(
+    queue: &dyn Side,
+    messages: &'scope [M],
+    start: impl Fn(&'scope M) -> ScopedJoinHandle<'scope, Reply>,
+) -> VecDeque<ScopedJoinHandle<'scope, Reply>> {
+    let started = messages.iter().enumerate().map(|(before, message)| {
+        let thread = start(message);
+        while !(queue.has_waiting(before + 1) || thread.is_finished()) {
+            thread::sleep(Duration::from_micros(200));
+        }
+        thread
+    });
+    started.collect()
 }
 
 /// Runs an operation on a queue of at most `max` messages. Returns its replies, and the number of
@@ -161,8 +187,8 @@ fn run(queue: &dyn Side, max: usize, op: &Op) -> (Vec<Reply>, usize) {
         Op::Drain(count) => replies.extend((0..*count).map(|_| receive(How::Now))),
         // Each waiting receiver gets one message, in the order of arrival.
         Op::WaitingReceivers(messages) if queue.depth() == 0 => thread::scope(|scope| {
-            let wait = || asleep(scope, || queue.receive_for(Patience::For(LONG)));
-            let mut waiting: VecDeque<_> = messages.iter().map(|_| wait()).collect();
+            let wait = |_| asleep(scope, || queue.receive_for(Patience::For(LONG)));
+            let mut waiting = start_all(queue, messages, wait);
             for message in messages {
                 replies.push(send(message, How::Now));
                 replies.push(waiting.pop_front().unwrap().join().unwrap());
@@ -174,7 +200,7 @@ fn run(queue: &dyn Side, max: usize, op: &Op) -> (Vec<Reply>, usize) {
                 let (message, priority) = (message.clone(), *priority);
                 asleep(scope, move || queue.send_for(message, priority, Patience::For(LONG)))
             };
-            let mut waiting: VecDeque<_> = messages.iter().map(wait).collect();
+            let mut waiting = start_all(queue, messages, wait);
             for _ in messages {
                 replies.push(receive(How::Now));
                 replies.push(waiting.pop_front().unwrap().join().unwrap());
