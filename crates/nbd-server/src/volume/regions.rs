@@ -90,11 +90,7 @@ impl Region {
 
     /// Returns the granule that has a byte of the region.
     pub(super) fn granule_at(&self, byte: u64) -> Granule {
-        self.granule((byte / GRANULE) as usize)
-    }
-
-    fn granule(&self, index: usize) -> Granule {
-        if self.0.len() == 1 { self.0[0] } else { self.0[index] }
+        if self.0.len() == 1 { self.0[0] } else { self.0[(byte / GRANULE) as usize] }
     }
 
     /// Changes the granule that has a byte of the region.
