@@ -17,9 +17,9 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::retry::{RetryContext, RetryFailure, RetryPolicy};
 use object_store::{
-    ClientOptions, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
-    PutResult, Result, RetryConfig,
+    Attributes, ClientOptions, CopyOptions, Error, Extensions, GetOptions, GetResult,
+    GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig,
 };
 
 use super::device::RETRIES;
@@ -308,10 +308,13 @@ impl ObjectStore for Checked {
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         add(&self.requests.puts, 1);
+        let attributes = opts.attributes.clone();
         let opts = opts.with_retry_policy(Arc::new(Parts(Arc::clone(&self.requests))));
         let result = self.requests.noted(self.store.put_multipart_opts(location, opts).await);
+        let (store, location) = (Arc::clone(&self.store), location.clone());
         let requests = Arc::clone(&self.requests);
-        result.map(|upload| Box::new(Counted { upload, requests }) as _)
+        result
+            .map(|upload| Box::new(Counted { upload, store, location, attributes, requests }) as _)
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -360,8 +363,7 @@ impl ObjectStore for Checked {
     }
 }
 
-/// Sends a part again that failed. The database does not, and begins the whole object again, as it does
-/// after a failure of the request that ends an upload.
+/// Sends a part again that failed. The database does not, and begins the whole object again.
 #[derive(Debug)]
 struct Parts(Arc<Requests>);
 
@@ -386,7 +388,27 @@ impl RetryPolicy for Parts {
 #[derive(Debug)]
 struct Counted {
     upload: Box<dyn MultipartUpload>,
+    store: Arc<dyn ObjectStore>,
+    location: Path,
+    /// They have a number of the upload, unless the store keeps no attributes.
+    attributes: Attributes,
     requests: Arc<Requests>,
+}
+
+impl Counted {
+    /// Returns what the store has of the object if it is that of this upload.
+    async fn found(&mut self) -> Option<PutResult> {
+        let head = || async {
+            add(&self.requests.gets, 1);
+            let head = GetOptions { head: true, ..GetOptions::default() };
+            self.requests.noted(self.store.get_opts(&self.location, head).await)
+        };
+        let found = sent(head).await.ok()?;
+        let has = |(name, value)| found.attributes.get(name) == Some(value);
+        let is_ours = !self.attributes.is_empty() && self.attributes.iter().all(has);
+        let ObjectMeta { e_tag, version, .. } = found.meta;
+        is_ours.then(|| PutResult { e_tag, version, extensions: Extensions::default() })
+    }
 }
 
 #[async_trait]
@@ -398,9 +420,14 @@ impl MultipartUpload for Counted {
         Box::pin(async move { requests.noted(part.await) })
     }
 
+    /// After an error, looks whether the object is there: the answer may be lost, or that of a repeated request, which
+    /// says that there is no such upload. The database would write the object again, and ends after the second.
     async fn complete(&mut self) -> Result<PutResult> {
         add(&self.requests.puts, 1);
-        self.requests.noted(self.upload.complete().await)
+        match self.requests.noted(self.upload.complete().await) {
+            Err(error) => self.found().await.ok_or(error),
+            done => done,
+        }
     }
 
     async fn abort(&mut self) -> Result<()> {
