@@ -170,6 +170,7 @@ fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
     let process = lab.spawn(command.stdout(Stdio::null()).stderr(log))?;
     let connect = || {
         let mut client = Client::connect(&socket).ok()?;
+        client.greet().ok()?;
         client.go("vol").ok()?;
         Some(client)
     };
@@ -226,10 +227,11 @@ fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
         }
         let mut best = f64::NAN; // until a peer is measured
         for kib in [4, 128] {
-            for (name, peer) in [
-                ("s3backer", s3backer(lab, &proxy, kib)?),
-                ("nbdkit S3", nbdkit(lab, &proxy.endpoint, kib)?),
-            ] {
+            for name in ["s3backer", "nbdkit S3"] {
+                let peer = match name {
+                    "s3backer" => s3backer(lab, &proxy, kib)?,
+                    _ => nbdkit(lab, &proxy.endpoint, kib)?,
+                };
                 let Some(mut peer) = peer else { continue };
                 let (mut its, before) = (Vec::new(), proxy.seen("").0);
                 for _ in 0..5 {
