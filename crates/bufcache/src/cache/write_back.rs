@@ -43,6 +43,9 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
+/// The most writes that a thread makes before it lets others run: about 0.2 ms if the page cache takes
+/// the bytes.
+const BEFORE_YIELD: usize = 32;
 /// The most written blocks that become clean under one hold of each lock. A microsecond if
 /// no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
@@ -587,6 +590,14 @@ impl Shared {
         let depth = source.write_depth.clamp(1, RUNS);
         let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(depth);
         let (mut runs, mut given) = (0, 0);
+        // If the page cache takes the bytes, a thread does not sleep, and would go on until the end of
+        // its time slice of some milliseconds. Threads with less to do run first.
+        let is_blocking = is_blocking().await;
+        let let_others_run = || {
+            if is_blocking && !cfg!(offlock_model) {
+                std::thread::yield_now();
+            }
+        };
         source.writes.load.begin_writing();
         for run in neighbours() {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
@@ -597,13 +608,13 @@ impl Shared {
             // If the device panics, the write is dropped, which ends it.
             let _ = contain(|| source.device.begin_write(write));
             (runs, given) = (runs + 1, given + run.len());
+            if runs.is_multiple_of(BEFORE_YIELD) {
+                let_others_run();
+            }
         }
         batch.wait().await;
-        #[cfg(not(offlock_model))]
-        if runs > 1 && is_blocking().await {
-            // If the page cache took the bytes, this thread has not slept, and would go on until
-            // the end of its time slice of some milliseconds. Threads with less to do run first.
-            std::thread::yield_now();
+        if runs > 1 {
+            let_others_run();
         }
         source.writes.load.end_writing();
         for (number, result) in results.iter_mut().enumerate().take(runs) {

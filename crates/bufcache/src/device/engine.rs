@@ -218,6 +218,13 @@ impl BlockDevice for EngineDevice {
         begun.err().into_iter().for_each(DeviceWrite::defer);
     }
 
+    /// The kernel makes an engine's writes, discards and zeroes of a file on the page cache one
+    /// after the other. So a write-back waits once for those before it if it begins all writes at a
+    /// time, and no write of the disk is among them that could delay a read.
+    fn write_depth(&self) -> usize {
+        if self.plain.is_on_page_cache() { 256 } else { self.plain.write_depth() }
+    }
+
     fn begin_discard(&self, range: DeviceRange) {
         self.begin_range(range, AllocateMode::PunchHole);
     }

@@ -82,6 +82,12 @@ impl FileDevice {
         self
     }
 
+    /// Returns whether it is a file, not a block device, and open without `O_DIRECT`.
+    #[cfg(feature = "aio-reap")]
+    pub(super) fn is_on_page_cache(&self) -> bool {
+        self.alignment == 1 && self.identity.1 != u64::MAX
+    }
+
     /// Returns how many bytes of a short transfer of `done` bytes count: a direct transfer
     /// continues at a multiple of its alignment.
     fn whole_units(&self, done: usize) -> usize {
