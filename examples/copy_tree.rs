@@ -171,7 +171,8 @@ async fn copy_file(
     buf: &mut Vec<u8>,
     copy: &Copy,
 ) -> io::Result<()> {
-    let source = engine.open(from, OpenOptions::read_only().no_follow()).submit_async().await?;
+    let source =
+        engine.open(from, OpenOptions::read_only().flags(libc::O_NOFOLLOW)).submit_async().await?;
     let source = source.await.0?;
     let stat = engine.stat(&source).submit_async().await?.await.0?;
     let new = OpenOptions::write_only().create_new(stat.mode & 0o777);

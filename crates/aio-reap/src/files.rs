@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroI32;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::buf::HeldBuf;
 use crate::engine::Engine;
@@ -162,20 +162,8 @@ impl IoPath {
     }
 }
 
-impl<P: AsRef<Path> + ?Sized> From<&P> for IoPath {
-    fn from(path: &P) -> Self {
-        Self::new(None, path.as_ref())
-    }
-}
-
-impl From<PathBuf> for IoPath {
-    fn from(path: PathBuf) -> Self {
-        Self::new(None, &path)
-    }
-}
-
-impl From<String> for IoPath {
-    fn from(path: String) -> Self {
+impl<P: AsRef<Path>> From<P> for IoPath {
+    fn from(path: P) -> Self {
         Self::new(None, path.as_ref())
     }
 }
@@ -240,11 +228,6 @@ impl OpenOptions {
     /// as a symbolic link.
     pub const fn create_new(self, mode: u32) -> Self {
         Self { flags: self.flags | libc::O_CREAT | libc::O_EXCL, mode }
-    }
-
-    /// Fails with `ELOOP` if the last part of the path is a symbolic link (`O_NOFOLLOW`).
-    pub const fn no_follow(self) -> Self {
-        self.flags(libc::O_NOFOLLOW)
     }
 
     /// Adds flags of `open(2)`, such as `O_APPEND`, `O_TRUNC` and `O_DIRECT`. Requests on a direct file
