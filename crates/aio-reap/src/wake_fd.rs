@@ -35,9 +35,9 @@ pub(crate) struct WakeFd {
     timer_at: Cell<Option<Instant>>,
     /// The program may poll `epoll`, so left-over work must kick.
     watched: Cell<bool>,
-    /// `epoll` could not watch the backend. The kick then stays signalled, so that no completion is
+    /// `epoll` cannot watch the backend. The kick then stays signalled, so that no completion is
     /// missed.
-    unwatched_backend: Cell<bool>,
+    always_readable: Cell<bool>,
     kicked: Cell<bool>,
     /// Other threads have the kick too, so it may be signalled while `kicked` is false.
     kick_is_shared: Cell<bool>,
@@ -60,7 +60,7 @@ impl WakeFd {
             timer,
             timer_at: Cell::new(None),
             watched: Cell::new(false),
-            unwatched_backend: Cell::new(false),
+            always_readable: Cell::new(false),
             kicked: Cell::new(false),
             kick_is_shared: Cell::new(false),
             retrying: Cell::new(None),
@@ -69,28 +69,12 @@ impl WakeFd {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.watch();
-        self.epoll.as_fd()
-    }
-
-    fn watch(&self) {
-        if !self.watched.replace(true) {
-            self.watch_backend();
-        }
-    }
-
-    fn watch_backend(&self) {
-        let watch = |&fd| match sys::epoll_add(&self.epoll, fd) {
-            Err(error) => error.raw_os_error() == Some(libc::EEXIST), // an earlier attempt added it
-            Ok(()) => true,
-        };
-        let unwatched_backend = !self.backend.iter().all(watch);
-        if unwatched_backend {
+        let watch = |&fd| sys::epoll_add(&self.epoll, fd);
+        if !self.watched.replace(true) && self.backend.iter().try_for_each(watch).is_err() {
+            self.always_readable.set(true);
             sys::signal(&self.kick);
-        } else if self.unwatched_backend.get() {
-            self.kicked.set(true); // `clear` then empties the kick
         }
-        self.unwatched_backend.set(unwatched_backend);
+        self.epoll.as_fd()
     }
 
     /// Returns an eventfd that any thread may signal to end [`wait`](Self::wait).
@@ -151,11 +135,8 @@ impl WakeFd {
     /// Clears the kick and the retry. The caller looks for work, and then calls
     /// [`wake_at`](Self::wake_at).
     pub(crate) fn clear(&self) {
-        if self.unwatched_backend.get() {
-            self.watch_backend();
-        }
         let kick_is_shared = self.kick_is_shared.get() && self.watched.get();
-        if (self.kicked.get() || kick_is_shared) && !self.unwatched_backend.get() {
+        if (self.kicked.get() || kick_is_shared) && !self.always_readable.get() {
             self.kicked.set(false);
             sys::drain(&self.kick);
         }
