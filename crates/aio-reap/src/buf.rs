@@ -445,36 +445,3 @@ impl<B: fmt::Debug> fmt::Debug for BufList<B> {
 unsafe impl<B: Send> Send for BufList<B> {}
 // SAFETY: `&BufList` gives access only to `bufs`, not to the pointers in `vectors`.
 unsafe impl<B: Sync> Sync for BufList<B> {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn aligned_buf_keeps_its_bytes_and_refuses_what_it_cannot_allocate() {
-        let mut buf = AlignedBuf::zeroed(8192, 4096);
-        buf[8191] = 7;
-        buf.set_len(100);
-        buf.set_len(8192);
-        assert_eq!((buf[8190], buf[8191]), (0, 7));
-        assert!(AlignedBuf::try_zeroed(8192, 3).is_none());
-        assert!(AlignedBuf::try_zeroed(isize::MAX as usize, 4096).is_none());
-    }
-
-    #[test]
-    #[should_panic(expected = "exceeds capacity")]
-    fn aligned_buf_refuses_to_grow_past_its_capacity() {
-        AlignedBuf::zeroed(16, 16).set_len(17);
-    }
-
-    #[test]
-    fn too_many_buffers_come_back() {
-        let bufs = vec![Vec::<u8>::new(); MAX_BUFFERS + 1];
-        let refused = BufList::new(bufs).unwrap_err();
-        assert_eq!(refused.len(), MAX_BUFFERS + 1);
-        let mut list = BufList::new(vec![vec![0u8; 3]; MAX_BUFFERS]).unwrap();
-        let io = list.vectors(|buf| (buf.len(), buf.as_mut_ptr()));
-        assert_eq!((io.memory, io.len, io.lengths), (Memory::vectors(1024), 3072, 3));
-        assert_eq!(list.into_inner().len(), MAX_BUFFERS);
-    }
-}

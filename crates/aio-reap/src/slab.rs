@@ -397,25 +397,3 @@ pub(crate) fn finish_submission(slab: &mut Slab, list: &mut Fifo, offered: usize
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u64);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn removal_keeps_the_order_of_the_rest_also_across_the_wrap() {
-        for start in 0..6 {
-            for nth in 0..3 {
-                let mut list = Fifo::new(4);
-                (list.head, list.tail) = (start, start);
-                [7, 8, 9].into_iter().for_each(|index| list.push(index));
-                list.remove(7 + nth);
-                let rest: Vec<_> = std::iter::from_fn(|| list.pop()).collect();
-                assert_eq!(
-                    rest,
-                    [7, 8, 9].into_iter().filter(|&i| i != 7 + nth).collect::<Vec<_>>()
-                );
-            }
-        }
-    }
-}

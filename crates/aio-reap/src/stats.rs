@@ -187,38 +187,3 @@ impl fmt::Display for Sizes {
         PERCENTILES.iter().try_for_each(|&at| write!(f, "{:>6}", self.percentile(at)))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_count_reaps_not_completions() {
-        let mut stats = EngineStats::new(128);
-        assert_eq!(stats.reap_sizes.percentile(50.0), 0);
-        [0, 1, 1, 1, 128, 4000].into_iter().for_each(|size| stats.reaped(size));
-        let sizes = &stats.reap_sizes;
-        assert_eq!((sizes.count(), sizes.sum()), (5, 3 + 256));
-        let picked = [1.0, 60.0, 61.0, 100.0].map(|percentile| sizes.percentile(percentile));
-        assert_eq!(picked, [1, 1, 128, 128]);
-        assert_eq!([0, 1, 2, 128, 129].map(|size| sizes.at_least(size)), [5, 5, 2, 2, 0]);
-        let page = stats.to_string();
-        assert!(page.contains("percentile") && page.ends_with("128"), "{page}");
-    }
-
-    #[test]
-    fn engines_add_up_whichever_has_the_longer_histogram() {
-        let (mut short, mut long) = (EngineStats::new(1), EngineStats::new(4));
-        short.submitted(1, 1);
-        short.reaped(1);
-        long.submitted(4, 3);
-        long.submitted(0, 3); // no room
-        long.reaped(4);
-        let (mut a, mut b) = (short.clone(), long.clone());
-        a.merge(&long);
-        b.merge(&short);
-        assert_eq!(a.reap_sizes, b.reap_sizes);
-        assert_eq!((a.submissions, a.submitted, a.max_in_flight), (3, 5, 3));
-        assert_eq!((a.reap_sizes.count(), a.reap_sizes.percentile(100.0)), (2, 4));
-    }
-}

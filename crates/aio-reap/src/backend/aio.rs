@@ -369,29 +369,3 @@ impl<'a> Ring<'a> {
         taken
     }
 }
-
-#[cfg(all(test, not(offlock_model)))]
-mod ring_tests {
-    use super::*;
-
-    fn consume(head: u32, tail: u32, nr: u64, most: usize) -> (Vec<u64>, u32) {
-        let (head, tail) = (AtomicU32::new(head), AtomicU32::new(tail));
-        let events: Vec<_> =
-            (0..nr).map(|data| UnsafeCell::new(Event { data, ..Event::default() })).collect();
-        let mut seen = Vec::new();
-        // SAFETY: this is the only `Ring`, and no code writes the events.
-        let mut ring = unsafe { Ring::new(&head, &tail, &events) };
-        ring.consume(most, |event| seen.push(event.data));
-        (seen, head.load(Ordering::Relaxed))
-    }
-
-    #[test]
-    fn inv08_ring_wraps_stops_in_time_and_clamps_a_hostile_head() {
-        assert_eq!(consume(2, 1, 4, 10), (vec![2, 3, 0], 1));
-        assert_eq!(consume(2, 1, 4, 2), (vec![2, 3], 0));
-        assert_eq!(consume(3, 3, 4, 10), (vec![], 3));
-        assert_eq!(consume(u32::MAX, 1, 4, 10), (vec![3, 0], 1));
-        assert_eq!(consume(1, 400, 4, 10), (vec![1, 2, 3], 0));
-        assert_eq!(consume(0, 0, 0, 10), (vec![], 0));
-    }
-}

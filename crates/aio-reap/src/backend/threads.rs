@@ -229,29 +229,3 @@ fn work(shared: &Shared) {
         }
     }
 }
-
-#[cfg(all(test, not(offlock_model)))]
-mod pool_tests {
-    use super::*;
-    use crate::op::Op;
-
-    /// The pool has no thread, so no job has begun.
-    #[test]
-    fn cancelled_jobs_complete_with_ecanceled_and_notify() {
-        let mut pool = Pool::new(1, 4).unwrap();
-        for user_data in 0..3 {
-            pool.held += 1;
-            pool.shared.jobs.push(Job(Sub { user_data, op: Op::NOP }));
-        }
-        assert!(pool.cancel(1) && !pool.cancel(1) && !pool.cancel(7));
-        assert!(sys::poll_readable(&[pool.notifier()], Some(std::time::Duration::ZERO)).unwrap());
-        let mut seen = Vec::new();
-        pool.reap(|done| seen.push((done.user_data, done.result)));
-        assert_eq!(seen, [(1, -libc::ECANCELED)]);
-        pool.start_worker().unwrap();
-        while pool.held > 0 {
-            pool.reap(|done| seen.push((done.user_data, done.result)));
-        }
-        assert_eq!(seen[1..], [(0, 0), (2, 0)]);
-    }
-}

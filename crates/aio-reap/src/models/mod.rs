@@ -102,6 +102,31 @@ fn inv08_ring_of_one_event() {
     events_arrive::<2>(0, 3, 1);
 }
 
+/// Consumes at most `most` events of a ring of `NR`, of which no other is written. Returns them and the
+/// head.
+fn consume<const NR: usize>(head: u32, tail: u32, most: usize) -> (Vec<u64>, u32) {
+    let (head, tail) = (AtomicU32::new(head), AtomicU32::new(tail));
+    let event = |at: usize| UnsafeCell::new(Event { data: at as u64, ..Event::default() });
+    let events: [_; NR] = std::array::from_fn(event);
+    let mut seen = Vec::new();
+    // SAFETY: this is the only `Ring`, and no code writes the events.
+    let mut ring = unsafe { Ring::new(&head, &tail, &events) };
+    ring.consume(most, |event| seen.push(event.data));
+    (seen, head.load(Ordering::Relaxed))
+}
+
+#[test]
+fn inv08_ring_wraps_stops_in_time_and_clamps_a_hostile_head() {
+    model(|| {
+        assert_eq!(consume::<4>(2, 1, 10), (vec![2, 3, 0], 1));
+        assert_eq!(consume::<4>(2, 1, 2), (vec![2, 3], 0));
+        assert_eq!(consume::<4>(3, 3, 10), (vec![], 3));
+        assert_eq!(consume::<4>(u32::MAX, 1, 10), (vec![3, 0], 1));
+        assert_eq!(consume::<4>(1, 400, 10), (vec![1, 2, 3], 0));
+        assert_eq!(consume::<0>(0, 0, 10), (vec![], 0));
+    });
+}
+
 /// A model of an eventfd that a thread polls. A poll orders nothing: it finds the count without the
 /// lock that a read and a write take.
 #[derive(Default)]

@@ -12,9 +12,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::fs::File as StdFile;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -23,13 +21,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aio_reap::{
-    AlignedBuf, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation, ReapMode,
+    AlignedBuf, BufList, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation, ReapMode,
     Request, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
 
-use crate::common::engines;
+use crate::common::{engines, fifo};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
@@ -246,6 +244,20 @@ fn buffers_of_an_unowned_queue_may_use_the_engine_in_their_drop() {
     engine.drain().unwrap();
 }
 
+#[test]
+fn an_aligned_buffer_keeps_its_bytes_and_its_bounds() {
+    let mut buf = AlignedBuf::zeroed(8192, 4096);
+    buf[8191] = 7;
+    buf.set_len(100);
+    buf.set_len(8192);
+    assert_eq!((buf[8190], buf[8191]), (0, 7));
+    assert!(catch_unwind(AssertUnwindSafe(|| buf.set_len(8193))).is_err());
+    assert!(AlignedBuf::try_zeroed(8192, 3).is_none());
+    assert!(AlignedBuf::try_zeroed(isize::MAX as usize, 4096).is_none());
+    let refused = BufList::new(vec![Vec::<u8>::new(); 1025]).unwrap_err();
+    assert_eq!(refused.len(), 1025);
+}
+
 /// Each kind of buffer transfers exactly its length, and comes back as it was given.
 #[test]
 fn inv13_every_kind_of_buffer_keeps_its_bytes() {
@@ -310,11 +322,7 @@ impl Drop for Panicking {
 fn inv13_no_value_is_dropped_at_the_end_while_a_request_is_in_flight() {
     for engine in engines(Engine::builder().reap_mode(ReapMode::OnTurn)) {
         let kind = engine.backend();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("fifo");
-        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-        // SAFETY: `name` ends with a zero byte and outlives the call.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let (_folder, path) = fifo();
         let (ended, seen) = (Arc::new(AtomicBool::new(false)), Rc::new(Cell::new(None)));
         let mut slow = None;
         let panicked = catch_unwind(AssertUnwindSafe(|| {

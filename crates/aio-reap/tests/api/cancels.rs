@@ -1,15 +1,18 @@
 //! Cancellation of requests with callbacks and in queues.
 
 use std::cell::RefCell;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use std::time::Duration;
 
-use aio_reap::{CompletionQueue, Engine};
+use aio_reap::{BackendKind, CompletionQueue, Engine, OpenOptions, Operation, ReapMode};
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
-use common::on_every_backend;
+use common::{fifo, on_every_backend};
 
 use crate::common;
+use crate::readable::readable;
 
 const CANCELLED: i32 = libc::ECANCELED;
 
@@ -89,4 +92,25 @@ fn inv21_a_cancelled_request_behind_a_plug_never_reaches_the_kernel() {
             assert!(queue.is_empty());
         }
     });
+}
+
+/// The only thread of the pool waits for the other end of a FIFO, so no other job has begun.
+#[test]
+fn a_request_that_waits_for_a_thread_is_cancelled_and_notifies() {
+    let threads = Engine::builder().backend(BackendKind::Threads).threads(1);
+    let engine = threads.reap_mode(ReapMode::OnTurn).build().unwrap();
+    let (_folder, path) = fifo();
+    let open = engine.open(&path, OpenOptions::read_only()).submit().unwrap();
+    let nops = [(); 3].map(|()| engine.nop().submit().unwrap());
+    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
+    let quiet = !readable(fd, Duration::ZERO) && nops[1].cancel();
+    let notified = readable(fd, Duration::ZERO);
+    engine.turn();
+    let done = nops.each_ref().map(Operation::is_done);
+    std::fs::File::options().write(true).open(&path).unwrap(); // before a panic: the drop waits for the open
+    assert!(quiet && notified && !nops[1].cancel());
+    assert_eq!(done, [false, true, false]);
+    let errno = |nop: Operation<()>| nop.wait().0.err().map(|error| error.errno());
+    assert_eq!(nops.map(errno), [None, Some(CANCELLED), None]);
+    open.wait().0.unwrap();
 }

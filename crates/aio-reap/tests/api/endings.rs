@@ -2,17 +2,15 @@
 #![cfg(not(offlock_model))]
 
 use std::cell::Cell;
-use std::ffi::CString;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, BackendKind, BufList, Engine, File, OpenOptions, Operation};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
-use common::on_every_backend;
+use common::{fifo, on_every_backend};
 use direct::direct_file;
 use readable::readable;
 
@@ -146,11 +144,7 @@ fn inv12_an_interrupted_open_is_cancelled() {
         if engine.backend() != BackendKind::Uring {
             return; // the threads cannot be interrupted
         }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("fifo");
-        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-        // SAFETY: `name` ends with a zero byte and outlives the call.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let (_folder, path) = fifo();
         // With `truncate` the open waits for a reader, on a thread of the kernel.
         let open =
             engine.open(&path, OpenOptions::write_only().flags(libc::O_TRUNC)).submit().unwrap();

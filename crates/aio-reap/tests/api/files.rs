@@ -1,11 +1,9 @@
 //! Requests that open, close and name files.
 
 use std::cell::Cell;
-use std::ffi::CString;
 use std::fs;
 use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -18,7 +16,7 @@ use std::time::Instant;
 use aio_reap::{CompletionQueue, Engine, File, OpenOptions, SharedFile, SubmitError};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
-use common::on_every_backend;
+use common::{fifo, on_every_backend};
 use tempfile::TempPath;
 
 use crate::common;
@@ -100,7 +98,7 @@ fn metadata_is_that_of_the_standard_library() {
         assert!(engine.stat(&dir).submit().unwrap().wait().0.unwrap().is_dir());
         assert_eq!(errno(engine.open(&link, READ).submit().unwrap().wait().0), libc::ENOENT);
         fs::write(&path, "x").unwrap();
-        let refused = engine.open(&link, READ.no_follow()).submit().unwrap().wait().0;
+        let refused = engine.open(&link, READ.flags(libc::O_NOFOLLOW)).submit().unwrap().wait().0;
         assert_eq!(errno(refused), libc::ELOOP);
     });
 }
@@ -249,11 +247,7 @@ fn inv19_a_cancelled_open_without_a_receiver_is_closed() {
     }
     // The open of a FIFO waits for its other end, where it is performed by a thread.
     on_every_backend(|engine| {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("fifo");
-        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-        // SAFETY: `name` ends with a zero byte and outlives the call.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let (_folder, path) = fifo();
         let open = engine.open(&path, READ).submit().unwrap();
         open.cancel();
         drop(open);

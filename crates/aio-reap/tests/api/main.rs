@@ -30,5 +30,6 @@ mod readable;
 mod reap_modes;
 mod reentry;
 mod remote;
+mod stats;
 mod tokio;
 mod vectored;

@@ -1,5 +1,9 @@
 //! Helpers of the tests on real backends.
 
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
 use aio_reap::{BackendKind, Engine, EngineBuilder};
 
 pub(crate) const REAL: [BackendKind; 3] =
@@ -39,4 +43,15 @@ pub(crate) fn on_engines(builder: EngineBuilder, test: impl Fn(&Engine)) {
         engine.validate();
         assert_eq!(engine.stats().stray, 0);
     }
+}
+
+/// Makes a FIFO, whose open waits for its other end.
+#[allow(dead_code, reason = "some of the test programs open no FIFO")]
+pub(crate) fn fifo() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fifo");
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: `name` ends with a zero byte and outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    (folder, path)
 }

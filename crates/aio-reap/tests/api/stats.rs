@@ -1,0 +1,56 @@
+//! The counters of an engine, and their sums.
+#![cfg(not(offlock_model))]
+
+use aio_reap::{Engine, EngineStats};
+use aio_reap_test::Build;
+use aio_reap_test::sim::{Script, SubmitStep};
+
+/// Returns the counters of an engine of `depth` that has reaped these numbers of completions at once.
+fn after_reaps(depth: usize, sizes: &[usize]) -> EngineStats {
+    let script = Script::new();
+    let engine = Engine::builder().depth(depth).build_sim(&script).unwrap();
+    for &size in sizes {
+        let plug = engine.plug();
+        let nops: Vec<_> = (0..size).map(|_| engine.nop().submit().unwrap()).collect();
+        drop(plug); // it reaps nothing, which does not count
+        script.complete(size);
+        engine.turn();
+        nops.into_iter().for_each(|nop| assert_eq!(nop.wait().0.unwrap(), 0));
+    }
+    engine.stats()
+}
+
+#[test]
+fn percentiles_count_reaps_not_completions() {
+    assert_eq!(after_reaps(128, &[]).reap_sizes.percentile(50.0), 0);
+    let stats = after_reaps(128, &[1, 1, 1, 128, 128]);
+    let sizes = &stats.reap_sizes;
+    assert_eq!((sizes.count(), sizes.sum()), (5, 3 + 256));
+    let picked = [1.0, 60.0, 61.0, 100.0].map(|percentile| sizes.percentile(percentile));
+    assert_eq!(picked, [1, 1, 128, 128]);
+    assert_eq!([0, 1, 2, 128, 129].map(|size| sizes.at_least(size)), [5, 5, 2, 2, 0]);
+    let page = stats.to_string();
+    assert!(page.contains("percentile") && page.ends_with("128"), "{page}");
+}
+
+#[test]
+fn engines_add_up_whichever_has_the_longer_histogram() {
+    let (short, long) = (after_reaps(1, &[1]), after_reaps(4, &[4, 3]));
+    let (mut a, mut b) = (short.clone(), long.clone());
+    a.merge(&long);
+    b.merge(&short);
+    assert_eq!(a.reap_sizes, b.reap_sizes);
+    assert_eq!((a.submissions, a.submitted, a.max_in_flight), (3, 8, 4));
+    assert_eq!((a.reap_sizes.count(), a.reap_sizes.percentile(100.0)), (3, 4));
+}
+
+/// A submission for which the device has no room counts, and counts no request.
+#[test]
+fn a_refused_submission_is_counted() {
+    let script = Script::new();
+    let engine = Engine::builder().build_sim(&script).unwrap();
+    script.on_submit(SubmitStep::Again);
+    engine.nop().submit().unwrap().wait().0.unwrap();
+    let stats = engine.stats();
+    assert_eq!((stats.submissions, stats.submitted, stats.busy), (2, 1, 1));
+}
