@@ -3,12 +3,12 @@
 use std::io;
 
 use crate::backend::{
-    Backend, Device, aio::Aio, external::External, external::Staging, threads::Pool, uring::Uring,
+    Device, aio::Aio, external::External, external::Staging, threads::Pool, uring::Uring,
 };
 use crate::core::{Core, ReapMode};
 use crate::engine::Engine;
 use crate::error::{BackendKind, Fallback, StartError};
-use crate::state::{Limits, State};
+use crate::state::State;
 use crate::wake_fd::WakeFd;
 
 /// The largest `depth`: io_uring's largest ring (ABI).
@@ -98,16 +98,16 @@ impl EngineBuilder {
     ///
     /// [`StartError`] if a limit is out of range, or if every tried backend was refused.
     pub fn build(self) -> Result<Engine, StartError> {
-        let limits = self.limits()?;
+        let (depth, capacity) = self.limits()?;
         let tried: &[BackendKind] = match &self.backend {
             Some(forced) => &[*forced],
             None => &[BackendKind::Uring, BackendKind::Aio, BackendKind::Threads],
         };
         let mut fallbacks = Vec::new();
         for &kind in tried {
-            match self.start(kind, limits.depth) {
+            match self.start(kind, depth) {
                 Ok(backend) => {
-                    return self.finish(State::new(backend, limits), kind, fallbacks);
+                    return self.finish(State::new(backend, depth, capacity), kind, fallbacks);
                 }
                 Err(reason) => fallbacks.push(Fallback { backend: kind, reason }),
             }
@@ -125,11 +125,12 @@ impl EngineBuilder {
         self,
         start: impl FnOnce() -> io::Result<Box<dyn External>>,
     ) -> Result<Engine, StartError> {
-        let limits = self.limits()?;
+        let (depth, capacity) = self.limits()?;
         let kind = BackendKind::External;
         let device = start()
             .map_err(|reason| StartError::Refused(vec![Fallback { backend: kind, reason }]))?;
-        self.finish(State::new(Device::External(Staging::new(device)), limits), kind, Vec::new())
+        let backend = Device::Other(Box::new(Staging::new(device)));
+        self.finish(State::new(backend, depth, capacity), kind, Vec::new())
     }
 
     fn finish(
@@ -142,7 +143,8 @@ impl EngineBuilder {
         Ok(Engine::owner(Core::new(state, wake_fd, kind, fallbacks, self.reap_mode)))
     }
 
-    fn limits(&self) -> Result<Limits, StartError> {
+    /// Returns the depth and the capacity.
+    fn limits(&self) -> Result<(usize, usize), StartError> {
         let between = |name, value, least, most| {
             if (least..=most).contains(&value) {
                 Ok(value)
@@ -153,17 +155,17 @@ impl EngineBuilder {
         let depth = between("depth", self.depth, 1, MAX_DEPTH)?;
         let capacity = self.capacity.unwrap_or(depth * 4);
         between("threads", self.threads, 1, 1024)?;
-        Ok(Limits { depth, capacity: between("capacity", capacity, depth, 1 << 24)? })
+        Ok((depth, between("capacity", capacity, depth, 1 << 24)?))
     }
 
     fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Device> {
         Ok(match kind {
             BackendKind::Uring => Device::Uring(Uring::new(depth)?),
-            BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
+            BackendKind::Aio => Device::Other(Box::new(Aio::new(self.threads, depth)?)),
             BackendKind::Threads => {
                 let mut pool = Pool::new(self.threads, depth)?;
                 pool.start_worker()?; // so that a system without threads fails now
-                Device::Threads(pool)
+                Device::Other(Box::new(pool))
             }
             // It is started by `build_external`.
             BackendKind::External => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),

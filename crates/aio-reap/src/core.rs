@@ -10,7 +10,6 @@ use std::{io, mem};
 
 use offlock_sync::Arc;
 
-use crate::backend::Backend;
 use crate::calls::CallQueue;
 use crate::completion_state::Turn;
 use crate::drive::{self, BlockOnWaker, Driver};
@@ -50,7 +49,7 @@ impl Core {
         reap_mode: ReapMode,
     ) -> Self {
         let kick = Arc::clone(&wake_fd.kick);
-        let calls = CallQueue::new(state.limits.capacity, move || sys::signal(&kick));
+        let calls = CallQueue::new(state.completions.slab.capacity(), move || sys::signal(&kick));
         Self {
             state: RefCell::new(state),
             wake_fd,
@@ -311,9 +310,7 @@ impl Core {
             self.expire();
         }
         let delivered = self.round(true, delivers, sleep);
-        let state = self.state.borrow();
-        let pending = state.held();
-        Turn { delivered, pending, in_flight: state.in_flight() }
+        self.state.borrow().report(delivered)
     }
 
     /// Frees a completed slot and returns its payload and result. Returns `None` if the request has

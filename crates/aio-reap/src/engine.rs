@@ -10,7 +10,6 @@ use std::{fmt, io, mem};
 
 use offlock_sync::Arc;
 
-use crate::backend::Backend;
 use crate::buf::{BufList, HeldBuf, IoBuf, IoBufMut, IoMemory};
 use crate::completion_state::Turn;
 use crate::core::Core;
@@ -315,8 +314,7 @@ impl Engine {
         if between_calls && state.needs_retry() && !core.has_work(&state) {
             assert!(core.wake_fd.retry_delay().is_some(), "blocked for ever");
         }
-        let pending = state.held();
-        Turn { delivered: 0, pending, in_flight: state.in_flight() }
+        state.report(0)
     }
 }
 
@@ -368,7 +366,7 @@ impl fmt::Debug for Engine {
         let mut debug = f.debug_struct("Engine");
         debug.field("backend", &self.core.kind);
         if let Ok(state) = self.core.state.try_borrow() {
-            debug.field("pending", &state.pending()).field("in_flight", &state.in_flight());
+            debug.field("state", &state.report(0));
         }
         debug.finish_non_exhaustive()
     }

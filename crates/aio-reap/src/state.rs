@@ -23,8 +23,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use crate::backend::{Backend, Device};
-use crate::completion_state::CompletionState;
+use crate::backend::Device;
+use crate::completion_state::{CompletionState, Turn};
 use crate::file::File;
 use crate::op::{Kind, Op, Stop};
 use crate::payload::{Deliver, RawResult};
@@ -32,20 +32,12 @@ use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
 
-/// The limits of an engine.
-pub(crate) struct Limits {
-    /// The maximum number of requests in flight.
-    pub(crate) depth: usize,
-    /// The maximum number of requests in the engine, and of calls of other threads that wait for a
-    /// turn.
-    pub(crate) capacity: usize,
-}
-
-/// The requests, the backend and the limits of an engine.
+/// The requests and the backend of an engine.
 pub(crate) struct State {
     pub(crate) completions: CompletionState,
     pub(crate) backend: Device,
-    pub(crate) limits: Limits,
+    /// The maximum number of requests in flight.
+    depth: usize,
     pub(crate) closed: bool,
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
@@ -59,12 +51,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(backend: Device, limits: Limits) -> Self {
-        let completions = CompletionState::new(limits.capacity, limits.depth);
+    pub(crate) fn new(backend: Device, depth: usize, capacity: usize) -> Self {
         Self {
-            completions,
+            completions: CompletionState::new(capacity, depth),
             backend,
-            limits,
+            depth,
             closed: false,
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
@@ -143,15 +134,7 @@ impl State {
     /// Returns the number of requests that the next submission may take.
     #[inline]
     fn room(&self) -> usize {
-        self.limits.depth - self.completions.in_flight
-    }
-
-    pub(crate) fn pending(&self) -> usize {
-        self.completions.pending.len()
-    }
-
-    pub(crate) fn in_flight(&self) -> usize {
-        self.completions.in_flight
+        self.depth - self.completions.in_flight
     }
 
     /// Returns the number of requests that the kernel will complete: those it took that were not
@@ -174,16 +157,16 @@ impl State {
     /// Returns whether another turn makes progress without a wake-up, apart from the calls of other
     /// threads.
     pub(crate) fn has_work(&self) -> bool {
-        let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
+        let can_submit = self.completions.pending.len() > 0 && self.room() > 0;
         self.ready() > 0
             || self.completions.enqueued > 0
             || (!self.completions.blocked && (can_submit || self.backend.has_unsubmitted()))
     }
 
-    /// Returns the number of requests that are not in the kernel and that another turn would
-    /// advance.
-    pub(crate) fn held(&self) -> usize {
-        self.pending() + self.ready()
+    /// Returns the report of a call that has delivered `delivered` completions.
+    pub(crate) fn report(&self, delivered: usize) -> Turn {
+        let pending = self.completions.pending.len() + self.ready();
+        Turn { delivered, pending, in_flight: self.completions.in_flight }
     }
 
     /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
@@ -323,7 +306,7 @@ impl State {
         assert_eq!(completions.pending.len(), pending, "pending list");
         assert_eq!(self.ready(), count(SlotState::Ready), "ready lists");
         assert_eq!(completions.slab.free_len(), count(SlotState::Free), "free list");
-        assert!(completions.in_flight <= self.limits.depth, "in flight above depth");
+        assert!(completions.in_flight <= self.depth, "in flight above depth");
         let queues = completions.pending.len() + self.ready() + completions.enqueued;
         let held = (queues + completions.in_flight) as u64;
         assert_eq!(
@@ -343,7 +326,7 @@ impl Drop for State {
             // Reap before the wait: the wake-up of a visible completion may have been cleared.
             self.backend.acknowledge();
             let completions = &mut self.completions;
-            self.backend.reap(|completion| {
+            self.backend.reap(&mut |completion| {
                 completions.in_flight = completions.in_flight.saturating_sub(1);
                 completions.complete_at_end(completion);
             });

@@ -243,7 +243,7 @@ impl Backend for Aio {
         submitted
     }
 
-    fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, each: &mut dyn FnMut(RawCompletion)) {
         self.in_context -= self.ring.consume(self.in_context, |event| {
             each(RawCompletion { user_data: event.data, result: event.res as i32 });
         });

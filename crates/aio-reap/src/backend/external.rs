@@ -138,14 +138,15 @@ impl Staging {
     pub(crate) fn new(device: Box<dyn External>) -> Self {
         Self { device, staged: Vec::new() }
     }
-
-    pub(crate) fn stage(&mut self, request: Sub) {
-        self.staged.push(Request::new(request));
-    }
 }
 
 impl Backend for Staging {
     fn can_stage(&self) -> bool {
+        true
+    }
+
+    fn stage(&mut self, request: Sub) -> bool {
+        self.staged.push(Request::new(request));
         true
     }
 
@@ -158,8 +159,8 @@ impl Backend for Staging {
         self.device.submit(&mut self.staged.drain(..))
     }
 
-    fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
-        self.device.reap(&mut each);
+    fn reap(&mut self, each: &mut dyn FnMut(RawCompletion)) {
+        self.device.reap(each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

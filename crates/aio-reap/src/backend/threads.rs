@@ -172,7 +172,7 @@ impl Backend for Pool {
         Submitted { accepted: offered, stop: None }
     }
 
-    fn reap(&mut self, mut each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, each: &mut dyn FnMut(RawCompletion)) {
         if self.held == 0 {
             return;
         }

@@ -130,7 +130,7 @@ impl Uring {
 
     /// See [`Device::stage`](super::Device::stage).
     #[inline(always)]
-    pub(crate) fn stage(&mut self, user_data: u64, op: &Op) -> bool {
+    pub(crate) fn stage_plain(&mut self, user_data: u64, op: &Op) -> bool {
         push(&mut self.queue, user_data, op, 0).is_ok()
     }
 
@@ -247,7 +247,7 @@ impl Backend for Uring {
         (self.submit_then(batch, 1), true)
     }
 
-    fn reap(&mut self, each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, each: &mut dyn FnMut(RawCompletion)) {
         self.reap_each(each);
     }
 
