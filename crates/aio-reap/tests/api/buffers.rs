@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aio_reap::{
-    AlignedBuf, BufList, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation, ReapMode,
-    Request, SubmitError,
+    AlignedBuf, BufList, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation,
+    ReapMode, Request, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
