@@ -4,7 +4,7 @@
 use harness::{Plan, Ratio, Report};
 
 use crate::device::Device;
-use crate::reads::{Kind, Rows, fio, fio_batched, fio_length, measure};
+use crate::reads::{Kind, Rows, fio_batched, fio_length, measure};
 use crate::{ours, peers, raw};
 
 const OURS: &str = "aio-reap io_uring";
@@ -30,12 +30,7 @@ pub(crate) fn run_ram(plan: &Plan, report: &mut Report) {
         }
     };
     let mut rows = rows();
-    rows.extend([
-        ("fio io_uring batched", fio_batched("io_uring", DEPTH)),
-        ("fio io_uring", fio("io_uring")),
-        ("fio libaio batched", fio_batched("libaio", DEPTH)),
-        ("fio libaio", fio("libaio")),
-    ]);
+    rows.push(("fio io_uring batched", fio_batched("io_uring", DEPTH)));
     let group = format!("{}, 4 KiB reads, {DEPTH} deep", device.name);
     let rounds = measure(&group, plan, 10 * plan.window, &device, DEPTH, &rows);
     report.compare(&rounds, &[OURS, AIO]);

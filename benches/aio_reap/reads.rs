@@ -88,11 +88,6 @@ pub(crate) enum Kind {
 /// The rows, by the names that the tables have.
 pub(crate) type Rows = Vec<(&'static str, Kind)>;
 
-/// fio's arguments for an engine of it with single submissions.
-pub(crate) fn fio(engine: &str) -> Kind {
-    Kind::Fio(vec![format!("--ioengine={engine}")])
-}
-
 /// fio's arguments for batches: what completed is taken at once, and as many are submitted at once.
 pub(crate) fn fio_batched(engine: &str, depth: usize) -> Kind {
     Kind::Fio(vec![

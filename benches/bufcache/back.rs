@@ -1,13 +1,13 @@
 //! Write-back: what is dirtied and made durable, beside what a program does without a cache of its own. The
 //! same bytes, and a sync after as many of them, each time.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::hint::black_box;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use bufcache::{BlockDevice, Cache, Device, FileDevice};
+use bufcache::{BlockDevice, Cache, FileDevice};
 use harness::timed::{Row, measure};
 use harness::{Plan, Random, Report};
 
@@ -20,36 +20,14 @@ const BATCH: usize = 512;
 /// The message of `expect`: no write is refused.
 const DISK: &str = "a disk that writes";
 
-/// The order in which pages are written.
-struct Next {
-    random: Option<Random>,
-    at: u64,
-}
-
-impl Next {
-    fn new(is_random: bool) -> Self {
-        Self { random: is_random.then(|| Random::new(7)), at: 0 }
-    }
-
-    fn page(&mut self) -> u64 {
-        self.at = (self.at + 1) % PAGES as u64;
-        self.random.as_mut().map_or(self.at, |random| random.below(PAGES) as u64)
-    }
-}
-
-/// A file whose blocks are there: nothing is allocated when they are written.
-fn file(path: &Path, direct: bool) -> File {
-    let flags = if direct { libc::O_DIRECT } else { 0 };
-    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).expect(DISK)
-}
-
-fn ours(name: &str, device: impl BlockDevice, random: bool) -> Row<'static> {
+fn ours(file: File) -> Row<'static> {
+    let device = FileDevice::new(file).expect(DISK);
     let cache = Cache::new(2 * PAGES * PAGE).expect("memory");
     let device = cache.attach(device).expect(DISK);
-    let mut next = Next::new(random);
-    Row::new(name, move || {
+    let mut random = Random::new(7);
+    Row::new("bufcache", move || {
         for _ in 0..BATCH {
-            let page = next.page();
+            let page = random.below(PAGES) as u64;
             fill(page, &mut device.create(page).expect(DISK));
         }
         device.sync().expect(DISK);
@@ -58,11 +36,11 @@ fn ours(name: &str, device: impl BlockDevice, random: bool) -> Row<'static> {
 }
 
 /// By system calls, through the kernel's page cache.
-fn pwrite(file: File, random: bool) -> Row<'static> {
-    let (mut next, mut bytes) = (Next::new(random), [0; PAGE]);
+fn pwrite(file: File) -> Row<'static> {
+    let (mut random, mut bytes) = (Random::new(7), [0; PAGE]);
     Row::new("pwrite, fdatasync", move || {
         for _ in 0..BATCH {
-            let page = next.page();
+            let page = random.below(PAGES) as u64;
             fill(page, &mut bytes);
             file.write_all_at(&bytes, page * PAGE as u64).expect(DISK);
         }
@@ -77,23 +55,15 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let folder = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
     let named = folder.map_or_else(tempfile::NamedTempFile::new, tempfile::NamedTempFile::new_in);
     let named = named.expect("room for a file");
+    // Blocks that are there: nothing is allocated when they are written.
     (0..PAGES).for_each(|_| io::Write::write_all(&mut named.as_file(), &[1; PAGE]).expect(DISK));
     named.as_file().sync_all().expect(DISK);
-    for (group, random) in [("ascending", false), ("at random", true)] {
-        let plain = |direct| FileDevice::new(file(named.path(), direct)).expect(DISK);
-        let mut rows =
-            vec![ours("bufcache", plain(false), random), pwrite(file(named.path(), false), random)];
-        // Not every file system takes direct writes.
-        if OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(named.path()).is_ok() {
-            rows.push(ours("bufcache O_DIRECT", plain(true), random));
-        }
-        let rounds = measure(&format!("{BATCH} pages {group}, and a sync"), &plan, rows);
-        report.compare(&rounds, &["bufcache", "bufcache O_DIRECT"]);
-        if random {
-            let ratio = rounds.time_ratio("bufcache", "pwrite, fdatasync");
-            report.record("B12.sync512.pwrite_fdatasync", ratio);
-        }
-    }
+    let file = || File::options().read(true).write(true).open(named.path()).expect(DISK);
+    let group = format!("{BATCH} pages at random, and a sync");
+    let rounds = measure(&group, &plan, vec![ours(file()), pwrite(file())]);
+    report.compare(&rounds, &["bufcache"]);
+    let ratio = rounds.time_ratio("bufcache", "pwrite, fdatasync");
+    report.record("B12.sync512.pwrite_fdatasync", ratio);
 }
 
 /// A device that takes what it is given and has it nowhere.
@@ -116,9 +86,4 @@ impl BlockDevice for Nowhere {
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// Dirties a block.
-pub(crate) fn dirty(device: &Device, block: u64) {
-    device.get_mut(block).expect("memory, and a device that does not fail")[0] = block as u8;
 }

@@ -7,7 +7,7 @@ use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 use crate::keys::zipf;
 use crate::ours::Ours;
 use crate::pages::{Pages, reads};
-use crate::peers::{Bare, Lru, Moka, Quick};
+use crate::peers::{Bare, Moka, Quick};
 
 /// The number of reads before they repeat. No branch predictor learns so many.
 const READS: usize = 1 << 20;
@@ -65,7 +65,6 @@ fn group(plan: &Plan, report: &mut Report, name: &str, n: usize, keys: &[u32]) -
         cases::<Bare>(plan, n, keys),
         cases::<Quick>(plan, n, keys),
         cases::<Moka>(plan, n, keys),
-        cases::<Lru>(plan, n, keys),
     ];
     let rounds = Group::new(name).cases(cases.into_iter().flatten()).run(plan);
     report.compare(&rounds, &[Ours::NAME]);

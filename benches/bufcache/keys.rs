@@ -31,19 +31,6 @@ pub(crate) fn cycle(n: usize, count: usize) -> Vec<u32> {
     (0..count).map(|at| (at % n) as u32).collect()
 }
 
-/// Zipf among 0 to `n`, and after every `n` of these a scan of a quarter as many blocks behind them,
-/// each time others.
-pub(crate) fn zipf_and_scans(n: usize, exponent: f64, count: usize) -> Vec<u32> {
-    let mut keys = Vec::with_capacity(count + n);
-    let mut fresh = n as u32;
-    for part in zipf(n, exponent, count).chunks(n) {
-        keys.extend_from_slice(part);
-        keys.extend(fresh..fresh + n as u32 / 4);
-        fresh += n as u32 / 4;
-    }
-    keys
-}
-
 /// Up through 0 to `n` and down again: what was left last comes back first.
 pub(crate) fn zigzag(n: usize, count: usize) -> Vec<u32> {
     (0..n as u32).chain((0..n as u32).rev()).cycle().take(count).collect()

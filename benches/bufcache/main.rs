@@ -28,7 +28,6 @@ mod peers;
 mod pread;
 mod ratio;
 mod replay;
-mod seed;
 mod slow;
 
 use std::error::Error;
@@ -50,7 +49,6 @@ const FAMILIES: &[Family] = &[
     Family { name: "B5 mix", run: mix::run },
     Family { name: "B5 B12 dirty", run: mix::run_dirty },
     Family { name: "B5 replay", run: replay::run },
-    Family { name: "seed", run: seed::run },
     Family { name: "B6 slow", run: slow::run },
     Family { name: "B7 once", run: once::run },
     Family { name: "B8 ratio", run: ratio::run },

@@ -19,7 +19,7 @@ use crate::back::Nowhere;
 use crate::keys::zipf;
 use crate::ours::{OPEN, Ours};
 use crate::pages::{PAGE, Pages, fill, place};
-use crate::peers::{Lru, Moka, Quick};
+use crate::peers::{Moka, Quick};
 
 /// Room, and what is asked for again and again.
 const ROOM: usize = 1 << 16;
@@ -92,7 +92,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         .cases(mixed::<Ours>(plan, &keys))
         .cases(mixed::<Quick>(plan, &keys))
         .cases(mixed::<Moka>(plan, &keys))
-        .cases(mixed::<Lru>(plan, &keys))
         .run(plan);
     report.compare(&rounds, &[Ours::NAME]);
     report.record("B5.mix.quick_cache", rounds.time_ratio(Ours::NAME, Quick::NAME));
@@ -103,7 +102,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         .cases(missing::<Ours>())
         .cases(missing::<Quick>())
         .cases(missing::<Moka>())
-        .cases(missing::<Lru>())
         .run(plan);
     report.compare(&rounds, &[Ours::NAME]);
     report.record("B5.insert_evict.quick_cache", rounds.time_ratio(Ours::NAME, Quick::NAME));

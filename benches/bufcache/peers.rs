@@ -1,11 +1,8 @@
 //! The peers, at the versions of `benches/Cargo.toml`.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lru::LruCache;
-use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
 use crate::pages::{Page, Pages, fill, word};
@@ -111,36 +108,5 @@ impl Moka {
     #[inline(never)]
     fn miss(&self, number: u64, at: usize) -> u64 {
         word(&self.0.get_with(number, || made(number))[..], at)
-    }
-}
-
-/// A list and a map under a lock. The page is filled without it.
-pub(crate) struct Lru(Mutex<LruCache<u64, Arc<Page>, FxBuildHasher>>);
-
-impl Pages for Lru {
-    const NAME: &'static str = "Mutex<LruCache>";
-
-    fn new(room: usize) -> Self {
-        let room = NonZeroUsize::new(room).expect("room for a page");
-        Self(Mutex::new(LruCache::with_hasher(room, FxBuildHasher)))
-    }
-
-    #[inline(always)]
-    fn read(&self, number: u64, at: usize) -> u64 {
-        let found = self.0.lock().get(&number).cloned();
-        match found {
-            Some(page) => word(&page[..], at),
-            None => self.miss(number, at),
-        }
-    }
-}
-
-impl Lru {
-    #[cold]
-    #[inline(never)]
-    fn miss(&self, number: u64, at: usize) -> u64 {
-        let page = made(number);
-        let _old = self.0.lock().push(number, Arc::clone(&page));
-        word(&page[..], at)
     }
 }

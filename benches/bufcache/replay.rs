@@ -7,32 +7,24 @@ use std::sync::Arc;
 use bufcache::{BlockDevice, Cache, Device};
 use harness::timed::{Row, measure};
 use harness::{Plan, Report};
-use recordings::xfsbuf::{CREATE8, Event, Operation, Recording, UNLINK8};
+use recordings::{BufferEvent, CREATE8, Recording, UNLINK8};
 use rustc_hash::FxBuildHasher;
 
 use crate::ours::OPEN;
 use crate::pages::{fill, word};
 
 /// The unit of the recordings, in bytes.
-pub(crate) const SECTOR: usize = 512;
+const SECTOR: usize = 512;
 /// The lengths that are in them, in sectors, and one between.
 const LENGTHS: [u16; 6] = [1, 2, 4, 8, 16, 32];
 /// Buffers that there is room for: more than twice what is asked for.
 const ROOM: usize = 4096;
 
-/// A buffer that is asked for.
-#[derive(Clone, Copy)]
-pub(crate) struct Get {
-    /// Address and length, in sectors.
-    pub(crate) address: u32,
-    pub(crate) length: u16,
-}
-
-/// The gets of a recording.
-pub(crate) fn gets(recording: &Recording) -> Vec<Get> {
-    let events: Vec<Event> = recording.load().unwrap_or_else(|error| panic!("{error}"));
-    let gets = events.iter().filter(|event| event.operation == Operation::Get);
-    gets.map(|event| Get { address: event.address, length: event.length }).collect()
+/// The gets of a recording; addresses and lengths are in sectors.
+pub(crate) fn gets(recording: &Recording) -> Vec<BufferEvent> {
+    let mut events = recording.buffers().unwrap_or_else(|error| panic!("{error}"));
+    events.retain(|event| !event.is_made);
+    events
 }
 
 /// Something that has buffers of several lengths.
@@ -41,7 +33,7 @@ trait Buffers {
     fn new() -> Self;
     /// Lets go of all of them.
     fn empty(&self);
-    fn read(&self, get: Get) -> u64;
+    fn read(&self, get: BufferEvent) -> u64;
 }
 
 /// A disk whose sectors say their numbers.
@@ -83,7 +75,7 @@ impl Buffers for Ours {
     }
 
     #[inline(always)]
-    fn read(&self, get: Get) -> u64 {
+    fn read(&self, get: BufferEvent) -> u64 {
         let shift = get.length.ilog2();
         let block = u64::from(get.address >> shift);
         word(&self.disks[shift as usize].get(block).expect(OPEN), 0)
@@ -110,7 +102,7 @@ impl Buffers for Quick {
     }
 
     #[inline(always)]
-    fn read(&self, get: Get) -> u64 {
+    fn read(&self, get: BufferEvent) -> u64 {
         match self.0.get(&get.address) {
             Some(bytes) => word(&bytes, 0),
             None => self.miss(get),
@@ -121,7 +113,7 @@ impl Buffers for Quick {
 impl Quick {
     #[cold]
     #[inline(never)]
-    fn miss(&self, get: Get) -> u64 {
+    fn miss(&self, get: BufferEvent) -> u64 {
         let make = || {
             let mut bytes: Arc<[u8]> = vec![0; usize::from(get.length) * SECTOR].into();
             fill(u64::from(get.address), Arc::get_mut(&mut bytes).expect("just made"));
@@ -131,7 +123,7 @@ impl Quick {
     }
 }
 
-fn row<'a, B: Buffers>(buffers: &'a B, gets: &'a [Get]) -> Row<'a> {
+fn row<'a, B: Buffers>(buffers: &'a B, gets: &'a [BufferEvent]) -> Row<'a> {
     let row = Row::new(B::NAME, move || {
         for &get in gets {
             assert_eq!(black_box(buffers.read(get)), u64::from(get.address));

@@ -23,7 +23,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Box<dyn Error>> {
     let (threads, operations): (usize, usize) = (threads.parse()?, operations.parse()?);
     fix_virtual_cpus(threads);
 
-    let shared = (structure.make)(threads);
+    let shared = (structure.make)();
     let barrier = Barrier::new(threads);
     thread::scope(|scope| {
         for thread in 0..threads {

@@ -6,7 +6,7 @@ use harness::timed::{Timed, at_once, repeat};
 use harness::{Plan, Report, Rounds, allowed_cpus, two};
 
 use crate::kernel::Kernel;
-use crate::peers::{AsyncPriority, Crossbeam, Kanal, Mpsc, PlHeap, Spsc};
+use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
 use crate::queue::{Ours, Queue, Tree};
 
 /// Messages that a queue takes.
@@ -37,8 +37,6 @@ fn row<Q: Queue>() -> Row {
 }
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    // These have one receiver.
-    let single = [row::<Spsc>(), row::<Mpsc>()];
     let rows = [
         row::<Ours>(),
         row::<Tree>(),
@@ -50,8 +48,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     ];
     println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
     let threads = plan.threads.iter().copied().filter(|threads| *threads > 1);
-    let of = |threads| rows.iter().chain(single.iter().filter(move |_| threads == 2));
-    let cases = threads.flat_map(|threads| of(threads).map(move |row| (row, threads)));
+    let cases = threads.flat_map(|threads| rows.iter().map(move |row| (row, threads)));
     let rounds = measure(plan, "one sends, one receives", &cases.collect::<Vec<_>>());
     report.compare(&rounds, &[Ours::NAME, Tree::NAME]);
     let peers =

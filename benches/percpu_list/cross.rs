@@ -12,7 +12,7 @@ use harness::timed::{at_once, wait};
 use harness::{Plan, Report, two};
 
 use crate::paired::{Handed, Row, measure};
-use crate::peers::{Dash, MutexList, MutexSlab, Owning, ShardedList, ShardedSlab};
+use crate::peers::{MutexList, MutexSlab, Owning, ShardedSlab};
 use crate::registry::Registry;
 
 /// Objects on their way, at most.
@@ -21,14 +21,7 @@ const PLACES: usize = 64;
 const OBJECTS: usize = 40_000;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let rows = vec![
-        row::<Owning>(),
-        row::<MutexList>(),
-        row::<MutexSlab>(),
-        row::<ShardedList>(),
-        row::<ShardedSlab>(),
-        row::<Dash>(),
-    ];
+    let rows = vec![row::<Owning>(), row::<MutexList>(), row::<MutexSlab>(), row::<ShardedSlab>()];
     let rounds = measure("one adds, the other removes", plan, rows);
     report.compare(&rounds, &[Owning::NAME]);
     let ratio = rounds.tput_ratio(&two(Owning::NAME), &two(MutexList::NAME));

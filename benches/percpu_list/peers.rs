@@ -117,12 +117,6 @@ impl Registry for MutexList {
     }
 }
 
-impl Walk for MutexList {
-    fn each(&self, mut f: impl FnMut(u64)) {
-        self.0.lock().iter().for_each(|node| f(node.number));
-    }
-}
-
 /// Linked lists in shards, as tokio keeps its tasks: a power of two of them, four times the CPUs;
 /// the object's number says which; two counters for all.
 pub(crate) struct ShardedList {
@@ -175,14 +169,6 @@ impl Registry for ShardedList {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
         removed
-    }
-}
-
-impl Walk for ShardedList {
-    fn each(&self, mut f: impl FnMut(u64)) {
-        for shard in &self.shards {
-            shard.lock().iter().for_each(|node| f(node.number));
-        }
     }
 }
 

@@ -19,10 +19,10 @@ use std::thread;
 use harness::timed::{at_once, wait};
 use harness::{Plan, Ratio, Report, Table, allowed_cpus, number, pin, two};
 use percpu_list::Stats;
-use recordings::files::{Action, BUILD16, CPUS, DBENCH64, Event, Recording};
+use recordings::{BUILD16, CPUS, DBENCH64, FileEvent as Event, Recording};
 
 use crate::paired::{Handed, Row, measure};
-use crate::peers::{Dash, MutexList, MutexSlab, Owning, ShardedList, ShardedSlab};
+use crate::peers::{MutexList, Owning};
 use crate::registry::Registry;
 
 /// The seed's table: workload, removals, and hits of the CPU and of the node in percent.
@@ -38,7 +38,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     table.bars = vec![2, 3];
     let mut ratios = Vec::new();
     for recording in [DBENCH64, BUILD16] {
-        let events = recording.load().unwrap_or_else(|error| panic!("{error}"));
+        let events = recording.files().unwrap_or_else(|error| panic!("{error}"));
         if let Some(stats) = hits(&events) {
             let percents = [stats.cpu_hit_percent(), stats.node_hit_percent()];
             let id = format!("L3.{}.cpu_hits.pct", recording.name);
@@ -84,14 +84,11 @@ fn sequentially(events: &[Event]) -> Stats {
                 pin(cpu);
                 here = cpu;
             }
-            match event.action {
-                Action::Add => {
-                    *file = Some(registry.0.insert(event.file.into()).expect("memory for a file"));
-                }
-                Action::Remove => {
-                    let entry = file.take().expect("it is open");
-                    assert!(entry.remove().is_ok_and(|removed| removed));
-                }
+            if event.is_added {
+                *file = Some(registry.0.insert(event.file.into()).expect("memory for a file"));
+            } else {
+                let entry = file.take().expect("it is open");
+                assert!(entry.remove().is_ok_and(|removed| removed));
             }
         }
         registry.0.stats() // before the files that are still open are removed
@@ -111,14 +108,7 @@ fn throughput(
     events: &[Event],
 ) -> Option<Ratio> {
     let script = Script::new(events);
-    let rows = vec![
-        row::<Owning>(&script),
-        row::<MutexList>(&script),
-        row::<MutexSlab>(&script),
-        row::<ShardedList>(&script),
-        row::<ShardedSlab>(&script),
-        row::<Dash>(&script),
-    ];
+    let rows = vec![row::<Owning>(&script), row::<MutexList>(&script)];
     let rounds = measure(&format!("replay {}, per event", recording.name), plan, rows);
     report.compare(&rounds, &[Owning::NAME]);
     rounds.tput_ratio(&two(Owning::NAME), &two(MutexList::NAME))
@@ -127,7 +117,7 @@ fn throughput(
 /// An event as a thread does it.
 struct Step {
     object: u32,
-    action: Action,
+    is_addition: bool,
     /// The event waits until the other thread has added the file.
     after: bool,
     /// The event tells the other thread that the file was added.
@@ -149,7 +139,7 @@ impl Script {
         // Each thread's objects lie together, so that the two share no lines but those of what one
         // adds and the other removes.
         let adds = |cpu: u8| {
-            let of_cpu = |event: &&Event| event.action == Action::Add && event.cpu == cpu;
+            let of_cpu = |event: &&Event| event.is_added && event.cpu == cpu;
             events.iter().filter(of_cpu).count() as u32
         };
         let (first, second) = (adds(0), adds(1));
@@ -157,22 +147,20 @@ impl Script {
         for event in events {
             let thread = usize::from(event.cpu);
             let place = threads[thread].len();
-            let mut step = Step { object: 0, action: event.action, after: false, tell: false };
-            match event.action {
-                Action::Add => {
-                    step.object = next[thread];
-                    added[event.file as usize] = Some((step.object, thread, place));
-                    next[thread] += 1;
-                }
-                Action::Remove => {
-                    let from = added[event.file as usize].take();
-                    let (object, adder, at) = from.expect("what is removed was added");
-                    step.object = object;
-                    if adder != thread {
-                        step.after = true;
-                        let other: &mut Step = &mut threads[adder][at];
-                        other.tell = true;
-                    }
+            let is_addition = event.is_added;
+            let mut step = Step { object: 0, is_addition, after: false, tell: false };
+            if is_addition {
+                step.object = next[thread];
+                added[event.file as usize] = Some((step.object, thread, place));
+                next[thread] += 1;
+            } else {
+                let from = added[event.file as usize].take();
+                let (object, adder, at) = from.expect("what is removed was added");
+                step.object = object;
+                if adder != thread {
+                    step.after = true;
+                    let other: &mut Step = &mut threads[adder][at];
+                    other.tell = true;
                 }
             }
             threads[thread].push(step);
@@ -202,19 +190,14 @@ fn row<R: Registry>(script: &Script) -> Row<'_> {
                     // Ordering: Acquire pairs with the Release below; it carries the ticket.
                     wait(|| file.added.load(Ordering::Acquire));
                 }
-                match step.action {
-                    Action::Add => {
-                        let ticket = registry.add(object);
-                        // SAFETY: a removal of the object waits until this thread has stored
-                        // the ticket.
-                        unsafe { file.ticket.put(ticket) };
-                    }
-                    Action::Remove => {
-                        // SAFETY: it was added by this thread, or by the other, which was waited
-                        // for.
-                        let ticket = unsafe { file.ticket.take() }.expect("it was added");
-                        assert!(registry.remove(object, ticket));
-                    }
+                if step.is_addition {
+                    let ticket = registry.add(object);
+                    // SAFETY: a removal of the object waits until this thread has stored the ticket.
+                    unsafe { file.ticket.put(ticket) };
+                } else {
+                    // SAFETY: it was added by this thread, or by the other, which was waited for.
+                    let ticket = unsafe { file.ticket.take() }.expect("it was added");
+                    assert!(registry.remove(object, ticket));
                 }
                 if step.tell {
                     // Ordering: Release pairs with the Acquire above.

@@ -7,7 +7,7 @@
 use harness::timed::{Row, measure};
 use harness::{Plan, Random, Report};
 
-use crate::peers::{MutexList, MutexSlab, Owning, ShardedList};
+use crate::peers::{MutexSlab, Owning};
 use crate::registry::{Entries, LIVE, Registry, Walk};
 
 const OURS: &str = Owning::NAME;
@@ -21,9 +21,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let list = &ours.registry.0;
     let rows = vec![
         locked::<Owning>(),
-        locked::<MutexList>(),
         locked::<MutexSlab>(),
-        locked::<ShardedList>(),
         row(SNAPSHOT, || list.lock_all().expect(FREE).iter().sum()),
         row(UNLOCKED, || list.iter().map(|value| *value).sum()),
     ];

@@ -12,10 +12,10 @@ mod policies;
 use std::thread;
 
 use harness::{Plan, Report, Table, number};
-use recordings::xfsbuf::{CREATE8, UNLINK8};
+use recordings::{CREATE8, UNLINK8};
 use testkit::traces::{Trace, in_folder};
 
-use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf, zipf_and_scans};
+use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf};
 use crate::replay::gets;
 use policies::{LRU, OPT, OURS, POLICIES, QUICK_CACHE};
 
@@ -129,9 +129,7 @@ pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
     let ratios = [5, 20, 50]
         .map(|percent| ratio(&row(&mut table, "zigzag", &zigzag, BLOCKS * percent / 100), LRU));
     let others = [
-        ("loop", cycle(BLOCKS, REQUESTS)),
         ("zipf 0.8", zipf(BLOCKS, 0.8, REQUESTS)),
-        ("zipf and scans", zipf_and_scans(BLOCKS, 0.8, REQUESTS)),
         ("shifting zipf", shifting_zipf(BLOCKS, 0.8, REQUESTS)),
     ];
     for (name, keys) in &others {

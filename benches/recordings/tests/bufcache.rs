@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bufcache::{BlockDevice, Cache, CacheStats, Device};
-use recordings::xfsbuf::{CREATE8, Event, Operation, Recording, UNLINK8};
+use recordings::{BufferEvent, CREATE8, Recording, UNLINK8};
 
 const SECTOR: usize = 512;
 /// Lengths of buffers, in sectors.
 const LENGTHS: [u16; 3] = [1, 8, 32];
+/// Gets of each recording that found no buffer.
+const ALLOCATIONS: u64 = 2_024;
 
 /// Sectors that say their numbers; counts reads.
 struct Disk(Arc<AtomicU64>);
@@ -51,13 +53,13 @@ impl Replay {
         self.caches.iter().map(|cache| of(&cache.stats())).sum()
     }
 
-    fn disk(&self, event: &Event) -> (&Device, u64) {
+    fn disk(&self, event: &BufferEvent) -> (&Device, u64) {
         let which = LENGTHS.iter().position(|&length| length == event.length).unwrap();
         (&self.disks[which], u64::from(event.address / u32::from(event.length)))
     }
 
     /// Looks the buffer up, and whether that is a hit.
-    fn get(&self, event: &Event) -> bool {
+    fn get(&self, event: &BufferEvent) -> bool {
         let (disk, block) = self.disk(event);
         let there = disk.is_cached(block);
         let buffer = disk.get(block).unwrap();
@@ -68,23 +70,19 @@ impl Replay {
 }
 
 /// Returns the buffers that were in the cache when the recording began: got, and never allocated.
-fn resident(events: &[Event]) -> Vec<Event> {
-    let allocated: BTreeSet<u32> = events
-        .iter()
-        .filter(|event| event.operation == Operation::Allocate)
-        .map(|event| event.address)
-        .collect();
+fn resident(events: &[BufferEvent]) -> Vec<BufferEvent> {
+    let allocated: BTreeSet<u32> =
+        events.iter().filter(|event| event.is_made).map(|event| event.address).collect();
     let mut seen = BTreeSet::new();
-    let is_first = |event: &&Event| {
-        event.operation == Operation::Get
-            && !allocated.contains(&event.address)
-            && seen.insert(event.address)
+    let is_first = |event: &&BufferEvent| {
+        !event.is_made && !allocated.contains(&event.address) && seen.insert(event.address)
     };
     events.iter().filter(is_first).copied().collect()
 }
 
-fn each_get_misses_where_xfs_allocated(recording: Recording) {
-    let events = recording.load().unwrap();
+/// `gets` is the number of lookups, of which so many found no buffer.
+fn each_get_misses_where_xfs_allocated(recording: Recording, gets: u64) {
+    let events = recording.buffers().unwrap();
     let replay = Replay::new();
     let before = resident(&events);
     assert_eq!(before.len(), 16);
@@ -93,20 +91,17 @@ fn each_get_misses_where_xfs_allocated(recording: Recording) {
     // Allocated in the recording, and not asked for by the cache yet.
     let mut allocated = BTreeSet::new();
     for event in &events {
-        match event.operation {
-            Operation::Allocate => assert!(allocated.insert(event.address), "{event:?}"),
-            Operation::Get => {
-                let hit = replay.get(event);
-                assert_eq!(hit, !allocated.remove(&event.address), "{event:?}");
-            }
-            _ => {}
+        if event.is_made {
+            assert!(allocated.insert(event.address), "{event:?}");
+        } else {
+            assert_eq!(replay.get(event), !allocated.remove(&event.address), "{event:?}");
         }
     }
     assert!(allocated.is_empty());
-    let misses = recording.allocations + 16;
-    assert_eq!(replay.sum(|stats| stats.get), recording.gets + 16);
+    let misses = ALLOCATIONS + 16;
+    assert_eq!(replay.sum(|stats| stats.get), gets + 16);
     assert_eq!(replay.sum(|stats| stats.misses), misses);
-    assert_eq!(replay.sum(|stats| stats.hits), recording.gets - recording.allocations);
+    assert_eq!(replay.sum(|stats| stats.hits), gets - ALLOCATIONS);
     assert_eq!(replay.sum(|stats| stats.created), misses);
     assert_eq!(replay.sum(|stats| stats.reads), misses);
     assert_eq!(replay.reads.load(Ordering::Relaxed), misses);
@@ -115,20 +110,20 @@ fn each_get_misses_where_xfs_allocated(recording: Recording) {
 
 #[test]
 fn inv21_unlink8_misses_where_xfs_allocated() {
-    each_get_misses_where_xfs_allocated(UNLINK8);
+    each_get_misses_where_xfs_allocated(UNLINK8, 640_328);
 }
 
 #[test]
 fn inv21_create8_misses_where_xfs_allocated() {
-    each_get_misses_where_xfs_allocated(CREATE8);
+    each_get_misses_where_xfs_allocated(CREATE8, 475_601);
 }
 
 /// The recorded threads run at once, each with its gets in their order. Another thread than in the
 /// recording may be the first to get a buffer. The number of misses stays the same.
 #[test]
 fn inv21_threads_at_once_miss_each_buffer_once() {
-    for recording in [UNLINK8, CREATE8] {
-        let events = recording.load().unwrap();
+    for (recording, gets) in [(UNLINK8, 640_328), (CREATE8, 475_601)] {
+        let events = recording.buffers().unwrap();
         let replay = Replay::new();
         resident(&events).iter().for_each(|event| assert!(!replay.get(event)));
         let failed = Mutex::new(Vec::new());
@@ -139,10 +134,7 @@ fn inv21_threads_at_once_miss_each_buffer_once() {
             for thread in threads {
                 let (events, replay, failed) = (&events, &replay, &failed);
                 scope.spawn(move || {
-                    let own = events.iter().filter(|event| {
-                        event.thread == thread && event.operation == Operation::Get
-                    });
-                    for event in own {
+                    for event in events.iter().filter(|e| e.thread == thread && !e.is_made) {
                         let (disk, block) = replay.disk(event);
                         if disk.get(block).is_err() {
                             failed.lock().unwrap().push(*event);
@@ -152,8 +144,8 @@ fn inv21_threads_at_once_miss_each_buffer_once() {
             }
         });
         assert_eq!(*failed.lock().unwrap(), []);
-        assert_eq!(replay.sum(|stats| stats.get), recording.gets + 16);
-        assert_eq!(replay.sum(|stats| stats.misses), recording.allocations + 16);
-        assert_eq!(replay.sum(|stats| stats.reads), recording.allocations + 16);
+        assert_eq!(replay.sum(|stats| stats.get), gets + 16);
+        assert_eq!(replay.sum(|stats| stats.misses), ALLOCATIONS + 16);
+        assert_eq!(replay.sum(|stats| stats.reads), ALLOCATIONS + 16);
     }
 }
