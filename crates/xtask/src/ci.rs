@@ -1,11 +1,10 @@
 //! The parts of a CI run: their order, their minutes, and the summary; and the small parts themselves.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::sync::Arc;
+use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::process::{self, Cmd, Error, Result, read, write};
+use crate::process::{self, At, Cmd, Error, Result, read, write};
 use crate::workspace::{Scratch, Workspace, choose, packages};
 use crate::{lint, results, suites, tools};
 
@@ -117,8 +116,7 @@ fn adopt(ws: &Workspace) -> Result<()> {
         add.arg("--path").arg(&package.dir).run()?;
     }
     // The same versions, which are here.
-    fs::copy(ws.root.join("Cargo.lock"), dir.join("Cargo.lock"))
-        .map_err(|error| Error::io(dir.display(), error))?;
+    fs::copy(ws.root.join("Cargo.lock"), dir.join("Cargo.lock")).at(dir)?;
     let source = format!("#![doc = include_str!(\"{}/README.md\")]\n", ws.root.display());
     write(dir.join("src/lib.rs"), source)?;
     ws.cargo("test --quiet --offline --doc --manifest-path").arg(&manifest).run()?;
@@ -140,9 +138,8 @@ fn adopt(ws: &Workspace) -> Result<()> {
 
     // Packs what would be published. A warning is a failure.
     let path = ws.target.join("package.log");
-    let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
     let cargo = ws.cargo("package --offline --no-verify --allow-dirty").args(packages(&crates));
-    let outcome = cargo.log(Arc::new(log)).run();
+    let outcome = cargo.log(&path).run();
     let said = read(path)?;
     print!("{said}");
     outcome?;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::debian::Debian;
-use crate::process::{Cmd, Error, Result, write};
+use crate::process::{At, Cmd, Error, Result, folder, write};
 use crate::tools::need;
 use crate::workspace::{Crate, Scratch, TestBinary, Workspace, packages};
 
@@ -160,9 +160,8 @@ fn file_system(
     let own = Debian::open(ws, machine.architecture, None)?;
     own.unpack(&["busybox-static"])?;
     let root = scratch.join("root");
-    for folder in ["bin", "proc", "sys", "dev", "tmp", "lib", "lib64", "tests"] {
-        let folder = root.join(folder);
-        fs::create_dir_all(&folder).map_err(|error| Error::io(folder.display(), error))?;
+    for name in ["bin", "proc", "sys", "dev", "tmp", "lib", "lib64", "tests"] {
+        folder(root.join(name))?;
     }
     copy(&own.files.join("bin/busybox"), &root.join("bin/busybox"))?;
     let libraries = Path::new(machine.libraries);
@@ -227,5 +226,5 @@ fn boot(ws: &Workspace, machine: &Machine, scratch: &Path, archive: &Path) -> Re
 
 /// Copies a file, or what a link leads to.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from, to).map(|_| ()).map_err(|error| Error::io(from.display(), error))
+    fs::copy(from, to).map(drop).at(from)
 }

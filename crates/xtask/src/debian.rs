@@ -2,10 +2,9 @@
 //! The machine's own packages stay as they are.
 
 use std::cell::Cell;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::process::{Cmd, Error, Result, read, write};
+use crate::process::{Cmd, Error, Result, folder, read, write};
 use crate::workspace::{Scratch, Workspace, files};
 
 /// The packages of an architecture, and of a suite: that of this machine if none is named.
@@ -29,9 +28,8 @@ impl<'a> Debian<'a> {
     pub(crate) fn open(ws: &'a Workspace, architecture: &str, suite: Option<&str>) -> Result<Self> {
         let files = Debian::files(ws, architecture, suite);
         let state = files.parent().unwrap_or(&files).to_path_buf();
-        for folder in ["lists/partial", "cache/archives/partial"].map(|name| state.join(name)) {
-            fs::create_dir_all(&folder).map_err(|error| Error::io(folder.display(), error))?;
-        }
+        folder(state.join("lists/partial"))?;
+        folder(state.join("cache/archives/partial"))?;
         let mut settings = format!(
             "APT::Architecture \"{architecture}\";\nAPT::Architectures \"{architecture}\";\n\
              Dir::State::lists \"{0}/lists\";\nDir::State::status \"/dev/null\";\nDir::Cache \"{0}/cache\";\n\
@@ -86,7 +84,7 @@ impl<'a> Debian<'a> {
         packages.iter().try_for_each(|package| self.unpack_into(&self.files, package))
     }
 
-    pub(crate) fn unpack_into(&self, folder: &Path, package: &str) -> Result<()> {
+    pub(crate) fn unpack_into(&self, into: &Path, package: &str) -> Result<()> {
         let mark = self.state.join(format!("{package}.unpacked"));
         if mark.exists() {
             return Ok(());
@@ -95,7 +93,7 @@ impl<'a> Debian<'a> {
         let download = self.apt("apt-get")?.words("download -qq").arg(package);
         download.dir(&scratch.path).run()?;
         for file in files(&scratch.path, "deb") {
-            self.ws.cmd("dpkg-deb").arg("--extract").arg(file).arg(folder).run()?;
+            self.ws.cmd("dpkg-deb").arg("--extract").arg(file).arg(into).run()?;
         }
         write(mark, "")
     }

@@ -3,20 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use syn::{ImplItem, Item, Visibility};
-
 use crate::layers;
 use crate::process::{Error, Result, read};
-use crate::source::{self, attributes, is_hidden, is_test};
-use crate::workspace::{Crate, Workspace, files, packages};
+use crate::source::{self, Item, is_test, items};
+use crate::workspace::{Crate, Workspace, files};
 
-/// The crates whose modules do not form layers yet.
-const NOT_LAYERED: [&str; 2] = ["bufcache", "nbd-server"];
-
-/// The libraries of which some public types have no example yet.
-const WITHOUT_EXAMPLES: [&str; 1] = ["bufcache"];
-/// The library that `cargo doc` omits, because no user calls it.
-const INTERNAL: &str = "sync";
+/// The libraries of which some public types have no example yet, and the one that `cargo doc` omits,
+/// because no user calls it.
+const WITHOUT_EXAMPLES: [&str; 2] = ["bufcache", "sync"];
 
 /// Format first: it takes a second and fails most often.
 ///
@@ -33,44 +27,26 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
     doc.env("RUSTDOCFLAGS", "-D warnings").run()?;
     let internal = ws.cargo("rustdoc --locked --package offlock-sync --lib");
     internal.env("RUSTDOCFLAGS", "-D warnings").run()?;
-    let names = |crates: Vec<Crate>, except: &[&str]| -> Vec<String> {
-        let names = crates.into_iter().map(|package| package.name);
-        names.filter(|name| !except.contains(&name.as_str())).collect()
-    };
-    report_examples(ws, &names(ws.libraries()?, &WITHOUT_EXAMPLES), true)?;
-    layers::run(ws, &names(ws.crates()?, &NOT_LAYERED), true)?;
+    examples(ws)?;
+    layers::run(ws, &[], true)?;
     sizes(ws)
 }
 
-/// Renders the documentation of the libraries with these names, or of all, and prints the share of their
-/// public types that have an example, and the types without one, which are an error with `check`.
-pub(crate) fn examples(ws: &Workspace, names: &[String], check: bool) -> Result<()> {
-    let crates = ws.select(names)?;
-    ws.cargo("doc --locked --no-deps --all-features").args(packages(&crates)).run()?;
-    report_examples(ws, names, check)
-}
-
-fn report_examples(ws: &Workspace, names: &[String], check: bool) -> Result<()> {
-    let mut without = 0;
-    for package in ws.select(names)?.iter().filter(|package| package.name != INTERNAL) {
+/// Checks that each public type of the libraries has an example in its rendered documentation.
+fn examples(ws: &Workspace) -> Result<()> {
+    let mut without = String::new();
+    for package in ws.libraries()?.iter().filter(|p| !WITHOUT_EXAMPLES.contains(&&*p.name)) {
         let folder = ws.target.join("doc").join(package.package.replace('-', "_"));
-        let all = read(folder.join("all.html"))?;
-        let pages = types(&all);
-        let mut missing = Vec::new();
-        for page in &pages {
+        for page in types(&read(folder.join("all.html"))?) {
             if !has_example(&read(folder.join(page))?) {
-                missing.push(page.trim_end_matches(".html").replace('/', "::"));
+                without += &format!("\n  {}: {page}", package.package);
             }
         }
-        let having = pages.len() - missing.len();
-        println!("{}: {having} of {} public types have an example", package.package, pages.len());
-        missing.iter().for_each(|name| println!("  without: {name}"));
-        without += missing.len();
     }
-    if check && without > 0 {
-        return Err(Error::new(format!("{without} public types have no example")));
+    match without.as_str() {
+        "" => Ok(()),
+        _ => Err(Error::new(format!("public types have no example:{without}"))),
     }
-    Ok(())
 }
 
 /// Returns the pages of types that a crate's list of items links to.
@@ -145,21 +121,11 @@ fn row(name: &str, before: [usize; 4], now: [usize; 4]) -> String {
 fn public_functions(package: &Crate) -> Result<usize> {
     let root = package.dir.join("src/lib.rs");
     let modules = if root.exists() { source::modules(&root, is_test)? } else { Vec::new() };
-    let is_public = |visibility: &Visibility| matches!(visibility, Visibility::Public(_));
-    let count = |item: &Item| match item {
-        Item::Fn(item) => usize::from(is_public(&item.vis)),
-        Item::Impl(item) => {
-            let methods = item.items.iter().filter(|item| match item {
-                ImplItem::Fn(item) => {
-                    is_public(&item.vis) && !is_hidden(&item.attrs) && !is_test(&item.attrs)
-                }
-                _ => false,
-            });
-            methods.count()
-        }
-        _ => 0,
+    let is_counted = |item: &&Item| item.is("fn") && item.is_public() && !item.is_hidden();
+    let count = |item: &Item| match item.body().filter(|_| item.is("impl")) {
+        Some(body) => items(body, is_test).iter().flatten().filter(is_counted).count(),
+        None => usize::from(is_counted(&item)),
     };
     let shown = modules.iter().filter(|module| !module.hidden).flat_map(|module| &module.items);
-    let shown = shown.filter(|item| !is_hidden(attributes(item)) && !is_test(attributes(item)));
-    Ok(shown.map(count).sum())
+    Ok(shown.filter(|item| !item.is_hidden()).map(count).sum())
 }

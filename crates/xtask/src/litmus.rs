@@ -11,21 +11,19 @@
 //! A test quotes the source lines that it models. A quote that is no longer in the source is an
 //! error, so a test cannot silently model code that has changed.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::debian::Debian;
 use crate::process::{self, Cmd, Error, Result, read, write};
-use crate::workspace::{Scratch, Workspace, choose, is_command, stem};
+use crate::workspace::{Scratch, Workspace, choose, files, is_command, stem};
 
 /// Checks the tests with these names, or all if no name is given. With `bless`, writes the files
 /// of the expected verdicts instead of comparing them.
 pub(crate) fn run(ws: &Workspace, names: &[String], bless: bool) -> Result<()> {
-    let mut tests = files(&ws.root.join("litmus"))?;
-    tests.extend(files(&ws.root.join("litmus/model"))?);
+    let mut tests = files(&ws.root.join("litmus"), "litmus"); // those in `model` among them
     choose(&mut tests, names, "litmus test", |test, name| stem(test) == name)?;
     install(ws)?;
     let total = AtomicUsize::new(0);
@@ -40,12 +38,9 @@ pub(crate) fn run(ws: &Workspace, names: &[String], bless: bool) -> Result<()> {
     Ok(())
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).map_err(|error| Error::io(folder.display(), error))?;
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "litmus"));
-    files.sort();
-    Ok(files)
+/// Returns whether a test is about the memory model, and not about a source.
+fn is_of_the_model(test: &Path) -> bool {
+    test.parent().is_some_and(|folder| folder.ends_with("model"))
 }
 
 /// Checks one test. Returns the number of its weakened variants.
@@ -54,7 +49,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 fn check(ws: &Workspace, path: &Path, bless: bool) -> Result<usize> {
     let failed = |why: String| Error::new(format!("{}: {why}", path.display()));
     let text = read(path)?;
-    let of_the_model = path.parent().is_some_and(|folder| folder.ends_with("model"));
+    let of_the_model = is_of_the_model(path);
     quotes(&ws.root, &text, !of_the_model).map_err(failed)?;
     let mut programs = variants(&text).map_err(failed)?;
     if of_the_model {
@@ -253,13 +248,12 @@ fn weakened(line: &str) -> Vec<(String, String)> {
 fn verdicts(ws: &Workspace, name: &str, programs: &[Program]) -> Result<Vec<&'static str>> {
     let folder = Scratch::new(&format!("litmus-{name}"))?;
     let log = folder.path.join("log");
-    let file = File::create(&log).map_err(|error| Error::io(log.display(), error))?;
     let herd = match unpacked(ws) {
         Some(cmd) if !is_command("herd7") => cmd,
         _ => ws.cmd("herd7"),
     };
     let model = ws.root.join("litmus");
-    let mut cmd = herd.dir(&folder.path).limit(Duration::from_secs(120)).log(Arc::new(file));
+    let mut cmd = herd.dir(&folder.path).limit(Duration::from_secs(120)).log(&log);
     // Assembly has the model of its architecture, which herd7 ships.
     let language = programs[0].text.split(' ').next().unwrap_or_default();
     if language == "C" {
@@ -339,11 +333,13 @@ mod tests {
     #[test]
     fn every_quote_is_in_the_sources() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let tests = files(&root.join("litmus")).unwrap();
+        let tests = files(&root.join("litmus"), "litmus");
         assert!(!tests.is_empty());
         let stale = tests.iter().filter_map(|test| {
             let text = read(test).unwrap();
-            quotes(&root, &text, true).err().map(|why| format!("{}: {why}", stem(test)))
+            quotes(&root, &text, !is_of_the_model(test))
+                .err()
+                .map(|why| format!("{}: {why}", stem(test)))
         });
         assert_eq!(stale.collect::<Vec<_>>(), Vec::<String>::new());
         let check = |quote: &str| {

@@ -161,20 +161,9 @@ enum Command {
     Layers {
         /// The crates, such as `percpu` or `nbd-server`; all if none is named
         crates: Vec<String>,
-        /// Fail if there is a cycle
-        #[arg(long)]
-        check: bool,
     },
     /// Lines, files and public functions of each crate, beside those of the last version
     Size,
-    /// The share of the public types of each library that have an example in their documentation
-    Examples {
-        /// The libraries, such as `percpu`; all if none is named
-        crates: Vec<String>,
-        /// Fail if a type has none
-        #[arg(long)]
-        check: bool,
-    },
 }
 
 fn main() -> ExitCode {
@@ -239,8 +228,7 @@ fn run(command: Command) -> Result<()> {
             results::benches(ws, pace, results.as_deref())
         }
         Command::Scale { page, .. } => scale::measure(&scale::build(ws)?, &page),
-        Command::Layers { crates, check } => layers::run(ws, &crates, check),
+        Command::Layers { crates } => layers::run(ws, &crates, false),
         Command::Size => lint::sizes(ws),
-        Command::Examples { crates, check } => lint::examples(ws, &crates, check),
     }
 }

@@ -10,18 +10,15 @@
 //! A survivor is a bug that no test sees, or a change that is no bug; a reader decides.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use syn::spanned::Spanned;
-use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, Item, Macro, Stmt};
+use proc_macro2::{TokenStream, TokenTree};
 
-use crate::process::{Error, Result, read, write};
-use crate::source::{self, attributes, is_test_or_model, statement_attributes};
+use crate::process::{At, Error, Result, folder, read, write};
+use crate::source::{self, is_block, is_punct, is_test_or_model, path, word};
 use crate::suites::models_command;
 use crate::tools;
 use crate::workspace::{Crate, Workspace, choose, files, stem};
@@ -107,14 +104,9 @@ fn missed_patch(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Optio
     let dir = copy.root.join("crates").join(&package.name);
     apply(copy, &dir, patch, "")?;
     let path = copy.target.join("patch.log");
-    let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
-    let log = Arc::new(log);
-    let built = command().arg("--no-run").log(Arc::clone(&log)).run();
-    let run = command()
-        .args(["--", "--exact", "--include-ignored", &name])
-        .log(log)
-        .limit(PATIENCE)
-        .run();
+    let built = command().arg("--no-run").log(copy.target.join("build.log")).run();
+    let run = command().args(["--", "--exact", "--include-ignored", &name]).log(&path);
+    let run = run.limit(PATIENCE).run();
     apply(copy, &dir, patch, "--reverse")?;
     Ok(match (built, run) {
         (Err(_), _) => Some("it does not build".to_string()),
@@ -138,7 +130,7 @@ fn copy(ws: &Workspace) -> Result<Workspace> {
     let names: BTreeSet<&str> = listed.split('\0').filter(|name| !name.is_empty()).collect();
     for left in files(&root.join("crates"), "rs") {
         if !names.contains(&*left.strip_prefix(&root).unwrap_or(&left).to_string_lossy()) {
-            fs::remove_file(&left).map_err(|error| Error::io(left.display(), error))?;
+            fs::remove_file(&left).at(left)?;
         }
     }
     for name in names {
@@ -149,7 +141,7 @@ fn copy(ws: &Workspace) -> Result<Workspace> {
         }
     }
     let target = ws.target.join("mutants/target");
-    fs::create_dir_all(&target).map_err(|error| Error::io(target.display(), error))?; // for the logs
+    folder(&target)?; // for the logs
     Ok(Workspace { root, target })
 }
 
@@ -190,11 +182,9 @@ pub(crate) fn unlabelled(ws: &Workspace, crates: &[Crate]) -> Result<()> {
         let models = || models_command(&copy, package, "loom");
         models().arg("--no-run").run()?;
         let run = |label: &str, limit: Duration| {
-            let path = copy.target.join("unlabelled.log");
-            let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
-            let models =
-                models().env("OFFLOCK_MUTANT", label).words("-- models:: --skip mutants::");
-            models.log(Arc::new(log)).limit(limit).run()
+            let models = models().env("OFFLOCK_MUTANT", label).limit(limit);
+            let models = models.words("-- models:: --skip mutants::");
+            models.log(copy.target.join("unlabelled.log")).run()
         };
         let began = Instant::now();
         run("of no label", PATIENCE)?; // models that run at three preemptions do not with a planted bug
@@ -242,7 +232,16 @@ fn visit_sources(package: &Path, mut with: impl FnMut(&Path, Finder)) -> Result<
             continue; // for tests, or for model checkers, which its own name, but no `cfg`, tells of
         }
         let mut finder = Finder::default();
-        module.items.iter().for_each(|item| finder.visit_item(item));
+        for item in module.items {
+            let is_code =
+                ["fn", "const", "static", "trait", "impl"].iter().any(|word| item.is(word));
+            let words: Vec<String> = item.tokens.iter().filter_map(word).collect();
+            let shows =
+                |pair: &[String]| ["Debug", "Display"].contains(&&*pair[0]) && pair[1] == "for";
+            if is_code && !words.windows(2).any(shows) {
+                finder.walk(&source::without_attributes(item.tokens, is_test_or_model));
+            }
+        }
         with(&module.file, finder);
     }
     Ok(())
@@ -256,101 +255,80 @@ struct Finder {
 }
 
 const FENCES: [&str; 4] = ["fence", "light", "heavy", "heavy_rseq"];
-
-fn last(path: &syn::Path) -> String {
-    path.segments.last().map_or(String::new(), |name| name.ident.to_string())
-}
-
-fn is_fence_call(expr: &Expr) -> bool {
-    let Expr::Call(call) = expr else { return false };
-    matches!(&*call.func, Expr::Path(path) if FENCES.contains(&&*last(&path.path)))
-}
+/// Macros whose arguments are no code of the algorithm.
+const SHOWING: [&str; 4] = ["panic", "unreachable", "write", "println"];
 
 impl Finder {
-    fn add(&mut self, spanned: &impl Spanned, weaker: &'static [&'static str]) {
-        let span = spanned.span();
-        self.sites.push(Site { bytes: span.byte_range(), line: span.start().line, weaker });
+    fn walk(&mut self, tokens: &[TokenTree]) {
+        let is = |at: Option<usize>, mark| {
+            at.and_then(|at| tokens.get(at)).is_some_and(|tree| is_punct(tree, mark))
+        };
+        let mut at = 0;
+        while at < tokens.len() {
+            let (start, names) = (at, path(&tokens[at..]));
+            let Some(name) = names.last().map(String::as_str) else {
+                if let TokenTree::Group(group) = &tokens[at] {
+                    self.walk(&group.stream().into_iter().collect::<Vec<_>>());
+                }
+                at += 1;
+                continue;
+            };
+            at += 3 * names.len() - 2;
+            let before = start.checked_sub(1);
+            let arguments = |at: usize| match tokens.get(at) {
+                Some(TokenTree::Group(group)) => Some(group.stream()),
+                _ => None,
+            };
+            if name == "use" && !is(Some(at), '<') {
+                at += tokens[at..].iter().take_while(|tree| !is_punct(tree, ';')).count();
+            } else if let (true, Some(inner), false) =
+                (is(Some(at), '!'), arguments(at + 1), KEYWORDS.contains(&name))
+            {
+                at += if self.enters(name, &inner) { 1 } else { 2 };
+            } else if let (true, Some(_), false) =
+                (FENCES.contains(&name), arguments(at), is(before, '.'))
+            {
+                // As a statement: its value is of no use.
+                let is_first =
+                    before.is_none_or(|at| is_block(&tokens[at]) || is_punct(&tokens[at], ';'));
+                at += 1;
+                if is_first && is(Some(at), ';') {
+                    self.add(&tokens[start..=at], &[]);
+                }
+            } else if !(is(Some(at), '=') && is(Some(at + 1), '>')
+                || is(Some(at), '|')
+                || is(before, '|'))
+            {
+                match name {
+                    "AcqRel" => self.add(&tokens[start..at], &["Acquire", "Release"]),
+                    "Acquire" | "Release" | "SeqCst" => self.add(&tokens[start..at], &["Relaxed"]),
+                    _ => {}
+                }
+            }
+        }
     }
 
-    fn add_label(&mut self, mac: &Macro) {
-        let text = mac.tokens.to_string();
-        let label = text.split('"').nth(1).unwrap_or_default();
-        self.labels.insert(label.split(':').next().unwrap_or_default().to_string());
+    /// Returns whether the arguments of a macro are code. Adds the label that they have.
+    fn enters(&mut self, name: &str, arguments: &TokenStream) -> bool {
+        let text = arguments.to_string();
+        let is_fence = |fence: &&str| text.replace(' ', "").contains(&format!("{fence}("));
+        let (is_order, is_step) = (name == "order" || FENCES.contains(&name), name == "step");
+        if is_order || is_step && FENCES[1..].iter().any(is_fence) {
+            let label = text.split('"').nth(1).unwrap_or_default();
+            self.labels.insert(label.split(':').next().unwrap_or_default().to_string());
+        }
+        !is_order && !name.contains("assert") && !SHOWING.contains(&name)
+    }
+
+    fn add(&mut self, tokens: &[TokenTree], weaker: &'static [&'static str]) {
+        let (start, end) = (tokens[0].span(), tokens[tokens.len() - 1].span());
+        let bytes = start.byte_range().start..end.byte_range().end;
+        self.sites.push(Site { bytes, line: start.start().line, weaker });
     }
 }
 
-impl<'ast> Visit<'ast> for Finder {
-    fn visit_item(&mut self, item: &'ast Item) {
-        let is_shown = |item: &syn::ItemImpl| {
-            let name = item.trait_.as_ref().map(|(_, path, _)| last(path));
-            name.is_some_and(|name| name == "Debug" || name == "Display")
-        };
-        let is_code = match item {
-            Item::Impl(item) => !is_shown(item),
-            Item::Fn(_) | Item::Mod(_) | Item::Const(_) | Item::Static(_) | Item::Trait(_) => true,
-            _ => false,
-        };
-        if is_code && !is_test_or_model(attributes(item)) {
-            visit::visit_item(self, item);
-        }
-    }
-
-    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        if !is_test_or_model(&item.attrs) {
-            visit::visit_impl_item_fn(self, item);
-        }
-    }
-
-    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
-        if !is_test_or_model(&item.attrs) {
-            visit::visit_trait_item_fn(self, item);
-        }
-    }
-
-    fn visit_attribute(&mut self, _: &'ast Attribute) {}
-
-    fn visit_stmt(&mut self, stmt: &'ast Stmt) {
-        if is_test_or_model(statement_attributes(stmt)) {
-            return;
-        }
-        match stmt {
-            Stmt::Expr(expr, Some(_)) if is_fence_call(expr) => self.add(stmt, &[]),
-            _ => visit::visit_stmt(self, stmt),
-        }
-    }
-
-    fn visit_expr(&mut self, expr: &'ast Expr) {
-        match expr {
-            Expr::Path(path) => match &*last(&path.path) {
-                "AcqRel" => self.add(path, &["Acquire", "Release"]),
-                "Acquire" | "Release" | "SeqCst" => self.add(path, &["Relaxed"]),
-                _ => {}
-            },
-            _ if is_fence_call(expr) => {}
-            _ => visit::visit_expr(self, expr),
-        }
-    }
-
-    /// Looks into macros whose arguments are expressions, such as `check!` and `step!`.
-    fn visit_macro(&mut self, mac: &'ast Macro) {
-        let name = last(&mac.path);
-        if name == "order" || FENCES.contains(&&*name) {
-            return self.add_label(mac);
-        }
-        if name.contains("assert") || ["panic", "unreachable", "write", "println"].contains(&&*name)
-        {
-            return;
-        }
-        let text = mac.tokens.to_string();
-        if name == "step" && FENCES[1..].iter().any(|fence| text.contains(&format!("{fence} ("))) {
-            self.add_label(mac);
-        }
-        let arguments = syn::punctuated::Punctuated::<Expr, syn::Token![,]>::parse_terminated;
-        for expr in mac.parse_body_with(arguments).iter().flatten() {
-            <Self as Visit<'_>>::visit_expr(self, expr);
-        }
-    }
-}
+/// Words before which `!` is a negation.
+const KEYWORDS: [&str; 5] = ["if", "while", "match", "return", "in"];
 
 /// Checks that `INVARIANTS.md` of each library accounts for every ordering and fence.
 ///

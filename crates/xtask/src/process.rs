@@ -5,10 +5,10 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,11 +32,6 @@ impl Error {
         Error { message: message.into(), status }
     }
 
-    /// An I/O error together with what was attempted, such as a path.
-    pub(crate) fn io(what: impl fmt::Display, error: io::Error) -> Error {
-        Error::new(format!("{what}: {error}"))
-    }
-
     pub(crate) fn status(&self) -> i32 {
         self.status
     }
@@ -48,19 +43,31 @@ impl fmt::Display for Error {
     }
 }
 
+/// Adds to an I/O error what it is about, such as a path.
+pub(crate) trait At<T> {
+    fn at(self, what: impl AsRef<Path>) -> Result<T>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, what: impl AsRef<Path>) -> Result<T> {
+        self.map_err(|error| Error::new(format!("{}: {error}", what.as_ref().display())))
+    }
+}
+
 /// Reads a text file. The error names the path.
 pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
-    let path = path.as_ref();
-    fs::read_to_string(path).map_err(|error| Error::io(path.display(), error))
+    fs::read_to_string(&path).at(path)
+}
+
+/// Creates a folder and those above it.
+pub(crate) fn folder(path: impl AsRef<Path>) -> Result<()> {
+    fs::create_dir_all(&path).at(path)
 }
 
 /// Writes a file and the folders above it. The error names the path.
 pub(crate) fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) -> Result<()> {
-    let path = path.as_ref();
-    let folder = path.parent().unwrap_or(path);
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(path, text))
-        .map_err(|error| Error::io(path.display(), error))
+    path.as_ref().parent().map_or(Ok(()), folder)?;
+    fs::write(&path, text).at(path)
 }
 
 /// A command that prints itself, runs in a process group of its own, and reads nothing.
@@ -73,7 +80,7 @@ pub(crate) struct Cmd {
     command: Command,
     /// The settings that are shown with the command.
     shown: String,
-    log: Option<Arc<File>>,
+    log: Option<PathBuf>,
     limit: Option<Duration>,
 }
 
@@ -119,9 +126,9 @@ impl Cmd {
         self
     }
 
-    /// Sends the output, and the line that shows the command, to a file.
-    pub(crate) fn log(mut self, log: Arc<File>) -> Cmd {
-        self.log = Some(log);
+    /// Sends the output, and the line that shows the command, to a file of its own.
+    pub(crate) fn log(mut self, log: impl Into<PathBuf>) -> Cmd {
+        self.log = Some(log.into());
         self
     }
 
@@ -143,13 +150,11 @@ impl Cmd {
 
     fn finish(mut self, captured: bool) -> Result<String> {
         let line = self.line();
-        let name = Path::new(&self.words[0]).file_name().unwrap_or_default();
-        let name = name.to_string_lossy().into_owned();
-        let failed = |error| Error::io(&name, error);
-        if let Some(log) = &self.log {
-            (&**log).write_all(line.as_bytes()).map_err(failed)?;
-            self.command.stdout(log.try_clone().map_err(failed)?);
-            self.command.stderr(log.try_clone().map_err(failed)?);
+        let name = Path::new(&self.words[0]).file_name().unwrap_or_default().to_owned();
+        if let Some(path) = &self.log {
+            let mut log = File::create(path).at(path)?;
+            log.write_all(line.as_bytes()).at(path)?;
+            self.command.stdout(log.try_clone().at(path)?).stderr(log);
         } else {
             let _ = io::stdout().write_all(line.as_bytes());
         }
@@ -163,15 +168,15 @@ impl Cmd {
         // Without a limit it is 0, which `timeout` takes for none.
         let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64().max(0.001));
         self.command.arg(seconds.to_string()).args(&self.words);
-        let mut child = self.command.spawn().map_err(failed)?;
+        let mut child = self.command.spawn().at(&name)?;
         let pipe = child.stdout.take();
         let said = thread::spawn(move || {
             let mut said = Vec::new();
             pipe.map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut said)).map(|_| said)
         });
-        let status = child.wait().map_err(failed)?;
+        let status = child.wait().at(&name)?;
         if status.success() {
-            let said = said.join().expect("a read does not panic").map_err(failed)?;
+            let said = said.join().expect("a read does not panic").at(&name)?;
             return Ok(String::from_utf8_lossy(&said).into_owned());
         }
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
@@ -180,10 +185,11 @@ impl Cmd {
             let kill = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
             let _ = Command::new("sh").arg("-c").arg(kill).status();
             let seconds = began.elapsed().as_secs();
-            let message = format!("{name} was ended after {seconds} seconds, its time was over");
+            let message =
+                format!("{} was ended after {seconds} seconds, its time was over", name.display());
             return Err(Error::with_status(message, 124)); // as timeout(1) has it
         }
-        Err(Error::with_status(format!("{name}: {status}"), code))
+        Err(Error::with_status(format!("{}: {status}", name.display()), code))
     }
 
     /// The line that shows the command.
@@ -240,8 +246,7 @@ pub(crate) fn logged(folder: &Path, cmd: Cmd) -> Result<()> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     // Ordering: Relaxed; the counter makes the names of files differ and publishes nothing.
     let path = folder.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
-    let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
-    let outcome = cmd.log(Arc::new(log)).run();
+    let outcome = cmd.log(&path).run();
     let said = String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
     let _ = io::stdout().lock().write_all(said.as_bytes());
     outcome
@@ -264,19 +269,12 @@ fn quote(said: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::env;
-
     use super::*;
     use crate::workspace::Scratch;
 
     fn sh(script: &str) -> Cmd {
         Cmd::new("sh").arg("-c").arg(script)
     }
-
-    /// Starts a process in the background, and waits for it.
-    const DESCENDANT: &str = "sleep 301 & echo $! >pid.new; mv pid.new pid; wait";
-    /// And one that ignores SIGTERM, which ends the shell.
-    const IGNORES: &str = "(trap '' TERM; sleep 301) & echo $! >pid.new; mv pid.new pid; wait";
 
     #[test]
     fn a_failure_carries_the_status_of_the_command() {
@@ -289,59 +287,24 @@ mod tests {
         assert_eq!(quoted(OsStr::new("it's")), "'it'\\''s'");
     }
 
-    /// Returns the id of the process that [`DESCENDANT`] has started, once it is known.
-    fn descendant(scratch: &Scratch) -> Option<String> {
-        read(scratch.path.join("pid")).ok().map(|pid| pid.trim().to_string())
-    }
-
-    fn until(done: impl Fn() -> bool) {
-        let began = Instant::now();
-        while !done() {
-            assert!(began.elapsed() < Duration::from_secs(60), "it did not happen in time");
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Waits until the process has ended, whether or not a parent has waited for it.
-    fn until_ended(pid: &str) {
-        until(|| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.is_empty() || stat.contains(") Z")
-        });
-    }
-
     #[test]
     fn a_command_past_its_time_ends_with_its_descendants() {
-        for script in [DESCENDANT, IGNORES] {
-            let scratch = Scratch::new("limit").unwrap();
-            // On a busy machine the shell may need longer than the limit until it has written the file.
-            let pid = (0..6).find_map(|attempt| {
-                let limit = Duration::from_secs(1 << attempt);
-                let limited = sh(script).dir(&scratch.path).limit(limit);
-                let began = Instant::now();
-                assert_eq!(limited.output().unwrap_err().status(), 124);
-                assert!(began.elapsed() < Duration::from_secs(300), "it waited for {script}");
-                descendant(&scratch)
-            });
-            until_ended(&pid.expect("the shell writes the file"));
+        // One in the background ignores SIGTERM, which ends the shell.
+        let script = "(trap '' TERM; sleep 301) & echo $! >pid.new; mv pid.new pid; wait";
+        let scratch = Scratch::new("limit").unwrap();
+        // On a busy machine the shell may need longer than the limit until it has written the file.
+        let pid = (0..6).find_map(|attempt| {
+            let limited = sh(script).dir(&scratch.path).limit(Duration::from_secs(1 << attempt));
+            assert_eq!(limited.output().unwrap_err().status(), 124);
+            read(scratch.path.join("pid")).ok()
+        });
+        let stat = format!("/proc/{}/stat", pid.expect("the shell writes the file").trim());
+        // It has ended, whether or not a parent has waited for it.
+        let ended = || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z"));
+        let began = Instant::now();
+        while !ended() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it still runs");
+            thread::sleep(Duration::from_millis(20));
         }
-    }
-
-    #[test]
-    fn a_signal_ends_what_this_program_has_started() {
-        const FOLDER: &str = "XTASK_TEST_FOLDER";
-        if let Some(folder) = env::var_os(FOLDER) {
-            return drop(sh(DESCENDANT).dir(Path::new(&folder)).run());
-        }
-        let scratch = Scratch::new("signal").unwrap();
-        let name = "process::tests::a_signal_ends_what_this_program_has_started";
-        let mut this = Command::new(env::current_exe().unwrap());
-        this.args(["--exact", name]).env(FOLDER, &scratch.path).stdout(Stdio::null());
-        let mut this = this.spawn().unwrap();
-        until(|| descendant(&scratch).is_some());
-        // Not SIGINT or SIGHUP, which a program in the background may ignore.
-        sh(&format!("kill -TERM {}", this.id())).run().unwrap();
-        assert_eq!(this.wait().unwrap().signal(), Some(15));
-        until_ended(&descendant(&scratch).unwrap());
     }
 }

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{env, fs};
 
-use crate::process::{Cmd, Error, Result, write};
+use crate::process::{At, Cmd, Result, folder, write};
 use crate::results::bars;
 use crate::workspace::{Workspace, program};
 
@@ -31,9 +31,9 @@ pub(crate) fn build(ws: &Workspace) -> Result<PathBuf> {
     let cargo = ws.cargo("bench --workspace --profile stress --no-run"); // as `benches --smoke` builds them
     let built = cargo.words("--message-format=json-render-diagnostics").output()?;
     let folder = ws.target.join("scale");
-    let failed = |error: io::Error| Error::io(folder.display(), error);
-    fs::create_dir_all(&folder).map_err(failed)?;
-    fs::copy(env::current_exe().map_err(failed)?, folder.join("xtask")).map_err(failed)?;
+    self::folder(&folder)?;
+    let own = env::current_exe().and_then(|own| fs::copy(own, folder.join("xtask")));
+    own.at(&folder)?;
     for line in built.lines().filter(|line| line.contains("\"kind\":[\"bench\"]")) {
         let Some((name, program)) = program(line) else { continue };
         if ROWS.iter().any(|(bench, _)| *bench == name) {

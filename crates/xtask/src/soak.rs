@@ -2,13 +2,13 @@
 //! its own log.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::sync::Arc;
+use std::fs;
+use std::path::Path;
 use std::time::Instant;
 
-use crate::process::{Cmd, Error, Result};
-use crate::suites::{WITHOUT_RSEQ, fuzz_command, fuzz_targets};
-use crate::workspace::{Crate, Scratch, Workspace};
+use crate::process::{Error, Result, folder};
+use crate::suites::{WITHOUT_RSEQ, fuzz_targets};
+use crate::workspace::{Crate, Workspace};
 
 /// The counts that a test takes from its environment. Each step sets its own: PROPTEST_CASES
 /// overrules what a test asks for itself.
@@ -26,18 +26,10 @@ struct Step {
     /// The counts, in words.
     asked: String,
     settings: Vec<(&'static str, String)>,
-    action: Action,
-}
-
-enum Action {
-    /// `cargo test --release` with these words.
-    Release(String),
-    /// `cargo test --profile loom` with a cfg for all crates and these words.
-    WithCfg(&'static str, String),
-    /// `cargo xtask` with these words.
-    Xtask(String),
-    /// A target, for so many seconds.
-    Fuzz(String, u64),
+    /// Of a build with a cfg for all crates, in the profile `loom`.
+    cfg: Option<&'static str>,
+    /// The words of cargo.
+    words: String,
 }
 
 /// Runs of `cargo test --release`: the name, the count in full and its name in the environment, what is asked in
@@ -67,108 +59,86 @@ const SERIALLY: &str = "-- --ignored --test-threads=1 --show-output stress_";
 
 /// Every step, with its counts multiplied by `scale`, but at least 1.
 fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Vec<Step> {
+    const TEST: &str = "test --release --locked";
+    const MODEL: &str = "test --profile loom --locked";
     // The product is positive, and a scale that overflows gives the largest count.
     let scaled = |full: u32| ((f64::from(full) * scale) as u64).max(1);
     let mut steps = Vec::new();
-    let mut step = |name: &str, asked: String, settings: &[(&'static str, String)], action| {
-        steps.push(Step { name: name.to_string(), asked, settings: settings.to_vec(), action });
-    };
+    // Each of the settings has the count; `#` in `asked` and in `words` stands for it.
+    let mut step =
+        |name: String, count: u64, settings: &[&'static str], cfg, asked: &str, words: &str| {
+            let count = count.to_string();
+            let settings = settings.iter().map(|name| (*name, count.clone())).collect();
+            let (asked, words) = (asked.replace('#', &count), words.replace('#', &count));
+            steps.push(Step { name, asked, settings, cfg, words });
+        };
     for line in TESTS.lines() {
         let cells: Vec<&str> = line.split(" | ").collect();
         let &[name, count, asked, words] = &cells[..] else { unreachable!("four cells: {line}") };
         let (full, variable) = count.split_once(' ').expect("a count and a variable");
-        let count = scaled(full.parse().expect("a number")).to_string();
-        let mut settings = vec![(variable, count.clone())];
-        if name.ends_with("-without-rseq") {
-            settings.push((WITHOUT_RSEQ.0, WITHOUT_RSEQ.1.to_string()));
-        }
-        let words = words.replace("SERIALLY", SERIALLY);
-        step(name, asked.replace('#', &count), &settings, Action::Release(words));
+        let count = scaled(full.parse().expect("a number"));
+        let words = format!("{TEST} {}", words.replace("SERIALLY", SERIALLY));
+        step(name.to_string(), count, &[variable], None, asked, &words);
     }
-    let n = scaled(30);
-    let words = format!("-p offlock-percpu --lib --tests {SERIALLY}");
-    let settings = [("OFFLOCK_STRESS_SECONDS", n.to_string())];
-    let without = Action::WithCfg("no_membarrier", words);
-    step("percpu-stress-no-membarrier", format!("{n} s"), &settings, without);
-    let n = scaled(1_000);
-    let settings = [("PROPTEST_CASES", n.to_string()), ("OFFLOCK_TEARINGS", n.to_string())];
-    let cuts = Action::Release("-p bufcache --test api -- crash::".to_string());
-    step("bufcache-power-cuts", format!("{n} histories, {n} cuts of each"), &settings, cuts);
+    let words = format!("{MODEL} -p offlock-percpu --lib --tests {SERIALLY}");
+    let (name, no_membarrier) = ("percpu-stress-no-membarrier".to_string(), Some("no_membarrier"));
+    step(name, scaled(30), &["OFFLOCK_STRESS_SECONDS"], no_membarrier, "# s", &words);
+    let words = format!("{TEST} -p bufcache --test api -- crash::");
+    let (name, asked) = ("bufcache-power-cuts".to_string(), "# histories, # cuts of each");
+    step(name, scaled(1_000), &["PROPTEST_CASES", "OFFLOCK_TEARINGS"], None, asked, &words);
     for package in crates {
-        let models = |cfg: &'static str| {
-            let target = package.models(cfg)?.join(" ");
-            Some(Action::WithCfg(cfg, format!("-p {} {target} models::", package.package)))
-        };
-        if let Some(models) = models("loom") {
-            let settings = [("LOOM_MAX_PREEMPTIONS", "3".to_string())];
-            let name = format!("{}-loom", package.name);
-            step(&name, "3 preemptions".to_string(), &settings, models);
-        }
-        if let Some(models) = models("shuttle") {
-            let n = scaled(1_000_000);
-            let settings = [("OFFLOCK_SHUTTLE_ITERATIONS", n.to_string())];
-            let name = format!("{}-shuttle", package.name);
-            step(&name, format!("{n} schedules"), &settings, models);
+        for (cfg, count, setting, asked) in [
+            ("loom", 3, "LOOM_MAX_PREEMPTIONS", "# preemptions"),
+            ("shuttle", scaled(1_000_000), "OFFLOCK_SHUTTLE_ITERATIONS", "# schedules"),
+        ] {
+            let Some(target) = package.models(cfg) else { continue };
+            let words = format!("{MODEL} -p {} {} models::", package.package, target.join(" "));
+            let name = format!("{}-{cfg}", package.name);
+            step(name, count, &[setting], Some(cfg), asked, &words);
         }
     }
-    step(
-        "mutants-patches",
-        "each patch".to_string(),
-        &[],
-        Action::Xtask("mutants --patches".into()),
-    );
+    let words = "xtask mutants --patches";
+    step("mutants-patches".to_string(), 1, &[], None, "each patch", words);
     for package in crates {
-        let n = scaled(50);
-        let random = Action::Xtask(format!("mutants {} --random {n}", package.name));
-        step(&format!("{}-mutants-random", package.name), format!("{n} mutants"), &[], random);
+        let (name, words) = (&package.name, format!("xtask mutants {} --random #", package.name));
+        step(format!("{name}-mutants-random"), scaled(50), &[], None, "# mutants", &words);
     }
     for round in 1..=scaled(20) {
-        let trials = Action::Release("-p offlock-nbd --test clients".to_string());
-        step(&format!("nbd-clients-{round:02}"), "once".to_string(), &[], trials);
+        let words = format!("{TEST} -p offlock-nbd --test clients");
+        step(format!("nbd-clients-{round:02}"), 1, &[], None, "once", &words);
     }
-    step("aarch64-qemu-user", "once".to_string(), &[], Action::Xtask("cross".into()));
+    step("aarch64-qemu-user".to_string(), 1, &[], None, "once", "xtask cross");
     for guest in ["aarch64", "x86-64"] {
-        let n = scaled(60);
-        let words = format!("guest {guest} --seconds {n}");
-        step(&format!("guest-{guest}"), format!("{n} s each"), &[], Action::Xtask(words));
+        let words = format!("xtask guest {guest} --seconds #");
+        step(format!("guest-{guest}"), scaled(60), &[], None, "# s each", &words);
     }
     // The only run with the feature, for which the main job does not wait.
-    let tls = Action::Release("-p offlock-nbd --features tls --test clients -- tls/".to_string());
-    step("nbd-tls", "once".to_string(), &[], tls);
+    let words = format!("{TEST} -p offlock-nbd --features tls --test clients -- tls/");
+    step("nbd-tls".to_string(), 1, &[], None, "once", &words);
     for target in fuzz_targets {
-        let seconds = scaled(3_600);
-        let action = Action::Fuzz(target.clone(), seconds);
-        step(&format!("{target}-fuzz"), format!("{seconds} s"), &[], action);
+        let words = format!("xtask fuzz {target} --seconds #");
+        step(format!("{target}-fuzz"), scaled(3_600), &[], None, "# s", &words);
     }
     steps
 }
 
 impl Step {
     /// Runs the step, with all output in the log.
-    fn run(&self, ws: &Workspace, log: &Arc<File>) -> Result<()> {
-        let settled = |mut cmd: Cmd| {
-            for name in COUNTS {
-                cmd = cmd.base_env(name, None);
-            }
-            for (name, value) in &self.settings {
-                cmd = cmd.env(name, value);
-            }
-            cmd.log(Arc::clone(log))
+    fn run(&self, ws: &Workspace, log: &Path) -> Result<()> {
+        let mut cmd = match self.cfg {
+            Some(cfg) => ws.cargo_with_cfg(cfg, &self.words),
+            None => ws.cargo(&self.words),
         };
-        match &self.action {
-            Action::Release(words) => {
-                settled(ws.cargo("test --release --locked").words(words)).run()
-            }
-            Action::WithCfg(name, words) => {
-                let words = format!("test --profile loom --locked {words}");
-                settled(ws.cargo_with_cfg(name, &words)).run()
-            }
-            Action::Xtask(words) => settled(ws.cargo("xtask").words(words)).run(),
-            Action::Fuzz(target, seconds) => {
-                let scratch = Scratch::new(target)?;
-                settled(fuzz_command(ws, target, *seconds, &scratch)?).run()
-            }
+        for name in COUNTS {
+            cmd = cmd.base_env(name, None);
         }
+        for (name, value) in &self.settings {
+            cmd = cmd.env(name, value);
+        }
+        if self.name.ends_with("-without-rseq") {
+            cmd = cmd.env(WITHOUT_RSEQ.0, WITHOUT_RSEQ.1);
+        }
+        cmd.log(log).run()
     }
 }
 
@@ -187,7 +157,7 @@ pub(crate) fn run(ws: &Workspace, names: &[String], scale: f64, only_list: bool)
         return Ok(());
     }
     let logs = ws.target.join("soak");
-    fs::create_dir_all(&logs).map_err(|error| Error::io(logs.display(), error))?;
+    folder(&logs)?;
     let began = Instant::now();
     let (mut summary, mut failed) = (String::new(), 0);
     for step in &steps {
@@ -195,8 +165,7 @@ pub(crate) fn run(ws: &Workspace, names: &[String], scale: f64, only_list: bool)
         println!("{:>6} s  {name:<28} {asked}", began.elapsed().as_secs());
         let step_began = Instant::now();
         let path = logs.join(format!("{name}.log"));
-        let log = File::create(&path).map_err(|error| Error::io(path.display(), error))?;
-        let outcome = step.run(ws, &Arc::new(log));
+        let outcome = step.run(ws, &path);
         let said = String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
         let counts = counted(&said);
         // A step that has run no test has failed, too.
@@ -253,21 +222,16 @@ mod tests {
     use crate::suites::stale_filters;
 
     #[test]
-    fn each_step_has_its_own_name_and_the_scaled_counts() {
+    fn each_step_has_its_own_name_and_finds_its_tests() {
         let ws = Workspace::open().unwrap();
         let all = steps(&ws.libraries().unwrap(), &["a_ops".to_string()], 0.1);
         let names: BTreeSet<_> = all.iter().map(|step| step.name.as_str()).collect();
         assert_eq!(names.len(), all.len());
-        for name in ["percpu-loom", "bufcache-shuttle", "nbd-clients-02", "a_ops-fuzz"] {
-            assert!(names.contains(name), "{name}");
-        }
         let tearings = all.iter().find(|step| step.name == "nbd-tearings").unwrap();
         assert_eq!(tearings.asked, "6 x 100 kills");
         assert_eq!(tearings.settings, [("OFFLOCK_TEARINGS", "100".to_string())]);
-        let stale = |step: &Step| match &step.action {
-            Action::Release(words) => stale_filters(&ws, words),
-            _ => Vec::new(),
-        };
-        assert_eq!(all.iter().flat_map(stale).collect::<Vec<_>>(), [""; 0]);
+        let tests = all.iter().filter(|step| step.words.contains("--release"));
+        let stale = tests.flat_map(|step| stale_filters(&ws, &step.words));
+        assert_eq!(stale.collect::<Vec<_>>(), [""; 0]);
     }
 }

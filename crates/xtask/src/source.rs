@@ -1,17 +1,19 @@
-//! The sources of a crate, parsed, one module after the other.
+//! The sources of a crate, as the tokens of one item after the other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use proc_macro2::{TokenStream, TokenTree};
-use syn::{Attribute, Expr, Item, Lit, Meta, Stmt};
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 use crate::process::{Error, Result, read};
+
+/// Returns whether an attribute, `cfg(test)`, leaves out what it stands at.
+pub(crate) type LeftOut = fn(&TokenStream) -> bool;
 
 /// A file, or an inline module in it.
 pub(crate) struct Module {
     pub(crate) file: PathBuf,
-    /// The path of the module, such as `rcu::domain`; of the root, `crate`.
+    /// The path of the module, such as `rcu::domain`; of the root, `crate`. An inline module has that of its file.
     pub(crate) name: String,
     pub(crate) parent: usize,
     /// More than one where a cfg decides between several.
@@ -22,120 +24,223 @@ pub(crate) struct Module {
     pub(crate) hidden: bool,
 }
 
-/// Reads a crate. The first module is the root. Leaves out the modules whose attributes `left_out` accepts.
-pub(crate) fn modules(root: &Path, left_out: fn(&[Attribute]) -> bool) -> Result<Vec<Module>> {
+/// An item of a module, or of an `impl`.
+pub(crate) struct Item {
+    /// `cfg(test)` of `#[cfg(test)]`.
+    attributes: Vec<TokenStream>,
+    /// The rest, with the visibility.
+    pub(crate) tokens: Vec<TokenTree>,
+}
+
+/// Reads a crate. The first module is the root. Leaves out what the attributes tell to.
+pub(crate) fn modules(root: &Path, left_out: LeftOut) -> Result<Vec<Module>> {
     let mut all = Vec::new();
-    let below = root.parent().unwrap_or(root);
-    read_file(&mut all, root, below, "crate", 0, false, left_out)?;
+    let below = root.parent().unwrap_or(root).to_path_buf();
+    let module = Module {
+        file: root.to_path_buf(),
+        name: "crate".to_string(),
+        parent: 0,
+        children: BTreeMap::new(),
+        items: Vec::new(),
+        hidden: false,
+    };
+    add(&mut all, module, &below, None, left_out)?;
     Ok(all)
 }
 
-/// Reads a file whose child modules are in the folder `below`.
-fn read_file(
-    all: &mut Vec<Module>,
-    file: &Path,
-    below: &Path,
-    name: &str,
-    parent: usize,
-    hidden: bool,
-    left_out: fn(&[Attribute]) -> bool,
-) -> Result<Option<usize>> {
-    let parsed = syn::parse_file(&read(file)?).map_err(|error| {
-        Error::new(format!("{}:{}: {error}", file.display(), error.span().start().line))
-    })?;
-    if left_out(&parsed.attrs) {
-        return Ok(None);
-    }
-    add(all, file, below, name, parent, hidden, left_out, parsed.items).map(Some)
-}
-
-#[expect(clippy::too_many_arguments, reason = "it recurs with one or two of them changed")]
+/// Adds a module whose child modules are in the folder `below`, and these. Its content is in the file, or given.
 fn add(
     all: &mut Vec<Module>,
-    file: &Path,
+    module: Module,
     below: &Path,
-    name: &str,
-    parent: usize,
-    hidden: bool,
-    left_out: fn(&[Attribute]) -> bool,
-    items: Vec<Item>,
-) -> Result<usize> {
+    content: Option<TokenStream>,
+    left_out: LeftOut,
+) -> Result<Option<usize>> {
+    let Module { file, name, hidden, .. } = &module;
+    let (file, name, hidden) = (file.clone(), name.clone(), *hidden);
+    let content = match content {
+        Some(content) => content,
+        None => read(&file)?.parse().map_err(|error: proc_macro2::LexError| {
+            Error::new(format!("{}:{}: {error}", file.display(), error.span().start().line))
+        })?,
+    };
+    let Some(items) = items(content, left_out) else { return Ok(None) };
     let this = all.len();
-    let (file, name) = (file.to_path_buf(), name.to_string());
-    let (children, own) = (BTreeMap::new(), Vec::new());
-    all.push(Module {
-        file: file.clone(),
-        name: name.clone(),
-        parent,
-        children,
-        items: own,
-        hidden,
-    });
+    all.push(module);
     for item in items {
-        let Item::Mod(module) = item else {
+        let (true, Some(word)) = (item.is("mod"), item.name()) else {
             all[this].items.push(item);
             continue;
         };
-        if left_out(&module.attrs) {
-            continue;
-        }
-        let word = module.ident.to_string();
-        let hidden = hidden || is_hidden(&module.attrs);
         let folder = below.join(&word);
-        let child = match (module.content, module.attrs.iter().find_map(path_attribute)) {
-            (Some((_, items)), _) => {
-                Some(add(all, &file, &folder, &name, this, hidden, left_out, items)?)
+        let long = if name == "crate" { word.clone() } else { format!("{name}::{word}") };
+        let path = item.attributes.iter().find_map(path_of);
+        let content = item.body();
+        let (file, name) = match (&content, path) {
+            (Some(_), _) => (file.clone(), name.clone()),
+            (None, Some(path)) => {
+                (file.parent().unwrap_or(below).join(&path), format!("{long} ({path})"))
             }
-            (None, path) => {
-                let long = if name == "crate" { word.clone() } else { format!("{name}::{word}") };
-                let long = path.as_ref().map_or(long.clone(), |path| format!("{long} ({path})"));
-                let beside = file.parent().unwrap_or(below);
-                let path = match path {
-                    Some(path) => beside.join(path),
-                    None if folder.join("mod.rs").exists() => folder.join("mod.rs"),
-                    None => folder.with_extension("rs"),
-                };
-                read_file(all, &path, &folder, &long, this, hidden, left_out)?
-            }
+            (None, None) if folder.join("mod.rs").exists() => (folder.join("mod.rs"), long),
+            (None, None) => (folder.with_extension("rs"), long),
         };
+        let hidden = hidden || item.is_hidden();
+        let (children, items) = (BTreeMap::new(), Vec::new());
+        let child = Module { file, name, parent: this, children, items, hidden };
+        let child = add(all, child, &folder, content, left_out)?;
         all[this].children.entry(word).or_default().extend(child);
     }
-    Ok(this)
+    Ok(Some(this))
+}
+
+/// Splits the content of a module or an `impl`. Returns none if an attribute of the whole leaves it out.
+pub(crate) fn items(content: TokenStream, left_out: LeftOut) -> Option<Vec<Item>> {
+    let (mut all, mut trees) = (Vec::new(), content.into_iter().peekable());
+    let mut item = Item { attributes: Vec::new(), tokens: Vec::new() };
+    while let Some(tree) = trees.next() {
+        if item.tokens.is_empty() && is_punct(&tree, '#') {
+            let of_all = trees.next_if(|next| is_punct(next, '!')).is_some();
+            let Some(TokenTree::Group(group)) = trees.next() else { continue };
+            match (of_all, left_out(&group.stream())) {
+                (true, true) => return None,
+                (true, false) => {}
+                (false, _) => item.attributes.push(group.stream()),
+            }
+            continue;
+        }
+        let is_last = is_punct(&tree, ';') || is_block(&tree) && !item.is("use");
+        item.tokens.push(tree);
+        if is_last {
+            if item.tokens.len() > 1 && !item.attributes.iter().any(left_out) {
+                all.push(item); // and not a `;` behind a block
+            }
+            item = Item { attributes: Vec::new(), tokens: Vec::new() };
+        }
+    }
+    Some(all)
+}
+
+impl Item {
+    /// The words, without those that may stand before the keyword.
+    fn words(&self) -> impl Iterator<Item = String> {
+        let mut words: Vec<String> = self.tokens.iter().filter_map(word).collect();
+        let is_function = words.iter().any(|word| word == "fn");
+        let before = ["pub", "unsafe", "async", "extern", "default", "mut"];
+        words.retain(|word| !(before.contains(&&**word) || is_function && word == "const"));
+        words.into_iter()
+    }
+
+    /// Returns whether the item begins with this keyword.
+    pub(crate) fn is(&self, keyword: &str) -> bool {
+        self.words().next().is_some_and(|word| word == keyword)
+    }
+
+    /// Returns the name of what the item defines; of an `impl` or a `use`, none.
+    pub(crate) fn name(&self) -> Option<String> {
+        const KEYWORDS: [&str; 10] = [
+            "mod",
+            "fn",
+            "struct",
+            "enum",
+            "union",
+            "trait",
+            "type",
+            "const",
+            "static",
+            "macro_rules",
+        ];
+        let mut words = self.words();
+        words.next().filter(|word| KEYWORDS.contains(&&**word)).and_then(|_| words.next())
+    }
+
+    /// Returns whether every crate can use it: `pub` without parentheses.
+    pub(crate) fn is_public(&self) -> bool {
+        let is_pub = self.tokens.first().and_then(word).is_some_and(|word| word == "pub");
+        is_pub && !matches!(self.tokens.get(1), Some(TokenTree::Group(_)))
+    }
+
+    /// Returns whether it has `#[doc(hidden)]`.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.has("doc(hidden)")
+    }
+
+    /// Returns whether it has this attribute.
+    pub(crate) fn has(&self, attribute: &str) -> bool {
+        self.attributes.iter().any(|each| each.to_string().replace(' ', "") == attribute)
+    }
+
+    /// The content of its braces.
+    pub(crate) fn body(&self) -> Option<TokenStream> {
+        match self.tokens.last() {
+            Some(TokenTree::Group(group)) if is_block(&self.tokens[self.tokens.len() - 1]) => {
+                Some(group.stream())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Removes attributes, at all depths, and what they leave out.
+pub(crate) fn without_attributes(tokens: Vec<TokenTree>, left_out: LeftOut) -> Vec<TokenTree> {
+    let (mut kept, mut trees) = (Vec::new(), tokens.into_iter().peekable());
+    while let Some(tree) = trees.next() {
+        let is_bracket = |next: &TokenTree| matches!(next, TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket);
+        if is_punct(&tree, '#') && trees.peek().is_some_and(is_bracket) {
+            let Some(TokenTree::Group(group)) = trees.next() else { continue };
+            if left_out(&group.stream()) {
+                // A statement, a field or a function: up to its end.
+                while let Some(tree) = trees.next() {
+                    let goes_on = trees.peek().and_then(word).is_some_and(|word| word == "else");
+                    if is_punct(&tree, ';') || is_punct(&tree, ',') || is_block(&tree) && !goes_on {
+                        break;
+                    }
+                }
+            }
+        } else if let TokenTree::Group(group) = &tree {
+            let inner = without_attributes(group.stream().into_iter().collect(), left_out);
+            let mut cleaned = Group::new(group.delimiter(), inner.into_iter().collect());
+            cleaned.set_span(group.span());
+            kept.push(cleaned.into());
+        } else {
+            kept.push(tree);
+        }
+    }
+    kept
+}
+
+pub(crate) fn word(tree: &TokenTree) -> Option<String> {
+    if let TokenTree::Ident(word) = tree { Some(word.to_string()) } else { None }
+}
+
+pub(crate) fn is_punct(tree: &TokenTree, mark: char) -> bool {
+    matches!(tree, TokenTree::Punct(punct) if punct.as_char() == mark)
+}
+
+/// Returns whether these are braces with their content.
+pub(crate) fn is_block(tree: &TokenTree) -> bool {
+    matches!(tree, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
 }
 
 /// Returns the path in `#[path = "..."]`.
-fn path_attribute(attribute: &Attribute) -> Option<String> {
-    let Meta::NameValue(meta) = &attribute.meta else { return None };
-    match &meta.value {
-        Expr::Lit(value) if meta.path.is_ident("path") => match &value.lit {
-            Lit::Str(text) => Some(text.value()),
-            _ => None,
-        },
-        _ => None,
-    }
+fn path_of(attribute: &TokenStream) -> Option<String> {
+    let text = attribute.to_string();
+    Some(text.strip_prefix("path = \"")?.strip_suffix('"')?.to_string())
 }
 
-/// Returns whether an item has `#[doc(hidden)]`.
-pub(crate) fn is_hidden(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| match &attribute.meta {
-        Meta::List(list) => list.path.is_ident("doc") && list.tokens.to_string() == "hidden",
-        _ => false,
-    })
+/// Leaves out what is compiled for tests only.
+pub(crate) fn is_test(attribute: &TokenStream) -> bool {
+    has_cfg(attribute, &["test"], &["not", "any"])
 }
 
-/// Returns whether an item is compiled for tests only.
-pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
-    has_cfg(attributes, &["test"], &["not", "any"])
-}
-
-/// Returns whether a `cfg` restricts the item to tests or to builds for model checkers.
-pub(crate) fn is_test_or_model(attributes: &[Attribute]) -> bool {
+/// Leaves out what a `cfg` restricts to tests or to builds for model checkers.
+pub(crate) fn is_test_or_model(attribute: &TokenStream) -> bool {
     let names = ["test", "offlock_loom", "offlock_shuttle", "offlock_virtual_cpu", "offlock_model"];
-    has_cfg(attributes, &names, &["not"])
+    has_cfg(attribute, &names, &["not"])
 }
 
-/// Returns whether a `cfg` has one of the names outside the operators of `except`.
-fn has_cfg(attributes: &[Attribute], names: &[&str], except: &[&str]) -> bool {
+/// Returns whether the attribute is `test`, or a `cfg` that has one of the names outside the operators of
+/// `except`.
+fn has_cfg(attribute: &TokenStream, names: &[&str], except: &[&str]) -> bool {
     fn has(condition: TokenStream, names: &[&str], except: &[&str]) -> bool {
         let mut trees = condition.into_iter();
         while let Some(tree) = trees.next() {
@@ -148,38 +253,23 @@ fn has_cfg(attributes: &[Attribute], names: &[&str], except: &[&str]) -> bool {
         }
         false
     }
-    attributes.iter().any(|attribute| match &attribute.meta {
-        Meta::Path(path) => path.is_ident("test"),
-        Meta::List(list) if list.path.is_ident("cfg") => has(list.tokens.clone(), names, except),
+    let trees: Vec<TokenTree> = attribute.clone().into_iter().collect();
+    match (trees.first().and_then(word).as_deref(), trees.get(1)) {
+        (Some("test"), None) => true,
+        (Some("cfg"), Some(TokenTree::Group(group))) => has(group.stream(), names, except),
         _ => false,
-    })
-}
-
-pub(crate) fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
     }
 }
 
-pub(crate) fn statement_attributes(stmt: &Stmt) -> &[Attribute] {
-    match stmt {
-        Stmt::Local(stmt) => &stmt.attrs,
-        Stmt::Macro(stmt) => &stmt.attrs,
-        Stmt::Expr(Expr::Block(expr), _) => &expr.attrs,
-        Stmt::Expr(Expr::Call(expr), _) => &expr.attrs,
-        Stmt::Expr(Expr::MethodCall(expr), _) => &expr.attrs,
-        Stmt::Expr(Expr::If(expr), _) => &expr.attrs,
-        Stmt::Item(item) => attributes(item),
-        _ => &[],
+/// Returns the names of the path that these tokens begin with.
+pub(crate) fn path(mut tokens: &[TokenTree]) -> Vec<String> {
+    let mut names = Vec::new();
+    while let [TokenTree::Ident(name), rest @ ..] = tokens {
+        names.push(name.to_string());
+        match rest {
+            [one, two, rest @ ..] if is_punct(one, ':') && is_punct(two, ':') => tokens = rest,
+            _ => break,
+        }
     }
+    names
 }

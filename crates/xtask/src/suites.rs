@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use crate::process::{self, Cmd, Error, Result, logged, read};
+use crate::process::{self, Cmd, Error, Result, folder, logged, read};
 use crate::workspace::{Crate, Scratch, TestBinary, Workspace, choose, files, packages, stem};
 
 /// A model checker.
@@ -278,17 +278,11 @@ pub(crate) fn fuzz(ws: &Workspace, names: &[String], seconds: u32) -> Result<()>
 
 /// The command that runs one target. What it finds goes below `scratch`: libFuzzer writes new inputs to the
 /// first folder, and the committed corpus is only read.
-pub(crate) fn fuzz_command(
-    ws: &Workspace,
-    target: &str,
-    seconds: u64,
-    scratch: &Scratch,
-) -> Result<Cmd> {
+fn fuzz_command(ws: &Workspace, target: &str, seconds: u64, scratch: &Scratch) -> Result<Cmd> {
     let found = scratch.path.join(format!("found-by-{target}"));
     let corpus = ws.root.join("fuzz/corpus").join(target);
-    for folder in [&found, &corpus] {
-        fs::create_dir_all(folder).map_err(|error| Error::io(folder.display(), error))?;
-    }
+    folder(&found)?;
+    folder(&corpus)?;
     let limits = format!("-- -max_total_time={seconds} -print_final_stats=1");
     Ok(cargo_fuzz(ws).args(["run", target]).arg(found).arg(corpus).words(&limits))
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::process::{Cmd, Error, Result, read, write};
+use crate::process::{At, Cmd, Error, Result, folder, read, write};
 
 /// The folder and the settings with which commands run.
 #[derive(Clone)]
@@ -25,12 +25,12 @@ impl Workspace {
         let package = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = package.join("../..");
-        let root = root.canonicalize().map_err(|error| Error::io(root.display(), error))?;
+        let root = root.canonicalize().at(&root)?;
         let start = env::current_dir().unwrap_or_else(|_| root.clone());
         let target = env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| root.join("target"), |folder| start.join(folder));
-        fs::create_dir_all(&target).map_err(|error| Error::io(target.display(), error))?;
-        let target = target.canonicalize().map_err(|error| Error::io(target.display(), error))?;
+        folder(&target)?;
+        let target = target.canonicalize().at(&target)?;
         Ok(Workspace { root, target })
     }
 
@@ -89,15 +89,14 @@ impl Workspace {
             &wrapper,
             format!("#!/bin/sh\nrustc=$1\nshift\nexec \"$rustc\" --cfg offlock_{name} \"$@\"\n"),
         )?;
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))
-            .map_err(|error| Error::io(wrapper.display(), error))?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).at(&wrapper)?;
         Ok(self.cargo(words).env("RUSTC_WORKSPACE_WRAPPER", wrapper))
     }
 
     /// Every package below `crates`, sorted by folder.
     pub(crate) fn crates(&self) -> Result<Vec<Crate>> {
         let folder = self.root.join("crates");
-        let entries = fs::read_dir(&folder).map_err(|error| Error::io(folder.display(), error))?;
+        let entries = fs::read_dir(&folder).at(&folder)?;
         let mut crates: Vec<Crate> =
             entries.flatten().filter_map(|entry| Crate::read(&entry.path())).collect();
         crates.sort_by(|a, b| a.dir.cmp(&b.dir));
@@ -274,7 +273,7 @@ impl Scratch {
     pub(crate) fn new(name: &str) -> Result<Scratch> {
         let path = env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path); // of an earlier process with the same id
-        fs::create_dir_all(&path).map_err(|error| Error::io(path.display(), error))?;
+        folder(&path)?;
         Ok(Scratch { path })
     }
 }
