@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, MemoryDevice};
-use bufcache_test::FaultDevice;
+use bufcache_test::{FaultDevice, KeptDevice};
 
 pub(crate) const SIZE: usize = 512;
 
 pub(crate) type Disk = Arc<FaultDevice<MemoryDevice>>;
 
 /// Much longer than anything takes that is waited for.
-const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// A cache of so many blocks, whose cleaner does nothing by itself, and a device of 64.
 pub(crate) fn with(blocks: usize, options: AttachOptions) -> (Cache, Device, Disk) {
@@ -46,4 +46,23 @@ pub(crate) fn on_disk(disk: &Disk, block: u64) -> u8 {
     disk.inner().read(block * SIZE as u64, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == bytes[0]));
     bytes[0]
+}
+
+/// A cache of so much patience, whose cleaner does nothing by itself, and a device that keeps what it begins.
+pub(crate) fn kept(patience: Duration) -> (Cache, Device, Arc<KeptDevice>) {
+    let builder = Cache::builder(16 * SIZE).block_size(SIZE).patience(patience);
+    let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
+    let (cache, kept) = (builder.build().unwrap(), Arc::new(KeptDevice::new(64 * SIZE)));
+    let options = AttachOptions::new().on_loss(|_| {});
+    let device = cache.attach_with(Arc::clone(&kept), options).unwrap();
+    (cache, device, kept)
+}
+
+/// Releases a device in its drop: the drop of a handle waits for the device.
+pub(crate) struct Releases<'d>(pub(crate) &'d KeptDevice);
+
+impl Drop for Releases<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
 }
