@@ -2,13 +2,12 @@
 #![cfg(not(offlock_model))]
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
 use bufcache::{BlockDevice, BuildError, Cache, Eviction, GetError, MemoryDevice};
-use bufcache_test::{FaultDevice, Operation};
 
 const SIZE: usize = 4096;
 
@@ -89,67 +88,6 @@ fn inv08_a_block_out_of_range_allocates_nothing() {
     assert_eq!(cache.stats().bytes, 0);
     let tail = disk.get(1).unwrap();
     assert_eq!((tail[0], &tail[1..]), (1, &[0; SIZE - 1][..]));
-}
-
-#[test]
-fn inv02_eight_threads_that_miss_one_block_read_it_once() {
-    let device = Numbered::new(10);
-    device.slow.store(true, Relaxed);
-    let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    let start = Barrier::new(8);
-    let found: Vec<_> = thread::scope(|scope| {
-        let threads = [(); 8].map(|()| {
-            scope.spawn(|| {
-                start.wait();
-                disk.get(7).unwrap().as_ptr().addr()
-            })
-        });
-        threads.map(|thread| thread.join().unwrap()).into()
-    });
-    assert!(found.iter().all(|&at| at == found[0]));
-    assert_eq!(device.reads.load(Relaxed), 1);
-}
-
-#[test]
-fn inv07_a_try_that_would_wait_is_counted_and_leaves_nothing() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
-    let cache = Cache::builder(SIZE).patience(Duration::MAX).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    let held = device.hold(Operation::Read);
-    thread::scope(|scope| {
-        let loads = scope.spawn(|| disk.get(3).map(drop));
-        held.wait();
-        assert_eq!(disk.try_get(3).err(), Some(GetError::WouldBlock));
-        drop(held);
-        loads.join().unwrap().unwrap();
-    });
-    assert_eq!(disk.try_get(4).err(), Some(GetError::WouldBlock));
-    let stats = cache.stats();
-    assert_eq!((stats.get, stats.busy, stats.waited, stats.reads), (3, 2, 0, 1));
-    drop(disk.get(5).unwrap()); // in the buffer that there is
-    assert_eq!(cache.stats().evictions, 1);
-}
-
-#[test]
-fn inv12_a_failed_read_is_an_error_of_all_waiters_and_not_cached() {
-    let device = Numbered::new(10);
-    device.slow.store(true, Relaxed);
-    device.broken.store(true, Relaxed);
-    let cache = Cache::new(2 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                let failed = GetError::Io { errno: libc::EIO, block: 3 };
-                assert_eq!(disk.get(3).err(), Some(failed));
-            });
-        }
-    });
-    device.broken.store(false, Relaxed);
-    assert_eq!(disk.get(3).unwrap()[0], 3);
-    // Both buffers are free or of use again.
-    assert_eq!((disk.get(4).unwrap()[0], disk.get(5).unwrap()[0]), (4, 5));
 }
 
 #[test]

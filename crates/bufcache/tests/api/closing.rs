@@ -3,18 +3,14 @@
 
 use crate::disk;
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
 
 use bufcache::{AttachOptions, Cache, GetError, MemoryDevice, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
 
-use disk::{SIZE, fill, new, on_disk, patient};
+use disk::{SIZE, fill, new, on_disk};
 use testkit::wait::wait_for;
-
-/// The patience of a call that is to be refused.
-const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
 fn inv19_close_is_durable_or_gives_the_handle_back() {
@@ -91,53 +87,6 @@ fn inv19_a_close_that_fails_leaves_the_device_as_it_was() {
     device.close().unwrap();
     assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 4, 5]);
     assert_eq!(cache.stats().dirty, 0);
-}
-
-/// A guard that is there is waited for, for as long as the cache waits.
-#[test]
-fn inv19_a_close_waits_for_guards_to_write() {
-    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new());
-    for create in [false, true] {
-        // Not dirty yet: no list has it.
-        let other = device.clone();
-        let mut guard = if create { other.create(5) } else { other.get_mut(1) }.unwrap();
-        let error = device.clone().close().unwrap_err();
-        let block = if create { 5 } else { 1 };
-        assert_eq!(error.error, WriteError::WouldDeadlock { block: Some(block) });
-        let again = device.clone();
-        let closed = thread::spawn(move || again.close()).join().unwrap();
-        assert_eq!(closed.unwrap_err().error, WriteError::Busy { block });
-        guard.fill(2);
-        drop(guard);
-        drop(other.get_mut(7).unwrap()); // it is open
-    }
-    device.close().unwrap();
-    assert_eq!([1, 5].map(|block| on_disk(&disk, block)), [2, 2]);
-}
-
-#[test]
-fn inv19_what_is_written_while_it_is_being_closed_is_durable() {
-    let (_cache, device, disk) = new();
-    disk.record().unwrap();
-    let other = device.clone();
-    thread::scope(|scope| {
-        let (have, had) = mpsc::channel();
-        let other = &other;
-        scope.spawn(move || {
-            let mut guard = other.get_mut(1).unwrap();
-            have.send(()).unwrap();
-            thread::sleep(Duration::from_millis(50)); // the close begins, or finds it dirty
-            guard.fill(2);
-        });
-        had.recv().unwrap();
-        let mut closed = device.close();
-        while let Err(error) = closed {
-            assert_eq!(error.error, WriteError::Busy { block: 1 }, "on a busy machine");
-            closed = error.device.close();
-        }
-        let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
-        assert_eq!(after[SIZE], 2);
-    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, Barrier};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -70,52 +70,6 @@ fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
         let freed: usize = (0..8).map(|_| cache.shrink(8)).sum();
         assert_eq!(freed, 1, "a pin was kept");
     });
-}
-
-#[test]
-fn a_task_is_woken_once_its_block_is_there() {
-    let (device, _cache, disk) = kept(8);
-    let wakes = Arc::new(WakeCount::default());
-    let waker = Waker::from(Arc::clone(&wakes));
-    let mut context = Context::from_waker(&waker);
-    let mut one = pin!(disk.get_async(1));
-    let mut two = pin!(disk.get_async(2));
-    for _ in 0..3 {
-        assert!(one.as_mut().poll(&mut context).is_pending());
-        assert!(two.as_mut().poll(&mut context).is_pending());
-    }
-    fill(take(&device)); // of block 2
-    assert_eq!(wakes.count(), 1);
-    let Poll::Ready(Ok(pin)) = two.as_mut().poll(&mut context) else { panic!("it is there") };
-    assert!(one.as_mut().poll(&mut context).is_pending());
-    assert_eq!((pin.len(), pin[0]), (SIZE, 2));
-    take(&device).finish(Err(io::Error::from_raw_os_error(libc::EIO)));
-    let failed = one.as_mut().poll(&mut context).map(|result| result.err());
-    assert_eq!(failed, Poll::Ready(Some(GetError::Io { errno: libc::EIO, block: 1 })));
-    assert!(!disk.is_cached(1) && disk.is_cached(2));
-    assert_eq!(block_on(disk.get_async(100)).err().map(|error| error.errno()), Some(libc::EINVAL));
-}
-
-#[test]
-fn a_load_goes_on_when_its_requester_is_gone() {
-    let (device, cache, disk) = kept(2);
-    let mut context = Context::from_waker(Waker::noop());
-    for good in [true, false] {
-        for block in [3, 4] {
-            assert!(pin!(disk.get_async(block)).poll(&mut context).is_pending());
-        }
-        // Both buffers are in use: there is no third.
-        assert_eq!(block_on(disk.get_async(5)).err(), Some(GetError::NoFreeBuffers));
-        for load in [take(&device), take(&device)] {
-            if good { fill(load) } else { drop(load) }
-        }
-        let there = [3, 4].map(|block| disk.try_get(block).map(|guard| guard[1]));
-        match good {
-            true => assert_eq!(there, [Ok(3), Ok(4)]),
-            false => assert_eq!(there, [Err(GetError::WouldBlock); 2]),
-        }
-        (0..8).for_each(|_| _ = cache.shrink(2));
-    }
 }
 
 #[test]
@@ -354,24 +308,6 @@ fn a_waker_that_panics_keeps_no_task_asleep() {
             let disk = disk.clone();
             move || drop(block_on(disk.get_async(block)).unwrap())
         });
-    }
-}
-
-#[test]
-fn the_waker_of_a_task_that_is_gone_goes_with_its_load() {
-    let (kept, _cache, disk) = kept(8);
-    for fails in [false, true] {
-        let wakers: Vec<_> = (0..10).map(|_| Arc::new(WakeCount::default())).collect();
-        for waker in &wakers {
-            let mut task = Box::pin(disk.get_async(u64::from(fails)));
-            let waker = Waker::from(Arc::clone(waker));
-            assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        }
-        match take(&kept) {
-            load if fails => drop(load),
-            load => fill(load),
-        }
-        assert!(wakers.iter().all(|waker| Arc::strong_count(waker) == 1), "{fails}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, io, mem};
 
 use aio_reap::Engine;
@@ -117,47 +117,6 @@ fn a_flush_waits_for_a_marked_block_behind_the_writes_of_the_others() {
         kept.end_writes();
     }
     assert_eq!((cache.stats().write_calls, cache.stats().dirty), (3, 0));
-}
-
-/// It waits for a guard no longer than the cache waits, though the drop of a forgotten guard wakes nothing.
-#[test]
-fn inv19_a_flush_of_a_task_waits_for_a_writer_as_long_as_the_cache_waits() {
-    let (_cache, device, kept) = attach(Duration::from_secs(1));
-    device.create(1).unwrap().fill(2);
-    device.create(2).unwrap().fill(2);
-    let guard = device.get_mut(2).unwrap();
-    let began = Instant::now();
-    let mut flush = Box::pin(device.flush_async());
-    assert!(!is_ready(flush.as_mut()));
-    assert_eq!(kept.end_writes(), 1, "what is not marked is written first");
-    assert_eq!(block_on(flush), Err(WriteError::Busy { block: 2 }));
-    assert!(began.elapsed() >= Duration::from_millis(900));
-    // The same, of one that ends in time.
-    let mut flush = Box::pin(device.flush_async());
-    assert!(!is_ready(flush.as_mut()));
-    drop(guard);
-    assert_eq!(kept.end_writes(), 1);
-    assert!(is_ready(flush.as_mut()));
-}
-
-/// Of threads and of tasks, for a writer and for the device. No clock reaches the end of such a wait.
-#[test]
-fn inv19_a_wait_may_last_for_ever() {
-    let (_cache, device, kept) = attach(Duration::MAX);
-    device.create(1).unwrap().fill(2);
-    let mut guard = device.get_mut(1).unwrap();
-    guard.fill(3);
-    let mut flush = Box::pin(device.flush_async());
-    assert!(!is_ready(flush.as_mut()));
-    thread::scope(|scope| {
-        let reads = scope.spawn(|| device.get(1).unwrap()[0]);
-        let writes = scope.spawn(|| device.get_mut(1).map(drop));
-        thread::sleep(Duration::from_millis(20));
-        drop(guard);
-        testkit::wait::wait_for("the write", || kept.end_writes() == 1);
-        assert_eq!((reads.join().unwrap(), writes.join().unwrap()), (3, Ok(())));
-    });
-    assert_eq!(block_on(flush), Ok(()));
 }
 
 /// It waits for a writer and for a reader of the device without a thread, and blocks of the range are not served

@@ -8,10 +8,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{Cache, Device, GetError, MemoryDevice, OwnedWriteGuard, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-use testkit::WakeCount;
-use testkit::block_on;
+use bufcache::{BlockDevice, Cache, Device, GetError, MemoryDevice, OwnedWriteGuard, WriteError};
+use bufcache_test::{Begun, Fault, FaultDevice, Operation};
+use testkit::{WakeCount, block_on};
+
+use crate::disk::{LONG, Releases, kept};
 use testkit::wait::wait_for;
 
 const SIZE: usize = 4096;
@@ -54,21 +55,9 @@ fn inv17_a_call_is_told_of_a_write_error_once() {
     assert_eq!(sync(&other), Ok(()));
 }
 
-/// A task that gets a block of which it has a guard would wait for itself.
+/// It is long enough for what happens before its end, also on a busy machine.
 #[test]
-fn a_task_waits_for_a_writer_no_longer_than_a_thread_does() {
-    let builder = Cache::builder(16 * SIZE).patience(Duration::from_millis(100));
-    let cache = builder.build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE])).unwrap();
-    let guard = block_on(device.get_mut_async(3)).unwrap();
-    assert_eq!(block_on(device.get_async(3)).err(), Some(GetError::Busy));
-    begin(device.get_async(3)); // and is gone
-    drop(guard);
-    let guard = device.get_mut(3).unwrap(); // the pins of both are gone
-    assert_eq!(block_on(device.get_async(3)).err(), Some(GetError::Busy));
-    drop(guard);
-    // Two waits of one task, of which one ends early, leave the other its time. It is long enough for what
-    // happens before its end, also on a busy machine.
+fn two_waits_of_one_task_of_which_one_ends_early_leave_the_other_its_time() {
     let (_cache, device, _disk) = patient(Duration::from_secs(1));
     let device = &device;
     let get = |block| -> Got<'_> { Box::pin(async move { device.get_async(block).await.err() }) };
@@ -209,32 +198,6 @@ fn inv23_calls_that_wait_for_a_sync_leave_a_thread_to_it() {
     }
 }
 
-/// A task that is gone keeps neither the wake-up of the others, if it was woken, nor its waker.
-#[test]
-fn inv23_a_writer_that_is_gone_leaves_the_block_to_the_next() {
-    let (_cache, device, _disk) = new();
-    let woken: [Arc<WakeCount>; 3] = std::array::from_fn(|_| WakeCount::new());
-    let mut tasks: Vec<_> = woken.iter().map(|_| count_at(&device, 0)).collect();
-    let poll = |task: &mut Got<'_>, woken: &Arc<WakeCount>| {
-        task.as_mut().poll(&mut Context::from_waker(&woken.waker()))
-    };
-    drop(device.get(0).unwrap());
-    let pin = block_on(device.get_async(0)).unwrap();
-    for (task, woken) in tasks.iter_mut().zip(&woken) {
-        assert!(poll(task, woken).is_pending());
-    }
-    drop(tasks.remove(0)); // before it is woken
-    assert_eq!(Arc::strong_count(&woken[0]), 1);
-    drop(pin);
-    assert_eq!((woken[0].count(), woken[1].count()), (0, 1));
-    drop(tasks.remove(0)); // after that
-    assert_eq!(Arc::strong_count(&woken[1]), 1);
-    assert_eq!(poll(&mut tasks[0], &woken[2]), Poll::Ready(None));
-    drop(tasks);
-    assert_eq!(Arc::strong_count(&woken[2]), 1);
-    assert_eq!(device.get(0).unwrap()[0], 2);
-}
-
 /// The drop of a guard wakes the task that is next, not each task that waits.
 #[test]
 fn tasks_get_a_block_in_the_order_in_which_they_came() {
@@ -276,21 +239,15 @@ fn a_task_that_is_not_polled_keeps_the_block_from_no_other() {
     assert_eq!(block_on(first), None);
 }
 
-/// A task waits as long as a thread for a guard or a pin, and no longer for that of a buffer that is
-/// not the block's any more.
+/// The buffer that the pin keeps is not the block's any more.
 #[test]
-fn a_task_waits_to_write_as_long_as_a_thread_does() {
-    let (_cache, device, _disk) = patient(Duration::from_secs(1));
-    let guard = block_on(device.get_mut_async(0)).unwrap();
-    assert_eq!(block_on(count_at(&device, 0)), Some(GetError::Busy));
-    drop(guard);
+fn a_task_waits_for_no_pin_of_a_block_that_is_invalidated() {
+    let (_cache, device, _disk) = new();
     let pin = block_on(device.get_async(0)).unwrap();
-    assert_eq!(block_on(count_at(&device, 0)), Some(GetError::Busy));
     let woken = WakeCount::new();
     let waker = woken.waker();
-    let mut context = Context::from_waker(&waker);
     let mut task = count_at(&device, 0);
-    assert!(task.as_mut().poll(&mut context).is_pending());
+    assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     device.invalidate(0).unwrap();
     assert_eq!(woken.count(), 1);
     assert_eq!(block_on(task), None);
@@ -358,51 +315,6 @@ fn a_writer_is_not_refused_where_a_reader_wakes_it() {
             reads.join().unwrap();
         });
     }
-}
-
-#[test]
-fn inv23_a_call_goes_on_when_its_task_is_gone() {
-    let (cache, device, disk) = new();
-    device.create(1).unwrap().fill(2);
-    disk.inject_next(Operation::Write, Fault::Delay(Duration::from_millis(50)));
-    begin(device.sync_async());
-    wait_for("the sync", || cache.stats().syncs == 1);
-    assert_eq!(cache.stats().dirty, 0);
-    // A guard that comes too late is dropped: others get the block.
-    let held = device.get_mut(1).unwrap();
-    begin(device.get_mut_async(1));
-    thread::sleep(Duration::from_millis(20));
-    drop(held);
-    device.get_mut(1).unwrap().fill(3);
-    // A future that is never polled does nothing.
-    drop(device.discard_async(0..8));
-    assert_eq!(device.get(1).unwrap()[0], 3);
-    begin(device.close_async());
-    wait_for("the close", || cache.stats().syncs == 2);
-}
-
-/// Its holder moves to another thread, and others wait for it: threads, tasks and syncs.
-#[test]
-fn inv15_an_owned_guard_is_waited_for() {
-    let (_cache, device, disk) = new();
-    let mut guard = block_on(device.get_mut_async(1)).unwrap();
-    guard.fill(2);
-    assert_eq!(device.try_get(1).err(), Some(GetError::WouldBlock));
-    thread::scope(|scope| {
-        let reads = scope.spawn(|| device.get(1).unwrap()[SIZE - 1]);
-        let task = scope.spawn(|| block_on(device.get_mut_async(1)).unwrap()[0]);
-        let syncs = scope.spawn(|| device.sync());
-        scope.spawn(move || {
-            thread::sleep(Duration::from_millis(50));
-            guard.fill(7);
-        });
-        assert_eq!((reads.join().unwrap(), task.join().unwrap()), (7, 7));
-        assert_eq!(syncs.join().unwrap(), Ok(()));
-    });
-    device.sync().unwrap();
-    let mut bytes = [0; SIZE];
-    bufcache::BlockDevice::read(&*disk, SIZE as u64, &mut bytes).unwrap();
-    assert_eq!(bytes[0], 7);
 }
 
 #[test]
@@ -502,5 +414,96 @@ fn inv17_a_discard_that_fails_keeps_what_was_written_while_it_waited() {
         assert_eq!(cache.stats().dirty, 2 * SIZE, "{how}: both blocks are dirty still");
         assert_eq!(device.get(1).unwrap()[0], 7);
         drop((lock, pin));
+    }
+}
+
+type Task<'d> = Pin<Box<dyn Future<Output = ()> + 'd>>;
+type Begin = for<'d> fn(&'d Device) -> Task<'d>;
+
+fn task<'d, T>(future: impl Future<Output = T> + 'd) -> Task<'d> {
+    Box::pin(async { drop(future.await) })
+}
+
+/// Polls once. Returns whether the task waits.
+fn is_pending(task: &mut Task<'_>, woken: &Arc<WakeCount>) -> bool {
+    let waker = woken.waker();
+    task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
+}
+
+/// The device of a close that fails without its task is dropped by the thread that ends the
+/// operations of the device, which must not wait for the next one.
+#[test]
+fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
+    let (_cache, disk, hung) = kept(LONG);
+    let _releases = Releases(&hung);
+    block_on(disk.create_async(1)).unwrap().fill(7);
+    let mut close = task(disk.close_async());
+    assert!(is_pending(&mut close, &WakeCount::new()));
+    drop(close);
+    hung.refuse(0..u64::MAX, libc::EIO);
+    assert_eq!(hung.end_writes(), 1);
+    hung.refuse(0..0, 0);
+    assert_eq!(hung.end_syncs(), 1);
+    wait_for("the drop of the device", || Arc::strong_count(&hung) == 1);
+    assert_eq!(hung.blocked(), ["bufcache"]);
+    let mut bytes = [0; crate::disk::SIZE];
+    hung.read(crate::disk::SIZE as u64, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; crate::disk::SIZE]);
+}
+
+/// A release while an operation begins ends that operation, too.
+#[test]
+fn a_released_device_keeps_no_operation() {
+    let (_cache, disk, hung) = kept(LONG);
+    let _releases = Releases(&hung);
+    let loads = hung.loads();
+    let reads = thread::spawn(move || disk.get(1).map(drop));
+    wait_for("the load", || hung.begun() == 1);
+    thread::sleep(Duration::from_millis(20)); // it has asked what to do, and waits for `loads`
+    hung.does(Begun::Ended);
+    drop(loads);
+    wait_for("the end of the load", || reads.is_finished());
+}
+
+/// Returns the time that this thread has run: other programs do not change it.
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call stores one `timespec` to `time`.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Returns the time that `count` tasks take to begin a wait and to be woken.
+fn wake(count: usize, wait: Begin) -> Duration {
+    let (_cache, disk, hung) = &kept(10 * LONG);
+    let _releases = Releases(hung);
+    let written = block_on(disk.create_async(1)).unwrap();
+    let mut discard = task(disk.discard_async(2..3));
+    assert!(is_pending(&mut discard, &WakeCount::new()));
+    let woken: Vec<_> = (0..count).map(|_| WakeCount::new()).collect();
+    let began = cpu_time();
+    let mut waits: Vec<_> = woken.iter().map(|_| wait(disk)).collect();
+    for (wait, woken) in waits.iter_mut().zip(&woken) {
+        assert!(is_pending(wait, woken));
+    }
+    drop(written);
+    hung.release();
+    let time = cpu_time() - began;
+    assert!(woken.iter().all(|woken| woken.count() > 0));
+    time
+}
+
+/// Sixteen times as many tasks take sixteen times as long, not 256 times.
+#[test]
+fn a_wake_up_costs_what_it_wakes() {
+    let waits: [(&str, Begin); 3] = [
+        ("a load", |disk| task(disk.get_async(0))),
+        ("a writer", |disk| task(disk.get_async(1))),
+        ("a discard", |disk| task(disk.get_async(2))),
+    ];
+    for (what, wait) in waits {
+        let least = |count| (0..3).map(|_| wake(count, wait)).min().unwrap();
+        let (few, many) = (least(1_000), least(16_000));
+        assert!(many < 64 * few, "{what}: {few:?} for 1,000 tasks, {many:?} for 16,000");
     }
 }

@@ -3,9 +3,7 @@
 use crate::disk;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Cache, GetError, MemoryDevice, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
@@ -113,41 +111,6 @@ fn what_is_written_past_the_cache_is_on_the_device_and_is_what_is_read() {
     }
     assert_eq!(device.write_around(u64::MAX, &[2; SIZE]), Err(WriteError::OutOfRange));
     assert_eq!(disk.count(Operation::Write), 1);
-}
-
-#[test]
-fn a_bypass_keeps_its_blocks_from_others_until_it_ends() {
-    let (_cache, device, disk) = new();
-    fill(&device, 3, 7); // dirty
-    drop(device.get(4).unwrap()); // clean
-    let bypass = device.try_bypass(2..6).unwrap().expect("nobody has a block");
-    assert!(device.try_bypass(5..7).unwrap().is_none(), "one of them");
-    for block in [2, 4] {
-        assert_eq!(device.try_get(block).err(), Some(GetError::WouldBlock));
-        assert_eq!(device.try_create(block).err(), Some(GetError::WouldBlock));
-    }
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let get = || {
-            let byte = device.get(4).unwrap()[0];
-            assert!(is_over.load(Ordering::SeqCst), "it did not wait");
-            byte
-        };
-        let getter = scope.spawn(get);
-        thread::sleep(Duration::from_millis(20));
-        disk.write(2 * SIZE as u64, &[9; 4 * SIZE]).unwrap();
-        is_over.store(true, Ordering::SeqCst);
-        bypass.finish(Ok(())).unwrap();
-        assert_eq!(getter.join().unwrap(), 9);
-    });
-    assert!((2..6).all(|block| device.get(block).unwrap()[0] == 9));
-    device.sync().unwrap();
-    assert_eq!(on_disk(&disk, 3), 9, "what was dirty is not written over it");
-    // A guard, or a load, is in the way.
-    let guard = device.get_mut(3).unwrap();
-    assert!(device.try_bypass(2..6).unwrap().is_none() && device.get(2).unwrap()[0] == 9);
-    drop(guard);
-    assert_eq!(device.try_bypass(60..65).err(), Some(WriteError::OutOfRange));
 }
 
 #[test]

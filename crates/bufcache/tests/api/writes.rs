@@ -3,7 +3,7 @@
 use crate::disk;
 
 use std::ops::Range;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,102 +15,6 @@ use testkit::block_on;
 
 /// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
-
-#[test]
-fn a_writer_waits_for_readers_and_readers_for_the_writer() {
-    let (_cache, device, _disk) = new();
-    let read = device.get(1).unwrap();
-    let (told, tell) = mpsc::channel();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut guard = device.get_mut(1).unwrap();
-            told.send("written").unwrap();
-            thread::sleep(Duration::from_millis(20));
-            guard.fill(2);
-        });
-        assert!(tell.recv_timeout(Duration::from_millis(50)).is_err(), "it is read");
-        assert_eq!(read[0], 1);
-        drop(read);
-        tell.recv().unwrap();
-        assert_eq!(device.get(1).unwrap()[0], 2, "while it is written");
-    });
-}
-
-#[test]
-fn tasks_wait_for_writers_too() {
-    let (_cache, device, _disk) = new();
-    let guard = thread::scope(|scope| {
-        let (go, gone) = mpsc::channel();
-        let writer = scope.spawn({
-            let device = &device;
-            move || {
-                let mut guard = device.get_mut(1).unwrap();
-                go.send(()).unwrap();
-                thread::sleep(Duration::from_millis(50));
-                guard.fill(2);
-            }
-        });
-        gone.recv().unwrap();
-        let pin = block_on(device.get_async(1)).unwrap();
-        writer.join().unwrap();
-        pin[0]
-    });
-    assert_eq!(guard, 2);
-}
-
-#[test]
-fn a_thread_that_would_wait_for_itself_is_refused() {
-    let (_cache, device, _disk) = new();
-    let read = device.get(1).unwrap();
-    assert_eq!(device.get_mut(1).unwrap_err(), GetError::WouldDeadlock);
-    assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldDeadlock);
-    drop(read);
-    let mut write = device.get_mut(1).unwrap();
-    write.fill(3);
-    assert_eq!(device.get(1).unwrap_err(), GetError::WouldDeadlock);
-    assert_eq!(device.get_mut(1).unwrap_err(), GetError::WouldDeadlock);
-    assert_eq!(device.invalidate(1).unwrap_err(), GetError::WouldDeadlock);
-    drop(write);
-    for modified in [true, false] {
-        let mut write = device.get_mut(1).unwrap();
-        let error = WriteError::WouldDeadlock { block: Some(1) };
-        assert!(error.to_string().starts_with("block 1: "));
-        let own = Err(error);
-        if modified {
-            assert_eq!(device.sync(), own); // the block is dirty
-            write[0] = 3;
-        }
-        assert_eq!(device.discard(0..3), own);
-        assert_eq!(device.zero(0..3), own);
-        assert_eq!(device.write_around(0, &[0; 3 * SIZE]), own);
-        drop(write);
-        device.sync().unwrap();
-    }
-}
-
-#[test]
-fn inv07_a_try_to_write_that_would_wait_for_a_buffer_is_refused() {
-    let (cache, device, _disk) = patient(SHORT, 16, AttachOptions::new());
-    assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock, "not there");
-    let pin = device.get(1).unwrap().pin().unwrap();
-    assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
-    let began = Instant::now();
-    assert_eq!(device.get_mut(1).unwrap_err(), GetError::Busy);
-    assert!(began.elapsed() >= SHORT);
-    drop(pin);
-    thread::scope(|scope| {
-        let read = device.get(1).unwrap();
-        let other = scope.spawn(|| {
-            assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
-            assert_eq!(device.get_mut(1).unwrap_err(), GetError::Busy);
-        });
-        other.join().unwrap();
-        drop(read);
-    });
-    device.try_get_mut(1).unwrap().fill(2);
-    assert_eq!(cache.stats().busy, 3);
-    assert_eq!(device.get(1).unwrap()[0], 2);
-}
 
 #[test]
 fn inv14_write_back_is_ascending_merged_and_once_each() {
@@ -199,31 +103,6 @@ fn inv17_an_error_stays_until_it_is_reported() {
         assert_eq!(earlier, Err(WriteError::Earlier { errno: libc::ENOSPC }), "it was not told");
         assert_eq!(call(&device), Ok(()));
     }
-}
-
-#[test]
-fn inv17_a_block_that_is_dirtied_during_its_write_back_is_written_again() {
-    let (_cache, device, disk) = new();
-    fill(&device, 1, 2);
-    let held = disk.hold(Operation::Write);
-    thread::scope(|scope| {
-        let flush = scope.spawn(|| device.flush());
-        held.wait();
-        assert_eq!(device.get(1).unwrap()[0], 2, "it is read meanwhile");
-        assert_eq!(device.try_get_mut(1).err(), Some(GetError::WouldBlock));
-        let writes = scope.spawn(|| {
-            let mut guard = device.get_mut(1).unwrap(); // waits for the device
-            assert_eq!(on_disk(&disk, 1), 2);
-            guard.fill(3);
-        });
-        thread::sleep(Duration::from_millis(20)); // long enough for it to wait
-        assert_eq!(on_disk(&disk, 1), 1);
-        drop(held);
-        writes.join().unwrap();
-        flush.join().unwrap().unwrap();
-    });
-    device.sync().unwrap();
-    assert_eq!(on_disk(&disk, 1), 3);
 }
 
 #[test]
@@ -356,32 +235,6 @@ fn a_thread_that_needs_a_buffer_writes_those_that_are_evicted_next() {
     assert!(written.eq(32..96));
     let evicted = (0..256).filter(|&block| !device.is_cached(block));
     assert!(evicted.eq(32..36), "a batch, of a small cache");
-}
-
-#[test]
-fn no_get_reads_a_range_that_is_being_discarded() {
-    let (_cache, device, disk) = new();
-    drop(device.get(2).unwrap());
-    let held = disk.hold(Operation::Discard);
-    thread::scope(|scope| {
-        let discard = scope.spawn(|| device.discard(0..8));
-        held.wait();
-        let reads = disk.count(Operation::Read);
-        device.readahead(3..5);
-        let tasks = scope.spawn(|| block_on(device.get_async(3)).unwrap()[0]);
-        let created = scope.spawn(|| fill(&device, 4, 9));
-        let gets = scope.spawn(|| device.get(2).unwrap()[0]);
-        thread::sleep(Duration::from_millis(20)); // long enough for them to wait
-        assert_eq!(disk.count(Operation::Read), reads);
-        drop(held);
-        assert_eq!(gets.join().unwrap(), 0, "it reads what is there then");
-        assert_eq!(tasks.join().unwrap(), 0);
-        created.join().unwrap();
-        discard.join().unwrap().unwrap();
-        assert!(disk.count(Operation::Read) > reads);
-    });
-    device.sync().unwrap();
-    assert_eq!(on_disk(&disk, 4), 9);
 }
 
 #[test]
