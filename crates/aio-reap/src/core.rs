@@ -14,7 +14,8 @@ use crate::calls::CallQueue;
 use crate::completion_state::Turn;
 use crate::drive::{self, BlockOnWaker, Driver};
 use crate::error::{BackendKind, Fallback};
-use crate::payload::{Deliver, End, Payload, RawResult};
+use crate::operation::{Outcome, Reply};
+use crate::payload::{End, Payload};
 use crate::slab::{CancelReason, CompletionTarget, Index, RequestId, SlotState};
 use crate::state::State;
 use crate::sys;
@@ -313,23 +314,25 @@ impl Core {
         self.state.borrow().report(delivered)
     }
 
-    /// Frees a completed slot and returns its payload and result. Returns `None` if the request has
-    /// not completed.
+    /// Frees a completed slot and returns its outcome. Returns `None` if the request has not completed.
     ///
     /// # Safety
     ///
-    /// The slot was queued with a `T` as its payload.
-    pub(crate) unsafe fn collect_done<T: Deliver>(&self, index: Index) -> Option<(T, RawResult)> {
+    /// The slot was queued with these types and no receiver.
+    pub(crate) unsafe fn collect_done<B: 'static, T: Reply<B>>(
+        &self,
+        index: Index,
+    ) -> Option<Outcome<B, T>> {
         let slab = &mut self.state.borrow_mut().completions.slab;
         let slot = slab.get(index);
         if slot.state != SlotState::Done {
             return None;
         }
         let result = slot.result;
-        // SAFETY: by the contract of this function the payload is a `T`.
-        let payload = unsafe { slot.payload.take() };
+        // SAFETY: by the contract of this function the payload has these types.
+        let delivery = unsafe { slot.payload.take::<B, T>() };
         slab.release(index);
-        Some((payload.expect("a slot in use holds its payload"), result))
+        Some(delivery.expect("a slot in use holds its payload").outcome(result).0)
     }
 
     /// Stores the waker of a request. Returns false if the request has completed.

@@ -7,10 +7,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use crate::buf::HeldBuf;
 use crate::core::Core;
 use crate::error::RequestError;
-use crate::payload::{DeferredDrop, Deliver, RawResult};
 use crate::slab::{Index, SlotState};
 
 /// A submitted request. Await it, or block with [`wait`](Self::wait).
@@ -49,7 +47,7 @@ pub struct Operation<B, T = usize> {
 }
 
 impl<B: 'static, T: Reply<B>> Operation<B, T> {
-    /// Makes the operation of the slot `index`, which was queued with an `Owned<B, T>` as its payload.
+    /// Makes the operation of the slot `index`, which was queued with these types and no receiver.
     pub(crate) fn new(core: &Rc<Core>, index: Index) -> Self {
         Self { core: Rc::clone(core), index: Some(index), buf: PhantomData, result: PhantomData }
     }
@@ -99,13 +97,11 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
     /// Takes the result, if the request has completed.
     fn take(&mut self) -> Option<Outcome<B, T>> {
         let index = self.index.expect("an operation is not polled after it was ready");
-        // SAFETY: `new` got a slot whose payload is an `Owned<B, T>`. It is still that slot: only
+        // SAFETY: `new` got a slot that was queued with these types. It is still that slot: only
         // `collect_done` frees it, which succeeds once per operation.
-        let (owned, result) = unsafe { self.core.collect_done::<Owned<B, T>>(index) }?;
+        let outcome = unsafe { self.core.collect_done::<B, T>(index) }?;
         self.index = None;
-        // Before the wake-ups, which may panic: an opened file has its owner by then.
-        let outcome = owned.outcome(result);
-        self.core.admit();
+        self.core.admit(); // may panic; an opened file has its owner by now
         Some(outcome)
     }
 }
@@ -149,68 +145,6 @@ impl<B, T> fmt::Debug for Operation<B, T> {
 /// The outcome of a request: the result (by default the number of bytes transferred) or the error,
 /// and the buffer.
 pub type Outcome<B, T = usize> = (Result<T, RequestError>, B);
-
-/// The payload of a request that an [`Operation`] collects: only the buffer.
-pub(crate) struct Owned<B, T = usize> {
-    buf: HeldBuf<B>,
-    result: PhantomData<fn() -> T>,
-}
-
-impl<B: 'static, T: Reply<B>> Deliver for Owned<B, T> {
-    /// Drops the buffer and the result. Only a request whose operation was dropped is delivered
-    /// this way.
-    fn deliver(self, result: RawResult, _deferred: &mut Vec<DeferredDrop>) {
-        self.abandon(result);
-    }
-
-    fn abandon(self, result: RawResult) {
-        drop(self.outcome(result));
-    }
-}
-
-impl<B, T> Owned<B, T> {
-    pub(crate) fn new(buf: HeldBuf<B>) -> Self {
-        Self { buf, result: PhantomData }
-    }
-}
-
-impl<B, T: Reply<B>> Owned<B, T> {
-    /// Makes the outcome of the request, which has completed with `result`.
-    pub(crate) fn outcome(self, result: RawResult) -> Outcome<B, T> {
-        let mut buf = self.buf.into_inner();
-        // SAFETY: the payload of a request is used with its result once, because this consumes it.
-        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
-        (result, buf)
-    }
-}
-
-/// The payload of a request with a callback: the buffer and the callback.
-pub(crate) struct Callback<B, F, T = usize> {
-    owned: Owned<B, T>,
-    done: F,
-}
-
-impl<B, F, T> Callback<B, F, T> {
-    pub(crate) fn new(buf: HeldBuf<B>, done: F) -> Self {
-        Self { owned: Owned::new(buf), done }
-    }
-}
-
-impl<B, F, T> Deliver for Callback<B, F, T>
-where
-    B: 'static,
-    F: FnOnce(Result<T, RequestError>, B) + 'static,
-    T: Reply<B>,
-{
-    fn deliver(self, result: RawResult, _deferred: &mut Vec<DeferredDrop>) {
-        let (result, buf) = self.owned.outcome(result);
-        (self.done)(result, buf);
-    }
-
-    fn abandon(self, result: RawResult) {
-        self.owned.abandon(result);
-    }
-}
 
 /// A result that a request on a `B` may have: the type `T` of [`Request`](crate::Request),
 /// [`Operation`] and [`Outcome`].

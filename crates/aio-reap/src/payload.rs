@@ -13,30 +13,81 @@
 
 use std::any::Any;
 use std::cell::RefMut;
+use std::marker::PhantomData;
 use std::mem::{MaybeUninit, align_of, size_of};
 use std::num::NonZeroI32;
 use std::ptr;
 use std::rc::Rc;
 
+use crate::buf::HeldBuf;
 use crate::error::RequestError;
+use crate::operation::{Outcome, Reply};
 
 /// The space for the buffer and the front end of one request, which fits three `Vec`s and
 /// more.
 const PAYLOAD_BYTES: usize = 96;
 
-/// A front end, with its buffer, that receives a request's result.
-pub(crate) trait Deliver: 'static {
-    /// Delivers the result. Values that may only be dropped where user code may run go to `deferred`.
-    fn deliver(self, result: RawResult, deferred: &mut Vec<DeferredDrop>);
+/// The receiver of a request's outcome.
+pub(crate) trait Receive<B, T>: 'static {
+    /// Takes the outcome. Values that may only be dropped where user code may run go to `deferred`.
+    fn receive(self, outcome: Outcome<B, T>, deferred: &mut Vec<DeferredDrop>);
+}
 
-    /// Drops the front end of a request that has completed, and what its result owns (an opened
-    /// file). No callback runs.
-    fn abandon(self, result: RawResult)
-    where
-        Self: Sized,
-    {
-        let _ = result;
-        drop(self);
+/// A callback.
+impl<B, T, F: FnOnce(Result<T, RequestError>, B) + 'static> Receive<B, T> for F {
+    fn receive(self, (result, buf): Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {
+        self(result, buf);
+    }
+}
+
+/// None: an [`Operation`](crate::Operation) takes the outcome itself, unless it was dropped.
+impl<B, T> Receive<B, T> for () {
+    fn receive(self, _outcome: Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {}
+}
+
+/// The buffer of a request and the receiver of its outcome.
+pub(crate) struct Delivery<B, R, T> {
+    buf: HeldBuf<B>,
+    receiver: R,
+    result: PhantomData<fn() -> T>,
+}
+
+impl<B: 'static, R: Receive<B, T>, T: Reply<B>> Delivery<B, R, T> {
+    const VTABLE: VTable = VTable {
+        end: |bytes, result, end, deferred| {
+            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
+            unsafe { bytes.read::<Self>() }.end(result, end, deferred);
+        },
+        end_outside: |bytes, result, end| {
+            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
+            let value = unsafe { bytes.read::<Self>() };
+            drop(bytes);
+            value.end(result, end, &mut Vec::new()); // user code may run: dropped at once
+        },
+    };
+
+    #[inline]
+    pub(crate) fn new(buf: HeldBuf<B>, receiver: R) -> Self {
+        Self { buf, receiver, result: PhantomData }
+    }
+
+    /// Makes the outcome of the request, which has completed with `result`.
+    #[inline(always)]
+    pub(crate) fn outcome(self, result: RawResult) -> (Outcome<B, T>, R) {
+        let mut buf = self.buf.into_inner();
+        // SAFETY: the value of a request is used with its result once, because this consumes it.
+        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
+        ((result, buf), self.receiver)
+    }
+
+    #[inline(always)]
+    fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
+        if end != End::Discard {
+            let (outcome, receiver) = self.outcome(result);
+            if end == End::Deliver {
+                receiver.receive(outcome, deferred);
+            }
+        }
     }
 }
 
@@ -78,9 +129,9 @@ struct Bytes {
 /// What happens to a value that is taken out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Its front end gets the result; see [`Deliver::deliver`].
+    /// Its receiver gets the outcome.
     Deliver,
-    /// See [`Deliver::abandon`].
+    /// The outcome and the receiver are dropped, and so is what the result owns (an opened file).
     Abandon,
     /// The request has not completed: the value is only dropped.
     Discard,
@@ -93,33 +144,6 @@ struct VTable {
     /// Ends the value after the borrow, which code of the user may then take.
     end_outside: unsafe fn(RefMut<'_, Bytes>, RawResult, End),
 }
-
-/// Makes the table of a type a constant.
-trait HasVTable: Deliver + Sized {
-    const VTABLE: VTable = VTable {
-        end: |bytes, result, end, deferred| {
-            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
-            unsafe { bytes.read::<Self>() }.end(result, end, deferred);
-        },
-        end_outside: |bytes, result, end| {
-            // SAFETY: the caller passes the bytes of a valid `Self`, and does not use it again.
-            let value = unsafe { bytes.read::<Self>() };
-            drop(bytes);
-            value.end(result, end, &mut Vec::new()); // user code may run: dropped at once
-        },
-    };
-
-    #[inline(always)]
-    fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
-        match end {
-            End::Deliver => self.deliver(result, deferred),
-            End::Abandon => self.abandon(result),
-            End::Discard => drop(self),
-        }
-    }
-}
-
-impl<T: Deliver> HasVTable for T {}
 
 impl Bytes {
     /// Moves the value out.
@@ -139,34 +163,34 @@ impl Payload {
         Self { vtable: None, bytes: Bytes { _room: MaybeUninit::uninit() } }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.vtable.is_none()
-    }
-
     /// Stores a value. The payload must be empty, because an old value would leak.
     #[inline]
-    pub(crate) fn put<T: Deliver>(&mut self, value: T) {
+    pub(crate) fn put<B: 'static, R: Receive<B, T>, T: Reply<B>>(
+        &mut self,
+        value: Delivery<B, R, T>,
+    ) {
         const {
             assert!(
-                size_of::<T>() <= PAYLOAD_BYTES && align_of::<T>() <= align_of::<Bytes>(),
+                size_of::<Delivery<B, R, T>>() <= PAYLOAD_BYTES
+                    && align_of::<Delivery<B, R, T>>() <= align_of::<Bytes>(),
                 "buffer and callback together exceed 96 bytes: box what the callback captures",
             );
         }
-        debug_assert!(self.is_empty());
+        debug_assert!(self.vtable.is_none());
         // SAFETY: the assertion above checked size and alignment, and `&mut self` is exclusive.
-        unsafe { ptr::from_mut(&mut self.bytes).cast::<T>().write(value) };
-        self.vtable = Some(&T::VTABLE);
+        unsafe { ptr::from_mut(&mut self.bytes).cast::<Delivery<B, R, T>>().write(value) };
+        self.vtable = Some(&Delivery::<B, R, T>::VTABLE);
     }
 
-    /// Takes the value back. Returns `None` if the payload is empty.
+    /// Takes the value of an operation back.
     ///
     /// # Safety
     ///
-    /// A stored value is a `T`.
-    pub(crate) unsafe fn take<T: Deliver>(&mut self) -> Option<T> {
+    /// A stored value has these types.
+    pub(crate) unsafe fn take<B, T>(&mut self) -> Option<Delivery<B, (), T>> {
         self.vtable.take()?;
         // SAFETY: by invariant 1 the bytes hold an owned value, by the contract of this function it
-        // is a `T`, and it is not used again because `vtable` is now `None`.
+        // has this type, and it is not used again because `vtable` is now `None`.
         Some(unsafe { self.bytes.read() })
     }
 

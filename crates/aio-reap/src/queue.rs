@@ -10,10 +10,9 @@ use std::rc::Rc;
 
 use offlock_sync::cell::UnsafeCell;
 
-use crate::buf::HeldBuf;
 use crate::error::RequestError;
-use crate::operation::Reply;
-use crate::payload::{DeferredDrop, Deliver, RawResult};
+use crate::operation::{Outcome, Reply};
+use crate::payload::{DeferredDrop, Receive};
 
 /// A completed request, as [`CompletionQueue::pop`] returns it.
 ///
@@ -118,27 +117,21 @@ impl<B, T> std::fmt::Debug for CompletionQueue<B, T> {
     }
 }
 
-/// The payload of a request whose completion goes to a queue.
+/// The receiver of an outcome that goes to a queue.
 pub(crate) struct Enqueued<B, T> {
-    pub(crate) buf: HeldBuf<B>,
     pub(crate) queue: CompletionQueue<B, T>,
     pub(crate) token: u64,
 }
 
-impl<B: 'static, T: Reply<B>> Deliver for Enqueued<B, T> {
-    fn deliver(self, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
+impl<B: 'static, T: Reply<B>> Receive<B, T> for Enqueued<B, T> {
+    fn receive(self, outcome: Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
         let full = self.queue.done.with(|done| {
             // SAFETY: by invariant 1 no other reference exists while this one does.
             let done = unsafe { &*done };
             done.len() == done.capacity()
         });
         // Two paths, so that the compiler sees that the usual one calls no allocator.
-        if full { self.push_and_grow(result, deferred) } else { self.push(result, deferred) }
-    }
-
-    fn abandon(mut self, result: RawResult) {
-        // SAFETY: the payload of a request is used with its result once, because this consumes it.
-        drop(unsafe { T::from_kernel(result.to_result(), self.buf.get_mut()) });
+        if full { self.push_and_grow(outcome, deferred) } else { self.push(outcome, deferred) }
     }
 }
 
@@ -153,11 +146,8 @@ impl<B: 'static, T: 'static> CompletionQueue<B, T> {
 impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
     /// Pushes the completion. Defers the drop of the queue if this was its last owner.
     #[inline(always)]
-    fn push(self, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
-        let Self { buf, queue, token } = self;
-        let mut buf = buf.into_inner();
-        // SAFETY: the payload of a request is used with its result once, because this consumes it.
-        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
+    fn push(self, (result, buf): Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
+        let Self { queue, token } = self;
         let completion = Completion { token, result, buf };
         // SAFETY: by invariant 1 no other reference exists while this one does.
         queue.done.with_mut(|done| unsafe { (*done).push_back(completion) });
@@ -168,7 +158,7 @@ impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
 
     #[cold]
     #[inline(never)]
-    fn push_and_grow(self, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
-        self.push(result, deferred);
+    fn push_and_grow(self, outcome: Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
+        self.push(outcome, deferred);
     }
 }

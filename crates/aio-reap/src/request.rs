@@ -13,8 +13,8 @@ use crate::core::{AdmitOnDrop, Core};
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
 use crate::op::Op;
-use crate::operation::{Callback, Operation, Owned, Reply};
-use crate::payload::Deliver;
+use crate::operation::{Operation, Reply};
+use crate::payload::{Delivery, Receive};
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{CompletionTarget, Index, RequestId, Slab};
 
@@ -125,8 +125,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         alloc: fn(&mut Slab) -> Option<Index>,
     ) -> Submitted<'e, B, T, Operation<B, T>> {
         let core = self.core;
-        let RequestId(user_data) =
-            self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
+        let RequestId(user_data) = self.queue(CompletionTarget::Future, alloc, ())?;
         let operation = Operation::new(core, user_data as Index); // the slot of the request
         core.flush_unless_held(true);
         Ok(operation)
@@ -148,7 +147,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let id = self.queue_callback(done)?;
+        let id = self.queue(CompletionTarget::Callback, Slab::alloc, done)?;
         core.flush_unless_held(true);
         Ok(id)
     }
@@ -166,17 +165,9 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let id = self.queue_callback(done)?;
+        let id = self.queue(CompletionTarget::Callback, Slab::alloc, done)?;
         core.flush_unless_held(false);
         Ok(id)
-    }
-
-    fn queue_callback(
-        self,
-        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
-    ) -> Submitted<'e, B, T, RequestId> {
-        let callback = |buf| Callback::<B, _, T>::new(buf, done);
-        self.queue(CompletionTarget::Callback, Slab::alloc, callback)
     }
 
     /// Submits the request. Its completion will appear in `queue` with `token`. The id is for
@@ -191,21 +182,18 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         token: u64,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let id = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
-            buf,
-            queue: queue.clone(),
-            token,
-        })?;
+        let receiver = Enqueued { queue: queue.clone(), token };
+        let id = self.queue(CompletionTarget::Queue, Slab::alloc, receiver)?;
         core.flush_unless_held(true);
         Ok(id)
     }
 
     /// Moves the request into a slot.
-    fn queue<D: Deliver>(
+    fn queue(
         self,
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
-        payload: impl FnOnce(HeldBuf<B>) -> D,
+        receiver: impl Receive<B, T>,
     ) -> Submitted<'e, B, T, RequestId> {
         let state = &mut *self.core.state.borrow_mut();
         if state.closed {
@@ -219,9 +207,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let completions = &mut state.completions;
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, zero_fill, cancel_at, buf, .. } = self;
-        // `payload` only moves its parts together, so no user code runs under the borrow.
-        let payload = payload(buf);
-        let user_data = state.queue(index, file, op.by_fields(), zero_fill, target, payload);
+        let delivery = Delivery::new(buf, receiver);
+        let user_data = state.queue(index, file, op.by_fields(), zero_fill, target, delivery);
         if let Some(at) = cancel_at {
             state.deadlines.add(at, index, &state.completions.slab);
         }

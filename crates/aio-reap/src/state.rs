@@ -27,7 +27,8 @@ use crate::backend::Device;
 use crate::completion_state::{CompletionState, Turn};
 use crate::file::File;
 use crate::op::{Kind, Op, Stop};
-use crate::payload::{Deliver, RawResult};
+use crate::operation::Reply;
+use crate::payload::{Delivery, RawResult, Receive};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
@@ -68,14 +69,14 @@ impl State {
     /// Initialises the slot `index`, which was just allocated, and queues its request. Stages it if every
     /// request before it is staged. Returns its user data.
     #[inline]
-    pub(crate) fn queue(
+    pub(crate) fn queue<B: 'static, T: Reply<B>>(
         &mut self,
         index: Index,
         file: Option<File>,
         op: Op,
         zero_fill: bool,
         target: CompletionTarget,
-        payload: impl Deliver,
+        delivery: Delivery<B, impl Receive<B, T>, T>,
     ) -> u64 {
         let CompletionState { slab, pending, stats, .. } = &mut self.completions;
         let slot = slab.get(index);
@@ -87,7 +88,7 @@ impl State {
         slot.result = RawResult { done: 0, error: None };
         debug_assert!(slot.file.is_none());
         mem::forget(mem::replace(&mut slot.file, file)); // a free slot has no file to drop
-        slot.payload.put(payload);
+        slot.payload.put(delivery);
         stats.accepted += 1;
         if op.offset > i64::MAX as u64 {
             // The kernel would see a negative offset and fail with EINVAL, but to io_uring -1 means
