@@ -300,14 +300,6 @@ impl<B> HeldBuf<B> {
         Self(MaybeUninit::new(buf))
     }
 
-    /// Returns the buffer, from which no address was taken yet.
-    #[inline]
-    pub(crate) fn get(&self) -> &B {
-        // SAFETY: the buffer is initialised from `new` until `into_inner` or the drop, which
-        // consume `self`.
-        unsafe { self.0.assume_init_ref() }
-    }
-
     /// Returns the buffer, to take its address.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut B {

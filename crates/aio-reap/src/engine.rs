@@ -100,7 +100,7 @@ impl Engine {
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
-        let memory = IoMemory::plain(buf.get().len(), buf.get_mut().as_mut_ptr());
+        let memory = IoMemory::plain(buf.get_mut().len(), buf.get_mut().as_mut_ptr());
         self.transfer(Kind::Read, file, memory, buf, offset)
     }
 
@@ -130,13 +130,11 @@ impl Engine {
         self.transfer(Kind::Write, file, memory, list, offset)
     }
 
-    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
-    ///
-    /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
-    /// many bytes were written before it. Any part of the other bytes may have been written.
+    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails
+    /// ([`RequestError::transferred`](crate::RequestError::transferred)).
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
-        let buf = HeldBuf::new(buf);
-        let memory = IoMemory::plain(buf.get().len(), buf.get().as_ptr().cast_mut());
+        let mut buf = HeldBuf::new(buf);
+        let memory = IoMemory::plain(buf.get_mut().len(), buf.get_mut().as_ptr().cast_mut());
         self.transfer(Kind::Write, file, memory, buf, offset)
     }
 

@@ -30,7 +30,7 @@ impl Engine {
     /// one for writing fails with `ENXIO` if no reader exists. [`IoPath`] has an example.
     pub fn open(&self, path: impl Into<IoPath>, options: OpenOptions) -> Request<'_, IoPath, File> {
         let mut path = path.into();
-        let (flags, mode) = options.get();
+        let OpenOptions { flags, mode } = options;
         let op = Op::on_path(Kind::Open, path.dir_fd(), path.addresses().0, flags, mode);
         self.named(op, path)
     }
@@ -74,7 +74,7 @@ impl Engine {
     }
 
     fn named<T: Reply<IoPath>>(&self, op: Op, path: IoPath) -> Request<'_, IoPath, T> {
-        let valid = path.is_valid();
+        let valid = !path.bytes.is_empty();
         let request = Request::new(self.core(), None, op, HeldBuf::new(path));
         request.check(valid, Refusal::InvalidPath)
     }
@@ -143,10 +143,6 @@ impl IoPath {
             return Self { bytes: Vec::new(), itself };
         }
         Self { bytes: [&[0; STATX_BYTES], bytes, &[0]].concat(), itself }
-    }
-
-    fn is_valid(&self) -> bool {
-        !self.bytes.is_empty()
     }
 
     /// Returns the descriptor that the path is relative to.
@@ -234,10 +230,6 @@ impl OpenOptions {
     /// must have its [`Alignment`](crate::Alignment).
     pub const fn flags(self, flags: i32) -> Self {
         Self { flags: self.flags | flags, mode: self.mode }
-    }
-
-    pub(crate) fn get(self) -> (libc::c_int, u32) {
-        (self.flags, self.mode)
     }
 }
 

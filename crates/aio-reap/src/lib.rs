@@ -12,15 +12,6 @@
 //! | must not allocate per request | a [`CompletionQueue`] or [`Operation`]s, and buffers that it reuses |
 //! | asks for more than the engine takes | [`Request::submit_async`], which waits for a slot, or [`SubmitError::Full`] and a turn |
 //!
-//! | buffer | for |
-//! |---|---|
-//! | `Vec<u8>`, `Box<[u8]>`, `&'static [u8]` | files that were not opened with `O_DIRECT`; a read fills `len`, not the capacity: `vec![0; 4096]` |
-//! | `String`, `&'static str` | the same, for writes |
-//! | `BytesMut`, and for writes `Bytes` | the same (feature `bytes`) |
-//! | [`AlignedBuf`] | `O_DIRECT`; [`Alignment::of`] returns what a file needs |
-//! | [`BufList`] | one request on several buffers |
-//! | an [`IoBuf`] of the program | memory that it manages, such as the frames of a cache |
-//!
 //! [`ReapMode`] says when the engine looks for completions, and [`EngineBuilder`] has the limits. Tests
 //! of the engine's users need no real device: see `aio-reap-test` in the repository.
 //!
@@ -53,13 +44,10 @@
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`Response`] of another thread | no | yes |
 //!
-//! A request that still waits in the engine, or for a thread of the pool, can always be cancelled,
-//! with two exceptions: a [close](Engine::close) cannot, and neither can a request in io_uring's
-//! submission ring that the kernel has no room for. Block I/O that the kernel has begun can almost
-//! never be cancelled and ends with its own result. After a write that failed or was cancelled,
-//! [`RequestError::transferred`] returns how many bytes were written before the error. Any part of
-//! the other bytes may have been written. A write whose [`Operation`] was dropped may still write,
-//! and counts as in flight.
+//! [`Operation::cancel`] says which requests can be cancelled: block I/O that the kernel has begun almost
+//! never. After a write that failed or was cancelled, [`RequestError::transferred`] returns how many bytes were
+//! written before the error. Any part of the other bytes may have been written. A write whose
+//! [`Operation`] was dropped may still write, and counts as in flight.
 //!
 //! **Short transfers** are continued where they stopped (on a direct file, at the start of the
 //! block where they stopped). A read ends early only at the end of the file. There it stops, or is filled
