@@ -1,5 +1,4 @@
 //! Futures that wait for a slot get it in their order, and leave nothing behind when dropped.
-#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -11,16 +10,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::common::on_every_backend;
+use crate::direct_file::direct_file;
 use aio_reap::{AlignedBuf, CompletionQueue, Engine, IoBuf, Operation, Submission, SubmitError};
-use aio_reap_test::Build;
 use aio_reap_test::sim::Script;
-use common::on_every_backend;
-use direct::direct_file;
 use testkit::WakeCount;
 
-use crate::common;
-use crate::direct_file as direct;
 use crate::readable::readable;
+use crate::scripted::full_at;
 
 struct Task<'e> {
     submission: Submission<'e, ()>,
@@ -44,8 +41,7 @@ impl<'e> Task<'e> {
 
 /// An engine with two slots, both taken.
 fn full() -> (Engine, Script, Vec<Operation<()>>) {
-    let script = Script::new();
-    let engine = Engine::builder().depth(2).capacity(2).build_sim(&script).unwrap();
+    let (engine, script) = full_at(2);
     let taken = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
     (engine, script, taken)
 }
@@ -132,8 +128,7 @@ fn waiting_futures_see_the_shutdown_and_errors() {
 /// waiting future, although no delivery is left.
 #[test]
 fn a_queue_that_frees_a_slot_wakes_a_future() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(2).capacity(2).build_sim(&script).unwrap();
+    let (engine, script) = full_at(2);
     let queue = CompletionQueue::new();
     (0..2).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
     let mut tasks: Vec<_> = (0..2).map(|_| Task::new(&engine)).collect();
@@ -149,8 +144,7 @@ fn a_queue_that_frees_a_slot_wakes_a_future() {
 /// Callbacks free slots too, and a wake-up may use the engine.
 #[test]
 fn a_callback_that_frees_a_slot_wakes_a_future() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
+    let (engine, script) = full_at(1);
     let called = Rc::new(Cell::new(false));
     let flag = Rc::clone(&called);
     engine.nop().callback(move |_, ()| flag.set(true)).unwrap();
@@ -217,8 +211,7 @@ unsafe impl IoBuf for Panicking {
 /// future that waits for the slot.
 #[test]
 fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
+    let (engine, script) = full_at(1);
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let write = engine.write(&file, Panicking(vec![1; 8]), 0).submit().unwrap();
     script.complete(1);
@@ -239,8 +232,7 @@ fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
 /// A callback that panics has given up its slot, so a turn must wake the next future.
 #[test]
 fn inv06_a_panic_of_a_callback_leaves_no_future_behind() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
+    let (engine, script) = full_at(1);
     let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
     assert!(!readable(fd, Duration::ZERO));
     engine.nop().callback(|_, ()| panic!("on purpose")).unwrap();

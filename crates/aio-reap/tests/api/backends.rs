@@ -6,19 +6,15 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::common::{REAL, on_engines, on_every_backend, small};
+use crate::direct_file::direct_file;
+use crate::readable::readable;
 use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, EngineBuilder, ReapMode,
     Request, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Faults, Model, Sim};
-use common::{REAL, on_engines, on_every_backend, small};
-use direct::direct_file;
-use readable::readable;
-
-use crate::common;
-use crate::direct_file as direct;
-use crate::readable;
 
 /// Much longer than a disk takes.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,7 +8,6 @@
 //! ```
 //!
 //! (Forgotten operations leak on purpose.)
-#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,10 +23,9 @@ use aio_reap::{
     AlignedBuf, BufList, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation,
     ReapMode, Request, SubmitError,
 };
-use aio_reap_test::Build;
-use aio_reap_test::sim::Script;
 
 use crate::common::{engines, fifo};
+use crate::scripted::scripted;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
@@ -220,8 +218,8 @@ unsafe impl<F: FnMut() + 'static> IoBuf for Loud<F> {
 /// buffers whose `Drop` uses the engine.
 #[test]
 fn buffers_of_an_unowned_queue_may_use_the_engine_in_their_drop() {
-    let script = Script::new();
-    let engine = Rc::new(Engine::builder().depth(4).build_sim(&script).unwrap());
+    let (engine, script) = scripted(4);
+    let engine = Rc::new(engine);
     let freed = Rc::new(Cell::new(0));
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let queue = CompletionQueue::new();

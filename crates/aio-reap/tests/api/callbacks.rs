@@ -1,25 +1,16 @@
 //! Callbacks that use the engine that runs them: they submit, wait, nest, panic, or make requests
 //! without end.
-#![cfg(not(offlock_model))]
-
-use crate::count;
-use crate::readable;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::count::count;
+use crate::readable::readable;
+use crate::scripted::scripted;
 use aio_reap::{CompletionQueue, Engine, File};
-use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
-use count::count;
-use readable::readable;
-
-fn scripted(depth: usize) -> (Engine, Script) {
-    let script = Script::new();
-    (Engine::builder().depth(depth).build_sim(&script).unwrap(), script)
-}
 
 /// Callbacks and wake-ups run in the order of the completions, not of the requests.
 #[test]
@@ -213,8 +204,7 @@ fn inv14_empty_requests_cannot_loop_for_ever() {
 /// The requests of one poll of `block_on` are one batch, and a future may still wait by blocking.
 #[test]
 fn requests_of_one_poll_of_block_on_are_a_batch() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(64).build_sim(&script).unwrap();
+    let (engine, script) = scripted(64);
     let both = engine.block_on(async {
         let reads: Vec<_> = (0..20).map(|_| engine.nop().submit().unwrap()).collect();
         assert!(script.batches().is_empty());

@@ -6,13 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::common::{fifo, on_every_backend};
 use aio_reap::{BackendKind, CompletionQueue, Engine, OpenOptions, Operation, ReapMode};
-use aio_reap_test::Build;
-use aio_reap_test::sim::Script;
-use common::{fifo, on_every_backend};
 
-use crate::common;
 use crate::readable::readable;
+use crate::scripted::scripted;
 
 const CANCELLED: i32 = libc::ECANCELED;
 
@@ -49,8 +47,7 @@ fn inv21_an_id_cancels_its_request_and_no_later_one() {
 
 #[test]
 fn inv21_an_id_cancels_a_request_in_flight() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     let queue = CompletionQueue::new();
     let first = engine.nop().enqueue(&queue, 1).unwrap();
     engine.nop().enqueue(&queue, 2).unwrap();

@@ -2,17 +2,14 @@
 //!
 //! The tests use a file in memory that is opened with `O_DIRECT`. It takes any length, so the
 //! device can end a transfer at any byte.
-#![cfg(not(offlock_model))]
-
-use crate::end_of_file;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
+use crate::end_of_file::{check, with_end};
+use crate::scripted::scripted;
 use aio_reap::{AlignedBuf, BufList, Engine, File};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, Transfer};
-use end_of_file::{check, with_end};
+use aio_reap_test::sim::Transfer;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -49,8 +46,7 @@ proptest! {
         vectored: bool,
         pieces in vec(BLOCK..4 * BLOCK, 0..20),
     ) {
-        let script = Script::new();
-        let engine = Engine::builder().build_sim(&script).unwrap();
+        let (engine, script) = scripted(128);
         let old: Vec<u8> = (0..before_end).map(|at| (at % 251) as u8 | 1).collect();
         let Some((raw, file)) = direct(&engine, &old) else {
             prop_assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
@@ -88,8 +84,7 @@ proptest! {
 #[test]
 fn inv12_less_than_a_block_is_written_again_up_to_a_limit() {
     for (tries, written) in [(10, true), (40, false)] {
-        let script = Script::new();
-        let engine = Engine::builder().build_sim(&script).unwrap();
+        let (engine, script) = scripted(128);
         let Some((_raw, file)) = direct(&engine, &[]) else {
             assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
             return;
@@ -117,8 +112,7 @@ fn alignment_is_that_of_the_c_librarys_statx() {
     assert_eq!(size_of::<libc::statx>(), 256);
     assert_eq!(offset_of!(libc::statx, stx_dio_mem_align), 38 * 4);
     assert_eq!(offset_of!(libc::statx, stx_dio_offset_align), 39 * 4);
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, _script) = scripted(128);
     let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut options = OpenOptions::new();
     let opened = options.read(true).custom_flags(libc::O_DIRECT).open(temp.path());

@@ -1,5 +1,4 @@
 //! Requests that are cancelled or time out, and waits that end before their requests.
-#![cfg(not(offlock_model))]
 
 use std::cell::Cell;
 use std::io;
@@ -7,16 +6,12 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::common::{fifo, on_every_backend};
+use crate::direct_file::direct_file;
+use crate::readable::readable;
+use crate::scripted::scripted;
 use aio_reap::{AlignedBuf, BackendKind, BufList, Engine, File, OpenOptions, Operation};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
-use common::{fifo, on_every_backend};
-use direct::direct_file;
-use readable::readable;
-
-use crate::common;
-use crate::direct_file as direct;
-use crate::readable;
+use aio_reap_test::sim::{Cancel, SubmitStep, Transfer};
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
@@ -27,11 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// time can be over before the test checks it.
 fn in_time(try_it: impl Fn() -> bool) {
     assert!((0..100).any(|_| try_it()), "it is never in time");
-}
-
-fn scripted(depth: usize) -> (Engine, Script) {
-    let script = Script::new();
-    (Engine::builder().depth(depth).build_sim(&script).unwrap(), script)
 }
 
 fn errno(result: Result<usize, aio_reap::RequestError>) -> i32 {
@@ -130,8 +120,7 @@ fn inv12_cancelled_requests_are_not_retried() {
 /// The kernel reports a number of its own (`ERESTARTSYS`) for an open that it interrupted.
 #[test]
 fn inv12_an_interrupted_open_is_cancelled() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     script.cancels(Cancel::TooLate);
     for cancels in [true, false] {
         let open = engine.open("/", OpenOptions::read_only()).submit().unwrap();

@@ -1,10 +1,5 @@
 //! The engine's invariants on the scripted device: a state machine that checks a model after every
 //! step, and a test for each invariant.
-#![cfg(not(offlock_model))]
-
-use crate::count;
-use crate::model;
-use crate::readable;
 
 use std::cell::Cell;
 use std::fs;
@@ -13,24 +8,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aio_reap::{CompletionQueue, Engine, EngineBuilder, File};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, SubmitStep, Transfer};
-use count::count;
+use crate::count::count;
+use crate::readable::readable;
+use crate::model;
+use crate::scripted::{scripted, scripted_by};
+use aio_reap::{CompletionQueue, Engine, File};
+use aio_reap_test::sim::{SubmitStep, Transfer};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use readable::readable;
 
 /// `OFFLOCK_SOAK` multiplies the number of cases.
 fn config(cases: u32) -> ProptestConfig {
     let soak = std::env::var("OFFLOCK_SOAK").ok();
     let cases = cases * soak.map_or(1, |times| times.parse().expect("a number"));
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
-}
-
-fn scripted(builder: EngineBuilder) -> (Engine, Script) {
-    let script = Script::new();
-    (builder.build_sim(&script).unwrap(), script)
 }
 
 fn temp_file(engine: &Engine, bytes: &[u8]) -> (fs::File, File) {
@@ -60,7 +51,7 @@ proptest! {
         groups in vec(1usize..12, 20..40),
     ) {
         let builder = Engine::builder().depth(depth).capacity(1024);
-        let (engine, script) = scripted(builder);
+        let (engine, script) = scripted_by(builder);
         let (_raw, file) = temp_file(&engine, &[]);
         for (count, kind) in steps {
             script.on_submit(match kind {
@@ -104,7 +95,7 @@ proptest! {
         zero_fill: bool,
         pieces in vec(1usize..40, 0..80),
     ) {
-        let (engine, script) = scripted(Engine::builder().depth(4));
+        let (engine, script) = scripted(4);
         let old: Vec<u8> = (0..before_end).map(|at| at as u8 | 1).collect();
         let (raw, file) = temp_file(&engine, &old);
         let start = offset as usize;
@@ -139,7 +130,7 @@ proptest! {
         requests in vec(1usize..30, 1..10),
     ) {
         let builder = Engine::builder().depth(depth).capacity(1024);
-        let (engine, script) = scripted(builder);
+        let (engine, script) = scripted_by(builder);
         let called = Rc::new(Cell::new(0));
         let mut made = 0;
         for group in requests {
@@ -180,7 +171,7 @@ fn every_input_of_the_corpus_holds() {
 fn inv03_hard_error_hits_only_the_head() {
     for in_flight in [0, 3] {
         for (at, errno) in [(0, libc::EIO), (1, libc::EINVAL), (4, libc::ENOSPC)] {
-            let (engine, script) = scripted(Engine::builder().depth(16));
+            let (engine, script) = scripted(16);
             let (_raw, file) = temp_file(&engine, &[]);
             let queue = CompletionQueue::new();
             for token in 0..in_flight {
@@ -214,7 +205,7 @@ fn inv03_hard_error_hits_only_the_head() {
 /// On a device that refuses every request, each one fails, and no wait lasts for ever.
 #[test]
 fn inv03_every_head_fails_in_turn() {
-    let (engine, script) = scripted(Engine::builder().depth(8));
+    let (engine, script) = scripted(8);
     let plug = engine.plug();
     let nops: Vec<_> = (0..6).map(|_| engine.nop().submit().unwrap()).collect();
     for errno in 1..=6 {
@@ -232,7 +223,7 @@ fn inv03_every_head_fails_in_turn() {
 /// itself, after a growing delay.
 #[test]
 fn inv04_blocked_engine_notifies_again_with_back_off() {
-    let (engine, script) = scripted(Engine::builder().depth(4));
+    let (engine, script) = scripted(4);
     let done = Rc::new(Cell::new(0));
     const TIMES: usize = 9;
     (0..TIMES).for_each(|_| script.on_submit(SubmitStep::Again));
@@ -273,7 +264,7 @@ fn inv04_blocked_engine_notifies_again_with_back_off() {
 /// The same without an event loop: a wait retries by itself.
 #[test]
 fn inv04_waiting_outlasts_a_device_without_room() {
-    let (engine, script) = scripted(Engine::builder().depth(4));
+    let (engine, script) = scripted(4);
     (0..5).for_each(|_| script.on_submit(SubmitStep::Again));
     script.on_submit(SubmitStep::Accept(0));
     assert_eq!(engine.nop().submit().unwrap().wait().0.unwrap(), 0);
@@ -297,7 +288,7 @@ fn inv04_waiting_outlasts_a_device_without_room() {
 
 #[test]
 fn inv05_flush_reaps_what_is_visible() {
-    let (engine, script) = scripted(Engine::builder().depth(16));
+    let (engine, script) = scripted(16);
     let done = Rc::new(Cell::new(0));
     let plug = engine.plug();
     (0..8).for_each(|_| _ = engine.nop().callback(count(&done)).unwrap());
@@ -314,7 +305,7 @@ fn inv05_flush_reaps_what_is_visible() {
 
 #[test]
 fn inv09_spurious_wakes_are_harmless_and_still_flush() {
-    let (engine, script) = scripted(Engine::builder().depth(8));
+    let (engine, script) = scripted(8);
     let done = Rc::new(Cell::new(0));
     assert!(!readable(&engine, Duration::ZERO));
     script.ring();
@@ -347,7 +338,7 @@ fn inv09_spurious_wakes_are_harmless_and_still_flush() {
 
 #[test]
 fn inv10_plugs_balance_also_when_one_unwinds() {
-    let (engine, script) = scripted(Engine::builder().depth(8));
+    let (engine, script) = scripted(8);
     let done = Rc::new(Cell::new(0));
     let outer = engine.plug();
     let inner = engine.plug();
@@ -385,7 +376,7 @@ fn inv10_plugs_balance_also_when_one_unwinds() {
 fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
     const LIMIT: usize = 16;
     for errno in [libc::EAGAIN, libc::EINTR] {
-        let (engine, script) = scripted(Engine::builder().depth(4));
+        let (engine, script) = scripted(4);
         let (_raw, file) = temp_file(&engine, b"0123456789");
         (0..LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
         let start = Instant::now();
@@ -418,7 +409,7 @@ fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
 #[test]
 fn inv14_shutdown_and_drop_deliver_everything_and_nothing_afterwards() {
     for explicit in [true, false] {
-        let (engine, script) = scripted(Engine::builder().depth(4).capacity(32));
+        let (engine, script) = scripted_by(Engine::builder().depth(4).capacity(32));
         let engine = Rc::new(engine);
         let (raw, file) = temp_file(&engine, &[]);
         let done = Rc::new(Cell::new(0));

@@ -13,13 +13,11 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use std::time::Instant;
 
+use crate::common::{fifo, on_every_backend};
+use crate::scripted::{full_at, scripted};
 use aio_reap::{CompletionQueue, Engine, File, OpenOptions, SharedFile, SubmitError};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
-use common::{fifo, on_every_backend};
+use aio_reap_test::sim::{Cancel, SubmitStep, Transfer};
 use tempfile::TempPath;
-
-use crate::common;
 
 const READ: OpenOptions = OpenOptions::read_only();
 
@@ -164,8 +162,7 @@ fn inv19_a_panic_closes_opened_files_and_closes_no_descriptor_twice() {
         let other = fs::File::open("/dev/null").unwrap();
         let mut number = 0;
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let script = Script::new();
-            let engine = Engine::builder().build_sim(&script).unwrap();
+            let (engine, script) = scripted(128);
             let closing = at_a_high_number(&fs::File::open(&path).unwrap());
             number = closing.as_raw_fd();
             engine.close(closing).callback(|_, _| panic!("not run")).unwrap();
@@ -203,8 +200,7 @@ impl Wake for Panicking {
 #[test]
 fn inv19_a_panic_of_a_wake_up_closes_the_opened_file() {
     for dropped in [false, true] {
-        let script = Script::new();
-        let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
+        let (engine, script) = full_at(1);
         let path = temp_path();
         let open = engine.open(&path, READ).submit().unwrap();
         let mut waits = [pin!(engine.nop().submit_async()), pin!(engine.nop().submit_async())];
@@ -229,8 +225,7 @@ fn inv19_a_panic_of_a_wake_up_closes_the_opened_file() {
 /// An open that was cancelled may have been performed all the same.
 #[test]
 fn inv19_a_cancelled_open_without_a_receiver_is_closed() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     let path = temp_path();
     for cancel in [Cancel::Works, Cancel::TooLate, Cancel::Refused] {
         script.cancels(cancel);
@@ -294,8 +289,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
         assert_eq!(descriptors_of(&path), 0);
     });
     // The kernel's errors, which are never followed by another attempt.
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     for error in [libc::EINTR, libc::EINPROGRESS, libc::EAGAIN, libc::EIO] {
         script.on_transfer(Transfer::Fail(error));
         let path = temp_path();
@@ -320,8 +314,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
 
 #[test]
 fn refused_requests_return_paths_and_descriptors() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(1).capacity(1).build_sim(&script).unwrap();
+    let (engine, _script) = full_at(1);
     let refused = engine.open("a\0b", READ).submit().unwrap_err();
     assert!(matches!(&refused, SubmitError::InvalidPath(_)), "{refused:?}");
     assert_eq!(
@@ -341,8 +334,7 @@ fn refused_requests_return_paths_and_descriptors() {
 /// An orphaned `stat` writes to memory that is still there.
 #[test]
 fn inv13_paths_and_results_stay_until_the_completion() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     let path = temp_path();
     drop(engine.stat(&path).submit().unwrap());
     drop(engine.open(&path, READ).submit().unwrap());

@@ -30,6 +30,7 @@ mod readable;
 mod reap_modes;
 mod reentry;
 mod remote;
+mod scripted;
 mod stats;
 mod tokio;
 mod vectored;

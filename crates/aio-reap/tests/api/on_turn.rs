@@ -6,20 +6,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use aio_reap::Engine;
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, SubmitStep};
+use aio_reap_test::sim::SubmitStep;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::common::on_every_backend;
 use crate::count::count;
 use crate::readable::readable;
+use crate::scripted::{scripted, scripted_by};
 
 /// A callback that panics leaves the next one ready, and the kernel refuses the new request.
 #[test]
 fn inv22_a_submission_on_turn_delivers_neither_what_is_ready_nor_what_is_refused() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     let (before, new) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     engine.nop().callback(|_, ()| panic!("a callback of the program")).unwrap();
     engine.nop().callback(count(&before)).unwrap();
@@ -64,8 +63,7 @@ proptest! {
         depth in 1usize..6,
         steps in vec((0u8..4, 1usize..4), 1..80),
     ) {
-        let script = Script::new();
-        let engine = Engine::builder().depth(depth).capacity(512).build_sim(&script).unwrap();
+        let (engine, script) = scripted_by(Engine::builder().depth(depth).capacity(512));
         let delivered = Rc::new(RefCell::new(Vec::new()));
         let mut made = 0u64;
         for (step, count) in steps {

@@ -1,9 +1,6 @@
 //! Every reap mode, on the scripted device and on the real backends.
-#![cfg(not(offlock_model))]
 
 use crate::common::{on_engines, small};
-use crate::count;
-use crate::readable;
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -13,18 +10,17 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::count::count;
+use crate::readable::readable;
+use crate::scripted::{scripted, scripted_by};
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
-use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep, Transfer};
-use count::count;
-use readable::readable;
 
 /// Much longer than all retries of one request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn scripted(mode: ReapMode) -> (Engine, Script) {
-    let script = Script::new();
-    (Engine::builder().depth(4).reap_mode(mode).build_sim(&script).unwrap(), script)
+fn in_mode(mode: ReapMode) -> (Engine, Script) {
+    scripted_by(Engine::builder().depth(4).reap_mode(mode))
 }
 
 /// A submission reaps, but not in the mode `OnTurn`. In that mode the descriptor stays readable until
@@ -32,7 +28,7 @@ fn scripted(mode: ReapMode) -> (Engine, Script) {
 #[test]
 fn inv05_on_turn_leaves_completions_to_the_next_turn() {
     for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
-        let (engine, script) = scripted(mode);
+        let (engine, script) = in_mode(mode);
         let called = Rc::new(Cell::new(0));
         script.on_submit(SubmitStep::Inline);
         engine.nop().callback(count(&called)).unwrap();
@@ -50,7 +46,7 @@ fn inv05_on_turn_leaves_completions_to_the_next_turn() {
 /// Requests that need no kernel are delivered in every mode.
 #[test]
 fn on_turn_delivers_what_the_kernel_refused() {
-    let (engine, script) = scripted(ReapMode::OnTurn);
+    let (engine, script) = in_mode(ReapMode::OnTurn);
     script.on_submit(SubmitStep::Refuse(0, libc::EIO));
     let errno = Rc::new(Cell::new(0));
     let seen = Rc::clone(&errno);
@@ -154,7 +150,7 @@ fn inv05_one_turn_reaps_everything_that_is_ready() {
 /// A retry comes also while another request stays in the kernel.
 #[test]
 fn inv04_a_request_behind_one_that_never_completes_is_retried() {
-    let (engine, script) = scripted(ReapMode::AfterSubmit);
+    let (engine, script) = in_mode(ReapMode::AfterSubmit);
     let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
     assert!(!readable(fd, Duration::ZERO));
     let _never = engine.nop().submit().unwrap();
@@ -190,8 +186,7 @@ impl Drop for BlocksOnDrop<'_> {
 
 #[test]
 fn inv04_an_engine_that_is_blocked_during_a_panic_retries() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     let retries = Cell::new(false);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _blocks = BlocksOnDrop(&engine, &script, &retries);

@@ -1,9 +1,7 @@
 //! User code that uses the engine at unusual moments. Each test was, or could become, a hang, a
 //! spinning loop or worse.
-#![cfg(not(offlock_model))]
 
 use crate::common::on_every_backend;
-use crate::readable;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -16,19 +14,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use crate::readable::readable;
+use crate::scripted::scripted;
 use aio_reap::{BackendKind, CompletionQueue, Engine, IoBuf, StartError};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
-use readable::readable;
-
-fn scripted() -> (Rc<Engine>, Script) {
-    let script = Script::new();
-    (Rc::new(Engine::builder().depth(8).build_sim(&script).unwrap()), script)
-}
 
 #[test]
 fn an_unneeded_retry_timer_does_not_notify() {
-    let (engine, script) = scripted();
+    let (engine, script) = scripted(8);
     assert!(!readable(&engine, Duration::ZERO));
     script.on_submit(SubmitStep::Again);
     let nop = engine.nop().submit().unwrap(); // no room, so the timer is armed
@@ -42,7 +36,7 @@ fn an_unneeded_retry_timer_does_not_notify() {
 
 #[test]
 fn waker_that_outlives_block_on_does_not_notify_for_ever() {
-    let (engine, _script) = scripted();
+    let (engine, _script) = scripted(8);
     let mut kept = None;
     let poll = poll_fn(|context| {
         kept = Some(context.waker().clone());
@@ -58,7 +52,7 @@ fn waker_that_outlives_block_on_does_not_notify_for_ever() {
 /// A completion that wakes the future of `block_on` makes no system call for that: the engine is awake.
 #[test]
 fn a_completion_wakes_its_future_without_the_kick() {
-    let (engine, _script) = scripted();
+    let (engine, _script) = scripted(8);
     engine.block_on(engine.nop().submit().unwrap()).unwrap().0.unwrap();
     assert!(!readable(&engine, Duration::ZERO), "the wake-up has signalled the kick");
 }
@@ -66,7 +60,7 @@ fn a_completion_wakes_its_future_without_the_kick() {
 /// Another thread wakes the future at the moment when the engine clears its own kick.
 #[test]
 fn waking_races_with_the_engines_own_kick() {
-    let (engine, script) = scripted();
+    let (engine, script) = scripted(8);
     let (to_thread, from_engine) = std::sync::mpsc::channel::<Waker>();
     let waking = std::thread::spawn(move || from_engine.iter().for_each(Waker::wake));
     let start = Instant::now();
@@ -104,7 +98,8 @@ fn waking_races_with_the_engines_own_kick() {
 /// A `block_on` inside a callback of another one must not consume the wake-up of the outer one.
 #[test]
 fn block_on_nests() {
-    let (engine, _script) = scripted();
+    let (engine, _script) = scripted(8);
+    let engine = Rc::new(engine);
     let (inner, waker) = (Rc::downgrade(&engine), Rc::new(RefCell::new(None::<Waker>)));
     let (shared, fired) = (Rc::clone(&waker), Rc::new(Cell::new(false)));
     let flag = Rc::clone(&fired);
@@ -145,7 +140,7 @@ fn future_that_wakes_itself_does_not_starve_the_engine() {
 /// Work that was left before the program asked for the descriptor makes it readable.
 #[test]
 fn a_late_descriptor_shows_left_over_work() {
-    let (engine, script) = scripted();
+    let (engine, script) = scripted(8);
     let _plug = engine.plug();
     let nops = [(); 3].map(|()| engine.nop().submit().unwrap());
     script.on_submit(SubmitStep::Inline);
@@ -158,8 +153,7 @@ fn a_late_descriptor_shows_left_over_work() {
 /// Two engines on one script would get each other's completions, and free buffers in use.
 #[test]
 fn script_drives_one_engine_at_a_time() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     let second = Engine::builder().build_sim(&script);
     assert!(matches!(&second, Err(StartError::Refused(_))));
     assert_eq!(second.err().unwrap().errno(), libc::EBUSY);
@@ -216,7 +210,8 @@ fn waker_that_turns_the_engine_while_it_is_cloned_is_not_left_waiting() {
         |_| {},
         |_| {},
     );
-    let (engine, script) = scripted();
+    let (engine, script) = scripted(8);
+    let engine = Rc::new(engine);
     CLONED.set(Some(Rc::clone(&engine)));
     let mut operation = pin!(engine.nop().submit().unwrap());
     script.complete(1);
@@ -256,7 +251,8 @@ fn drops_that_reenter_the_engine_find_nothing_borrowed() {
             self.0.len()
         }
     }
-    let (engine, _script) = scripted();
+    let (engine, _script) = scripted(8);
+    let engine = Rc::new(engine);
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let drops = Rc::new(Cell::new(0));
     let busy = || Busy(Rc::downgrade(&engine), Rc::clone(&drops));
@@ -281,7 +277,8 @@ fn drops_that_reenter_the_engine_find_nothing_borrowed() {
 /// The last handle of the engine is dropped inside a callback that `Operation::wait` runs.
 #[test]
 fn engine_may_be_dropped_inside_a_callback() {
-    let (engine, script) = scripted();
+    let (engine, script) = scripted(8);
+    let engine = Rc::new(engine);
     let owner = Rc::new(RefCell::new(None));
     let others = Rc::new(Cell::new(0));
     let plug = engine.plug();
@@ -356,7 +353,7 @@ fn operation_is_ready_at_its_first_poll_if_it_completed_at_once() {
             panic!("this waker is never used");
         }
     }
-    let (engine, script) = scripted();
+    let (engine, script) = scripted(8);
     script.on_submit(SubmitStep::Inline);
     let mut operation = pin!(engine.nop().submit().unwrap());
     let waker = Waker::from(Arc::new(Unused));

@@ -1,9 +1,4 @@
 //! Calls of other threads run once, on the engine's thread.
-#![cfg(not(offlock_model))]
-
-use crate::common;
-use crate::counted;
-use crate::readable;
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -16,25 +11,24 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::common::{on_engines, on_every_backend, small};
+use crate::counted::Counted;
+use crate::readable::readable;
+use crate::scripted::scripted_by;
 use aio_reap::{
     AllocateMode, BufList, CompletionQueue, Engine, NoResponse, Outcome, ReapMode, Remote,
     Response, SharedFile, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
-use common::{on_engines, on_every_backend, small};
-use counted::Counted;
-use readable::readable;
 use testkit::block_on;
 
 const SHORT: Duration = Duration::from_millis(20);
 /// Much longer than any wait of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn scripted(depth: usize, capacity: usize) -> (Engine, Script) {
-    let script = Script::new();
-    let builder = Engine::builder().depth(depth).capacity(capacity);
-    (builder.build_sim(&script).unwrap(), script)
+fn bounded(depth: usize, capacity: usize) -> (Engine, Script) {
+    scripted_by(Engine::builder().depth(depth).capacity(capacity))
 }
 
 fn shared_file() -> SharedFile {
@@ -109,7 +103,7 @@ fn inv15_calls_do_the_same_everywhere() {
 /// A call over the capacity comes back. A turn makes room.
 #[test]
 fn inv01_calls_that_wait_are_bounded() {
-    let (engine, script) = scripted(2, 2);
+    let (engine, script) = bounded(2, 2);
     let remote = engine.remote();
     let nops = [nop(&remote), nop(&remote)];
     let refused = remote.call(|_| panic!("it was refused"));
@@ -136,7 +130,7 @@ fn inv01_calls_that_wait_are_bounded() {
 /// The device sees the requests of a thread's calls in their order, those of a turn in one batch.
 #[test]
 fn inv02_calls_of_a_thread_keep_their_order() {
-    let (engine, script) = scripted(16, 64);
+    let (engine, script) = bounded(16, 64);
     let remote = engine.remote();
     let file = shared_file();
     let mut sent = 0;
@@ -161,7 +155,7 @@ fn inv02_calls_of_a_thread_keep_their_order() {
 /// A call that a call makes waits for the next turn, which is announced.
 #[test]
 fn inv02_calls_of_calls_run_in_the_next_turn() {
-    let (engine, _script) = scripted(4, 4);
+    let (engine, _script) = bounded(4, 4);
     let (remote, ran) = (engine.remote(), Arc::new(AtomicU64::new(0)));
     let (again, counter) = (remote.clone(), Arc::clone(&ran));
     let call = move |_: &Engine| {
@@ -181,7 +175,7 @@ fn inv02_calls_of_calls_run_in_the_next_turn() {
 /// A burst notifies once and makes the descriptor readable. After the turn it is not readable.
 #[test]
 fn inv09_a_burst_notifies_and_one_turn_clears_it() {
-    let (engine, script) = scripted(8, 8);
+    let (engine, script) = bounded(8, 8);
     let remote = engine.remote();
     assert!(!readable(&engine, Duration::ZERO));
     let nops: Vec<_> = (0..5).map(|_| nop(&remote)).collect();
@@ -195,7 +189,7 @@ fn inv09_a_burst_notifies_and_one_turn_clears_it() {
     engine.turn();
     assert!(!readable(&engine, Duration::ZERO));
     // A call that was sent before the descriptor was watched, to an engine that was not turned since.
-    let (engine, _script) = scripted(8, 8);
+    let (engine, _script) = bounded(8, 8);
     engine.remote().call(|_| ()).unwrap();
     assert!(readable(&engine, Duration::ZERO));
 }
@@ -203,7 +197,7 @@ fn inv09_a_burst_notifies_and_one_turn_clears_it() {
 /// A turn inside a callback runs no call, and does not lose its notification.
 #[test]
 fn inv07_a_turn_in_a_callback_leaves_calls_to_the_next_turn() {
-    let (engine, script) = scripted(8, 8);
+    let (engine, script) = bounded(8, 8);
     let (engine, ran) = (Rc::new(engine), Arc::new(AtomicU64::new(0)));
     assert!(!readable(&*engine, Duration::ZERO)); // watched from here on
     let (inner, counter) = (Rc::downgrade(&engine), Arc::clone(&ran));
@@ -224,7 +218,7 @@ fn inv07_a_turn_in_a_callback_leaves_calls_to_the_next_turn() {
 /// A call that panics takes no other call with it.
 #[test]
 fn inv07_a_panic_of_a_call_leaves_the_others_to_the_next_turn() {
-    let (engine, _script) = scripted(4, 4);
+    let (engine, _script) = bounded(4, 4);
     assert!(!readable(&engine, Duration::ZERO)); // watched from here on
     let remote = engine.remote();
     let before = nop(&remote);
@@ -243,7 +237,7 @@ fn inv07_a_panic_of_a_call_leaves_the_others_to_the_next_turn() {
 #[test]
 fn inv14_the_end_runs_every_queued_call() {
     for explicit in [true, false] {
-        let (engine, _script) = scripted(2, 16);
+        let (engine, _script) = bounded(2, 16);
         let remote = engine.remote();
         let file = shared_file();
         let freed = Arc::new(AtomicU64::new(0));
@@ -273,7 +267,7 @@ fn inv14_a_panic_of_the_engine_ends_every_response() {
     let (to_us, from_engine) = mpsc::channel();
     let (go_on, waits) = mpsc::channel::<()>();
     let engine = thread::spawn(move || {
-        let (engine, script) = scripted(2, 8);
+        let (engine, script) = bounded(2, 8);
         to_us.send(engine.remote()).unwrap();
         waits.recv().unwrap();
         engine.turn();
@@ -298,7 +292,7 @@ fn inv14_a_panic_of_the_engine_ends_every_response() {
 /// The request of a dropped response is performed, and its buffer is freed at the right time.
 #[test]
 fn inv13_dropped_responses_leave_their_buffers_until_the_end() {
-    let (engine, script) = scripted(8, 8);
+    let (engine, script) = bounded(8, 8);
     let remote = engine.remote();
     let file = shared_file();
     let freed = Arc::new(AtomicU64::new(0));
@@ -325,7 +319,7 @@ fn inv13_dropped_responses_leave_their_buffers_until_the_end() {
 /// A response that is dropped gives the value back to its sender.
 #[test]
 fn inv16_a_value_that_no_task_awaits_comes_back() {
-    let (engine, _script) = scripted(4, 4);
+    let (engine, _script) = bounded(4, 4);
     let remote = engine.remote();
     let (send, returned) = mpsc::channel();
     let call = move |_: &Engine, responder: aio_reap::Responder<Vec<u8>>| {
@@ -369,7 +363,7 @@ fn inv06_a_call_ends_every_kind_of_sleep() {
 /// The engine's own thread may await the response of its call.
 #[test]
 fn inv06_the_engines_thread_awaits_its_own_call() {
-    let (engine, _script) = scripted(4, 4);
+    let (engine, _script) = bounded(4, 4);
     let response = nop(&engine.remote());
     assert_eq!(engine.block_on(response).unwrap(), Ok(0));
 }
@@ -406,7 +400,7 @@ fn inv21_a_call_cancels_by_id() {
 /// is woken, and each wake-up leads to a poll.
 #[test]
 fn inv06_no_task_on_the_stack_is_ever_resumed() {
-    let (engine, script) = scripted(8, 64);
+    let (engine, script) = bounded(8, 64);
     let engine = Rc::new(engine);
     let (depth, polls) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0u32)));
     let mut operation: Option<aio_reap::Operation<()>> = None;
@@ -451,7 +445,7 @@ fn calls_may_use_what_belongs_to_the_engines_thread() {
     thread_local! {
         static QUEUE: CompletionQueue<()> = CompletionQueue::new();
     }
-    let (engine, script) = scripted(4, 4);
+    let (engine, script) = bounded(4, 4);
     let remote = engine.remote();
     thread::spawn(move || {
         let enqueue = |engine: &Engine| _ = QUEUE.with(|to| engine.nop().enqueue(to, 9)).unwrap();
@@ -489,7 +483,7 @@ fn inv06_a_panic_of_a_call_leaves_completions_notified() {
 #[test]
 fn inv14_serving_goes_on_with_a_remote_that_a_call_has_made() {
     for at_once in [true, false] {
-        let (engine, _script) = scripted(4, 4);
+        let (engine, _script) = bounded(4, 4);
         let ran = Arc::new(AtomicU64::new(0));
         let (to_worker, remotes) = mpsc::channel::<Remote>();
         let worker = thread::spawn({
@@ -519,7 +513,7 @@ fn inv14_serving_goes_on_with_a_remote_that_a_call_has_made() {
 /// A call that panics while the engine is dropped leaves no other one behind.
 #[test]
 fn inv14_a_panic_of_a_call_at_the_end_ends_the_others() {
-    let (engine, _script) = scripted(4, 4);
+    let (engine, _script) = bounded(4, 4);
     let _holds_the_core = engine.nop().submit().unwrap();
     let remote = engine.remote();
     remote.call(|_| panic!("on purpose")).unwrap();

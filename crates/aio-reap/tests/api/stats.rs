@@ -1,14 +1,13 @@
 //! The counters of an engine, and their sums.
-#![cfg(not(offlock_model))]
 
-use aio_reap::{Engine, EngineStats};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, SubmitStep};
+use crate::scripted::scripted;
+
+use aio_reap::EngineStats;
+use aio_reap_test::sim::SubmitStep;
 
 /// Returns the counters of an engine of `depth` that has reaped these numbers of completions at once.
 fn after_reaps(depth: usize, sizes: &[usize]) -> EngineStats {
-    let script = Script::new();
-    let engine = Engine::builder().depth(depth).build_sim(&script).unwrap();
+    let (engine, script) = scripted(depth);
     for &size in sizes {
         let plug = engine.plug();
         let nops: Vec<_> = (0..size).map(|_| engine.nop().submit().unwrap()).collect();
@@ -47,8 +46,7 @@ fn engines_add_up_whichever_has_the_longer_histogram() {
 /// A submission for which the device has no room counts, and counts no request.
 #[test]
 fn a_refused_submission_is_counted() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     script.on_submit(SubmitStep::Again);
     engine.nop().submit().unwrap().wait().0.unwrap();
     let stats = engine.stats();

@@ -1,7 +1,4 @@
 //! The engine on tokio runtimes: driven beside other tasks, and used by tasks of other threads.
-#![cfg(not(offlock_model))]
-
-use crate::common;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -11,10 +8,10 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::common::on_every_backend;
+use crate::scripted::scripted;
 use aio_reap::{Engine, Remote, SharedFile, SubmitError};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Cancel, Script, SubmitStep};
-use common::on_every_backend;
+use aio_reap_test::sim::{Cancel, SubmitStep};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
@@ -118,8 +115,7 @@ fn a_driver_task_serves_other_tasks() {
 /// of the descriptor wake the driver.
 #[test]
 fn inv04_retries_and_deadlines_wake_the_driver() {
-    let script = Script::new();
-    let engine = Engine::builder().depth(2).build_sim(&script).unwrap();
+    let (engine, script) = scripted(2);
     run(engine.run_until(async {
         (0..6).for_each(|_| script.on_submit(SubmitStep::Again));
         let nop = engine.nop().submit().unwrap();
@@ -256,8 +252,8 @@ fn requests_of_tasks_that_are_driven_are_batches() {
         }
     }
     for spawned in [true, false] {
-        let script = Script::new();
-        let engine = Rc::new(Engine::builder().depth(64).build_sim(&script).unwrap());
+        let (engine, script) = scripted(64);
+        let engine = Rc::new(engine);
         let device = tokio::task::LocalSet::new();
         let completing = script.clone();
         device.spawn_local(async move {
@@ -293,8 +289,7 @@ fn requests_of_tasks_that_are_driven_are_batches() {
 /// A request that is made in the last poll, or while a driver ends, is submitted all the same.
 #[test]
 fn the_end_of_a_driver_submits_what_waits_for_it() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, script) = scripted(128);
     run(engine.run_until(async { drop(engine.nop().submit().unwrap()) })).unwrap();
     assert_eq!(script.in_flight(), 1);
     engine.block_on(async { drop(engine.nop().submit().unwrap()) }).unwrap();

@@ -1,20 +1,15 @@
 //! Vectored requests: whole, short, and across the end of the file.
-#![cfg(not(offlock_model))]
 
 use std::os::unix::fs::FileExt;
 
-use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, Transfer};
-use common::on_every_backend;
-use direct::direct_file;
-use end_of_file::{check, with_end};
+use crate::common::on_every_backend;
+use crate::direct_file::direct_file;
+use crate::end_of_file::{check, with_end};
+use crate::scripted::scripted;
+use aio_reap::{AlignedBuf, BufList, SubmitError};
+use aio_reap_test::sim::Transfer;
 use proptest::collection::vec;
 use proptest::prelude::*;
-
-use crate::common;
-use crate::direct_file as direct;
-use crate::end_of_file;
 
 fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
     let mut at = 0;
@@ -38,8 +33,7 @@ proptest! {
         zero_fill: bool,
         pieces in vec(1usize..40, 0..80),
     ) {
-        let script = Script::new();
-        let engine = Engine::builder().depth(4).build_sim(&script).unwrap();
+        let (engine, script) = scripted(4);
         let raw = tempfile::tempfile().unwrap();
         let old: Vec<u8> = (0..before_end).map(|at| at as u8 | 1).collect();
         raw.write_all_at(&old, 0).unwrap();
@@ -134,8 +128,7 @@ fn direct_vectors_are_aligned_or_refused() {
 /// it is.
 #[test]
 fn write_errors_are_typed() {
-    let script = Script::new();
-    let engine = Engine::builder().build_sim(&script).unwrap();
+    let (engine, _script) = scripted(128);
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let full = engine.attach(full).unwrap();
     let (written, buf) = engine.write(&full, vec![1; 10], 0).submit().unwrap().wait();
