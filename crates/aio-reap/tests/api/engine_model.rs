@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::count::count;
-use crate::readable::readable;
 use crate::model;
+use crate::readable::readable;
 use crate::scripted::{scripted, scripted_by};
 use aio_reap::{CompletionQueue, Engine, File};
 use aio_reap_test::sim::{SubmitStep, Transfer};
