@@ -4,7 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use mq_rbtree::{Queue, ReceiveError};
-use testkit::alloc::refuse_first;
 
 use crate::panicking::poll;
 
@@ -28,14 +27,4 @@ fn inv25_a_consumer_that_panics_or_is_cancelled_loses_nothing() {
     assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
     drop(task);
     assert_eq!(queue.receive(), Ok((Box::new(3), 7)));
-}
-
-/// It needs a node for the way back.
-#[test]
-fn a_guard_without_memory_is_refused() {
-    let queue = Queue::builder_with_keys(1).spare_nodes(0).build().unwrap();
-    queue.send(1, 1).unwrap();
-    let (found, refused) = refuse_first(2, || queue.try_receive_guard().map(drop));
-    assert_eq!((found, refused), (Err(ReceiveError::NoMemory), 2));
-    assert_eq!(queue.receive(), Ok((1, 1)));
 }

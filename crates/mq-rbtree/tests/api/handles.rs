@@ -79,31 +79,6 @@ fn both_sides_inspect_the_same_queue() {
     assert_eq!((sender.close(), receiver.close(), receiver.drain()), (true, false, vec![]));
 }
 
-/// Many threads clone and drop handles; the queue closes with the last one, and not before.
-#[test]
-fn handles_of_many_threads_close_once() {
-    let message = Arc::new(());
-    for _ in 0..200 {
-        let (sender, receiver) = Queue::<Arc<()>>::builder(8).channel().unwrap();
-        thread::scope(|scope| {
-            for _ in 0..2 {
-                let (sender, message) = (sender.clone(), Arc::clone(&message));
-                scope.spawn(move || {
-                    for n in 0..3 {
-                        let sender = sender.clone();
-                        let sent = sender.send(Arc::clone(&message), n);
-                        assert!(sent.is_ok(), "a receiver is there");
-                    }
-                });
-            }
-            drop(sender);
-            let received = std::iter::from_fn(|| receiver.clone().receive().ok()).count();
-            assert_eq!(received, 6);
-        });
-    }
-    assert_eq!(Arc::strong_count(&message), 1);
-}
-
 /// Returns whether the drop has dropped all messages.
 fn drops_the_last_receiver(publish_during_the_drop: bool) -> bool {
     let message = Arc::new(());

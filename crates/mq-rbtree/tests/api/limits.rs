@@ -1,14 +1,11 @@
-//! Limits: messages and reserves; and ageing, which serves low priorities in time.
+//! Limits of a queue, and its core.
 #![cfg(not(offlock_model))]
 
-use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use mq_rbtree::{
     Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused,
 };
-use proptest::prelude::*;
 
 /// Returns the reason why a message is refused now.
 fn refused<T, L: Levels>(
@@ -74,65 +71,6 @@ fn a_reservation_beyond_the_indices_is_refused() {
     }
     core.validate();
     assert_eq!((core.capacity(), core.pop()), (64, Some((1, 1))));
-}
-
-/// Generates `every`, the number of levels, and steps: messages to push before each pop, with the
-/// level of each.
-fn ageing_cases() -> impl Strategy<Value = (u32, usize, Vec<(u8, u8)>)> {
-    (1_u32..6, 1_usize..12, prop::collection::vec((any::<u8>(), 0_u8..4), 1..400))
-}
-
-/// Checks that a message at position `i` of its FIFO is popped within `every * levels * (i + 1)`
-/// pops, whatever is pushed to those levels meanwhile.
-fn is_served_in_time<L: Levels<Priority = u32>>(every: u32, levels: usize, steps: &[(u8, u8)]) {
-    let mut core = Core::<usize, L>::new(4);
-    core.set_ageing(NonZeroU32::new(every));
-    let level = |n: u8| {
-        [0, 1, 63, 64, 4_095, 4_096, 9_000, 20_000, 32_700, 32_766, 32_767, 5]
-            [usize::from(n) % levels]
-    };
-    // For each message, the pop by which it is due.
-    let mut due = BTreeMap::new();
-    let mut pops = 0;
-    let mut ids = 0;
-    let pop = |core: &mut Core<usize, L>, due: &mut BTreeMap<usize, usize>, pops: &mut usize| {
-        if let Some((id, _)) = core.pop() {
-            *pops += 1;
-            assert!(*pops <= due.remove(&id).unwrap(), "message {id} came too late");
-            core.validate();
-        }
-    };
-    for &(n, more) in steps {
-        for extra in 0..=more {
-            let at = level(n.wrapping_add(extra % 2));
-            let mut ahead = 0;
-            core.drain_filter(
-                |_, priority| {
-                    ahead += usize::from(priority == at);
-                    false
-                },
-                |_, _| (),
-            );
-            core.push(at, ids).unwrap();
-            due.insert(ids, pops + every as usize * levels * (ahead + 1));
-            ids += 1;
-        }
-        pop(&mut core, &mut due, &mut pops);
-    }
-    while !core.is_empty() {
-        pop(&mut core, &mut due, &mut pops);
-    }
-    assert!(due.is_empty());
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
-
-    #[test]
-    fn ageing_serves_every_message_in_time((every, levels, steps) in ageing_cases()) {
-        is_served_in_time::<Bitmap>(every, levels, &steps);
-        is_served_in_time::<RbTree<u32>>(every, levels, &steps);
-    }
 }
 
 /// The public interface of the core.

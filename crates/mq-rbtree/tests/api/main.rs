@@ -1,6 +1,6 @@
 //! Tests of the queues that share one process.
 //!
-//! A test that needs its own allocator, resource limit or fork is in a test program of its own.
+//! A test that needs its own resource limit or fork is in a test program of its own.
 #![cfg(not(offlock_model))]
 
 #[path = "../common/asleep.rs"]
@@ -9,14 +9,15 @@ mod errors;
 mod guards;
 mod handles;
 mod limits;
+mod memory;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;
-mod no_memory;
-#[path = "../common/panicking.rs"]
 mod panicking;
 mod panics;
 mod queue_model;
+mod readiness;
 mod stalled;
+mod streams;
 mod tree;
 mod waits;
 
@@ -24,4 +25,4 @@ use testkit::alloc::ThreadAllocator;
 
 /// Refuses only the allocations of threads that ask for it.
 #[global_allocator]
-static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(memory::probe);

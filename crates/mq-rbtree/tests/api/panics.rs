@@ -15,7 +15,7 @@ use std::thread;
 use mq_rbtree::{Queue, RbTree};
 use testkit::{WakeCount, wait_until};
 
-use crate::panicking::{panics, poll};
+use crate::panicking::{OnWake, bomb, panics, poll};
 
 // Comparisons of priorities.
 
@@ -285,20 +285,6 @@ fn a_panicking_drop_loses_no_other_message() {
 }
 
 // Wakers.
-
-/// A waker that runs a function when it is woken.
-struct OnWake(Box<dyn Fn() + Send + Sync>);
-
-impl Wake for OnWake {
-    fn wake(self: Arc<Self>) {
-        (self.0)();
-    }
-}
-
-/// Returns a waker that panics when it is woken.
-fn bomb() -> Waker {
-    Arc::new(OnWake(Box::new(|| panic!("a waker")))).into()
-}
 
 /// A waker whose clone panics: the future is dropped, and takes no message and no wake-up with it.
 #[test]

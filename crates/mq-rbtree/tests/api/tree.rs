@@ -1,104 +1,16 @@
-//! The red-black tree of an [`RbTree`]: its shape, its order and its nodes.
+//! The red-black tree of an [`RbTree`]: odd orders, and its nodes. Its order is that of the step machine.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::num::NonZeroU32;
+use std::collections::BTreeSet;
 
-use mq_rbtree::{AllocError, Core, LevelStats, Queue, RbTree};
-use proptest::prelude::*;
+use mq_rbtree::{AllocError, Core, RbTree};
 use testkit::alloc::{Calls, calls, refuse_after, thread_bytes};
-
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Send(u16),
-    Remove(u16),
-    Receive,
-}
-
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    (1_u16..200).prop_flat_map(|keys| {
-        let op = prop_oneof![
-            4 => (0..keys).prop_map(Op::Send),
-            2 => (0..keys).prop_map(Op::Remove),
-            2 => Just(Op::Receive),
-        ];
-        prop::collection::vec(op, 0..300)
-    })
-}
 
 /// Returns the bytes that `f` allocates minus those that it frees.
 fn bytes_of<R>(f: impl FnOnce() -> R) -> (R, i64) {
     let before = thread_bytes();
     let result = f();
     (result, thread_bytes() - before)
-}
-
-/// Compares a queue with a `BTreeMap`, and its memory with its nodes. With ageing, each receive serves
-/// the greatest key below the one served last, which may have no messages any more.
-fn is_as_a_btreemap(ops: Vec<Op>, spare: usize, no_alloc: bool, ageing: bool) {
-    let mut builder = Queue::<usize, RbTree<u16>>::builder_with_keys(300).spare_nodes(spare);
-    builder = if no_alloc { builder.no_alloc() } else { builder };
-    builder = if ageing { builder.ageing(NonZeroU32::MIN) } else { builder };
-    let queue = builder.build().unwrap();
-    (0..300).for_each(|n| queue.send(n, 0).unwrap()); // allocates all slots
-    queue.drain();
-    let nodes = || queue.stats().levels.live + queue.stats().levels.kept;
-    let most_kept = if no_alloc { 301 } else { spare };
-    let bytes_of_levels = |levels| {
-        let mut core = Core::<usize, RbTree<u16>>::new(0);
-        bytes_of(|| (0..levels).for_each(|key| core.push(key, 0).unwrap())).1
-    };
-    let node = bytes_of_levels(2) - bytes_of_levels(1);
-    let (before, mut bytes) = (nodes() as i64, 0);
-    let mut model = BTreeMap::<u16, VecDeque<usize>>::new();
-    let mut last = None;
-    for (n, op) in ops.into_iter().enumerate() {
-        let mut used = |used: i64| bytes += used;
-        match op {
-            Op::Send(key) => {
-                used(bytes_of(|| queue.send(n, key).unwrap()).1);
-                model.entry(key).or_default().push_back(n);
-            }
-            Op::Remove(key) => {
-                let (removed, freed) = bytes_of(|| queue.drain_filter(|_, at| at == key).len());
-                used(freed);
-                assert_eq!(removed, model.remove(&key).map_or(0, |fifo| fifo.len()));
-            }
-            Op::Receive => {
-                let (received, freed) = bytes_of(|| queue.try_receive().ok());
-                used(freed);
-                let below = last.and_then(|last| model.range(..last).next_back());
-                let key = below.or(model.last_key_value()).map(|(&key, _)| key);
-                let expected =
-                    key.map(|key| (model.get_mut(&key).unwrap().pop_front().unwrap(), key));
-                assert_eq!(received, expected);
-                last = if ageing { key.or(last) } else { None };
-                model.retain(|_, fifo| !fifo.is_empty());
-            }
-        }
-        queue.validate();
-        let mut all = Vec::new();
-        queue.drain_filter(|&n, key| {
-            all.push((key, n));
-            false
-        });
-        let expected =
-            model.iter().rev().flat_map(|(&key, fifo)| fifo.iter().map(move |&n| (key, n)));
-        assert!(all.into_iter().eq(expected));
-        let LevelStats { live, kept, fallback, .. } = queue.stats().levels;
-        assert_eq!((live, fallback), (model.len(), 0), "the hint is never out of date here");
-        assert!(kept <= most_kept);
-        assert_eq!(bytes, (nodes() as i64 - before) * node, "each node is counted");
-    }
-}
-
-proptest! {
-    #[test]
-    fn inv03_a_tree_is_as_a_btreemap(
-        ops in ops(), spare in 0..4_usize, no_alloc: bool, ageing: bool,
-    ) {
-        is_as_a_btreemap(ops, spare, no_alloc, ageing);
-    }
 }
 
 /// A key whose order is a hash of both sides, so that it is inconsistent.
@@ -144,17 +56,6 @@ fn an_inconsistent_order_loses_nothing() {
             assert!(there.remove(&n), "{n} comes twice");
         }
         assert!(there.is_empty());
-    });
-    assert_eq!(leaked, 0);
-}
-
-/// The drop uses constant stack: a test's thread has two MiB.
-#[test]
-fn a_large_tree_drops() {
-    let ((), leaked) = bytes_of(|| {
-        let mut core = Core::<u32, RbTree<u32>>::new(0);
-        (0..100_000).for_each(|n| core.push(n, n).unwrap());
-        core.validate();
     });
     assert_eq!(leaked, 0);
 }

@@ -1,11 +1,10 @@
-//! Waits of threads and of tasks: their order, what wakes them, and their ends.
+//! Waits of threads and of tasks: what wakes them, and their ends.
 #![cfg(not(offlock_model))]
 
 use std::collections::VecDeque;
-use std::marker;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Queue, ReceiveError, SendError, SendRefused};
@@ -255,45 +254,6 @@ fn a_batch_of_nothing_does_not_wait() {
     assert_eq!(queue.receive_batch(out, 0), Ok(0));
     queue.send(1, 1).unwrap();
     assert_eq!(queue.send_batch(&mut VecDeque::new()), Ok(0), "the queue is full");
-}
-
-type Joined<'s, T> = ScopedJoinHandle<'s, T>;
-
-/// Starts threads one by one: each waits before the next is started.
-fn one_by_one<'s, 'e, T: marker::Send + 's, F: FnOnce() -> T + marker::Send + 's>(
-    scope: &'s Scope<'s, 'e>,
-    queue: &Queue<u32>,
-    waits: impl Iterator<Item = F>,
-) -> Vec<Joined<'s, T>> {
-    let before = waiting(queue);
-    let mut threads = Vec::new();
-    for wait in waits {
-        threads.push(scope.spawn(wait));
-        wait_until(|| waiting(queue) == before + threads.len());
-    }
-    threads
-}
-
-#[test]
-fn inv10_threads_are_served_in_the_order_of_arrival() {
-    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    thread::scope(|scope| {
-        let receives = (0..4).map(|_| || queue.receive());
-        for (n, thread) in (0..).zip(one_by_one(scope, &queue, receives)) {
-            // The first waiter gets the message whatever its priority.
-            queue.send(n, 100 - n).unwrap();
-            assert_eq!(thread.join().unwrap(), Ok((n, 100 - n)));
-        }
-        queue.send(100, 0).unwrap();
-        let queue = &queue;
-        let sends = (0..4).map(|n| move || queue.send(n, n * 1_000)); // a later one is more urgent
-        let threads = one_by_one(scope, queue, sends);
-        assert_eq!(queue.receive(), Ok((100, 0)));
-        for (n, thread) in (0..).zip(threads) {
-            assert!(thread.join().unwrap().is_ok());
-            assert_eq!(queue.receive(), Ok((n, n * 1_000)));
-        }
-    });
 }
 
 #[test]

@@ -9,10 +9,10 @@ mod model;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fmt::Debug;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
 use std::os::fd::AsRawFd;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use mq_rbtree::{
 
 use model::{Model, Waiter};
 use testkit::WakeCount;
-use testkit::alloc::refuse_first;
+use testkit::alloc::{refuse_first, thread_bytes};
 use testkit::block_on::block_on;
 use testkit::canary::{Canary, Census};
 
@@ -229,6 +229,8 @@ pub(crate) enum Patience {
     No,
     /// Deadlines are some microseconds away.
     Brief,
+    /// As `Forever`, but for single messages at a descriptor.
+    Ready,
     /// Without a limit, unless the step has a deadline, which is some microseconds away.
     Forever,
 }
@@ -272,21 +274,36 @@ impl<'q, L: Keyed, R> Waiting<'q, L, R> {
 
 type Received<L> = Result<mq_rbtree::Received<Canary, L>, ReceiveError>;
 
-/// Receives a message in one of three ways, which wait alike.
+/// Receives a message in one of four ways, which wait alike.
 async fn receive<L: Keyed>(queue: &Queue<Canary, L>, id: u64) -> Received<L> {
-    match id % 3 {
+    match id % 4 {
         0 => queue.receive_async().await,
         1 => Ok(queue.receive_guard_async().await?.accept()),
-        _ => {
+        2 => {
             let mut out = Vec::with_capacity(1);
             queue.receive_batch_async(&mut out, 1).await?;
             Ok(out.remove(0))
         }
+        _ => receive_from_stream(queue).await,
     }
+}
+
+#[cfg(test)]
+async fn receive_from_stream<L: Keyed>(queue: &Queue<Canary, L>) -> Received<L> {
+    let mut stream = pin!(queue.stream());
+    let next = poll_fn(|cx| futures_core::Stream::poll_next(stream.as_mut(), cx)).await;
+    next.ok_or(ReceiveError::Closed)
+}
+
+/// The fuzz target has no streams.
+#[cfg(not(test))]
+async fn receive_from_stream<L: Keyed>(queue: &Queue<Canary, L>) -> Received<L> {
+    queue.receive_async().await
 }
 
 /// Runs steps on one thread, and compares the queue with the model after each.
 pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
+    let before = thread_bytes();
     let mut model = Model::<L>::new(limits);
     let queue = limits.builder::<L>().build().unwrap();
     let census = Census::new();
@@ -305,6 +322,8 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     queue.validate();
     drop(queue);
     assert_eq!(census.alive(), 0, "every message was dropped");
+    drop((model, census));
+    assert_eq!(thread_bytes(), before, "a leak");
 }
 
 /// One thread of a queue, with its futures and guards.
@@ -331,9 +350,13 @@ fn lacks_memory(error: Option<&SendError<Canary>>, refused: usize) -> bool {
 
 /// Returns whether an event loop would wake.
 pub(crate) fn is_readable(ready: &impl AsRawFd) -> bool {
+    poll_readable(ready, 0)
+}
+
+fn poll_readable(ready: &impl AsRawFd, milliseconds: i32) -> bool {
     let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is to one `pollfd` of this frame, and the timeout is 0.
-    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    // SAFETY: the pointer is to one `pollfd` of this frame.
+    unsafe { libc::poll(&mut poll, 1, milliseconds) == 1 }
 }
 
 fn pick(which: u8, of: usize) -> Option<usize> {
@@ -373,7 +396,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
 
     pub(crate) fn step(&mut self, checker: &mut impl Checker<L>, step: Step) {
         let (queue, census) = (self.queue, self.census);
-        let forever = self.patience == Patience::Forever;
+        let forever = matches!(self.patience, Patience::Forever | Patience::Ready);
         match step {
             Step::Send { priority, late } => {
                 let key = Self::key(priority);
@@ -381,6 +404,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
                 let message = Canary::new(id, census);
                 let sent = match late {
                     true => queue.send_deadline(message, key, self.deadline()),
+                    false if self.patience == Patience::Ready => self.send_at_events(message, key),
                     false if forever => queue.send(message, key),
                     false => queue.try_send(message, key),
                 };
@@ -402,6 +426,12 @@ impl<'q, L: Keyed> Runner<'q, L> {
             Step::Receive { late } => {
                 let received = match late {
                     true => queue.receive_deadline(self.deadline()),
+                    false if self.patience == Patience::Ready => {
+                        self.at_events(Interest::Readable, || match queue.try_receive() {
+                            Err(ReceiveError::Empty) => None,
+                            done => Some(done),
+                        })
+                    }
                     false if forever => queue.receive(),
                     false => queue.try_receive(),
                 };
@@ -527,6 +557,35 @@ impl<'q, L: Keyed> Runner<'q, L> {
                 checker.cleared(interest);
             }
             Step::Close => checker.closed(queue.close()),
+        }
+    }
+
+    fn send_at_events(
+        &mut self,
+        message: Canary,
+        key: L::Priority,
+    ) -> Result<(), SendError<Canary>> {
+        let (queue, mut message) = (self.queue, Some(message));
+        self.at_events(Interest::Writable, || match queue.try_send(message.take()?, key) {
+            Err(SendError { value, reason: SendRefused::Full }) => {
+                message = Some(value);
+                None
+            }
+            done => Some(done),
+        })
+    }
+
+    /// Repeats an operation at each event of the descriptor, until it is done.
+    fn at_events<R>(&mut self, interest: Interest, mut operation: impl FnMut() -> Option<R>) -> R {
+        let queue = self.queue;
+        let ready = &mut self.ready[interest as usize];
+        let ready = ready.get_or_insert_with(|| Readiness::new(queue, interest).unwrap());
+        loop {
+            if let Some(done) = operation() {
+                return done;
+            }
+            while !poll_readable(ready, 1_000) {}
+            ready.clear();
         }
     }
 

@@ -1,17 +1,12 @@
 //! A queue as a stream.
-#![cfg(not(offlock_model))]
 
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 use futures_core::{FusedStream, Stream};
 use mq_rbtree::{Queue, ReceiveStream};
 
-use testkit::block_on;
+use crate::panicking::{bomb, panics, poll};
 
 type Next = Poll<Option<(u32, u32)>>;
 
@@ -49,19 +44,12 @@ fn a_stream_ends_when_the_queue_is_closed_and_empty() {
 /// A stream that unwound, because a waker that it called panicked, has not ended.
 #[test]
 fn a_stream_goes_on_after_a_panicking_waker() {
-    struct Bomb;
-    impl Wake for Bomb {
-        fn wake(self: Arc<Self>) {
-            panic!("a waker");
-        }
-    }
     let queue: Queue<u32> = Queue::new(1).unwrap();
     queue.send(1, 1).unwrap();
-    let mut bomb = Box::pin(queue.send_async(2, 2));
-    let waker = Waker::from(Arc::new(Bomb));
-    assert!(bomb.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let mut send = Box::pin(queue.send_async(2, 2));
+    assert!(poll(&mut send, bomb()).is_pending());
     let mut stream = Box::pin(queue.stream());
-    assert!(catch_unwind(AssertUnwindSafe(|| poll_stream(&mut stream))).is_err());
+    assert!(panics(|| poll_stream(&mut stream)));
     assert!(!stream.is_terminated());
     queue.send(3, 3).unwrap();
     assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((3, 3))));
@@ -101,26 +89,4 @@ fn inv10_a_stream_takes_its_turn() {
     drop(second);
     queue.validate();
     assert_eq!(queue.stats().waiting, (0, 0));
-}
-
-/// One task sends and another receives all messages in order.
-#[test]
-fn inv17_a_stream_loses_nothing() {
-    const MESSAGES: u32 = 20_000;
-    let (sender, receiver) = Queue::<u32>::builder(3).channel().unwrap();
-    let thread = thread::spawn(move || {
-        block_on(async {
-            for n in 0..MESSAGES {
-                sender.send_async(n, 1).await.unwrap();
-            }
-        });
-    });
-    let mut stream = pin!(receiver.stream());
-    let mut next = 0;
-    while let Some((n, _)) = block_on(poll_fn(|cx| stream.as_mut().poll_next(cx))) {
-        assert_eq!(n, next);
-        next += 1;
-    }
-    thread.join().unwrap();
-    assert_eq!(next, MESSAGES);
 }
