@@ -50,13 +50,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 #[cfg(feature = "objects")]
 use clap::Parser;
 use clap::{CommandFactory, error::ErrorKind};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -199,9 +198,6 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
-    // Scripts for 0.2 send SIGUSR1, which would end the server without a write-back. A handler, because the command of
-    // `--run` would inherit that a signal is ignored.
-    signal_hook::flag::register(SIGUSR1, Arc::default())?;
     let grow = Signals::new([SIGHUP])?;
     let mut server = Server::start(&args, handed_over)?;
     server.grow_at(grow)?;
