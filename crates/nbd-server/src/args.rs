@@ -125,9 +125,8 @@ pub(crate) struct Args {
 
     /// Most connections at a time.
     ///
-    /// At the limit, a new connection waits for a free place for 2 seconds, and longer if the workers
-    /// are late. Then it takes the place of the oldest one that has not finished its handshake; if
-    /// there is none, it is closed.
+    /// At the limit, a new connection waits for a free place for 5 seconds. Then it takes the place of
+    /// the oldest one that has not finished its handshake; if there is none, it is closed.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
 

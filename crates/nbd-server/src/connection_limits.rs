@@ -6,15 +6,15 @@
 //!
 //! A worker frees the place of a connection when it handles the connection's end, which may be
 //! after the main thread accepts the same client's next connection. So a connection that reaches a
-//! limit waits ([`Waiting`]) for a moment, and then until each worker has handled what had arrived
-//! ([`Nudge`]). It is admitted if a place becomes free meanwhile. Only then it takes the place of
-//! the oldest half-open one: clients within the limit evict no handshake of each other, however
-//! slow the machine is, and silent connections do not keep other clients out.
+//! limit waits ([`Waiting`]) longer than a worker is late on a busy machine. It is admitted if a
+//! place becomes free meanwhile. Only then it takes the place of the oldest half-open one: clients
+//! within the limit evict no handshake of each other, and silent connections do not keep other
+//! clients out.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, io};
 
@@ -243,17 +243,6 @@ impl Drop for Permit {
     }
 }
 
-/// Each worker holds one until it has handled what had arrived when the nudge was sent. The main
-/// thread is woken when the last worker drops it.
-#[derive(Debug)]
-pub(crate) struct Nudge(Arc<OwnedFd>);
-
-impl Drop for Nudge {
-    fn drop(&mut self) {
-        notify(&self.0);
-    }
-}
-
 /// The connections that have reached a limit and wait for a place, of the main thread.
 #[derive(Debug)]
 pub(crate) struct Waiting<S> {
@@ -265,9 +254,8 @@ pub(crate) struct Waiting<S> {
 struct Queued<S> {
     socket: S,
     peer: Peer,
-    /// When the workers are nudged, then when they are waited for no longer.
+    /// When the connection may evict another.
     until: Instant,
-    nudge: Option<Weak<Nudge>>,
 }
 
 impl<S> Default for Waiting<S> {
@@ -297,13 +285,13 @@ impl<S> Waiting<S> {
         if self.queue.len() >= MOST_WAITING {
             if let Some(at) = self.newest_of_crowd(peer.key()) {
                 let other = self.queue.remove(at)?;
-                self.queue.push_back(Queued { socket, peer, until, nudge: None });
+                self.queue.push_back(Queued { socket, peer, until });
                 (socket, peer) = (other.socket, other.peer);
             }
             let admitted = limits.admit(peer, true).map_err(|reason| (peer, reason));
             return Some(admitted.map(|(permit, evicted)| (socket, permit, evicted)));
         }
-        self.queue.push_back(Queued { socket, peer, until, nudge: None });
+        self.queue.push_back(Queued { socket, peer, until });
         None
     }
 
@@ -319,26 +307,15 @@ impl<S> Waiting<S> {
     }
 
     /// Returns a waiting connection that is admitted, or that has waited long enough and found none
-    /// to evict. `None` if the others go on waiting. `send` sends a nudge to each worker.
+    /// to evict. `None` if the others go on waiting.
     pub(crate) fn next(
         &mut self,
         limits: &Arc<ConnectionLimits>,
         now: Instant,
-        mut send: impl FnMut(&Arc<Nudge>),
     ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
         for at in 0..self.queue.len() {
-            let Queued { peer, until, nudge, .. } = &mut self.queue[at];
-            let (peer, is_due) = (*peer, now >= *until);
-            // Before the limits are read: then they show each place that a worker freed before.
-            let may_evict = match nudge {
-                Some(nudge) => is_due || nudge.strong_count() == 0,
-                None => false,
-            };
-            if is_due && nudge.is_none() {
-                let sent = Arc::new(Nudge(Arc::clone(&limits.freed)));
-                (*nudge, *until) = (Some(Arc::downgrade(&sent)), now + waits::NUDGE);
-                send(&sent);
-            }
+            let Queued { peer, until, .. } = &self.queue[at];
+            let (peer, may_evict) = (*peer, now >= *until);
             match limits.admit(peer, may_evict) {
                 Err(_) if !may_evict => {}
                 Err(reason) => {
@@ -459,17 +436,6 @@ mod tests {
         Ok((permit, evicted.map(|(id, _)| id.to_bits() - (1 << 32))))
     }
 
-    /// As the main thread, with workers that acknowledge each nudge at once.
-    fn next<S>(
-        waiting: &mut Waiting<S>,
-        limits: &Arc<ConnectionLimits>,
-        now: Instant,
-    ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
-        let mut is_nudged = false;
-        let found = waiting.next(limits, now, |_| is_nudged = true);
-        if is_nudged { waiting.next(limits, now, |_| {}) } else { found }
-    }
-
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
         let limits = ConnectionLimits::new(4, Some(4), None).unwrap();
@@ -553,20 +519,20 @@ mod tests {
         assert!(first.finish_handshake());
         assert!(
             waiting.admit(&limits, 2, A, now).is_none()
-                && next(&mut waiting, &limits, now).is_none()
+                && waiting.next(&limits, now).is_none()
         );
         assert_eq!(waiting.until(), Some(now + waits::PLACE));
         let is_told = || rustix::io::read(limits.freed(), &mut [0; 8]).is_ok();
         assert!(!is_told());
         drop(first);
         assert!(is_told());
-        let (socket, mut second, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
+        let (socket, mut second, evicted) = waiting.next(&limits, now).unwrap().unwrap();
         assert!((socket, evicted) == (2, None) && second.finish_handshake());
-        assert!(next(&mut waiting, &limits, now).is_none() && waiting.until().is_none());
+        assert!(waiting.next(&limits, now).is_none() && waiting.until().is_none());
         // One that gets no place is refused in the end, and a crowd does not grow.
         assert!(waiting.admit(&limits, 3, A, now).is_none());
         assert_eq!(
-            next(&mut waiting, &limits, now + waits::PLACE).unwrap().unwrap_err(),
+            waiting.next(&limits, now + waits::PLACE).unwrap().unwrap_err(),
             (A, Refused::Peer(1))
         );
         for socket in 0..MOST_WAITING {
@@ -588,50 +554,19 @@ mod tests {
         let (_, mut first, _) = waiting.admit(&limits, 2, A, now).unwrap().unwrap();
         first.set_location(id(2), 0);
         assert!(waiting.admit(&limits, 3, A, now).is_none(), "it took a place in use");
-        assert!(next(&mut waiting, &limits, now + waits::PLACE / 2).is_none());
+        assert!(waiting.next(&limits, now + waits::PLACE / 2).is_none());
         olds.pop();
-        let (socket, second, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
+        let (socket, second, evicted) = waiting.next(&limits, now).unwrap().unwrap();
         second.set_location(id(3), 0);
         assert!((socket, evicted) == (3, None) && first.finish_handshake());
         // A half-open client that stays keeps others out for no longer than they wait.
         assert!(
             waiting.admit(&limits, 4, A, now).is_none()
-                && next(&mut waiting, &limits, now).is_none()
+                && waiting.next(&limits, now).is_none()
         );
         let (_, _third, evicted) =
-            next(&mut waiting, &limits, now + waits::PLACE).unwrap().unwrap();
+            waiting.next(&limits, now + waits::PLACE).unwrap().unwrap();
         assert_eq!(evicted, Some((id(3), 0)));
-    }
-
-    /// The machine is busy: workers come to the end of a connection long after its client.
-    #[test]
-    fn a_connection_waits_for_workers_that_are_late() {
-        let limits = ConnectionLimits::new(1, None, None).unwrap();
-        let (mut waiting, now) = (Waiting::default(), Instant::now());
-        for (is_free, is_left_out) in [(true, false), (false, false), (false, true)] {
-            let (mut first, _) = admit(&limits, A, 0).unwrap();
-            assert!(first.finish_handshake() && waiting.admit(&limits, 1, A, now).is_none());
-            let mut nudges = Vec::new();
-            let due = now + waits::PLACE;
-            assert!(waiting.next(&limits, due, |nudge| nudges = vec![nudge.clone(); 2]).is_none());
-            nudges.pop();
-            let late = due + waits::NUDGE / 2;
-            assert!(waiting.next(&limits, late, |_| unreachable!()).is_none(), "one is late");
-            assert_eq!(waiting.until(), Some(due + waits::NUDGE));
-            let held = (!is_free).then_some(first);
-            let _ = rustix::io::read(limits.freed(), &mut [0; 8]);
-            if !is_left_out {
-                nudges.pop();
-                assert!(
-                    rustix::io::read(limits.freed(), &mut [0; 8]).is_ok(),
-                    "nothing told of it"
-                );
-            }
-            let late = if is_left_out { due + waits::NUDGE } else { late };
-            let found = waiting.next(&limits, late, |_| unreachable!()).unwrap();
-            assert_eq!(found.is_ok(), is_free);
-            drop(held);
-        }
     }
 
     #[test]
@@ -643,7 +578,7 @@ mod tests {
         let mut half = half.into_iter();
         assert!(half.next().unwrap().finish_handshake());
         assert!(rustix::io::read(limits.freed(), &mut [0; 8]).is_ok(), "nothing told of it");
-        let (socket, _permit, evicted) = next(&mut waiting, &limits, now).unwrap().unwrap();
+        let (socket, _permit, evicted) = waiting.next(&limits, now).unwrap().unwrap();
         assert_eq!((socket, evicted), (25, None));
     }
 
@@ -665,7 +600,7 @@ mod tests {
         assert_eq!(refused.unwrap_err().0, B, "it has as many as the crowd");
         drop(first);
         assert_eq!(
-            next(&mut waiting, &limits, now).unwrap().unwrap().0,
+            waiting.next(&limits, now).unwrap().unwrap().0,
             0,
             "the oldest is the first"
         );

@@ -6,7 +6,7 @@
 //! | a client's handshake | [`HANDSHAKE`] | the connection is closed |
 //! | a client that takes no replies, or stops inside a payload | [`STUCK`], if others need its memory | the connection is closed |
 //! | a client's close after its last reply | [`LINGER`] | the connection is closed |
-//! | a place within the limits of connections | [`PLACE`], then [`NUDGE`] | a half-open connection is closed, or this one |
+//! | a place within the limits of connections | [`PLACE`] | a half-open connection is closed, or this one |
 //! | the context of a closed connection | [`CLOSING`] | the new connection is refused |
 //! | replies at the end of the server | [`STOP`] | the connections are closed |
 //! | the lock of an image of the command line | [`LOCK`] | the server does not start |
@@ -28,13 +28,10 @@ pub(crate) const STUCK: Duration = Duration::from_secs(3);
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
-/// Longer than the last requests of a client that has left take, and its last TCP segment. Another CPU may pass
-/// on the segment, so that on a busy machine the client's next connection overtakes it. Seen with 30 busy threads
-/// on two CPUs: by more than 250 ms.
-pub(crate) const PLACE: Duration = Duration::from_secs(2);
-/// How long a nudged worker may stand still before it is left out. By then each handshake that was under way has
-/// ended.
-pub(crate) const NUDGE: Duration = HANDSHAKE;
+/// Longer than a worker takes to handle the end of a client that has left, and longer than the client's last TCP
+/// segment takes: another CPU may pass on the segment, so that the client's next connection overtakes it. Seen on two
+/// CPUs: a worker that was late by 1.3 s beside 8 busy threads, and a segment by more than 250 ms beside 30.
+pub(crate) const PLACE: Duration = Duration::from_secs(5);
 /// The main thread waits for the worker of an evicted connection, and accepts no other connection meanwhile.
 pub(crate) const CLOSING: Duration = Duration::from_millis(100);
 

@@ -20,7 +20,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::connection_limits::{Admitted, ConnectionLimits, Nudge, Peer, Refused, Waiting};
+use crate::connection_limits::{Admitted, ConnectionLimits, Peer, Refused, Waiting};
 use crate::diagnostics;
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
@@ -273,14 +273,7 @@ impl Server {
     /// Serves waiting connections that are within the limits now. Those that have waited long enough
     /// evict others, or are refused.
     fn place_waiting(&mut self) {
-        loop {
-            let nudge = |nudge: &Arc<Nudge>| {
-                for worker in &self.reporter.workers {
-                    worker.send(Message::Nudge(Arc::clone(nudge)));
-                }
-            };
-            let next = self.waiting.next(&self.limits, Instant::now(), nudge);
-            let Some(next) = next else { return };
+        while let Some(next) = self.waiting.next(&self.limits, Instant::now()) {
             self.place(next);
         }
     }

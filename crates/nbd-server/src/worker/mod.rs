@@ -74,7 +74,7 @@ use tracing::{info, warn};
 
 pub(crate) use self::load::WorkerLoad;
 use crate::conn::{BlockedOn, Conn, Phase, Sent};
-use crate::connection_limits::{Nudge, Permit};
+use crate::connection_limits::Permit;
 use crate::export::ExportTable;
 use crate::memory::BufferPool;
 use crate::notifier::{eventfd, notify, waker};
@@ -89,10 +89,6 @@ const SCRATCH: usize = 256 << 10;
 /// Rounds of completions and replies before the sockets get their turn: one for the received
 /// requests, and one for the requests that these unblock.
 const ROUNDS: usize = 2;
-
-/// Rounds until a nudge is acknowledged. A connection that its client has closed ends in two: one for
-/// its last request, and one for the end of its input. Enough if many have events.
-const NUDGED_ROUNDS: usize = 8;
 
 /// The reason for closing a half-open connection early.
 const EVICTED: &str = "it has not finished its handshake, and gives way to a newer connection";
@@ -109,8 +105,6 @@ pub(crate) enum Message {
     End(Id),
     /// Close the connection: it has not finished its handshake, and a newer one takes its place.
     Evict(Id),
-    /// Handle what has arrived, then drop it.
-    Nudge(Arc<Nudge>),
     /// Finish the requests in flight, then end. Each listed session was told to end before.
     Stop,
 }
@@ -191,8 +185,6 @@ pub(crate) struct Worker {
     scratch: Box<[u8]>,
     /// Do not sleep in the next wait: memory came free outside a round, or a round ended early.
     again: bool,
-    /// Nudges to acknowledge, with the rounds until then.
-    nudges: Vec<(Arc<Nudge>, usize)>,
     busy_poll: BusyPoll,
 }
 
@@ -233,7 +225,6 @@ impl Worker {
             has_peers: workers > 1,
             scratch: vec![0; SCRATCH].into(),
             again: false,
-            nudges: Vec::new(),
             busy_poll: BusyPoll::default(),
         })
     }
@@ -281,11 +272,6 @@ impl Worker {
         if inbox {
             self.read_inbox();
         }
-        self.nudges.retain_mut(|(_, rounds)| {
-            *rounds -= 1;
-            *rounds > 0
-        });
-        self.again |= !self.nudges.is_empty();
         self.check_deadlines();
         if let Some(woke) = woke {
             self.load.end_round(woke);
@@ -436,7 +422,6 @@ impl Worker {
                 }
                 Ok(Message::End(id)) => self.end(id),
                 Ok(Message::Evict(id)) => self.close(id, EVICTED),
-                Ok(Message::Nudge(nudge)) => self.nudges.push((nudge, NUDGED_ROUNDS)),
                 Ok(Message::Stop) => self.stop(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => return self.stop(),
