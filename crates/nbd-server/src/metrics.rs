@@ -4,18 +4,17 @@
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`waits::METRICS`]. At that limit
-//! a new client takes the place of the oldest one, so silent clients do not delay others. The
-//! socket is created and removed like that of `--socket`.
+//! One thread accepts clients, and each client has a thread of its own. At [`AT_ONCE`] clients a new one takes the place
+//! of the oldest, so silent clients do not delay others. The socket is created and removed like that of `--socket`.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
@@ -45,18 +44,11 @@ impl Metrics {
     pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
         let (socket, file) = listen_unix(path, Access::OWNER)?;
         let listener = UnixListener::from(OwnedFd::from(socket));
-        listener.set_nonblocking(true)?;
         let stop = eventfd()?;
-        let clients = VecDeque::with_capacity(AT_ONCE);
-        let mut server =
-            Server { listener, stop: Arc::clone(&stop), reporter, clients, resume: Instant::now() };
+        let stopped = Arc::clone(&stop);
         let run = move || {
-            // Unwind safety: the server is not used afterwards.
-            let ended = catch_unwind(AssertUnwindSafe(|| server.run()));
-            match ended {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => error!(%error, "the metrics are no longer served"),
-                Err(_) => error!("the metrics are no longer served, because their code panicked"),
+            if let Err(error) = serve(&listener, &stopped, &reporter) {
+                error!(%error, "the metrics are no longer served");
             }
         };
         let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
@@ -68,129 +60,81 @@ impl Drop for Metrics {
     fn drop(&mut self) {
         notify(&self.stop);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            warn!("the metrics' thread panicked");
+            warn!("a thread of the metrics panicked");
         }
     }
 }
 
-/// What the thread has.
-struct Server {
-    listener: UnixListener,
-    /// Readable once the thread is to end.
-    stop: Arc<OwnedFd>,
-    reporter: Reporter,
-    /// The oldest is the first.
-    clients: VecDeque<Client>,
-    /// No client is accepted before this time.
-    resume: Instant,
-}
-
-impl Server {
-    fn run(&mut self) -> Result<(), Errno> {
-        loop {
-            let now = Instant::now();
-            self.clients.retain(|client| now < client.deadline);
-            let mut polled = vec![PollFd::new(&self.stop, PollFlags::IN)];
-            polled.extend(self.clients.iter().map(|client| {
-                let is_sending = !client.response.is_empty();
-                let wanted = if is_sending { PollFlags::OUT } else { PollFlags::IN };
-                PollFd::new(&client.stream, wanted)
-            }));
-            let accepts = now >= self.resume;
-            if accepts {
-                polled.push(PollFd::new(&self.listener, PollFlags::IN));
-            }
-            let deadlines = self.clients.iter().map(|client| client.deadline);
-            let next = deadlines.chain((!accepts).then_some(self.resume)).min();
-            // `METRICS` at most, so it fits.
-            let wait = next.map(|next| Timespec::try_from(next - now).unwrap_or_default());
-            match poll(&mut polled, wait.as_ref()) {
-                Ok(_) => {}
+/// Accepts clients until `stop` is readable.
+fn serve(listener: &UnixListener, stop: &OwnedFd, reporter: &Reporter) -> Result<(), Errno> {
+    // After a failure no client is accepted for a while: usually the process is out of descriptors.
+    let pause = Timespec::try_from(waits::METRICS).unwrap_or_default(); // it fits
+    let mut has_failed = false;
+    thread::scope(|scope| {
+        // The oldest is the first.
+        let mut clients = VecDeque::<(Weak<UnixStream>, thread::ScopedJoinHandle<'_, ()>)>::new();
+        let ended = loop {
+            let mut polled = [stop.as_fd(), listener.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let watched = if has_failed { &mut polled[..1] } else { &mut polled[..] };
+            match poll(watched, has_failed.then_some(&pause)) {
                 Err(Errno::INTR) => continue,
-                Err(error) => return Err(error),
+                Err(error) => break Err(error),
+                Ok(_) if !polled[0].revents().is_empty() => break Ok(()),
+                Ok(_) => {}
             }
-            let mut ready =
-                polled.iter().map(|of| !of.revents().is_empty()).collect::<VecDeque<_>>();
-            if ready.pop_front() == Some(true) {
-                return Ok(());
+            clients.retain(|(_, thread)| !thread.is_finished());
+            if clients.len() == AT_ONCE {
+                clients.pop_front().iter().for_each(|(stream, _)| close(stream));
             }
-            let arrived = accepts && ready.pop_back() == Some(true);
-            let reporter = &self.reporter;
-            self.clients.retain_mut(|client| {
-                ready.pop_front() != Some(true) || client.is_unfinished_after_a_turn(reporter)
+            let accepted = listener.accept().and_then(|(stream, _)| {
+                let its = Arc::new(stream); // closed with the end of its thread
+                let stream = Arc::downgrade(&its);
+                let run = move || {
+                    if let Err(error) = answer(&its, reporter) {
+                        debug!(%error, "a client of the metrics was not answered");
+                    }
+                };
+                let thread = thread::Builder::new().name("metrics".into());
+                Ok((stream, thread.spawn_scoped(scope, run)?))
             });
-            if arrived {
-                self.accept(Instant::now()); // the poll may have taken longer than a client may
-            }
-        }
-    }
-
-    fn accept(&mut self, now: Instant) {
-        let accepted = self.listener.accept().and_then(|(stream, _)| {
-            stream.set_nonblocking(true)?;
-            Ok(stream)
-        });
-        let stream = match accepted {
-            Ok(stream) => stream,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-            Err(error) => {
-                warn!(%error, "cannot accept a client of the metrics");
-                self.resume = now + waits::METRICS; // usually the process is out of descriptors
-                return;
+            has_failed = false;
+            match accepted {
+                Ok(client) => clients.push_back(client),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    warn!(%error, "cannot accept a client of the metrics");
+                    has_failed = true;
+                }
             }
         };
-        let deadline = now + waits::METRICS;
-        let mut client =
-            Client { stream, request: Vec::new(), response: Vec::new(), sent: 0, deadline };
-        // A request that arrived with the connection is answered before further clients are
-        // accepted, so they cannot displace it.
-        if client.is_unfinished_after_a_turn(&self.reporter) {
-            if self.clients.len() == AT_ONCE {
-                self.clients.pop_front();
-            }
-            self.clients.push_back(client);
-        }
-    }
+        clients.iter().for_each(|(stream, _)| close(stream));
+        ended
+    })
 }
 
-struct Client {
-    stream: UnixStream,
-    request: Vec<u8>,
-    /// Empty until the request is complete.
-    response: Vec<u8>,
-    /// Bytes of the response that were sent.
-    sent: usize,
-    deadline: Instant,
+/// Ends the thread of a client, which finds the end of its input.
+fn close(stream: &Weak<UnixStream>) {
+    // Fails if the client has closed it.
+    let _ = stream.upgrade().map(|stream| stream.shutdown(Shutdown::Both));
 }
 
-impl Client {
-    /// Receives and sends what is possible without a wait. Returns whether there is more to do.
-    fn is_unfinished_after_a_turn(&mut self, reporter: &Reporter) -> bool {
-        match self.turn(reporter) {
-            Ok(()) => false,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => true,
-            Err(error) => {
-                debug!(%error, "a client of the metrics was not answered");
-                false
-            }
+/// Receives a request within [`waits::METRICS`], and sends the response.
+fn answer(mut stream: &UnixStream, reporter: &Reporter) -> io::Result<()> {
+    let deadline = Instant::now() + waits::METRICS;
+    let mut request = Vec::new();
+    let mut bytes = [0; 4096];
+    while !is_whole(&request) && request.len() < LONGEST {
+        // No time left is an error.
+        stream.set_read_timeout(Some(deadline.saturating_duration_since(Instant::now())))?;
+        match stream.read(&mut bytes)? {
+            0 => break,
+            count => request.extend_from_slice(&bytes[..count]),
         }
     }
-
-    fn turn(&mut self, reporter: &Reporter) -> io::Result<()> {
-        while self.response.is_empty() {
-            let mut bytes = [0; 4096];
-            let most = bytes.len().min(LONGEST - self.request.len());
-            let count = self.stream.read(&mut bytes[..most])?;
-            self.request.extend_from_slice(&bytes[..count]);
-            if count == 0 || is_whole(&self.request) {
-                self.response = respond(&self.request, || text(&reporter.report()));
-            }
-        }
-        while self.sent < self.response.len() {
-            self.sent += self.stream.write(&self.response[self.sent..])?;
-        }
-        Ok(())
-    }
+    let response = respond(&request, || text(&reporter.report()));
+    stream.set_write_timeout(Some(waits::METRICS))?;
+    stream.write_all(&response)
 }
 
 /// Returns whether the head of a request is complete: an empty line ends it.
