@@ -1,15 +1,13 @@
 //! A connection of the built-in client: one thread that keeps many requests in flight.
 //!
 //! ```text
-//!  plan -> begin -> [unsent bytes] --write--> server --read--> reply -> verify -> end
+//!  plan -> begin -> [unsent bytes] --send--> server --receive--> [input] -> reply -> verify -> end
 //! ```
 //!
-//! The socket blocks, but a write gives up after a millisecond. A server that has too many unread
-//! replies stops reading. Then the client reads, and writes again later. So neither side waits for
-//! the other for ever.
+//! A server that has too many unread replies stops reading. So the client waits for replies and for room in the socket at
+//! the same time, and neither side waits for the other for ever.
 
-use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,23 +15,24 @@ use std::time::{Duration, Instant};
 
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
-    ClientError, ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply,
-    ReplyContent, Request, RequestHeader, TransmissionFlags,
+    ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply, ReplyContent,
+    Request, RequestHeader, TransmissionFlags,
 };
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{SendFlags, send};
+use slab::Slab;
 
 use super::model::{DemoError, Kind, Next, Op, Plan, Region, put_pattern};
 use super::report::Tally;
 
 /// How long the server may be silent before the client gives up.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long to wait for the socket to take bytes before reading replies.
-const WRITE_PATIENCE: Duration = Duration::from_millis(1);
 /// Most payload, in bytes, of the requests in flight on a connection.
 const MAX_IN_FLIGHT: usize = 8 << 20;
-/// Size of the read buffer: many small replies in one system call.
-const READ_BUFFER: usize = 256 << 10;
-/// Longest reply header that a client must parse: an error chunk with its message.
-const LONGEST_HEADER: usize = 8 << 10;
+/// Least room for one receive: many small replies in one system call.
+const RECEIVED: usize = 256 << 10;
 
 /// The progress of a phase, and whether it must stop.
 #[derive(Debug, Default)]
@@ -49,16 +48,14 @@ struct InFlight {
     op: Op,
     cookie: u64,
     start: Instant,
-    /// Bytes of a read's data received so far, and the data.
+    /// Bytes of a read's data that were received and compared.
     received: usize,
-    data: Vec<u8>,
-    failed: Option<nbd_protocol::NbdError>,
 }
 
 /// One negotiated connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: BufReader<UnixStream>,
+    stream: UnixStream,
     export: Connected,
     /// Most requests in flight.
     pub(super) depth: usize,
@@ -73,7 +70,7 @@ impl Connection {
         let style =
             if number.is_multiple_of(2) { HeaderStyle::Structured } else { HeaderStyle::Simple };
         let mut handshake = ClientHandshake::new("", style);
-        let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
+        let (mut input, mut output) = (Vec::new(), Vec::new());
         let export = loop {
             let (used, step) = handshake.receive(&input, &mut output)?;
             input.drain(..used);
@@ -86,17 +83,11 @@ impl Connection {
             }
             stream.write_all(&output)?;
             output.clear();
-            let len = uninterrupted(|| stream.read(&mut piece))?;
-            if len == 0 {
-                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-            }
-            input.extend_from_slice(&piece[..len]);
+            receive(&stream, &mut input)?;
         };
         if !input.is_empty() {
             return Err(DemoError::Stray("bytes before the first request".into()));
         }
-        stream.set_write_timeout(Some(WRITE_PATIENCE))?;
-        let stream = BufReader::with_capacity(READ_BUFFER, stream);
         Ok(Self { stream, export, depth: depth.max(1) })
     }
 
@@ -109,7 +100,7 @@ impl Connection {
     pub(super) fn close(mut self) -> Result<(), DemoError> {
         let (flags, command) = (CommandFlags::NONE, cmd::DISC);
         let request = Request { flags, command, cookie: 0, offset: 0, len: 0 };
-        self.stream.get_mut().write_all(encode(&request, self.export.style)?.as_slice())?;
+        self.stream.write_all(encode(&request, self.export.style)?.as_slice())?;
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
         if rest.is_empty() { Ok(()) } else { Err(DemoError::Stray("bytes after DISC".into())) }
@@ -123,20 +114,14 @@ impl Connection {
         progress: &Progress,
     ) -> Result<Tally, DemoError> {
         Run {
-            style: self.export.style,
-            offered: self.export.flags,
-            depth: self.depth,
-            connection: &mut self.stream,
+            connection: self,
             region,
             progress,
-            slots: Vec::new(),
-            free: Vec::new(),
-            in_flight: 0,
+            in_flight: Slab::new(),
             bytes: 0,
             unsent: Vec::new(),
             sent: 0,
-            ends: VecDeque::new(),
-            spare: Vec::new(),
+            input: Vec::new(),
             sequence: 0,
             tally: Tally::default(),
         }
@@ -146,24 +131,18 @@ impl Connection {
 
 /// One phase on one connection.
 struct Run<'a> {
-    connection: &'a mut BufReader<UnixStream>,
-    style: HeaderStyle,
-    offered: TransmissionFlags,
-    depth: usize,
+    connection: &'a Connection,
     region: &'a mut Region,
     progress: &'a Progress,
-    /// Requests in flight; the low half of a cookie is an index here.
-    slots: Vec<Option<InFlight>>,
-    free: Vec<usize>,
-    in_flight: usize,
+    /// The low half of a cookie is a key here.
+    in_flight: Slab<InFlight>,
     /// Payload of the requests in flight, in bytes.
     bytes: usize,
-    /// Requests not yet sent in full start at or after `sent`; `ends` are their ends.
+    /// The requests that were not sent in full; `sent` bytes of them were.
     unsent: Vec<u8>,
     sent: usize,
-    ends: VecDeque<usize>,
-    /// Buffers for data, to be reused.
-    spare: Vec<Vec<u8>>,
+    /// Received bytes that make no whole reply yet.
+    input: Vec<u8>,
     /// Makes every cookie of a connection's phase different, the high half.
     sequence: u64,
     tally: Tally,
@@ -178,22 +157,21 @@ impl Run<'_> {
             if self.progress.stop.load(Ordering::Relaxed) {
                 return Err(DemoError::Stopped);
             }
-            while !ended && self.in_flight < self.depth && self.bytes < MAX_IN_FLIGHT {
-                match plan.next(self.region, self.offered) {
+            while !ended
+                && self.in_flight.len() < self.connection.depth
+                && self.bytes < MAX_IN_FLIGHT
+            {
+                match plan.next(self.region, self.connection.export.flags) {
                     Next::Send(op) => self.begin(op)?,
                     Next::Wait => break,
                     Next::End => ended = true,
                 }
             }
-            self.write()?;
-            if self.in_flight > self.ends.len() {
-                self.receive()?;
-                // Handle all replies that have arrived, but keep the pipeline full.
-                while self.has_whole_reply() {
-                    self.receive()?;
-                }
-            } else if ended && self.in_flight == 0 {
+            if self.in_flight.is_empty() && ended {
                 return Ok(self.tally);
+            }
+            if !self.in_flight.is_empty() && self.send()? {
+                self.receive()?;
             }
         }
     }
@@ -201,181 +179,152 @@ impl Run<'_> {
     /// Appends a request, and the data of a write, to the unsent bytes.
     fn begin(&mut self, mut op: Op) -> io::Result<()> {
         self.region.begin(&mut op);
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
+        let entry = self.in_flight.vacant_entry();
         self.sequence += 1;
-        let cookie = (self.sequence << 32) | slot as u64;
+        let cookie = (self.sequence << 32) | entry.key() as u64;
+        let Connected { style, flags: offered, .. } = self.connection.export;
         let request = Request {
-            flags: self.flags(&op),
+            flags: flags(&op, offered),
             command: command(op.kind),
             cookie,
             offset: op.offset(),
             len: op.len().into(),
         };
-        self.unsent.extend_from_slice(encode(&request, self.style)?.as_slice());
+        self.unsent.extend_from_slice(encode(&request, style)?.as_slice());
         if op.kind.is_write() {
             put_pattern(&mut self.unsent, op.blocks.clone(), op.version);
         }
-        self.ends.push_back(self.unsent.len());
-        self.in_flight += 1;
         self.bytes += payload(&op);
-        let mut data = Vec::new();
-        if op.kind.is_read() {
-            data = self.spare.pop().unwrap_or_default();
-            data.resize(op.len() as usize, 0);
-        }
-        let start = Instant::now();
-        self.slots[slot] = Some(InFlight { op, cookie, start, received: 0, data, failed: None });
+        entry.insert(InFlight { op, cookie, start: Instant::now(), received: 0 });
         Ok(())
     }
 
-    fn flags(&self, op: &Op) -> CommandFlags {
-        let has = |flag| self.offered.contains(flag);
-        match op.kind {
-            Kind::WriteFua => CommandFlags::FUA,
-            Kind::Read | Kind::LargeRead if op.flagged && has(TransmissionFlags::SEND_DF) => {
-                CommandFlags::DF
-            }
-            Kind::WriteZeroes if op.flagged => CommandFlags::NO_HOLE,
-            _ => CommandFlags::NONE,
-        }
-    }
-
-    /// Sends as much as the socket takes.
-    fn write(&mut self) -> Result<(), DemoError> {
-        if self.sent < self.unsent.len() {
-            match self.connection.get_mut().write(&self.unsent[self.sent..]) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-                Ok(len) => self.sent += len,
-                Err(error) if would_wait(&error) => {}
+    /// Sends as much as the socket takes. If that is not all, waits for room or a reply. Returns whether to receive.
+    fn send(&mut self) -> io::Result<bool> {
+        let stream = &self.connection.stream;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while self.sent < self.unsent.len() {
+            match retry_on_intr(|| send(stream, &self.unsent[self.sent..], flags)) {
+                Ok(count) => self.sent += count,
+                Err(Errno::AGAIN) => {
+                    let mut polled = [PollFd::new(stream, PollFlags::IN | PollFlags::OUT)];
+                    let silence = Timespec::try_from(SILENCE).unwrap_or_default(); // it fits
+                    if retry_on_intr(|| poll(&mut polled, Some(&silence)))? == 0 {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    return Ok(!polled[0].revents().difference(PollFlags::OUT).is_empty());
+                }
                 Err(error) => return Err(error.into()),
             }
-            while self.ends.front().is_some_and(|&end| end <= self.sent) {
-                self.ends.pop_front();
-            }
         }
-        if self.sent == self.unsent.len() {
-            self.unsent.clear();
-            self.sent = 0;
+        self.unsent.clear();
+        self.sent = 0;
+        Ok(true)
+    }
+
+    /// Waits for input, and handles all whole replies.
+    fn receive(&mut self) -> Result<(), DemoError> {
+        receive(&self.connection.stream, &mut self.input)?;
+        let input = std::mem::take(&mut self.input);
+        let mut rest = &input[..];
+        while let Some((reply, used)) = Reply::parse(rest, self.connection.export.style)? {
+            let Some((data, after)) = rest[used..].split_at_checked(self.data_len(&reply)) else {
+                break;
+            };
+            self.reply(&reply, data)?;
+            rest = after;
         }
+        let used = input.len() - rest.len();
+        self.input = input;
+        self.input.drain(..used);
         Ok(())
     }
 
-    /// Returns whether the next reply can be read without waiting.
-    fn has_whole_reply(&self) -> bool {
-        let buffer = self.connection.buffer();
-        let Ok(Some((reply, used))) = Reply::parse(buffer, self.style) else { return false };
-        used + self.data_len(&reply) <= buffer.len()
+    /// Returns the request that a reply names.
+    fn request_of(&self, reply: &Reply) -> Option<&InFlight> {
+        let found = self.in_flight.get(reply.cookie as u32 as usize);
+        found.filter(|request| request.cookie == reply.cookie)
     }
 
     /// Returns the bytes of data that follow `reply`.
     fn data_len(&self, reply: &Reply) -> usize {
         match reply.content {
             ReplyContent::Data { len, .. } => len as usize,
-            ReplyContent::Simple(Ok(())) => self
-                .slots
-                .get(reply.cookie as u32 as usize)
-                .and_then(Option::as_ref)
-                .map_or(0, |f| f.data.len()),
+            ReplyContent::Simple(Ok(())) => {
+                let read = self.request_of(reply).filter(|request| request.op.kind.is_read());
+                read.map_or(0, |request| request.op.len() as usize)
+            }
             _ => 0,
         }
     }
 
-    /// Waits for one reply and handles it.
-    fn receive(&mut self) -> Result<(), DemoError> {
-        let reply = self.header()?;
-        let len = self.data_len(&reply);
-        let slot = reply.cookie as u32 as usize;
+    /// Handles a reply and its data.
+    fn reply(&mut self, reply: &Reply, data: &[u8]) -> Result<(), DemoError> {
         let stray = || DemoError::Stray(format!("{reply:?}"));
-        let flight = self.slots.get_mut(slot).and_then(Option::as_mut).ok_or_else(stray)?;
-        let (is_read, chunks) = (flight.op.kind.is_read(), self.style.has_chunks());
-        let fits = flight.cookie == reply.cookie
-            && match reply.content {
-                // After structured replies were negotiated, only they may answer a read.
-                ReplyContent::Simple(_) => !(is_read && chunks),
-                ReplyContent::Data { .. } | ReplyContent::Hole { .. } => is_read && chunks,
-                ReplyContent::Extents { .. } => false, // never asked for
-                ReplyContent::None | ReplyContent::Error(_) => chunks,
-            };
-        if !fits {
-            return Err(stray());
-        }
-        match reply.content {
-            ReplyContent::Simple(result) => {
-                flight.failed = result.err();
-                self.connection.read_exact(&mut flight.data[..len])?;
-                flight.received += len;
+        let InFlight { op, .. } = self.request_of(reply).ok_or_else(stray)?;
+        let (is_read, chunks) = (op.kind.is_read(), self.connection.export.style.has_chunks());
+        let zeros;
+        let (offset, data) = match reply.content {
+            ReplyContent::Simple(Err(error)) | ReplyContent::Error(error) => {
+                let (kind, offset, len) = (op.kind.name(), op.offset(), op.len().into());
+                return Err(DemoError::Failed { kind, offset, len, error });
             }
-            ReplyContent::Data { offset, len } | ReplyContent::Hole { offset, len } => {
-                let start = offset.checked_sub(flight.op.offset()).map(|start| start as usize);
-                let part = start
-                    .and_then(|start| flight.data.get_mut(start..start.checked_add(len as usize)?))
-                    .ok_or_else(stray)?;
-                match reply.content {
-                    ReplyContent::Data { .. } => self.connection.read_exact(part)?,
-                    _ => part.fill(0),
-                }
-                flight.received += len as usize;
+            // After structured replies were negotiated, only they may answer a read.
+            ReplyContent::Simple(Ok(())) if !(is_read && chunks) => (op.offset(), data),
+            ReplyContent::Data { offset, .. } if is_read && chunks => (offset, data),
+            ReplyContent::Hole { offset, len } if is_read && chunks && len <= op.len() => {
+                zeros = vec![0; len as usize];
+                (offset, &zeros[..])
             }
-            ReplyContent::Error(error) => flight.failed = Some(error),
-            ReplyContent::None | ReplyContent::Extents { .. } => {}
-        }
-        if reply.done { self.finish(slot) } else { Ok(()) }
-    }
-
-    /// Reads one reply header, whose length is known only from its first bytes.
-    fn header(&mut self) -> Result<Reply, DemoError> {
-        // Almost always the whole header is in the buffer.
-        let connection = &mut self.connection;
-        if uninterrupted(|| connection.fill_buf().map(<[u8]>::is_empty))? {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        if let Some((reply, used)) = Reply::parse(self.connection.buffer(), self.style)? {
-            self.connection.consume(used);
-            return Ok(reply);
-        }
-        let mut header = Vec::new();
-        while header.len() < LONGEST_HEADER {
-            let mut byte = [0];
-            self.connection.read_exact(&mut byte)?;
-            header.push(byte[0]);
-            if let Some((reply, _)) = Reply::parse(&header, self.style)? {
-                return Ok(reply);
-            }
-        }
-        Err(ClientError::BadReplyMagic(0).into())
-    }
-
-    /// Checks and counts a request whose last reply has arrived.
-    fn finish(&mut self, slot: usize) -> Result<(), DemoError> {
-        let Some(InFlight { op, start, received, data, failed, .. }) = self.slots[slot].take()
-        else {
-            return Ok(());
+            ReplyContent::None if chunks => (op.offset(), data),
+            _ => return Err(stray()),
         };
-        let (kind, offset, len) = (op.kind, op.offset(), op.len());
-        if let Some(error) = failed {
-            let kind = kind.name();
-            return Err(DemoError::Failed { kind, offset, len: len.into(), error });
+        if is_read && !data.is_empty() {
+            let part = op.part(offset, data.len()).ok_or_else(stray)?;
+            self.region.verify(part, data)?;
         }
-        if kind.is_read() {
-            if received != data.len() {
-                let what = format!("{received} bytes of {len} read at {offset}");
-                return Err(DemoError::Stray(what));
-            }
-            self.region.verify(&op, &data)?;
-            self.spare.push(data);
+        let key = reply.cookie as u32 as usize;
+        self.in_flight[key].received += data.len();
+        if reply.done { self.finish(key) } else { Ok(()) }
+    }
+
+    /// Counts a request whose last reply has arrived.
+    fn finish(&mut self, key: usize) -> Result<(), DemoError> {
+        let InFlight { op, start, received, .. } = self.in_flight.remove(key);
+        let len = op.len();
+        if op.kind.is_read() && received != len as usize {
+            let what = format!("{received} bytes of {len} read at {}", op.offset());
+            return Err(DemoError::Stray(what));
         }
         self.region.end(&op);
-        self.tally.count(kind, start.elapsed(), len);
+        self.tally.count(op.kind, start.elapsed(), len);
         // Ordering: Relaxed, both; the progress bar's counters, they publish nothing.
         self.progress.bytes.fetch_add(len.into(), Ordering::Relaxed);
         self.progress.ops.fetch_add(1, Ordering::Relaxed);
-        self.free.push(slot);
-        self.in_flight -= 1;
         self.bytes -= payload(&op);
         Ok(())
+    }
+}
+
+/// Waits for input and appends it. The end of the stream is an error.
+fn receive(stream: &UnixStream, input: &mut Vec<u8>) -> io::Result<()> {
+    input.reserve(RECEIVED);
+    match retry_on_intr(|| rustix::io::read(stream, spare_capacity(input)))? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
+    }
+}
+
+fn flags(op: &Op, offered: TransmissionFlags) -> CommandFlags {
+    match op.kind {
+        Kind::WriteFua => CommandFlags::FUA,
+        Kind::Read | Kind::LargeRead
+            if op.flagged && offered.contains(TransmissionFlags::SEND_DF) =>
+        {
+            CommandFlags::DF
+        }
+        Kind::WriteZeroes if op.flagged => CommandFlags::NO_HOLE,
+        _ => CommandFlags::NONE,
     }
 }
 
@@ -396,20 +345,4 @@ fn command(kind: Kind) -> u16 {
         Kind::WriteZeroes => cmd::WRITE_ZEROES,
         Kind::Flush => cmd::FLUSH,
     }
-}
-
-/// Retries while the call is interrupted. That happens to a socket with a timeout when the demo is
-/// stopped and continued (Ctrl-Z, `fg`), even without a signal handler.
-fn uninterrupted<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match read() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
-}
-
-fn would_wait(error: &io::Error) -> bool {
-    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
-    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }

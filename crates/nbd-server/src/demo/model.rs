@@ -143,10 +143,10 @@ impl Region {
         }
     }
 
-    /// Compares the data of a read with the model.
-    pub(super) fn verify(&self, op: &Op, data: &[u8]) -> Result<(), DemoError> {
-        let local = self.local(&op.blocks);
-        for (i, (block, found)) in op.blocks.clone().zip(data.chunks_exact(BLOCK)).enumerate() {
+    /// Compares the data of a read, or of a part of it, with the model.
+    pub(super) fn verify(&self, blocks: Range<u64>, data: &[u8]) -> Result<(), DemoError> {
+        let local = self.local(&blocks);
+        for (i, (block, found)) in blocks.zip(data.chunks_exact(BLOCK)).enumerate() {
             let state = local.as_ref().map_or(FILLED, |range| self.states[range.start + i]);
             if state & TRIMMED != 0 && is_zero(found) {
                 continue;
@@ -290,6 +290,16 @@ impl Op {
     pub(super) fn len(&self) -> u32 {
         (self.blocks.end - self.blocks.start) as u32 * BLOCK as u32
     }
+
+    /// Returns the blocks of a part of the request. `None` if the part is not within the request, or has a part of a
+    /// block.
+    pub(super) fn part(&self, offset: u64, len: usize) -> Option<Range<u64>> {
+        let unit = BLOCK as u64;
+        let blocks = offset / unit..offset.checked_add(len as u64)? / unit;
+        let is_whole = offset.is_multiple_of(unit) && len.is_multiple_of(BLOCK);
+        let is_within = blocks.start >= self.blocks.start && blocks.end <= self.blocks.end;
+        (is_whole && is_within).then_some(blocks)
+    }
 }
 
 /// The next step of a plan.
@@ -432,55 +442,25 @@ impl Plan for Mixed {
 
 /// Why the demo failed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub(crate) enum DemoError {
-    /// No server at the socket.
     #[error("cannot connect to {}: {source}", path.display())]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Connect { path: PathBuf, source: io::Error },
     /// The connection broke, or the server was silent for 30 seconds.
     #[error("connection lost: {0}")]
     Lost(#[from] io::Error),
     /// The server broke the protocol or refused the export.
     #[error(transparent)]
     Protocol(#[from] ClientError),
-    /// The image cannot be used.
     #[error("image of {size} bytes: the demo needs a writable one of {needed} bytes or more")]
-    Unusable {
-        /// Its size in bytes.
-        size: u64,
-        /// The smallest that would do, in bytes.
-        needed: u64,
-    },
-    /// A request failed.
+    Unusable { size: u64, needed: u64 },
     #[error("{kind} of {len} bytes at {offset} failed: {error}")]
-    Failed {
-        /// The kind of request.
-        kind: &'static str,
-        /// Offset in bytes.
-        offset: u64,
-        /// Length in bytes.
-        len: u64,
-        /// The server's error.
-        error: NbdError,
-    },
+    Failed { kind: &'static str, offset: u64, len: u64, error: NbdError },
     /// A reply that matches no request, or has wrong contents for its request.
     #[error("reply does not fit its request: {0}")]
     Stray(String),
     /// A byte differs from what was written.
     #[error("wrong data at byte {offset}: {found:#04x} instead of {expected:#04x}")]
-    WrongData {
-        /// Offset in bytes.
-        offset: u64,
-        /// The byte read.
-        found: u8,
-        /// The byte last written.
-        expected: u8,
-    },
+    WrongData { offset: u64, found: u8, expected: u8 },
     /// Another connection failed first; that error is the one reported.
     #[error("stopped because another connection failed")]
     Stopped,
