@@ -518,8 +518,7 @@ mod tests {
         let (_, mut first, _) = waiting.admit(&limits, 1, A, now).unwrap().unwrap();
         assert!(first.finish_handshake());
         assert!(
-            waiting.admit(&limits, 2, A, now).is_none()
-                && waiting.next(&limits, now).is_none()
+            waiting.admit(&limits, 2, A, now).is_none() && waiting.next(&limits, now).is_none()
         );
         assert_eq!(waiting.until(), Some(now + waits::PLACE));
         let is_told = || rustix::io::read(limits.freed(), &mut [0; 8]).is_ok();
@@ -561,11 +560,9 @@ mod tests {
         assert!((socket, evicted) == (3, None) && first.finish_handshake());
         // A half-open client that stays keeps others out for no longer than they wait.
         assert!(
-            waiting.admit(&limits, 4, A, now).is_none()
-                && waiting.next(&limits, now).is_none()
+            waiting.admit(&limits, 4, A, now).is_none() && waiting.next(&limits, now).is_none()
         );
-        let (_, _third, evicted) =
-            waiting.next(&limits, now + waits::PLACE).unwrap().unwrap();
+        let (_, _third, evicted) = waiting.next(&limits, now + waits::PLACE).unwrap().unwrap();
         assert_eq!(evicted, Some((id(3), 0)));
     }
 
@@ -599,11 +596,7 @@ mod tests {
         let refused = waiting.admit(&limits, 2000, B, now).unwrap();
         assert_eq!(refused.unwrap_err().0, B, "it has as many as the crowd");
         drop(first);
-        assert_eq!(
-            waiting.next(&limits, now).unwrap().unwrap().0,
-            0,
-            "the oldest is the first"
-        );
+        assert_eq!(waiting.next(&limits, now).unwrap().unwrap().0, 0, "the oldest is the first");
     }
 
     #[test]

@@ -137,31 +137,6 @@ fn images_of_the_command_line_come_first() {
     assert_eq!(["", "a", "b"].map(|name| table.opened_size(name)), [3, 3, 2].map(Some));
 }
 
-#[test]
-fn an_open_image_grows_with_its_file_by_whole_blocks() {
-    let (dir, table) = folder(&[("a", 8192), ("odd", 5000)], &[]);
-    let open = |name| table.opened_size(name);
-    assert_eq!([open("a"), open("odd")], [Some(8192), Some(5000)]);
-    let set_len = |len| {
-        for name in ["a", "odd"] {
-            OpenOptions::new()
-                .write(true)
-                .open(dir.path().join(name))
-                .unwrap()
-                .set_len(len)
-                .unwrap();
-        }
-    };
-    set_len(20_000);
-    assert_eq!(open("a"), Some(8192), "not before it is asked for");
-    table.grow();
-    assert_eq!([open("a"), table.size_of("a")], [Some(16_384); 2]);
-    assert_eq!(open("odd"), Some(5000), "its last block is written as far as it went");
-    set_len(4096);
-    table.grow();
-    assert_eq!((open("a"), table.images().len()), (Some(16_384), 2), "no image shrinks");
-}
-
 /// The image is open for reading only, so its other export must not announce writes.
 #[test]
 fn a_file_of_the_folder_that_is_open_for_reading_is_read_only() {

@@ -17,8 +17,6 @@ use testkit::wait_until;
 use super::*;
 
 const BLOCK: usize = 4096;
-/// Blocks of each client.
-const BLOCKS: usize = 32;
 /// A server that is silent for this long has failed.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -93,75 +91,6 @@ fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
         .unwrap()
         .as_slice()
         .to_vec()
-}
-
-/// Writes ascending numbers to its blocks, in batches, until the server ends. Returns for each
-/// block the last number that was answered and the last number that was sent.
-fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(u64, u64)> {
-    let mut blocks = vec![(0, 0); BLOCKS];
-    let mut number = 0_u64;
-    loop {
-        number += 1;
-        let mut batch = Vec::new();
-        for (block, (_, sent)) in blocks.iter_mut().enumerate() {
-            batch.extend(request(cmd::WRITE, block as u64, first + block));
-            batch.extend(number.to_le_bytes().repeat(BLOCK / 8));
-            *sent = number;
-        }
-        if stream.write_all(&batch).is_err() {
-            break; // all earlier replies have been read
-        }
-        let mut expected: BTreeSet<usize> = (0..BLOCKS).collect();
-        while !expected.is_empty() {
-            let mut reply = [0; 16];
-            match stream.read_exact(&mut reply) {
-                Ok(()) => {}
-                Err(error) => {
-                    let late =
-                        matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-                    assert!(!late, "{} are not answered", expected.len());
-                    return blocks;
-                }
-            }
-            assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
-            let block = u64::from_be_bytes(reply[8..].try_into().unwrap()) as usize;
-            assert!(expected.remove(&block), "a second reply to {block}");
-            blocks[block].0 = number;
-        }
-        written.store(true, Ordering::Relaxed);
-    }
-    blocks
-}
-
-#[test]
-fn a_server_that_stops_has_what_it_answered() {
-    for round in 0..10 {
-        let cache = if round % 2 == 0 { "0" } else { "4M" };
-        let options = ["--workers", "3", "--size", "1M", "--backend", "threads", "--cache", cache];
-        let (blocks, image) = serve(&options, |lab| {
-            let written: [_; 4] = std::array::from_fn(|_| AtomicBool::new(false));
-            thread::scope(|scope| {
-                let clients = written.iter().enumerate().map(|(nth, written)| {
-                    let stream = client(lab);
-                    scope.spawn(move || write_on(stream, nth * BLOCKS, written))
-                });
-                let clients: Vec<_> = clients.collect();
-                let all = || written.iter().all(|written| written.load(Ordering::Relaxed));
-                while !all() {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                lab.stop();
-                let blocks = clients.into_iter().flat_map(|client| client.join().unwrap());
-                blocks.collect::<Vec<_>>()
-            })
-        });
-        for (block, (answered, sent)) in blocks.into_iter().enumerate() {
-            let bytes = &image[block * BLOCK..][..BLOCK];
-            let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-            assert!((answered..=sent).contains(&found), "{found} in {block}, not {answered}");
-            assert!(bytes == found.to_le_bytes().repeat(BLOCK / 8), "a part of {block}");
-        }
-    }
 }
 
 /// Reads cached blocks, many requests at a time, until told to stop.

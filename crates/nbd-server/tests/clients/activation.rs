@@ -8,7 +8,6 @@ use std::process;
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB};
-use crate::image;
 use crate::lab::{Lab, Res, check, trial};
 use crate::server::Launch;
 
@@ -22,9 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn launch(lab: &Lab) -> Res<Launch<'_>> {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    Ok(Launch::bare(lab).arg("--backend").arg("threads").image(&image))
+    Launch::bare(lab).arg("--backend").arg("threads").sparse(MIB)
 }
 
 fn works(client: Res<Client>) -> Res {

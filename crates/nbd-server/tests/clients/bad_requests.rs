@@ -27,14 +27,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "answered_before_half_a_payload", &[], answered_before_half));
     trials.push(trial("requests/read_only_export", &[], read_only));
     trials.push(trial("requests/unaligned_under_direct", &[Need::Direct], unaligned));
-    trials.push(trial("requests/direct_rounds_size_down", &[Need::Direct], rounded_down));
     trials
 }
 
 fn start(lab: &Lab, backend: Backend, size: u64) -> Res<Server> {
-    let image = lab.path("a.img");
-    image::with_parts(&image, size, 8, 31)?;
-    Launch::new(lab, backend).image(&image).start()
+    Launch::new(lab, backend).parts(size, 8, 31)?.start()
 }
 
 /// The session is in step: a block written comes back.
@@ -167,8 +164,7 @@ fn refused_write_keeps_step(lab: &Lab, backend: Backend) -> Res {
 fn structured_reads(lab: &Lab, backend: Backend) -> Res {
     let server = start(lab, backend, 8 * MIB)?;
     let image = lab.path("a.img");
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     let kind = client.option(opt::STRUCTURED_REPLY, &[])?;
     check!(kind == rep::ACK, "STRUCTURED_REPLY: reply {kind:#x}");
     client.go("vol")?;
@@ -322,12 +318,15 @@ fn read_only(lab: &Lab) -> Res {
     Ok(())
 }
 
-/// Under `--direct` the minimum block size is the disk's; what does not fit it is refused.
+/// Under `--direct` the minimum block size is the disk's; what does not fit it is refused, and an odd end of the image is
+/// not exported.
 fn unaligned(lab: &Lab) -> Res {
     let image = lab.path("a.img");
-    image::with_parts(&image, 8 * MIB, 8, 33)?;
+    image::with_parts(&image, 8 * MIB, 8, 33)?.set_len(8 * MIB + 100)?;
     let server = Launch::new(lab, Backend::Threads).image(&image).arg("--direct").start()?;
     let mut client = server.client()?;
+    check!(client.export.size == 8 * MIB, "{} bytes", client.export.size);
+    server.logged("round")?;
     let minimum = client.export.blocks.ok_or("no block sizes")?.0;
     check!(minimum >= 512, "minimum block size {minimum} under --direct");
     let block = u64::from(minimum);
@@ -341,16 +340,5 @@ fn unaligned(lab: &Lab) -> Res {
     let block = client.read(0, minimum)?;
     check!(block == Ok(image::bytes_at(&image, 0, minimum as usize)?), "an aligned READ");
     client.disconnect()?;
-    server.stop()
-}
-
-/// An image whose size is no multiple of the block is exported without its odd end, and says so.
-fn rounded_down(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB + 100)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--direct").start()?;
-    let client = server.client()?;
-    check!(client.export.size == MIB, "exported {} bytes of {}", client.export.size, MIB + 100);
-    server.logged("round")?;
     server.stop()
 }

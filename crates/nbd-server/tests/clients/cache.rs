@@ -1,6 +1,5 @@
 //! Reads from memory: what the device is not asked for, and what is never older than it may be.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,10 +8,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB, brief, cmd, err, flag};
+use crate::client::{MIB, cmd};
 use crate::durability::step;
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, check, per_backend, wait_until};
 use crate::need::Need;
 use crate::server::Launch;
 use crate::trace::Strace;
@@ -23,20 +22,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
     let mut trials = Vec::new();
     trials.extend(per_backend(all, "cache_hits_ask_no_device", &[], hits));
-    trials.extend(per_backend(
-        all,
-        "cache_changes_are_seen_by_all",
-        &[Need::PunchAndZero],
-        changes,
-    ));
-    trials.extend(per_backend(all, "cache_odd_image", &[], odd_image));
-    trials.extend(per_backend(all, "cache_failed_reads_are_not_kept", &[], failed_reads));
     trials.extend(per_backend(all, "cache_tiny_under_many_clients", &[], tiny));
     trials.extend(per_backend(all, "cache_hits_call_only_the_socket", &[Need::Strace], hit_calls));
-    trials.push(trial("cache/none", &[], none));
-    trials.push(trial("cache/two_names_of_a_file", &[], two_names));
-    trials.push(trial("cache/eio_of_the_device", &[Need::Strace], device_fails));
-    trials.push(trial("cache/refused", &[], refused));
     trials
 }
 
@@ -141,112 +128,6 @@ fn hit_calls(lab: &Lab, backend: Backend) -> Res {
     Ok(())
 }
 
-/// A change that was answered is seen through every connection, those of the other worker included.
-fn changes(lab: &Lab, backend: Backend) -> Res {
-    let path = lab.path("a.img");
-    image::with_parts(&path, 4 * MIB, 32, 32)?;
-    let server = launch(lab, backend, &path, "1M").start()?;
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        clients.push(server.client()?);
-    }
-    let mut model = image::bytes_at(&path, 0, 1 << 16)?;
-    for round in 0..60_u64 {
-        for client in &mut clients {
-            check!(client.read(0, 1 << 16)? == Ok(model.clone()), "before change {round}");
-        }
-        // Aligned for --direct, and for TRIM, which leaves parts of blocks; of a part of a block the others.
-        let by = if backend == Backend::Aio || round % 4 == 3 { BLOCK } else { 512 };
-        let (offset, len) = (round * 7 % 11 * by, (round % 3 + 1) * by);
-        let fua = if round % 5 == 0 { flag::FUA } else { 0 };
-        let changed = &mut model[offset as usize..][..len as usize];
-        let client = &mut clients[round as usize % 3];
-        changed.fill(if round % 4 < 2 { round as u8 + 1 } else { 0 });
-        let answer = match round % 4 {
-            0 | 1 => client.write(offset, changed, fua)?,
-            2 => client.plain(cmd::WRITE_ZEROES, fua, offset, len)?,
-            _ => client.plain(cmd::TRIM, fua, offset, len)?,
-        };
-        answer.ok("a change")?;
-        for (i, client) in clients.iter_mut().enumerate() {
-            let back = client.read(offset, len as u32)?;
-            let wanted = model[offset as usize..][..len as usize].to_vec();
-            check!(back == Ok(wanted), "change {round}, connection {i}: {}", brief(&back));
-        }
-    }
-    // More than the table of the cache has places for.
-    for client in &mut clients {
-        check!(client.read(0, 4096)?.is_ok(), "a read");
-    }
-    clients[0].plain(cmd::WRITE_ZEROES, 0, 0, 4 * MIB)?.ok("zeroes all over")?;
-    for client in &mut clients {
-        check!(client.read(0, 1 << 16)? == Ok(vec![0; 1 << 16]), "after zeroes all over");
-    }
-    server.stop()
-}
-
-/// An image whose last block is not whole, read at its end again and again.
-fn odd_image(lab: &Lab, backend: Backend) -> Res {
-    const LEN: u64 = 5 * BLOCK + 1536;
-    let path = lab.path("a.img");
-    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 3) as u8).collect();
-    std::fs::write(&path, &bytes)?;
-    let server = launch(lab, backend, &path, "1M").start()?;
-    let mut client = server.client()?;
-    // With --direct it may be rounded down.
-    let (size, by) = match client.export.blocks {
-        Some((least, _, _)) => (client.export.size, u64::from(least.max(1))),
-        None => fail!("no block sizes"),
-    };
-    check!(size <= LEN && size > LEN - BLOCK, "{size} bytes of {LEN}");
-    for round in 0..3 {
-        for (from, to) in [(0, size), (size - by, size), (BLOCK, size), (size - size % BLOCK, size)]
-        {
-            let back = client.read(from, (to - from) as u32)?;
-            let wanted = bytes[from as usize..to as usize].to_vec();
-            check!(back == Ok(wanted), "round {round}, {from}..{to}: {}", brief(&back));
-        }
-        if round == 1 {
-            client.write(size - by, &vec![0xee; by as usize], 0)?.ok("the last bytes")?;
-            let back = client.read(size - by, by as u32)?;
-            check!(back == Ok(vec![0xee; by as usize]), "the last bytes: {}", brief(&back));
-            let old = &bytes[(size - by) as usize..size as usize];
-            client.write(size - by, old, 0)?.ok("the last bytes as they were")?;
-        }
-    }
-    let past = client.read(size - by, 2 * by as u32)?;
-    check!(past == Err(err::EINVAL), "past the end: {}", brief(&past));
-    let answered = server.figure("read_hits_total")?;
-    check!(answered >= 7, "{answered} requests were answered from memory");
-    client.disconnect()?;
-    check!(std::fs::metadata(&path)?.len() == LEN, "the image is of another size now");
-    server.stop()
-}
-
-/// What cannot be read from the image now is EIO, and is there for a later READ.
-fn failed_reads(lab: &Lab, backend: Backend) -> Res {
-    let path = lab.path("a.img");
-    let file = image::with_parts(&path, 4 * MIB, 16, 33)?;
-    let all = image::bytes_at(&path, 0, 1 << 16)?;
-    let server = launch(lab, backend, &path, "1M").start()?;
-    let (mut client, mut other) = (server.client()?, server.client()?);
-    file.set_len(8192)?;
-    for _ in 0..2 {
-        for client in [&mut client, &mut other] {
-            let gone = client.read(4096, 16384)?;
-            check!(gone == Err(err::EIO), "across the new end: {}", brief(&gone));
-            check!(client.read(0, 8192)? == Ok(all[..8192].to_vec()), "before the new end");
-        }
-    }
-    file.write_all_at(&all, 0)?;
-    file.set_len(4 * MIB)?;
-    for client in [&mut client, &mut other] {
-        check!(client.read(0, 1 << 16)? == Ok(all.clone()), "after it grew back");
-    }
-    client.disconnect()?;
-    server.stop()
-}
-
 /// Four buffers, and many clients that read and write: everybody gets an answer, and none that is older
 /// than what was answered before it was asked for.
 fn tiny(lab: &Lab, backend: Backend) -> Res {
@@ -302,82 +183,4 @@ fn tiny(lab: &Lab, backend: Backend) -> Res {
     })?;
     check!(reads.load(Ordering::Relaxed) > 100, "only {reads:?} reads");
     server.stop()
-}
-
-/// `--cache 0`: every read goes to the image.
-fn none(lab: &Lab) -> Res {
-    let path = lab.path("a.img");
-    let file = image::sparse(&path, MIB)?;
-    let server = launch(lab, Backend::Threads, &path, "0").start()?;
-    let mut client = server.client()?;
-    for byte in [1, 2, 3] {
-        file.write_all_at(&[byte; 8192], 4096)?;
-        check!(client.read(4096, 8192)? == Ok(vec![byte; 8192]), "not what the image has");
-    }
-    let figures = server.figures()?;
-    check!(!figures.contains_key("offlock_nbd_cache_bytes"), "there is a cache: {figures:?}");
-    client.disconnect()?;
-    server.stop()
-}
-
-/// One file under two names, one of them by a link: a write to one is seen in the other.
-fn two_names(lab: &Lab) -> Res {
-    let (path, link) = (lab.path("a.img"), lab.path("link.img"));
-    image::sparse(&path, MIB)?;
-    std::fs::hard_link(&path, &link)?;
-    let launch = launch(lab, Backend::Threads, &path, "1M").image_as("two", &link);
-    let server = launch.start()?;
-    let mut one = server.client()?;
-    let mut two = server.connect()?;
-    two.greet()?;
-    two.go("two")?;
-    for byte in 1..20 {
-        for client in [&mut one, &mut two] {
-            check!(client.read(0, 4096)? == Ok(vec![byte - 1; 4096]), "before write {byte}");
-        }
-        let writer: &mut Client = if byte % 2 == 0 { &mut one } else { &mut two };
-        writer.write(0, &[byte; 4096], 0)?.ok("a write")?;
-    }
-    one.disconnect()?;
-    two.disconnect()?;
-    server.stop()
-}
-
-/// The device fails one read: its request gets EIO, others do not, and the block is read by the next.
-fn device_fails(lab: &Lab) -> Res {
-    let (path, log) = (lab.path("a.img"), lab.path("strace.log"));
-    image::with_parts(&path, MIB, 4, 34)?;
-    let there = image::bytes_at(&path, 0, 8192)?;
-    let log = log.to_str().expect("temporary paths are UTF-8");
-    let only = path.to_str().expect("temporary paths are UTF-8");
-    let words = ["strace", "-D", "-f", "-o", log, "-P", only, "-e", "trace=pread64,preadv,preadv2"];
-    let words = words.into_iter().chain(["-e", "inject=pread64,preadv,preadv2:error=EIO:when=1"]);
-    // Depth 1 is one thread for each worker, which fails once; and one worker.
-    let launch = Launch::new(lab, Backend::Threads).image(&path).through(words);
-    let options = ["--workers", "1", "--depth", "1"];
-    let server = options.into_iter().fold(launch, Launch::arg).start()?;
-    let (mut client, mut other) = (server.client()?, server.client()?);
-    let gone = client.read(0, 8192)?;
-    check!(gone == Err(err::EIO), "the read that failed: {}", brief(&gone));
-    check!(other.read(0, 8192)? == Ok(there.clone()), "the next");
-    check!(client.read(0, 8192)? == Ok(there), "and the one after it");
-    client.disconnect()?;
-    other.disconnect()?;
-    server.stop()?;
-    let calls = std::fs::read_to_string(log)?;
-    let reads = calls.lines().filter(|line| line.contains("pread") && line.contains('=')).count();
-    // The one that failed was tried by the worker first, and by its thread then.
-    check!(reads == 3, "{reads} reads of the image, wanted those that failed and one:\n{calls}");
-    Ok(())
-}
-
-/// A cache that cannot be is refused with the reason.
-fn refused(lab: &Lab) -> Res {
-    let path = lab.path("a.img");
-    File::create(&path)?.set_len(MIB)?;
-    for (cache, word) in [("100", "100"), ("8388608T", "too large"), ("many", "many")] {
-        let (code, log) = launch(lab, Backend::Threads, &path, cache).start_refused()?;
-        check!(code != 0 && log.contains(word) && !log.contains("panicked"), "{cache}:\n{log}");
-    }
-    Ok(())
 }

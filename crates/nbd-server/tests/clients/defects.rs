@@ -185,9 +185,7 @@ fn qemu_beside_writer(lab: &Lab) -> Res {
 
 /// A log that is not read fills its pipe. Clients are served meanwhile, and SIGTERM ends the server.
 fn full_log(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let launch = Launch::new(lab, Backend::Threads).image(&image);
+    let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?;
     let server = launch.stderr_full()?.start()?;
     let mut early = server.client()?;
     for round in 0..600 {
@@ -203,15 +201,13 @@ fn full_log(lab: &Lab) -> Res {
 
 /// Standard output that takes nothing stops nothing either.
 fn full_output(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
     let fifo = lab.path("out");
     lab.run_ok(Command::new("mkfifo").arg(&fifo))?;
     let mut options = OpenOptions::new();
     let held = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
     while rustix::io::write(&held, &[b'x'; 4096]).is_ok() {}
     let script = format!("exec \"$0\" \"$@\" > {}", fifo.display());
-    let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]).image(&image);
+    let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]).sparse(MIB)?;
     let mut process = launch.start_silent()?;
     let socket = lab.path("s");
     let client = || Client::connect(&socket).ok();
@@ -231,10 +227,8 @@ fn full_output(lab: &Lab) -> Res {
 
 /// The message names standard output.
 fn unwritable_output(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
     let launch = Launch::new(lab, Backend::Threads);
-    let launch = launch.through(["sh", "-c", "exec \"$0\" \"$@\" > /dev/full"]).image(&image);
+    let launch = launch.through(["sh", "-c", "exec \"$0\" \"$@\" > /dev/full"]).sparse(MIB)?;
     let (code, log) = launch.start_refused()?;
     let last = log.lines().last().unwrap_or_default();
     check!(code == 1 && last.contains("standard output"), "exit code {code}:\n{log}");
@@ -243,10 +237,8 @@ fn unwritable_output(lab: &Lab) -> Res {
 
 /// Clients that come one after the other are one at a time: each is served, whatever the limit.
 fn one_after_another(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
     for option in ["--max-connections", "--max-per-peer"] {
-        let launch = Launch::new(lab, Backend::Threads).image(&image).arg(option).arg("1");
+        let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?.arg(option).arg("1");
         let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
         let address = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
         let address = address.ok_or("no TCP address")?.to_string();
@@ -401,16 +393,14 @@ fn pid_file(lab: &Lab) -> Res {
 
 /// A server that could never accept says so, and ends.
 fn too_few_descriptors(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let limited = |limit: u32| {
+    let limited = |limit: u32| -> Res<Launch<'_>> {
         let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
-        let launch = Launch::new(lab, Backend::Threads).image(&image);
-        launch.arg("--workers").arg("2").through(["sh".to_string(), "-c".into(), script])
+        let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?;
+        Ok(launch.arg("--workers").arg("2").through(["sh".to_string(), "-c".into(), script]))
     };
     let mut served = 0;
     for limit in (12..80).step_by(2) {
-        let launch = limited(limit).socket(&lab.path(&format!("s{limit}")));
+        let launch = limited(limit)?.socket(&lab.path(&format!("s{limit}")));
         match launch.start() {
             Ok(server) => {
                 let mut client = server.client().map_err(|error| {
@@ -439,10 +429,8 @@ fn too_few_descriptors(lab: &Lab) -> Res {
 
 /// Standard output is that of the command, which gets no variables of sockets that were handed over.
 fn run_output(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
     let script = "nbdinfo --size \"$uri\"; env | grep -c ^LISTEN_";
-    let launch = Launch::bare(lab).image(&image).arg("--run").arg(script);
+    let launch = Launch::bare(lab).sparse(MIB)?.arg("--run").arg(script);
     let launch = launch.through(["env", "LISTEN_PID=1", "LISTEN_FDS=1", "LISTEN_FDNAMES=x"]);
     let (_, said, log) = launch.run_to_end()?;
     check!(said == format!("{MIB}\n0\n"), "{said:?}\n{log}");
@@ -451,9 +439,7 @@ fn run_output(lab: &Lab) -> Res {
 }
 
 fn log_names_peer(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
     server.client()?.disconnect()?;
     let me = format!("peer=pid {}", std::process::id());
     let lines = |log: &str| log.lines().filter(|line| line.contains(&me)).count();
@@ -482,8 +468,7 @@ fn large_in_folder(lab: &Lab) -> Res {
     let (dir, path) = huge(CACHE_LIMIT + 4096)?;
     let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(dir.path()).start()?;
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     client.send_option(opt::GO, &info_data(name))?;
     let (kind, text) = client.option_reply(opt::GO)?;
     let text = String::from_utf8_lossy(&text).into_owned();

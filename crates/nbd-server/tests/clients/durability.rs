@@ -98,10 +98,8 @@ fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
 }
 
 fn trace_ring(lab: &Lab, backend: Backend, cached: bool) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, 16 * MIB)?;
     let cache = if cached { "64M" } else { "0" };
-    let launch = Launch::new(lab, backend).image(&image).arg("--cache").arg(cache);
+    let launch = Launch::new(lab, backend).sparse(16 * MIB)?.arg("--cache").arg(cache);
     let mut server = launch.start()?;
     let mut client = server.client()?;
     let points = TracePoints::start(server.pid())?;

@@ -82,10 +82,8 @@ fn extended(mut client: Client) -> Res<Client> {
 }
 
 fn beyond_32_bits(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, SIZE)?;
     for cache in ["0", "16M"] {
-        let server = Launch::new(lab, backend).image(&image).arg("--cache").arg(cache).start()?;
+        let server = Launch::new(lab, backend).sparse(SIZE)?.arg("--cache").arg(cache).start()?;
         let mut client = extended(server.connect()?)?;
         let query = b"\0\0\0\x03vol\0\0\0\x01\0\0\0\x0fbase:allocation";
         client.send_option(opt::SET_META_CONTEXT, query)?;

@@ -34,8 +34,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 /// A connection to `vol` that chose `base:allocation`, and the context's id.
 fn connect(server: &Server) -> Res<(Client, u32)> {
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     check!(client.option(opt::STRUCTURED_REPLY, &[])? == rep::ACK, "structured replies");
     client.send_option(opt::SET_META_CONTEXT, &query("vol", "base:allocation"))?;
     let (kind, data) = client.option_reply(opt::SET_META_CONTEXT)?;
@@ -148,9 +147,7 @@ fn unflushed(lab: &Lab, backend: Backend) -> Res {
 
 /// The map that nbdinfo prints has the holes of the file.
 fn map_by_nbdinfo(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, 16 * MIB)?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
+    let server = Launch::new(lab, backend).sparse(16 * MIB)?.start()?;
     let mut client = server.client()?;
     client.write(4 * MIB, &vec![7; MIB as usize], 0)?.ok("write")?;
     client.write(15 * MIB, &vec![7; MIB as usize], 0)?.ok("write")?;
@@ -215,9 +212,7 @@ fn copies(lab: &Lab, backend: Backend) -> Res {
 
 /// Who did not choose the context, or asks for nothing, or past the end.
 fn refusals(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
     let mut plain = server.client()?;
     plain.plain(cmd::BLOCK_STATUS, 0, 0, 4096)?.is(err::EINVAL, "with simple replies")?;
     plain.read(0, 512)?.map_err(|e| format!("goes on: {e}"))?;
@@ -238,8 +233,7 @@ fn refusals(lab: &Lab) -> Res {
     for data in
         [query("", "base:allocation"), query("nope", "base:allocation"), query("vol", "x:y")]
     {
-        let mut client = server.connect()?;
-        client.greet()?;
+        let mut client = server.greeted()?;
         client.option(opt::STRUCTURED_REPLY, &[])?;
         client.send_option(opt::SET_META_CONTEXT, &data)?;
         loop {

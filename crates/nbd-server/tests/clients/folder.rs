@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -36,14 +37,12 @@ fn start(lab: &Lab, backend: Backend) -> Res<(Server, PathBuf)> {
 
 /// What GO says of a name.
 fn go(server: &Server, name: &str) -> Res<u32> {
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     client.info_or_go(opt::GO, name)
 }
 
 fn listed(server: &Server) -> Res<Vec<String>> {
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     client.send_option(opt::LIST, &[])?;
     let mut names = Vec::new();
     loop {
@@ -105,6 +104,12 @@ fn come_and_go(lab: &Lab) -> Res {
     check!(go(&server, "b.img")? == rep::ERR_UNKNOWN, "it was removed");
     check!(client.read(0, 4096)? == Ok(vec![8; 4096]), "who has it open has lost it");
     check!(go(&server, "")? == rep::ERR_UNKNOWN, "a folder has no default");
+    // The folder itself may be renamed.
+    let moved = lab.path("moved");
+    fs::rename(&dir, &moved)?;
+    image::sparse(&moved.join("late.img"), MIB)?;
+    check!(listed(&server)? == ["a.img", "late.img"], "{:?}", listed(&server)?);
+    server.client_of("late.img")?.disconnect()?;
     server.stop()
 }
 
@@ -118,6 +123,9 @@ fn no_images(lab: &Lab) -> Res {
     image::sparse(&dir.join(".hidden"), MIB)?;
     symlink("../secret", dir.join("out"))?;
     symlink("a.img", dir.join("link"))?;
+    symlink("..", dir.join("up"))?;
+    image::sparse(&dir.join("tab\there"), MIB)?;
+    let _socket = UnixListener::bind(dir.join("socket"))?;
     lab.run_ok(Command::new("mkfifo").arg(dir.join("fifo")))?;
     check!(listed(&server)? == ["a.img", "b.img"], "{:?}", listed(&server)?);
     let absolute = secret.to_str().expect("temporary paths are UTF-8");
@@ -128,6 +136,10 @@ fn no_images(lab: &Lab) -> Res {
         absolute,
         "out",
         "link",
+        "up",
+        "up/secret",
+        "socket",
+        "tab\there",
         "sub",
         "sub/deep",
         "sub/../a.img",
@@ -159,8 +171,7 @@ fn no_images(lab: &Lab) -> Res {
 /// An image of the folder is locked once a client uses it, not before. A client that finds it locked is refused.
 fn locks(lab: &Lab) -> Res {
     let (server, dir) = start(lab, Backend::Threads)?;
-    let mut looker = server.connect()?;
-    looker.greet()?;
+    let mut looker = server.greeted()?;
     check!(looker.info_or_go(opt::INFO, "a.img")? == rep::ACK, "INFO");
     let other = |name: &str| {
         Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&dir.join(name))

@@ -33,7 +33,6 @@ mod need;
 mod objects;
 mod parts;
 mod pressure;
-mod priorities;
 mod process;
 mod s3;
 mod sandbox;
@@ -88,7 +87,6 @@ fn main() -> ExitCode {
     trials.extend(metrics::trials());
     trials.extend(folder::trials());
     trials.extend(faults::trials());
-    trials.extend(priorities::trials());
     trials.extend(cache::trials());
     trials.extend(write_back::trials());
     trials.extend(tcp::trials());

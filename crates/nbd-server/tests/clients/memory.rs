@@ -160,9 +160,8 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
 /// client's requests are refused for that.
 fn stuck(lab: &Lab) -> Res {
     const LEN: u32 = 4 << 20;
-    let image = lab.path("a.img");
-    image::with_parts(&image, 64 * MIB, 16, 43)?;
-    let launch = Launch::new(lab, Backend::Threads).image(&image).arg("--workers").arg("1");
+    let launch =
+        Launch::new(lab, Backend::Threads).parts(64 * MIB, 16, 43)?.arg("--workers").arg("1");
     let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
     let mut other = server.client()?;
     let mut hogs = (0..20).map(|_| server.client()).collect::<Res<Vec<_>>>()?;

@@ -27,17 +27,15 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-fn launch<'a>(lab: &'a Lab, launch: Launch<'a>) -> Res<Launch<'a>> {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    Ok(launch.image(&image).arg("--backend").arg("threads"))
+fn launch(launch: Launch<'_>) -> Res<Launch<'_>> {
+    Ok(launch.sparse(MIB)?.arg("--backend").arg("threads"))
 }
 
 /// The command ends once clients can connect; the server goes on until a signal, without a terminal, and
 /// leaves neither its socket nor its file.
 fn fork(lab: &Lab) -> Res {
     let (pid_file, socket) = (lab.path("pid"), lab.path("s"));
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--fork");
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--fork");
     let (code, said, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
     check!(code == 0, "exit code {code}:\n{log}");
     check!(said == format!("listening on unix:{}\n", socket.display()), "it said {said:?}");
@@ -73,7 +71,7 @@ fn fork(lab: &Lab) -> Res {
 
     // A pipe is given up: a reader waits for its end.
     let piped = ["sh", "-c", "\"$0\" \"$@\" 2>&1 >/dev/null | cat"];
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.through(piped).arg("--fork");
+    let server = launch(Launch::bare(lab).on_socket("s"))?.through(piped).arg("--fork");
     let (code, _, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
     let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
     signal(pid, libc::SIGTERM);
@@ -90,7 +88,7 @@ fn fork_that_fails(lab: &Lab) -> Res {
     let (code, said, log) = server.run_to_end()?;
     check!(code == 1 && said.is_empty(), "exit code {code}, {said:?}");
     check!(log.contains("nosuch.img"), "no reason:\n{log}");
-    let (code, _, log) = launch(lab, Launch::bare(lab))?.arg("--fork").run_to_end()?;
+    let (code, _, log) = launch(Launch::bare(lab))?.arg("--fork").run_to_end()?;
     check!(code == 2 && log.contains("--socket"), "exit code {code}:\n{log}");
     Ok(())
 }
@@ -98,20 +96,20 @@ fn fork_that_fails(lab: &Lab) -> Res {
 /// The command finds the server, without `--socket` too; its end and its exit code are the server's.
 fn run(lab: &Lab) -> Res {
     let script = "nbdinfo --size \"$uri\"; echo \"$exportname $unixsocket\"; exit 7";
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
     let (code, said, log) = server.run_to_end()?;
     check!(code == 7, "exit code {code}:\n{log}");
     let wanted = format!("{MIB}\nvol {}\n", lab.path("s").display());
     check!(said == wanted, "the command said {said:?}");
 
-    let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("nbdinfo --size \"$uri\"");
+    let server = launch(Launch::bare(lab))?.arg("--run").arg("nbdinfo --size \"$uri\"");
     let (code, said, log) = server.run_to_end()?;
     check!(code == 0 && said == format!("{MIB}\n"), "{code}, {said:?}:\n{log}");
     let (_, socket) = log.split_once("unix:").ok_or("no word where it listens")?;
     let folder = socket.split_once("/nbd.sock").map(|(folder, _)| folder);
     check!(folder.is_some_and(|folder| !fs::exists(folder).unwrap_or(true)), "left: {folder:?}");
 
-    let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("kill -9 $$");
+    let server = launch(Launch::bare(lab))?.arg("--run").arg("kill -9 $$");
     check!(server.run_to_end()?.0 == 137, "the exit code of a signal");
     Ok(())
 }
@@ -120,7 +118,7 @@ fn run(lab: &Lab) -> Res {
 fn run_is_ended(lab: &Lab) -> Res {
     let pid_file = lab.path("pid");
     let script = format!("echo $$ >{}; exec sleep 300", pid_file.display());
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
     let mut server = server.start_silent()?;
     let pid = wait_until(|| {
         fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok())
@@ -136,7 +134,7 @@ fn run_is_ended(lab: &Lab) -> Res {
 
 /// Neither a probe of the socket nor one client of two ends the server; the last client does.
 fn exit_with_last(lab: &Lab) -> Res {
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
     let mut server = server.start()?;
     drop(server.connect()?);
     let (first, second) = (server.client()?, server.client()?);
@@ -148,7 +146,7 @@ fn exit_with_last(lab: &Lab) -> Res {
     check!(!lab.path("s").exists(), "the socket is left");
 
     // A client that waits for a place gets that of the last one.
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
     let mut server = server.arg("--max-connections").arg("1").start()?;
     let (first, mut second) = (server.client()?, server.connect()?);
     first.disconnect()?;
@@ -161,7 +159,7 @@ fn exit_with_last(lab: &Lab) -> Res {
 
 fn socket_access(lab: &Lab) -> Res {
     let group = fs::metadata(lab.dir())?.gid().to_string(); // one that this user is in
-    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--socket-mode").arg("660");
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--socket-mode").arg("660");
     let server = server.arg("--socket-group").arg(&group).start()?;
     let meta = fs::metadata(server.socket())?;
     check!(meta.mode() & 0o777 == 0o660, "mode {:o}", meta.permissions().mode());
@@ -169,7 +167,7 @@ fn socket_access(lab: &Lab) -> Res {
     server.client()?.disconnect()?;
     server.stop()?;
     let refused = |option: &str, value: &str| -> Res {
-        let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg(option).arg(value);
+        let server = launch(Launch::bare(lab).on_socket("s"))?.arg(option).arg(value);
         let (code, log) = server.start_refused()?;
         check!(code == 2 && log.contains(value), "{option} {value}: {code}\n{log}");
         Ok(())
@@ -179,7 +177,7 @@ fn socket_access(lab: &Lab) -> Res {
     let command = Command::new("id").arg("-u").output()?;
     if command.stdout != b"0\n" {
         // A group that the user is not in: the server ends and leaves no socket.
-        let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--socket-group").arg("0");
+        let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--socket-group").arg("0");
         let (code, log) = server.start_refused()?;
         check!(code == 1 && log.contains("not permitted"), "{code}\n{log}");
         check!(!lab.path("s").exists(), "the socket is left");
@@ -200,10 +198,15 @@ fn hang_up(lab: &Lab) -> Res {
         let other = lab.path("b.img");
         image::sparse(&other, MIB)?;
         let launch = launch.arg("--image").arg(format!("other={}", other.display()));
+        let uneven = lab.path("c.img");
+        image::sparse(&uneven, 5000)?;
+        let launch = launch.image_as("uneven", &uneven);
         let mut server = launch.start()?;
         let mut old = server.client()?;
         let odd = 100; // bytes behind the last whole block
-        fs::OpenOptions::new().write(true).open(&image)?.set_len(3 * MIB + odd)?;
+        for path in [&image, &uneven] {
+            fs::OpenOptions::new().write(true).open(path)?.set_len(3 * MIB + odd)?;
+        }
         let uri = server.uri("");
         let size = |export: &str| -> Res<u64> {
             let uri = uri.replace("///", &format!("///{export}"));
@@ -216,6 +219,7 @@ fn hang_up(lab: &Lab) -> Res {
         check!(wait_until(grown).is_some(), "{} bytes", size("vol")?);
         let sizes = (size("end")?, size("part")?);
         check!(sizes == (3 * MIB - (512 << 10), 8 << 10), "{sizes:?}");
+        check!(size("uneven")? == 5000, "one without whole blocks has grown");
 
         let mut client = server.client()?;
         let data = vec![0x5a; 64 << 10];

@@ -11,6 +11,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::image;
 use crate::lab::{Backend, Lab, PATIENCE, Res, Tracked, check, fail, tail, wait_until};
 use crate::{metrics, sandbox};
 
@@ -66,6 +67,20 @@ impl<'a> Launch<'a> {
     /// Serves `path` under the name `vol`.
     pub(crate) fn image(self, path: &Path) -> Self {
         self.image_as("vol", path)
+    }
+
+    /// Serves a new image of zeros, `a.img` in the trial's directory.
+    pub(crate) fn sparse(self, size: u64) -> Res<Self> {
+        let path = self.lab.path("a.img");
+        image::sparse(&path, size)?;
+        Ok(self.image(&path))
+    }
+
+    /// Serves a new image with parts of random bytes, `a.img` in the trial's directory.
+    pub(crate) fn parts(self, size: u64, parts: u64, seed: u64) -> Res<Self> {
+        let path = self.lab.path("a.img");
+        image::with_parts(&path, size, parts, seed)?;
+        Ok(self.image(&path))
     }
 
     pub(crate) fn image_as(mut self, name: &str, path: &Path) -> Self {
@@ -279,6 +294,13 @@ impl Server {
         Client::connect(self.socket())
     }
 
+    /// A connection that has answered the greeting.
+    pub(crate) fn greeted(&self) -> Res<Client> {
+        let mut client = self.connect()?;
+        client.greet()?;
+        Ok(client)
+    }
+
     /// A connection in the transmission phase of export `vol`, with simple replies.
     pub(crate) fn client(&self) -> Res<Client> {
         self.client_of("vol")
@@ -286,8 +308,7 @@ impl Server {
 
     /// The same of another export.
     pub(crate) fn client_of(&self, export: &str) -> Res<Client> {
-        let mut client = self.connect()?;
-        client.greet()?;
+        let mut client = self.greeted()?;
         client.go(export)?;
         Ok(client)
     }

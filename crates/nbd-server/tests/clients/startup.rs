@@ -127,9 +127,7 @@ fn failed_size(lab: &Lab) -> Res {
 }
 
 fn socket_mode(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
     let mode = fs::metadata(server.socket())?.permissions().mode() & 0o777;
     check!(mode == 0o600, "the socket has mode {mode:o}");
     let wanted = format!("unix:{}", server.socket().display());
@@ -248,9 +246,7 @@ fn two_names(lab: &Lab) -> Res {
     let data = vec![0x7e; 4096];
     server.client()?.write(0, &data, 0)?.ok("write")?;
     for name in ["soft", "hard", ""] {
-        let mut client = server.connect()?;
-        client.greet()?;
-        client.go(name)?;
+        let mut client = server.client_of(name)?;
         check!(client.read(0, 4096)? == Ok(data.clone()), "export {name:?} shows other bytes");
         client.disconnect()?;
     }

@@ -17,9 +17,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn start(lab: &Lab, backend: Backend) -> Res<Server> {
-    let image = lab.path("a.img");
-    image::with_parts(&image, 64 * MIB, 64, 77)?;
-    let launch = Launch::new(lab, backend).image(&image);
+    let launch = Launch::new(lab, backend).parts(64 * MIB, 64, 77)?;
     ["--workers", "1", "--tcp", "127.0.0.1:0"].into_iter().fold(launch, Launch::arg).start()
 }
 

@@ -1,12 +1,12 @@
 //! kill -9 of the server under write load, again and again on one image: what it acknowledged is
-//! there, with a cache what it acknowledged before a FLUSH; and its successor serves.
+//! there, with a cache what it acknowledged before a FLUSH; and its successor serves. And SIGTERM.
 //!
 //! ```text
 //! cargo test --release -p offlock-nbd --test clients -- --ignored stress_
 //! OFFLOCK_TEARINGS=1000 cargo test --release -p offlock-nbd --test clients -- --ignored stress_
 //! ```
 //!
-//! Ignored by default; `OFFLOCK_TEARINGS` (5) is the number of kills on each backend. The page cache
+//! The kills are ignored by default; `OFFLOCK_TEARINGS` (5) is the number of kills on each backend. The page cache
 //! outlives a process, so this says nothing about a power cut: it tests that no reply is sent before
 //! the kernel has the data, that a late write of the dead server cannot fall on its successor's
 //! data, and that a lock and a socket left behind keep no server out.
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, cmd, flag, header, parse_simple};
+use crate::client::{Answer, Client, cmd, err, flag, header, parse_simple};
 use crate::image::{self, Random};
 use crate::lab::{Backend, Lab, Res, check, fail, per_backend, wait_until};
 use crate::server::{Launch, Server};
@@ -55,7 +55,9 @@ pub(crate) fn trials() -> Vec<Trial> {
             move |lab: &Lab, backend: Backend| stress_tearings(lab, backend, first..end, cache);
         trials.extend(per_backend(&Backend::ALL, &name, &[], body));
     }
-    trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect()
+    trials = trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect();
+    trials.extend(per_backend(&Backend::ALL, "sigterm_loses_no_acknowledged_write", &[], sigterm));
+    trials
 }
 
 /// What may be found in a block after a kill: `base` if no write of this server's life is safe, or one
@@ -116,7 +118,12 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>, cache: &
     let mut server = launch().start()?;
     for tearing in tearings {
         let pause = Duration::from_micros(random.below(40_000));
-        kill_under_load(server, &mut blocks, (pause, cache != "0"), &acknowledged)?;
+        // SIGKILL, and waits until the server is gone.
+        let kill = |server: Server| {
+            drop(server);
+            Ok(())
+        };
+        end_under_load(server, kill, &mut blocks, (pause, cache != "0"), &acknowledged)?;
         torn += blocks.iter().filter(|block| block.in_flight()).count();
 
         let dead = Instant::now();
@@ -140,9 +147,21 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>, cache: &
     Ok(())
 }
 
-/// Lets the writers go on for `pause` after their first hundred writes, then kills the server.
-fn kill_under_load(
+/// SIGTERM instead: the server ends with 0, and what it acknowledged is in the image, although no FLUSH came.
+fn sigterm(lab: &Lab, backend: Backend) -> Res {
+    let path = lab.path("a.img");
+    image::sparse(&path, (WRITERS * BLOCKS * BLOCK) as u64)?;
+    let mut blocks = vec![Block::default(); WRITERS * BLOCKS];
+    let server = Launch::new(lab, backend).image(&path).start()?;
+    let (pause, acknowledged) = (Duration::from_millis(40), AtomicU64::new(0));
+    end_under_load(server, Server::stop, &mut blocks, (pause, false), &acknowledged)?;
+    verify_file(&path, &blocks)
+}
+
+/// Lets the writers go on for `pause` after their first hundred writes, then ends the server.
+fn end_under_load(
     server: Server,
+    end: impl FnOnce(Server) -> Res,
     blocks: &mut [Block],
     (pause, cached): (Duration, bool),
     acknowledged: &AtomicU64,
@@ -162,8 +181,8 @@ fn kill_under_load(
         let busy =
             wait_until(|| (acknowledged.load(Ordering::Relaxed) > before + 100).then_some(()));
         thread::sleep(pause);
-        drop(server); // SIGKILL, and waits until it is gone
-        let ended: Res = writers.into_iter().try_for_each(|w| w.join().expect("no panic"));
+        let ended = end(server);
+        writers.into_iter().try_for_each(|w| w.join().expect("no panic"))?;
         ended?;
         check!(busy.is_some(), "the writers are hardly served");
         Ok(())
@@ -219,6 +238,11 @@ fn write_until_killed(
             Err(e) => fail!("the dead server's connection does not end: {e}"),
         }
         let (answer, cookie) = parse_simple(&head)?;
+        in_flight -= 1;
+        if answer == Answer(err::ESHUTDOWN) {
+            open = false; // refused because the server ends: not acknowledged
+            continue;
+        }
         answer.ok("a write or a flush under load")?;
         match requests.get(cookie as usize) {
             None => fail!("a reply to {cookie}, which was never sent"),
@@ -237,7 +261,6 @@ fn write_until_killed(
                 acknowledged.fetch_add(1, Ordering::Relaxed);
             }
         }
-        in_flight -= 1;
     }
 }
 

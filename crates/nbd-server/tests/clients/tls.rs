@@ -178,8 +178,7 @@ fn nothing_before(lab: &Lab) -> Res {
     let dir = lab.path("pki");
     certificates(lab, &dir, 5, 5)?;
     let server = start(lab, Backend::Threads, "require", &dir)?;
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     for option in [opt::LIST, opt::STRUCTURED_REPLY, opt::GO, opt::INFO, 4711] {
         let kind = client.option(option, &crate::client::info_data("vol"))?;
         check!(kind == (1 << 31) + 5, "option {option}: {kind:#x}, wanted ERR_TLS_REQD");
@@ -189,13 +188,11 @@ fn nothing_before(lab: &Lab) -> Res {
     check!(told.count() == 1, "the log tells not once of a client without TLS:\n{log}");
     client.send_option(opt::EXPORT_NAME, b"vol")?;
     check!(client.closed()? == 0, "EXPORT_NAME was answered");
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     check!(client.option(opt::ABORT, &[])? == rep::ACK, "ABORT");
 
     // After STARTTLS the server speaks TLS or not at all.
-    let mut client = server.connect()?;
-    client.greet()?;
+    let mut client = server.greeted()?;
     check!(client.option(opt::STARTTLS, &[])? == rep::ACK, "STARTTLS");
     client.send_option(opt::GO, &crate::client::info_data("vol"))?;
     let alert = client.recv_vec(1)?;
@@ -304,8 +301,7 @@ fn end_behind_data(lab: &Lab) -> Res {
     let config = Arc::new(config);
     let server = start(lab, Backend::Threads, "require", &dir)?;
     for goodbye in [true, false] {
-        let mut client = server.connect()?;
-        client.greet()?;
+        let mut client = server.greeted()?;
         check!(client.option(opt::STARTTLS, &[])? == rep::ACK, "STARTTLS");
         let mut tls = ClientConnection::new(Arc::clone(&config), "localhost".try_into()?)?;
         while tls.is_handshaking() || tls.wants_write() {

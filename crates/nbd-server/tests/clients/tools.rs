@@ -44,9 +44,7 @@ fn check_fields(json: &str, wanted: &[(&str, &str)]) -> Res {
 
 /// Every field that nbdinfo prints, as JSON and as text, and its one-question forms.
 fn every_field(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    image::with_parts(&image, 48 * MIB, 4, 1)?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
+    let server = Launch::new(lab, backend).parts(48 * MIB, 4, 1)?.start()?;
     let uri = server.uri("vol");
 
     let json = nbdinfo(lab, &["--json", "--no-content", &uri])?;
@@ -89,9 +87,8 @@ fn every_field(lab: &Lab, backend: Backend) -> Res {
 }
 
 fn read_only_fields(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::with_parts(&image, 8 * MIB, 4, 1)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--read-only").start()?;
+    let server =
+        Launch::new(lab, Backend::Threads).parts(8 * MIB, 4, 1)?.arg("--read-only").start()?;
     let json = nbdinfo(lab, &["--json", "--no-content", &server.uri("vol")])?;
     check_fields(
         &json,
@@ -204,9 +201,7 @@ fn discard(lab: &Lab, backend: Backend) -> Res {
 
 /// Writes with FUA, and writes followed by a flush. (That they reach the disk: `durability`.)
 fn fua(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, 16 * MIB)?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
+    let server = Launch::new(lab, backend).sparse(16 * MIB)?.start()?;
     qemu_io(
         lab,
         &server,
@@ -227,9 +222,7 @@ fn fua(lab: &Lab, backend: Backend) -> Res {
 
 /// qemu-io's asynchronous commands: many requests in flight on one connection.
 fn many_in_flight(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, 32 * MIB)?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
+    let server = Launch::new(lab, backend).sparse(32 * MIB)?.start()?;
     let write = |i: u64| format!("aio_write -q -P {} {}k 64k", 1 + i % 250, i * 64);
     let read = |i: u64| format!("aio_read -q -P {} {}k 64k", 1 + i % 250, i * 64);
     let mut commands: Vec<String> = (0..200).map(write).collect();

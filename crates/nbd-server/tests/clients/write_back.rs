@@ -7,10 +7,11 @@ use std::thread;
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB, brief, cmd, err, flag};
+use crate::client::{Answer, Client, MIB, brief, cmd, err, flag};
+use crate::disk::on_small_disk;
 use crate::image::{self, Random};
 use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
-use crate::need::{self, Need};
+use crate::need::Need;
 use crate::server::Launch;
 
 const BLOCK: u64 = 4096;
@@ -26,7 +27,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     let buffered = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(buffered, "write_back_on_a_full_disk", needs, full_disk));
     trials.push(trial("write_back/killed_after_a_flush", &[], killed));
-    trials.push(trial("write_back/failed_sync", &[Need::Strace], failed_sync));
+    let strace = &[Need::Strace];
+    trials.push(trial("write_back/failed_sync", strace, |lab| failed_sync(lab, "1M")));
+    trials
+        .push(trial("write_back/failed_sync_without_a_cache", strace, |lab| failed_sync(lab, "0")));
     trials
 }
 
@@ -72,8 +76,8 @@ fn unwritten(lab: &Lab, backend: Backend) -> Res {
     Ok(())
 }
 
-/// Each client does everything to a part of its own, where it knows every byte, with a cache of four
-/// blocks between them.
+/// Each client does everything to a part of its own, where it knows every byte, over two connections, with a cache of four
+/// blocks between all of them. The last block of the image is not whole.
 fn mix(lab: &Lab, backend: Backend) -> Res {
     const CLIENTS: u64 = 6;
     const PART: u64 = 100 * BLOCK;
@@ -85,11 +89,13 @@ fn mix(lab: &Lab, backend: Backend) -> Res {
     let models = thread::scope(|scope| -> Res<Vec<Vec<u8>>> {
         let mut threads = Vec::new();
         for part in 0..CLIENTS {
-            let mut client = server.client()?;
+            // Two workers have them.
+            let mut clients = [server.client()?, server.client()?];
             // With --direct it may be larger.
-            let unit = client.export.blocks.map_or(unit, |(least, _, _)| unit.max(least.into()));
+            let unit =
+                clients[0].export.blocks.map_or(unit, |(least, _, _)| unit.max(least.into()));
             let len = PART + if part == CLIENTS - 1 { TAIL } else { 0 };
-            threads.push(scope.spawn(move || play(&mut client, part * PART, len, unit)));
+            threads.push(scope.spawn(move || play(&mut clients, part * PART, len, unit)));
         }
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })?;
@@ -100,16 +106,19 @@ fn mix(lab: &Lab, backend: Backend) -> Res {
     check!(found == Ok(whole[..size].to_vec()), "all of it: {}", brief(&found));
     client.disconnect()?;
     server.stop()?;
-    check!(fs::read(&path)?[..size] == whole[..size], "the image");
+    let found = fs::read(&path)?;
+    check!(found[..size] == whole[..size] && found.len() == whole.len(), "the image");
     Ok(())
 }
 
-/// Random requests to `len` bytes from `start` on, aligned to `unit`; returns what is there then.
-fn play(client: &mut Client, start: u64, len: u64, unit: u64) -> Res<Vec<u8>> {
+/// Random requests to `len` bytes from `start` on, aligned to `unit`, through one connection or the other; returns what
+/// is there then.
+fn play(clients: &mut [Client; 2], start: u64, len: u64, unit: u64) -> Res<Vec<u8>> {
     let mut model = vec![0; len as usize];
     let mut random = Random::new(start + 3);
-    let end = len.min(client.export.size - start) / unit * unit;
+    let end = len.min(clients[0].export.size - start) / unit * unit;
     for round in 0..150_u8 {
+        let client = &mut clients[random.below(2) as usize];
         let offset = random.below(end / unit) * unit;
         let most = [1, 9, 40, 100][random.below(4) as usize] * BLOCK;
         let count = (1 + random.below(most / unit)) * unit;
@@ -148,24 +157,31 @@ fn play(client: &mut Client, start: u64, len: u64, unit: u64) -> Res<Vec<u8>> {
     Ok(model)
 }
 
-/// Short writes that find no room when they are written back: a FLUSH says so, they can be read, and once
+/// Long writes to a full disk are refused, and what was acknowledged reads back. Short writes that find no room when they are written back: a FLUSH says so, they can be read, and once
 /// there is room they are written.
 fn full_disk(lab: &Lab, backend: Backend) -> Res {
     let mount = lab.path("small");
-    fs::create_dir(&mount)?;
-    let script = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
-    let mut words: Vec<String> = need::unshare_mounts().into_iter().map(String::from).collect();
-    words.extend(["sh", "-c", script].map(String::from));
-    words.push(mount.to_str().expect("temporary paths are UTF-8").to_string());
+    let words = on_small_disk(&mount, "4m")?;
     let image = mount.join("a.img");
     let launch = Launch::new(lab, backend).image(&image).arg("--size").arg("64M").through(words);
     let mut server = launch.arg("--cache").arg("64M").start()?;
     let (mut client, mut other) = (server.client()?, server.client()?);
     let mut filled = 0;
-    while client.write(filled * MIB, &vec![1; MIB as usize], 0)?.0 == 0 {
-        filled += 1;
+    let piece = |nr: u64| vec![1 + nr as u8; MIB as usize];
+    let full = loop {
+        match client.write(filled * MIB, &piece(filled), 0)? {
+            Answer(0) => filled += 1,
+            full => break full,
+        }
         check!(filled < 8, "8 MiB fit on a disk of 4 MiB");
+    };
+    full.is(err::ENOSPC, "a long write to a full disk")?;
+    for nr in 0..filled {
+        check!(other.read(nr * MIB, MIB as u32)? == Ok(piece(nr)), "MiB {nr} reads back wrong");
     }
+    let zeroes = client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, 48 * MIB, 8 * MIB)?;
+    zeroes.is(err::ENOSPC, "allocating zeroes, full disk")?;
+    client.flush()?.ok("FLUSH of what is written")?;
     let data = |nr: u64| vec![nr as u8 + 2; 8192];
     for nr in 0..100 {
         client.write(32 * MIB + nr * 8192, &data(nr), 0)?.ok("a write to memory")?;
@@ -224,9 +240,9 @@ fn killed(lab: &Lab) -> Res {
     Ok(())
 }
 
-/// An fdatasync fails, once. From then on nothing is written; what is cached is read, and what may be lost
-/// is not.
-fn failed_sync(lab: &Lab) -> Res {
+/// An fdatasync fails, once. The kernel says so once; from then on the server says it to every client, on every worker,
+/// and when it ends. With a cache nothing is written from then on: what is cached is read, and what may be lost is not.
+fn failed_sync(lab: &Lab, cache: &str) -> Res {
     let (path, log) = (lab.path("a.img"), lab.path("strace.log"));
     image::with_parts(&path, 4 * MIB, 8, 51)?;
     let before = image::bytes_at(&path, 2 * MIB, 8192)?;
@@ -234,8 +250,10 @@ fn failed_sync(lab: &Lab) -> Res {
     let words = ["strace", "-D", "-f", "-o", log, "-e", "trace=fdatasync,fsync"];
     // strace counts by thread: one error for each thread that syncs.
     let words = words.into_iter().chain(["-e", "inject=fdatasync,fsync:error=EIO:when=1"]);
-    let launch = launch(lab, Backend::Threads, &path, "1M").through(words);
-    let mut server = launch.start()?;
+    // Depth 1 is one thread of the pool for each worker, so no worker's second sync would fail.
+    let launch = launch(lab, Backend::Threads, &path, cache).arg("--depth").arg("1");
+    let mut server = launch.through(words).start()?;
+    // Connections go to the workers in turn.
     let mut clients = Vec::new();
     for _ in 0..3 {
         clients.push(server.client()?);
@@ -248,19 +266,25 @@ fn failed_sync(lab: &Lab) -> Res {
     for (nr, client) in clients.iter_mut().enumerate() {
         let what = |what| format!("{what}, connection {nr}");
         client.flush()?.is(err::EIO, &what("FLUSH"))?;
-        for flags in [0, flag::FUA] {
+        let cached = cache != "0";
+        for flags in [0, flag::FUA].into_iter().filter(|&flags| cached || flags == flag::FUA) {
             client.write(0, &data, flags)?.is(err::EIO, &what("a write"))?;
             client.write(3 * MIB, &long, flags)?.is(err::EIO, &what("a long write"))?;
             client.plain(cmd::TRIM, flags, 0, 4096)?.is(err::EIO, &what("TRIM"))?;
             client.plain(cmd::WRITE_ZEROES, flags, 0, 4096)?.is(err::EIO, &what("zeroes"))?;
         }
-        check!(client.read(0, 8192)? == Ok(data.clone()), "a cached read");
         check!(client.read(2 * MIB, 8192)? == Ok(before.clone()), "a read of what is not lost");
+        if !cached {
+            client.write(2 * MIB, &before, 0)?.ok("a plain write afterwards")?;
+            continue;
+        }
+        check!(client.read(0, 8192)? == Ok(data.clone()), "a cached read");
         let lost = client.read(MIB, 8192)?;
         check!(lost == Err(err::EIO), "a read of what may be lost: {}", brief(&lost));
         let lost = client.read(MIB - 8192, 128 << 10)?;
         check!(lost == Err(err::EIO), "a long one: {}", brief(&lost));
     }
+    server.client()?.flush()?.is(err::EIO, "FLUSH on a connection made afterwards")?;
     drop(clients);
     server.terminate();
     let status = server.ended()?;
