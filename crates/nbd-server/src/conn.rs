@@ -437,7 +437,7 @@ impl Session {
     /// Makes a session. `image` is the image of the export.
     pub(crate) fn new(export: Export, image: Rc<WorkerImage>, agreed: Agreed) -> Self {
         let unit = export.info.min_block.max(1).into();
-        let target = Target { image, start: export.start, unit, style: agreed.style };
+        let target = Target { image, unit, style: agreed.style };
         Self { export, target, agreed, stream: Stream::Header, last_payload: 0 }
     }
 

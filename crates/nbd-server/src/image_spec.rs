@@ -1,4 +1,4 @@
-//! One `--image` of the command line: `[NAME=]PATH[,OPTION..]`.
+//! One `--image` of the command line: `[NAME=]PATH[,readonly]`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,10 +10,6 @@ pub(crate) struct ImageSpec {
     pub(crate) path: PathBuf,
     /// Refuse commands that change the image.
     pub(crate) read_only: bool,
-    /// The offset of the export in the file, in bytes.
-    pub(crate) offset: u64,
-    /// Length of the export in bytes; by default up to the end of the file.
-    pub(crate) size: Option<u64>,
     /// A volume on an object store, in place of a file. `path` has its address.
     #[cfg(feature = "objects")]
     pub(crate) volume: Option<VolumeUrl>,
@@ -59,31 +55,13 @@ impl FromStr for ImageSpec {
                 ));
             }
         }
-        let mut seen = Vec::new();
         for option in parts {
-            let name = option.split('=').next().unwrap_or_default().to_owned();
-            if seen.contains(&name) {
-                return Err(format!("the option '{name}' is there twice"));
+            if option != "readonly" {
+                return Err(format!(
+                    "'{option}' is not an option: readonly; a comma of the path is written ',,'"
+                ));
             }
-            seen.push(name);
-            match option.split_once('=') {
-                None if option == "readonly" => spec.read_only = true,
-                Some(("offset", bytes)) => spec.offset = parse_size(bytes)?,
-                Some(("size", "0")) => return Err("an export with size=0 has no bytes".into()),
-                Some(("size", bytes)) => spec.size = Some(parse_size(bytes)?),
-                _ => {
-                    return Err(format!(
-                        "'{option}' is not an option: readonly, offset=BYTES or size=BYTES; a comma of the path is \
-                         written ',,'"
-                    ));
-                }
-            }
-        }
-        #[cfg(feature = "objects")]
-        if spec.volume.is_some() && seen.iter().any(|name| name != "readonly") {
-            return Err(
-                "a volume has no part: the size of a volume is given by '?size=BYTES'".into()
-            );
+            spec.read_only = true;
         }
         Ok(spec)
     }
@@ -302,30 +280,24 @@ mod tests {
         assert_eq!((&*spec.name, spec.read_only), ("vol", true));
         assert_eq!(spec.volume.and_then(|url| url.size), Some(1 << 30));
         assert_eq!(parse("root=file:///srv/v?size=1G").unwrap().name, "root");
-        for bad in ["file:///v,offset=1M", "file:///v,size=1M"] {
-            assert!(parse(bad).unwrap_err().contains("no part"), "{bad}");
-        }
+        assert!(parse("file:///v,size=1M").unwrap_err().contains("'size=1M'"));
     }
 
     #[test]
     fn options_follow_the_path() {
-        let spec: ImageSpec = "boot=disk,,1.img,offset=1M,size=512K,readonly".parse().unwrap();
+        let spec: ImageSpec = "boot=disk,,1.img,readonly".parse().unwrap();
         let expected = ImageSpec {
             name: "boot".into(),
             path: "disk,1.img".into(),
             read_only: true,
-            offset: 1 << 20,
-            size: Some(512 << 10),
             #[cfg(feature = "objects")]
             volume: None,
         };
         assert_eq!(spec, expected);
-        let plain: ImageSpec = "disk.img,size=5".parse().unwrap();
-        assert_eq!((plain.name.as_str(), plain.size), ("disk.img", Some(5)));
         for (bad, named) in [
             ("a,b.img", "'b.img'"),
             ("a,", "''"),
-            ("a,size=x", "'x'"),
+            ("a,size=5", "'size=5'"),
             ("a,readonly=1", "readonly=1"),
         ] {
             let error = bad.parse::<ImageSpec>().unwrap_err();

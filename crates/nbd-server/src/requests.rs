@@ -146,12 +146,11 @@ impl Requests {
         &mut self,
         conn: &CtxRef<Connection>,
         target: &Target,
-        mut request: Request,
+        request: Request,
         command: Command,
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
         self.count(command, request.len);
-        request.offset += target.start; // from here to the reply an offset in the image
         let mut written = 0;
         let image = &target.image;
         // A request that the cache answers needs no operation and no reference to its connection.
@@ -404,8 +403,6 @@ impl WorkerImage {
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) image: Rc<WorkerImage>,
-    /// The offset of the export in the image.
-    pub(crate) start: u64,
     /// The granularity of the export's extents, in bytes.
     pub(crate) unit: u64,
     /// The style of reply headers.
@@ -416,7 +413,6 @@ pub(crate) struct Target {
 pub(crate) struct Operation {
     pub(crate) conn: CtxRef<Connection>,
     pub(crate) target: Target,
-    /// With the offset in the image, not in the export.
     pub(crate) request: Request,
     pub(crate) command: Command,
     /// Bytes of a WRITE that are in the cache already.
@@ -454,7 +450,7 @@ impl Operation {
 }
 
 impl Step {
-    /// Makes the reply of a request, whose offset is relative to the image.
+    /// Makes the reply of a request.
     pub(crate) fn reply(
         (request, command): (&Request, Command),
         target: &Target,
@@ -462,7 +458,6 @@ impl Step {
         buf: Option<AlignedBuf>,
     ) -> Self {
         let style = target.style;
-        let request = &Request { offset: request.offset - target.start, ..*request };
         match (command, result) {
             (Command::Read { .. }, Ok(())) => {
                 let header = ReplyHeader::read_data(request, style);

@@ -70,18 +70,8 @@ pub(crate) enum ExportError {
     Tls(String),
     #[error("cannot keep blocks in memory: {0}")]
     Cache(io::Error),
-    #[error(
-        "image '{path}' has {len} bytes, and the export of {size} bytes at offset {offset} ends behind them"
-    )]
-    Beyond { path: PathBuf, offset: u64, size: u64, len: u64 },
-    #[error(
-        "offset {offset} of image '{path}' is not a multiple of {unit}, which its device needs"
-    )]
-    Misaligned { path: PathBuf, offset: u64, unit: u32 },
-    #[error(
-        "export '{name}' ends at byte {end} of its image, and the cache can number {NUMBERED}: offset= and size= serve a part"
-    )]
-    TooLarge { name: String, end: u64 },
+    #[error("image '{path}' has {len} bytes, and the cache can number {NUMBERED}")]
+    TooLarge { path: PathBuf, len: u64 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
     #[error("'{name}' is one image too many: {most} are open")]
@@ -103,29 +93,22 @@ impl ExportError {
 pub(crate) struct Export {
     pub(crate) info: ExportInfo,
     pub(crate) image: Arc<Image>,
-    /// The offset of the export in the image, in bytes.
-    pub(crate) start: u64,
-    /// The export ends where the image ends, and grows with it.
-    grows: bool,
 }
 
 impl Export {
-    /// Makes an export. Its size is limited by the image's length, which the file had when the
-    /// image was opened.
-    fn new(mut info: ExportInfo, image: Arc<Image>, spec: &ImageSpec) -> Self {
-        info.size = info.size.min(image.len().saturating_sub(spec.offset));
+    /// Makes an export. Its size is that of the image, which is the length that the file had when the
+    /// image was opened, or has grown to.
+    fn new(mut info: ExportInfo, image: Arc<Image>) -> Self {
         if image.is_read_only {
             info.flags = flags(true, Flags::NONE); // another export of the file has opened it
         }
-        Self { info, image, start: spec.offset, grows: spec.size.is_none() }.current()
+        Self { info, image }.current()
     }
 
     /// Returns the export with its present size.
     fn current(mut self) -> Self {
-        if self.grows {
-            let rest = self.image.len().saturating_sub(self.start);
-            self.info.size = rest - rest % u64::from(self.info.min_block.max(1));
-        }
+        let len = self.image.len();
+        self.info.size = len - len % u64::from(self.info.min_block.max(1));
         self
     }
 
@@ -133,7 +116,7 @@ impl Export {
     pub(crate) fn room(&self, request: &Request, command: Command) -> Option<usize> {
         let Request { offset, len, .. } = *request;
         match command {
-            Command::Read { .. } => Some(self.image.read_range(self.start + offset, len)?.len),
+            Command::Read { .. } => Some(self.image.read_range(offset, len)?.len),
             _ => usize::try_from(len).ok().filter(|&len| len <= LARGEST),
         }
     }
@@ -228,7 +211,7 @@ impl ExportTable {
         };
         const { assert!(VolumeUrl::MOST <= NUMBERED) };
         let image = self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)?;
-        Ok(Export::new(info, image, spec))
+        Ok(Export::new(info, image))
     }
 
     /// Returns the volumes of the command line, by export.
@@ -256,7 +239,7 @@ impl ExportTable {
             self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)
         })?;
         let too_many = || ExportError::TooMany { name: name.clone(), most: FOLDER };
-        Ok(Export::new(self.describe(spec, file)?, image.ok_or_else(too_many)?, spec))
+        Ok(Export::new(self.describe(spec, file)?, image.ok_or_else(too_many)?))
     }
 
     fn lock(
@@ -277,18 +260,11 @@ impl ExportTable {
 
     /// Describes an export of a file.
     fn describe(&self, spec: &ImageSpec, file: &File) -> Result<ExportInfo, ExportError> {
-        let ImageSpec { ref name, ref path, offset, .. } = *spec;
+        let ImageSpec { name, path, .. } = spec;
         let fail = ExportError::at(path);
-        let len = length(file).map_err(fail)?;
-        let size = spec.size.or_else(|| len.checked_sub(offset));
-        let is_there = |size: &u64| offset.checked_add(*size).is_some_and(|end| end <= len);
-        let Some(mut size) = size.filter(is_there) else {
-            let size = spec.size.unwrap_or(0);
-            return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
-        };
-        let end = offset + size; // at most `len`
-        if end > NUMBERED {
-            return Err(ExportError::TooLarge { name: name.clone(), end });
+        let mut size = length(file).map_err(fail)?;
+        if size > NUMBERED {
+            return Err(ExportError::TooLarge { path: path.clone(), len: size });
         }
         let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
         let mut min_block = 1;
@@ -303,9 +279,6 @@ impl ExportTable {
                 info!(export = name, from = size, to = rounded, "size rounded down for --direct");
                 size = rounded;
             }
-        }
-        if offset % u64::from(min_block) != 0 {
-            return Err(ExportError::Misaligned { path: path.clone(), offset, unit: min_block });
         }
         let read_only = self.args.read_only || spec.read_only;
         let read_only = read_only || FileDevice::is_read_only_device(file).map_err(fail)?;
@@ -404,7 +377,7 @@ impl ExportTable {
         let open = self.images.find(&identity(&meta));
         let info = self.describe(&spec, &file)?;
         Ok(Some(match open {
-            Some(image) => Export::new(info, image, &spec).info,
+            Some(image) => Export::new(info, image).info,
             None => info,
         }))
     }

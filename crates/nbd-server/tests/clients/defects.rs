@@ -28,12 +28,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("contact/messages_name_the_file", &[], messages),
         trial("contact/pid_file_replaces_no_image", &[], pid_file),
         trial("contact/too_few_descriptors", &[], too_few_descriptors),
-        trial("contact/run_leaves_standard_output", &[Need::NbdInfo], run_output),
         trial("contact/log_names_the_peer", &[], log_names_peer),
         trial("contact/names_that_are_no_exports", &[], bad_names),
         trial("large/in_a_folder", &[], large_in_folder),
         trial("large/growth_past_the_limit", &[], growth_past_the_limit),
-        trial("large/a_part", &[], part_of_large),
     ]
 }
 
@@ -319,27 +317,6 @@ fn growth_past_the_limit(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// A part within the limit is served, however long the file is; a part past it is not.
-fn part_of_large(lab: &Lab) -> Res {
-    let (_dir, path) = huge(CACHE_LIMIT + 4 * MIB)?;
-    let part =
-        |name: &str, offset: u64| format!("{name}={},offset={offset},size=1M", path.display());
-    let launch = || Launch::new(lab, Backend::Threads);
-    let launch_both = launch().arg("--image").arg(part("vol", 4096));
-    let server = launch_both.arg("--image").arg(part("end", CACHE_LIMIT - MIB)).start()?;
-    for name in ["vol", "end"] {
-        let mut client = server.client_of(name)?;
-        check!(client.export.size == MIB, "{} bytes", client.export.size);
-        works_at(&mut client, MIB - 8192)?;
-    }
-    server.stop()?;
-    let (code, log) = launch().arg("--image").arg(part("vol", CACHE_LIMIT)).start_refused()?;
-    check!(code == 1 && log.contains("size="), "{code}\n{log}");
-    let (code, log) = launch().image(&path).arg("--cache").arg("0").start_refused()?;
-    check!(code == 1 && log.contains(&format!("{CACHE_LIMIT}")), "all of it: {code}\n{log}");
-    Ok(())
-}
-
 /// What is wrong is named, with the remedy that works.
 fn messages(lab: &Lab) -> Res {
     let (image, plain) = (lab.path("a.img"), lab.path("plain"));
@@ -427,17 +404,6 @@ fn too_few_descriptors(lab: &Lab) -> Res {
     Ok(())
 }
 
-/// Standard output is that of the command, which gets no variables of sockets that were handed over.
-fn run_output(lab: &Lab) -> Res {
-    let script = "nbdinfo --size \"$uri\"; env | grep -c ^LISTEN_";
-    let launch = Launch::bare(lab).sparse(MIB)?.arg("--run").arg(script);
-    let launch = launch.through(["env", "LISTEN_PID=1", "LISTEN_FDS=1", "LISTEN_FDNAMES=x"]);
-    let (_, said, log) = launch.run_to_end()?;
-    check!(said == format!("{MIB}\n0\n"), "{said:?}\n{log}");
-    check!(log.contains("unix:"), "the log does not say where it listens:\n{log}");
-    Ok(())
-}
-
 fn log_names_peer(lab: &Lab) -> Res {
     let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
     server.client()?.disconnect()?;
@@ -463,9 +429,11 @@ fn bad_names(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// A client is told that the export is too large, and not that there is none.
+/// Of a folder, a client is told that the export is too large, and not that there is none. As an image it is refused.
 fn large_in_folder(lab: &Lab) -> Res {
     let (dir, path) = huge(CACHE_LIMIT + 4096)?;
+    let (code, log) = Launch::new(lab, Backend::Threads).image(&path).start_refused()?;
+    check!(code == 1 && log.contains(&format!("{CACHE_LIMIT}")), "{code}\n{log}");
     let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(dir.path()).start()?;
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut client = server.greeted()?;
@@ -473,6 +441,6 @@ fn large_in_folder(lab: &Lab) -> Res {
     let (kind, text) = client.option_reply(opt::GO)?;
     let text = String::from_utf8_lossy(&text).into_owned();
     check!(kind == rep::ERR_UNKNOWN && text.contains("too large"), "{kind:#x}: {text}");
-    server.logged("size=")?;
+    server.logged("the cache can number")?;
     server.stop()
 }

@@ -31,7 +31,6 @@ mod memory;
 mod metrics;
 mod need;
 mod objects;
-mod parts;
 mod pressure;
 mod process;
 mod s3;
@@ -67,7 +66,6 @@ fn main() -> ExitCode {
     trials.extend(pressure::trials());
     trials.extend(memory::trials());
     trials.extend(images::trials());
-    trials.extend(parts::trials());
     trials.extend(sessions::trials());
     trials.extend(crash::trials());
     trials.extend(durability::trials());
