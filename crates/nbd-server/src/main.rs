@@ -43,12 +43,11 @@ mod worker;
 
 use std::env;
 use std::error::Error;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, Permissions};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[cfg(feature = "objects")]
@@ -57,6 +56,7 @@ use clap::{CommandFactory, error::ErrorKind};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tempfile::TempDir;
 use tracing::{info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -190,8 +190,8 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
             diagnostics::flush(); // `exit` drops nothing
             Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
         }
-        let folder = own_folder.insert(PrivateFolder::create()?);
-        args.socket = Some(folder.path.join("nbd.sock"));
+        let folder = own_folder.insert(private_folder()?);
+        args.socket = Some(folder.path().join("nbd.sock"));
     }
     // Any thread may receive the signal; the handler writes a byte to the pipe.
     let (stop, notify) = UnixStream::pair()?;
@@ -240,10 +240,10 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
                 .into(),
         );
     }
-    let folder = PrivateFolder::create()?;
-    let socket = folder.path.join("nbd.sock");
+    let folder = private_folder()?;
+    let socket = folder.path().join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);
-    let path = folder.path.join("demo.img");
+    let path = folder.path().join("demo.img");
     args.images = vec![ImageSpec { name: "demo".into(), path, ..ImageSpec::default() }];
     args.size = Some(size);
     args.socket = Some(socket.clone());
@@ -268,32 +268,8 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A folder that only this user can enter. Dropping it removes it with its contents.
-struct PrivateFolder {
-    path: PathBuf,
-}
-
-impl PrivateFolder {
-    fn create() -> io::Result<Self> {
-        for number in 0.. {
-            let name = format!("offlock-nbd-{}-{number}", std::process::id());
-            let path = env::temp_dir().join(name);
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self { path }),
-                // Left behind by a killed process with the same id, or made by another user.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    let text = format!("cannot make the folder {}: {error}", path.display());
-                    return Err(io::Error::new(error.kind(), text));
-                }
-            }
-        }
-        unreachable!("the loop has no end")
-    }
-}
-
-impl Drop for PrivateFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
+/// Makes a folder that only this user can enter, and that is removed when it is dropped.
+fn private_folder() -> io::Result<TempDir> {
+    let only_the_user = Permissions::from_mode(0o700);
+    tempfile::Builder::new().prefix("offlock-nbd-").permissions(only_the_user).tempdir()
 }
