@@ -70,18 +70,15 @@ impl Tally {
 /// One phase of all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PhaseReport {
-    /// Answered requests.
     pub(crate) requests: u64,
     /// Bytes read and compared.
     pub(crate) read: u64,
-    /// Bytes written.
     pub(crate) written: u64,
     /// The time from the first request to the last reply.
     pub(crate) elapsed: Duration,
 }
 
 impl PhaseReport {
-    /// Requests per second.
     pub(crate) fn rate(&self) -> f64 {
         self.requests as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
@@ -95,32 +92,22 @@ impl PhaseReport {
 /// Latencies of one kind of request in the mixed phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindReport {
-    /// The name in the page.
     pub(crate) name: &'static str,
-    /// Requests.
     pub(crate) count: u64,
-    /// The median.
     pub(crate) p50: Duration,
-    /// The 99th percentile.
     pub(crate) p99: Duration,
-    /// The longest.
     pub(crate) max: Duration,
 }
 
 /// The results of the demo. `Display` makes its part of the page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DemoReport {
-    /// Bytes of the image.
     pub(crate) size: u64,
-    /// Connections used.
     pub(crate) connections: usize,
-    /// Connections with structured replies.
     pub(crate) structured: usize,
-    /// Requests in flight per connection.
     pub(crate) depth: usize,
     /// The image written once, in order.
     pub(crate) fill: PhaseReport,
-    /// Random requests.
     pub(crate) mixed: PhaseReport,
     /// The image read once, in order.
     pub(crate) verify: PhaseReport,
