@@ -2,10 +2,9 @@
 //!
 //! It shares no code with the server, so that both cannot be wrong in the same way.
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -134,23 +133,6 @@ pub(crate) struct Export {
     pub(crate) blocks: Option<(u32, u32, u32)>,
 }
 
-/// The process at the other end, if it is on this machine.
-fn peer(stream: &UnixStream) -> Option<i32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` and `len` are valid for the call, which writes at most `len` bytes.
-    let rc = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut len,
-        )
-    };
-    (rc == 0 && peer.pid > 0).then_some(peer.pid)
-}
-
 /// One connection.
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
@@ -200,26 +182,12 @@ impl Client {
                 Ok(n) => got += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    fail!("receive: {got} of {} bytes, then nothing\n{}", bytes.len(), self.scene())
+                    fail!("receive: {got} of {} bytes, then nothing", bytes.len())
                 }
                 Err(e) => fail!("receive: {e}"),
             }
         }
         Ok(())
-    }
-
-    /// What the server's threads wait for, and how long this machine's tasks have waited for disks so
-    /// far (in microseconds): tells a server that is stuck from a disk that is.
-    fn scene(&self) -> String {
-        let mut scene = fs::read_to_string("/proc/pressure/io").unwrap_or_default();
-        let Some(peer) = peer(&self.stream) else { return scene };
-        for task in fs::read_dir(format!("/proc/{peer}/task")).into_iter().flatten().flatten() {
-            let of = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
-            let state = of("stat").rsplit(')').next().unwrap_or_default().trim().chars().next();
-            let (name, at) = (of("comm"), of("wchan"));
-            scene += &format!("{}: {} in {at}\n", name.trim(), state.unwrap_or('?'));
-        }
-        scene
     }
 
     /// Reads what is left until the server closes; fails if it keeps the connection.

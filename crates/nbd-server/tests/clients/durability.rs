@@ -1,8 +1,6 @@
 //! A FLUSH, and any command with FUA, is answered only after the data was synced; a plain write
 //! is answered without (the control that shows these trials can fail).
 
-use std::time::Duration;
-
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, cmd, flag};
@@ -10,27 +8,17 @@ use crate::image;
 use crate::lab::{Backend, Lab, Res, check, per_backend};
 use crate::need::Need;
 use crate::server::Launch;
-use crate::trace::{Event, Strace, TracePoints, strace};
+use crate::trace::{Strace, strace};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     let needs = &[Need::Strace];
-    // strace does not see what the ring does.
+    // strace does not see what the ring does; there the same code asks the same engine.
     let seen = &[Backend::Aio, Backend::Threads];
     let cached = |lab: &Lab, backend| strace_it(lab, backend, true);
     trials.extend(per_backend(seen, "strace_sync_before_reply", needs, cached));
     let uncached = |lab: &Lab, backend| strace_it(lab, backend, false);
     trials.extend(per_backend(seen, "strace_uncached_sync_before_reply", needs, uncached));
-    let needs = &[Need::TracePoints];
-    let cached = |lab: &Lab, backend| trace_ring(lab, backend, true);
-    trials.extend(per_backend(&[Backend::Uring], "ring_sync_before_reply", needs, cached));
-    let uncached = |lab: &Lab, backend| trace_ring(lab, backend, false);
-    trials.extend(per_backend(
-        &[Backend::Uring],
-        "ring_uncached_sync_before_reply",
-        needs,
-        uncached,
-    ));
     trials
 }
 
@@ -97,81 +85,3 @@ fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
     Ok(())
 }
 
-fn trace_ring(lab: &Lab, backend: Backend, cached: bool) -> Res {
-    let cache = if cached { "64M" } else { "0" };
-    let launch = Launch::new(lab, backend).sparse(16 * MIB)?.arg("--cache").arg(cache);
-    let mut server = launch.start()?;
-    let mut client = server.client()?;
-    let points = TracePoints::start(server.pid())?;
-    for (name, kind, flags, offset, len, synced) in STEPS {
-        points.mark("sent")?;
-        step(&mut client, kind, flags, offset, len)?;
-        points.mark("answered")?;
-        // What the server does after the reply (waiting again) stays out of the next window.
-        std::thread::sleep(Duration::from_millis(20));
-        let events = points.between("sent", "answered")?;
-        let replied = reply_position(&events);
-        let Some(replied) = replied else {
-            crate::lab::fail!("{name}: no reply was sent? {events:#?}");
-        };
-        let is_sync = |e: &Event| *e == Event::Sync || operation(e) == Some("FSYNC");
-        let sync = events[..replied].iter().position(is_sync);
-        if !synced {
-            let anywhere = events.iter().any(is_sync);
-            check!(!anywhere, "{name}: an fdatasync in the ring\n{events:#?}");
-        } else {
-            let Some(sync) = sync else {
-                crate::lab::fail!("{name}: no fdatasync before its reply\n{events:#?}");
-            };
-            check!(
-                events[sync] == Event::Sync || completes(&events[sync..replied]),
-                "{name}: its fdatasync had not ended when the reply was sent\n{events:#?}"
-            );
-        }
-        // With a cache a FLUSH, or a thread of the cache, writes.
-        if kind == cmd::WRITE && !cached {
-            let in_ring = |e: &Event| operation(e).is_some_and(|o| o.starts_with("WRITE"));
-            let write = events.iter().position(in_ring);
-            let Some(write) = write.filter(|write| *write < replied) else {
-                crate::lab::fail!("{name}: the ring saw no write before its reply\n{events:#?}");
-            };
-            if flags & flag::FUA != 0 {
-                let until = sync.unwrap_or(replied);
-                let before = write < until && completes(&events[write..until]);
-                check!(before, "{name}: fdatasync began before the write ended\n{events:#?}");
-            }
-        }
-    }
-    points.mark("term")?;
-    server.terminate();
-    server.finished()?;
-    points.mark("ended")?;
-    let end = points.between("term", "ended")?;
-    let synced = end.iter().any(|e| *e == Event::Sync || operation(e) == Some("FSYNC"));
-    check!(synced, "no fdatasync after SIGTERM {end:?}");
-    Ok(())
-}
-
-fn operation(event: &Event) -> Option<&str> {
-    match event {
-        Event::Submit { operation, .. } => Some(operation),
-        _ => None,
-    }
-}
-
-/// True if the request that `events` starts with completes without an error in `events`.
-fn completes(events: &[Event]) -> bool {
-    let Some(Event::Submit { request: ours, .. }) = events.first() else { return false };
-    events.iter().any(
-        |e| matches!(e, Event::Complete { request, result } if request == ours && *result >= 0),
-    )
-}
-
-/// The last system call that sends on a socket; a plain `write` only if there is no other, since
-/// it also rings eventfds.
-fn reply_position(events: &[Event]) -> Option<usize> {
-    let last = |plain: bool| {
-        events.iter().rposition(|e| matches!(e, Event::Send { call } if (call == "write") == plain))
-    };
-    last(false).or_else(|| last(true))
-}

@@ -33,8 +33,6 @@ pub(crate) enum Need {
     Aio,
     /// O_DIRECT works where the images lie.
     Direct,
-    /// The kernel's trace points of io_uring (root).
-    TracePoints,
     /// A private mount name space with a small tmpfs in it (root, or user name spaces).
     SmallTmpfs,
     /// A writable file system that punches holes but cannot zero a range in place: tmpfs.
@@ -68,7 +66,6 @@ impl Need {
                 .or_else(|| Need::Direct.missing()),
             Need::Direct => (!direct_works(image_root()))
                 .then(|| format!("no O_DIRECT on the file system of {}", image_root().display())),
-            Need::TracePoints => trace_points_missing(),
             Need::SmallTmpfs => small_tmpfs_missing(),
             Need::NoZeroRange => no_zero_range_missing(),
             Need::PunchAndZero => punch_and_zero_missing(),
@@ -149,37 +146,6 @@ fn direct_works(dir: &Path) -> bool {
 fn is_root() -> bool {
     // SAFETY: geteuid has no preconditions and cannot fail.
     unsafe { libc::geteuid() == 0 }
-}
-
-/// The directory of the kernel's trace points.
-pub(crate) const TRACEFS: &str = "/sys/kernel/tracing";
-
-fn trace_points_missing() -> Option<String> {
-    if !is_root() {
-        return Some("the io_uring trace points need root".to_string());
-    }
-    let event = Path::new(TRACEFS).join("events/io_uring/io_uring_submit_req/enable");
-    if !event.exists() {
-        let _ = Command::new("mount")
-            .args(["-t", "tracefs", "nodev", TRACEFS])
-            .stderr(Stdio::null())
-            .status();
-    }
-    if !event.exists() {
-        return Some(format!("no io_uring trace points in {TRACEFS}"));
-    }
-    let instance =
-        Path::new(TRACEFS).join(format!("instances/offlock-probe-{}", std::process::id()));
-    static PROBE: OnceLock<Option<String>> = OnceLock::new();
-    PROBE
-        .get_or_init(|| match fs::create_dir(&instance) {
-            Ok(()) => {
-                let _ = fs::remove_dir(&instance);
-                None
-            }
-            Err(e) => Some(format!("trace instances are refused here: {e}")),
-        })
-        .clone()
 }
 
 /// The start of a command line that runs the rest in a mount name space of its own.

@@ -1,15 +1,10 @@
-//! What the server does in the kernel, seen from outside: strace's log, and the io_uring trace
-//! points for what strace cannot see.
+//! What the server does in the kernel, seen from outside: strace's log.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 use crate::client::REQUEST_MAGIC;
 use crate::lab::{Res, check, wait_until};
-use crate::need::TRACEFS;
 
 /// The words that run a command under strace. With `-D` the command keeps the pid that was
 /// spawned and strace is its grandchild, so signals reach the command.
@@ -114,130 +109,4 @@ fn called(line: &str) -> Option<&str> {
 /// Bytes as `strace -xx` prints them.
 fn hex(parts: &[&[u8]]) -> String {
     parts.concat().iter().map(|b| format!("\\x{b:02x}")).collect()
-}
-
-/// A private instance of the kernel's tracer, with the io_uring and socket events of one process.
-pub(crate) struct TracePoints {
-    dir: PathBuf,
-    pid: u32,
-    /// The threads that the server was seen to have.
-    threads: RefCell<BTreeSet<String>>,
-}
-
-/// Of these, the events of the server's threads count, and of the kernel's workers `iou-wrk-<thread>` for them. The
-/// server's cache begins threads when it needs them, so the events of other processes are left out afterwards.
-const EVENTS: [&str; 8] = [
-    "io_uring/io_uring_submit_req",
-    "io_uring/io_uring_complete",
-    "syscalls/sys_enter_sendto",
-    "syscalls/sys_enter_sendmsg",
-    "syscalls/sys_enter_writev",
-    "syscalls/sys_enter_write",
-    "syscalls/sys_enter_fdatasync",
-    "syscalls/sys_enter_fsync",
-];
-
-impl TracePoints {
-    pub(crate) fn start(pid: u32) -> Res<TracePoints> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("instances/offlock-{}-{number}", std::process::id());
-        let dir = Path::new(TRACEFS).join(name);
-        fs::create_dir(&dir)?;
-        let points = TracePoints { dir, pid, threads: RefCell::default() };
-        points.look_for_threads();
-        points.set("trace_clock", "mono")?;
-        points.set("buffer_size_kb", "4096")?;
-        for event in EVENTS {
-            points.set(&format!("events/{event}/enable"), "1")?;
-        }
-        Ok(points)
-    }
-
-    /// Notes the server's threads, unless it has ended.
-    fn look_for_threads(&self) {
-        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return };
-        let names = tasks.filter_map(|task| Some(task.ok()?.file_name().to_string_lossy().into()));
-        self.threads.borrow_mut().extend(names);
-    }
-
-    /// Whether a line of the trace, `<command>-<thread> [cpu] ..`, is the server's, or a mark.
-    fn is_ours(&self, line: &str) -> bool {
-        let Some((task, _)) = line.split_once(" [") else { return false };
-        let Some((command, thread)) = task.trim().rsplit_once('-') else { return false };
-        let threads = self.threads.borrow();
-        threads.contains(thread)
-            || command.strip_prefix("iou-wrk-").is_some_and(|of| threads.contains(of))
-    }
-
-    fn set(&self, file: &str, value: &str) -> Res {
-        let path = self.dir.join(file);
-        fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
-        Ok(())
-    }
-
-    /// Puts a mark into the trace.
-    pub(crate) fn mark(&self, text: &str) -> Res {
-        self.set("trace_marker", &format!("offlock:{text}\n"))
-    }
-
-    /// The events between two marks, oldest first; forgets everything up to now.
-    pub(crate) fn between(&self, from: &str, to: &str) -> Res<Vec<Event>> {
-        let text = fs::read_to_string(self.dir.join("trace"))?;
-        self.set("trace", "\n")?; // opening it for writing empties it
-        let find = |mark: &str| {
-            let wanted = format!("offlock:{mark}");
-            text.lines().position(|l| l.trim_end().ends_with(&wanted))
-        };
-        let (Some(start), Some(end)) = (find(from), find(to)) else {
-            crate::lab::fail!("the marks {from} and {to} are not both in the trace");
-        };
-        check!(start < end, "the mark {to} is before {from} in the trace");
-        self.look_for_threads();
-        let lines = text.lines().skip(start).take(end - start).filter(|line| self.is_ours(line));
-        Ok(lines.filter_map(Event::parse).collect())
-    }
-}
-
-impl Drop for TracePoints {
-    fn drop(&mut self) {
-        for event in EVENTS {
-            let _ = self.set(&format!("events/{event}/enable"), "0");
-        }
-        let _ = fs::remove_dir(&self.dir);
-    }
-}
-
-/// One event of the server.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// A request was handed to the ring: its address and operation.
-    Submit { request: String, operation: String },
-    /// A request of the ring ended.
-    Complete { request: String, result: i64 },
-    /// A system call that can send on a socket.
-    Send { call: String },
-    /// A thread syncs by itself, not through the ring.
-    Sync,
-}
-
-impl Event {
-    fn parse(line: &str) -> Option<Event> {
-        let word = |after: &str| {
-            let rest = line.split_once(after)?.1;
-            Some(rest.split([',', ' ', '(']).next().unwrap_or(rest).to_string())
-        };
-        if line.contains(": io_uring_submit_req: ") {
-            return Some(Event::Submit { request: word(" req ")?, operation: word(" opcode ")? });
-        }
-        if line.contains(": io_uring_complete: ") {
-            let result = word(" result ")?.parse().ok()?;
-            return Some(Event::Complete { request: word(" req ")?, result });
-        }
-        let call = word(": sys_")?;
-        if call == "fdatasync" || call == "fsync" {
-            return Some(Event::Sync);
-        }
-        Some(Event::Send { call })
-    }
 }
