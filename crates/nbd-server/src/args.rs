@@ -126,16 +126,10 @@ pub(crate) struct Args {
     /// Most connections at a time.
     ///
     /// At the limit, a new connection waits for a free place for 5 seconds. Then it takes the place of
-    /// the oldest one that has not finished its handshake; if there is none, it is closed.
+    /// the oldest one that has not finished its handshake; if there is none, it is closed. An address
+    /// on TCP (a /64 network of IPv6) may have half of them.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
-
-    /// Most connections of one peer at a time.
-    ///
-    /// A peer is a user on Unix sockets, and an address on TCP (a /64 network of IPv6). By default
-    /// an address may have half of --max-connections, and a user all of them.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
-    pub(crate) max_per_peer: Option<u32>,
 
     /// Run in the background: the command returns once the server listens.
     ///
@@ -205,10 +199,6 @@ impl Args {
         {
             let reason = "--size creates or grows an image, and all of them are only read";
             (ErrorKind::ArgumentConflict, reason.into())
-        } else if args.max_per_peer.is_some_and(|most| most > args.max_connections) {
-            let (peer, all) = (args.max_per_peer.unwrap_or_default(), args.max_connections);
-            let reason = format!("--max-per-peer {peer} is more than --max-connections {all}");
-            (ErrorKind::ArgumentConflict, reason)
         } else if args.insecure && args.tcp.is_none() && env::var_os("LISTEN_PID").is_none() {
             let reason = "--insecure is about a TCP address, and there is no --tcp";
             (ErrorKind::MissingRequiredArgument, reason.into())
@@ -326,7 +316,6 @@ mod tests {
             ("x --image a,readonly --socket s --size 1M", "only read"),
             ("x --image a --tcp 0 --socket-mode 666", "--socket"),
             ("x --image a --socket s --socket-mode 444", "write permission"),
-            ("x --image a --socket s --max-connections 2 --max-per-peer 3", "--max-per-peer 3"),
             ("x --image a --socket s --insecure", "--insecure"),
             ("x --image a --socket s --backend aio", "needs --direct"),
             ("x --backend aio", "needs --direct"),
@@ -347,7 +336,7 @@ mod tests {
             "x --size 1G --cache 0",
             "x --image a --socket s --socket-mode 660 --size 1M",
             "x --image a,readonly --image b --socket s --size 1M",
-            "x --image a --tcp 0.0.0.0:1 --insecure --max-connections 2 --max-per-peer 2",
+            "x --image a --tcp 0.0.0.0:1 --insecure --max-connections 2",
             "x --export-dir d --run true --read-only --direct --backend aio",
         ] {
             assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).err());

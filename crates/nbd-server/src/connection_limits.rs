@@ -38,8 +38,6 @@ const MOST_WAITING: usize = 64;
 #[derive(Debug)]
 pub(crate) struct ConnectionLimits {
     max: usize,
-    max_per_user: usize,
-    max_per_address: usize,
     max_half_open: usize,
     /// Made readable when the last connection ends, if any connection has finished its handshake.
     all_served: Option<Arc<OwnedFd>>,
@@ -97,19 +95,12 @@ pub(crate) struct Permit {
 }
 
 impl ConnectionLimits {
-    /// Allows `max` connections, and `max_per_peer` of each peer. By default an address may have
-    /// half of them, so that no single host can fill the server. A user may have all of them: by
-    /// default only the owner and root reach the server's socket. `all_served` is an eventfd that
-    /// is rung when the last connection ends.
-    pub(crate) fn new(
-        max: usize,
-        max_per_peer: Option<usize>,
-        all_served: Option<Arc<OwnedFd>>,
-    ) -> io::Result<Arc<Self>> {
+    /// Allows `max` connections. An address may have half of them, so that no single host can fill
+    /// the server. A user may have all of them: by default only the owner and root reach the
+    /// server's socket. `all_served` is an eventfd that is rung when the last connection ends.
+    pub(crate) fn new(max: usize, all_served: Option<Arc<OwnedFd>>) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             max,
-            max_per_user: max_per_peer.unwrap_or(max),
-            max_per_address: max_per_peer.unwrap_or(max.div_ceil(2)),
             max_half_open: (max / SHARE).max(ALWAYS),
             all_served,
             freed: eventfd()?,
@@ -149,8 +140,8 @@ impl ConnectionLimits {
         let key = peer.key();
         let counts = state.counts.get(&key).copied().unwrap_or_default();
         let max_per_peer = match key {
-            PeerKey::User(_) => self.max_per_user,
-            PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max_per_address,
+            PeerKey::User(_) => self.max,
+            PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max.div_ceil(2),
         };
         // At its own limit a peer evicts one of its own, even if the server has free places.
         let (refused, of) = if counts.open >= max_per_peer {
@@ -418,6 +409,7 @@ mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
     const A: Peer = Peer::User { user: 1, process: 1 };
+    const C: Peer = Peer::User { user: 2, process: 1 };
     const B: Peer = Peer::Address(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)));
 
     fn id(number: u64) -> Id {
@@ -438,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
-        let limits = ConnectionLimits::new(4, Some(4), None).unwrap();
+        let limits = ConnectionLimits::new(4, None).unwrap();
         let mut first = admit(&limits, B, 0).unwrap().0;
         let mut half: Vec<_> = (1..4).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
         let (mut other, evicted) = admit(&limits, B, 4).unwrap();
@@ -446,7 +438,7 @@ mod tests {
         assert!(!half[0].finish_handshake() && half[1].finish_handshake());
         assert!(first.finish_handshake() && other.finish_handshake());
         half.remove(0); // the place of an evicted connection is not freed twice
-        let (mut last, evicted) = admit(&limits, B, 5).unwrap();
+        let (mut last, evicted) = admit(&limits, C, 5).unwrap();
         assert_eq!(evicted, Some(3));
         assert!(last.finish_handshake());
         assert_eq!(admit(&limits, A, 6).unwrap_err(), Refused::Server(4));
@@ -456,24 +448,24 @@ mod tests {
 
     #[test]
     fn a_peer_has_its_limits() {
-        let limits = ConnectionLimits::new(100, Some(30), None).unwrap();
+        let limits = ConnectionLimits::new(60, None).unwrap();
         let (mut permits, mut evicted) = (Vec::new(), Vec::new());
         for number in 0..50 {
-            let (permit, out) = admit(&limits, A, number).unwrap();
+            let (permit, out) = admit(&limits, B, number).unwrap();
             permits.push(permit);
             evicted.extend(out);
         }
-        assert_eq!(evicted, (0..25).collect::<Vec<_>>(), "a quarter of 100 is half-open");
-        let mut last = permits.split_off(25);
+        assert_eq!(evicted, (0..34).collect::<Vec<_>>(), "16 are half-open");
+        let mut last = permits.split_off(34);
         assert!(
             last.iter_mut().all(Permit::finish_handshake)
                 && !permits.iter_mut().any(Permit::finish_handshake)
         );
         let mut more: Vec<_> =
-            (50..55).map(|number| admit(&limits, A, number).unwrap().0).collect();
+            (50..64).map(|number| admit(&limits, B, number).unwrap().0).collect();
         assert!(more.iter_mut().all(Permit::finish_handshake));
-        assert_eq!(admit(&limits, A, 60).unwrap_err(), Refused::Peer(30));
-        assert_eq!(admit(&limits, B, 61).unwrap().1, None);
+        assert_eq!(admit(&limits, B, 70).unwrap_err(), Refused::Peer(30));
+        assert_eq!(admit(&limits, A, 71).unwrap().1, None);
         drop((permits, last, more));
         assert_eq!(limits.state.lock().counts.len(), 0);
     }
@@ -481,7 +473,7 @@ mod tests {
     #[test]
     fn the_last_connection_that_was_served_is_noticed() {
         let fd = crate::notifier::eventfd().unwrap();
-        let limits = ConnectionLimits::new(4, None, Some(Arc::clone(&fd))).unwrap();
+        let limits = ConnectionLimits::new(4, Some(Arc::clone(&fd))).unwrap();
         let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
         drop(limits.admit(A, true).unwrap());
         assert!(!is_told(), "a probe of the port ends nothing");
@@ -500,20 +492,19 @@ mod tests {
             for (peer, most) in
                 [(B, most), (Peer::Address((Ipv6Addr::from([1; 16]), 1).into()), most), (A, max)]
             {
-                let limits = ConnectionLimits::new(max, None, None).unwrap();
+                let limits = ConnectionLimits::new(max, None).unwrap();
                 let mut permits: Vec<_> =
                     (0..most).map(|_| limits.admit(peer, true).unwrap().0).collect();
                 assert!(permits.iter_mut().all(Permit::finish_handshake));
                 assert!(limits.admit(peer, true).is_err(), "{peer:?} had {most} of {max}");
-                let user = Peer::User { user: 2, process: 1 };
-                assert_eq!(limits.admit(user, true).is_ok(), most < max);
+                assert_eq!(limits.admit(C, true).is_ok(), most < max);
             }
         }
     }
 
     #[test]
     fn a_refused_connection_waits_for_a_place_that_becomes_free() {
-        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let limits = ConnectionLimits::new(1, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let (_, mut first, _) = waiting.admit(&limits, 1, A, now).unwrap().unwrap();
         assert!(first.finish_handshake());
@@ -545,7 +536,7 @@ mod tests {
     /// connections arrives before a worker frees the second old place.
     #[test]
     fn a_connection_waits_for_a_free_place_before_it_evicts_another() {
-        let limits = ConnectionLimits::new(2, None, None).unwrap();
+        let limits = ConnectionLimits::new(2, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let mut olds: Vec<_> = (0..2).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
         assert!(olds.iter_mut().all(Permit::finish_handshake));
@@ -568,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_handshake_that_ends_admits_a_peer_that_waits() {
-        let limits = ConnectionLimits::new(100, None, None).unwrap();
+        let limits = ConnectionLimits::new(100, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let half: Vec<_> = (0..25).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
         assert!(waiting.admit(&limits, 25, A, now).is_none(), "a quarter of 100 is half-open");
@@ -582,7 +573,7 @@ mod tests {
     /// A crowd of one peer has all places to wait. Connections of another peer get their share.
     #[test]
     fn a_crowd_gives_places_to_wait_up_to_others() {
-        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let limits = ConnectionLimits::new(1, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let (mut first, _) = admit(&limits, A, 0).unwrap();
         assert!(first.finish_handshake());
@@ -601,7 +592,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_finds_no_room_to_wait_evicts_at_once() {
-        let limits = ConnectionLimits::new(1, None, None).unwrap();
+        let limits = ConnectionLimits::new(1, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let (first, _) = admit(&limits, A, 0).unwrap();
         for socket in 0..MOST_WAITING {

@@ -105,10 +105,8 @@ impl Server {
     pub(crate) fn start(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
-        let max_per_peer = args.max_per_peer.map(|max| max as usize);
         let all_served = args.exit_with_last.then(eventfd).transpose()?;
-        let limits =
-            ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone())?;
+        let limits = ConnectionLimits::new(max_connections as usize, all_served.clone())?;
         // An evicted connection keeps its context until its worker has closed it, so there may be
         // twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();

@@ -26,7 +26,7 @@ use crate::connection_limits::{ConnectionLimits, Peer};
 /// The permit of the only connection of a server.
 fn permit() -> Permit {
     let peer = Peer::User { user: 0, process: std::process::id() as libc::pid_t };
-    ConnectionLimits::new(1, None, None).unwrap().admit(peer, false).expect("it has no other").0
+    ConnectionLimits::new(1, None).unwrap().admit(peer, false).expect("it has no other").0
 }
 
 const BLOCK: usize = 4096;

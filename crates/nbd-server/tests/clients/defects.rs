@@ -235,39 +235,36 @@ fn unwritable_output(lab: &Lab) -> Res {
 
 /// Clients that come one after the other are one at a time: each is served, whatever the limit.
 fn one_after_another(lab: &Lab) -> Res {
-    for option in ["--max-connections", "--max-per-peer"] {
-        let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?.arg(option).arg("1");
-        let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
-        let address = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
-        let address = address.ok_or("no TCP address")?.to_string();
-        for tcp in [false, true] {
-            for nr in 0..100 {
-                let client = if tcp { Client::connect_tcp(&address) } else { server.connect() };
-                let served = client.and_then(|mut client| {
-                    client.greet()?;
-                    client.go("vol")?;
-                    let read = client.read(0, 512)?;
-                    client.request(0, cmd::DISC, 0, 0)?;
-                    check!(read.is_ok(), "{}", brief(&read));
-                    Ok(())
-                });
-                if let Err(error) = served {
-                    let (error, log) = (error.message().unwrap_or_default(), server.log());
-                    fail!("{option} 1, tcp {tcp}, client {nr}: {error}\n{}", tail(&log, 12));
-                }
+    let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?.arg("--max-connections").arg("1");
+    let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
+    let address = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
+    let address = address.ok_or("no TCP address")?.to_string();
+    for tcp in [false, true] {
+        for nr in 0..100 {
+            let client = if tcp { Client::connect_tcp(&address) } else { server.connect() };
+            let served = client.and_then(|mut client| {
+                client.greet()?;
+                client.go("vol")?;
+                let read = client.read(0, 512)?;
+                client.request(0, cmd::DISC, 0, 0)?;
+                check!(read.is_ok(), "{}", brief(&read));
+                Ok(())
+            });
+            if let Err(error) = served {
+                let (error, log) = (error.message().unwrap_or_default(), server.log());
+                fail!("tcp {tcp}, client {nr}: {error}\n{}", tail(&log, 12));
             }
         }
-        // One that stays keeps others out, and no longer than it stays.
-        let first = server.client()?;
-        let second = server.client().err();
-        let second = second.ok_or_else(|| format!("{option} 1: two clients at once"))?;
-        let second = second.message().unwrap_or_default();
-        check!(second.contains("closed"), "{option} 1: the second is not refused: {second}");
-        first.disconnect()?;
-        server.client()?;
-        server.stop()?;
     }
-    Ok(())
+    // One that stays keeps others out, and no longer than it stays.
+    let first = server.client()?;
+    let second = server.client().err();
+    let second = second.ok_or("two clients at once")?;
+    let second = second.message().unwrap_or_default();
+    check!(second.contains("closed"), "the second is not refused: {second}");
+    first.disconnect()?;
+    server.client()?;
+    server.stop()
 }
 
 /// The bytes that blocks of a cache can number.

@@ -84,4 +84,3 @@ fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
     check!(!cached || written.is_some_and(|w| Some(w) <= sync), "not written\n{}", end.text());
     Ok(())
 }
-

@@ -36,12 +36,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "payload_received_whole", big, payload_in_one_go));
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
     trials.push(trial("pressure/half_open_clients_leave_room", &[], half_open));
-    trials.push(trial("pressure/limit_per_address", &[], |lab| {
-        two_per_address(lab, ["--max-per-peer", "2"])
-    }));
-    trials.push(trial("pressure/an_address_has_half_by_default", &[], |lab| {
-        two_per_address(lab, ["--max-connections", "4"])
-    }));
+    trials.push(trial("pressure/an_address_has_half", &[], two_per_address));
     trials
 }
 
@@ -379,10 +374,10 @@ fn connect_from(from: [u8; 4], server: &Server) -> Res<Client> {
     Ok(client)
 }
 
-/// A third client of one address is refused, and one of another address is served.
-fn two_per_address(lab: &Lab, option: [&str; 2]) -> Res {
+/// With `--max-connections 4` a third client of one address is refused, and one of another address is served.
+fn two_per_address(lab: &Lab) -> Res {
     let launch = Launch::bare(lab).sparse(4 * MIB)?.arg("--tcp").arg("127.0.0.1:0");
-    let server = launch.arg(option[0]).arg(option[1]).start()?;
+    let server = launch.arg("--max-connections").arg("4").start()?;
     let connect = |from| connect_from(from, &server);
     let mut two = [connect([127, 0, 0, 1])?, connect([127, 0, 0, 1])?];
     check!(connect([127, 0, 0, 1]).is_err(), "a third client of one address was served");
