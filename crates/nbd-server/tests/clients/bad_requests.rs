@@ -18,7 +18,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     trials.extend(per_backend(all, "out_of_range", &[], out_of_range));
     trials.extend(per_backend(all, "payload_over_the_limit", &[], over_the_limit));
-    trials.extend(per_backend(all, "long_trim_zeroes_cache_accepted", &[], long_without_payload));
     trials.extend(per_backend(all, "refused_write_keeps_step", &[], refused_write_keeps_step));
     trials.extend(per_backend(all, "structured_reads", &[], structured_reads));
     trials.push(trial("requests/unknown_command_and_flags", &[], unknown));
@@ -109,24 +108,6 @@ fn over_the_limit(lab: &Lab, backend: Backend) -> Res {
     let mut fresh = server.client()?;
     let kept = fresh.read(MIB, 4096)?;
     check!(kept == Ok(vec![0x11; 4096]), "a refused WRITE changed the image");
-    server.stop()
-}
-
-/// The payload limit is not one for commands without payload: qemu trims 1 GiB at once.
-fn long_without_payload(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    let file = image::sparse(&image, 2048 * MIB)?;
-    file.sync_all()?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
-    let mut client = server.client()?;
-    let data = vec![0x99; MIB as usize];
-    client.write(512 * MIB, &data, 0)?.ok("write")?;
-    client.write(1024 * MIB, &data, 0)?.ok("write")?;
-    client.plain(cmd::TRIM, 0, 0, 1024 * MIB)?.ok("TRIM of 1 GiB")?;
-    client.plain(cmd::WRITE_ZEROES, 0, 0, 1024 * MIB)?.ok("WRITE_ZEROES of 1 GiB")?;
-    check!(client.read(512 * MIB, MIB as u32)? == Ok(vec![0; MIB as usize]), "not zeroed");
-    check!(client.read(1024 * MIB, MIB as u32)? == Ok(data), "zeroed too much");
-    client.disconnect()?;
     server.stop()
 }
 

@@ -150,6 +150,7 @@ fn fast_zero(lab: &Lab, backend: Backend) -> Res {
     client.plain(cmd::WRITE_ZEROES, flags, 4 * MIB, 252 * MIB)?.ok("FAST_ZERO")?;
     check!(all_zero(&mut client, 4 * MIB, 8 * MIB)?, "not zero after FAST_ZERO");
     check!(!all_zero(&mut client, 4 * MIB - 4096, 4096)?, "FAST_ZERO zeroed too much");
+    client.plain(cmd::TRIM, 0, 0, 256 * MIB)?.ok("TRIM past the payload limit")?;
     client.disconnect()?;
     server.stop()
 }

@@ -1,6 +1,5 @@
 //! Which parts of an image are holes: a client that leaves them out loses nothing.
 
-use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
@@ -10,7 +9,7 @@ use libtest_mimic::Trial;
 use crate::client::{Client, MIB, be32, chunk, cmd, err, flag, opt, rep};
 use crate::image::{self, Random};
 use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
-use crate::need::{self, Need};
+use crate::need::Need;
 use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -27,8 +26,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     let tools = &[Need::NbdCopy, Need::QemuImg, Need::PunchAndZero];
     trials.extend(per_backend(all, "copies_after_unflushed_writes", tools, copies));
     trials.push(trial("extents/refusals", &[], refusals));
-    trials.push(trial("extents/many_in_flight", holes, many));
-    trials.push(trial("extents/of_a_file_system_without_holes", &[Need::NoZeroRange], on_tmpfs));
     trials
 }
 
@@ -247,63 +244,5 @@ fn refusals(lab: &Lab) -> Res {
         let found = error(&mut client, 0, 0, 4096)?;
         check!(found == err::EINVAL, "without the context: {found}");
     }
-    server.stop()
-}
-
-/// As many requests as a connection may have, among reads and writes; and one that hangs up on its own.
-fn many(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    let file = image::sparse(&image, 16 * MIB)?;
-    // More extents than fit a reply.
-    for at in (0..16 * MIB).step_by(32 << 10) {
-        file.write_all_at(&[1; 4096], at)?;
-    }
-    let mut server = Launch::new(lab, Backend::Threads).image(&image).start()?;
-    let (mut gone, _) = connect(&server)?;
-    for _ in 0..100 {
-        gone.request(0, cmd::BLOCK_STATUS, 0, 16 << 20)?;
-    }
-    drop(gone);
-    let (mut client, id) = connect(&server)?;
-    let mut sent = HashMap::new();
-    for round in 0..3 {
-        for nr in 0..500 {
-            let kind = if nr % 3 == round { cmd::READ } else { cmd::BLOCK_STATUS };
-            let len = if nr % 2 == 0 { 4096 } else { 65_536 };
-            let cookie = client.request(0, kind, nr * 4096, len)?;
-            sent.insert(cookie, (kind, len));
-        }
-        while !sent.is_empty() {
-            let reply = client.chunk()?;
-            let request = sent.remove(&reply.cookie).filter(|_| reply.done);
-            match (request, reply.kind) {
-                (Some((cmd::READ, len)), chunk::OFFSET_DATA) => {
-                    check!(reply.payload.len() == 8 + len as usize, "{}", reply.payload.len());
-                }
-                (Some((cmd::BLOCK_STATUS, len)), chunk::BLOCK_STATUS) => {
-                    extents(&reply.payload, id, len)?;
-                }
-                (request, kind) => fail!("{request:?} is answered with {kind:#x}"),
-            }
-        }
-    }
-    let found = status(&mut client, id, 0, 0, 16 << 20)?;
-    check!(found.len() > 64 && found.len() <= 512, "{} extents", found.len());
-    let all = map(&mut client, id, 16 * MIB)?.iter().filter(|&&hole| hole).count();
-    check!(all == 512 * 7, "{all} blocks are holes");
-    server.still_serves()?;
-    server.stop()
-}
-
-/// Where the file system cannot tell, or only slowly.
-fn on_tmpfs(lab: &Lab) -> Res {
-    let dir = tempfile::tempdir_in(need::SHM)?;
-    let image = dir.path().join("a.img");
-    let file = image::sparse(&image, 8 * MIB)?;
-    file.write_all_at(&[1; 8192], MIB)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).start()?;
-    let (mut client, id) = connect(&server)?;
-    let blocks = map(&mut client, id, 8 * MIB)?;
-    check!(!blocks[256] && !blocks[257], "data is a hole");
     server.stop()
 }

@@ -14,7 +14,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
     let mut trials = Vec::new();
     trials.extend(per_backend(all, "nbdinfo_every_field", &[Need::NbdInfo], every_field));
-    trials.push(trial("nbdinfo_read_only", &[Need::NbdInfo], read_only_fields));
     trials.push(trial("nbdinfo_lists_exports", &[Need::NbdInfo], lists_exports));
     trials.extend(per_backend(all, "qemu_io_patterns", &[Need::QemuIo], patterns));
     trials.extend(per_backend(all, "qemu_io_discard_and_zeroes", &[Need::QemuIo], discard));
@@ -83,17 +82,6 @@ fn every_field(lab: &Lab, backend: Backend) -> Res {
     }
     let is = lab.run(Command::new("nbdinfo").args(["--is", "read-only", &uri]))?;
     check!(is.status.code() == Some(2), "--is read-only: {} {}", is.status, is.text);
-    server.stop()
-}
-
-fn read_only_fields(lab: &Lab) -> Res {
-    let server =
-        Launch::new(lab, Backend::Threads).parts(8 * MIB, 4, 1)?.arg("--read-only").start()?;
-    let json = nbdinfo(lab, &["--json", "--no-content", &server.uri("vol")])?;
-    check_fields(
-        &json,
-        &[("is_read_only", "true"), ("can_multi_conn", "true"), ("can_df", "true")],
-    )?;
     server.stop()
 }
 
