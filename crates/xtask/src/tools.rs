@@ -7,7 +7,7 @@ use crate::process::{Error, Result, read};
 use crate::workspace::{Workspace, is_command};
 
 /// A command, and the Debian package that has it.
-const PACKAGES: [(&str, &str); 15] = [
+const PACKAGES: [(&str, &str); 13] = [
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("nbdinfo", "libnbd-bin"),
@@ -16,8 +16,6 @@ const PACKAGES: [(&str, &str); 15] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("strace", "strace"),
-    ("nm", "binutils"),
-    ("ld-musl-config", "musl"),
     ("patch", "patch"),
     ("unshare", "util-linux"),
     ("c++", "g++"),
