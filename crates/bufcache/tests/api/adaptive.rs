@@ -1,7 +1,8 @@
 //! What an adaptive cache learns.
 
-use bufcache::{Cache, Device, Eviction, MemoryDevice};
 use testkit::rng::seeded;
+
+use crate::world::*;
 
 const SIZE: usize = 512;
 const BUFFERS: u64 = 2000;

@@ -1,16 +1,9 @@
 //! One file, one device: its blocks are never in the cache twice.
-#![cfg(not(offlock_model))]
 
-use std::fs::{File, OpenOptions, hard_link};
-use std::io::{self, Write};
-use std::rc::Rc;
-use std::sync::Arc;
+use std::fs::{OpenOptions, hard_link};
+use std::io::Write;
 
-use aio_reap::Engine;
-use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, FileDevice, GetError, lend_engine,
-};
-use bufcache_test::{Fault, FaultDevice, Operation};
+use crate::world::*;
 
 fn cache() -> Cache {
     Cache::builder(1 << 20).block_size(4096).build().unwrap()

@@ -1,17 +1,9 @@
 //! Devices that end the operations which they have begun in an order of their own, or not at all: each operation
 //! has its own result.
 
-use std::io;
-use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
+use bufcache::DeviceWrite;
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, DeviceWrite, GetError, MemoryDevice, WriteError,
-};
-use bufcache_test::{Begun, KeptDevice};
-use testkit::block_on;
-use testkit::wait::wait_for;
+use crate::world::*;
 
 const SIZE: usize = 4096;
 
@@ -113,42 +105,5 @@ fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_writes_end
         wait_for("the last write", || !disk.kept.lock().unwrap().is_empty());
         disk.kept.lock().unwrap().clear();
         ends.join().unwrap();
-    }
-}
-
-#[test]
-fn inv23_an_operation_that_a_device_drops_or_panics_at_has_failed_and_leaves_no_mark() {
-    for begun in [Begun::Dropped, Begun::Panics] {
-        let panics = begun == Begun::Panics;
-        let disk = Arc::new(KeptDevice::new(16 * SIZE));
-        let (cache, device) = attach(Arc::clone(&disk));
-        disk.does(begun);
-        let get = |block| match panics {
-            true => GetError::Panicked { block },
-            false => GetError::Io { errno: libc::ECANCELED, block },
-        };
-        let write = |block| match panics {
-            true => WriteError::Panicked { block },
-            false => WriteError::Io { errno: libc::ECANCELED, block },
-        };
-        assert_eq!(device.get(1).map(drop), Err(get(1)));
-        assert_eq!(block_on(device.get_async(2)).map(drop), Err(get(2)));
-        [3, 4, 6].into_iter().for_each(|block| device.create(block).unwrap().fill(1));
-        assert_eq!(device.flush(), Err(write(3)));
-        assert_eq!(device.discard(3..5), Err(write(3)));
-        assert_eq!(device.zero_by_device(3..5), Err(write(3)));
-        assert_eq!(device.write_around(3, &[2; SIZE]), Err(write(3)));
-        assert_eq!(cache.stats().dirty, 3 * SIZE);
-        disk.does(Begun::Deferred);
-        // Nothing is marked: all of it can be had, and written.
-        assert_eq!(device.get(1).map(|guard| guard[0]), Ok(1));
-        assert_eq!(device.get_mut(3).map(|guard| guard[0]), Ok(1));
-        device.flush().unwrap();
-        disk.does(begun);
-        let errno = if panics { libc::EIO } else { libc::ECANCELED };
-        assert_eq!(device.sync(), Err(WriteError::Poisoned { errno }));
-        disk.does(Begun::Deferred);
-        assert!(device.reset().unwrap().blocks().is_empty());
-        device.sync().unwrap();
     }
 }

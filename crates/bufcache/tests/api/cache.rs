@@ -1,13 +1,8 @@
 //! A cache as its users see it, on devices in memory.
-#![cfg(not(offlock_model))]
 
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
 
-use bufcache::{BlockDevice, BuildError, Cache, Eviction, GetError, MemoryDevice};
+use crate::world::*;
 
 const SIZE: usize = 4096;
 

@@ -1,16 +1,6 @@
 //! The end of a device: how long writers are accepted, and the state after a close that fails.
-#![cfg(not(offlock_model))]
 
-use crate::disk;
-
-use std::sync::{Arc, Mutex};
-use std::thread;
-
-use bufcache::{AttachOptions, Cache, GetError, MemoryDevice, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-
-use disk::{SIZE, fill, new, on_disk};
-use testkit::wait::wait_for;
+use crate::world::*;
 
 #[test]
 fn inv19_close_is_durable_or_gives_the_handle_back() {
@@ -66,27 +56,6 @@ fn inv19_a_close_refuses_writers_before_it_syncs() {
         error.device.close().unwrap();
         assert_eq!(on_disk(&disk, 1), 3);
     }
-}
-
-/// Writers are admitted again, and what was dirty is.
-#[test]
-fn inv19_a_close_that_fails_leaves_the_device_as_it_was() {
-    let (cache, device, disk) = new();
-    fill(&device, 1, 2);
-    fill(&device, 2, 3);
-    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
-    disk.inject(Operation::Write, 1.., Fault::Error(libc::EIO)); // and block by block
-    let error = device.close().unwrap_err();
-    assert!(matches!(error.error, WriteError::Io { errno: libc::EIO, block: 1 }));
-    let device = error.device;
-    assert_eq!(cache.stats().dirty, 2 * SIZE);
-    assert_eq!((device.get(1).unwrap()[0], device.get(2).unwrap()[0]), (2, 3));
-    fill(&device, 2, 4);
-    fill(&device, 3, 5);
-    disk.heal();
-    device.close().unwrap();
-    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 4, 5]);
-    assert_eq!(cache.stats().dirty, 0);
 }
 
 #[test]

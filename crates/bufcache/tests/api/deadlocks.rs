@@ -1,16 +1,9 @@
 //! A thread that would wait for itself gets an error, at the latest after as long as the cache
 //! waits.
-#![cfg(not(offlock_model))]
 
-use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::task::{Context, Waker};
-use std::thread;
-use std::time::Duration;
+use std::sync::PoisonError;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load, MemoryDevice};
-use bufcache_test::{Begun, FaultDevice, KeptDevice};
-use testkit::block_on;
+use crate::world::*;
 
 const SIZE: usize = 512;
 const BLOCKS: u64 = 16;

@@ -1,18 +1,12 @@
 //! When a device may be attached again: once nothing of it is in flight.
 
-use std::future::Future;
 use std::io::ErrorKind;
 use std::mem::take;
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::SeqCst;
 
-use bufcache::{AttachOptions, BlockDevice, BuildError, Bypass, Cache, Device, WriteError};
-use bufcache_test::{Begun, Fault, FaultDevice, KeptDevice, Operation};
-use testkit::wait::wait_for;
+use bufcache::Bypass;
+
+use crate::world::*;
 
 const SIZE: usize = 512;
 const BUFFERS: usize = 64;

@@ -1,17 +1,13 @@
 //! Devices: those of the system, those that fail, and those that come and go.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::fs::OpenOptions;
+use std::io::{Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, FileDevice, GetError, MemoryDevice,
-};
-use bufcache_test::{Fault, FaultDevice, Operation, Outcome};
+use bufcache_test::Outcome;
+
+use crate::world::*;
 
 const SIZE: usize = 4096;
 
@@ -214,40 +210,6 @@ fn a_file_that_became_shorter_is_an_error_and_not_cached() {
 }
 
 #[test]
-fn inv12_a_read_that_is_short_torn_or_panics_is_read_again() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![7; 10 * SIZE])));
-    let cache = Cache::new(4 * SIZE).unwrap();
-    let whole = |_: u64, bytes: &[u8]| bytes.iter().all(|&byte| byte == 7);
-    let disk = cache.attach_with(Arc::clone(&device), AttachOptions::new().verify(whole)).unwrap();
-    device.inject(Operation::Read, 0..=0, Fault::Short(100));
-    device.inject(Operation::Read, 1..2, Fault::Torn(0b1111_0111));
-    device.inject(Operation::Read, 2..3, Fault::Panic);
-    device.inject_at(
-        Operation::Read,
-        5 * SIZE as u64..5 * SIZE as u64 + 1,
-        Fault::Error(libc::EIO),
-    );
-    assert_eq!(disk.get(3).err(), Some(GetError::ShortRead { block: 3 }));
-    assert_eq!(disk.get(3).err(), Some(GetError::Verify { block: 3 }));
-    assert_eq!(disk.get(3).err(), Some(GetError::Panicked { block: 3 }));
-    assert_eq!(disk.get(3).unwrap()[0], 7);
-    assert_eq!(device.count(Operation::Read), 4);
-    for _ in 0..3 {
-        assert_eq!(disk.get(5).err(), Some(GetError::Io { errno: libc::EIO, block: 5 }));
-        assert_eq!(disk.get(4).unwrap()[0], 7);
-    }
-    device.heal();
-    assert_eq!(disk.get(5).unwrap()[0], 7);
-    device.inject_next(Operation::Read, Fault::Delay(Duration::from_millis(30)));
-    let start = Instant::now();
-    assert_eq!(disk.get(6).unwrap()[0], 7);
-    assert!(start.elapsed() >= Duration::from_millis(30));
-    // All four buffers are of use still.
-    let all: Vec<_> = (0..4).map(|block| disk.get(block).unwrap()).collect();
-    assert!(all.iter().all(|guard| guard[9] == 7));
-}
-
-#[test]
 fn a_write_that_fails_changes_what_it_was_told_to() {
     let device = FaultDevice::new(MemoryDevice::new(vec![0; 4096]));
     device.inject_next(Operation::Write, Fault::Error(libc::EIO));
@@ -360,4 +322,56 @@ fn the_last_block_reads_as_zeros_beyond_the_end_of_the_device() {
     let block = disk.get(1).unwrap();
     assert_eq!(block[..5000 - SIZE], numbered()[SIZE..5000]);
     assert!(block[5000 - SIZE..].iter().all(|&byte| byte == 0), "bytes that are not the device's");
+}
+
+type Attach<'a> = dyn Fn(&Cache) -> bufcache::Device + 'a;
+
+#[test]
+fn a_read_only_file_refuses_writers_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    std::fs::write(&path, [7; 4 * SIZE]).unwrap();
+    let file = || FileDevice::new(File::open(&path).unwrap()).unwrap();
+    let kinds: [Box<Attach<'_>>; 5] = [
+        Box::new(|cache| cache.attach(Constant).unwrap()),
+        Box::new(|cache| cache.attach(file()).unwrap()),
+        Box::new(|cache| cache.attach(Arc::new(file())).unwrap()),
+        Box::new(|cache| cache.attach(FaultDevice::new(file())).unwrap()),
+        Box::new(|cache| {
+            cache.attach(EngineDevice::new(File::open(&path).unwrap()).unwrap()).unwrap()
+        }),
+    ];
+    for attach in kinds {
+        let cache = Cache::new(1 << 20).unwrap();
+        let device = attach(&cache);
+        assert_eq!(device.get(1).unwrap()[0], 7);
+        assert_eq!(device.get_mut(1).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.try_get_mut(1).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.create(2).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.try_create(2).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.discard(0..1), Err(WriteError::ReadOnly));
+        assert_eq!(device.zero(0..1), Err(WriteError::ReadOnly));
+        assert_eq!(device.write_around(0, &[1; SIZE]), Err(WriteError::ReadOnly));
+        assert_eq!(WriteError::ReadOnly.errno(), libc::EROFS);
+        device.sync().unwrap();
+        device.close().unwrap();
+    }
+}
+
+/// A device that has only what a read-only one needs.
+struct Constant;
+
+impl BlockDevice for Constant {
+    fn len(&self) -> u64 {
+        4 * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
 }

@@ -1,9 +1,8 @@
 //! Write-back of a device that uses engines, by threads that block.
-#![cfg(not(offlock_model))]
 
 use std::fs::OpenOptions;
 
-use bufcache::Cache;
+use crate::world::*;
 
 /// Scattered blocks of a file, buffered and direct, by system calls, also beside a lent engine.
 #[test]

@@ -1,22 +1,15 @@
 //! The user's callbacks on an engine that a thread has lent: where they run, and what their panics leave.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::future::Future;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use aio_reap::{Engine, ReapMode};
-use bufcache::{
-    AttachOptions, Cache, Device, EngineDevice, GetError, LentEngine, WriteError, lend_engine,
-};
+use aio_reap::ReapMode;
+use bufcache::LentEngine;
+
+use crate::world::*;
 
 const SIZE: usize = 4096;
 

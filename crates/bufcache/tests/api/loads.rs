@@ -1,19 +1,8 @@
 //! Loads that go on while their requester does something else: tasks, engines, readahead.
 
-use std::future::Future;
-use std::io::{self, Write};
-use std::pin::pin;
-use std::rc::Rc;
-use std::sync::{Arc, Barrier};
-use std::task::{Context, Wake, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::io::Write;
 
-use aio_reap::Engine;
-use bufcache::{BlockDevice, Cache, EngineDevice, GetError, Load, MemoryDevice, lend_engine};
-use bufcache_test::{Fault, FaultDevice, KeptDevice, Operation};
-
-use testkit::{WakeCount, block_on, in_time};
+use crate::world::*;
 
 const SIZE: usize = 4096;
 /// Much longer than anything takes that is waited for.
@@ -69,25 +58,6 @@ fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
         assert_eq!(cache.stats().reads, 1);
         let freed: usize = (0..8).map(|_| cache.shrink(8)).sum();
         assert_eq!(freed, 1, "a pin was kept");
-    });
-}
-
-#[test]
-fn inv12_a_load_that_is_dropped_fails_and_is_tried_again() {
-    in_time("a load that is dropped", || {
-        let (device, _cache, disk) = kept(2);
-        thread::scope(|scope| {
-            let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
-            drop(take(&device));
-            let failed = GetError::Io { errno: libc::ECANCELED, block: 9 };
-            assert_eq!(get.join().unwrap(), Err(failed));
-            let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
-            take(&device).finish(Ok(100));
-            assert_eq!(get.join().unwrap(), Err(GetError::ShortRead { block: 9 }));
-            let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
-            fill(take(&device));
-            assert_eq!(get.join().unwrap(), Ok(9));
-        });
     });
 }
 

@@ -1,18 +1,9 @@
 //! Blocks whose write waits for a log.
 
-use crate::disk;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use bufcache::{AttachOptions, MemoryDevice, Wal, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-
-use testkit::block_on;
-
-use disk::{SIZE, fill, on_disk, patient, with};
+use crate::world::*;
 
 /// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);

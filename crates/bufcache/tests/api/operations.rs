@@ -1,23 +1,11 @@
 //! Write-back and syncs of tasks: no thread of the cache has a part in those of a device that begins its operations.
 
-use std::fs::File;
-use std::future::Future;
 use std::os::unix::fs::FileExt;
-use std::pin::pin;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
-use std::thread;
-use std::time::Duration;
-use std::{fs, io, mem};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::{fs, mem};
 
-use aio_reap::Engine;
-use bufcache::{
-    AttachOptions, Cache, Device, EngineDevice, GetError, Wal, WriteError, lend_engine,
-};
-use bufcache_test::KeptDevice;
-use testkit::block_on;
+use crate::world::*;
 
 const SIZE: usize = 4096;
 

@@ -1,10 +1,8 @@
 //! A get that needs a buffer finds one, unless every buffer is pinned, or dirty and cannot be written.
 
-use std::thread;
-use std::time::Duration;
+use bufcache::Pin;
 
-use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, MemoryDevice, Pin};
-use bufcache_test::{Fault, FaultDevice, Operation};
+use crate::world::*;
 
 const SIZE: usize = 512;
 const POLICIES: [Eviction; 3] = [Eviction::Adaptive, Eviction::A2, Eviction::Clock];

@@ -1,14 +1,9 @@
 //! Loads that wait for a thread of the cache, while all that read the device wait for them.
 
-use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
-use std::thread;
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, Load, MemoryDevice};
-use testkit::in_time;
-use testkit::wait::wait_for;
+use crate::world::*;
 
 const SIZE: usize = 4096;
 /// Threads of a cache that read one device.

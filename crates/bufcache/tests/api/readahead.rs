@@ -1,13 +1,6 @@
 //! Readahead, and what is read once.
 
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-
-use bufcache::{Cache, MemoryDevice};
-use bufcache_test::{Fault, FaultDevice, Operation};
-
-use testkit::wait::wait_for;
+use crate::world::*;
 
 const SIZE: usize = 4096;
 

@@ -1,19 +1,12 @@
 //! A device that drops unsynced writes and serves the older bytes again: what a reset says of the blocks
 //! that were read from it meanwhile.
 
-use std::thread;
-
-use bufcache::{BlockDevice, Cache, Device, WriteError};
-use bufcache_test::{Fault, Operation};
-
-use crate::disk::{Disk, SIZE, fill, on_disk};
-use testkit::block_on::block_on;
-use testkit::wait::wait_for;
+use crate::world::*;
 
 const POISONED: Result<(), WriteError> = Err(WriteError::Poisoned { errno: libc::EIO });
 
 fn new() -> (Cache, Device, Disk) {
-    let new = crate::disk::new();
+    let new = crate::world::new();
     new.2.record().unwrap();
     new
 }

@@ -1,55 +1,9 @@
 //! A thread that waits for a sync that fails gets no success from the next one; the results of a
 //! reset.
-#![cfg(not(offlock_model))]
 
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use bufcache::{BlockDevice, Cache, MemoryDevice, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-use testkit::block_on;
-
-#[test]
-fn inv18_a_sync_behind_one_that_fails_fails() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
-    let cache = Cache::new(1 << 20).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    disk.get_mut(1).unwrap()[0] = 9;
-    device.inject(Operation::Sync, 0..1, Fault::Delay(Duration::from_millis(300)));
-    device.inject(Operation::Sync, 0..1, Fault::Error(libc::EIO));
-    let first = thread::spawn({
-        let disk = disk.clone();
-        move || disk.sync()
-    });
-    while device.count(Operation::Sync) == 0 {
-        thread::yield_now();
-    }
-    let second = disk.sync();
-    assert_eq!(first.join().unwrap(), Err(WriteError::Poisoned { errno: libc::EIO }));
-    assert!(second.is_err(), "the device has given the block up");
-    assert!(disk.reset().unwrap().is_empty());
-    assert_eq!(disk.sync(), Ok(()));
-    assert_eq!(device.count(Operation::Write), 2, "and is given it again");
-}
-
-/// A signal interrupts a sync, of a thread and of a task. The cache makes it again: nothing is given up for it.
-#[test]
-fn inv18_an_interrupted_sync_is_made_again() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
-    let cache = Cache::new(1 << 20).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    for (of_task, before) in [(false, 0), (true, 4)] {
-        disk.get_mut(1).unwrap()[0] += 1;
-        device.inject(Operation::Sync, before..before + 3, Fault::Error(libc::EINTR));
-        let synced = if of_task { block_on(disk.sync_async()) } else { disk.sync() };
-        assert_eq!(synced, Ok(()));
-        assert_eq!(device.count(Operation::Sync), before + 4);
-    }
-    assert_eq!(device.count(Operation::Write), 2, "what was written is not given up");
-}
+use crate::world::*;
 
 /// Larger than any disk: zeros, in which nothing stays.
 #[derive(Default)]

@@ -1,19 +1,11 @@
 //! Calls that block, as tasks make them.
 
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use bufcache::{BlockDevice, Cache, Device, GetError, MemoryDevice, OwnedWriteGuard, WriteError};
-use bufcache_test::{Begun, Fault, FaultDevice, Operation};
-use testkit::{WakeCount, block_on};
+use bufcache::OwnedWriteGuard;
 
-use crate::disk::{LONG, Releases, kept};
-use testkit::wait::wait_for;
+use crate::world::*;
 
 const SIZE: usize = 4096;
 /// A call that waits for the holder of a block takes the patience of [`new`].
@@ -446,9 +438,9 @@ fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
     assert_eq!(hung.end_syncs(), 1);
     wait_for("the drop of the device", || Arc::strong_count(&hung) == 1);
     assert_eq!(hung.blocked(), ["bufcache"]);
-    let mut bytes = [0; crate::disk::SIZE];
-    hung.read(crate::disk::SIZE as u64, &mut bytes).unwrap();
-    assert_eq!(bytes, [7; crate::disk::SIZE]);
+    let mut bytes = [0; crate::world::SIZE];
+    hung.read(crate::world::SIZE as u64, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; crate::world::SIZE]);
 }
 
 /// A release while an operation begins ends that operation, too.

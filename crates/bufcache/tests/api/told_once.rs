@@ -1,14 +1,9 @@
 //! A device reports a loss to one caller only, as the kernel does for files. A concurrent caller that
 //! gets no error is affected, too.
-#![cfg(not(offlock_model))]
 
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
-use bufcache::{AttachOptions, Device, WriteError};
-use bufcache_test::{Fault, Operation};
-
-use crate::disk::{Disk, SIZE, with};
+use crate::world::*;
 
 /// Longer than a thread takes that waits for nothing.
 const MOMENT: Duration = Duration::from_millis(100);

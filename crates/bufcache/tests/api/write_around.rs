@@ -1,14 +1,6 @@
 //! Calls that must not wait, and calls that bypass the cache.
 
-use crate::disk;
-
-use std::sync::Arc;
-use std::thread;
-
-use bufcache::{AttachOptions, BlockDevice, Cache, GetError, MemoryDevice, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-
-use disk::{SIZE, fill, new, on_disk, with};
+use crate::world::*;
 
 #[test]
 fn a_block_is_created_without_a_wait_or_not_at_all() {
@@ -140,18 +132,6 @@ fn an_empty_bypass_excludes_nothing() {
     around.finish(Ok(())).unwrap();
     inside.finish(Ok(())).unwrap();
     device.discard(0..10).unwrap();
-}
-
-#[test]
-fn zeros_by_the_device_alone_dirty_nothing() {
-    let (cache, device, disk) = new();
-    fill(&device, 3, 7);
-    disk.inject_next(Operation::Zero, Fault::Error(libc::EOPNOTSUPP));
-    let error = device.zero_by_device(3..5).unwrap_err();
-    assert_eq!((error.errno(), device.get(3).unwrap()[0]), (libc::EOPNOTSUPP, 7));
-    device.zero_by_device(3..5).unwrap();
-    assert_eq!((cache.stats().dirty, on_disk(&disk, 4)), (0, 0));
-    assert_eq!(device.zero_by_device(64..65), Err(WriteError::OutOfRange));
 }
 
 /// What was discarded and not synced is remembered, part by part: not without end.

@@ -1,17 +1,6 @@
 //! Writes of blocks: dirty and durable blocks, and the waits between writers and readers.
 
-use crate::disk;
-
-use std::ops::Range;
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, MemoryDevice, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-
-use disk::{SIZE, fill, new, on_disk, patient, with};
-use testkit::block_on;
+use crate::world::*;
 
 /// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
@@ -54,27 +43,6 @@ fn inv14_a_sync_returns_the_first_error_and_goes_on() {
     assert_eq!(on_disk(&disk, 2), 2);
 }
 
-#[test]
-fn inv17_a_failed_write_stays_dirty_and_is_told_once_to_each_handle() {
-    let (cache, device, disk) = new();
-    let (other, third) = (device.clone(), device.clone());
-    fill(&device, 1, 2);
-    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
-    let full = WriteError::Io { errno: libc::ENOSPC, block: 1 };
-    assert_eq!(device.flush().unwrap_err(), full);
-    assert_eq!(cache.stats().dirty, SIZE);
-    for block in 10..40 {
-        drop(device.get(block).unwrap()); // whatever is evicted, it is not the dirty block
-    }
-    assert_eq!(device.get(1).unwrap()[0], 2);
-    device.flush().unwrap();
-    assert_eq!(on_disk(&disk, 1), 2);
-    assert_eq!(other.sync().unwrap_err(), WriteError::Earlier { errno: libc::ENOSPC });
-    other.sync().unwrap();
-    assert_eq!(third.flush().unwrap_err(), WriteError::Earlier { errno: libc::ENOSPC });
-    third.clone().sync().unwrap();
-}
-
 /// A call that is refused, for a reason that is not the device's, does not use up the error of
 /// another call.
 #[test]
@@ -103,34 +71,6 @@ fn inv17_an_error_stays_until_it_is_reported() {
         assert_eq!(earlier, Err(WriteError::Earlier { errno: libc::ENOSPC }), "it was not told");
         assert_eq!(call(&device), Ok(()));
     }
-}
-
-#[test]
-fn inv18_a_failed_sync_poisons_until_a_reset() {
-    let (_cache, device, disk) = new();
-    fill(&device, 1, 2);
-    fill(&device, 2, 2);
-    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
-    let poisoned = WriteError::Poisoned { errno: libc::EIO };
-    assert_eq!(device.sync().unwrap_err(), poisoned);
-    // Never "retried and fine".
-    assert_eq!(device.sync().unwrap_err(), poisoned);
-    assert_eq!(device.clone().flush().unwrap_err(), poisoned);
-    assert_eq!(disk.count(Operation::Sync), 1);
-    assert_eq!(device.get_mut(3).unwrap_err(), GetError::Poisoned { errno: libc::EIO });
-    // What is cached is served; what the device may have lost is not read from it.
-    assert_eq!(device.get(1).unwrap()[0], 2);
-    assert_eq!(device.get(9).unwrap()[0], 1);
-    device.invalidate(2).unwrap();
-    assert_eq!(device.get(2).unwrap_err(), GetError::Poisoned { errno: libc::EIO });
-    let lost = device.reset().unwrap();
-    assert_eq!(lost.blocks().iter().cloned().flatten().collect::<Vec<_>>(), [2]);
-    let writes = disk.count(Operation::Write);
-    device.sync().unwrap();
-    assert_eq!(disk.count(Operation::Write), writes + 1, "what was cached is written again");
-    fill(&device, 2, 5);
-    device.sync().unwrap();
-    assert!(device.reset().unwrap().is_empty());
 }
 
 /// Returns how often a miss that needs the buffer tries to write a block whose writes fail; at most

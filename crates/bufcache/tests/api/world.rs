@@ -1,10 +1,24 @@
-//! A cache of a few blocks over a device that fails when it is told to.
+//! What the tests have in common: their imports, a cache of a few blocks over a device that fails when it is told to, and
+//! one over a device that keeps what it begins.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, MemoryDevice};
-use bufcache_test::{FaultDevice, KeptDevice};
+pub(crate) use aio_reap::Engine;
+pub(crate) use bufcache::{
+    AttachOptions, BlockDevice, BuildError, Cache, Device, EngineDevice, Eviction, FileDevice,
+    GetError, Load, MemoryDevice, Wal, WriteError, lend_engine,
+};
+pub(crate) use bufcache_test::{Begun, Fault, FaultDevice, KeptDevice, Operation};
+pub(crate) use std::fs::File;
+pub(crate) use std::future::Future;
+pub(crate) use std::ops::Range;
+pub(crate) use std::pin::pin;
+pub(crate) use std::rc::Rc;
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};
+pub(crate) use std::sync::{Arc, Barrier, Mutex, mpsc};
+pub(crate) use std::task::{Context, Poll, Wake, Waker};
+pub(crate) use std::time::{Duration, Instant};
+pub(crate) use std::{io, thread};
+pub(crate) use testkit::wait::wait_for;
+pub(crate) use testkit::{WakeCount, block_on, in_time};
 
 pub(crate) const SIZE: usize = 512;
 

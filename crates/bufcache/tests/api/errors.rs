@@ -1,0 +1,225 @@
+//! What each call returns where its operation of the device fails, and what is there then: for each kind of failure,
+//! of a thread and of a task.
+
+use std::io;
+
+use bufcache::{AttachOptions, Cache, Device, GetError, WriteError};
+use bufcache_test::{Begun, Fault, Operation};
+use testkit::block_on;
+
+use crate::world::{LONG, SIZE, fill, kept, new, with};
+
+/// A call that has to do with block 1, which the device does not have or has not made durable, or with block 5, which
+/// is not cached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    Get,
+    Flush,
+    Sync,
+    WriteThrough,
+    WriteAround,
+    Discard,
+    Zero,
+    Close,
+}
+
+use Call::*;
+
+/// Each call, and an operation that it makes.
+const CALLS: [(Call, Operation); 11] = [
+    (Get, Operation::Read),
+    (Flush, Operation::Write),
+    (Sync, Operation::Write),
+    (Sync, Operation::Sync),
+    (WriteThrough, Operation::Write),
+    (WriteThrough, Operation::Sync),
+    (WriteAround, Operation::Write),
+    (Discard, Operation::Discard),
+    (Zero, Operation::Zero),
+    (Close, Operation::Write),
+    (Close, Operation::Sync),
+];
+
+type Told = Result<(), WriteError>;
+
+fn by_thread(device: &Device, call: Call) -> Told {
+    match call {
+        Get => Ok(device.get(5).map(drop)?),
+        Flush => device.flush(),
+        Sync => device.sync(),
+        WriteThrough => device.write_through(1..2),
+        WriteAround => device.write_around(1, &[3; SIZE]),
+        Discard => device.discard(1..2),
+        Zero => device.zero_by_device(1..2),
+        Close => device.clone().close().map_err(|error| error.error),
+    }
+}
+
+async fn by_task(device: &Device, call: Call) -> Told {
+    match call {
+        Get => Ok(device.get_async(5).await.map(drop)?),
+        Flush => device.flush_async().await,
+        Sync => device.sync_async().await,
+        WriteThrough => device.write_through_async(1..2).await,
+        Discard => device.discard_async(1..2).await,
+        Zero => device.zero_by_device_async(1..2).await,
+        Close => device.clone().close_async().await.map_err(|error| error.error),
+        WriteAround => device.call_async(move |device| by_thread(&device, call)).await,
+    }
+}
+
+fn make(device: &Device, call: Call, of_task: bool) -> Told {
+    if of_task { block_on(by_task(device, call)) } else { by_thread(device, call) }
+}
+
+/// How an operation fails: as a device fails it, or as one that begins its operations drops or panics at it.
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    Fault(Fault),
+    Begun(Begun),
+}
+
+/// With the errno of a read, and of other operations; `io::Error::last_os_error()` has errno 0 behind a library that
+/// has set none.
+const FAILURES: [(Failure, i32); 10] = [
+    (Failure::Fault(Fault::Error(libc::EIO)), libc::EIO),
+    (Failure::Fault(Fault::Error(libc::ENOSPC)), libc::ENOSPC),
+    (Failure::Fault(Fault::Error(0)), libc::EIO),
+    (Failure::Fault(Fault::Error(-22)), libc::EIO),
+    (Failure::Fault(Fault::Error(i32::MIN)), libc::EIO),
+    (Failure::Fault(Fault::Panic), libc::EIO),
+    (Failure::Fault(Fault::Short(100)), libc::ENOSPC),
+    (Failure::Fault(Fault::Torn(0)), libc::EIO),
+    (Failure::Begun(Begun::Dropped), libc::ECANCELED),
+    (Failure::Begun(Begun::Panics), libc::EIO),
+];
+
+/// The error of a call whose operation fails.
+fn error(call: Call, operation: Operation, failure: Failure, mut errno: i32) -> WriteError {
+    use Failure::{Begun as Kept, Fault as Fails};
+    let is_panic = matches!(failure, Fails(Fault::Panic) | Kept(Begun::Panics));
+    if operation == Operation::Sync && matches!(failure, Fails(Fault::Short(_))) {
+        errno = libc::EIO;
+    }
+    if operation == Operation::Sync || call == WriteThrough {
+        return WriteError::Poisoned { errno };
+    }
+    match failure {
+        _ if call == Get => WriteError::Get(match failure {
+            _ if is_panic => GetError::Panicked { block: 5 },
+            Fails(Fault::Short(_)) => GetError::ShortRead { block: 5 },
+            Fails(Fault::Torn(_)) => GetError::Verify { block: 5 },
+            _ => GetError::Io { errno, block: 5 },
+        }),
+        _ if is_panic => WriteError::Panicked { block: 1 },
+        _ => WriteError::Io { errno, block: 1 },
+    }
+}
+
+#[test]
+fn inv12_a_read_that_fails_is_told_and_is_not_cached() {
+    check_all(&CALLS[..1]);
+}
+
+#[test]
+fn inv17_each_call_is_told_of_its_failure_and_loses_nothing() {
+    check_all(&CALLS[1..]);
+}
+
+fn check_all(calls: &[(Call, Operation)]) {
+    for &(call, operation) in calls {
+        for (failure, errno) in FAILURES {
+            // All operations fail, so these fail at the sync behind the write.
+            let is_begun = matches!(failure, Failure::Begun(_));
+            if is_begun && operation == Operation::Write && matches!(call, Sync | Close) {
+                continue;
+            }
+            check(call, operation, failure, errno, false);
+            check(call, operation, failure, errno, true);
+        }
+    }
+}
+
+fn check(call: Call, operation: Operation, failure: Failure, errno: i32, of_task: bool) {
+    let what = format!("{call:?}, of a task: {of_task}, with {failure:?} of {operation:?}");
+    let (cache, device, fails): (Cache, Device, Box<dyn Fn(bool)>) = match failure {
+        Failure::Fault(fault) => {
+            let verify = |_, bytes: &[u8]| bytes[0] != 0;
+            let (cache, device, disk) = with(16, AttachOptions::new().verify(verify));
+            let fails = move |fails| match fails {
+                true => disk.inject(operation, .., fault),
+                false => disk.heal(),
+            };
+            (cache, device, Box::new(fails))
+        }
+        Failure::Begun(begun) => {
+            let (cache, device, disk) = kept(LONG);
+            disk.does(Begun::Deferred);
+            let fails = move |fails| disk.does(if fails { begun } else { Begun::Deferred });
+            (cache, device, Box::new(fails))
+        }
+    };
+    let other = device.clone();
+    fill(&device, 1, 2);
+    if operation == Operation::Sync {
+        fill(&device, 2, 2);
+        device.flush().unwrap();
+    }
+    fails(true);
+    let error = error(call, operation, failure, errno);
+    assert_eq!(make(&device, call, of_task), Err(error), "{what}");
+    let dirty = usize::from(operation != Operation::Sync);
+    assert_eq!((cache.stats().dirty / SIZE, device.get(1).unwrap()[0]), (dirty, 2), "{what}");
+    assert!(!device.is_cached(5), "{what}");
+    fails(false);
+    if let WriteError::Poisoned { errno } = error {
+        // Never "retried and fine". What is cached is served; what the device may have lost is not read from it.
+        let calls = [make(&device, Sync, of_task), other.flush(), other.write_through(1..2)];
+        assert_eq!(calls, [Err(error); 3], "{what}");
+        assert_eq!(device.get_mut(3).err(), Some(GetError::Poisoned { errno }), "{what}");
+        device.invalidate(2).unwrap();
+        let lost: Vec<_> = (operation == Operation::Sync).then_some(2..3).into_iter().collect();
+        let got = device.get(2).map(|block| block[0]);
+        let expected = if lost.is_empty() { Ok(1) } else { Err(GetError::Poisoned { errno }) };
+        assert_eq!(got, expected, "{what}");
+        assert_eq!(device.reset().unwrap().blocks(), lost, "{what}");
+        let _earlier = [device.sync(), other.sync()];
+    } else {
+        let is_told = operation == Operation::Write && call != WriteAround;
+        let earlier = if is_told { Err(WriteError::Earlier { errno }) } else { Ok(()) };
+        assert_eq!([other.sync(), other.sync()], [earlier, Ok(())], "{what}");
+        let earlier = if call == Close { earlier } else { Ok(()) }; // by another handle
+        assert_eq!(make(&device, Sync, of_task), earlier, "{what}");
+    }
+    assert_eq!(device.sync(), Ok(()), "{what}");
+    // Nothing is marked, and the device has it.
+    assert_eq!(device.get_mut(1).unwrap()[0], 2, "{what}");
+    device.invalidate(1).unwrap();
+    assert_eq!([1, 5].map(|block| device.get(block).unwrap()[0]), [2, 1], "{what}");
+    device.close().unwrap();
+}
+
+/// A signal interrupts a sync. The cache makes it again: nothing is given up for it.
+#[test]
+fn inv18_an_interrupted_sync_is_made_again() {
+    for (call, of_task) in
+        [Sync, WriteThrough, Close].into_iter().flat_map(|call| [(call, false), (call, true)])
+    {
+        let (_cache, device, disk) = new();
+        fill(&device, 1, 2);
+        device.flush().unwrap();
+        disk.inject(Operation::Sync, ..3, Fault::Error(libc::EINTR));
+        assert_eq!(make(&device, call, of_task), Ok(()));
+        assert_eq!((disk.count(Operation::Sync), disk.count(Operation::Write)), (4, 1));
+    }
+}
+
+#[test]
+fn a_bypass_has_the_errno_of_its_write() {
+    let (_cache, device, _disk) = new();
+    for (errno, told) in [(libc::ENOSPC, libc::ENOSPC), (0, libc::EIO), (i32::MIN, libc::EIO)] {
+        let bypass = device.try_bypass(5..6).unwrap().unwrap();
+        let ended = bypass.finish(Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!(ended, Err(WriteError::Io { errno: told, block: 5 }));
+    }
+}
