@@ -5,9 +5,12 @@
 //! print that and pass, unless `OFFLOCK_REQUIRE_ALL` is set.
 #![cfg(all(target_arch = "x86_64", not(offlock_model)))]
 
+#[path = "common/readable.rs"]
+mod readable;
+
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
+use std::time::Duration;
 
 use aio_reap::{BackendKind, Engine, StartError};
 
@@ -183,12 +186,7 @@ fn linux_aio_without_room_in_aio_max_nr_falls_back_to_threads() {
 /// instead of never.
 #[test]
 fn unwatched_completions_keep_the_descriptor_readable() {
-    let readable = |engine: &Engine| {
-        let fd = engine.as_fd().as_raw_fd();
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: the pointer is to one valid pollfd.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
-    };
+    let readable = |engine: &Engine| readable::readable(engine, Duration::ZERO);
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let engine = Engine::new().unwrap();

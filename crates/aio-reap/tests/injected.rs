@@ -46,6 +46,9 @@ impl Case<'_> {
     }
 
     fn run_child(&self, child: &str) {
+        if !strace_works() {
+            return;
+        }
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (file, log) = (dir.path().join("file"), dir.path().join("log"));
         // The bytes are in the file before, because a write that strace makes short moves no bytes.
@@ -141,9 +144,6 @@ fn child() {
 
 #[test]
 fn inv12_interrupted_system_calls_are_made_again_up_to_a_limit() {
-    if !strace_works() {
-        return;
-    }
     let case = |inject: &str, failed: &[_], log: &[_]| {
         Case { backend: "threads", inject, by_path: true, failed, log }.run();
     };
@@ -159,9 +159,6 @@ fn inv12_interrupted_system_calls_are_made_again_up_to_a_limit() {
 /// An error fails only its own request.
 #[test]
 fn inv03_a_failed_system_call_fails_one_request() {
-    if !strace_works() {
-        return;
-    }
     for (inject, errno) in [
         ("pwritev:error=EIO:when=2", libc::EIO),
         ("preadv:error=EIO:when=6", libc::EIO),
@@ -188,9 +185,6 @@ fn inv03_a_failed_system_call_fails_one_request() {
 /// A short transfer is continued where it stopped.
 #[test]
 fn inv11_short_system_calls_are_continued() {
-    if !strace_works() {
-        return;
-    }
     for (inject, log) in [
         ("pwritev:retval=100:when=1", ["1, 0)", "100 (INJECTED)", "1, 100)", "= 3996"]),
         ("pwritev:retval=4095:when=2", ["1, 4096)", "4095 (INJECTED)", "1, 8191)", "= 1\n"]),
@@ -203,9 +197,6 @@ fn inv11_short_system_calls_are_continued() {
 /// If submissions and sleeps fail for a while, no request is lost, and no request fails.
 #[test]
 fn inv04_refused_submissions_and_sleeps_are_made_again() {
-    if !strace_works() {
-        return;
-    }
     // The first two enters of an io_uring belong to its set-up.
     let injected: &[&str] = &["(INJECTED)"];
     for (backend, inject, log) in [
@@ -244,9 +235,6 @@ fn cancelling_child() {
 /// The enter that passes a cancellation to the kernel fails.
 #[test]
 fn inv04_a_cancellation_without_room_is_submitted_again() {
-    if !strace_works() {
-        return;
-    }
     for inject in ["io_uring_enter:error=EAGAIN:when=3", "io_uring_enter:error=EAGAIN:when=3..8"] {
         let case = Case {
             backend: "io_uring",
@@ -287,9 +275,6 @@ fn child_beside_a_slow_read() {
 /// A submission that found no room is made again, although the only request in flight never completes.
 #[test]
 fn inv04_a_submission_is_made_again_beside_a_slow_request() {
-    if !strace_works() {
-        return;
-    }
     let case = Case {
         backend: "io_uring",
         inject: "io_uring_enter:error=EAGAIN:when=3..13",

@@ -1,162 +1,186 @@
-//! A warm engine does not allocate per request, on every real backend and the simulated one, with
-//! every front end.
+//! A warm engine does not allocate per request: with every front end, on every real backend and the
+//! simulated one; and for vectors, paths, deadlines, and waits for a slot.
 //!
 //! The program has only one test, because the allocator counts every thread.
 #![cfg(not(offlock_model))]
 
-use std::cell::Cell;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::rc::Rc;
-use std::task::Poll;
+mod common;
+#[path = "common/direct.rs"]
+mod direct;
 
-use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File};
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use aio_reap::{AlignedBuf, BackendKind, BufList, CompletionQueue, Engine, File, IoPath};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Model, Sim};
+use common::{engines, small};
+use direct::direct_file;
 use testkit::alloc::{CountingAllocator, counted};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const DEPTH: usize = 8;
+const WARM_UP: usize = 40;
 const ROUNDS: usize = 300;
+/// The requests of a batch.
+const BATCH: u64 = 8;
+const FAR: Duration = Duration::from_secs(3600);
+/// The number of late allocations that are allowed: a queue that is longer than ever, or one more
+/// thread that sleeps.
+const LATE: u64 = 4;
 
-/// The buffers of one round. Every front end returns them.
-struct Bench {
-    engine: Rc<Engine>,
-    file: File,
-    queue: CompletionQueue<AlignedBuf>,
-    spare: Vec<AlignedBuf>,
+fn poll<F: Future>(future: Pin<&mut F>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-impl Bench {
-    fn take(&mut self) -> AlignedBuf {
-        self.spare.pop().expect("the last round gave them back")
-    }
+/// Runs `round` until the engine is warm, and then counts allocations. A round may make `known` ones.
+fn count(engine: &Engine, what: &str, known: u64, mut round: impl FnMut()) {
+    (0..WARM_UP).for_each(|_| round());
+    let ((), made) = counted(|| (0..ROUNDS).for_each(|_| round()));
+    let (made, allowed) = (made.allocations, LATE + known * ROUNDS as u64);
+    assert!(
+        made <= allowed,
+        "{what} on {}: {made} allocations in {ROUNDS} rounds",
+        engine.backend()
+    );
+}
 
-    /// Sends a full batch through the queue.
-    fn queue_round(&mut self) {
-        let engine = Rc::clone(&self.engine);
+/// The buffers of one batch. Every front end returns them.
+fn buffers() -> Vec<AlignedBuf> {
+    (0..BATCH).map(|_| AlignedBuf::zeroed(4096, 4096)).collect()
+}
+
+fn queues(engine: &Engine, file: &File) {
+    let (queue, mut spare) = (CompletionQueue::new(), buffers());
+    count(engine, "a queue", 0, || {
         let plug = engine.plug();
-        for block in 0..DEPTH as u64 {
-            let buf = self.take();
-            engine.write(&self.file, buf, block * 4096).enqueue(&self.queue, block).unwrap();
+        for block in 0..BATCH {
+            let write = engine.write(file, spare.pop().unwrap(), block * 4096);
+            write.enqueue(&queue, block).unwrap();
         }
         drop(plug);
         engine.drain().unwrap();
-        while let Some(done) = self.queue.pop() {
+        while let Some(done) = queue.pop() {
             done.result.unwrap();
-            self.spare.push(done.buf);
+            spare.push(done.buf);
         }
-    }
+    });
+}
 
-    /// Sends a full batch with callbacks, each of which makes another request.
-    fn callback_round(&mut self) {
-        let returned: Rc<Cell<Vec<AlignedBuf>>> = RETURNED.with(Rc::clone);
-        let engine = Rc::clone(&self.engine);
+/// Each callback makes another request.
+fn callbacks(engine: &Rc<Engine>, file: &File) {
+    let spare = Rc::new(RefCell::new(buffers()));
+    count(engine, "callbacks", 0, || {
         let plug = engine.plug();
-        for block in 0..DEPTH as u64 {
-            let buf = self.take();
-            let (returned, again) = (Rc::clone(&returned), Rc::clone(&engine));
+        for block in 0..BATCH {
+            let (returned, again) = (Rc::clone(&spare), Rc::clone(engine));
             let done = move |result: Result<usize, aio_reap::RequestError>, buf| {
                 result.unwrap();
-                let mut list = returned.take();
-                list.push(buf);
-                returned.set(list);
+                returned.borrow_mut().push(buf);
                 again.nop().callback(|result, ()| assert!(result.is_ok())).unwrap();
             };
-            engine.read(&self.file, buf, block * 4096).zero_fill().callback(done).unwrap();
+            let buf = spare.borrow_mut().pop().unwrap();
+            engine.read(file, buf, block * 4096).zero_fill().callback(done).unwrap();
         }
         drop(plug);
         engine.drain().unwrap();
-        let mut list = returned.take();
-        self.spare.append(&mut list);
-        returned.set(list);
-    }
-
-    /// Sends futures, of which half are waited for and half awaited (`block_on` may allocate once
-    /// per call).
-    fn future_round(&mut self) -> u64 {
-        let engine = Rc::clone(&self.engine);
-        for block in 0..DEPTH as u64 / 2 {
-            let buf = self.take();
-            let write = engine.write(&self.file, buf, block * 4096).submit().unwrap();
-            let (result, buf) = write.wait();
-            result.unwrap();
-            self.spare.push(buf);
-            engine.fdatasync(&self.file).submit().unwrap().wait().0.unwrap();
-        }
-        let buf = self.take();
-        let mut read = engine.read(&self.file, buf, 0).submit().unwrap();
-        let poll = poll_fn(|context| match Pin::new(&mut read).poll(context) {
-            Poll::Ready((result, buf)) => {
-                result.unwrap();
-                Poll::Ready(buf)
-            }
-            Poll::Pending => Poll::Pending,
-        });
-        self.spare.push(engine.block_on(poll).unwrap());
-        2 // the waker and its handle
-    }
+    });
 }
 
-thread_local! {
-    static RETURNED: Rc<Cell<Vec<AlignedBuf>>> = Rc::new(Cell::new(Vec::with_capacity(DEPTH)));
+/// Operations, of which one is awaited: `block_on` allocates a waker and its handle.
+fn futures(engine: &Engine, file: &File) {
+    let mut spare = buffers();
+    count(engine, "futures", 2, || {
+        for block in 0..BATCH / 2 {
+            let write = engine.write(file, spare.pop().unwrap(), block * 4096).submit().unwrap();
+            let (result, buf) = write.wait();
+            result.unwrap();
+            spare.push(buf);
+            engine.fdatasync(file).submit().unwrap().wait().0.unwrap();
+        }
+        let read = engine.read(file, spare.pop().unwrap(), 0).submit().unwrap();
+        let (result, buf) = engine.block_on(read).unwrap();
+        result.unwrap();
+        spare.push(buf);
+    });
+}
+
+fn vectors(engine: &Engine, file: &File) {
+    let mut list = Some(BufList::new(vec![vec![1; 100], vec![2; 4000]]).unwrap());
+    count(engine, "vectors", 0, || {
+        let write = engine.write_vectored(file, list.take().unwrap(), 0).submit().unwrap();
+        let (written, bufs) = write.wait();
+        let (read, bufs) = engine.read_vectored(file, bufs, 0).submit().unwrap().wait();
+        assert_eq!((written.unwrap(), read.unwrap()), (4100, 4100));
+        list = Some(bufs);
+    });
+}
+
+fn stats_by_name(engine: &Engine) {
+    let mut path = Some(IoPath::from("/"));
+    count(engine, "stat", 0, || {
+        let (stat, back) = engine.stat(path.take().unwrap()).submit().unwrap().wait();
+        assert!(stat.unwrap().is_dir());
+        path = Some(back);
+    });
+}
+
+fn deadlines(engine: &Engine) {
+    count(engine, "deadlines", 0, || {
+        let far = Instant::now() + FAR;
+        engine.nop().cancel_at(far).submit().unwrap().wait().0.unwrap();
+        let mut op = pin!(engine.nop().submit().unwrap());
+        while !poll(op.as_mut()) {
+            engine.wait(Some(FAR)).unwrap();
+        }
+        // A deadline that passes.
+        let late = engine.nop().cancel_at(Instant::now()).submit().unwrap();
+        _ = late.wait();
+    });
+}
+
+/// All slots are taken, and one more request waits.
+fn waits_for_slots(engine: &Engine, capacity: usize) {
+    let mut taken = Vec::with_capacity(capacity);
+    count(engine, "waits", 0, || {
+        let plug = engine.plug();
+        (0..capacity).for_each(|_| taken.push(engine.nop().submit().unwrap()));
+        let mut next = pin!(engine.nop().submit_async());
+        assert!(!poll(next.as_mut()));
+        drop(plug);
+        taken.drain(..).for_each(|op| assert_eq!(op.wait().0.unwrap(), 0));
+        assert!(poll(next.as_mut()));
+        engine.drain().unwrap();
+    });
 }
 
 #[test]
-fn no_allocation_per_request_after_warm_up() {
-    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads, BackendKind::External]
-    {
-        let builder = Engine::builder().depth(DEPTH);
-        let started = match kind {
-            BackendKind::External => builder.build_sim(&Sim::new(Model::default(), 0)),
-            _ => builder.backend(kind).build(),
-        };
-        let engine = match started {
-            Ok(engine) => Rc::new(engine),
-            Err(error) if matches!(kind, BackendKind::Uring | BackendKind::Aio) => {
-                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{error}");
-                eprintln!("skipped: {error}");
-                continue;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        for direct in [false, true] {
-            use std::os::unix::fs::OpenOptionsExt;
-            let flags = if direct { libc::O_DIRECT } else { 0 };
-            let mut options = std::fs::OpenOptions::new();
-            let opened = options.read(true).write(true).custom_flags(flags).open(temp.path());
-            let Ok(opened) = opened else { continue }; // the file system has no O_DIRECT
-            let mut bench = Bench {
-                file: engine.attach(opened).unwrap(),
-                engine: Rc::clone(&engine),
-                queue: CompletionQueue::new(),
-                spare: (0..DEPTH).map(|_| AlignedBuf::zeroed(4096, 4096)).collect(),
-            };
-            // Warm-up: queues grow, threads start.
-            for _ in 0..20 {
-                bench.queue_round();
-                bench.callback_round();
-                bench.future_round();
-            }
-            let (mut allowed, made) = counted(|| {
-                let mut allowed = 0;
-                for _ in 0..ROUNDS {
-                    bench.queue_round();
-                    bench.callback_round();
-                    allowed += bench.future_round();
-                }
-                allowed
-            });
-            let made = made.allocations;
-            // The table of parking_lot grows if more workers sleep than ever before.
-            allowed += 4;
-            assert!(
-                made <= allowed,
-                "{kind}, direct {direct}: {made} allocations, {allowed} known"
-            );
+fn inv17_no_allocation_per_request_after_warm_up() {
+    let simulated = small().build_sim(&Sim::new(Model::default(), 0)).unwrap();
+    for engine in engines(small()).chain([simulated]) {
+        let engine = Rc::new(engine);
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        // This burst starts every thread of the pool.
+        let plug = engine.plug();
+        let burst = [(); 64].map(|()| engine.fdatasync(&file).submit().unwrap());
+        drop(plug);
+        burst.into_iter().for_each(|op| assert_eq!(op.wait().0.unwrap(), 0));
+        let direct = direct_file(&engine).map(|(_temp, file)| file);
+        for file in [&file].into_iter().chain(&direct) {
+            queues(&engine, file);
+            callbacks(&engine, file);
+            futures(&engine, file);
+        }
+        if engine.backend() != BackendKind::External {
+            vectors(&engine, &file);
+            stats_by_name(&engine);
+            deadlines(&engine);
+            waits_for_slots(&engine, 64); // the capacity of `small`
         }
     }
     // The main thread of the test harness may allocate meanwhile, but not each time.

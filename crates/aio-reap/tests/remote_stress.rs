@@ -8,6 +8,7 @@
 //! `OFFLOCK_STRESS_SECONDS` (2) is the time for each backend.
 #![cfg(not(offlock_model))]
 
+mod common;
 #[path = "common/counted.rs"]
 mod counted;
 
@@ -16,9 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use aio_reap::{
-    BackendKind, Engine, Outcome, Remote, Responder, Response, SharedFile, SubmitError,
-};
+use aio_reap::{Engine, Outcome, Remote, Responder, Response, SharedFile, SubmitError};
+use common::engines;
 use counted::Counted;
 use testkit::block_on;
 use testkit::stress::{keep_running, stress_time};
@@ -52,7 +52,7 @@ impl Client {
     }
 
     fn buf(&self, byte: u8) -> Counted {
-        Counted(vec![byte; BLOCK], Arc::clone(&self.freed))
+        Counted::new(BLOCK, byte, &self.freed)
     }
 
     /// Sends a read or a write of `block`. Retries while the queue is full.
@@ -132,17 +132,7 @@ impl Client {
 #[test]
 #[ignore = "takes seconds per backend"]
 fn stress_inv06_threads_share_an_engine() {
-    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
-        let builder = Engine::builder().depth(8).capacity(CAPACITY);
-        let engine = match builder.backend(kind).build() {
-            Ok(engine) => engine,
-            Err(error) => {
-                assert!(kind != BackendKind::Threads, "{error}");
-                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
-                eprintln!("skipped: {error}");
-                continue;
-            }
-        };
+    for engine in engines(Engine::builder().depth(8).capacity(CAPACITY)) {
         let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
         let until = Instant::now() + stress_time(2);
         let remote = engine.remote();
@@ -183,6 +173,6 @@ fn stress_inv06_threads_share_an_engine() {
         assert_eq!(format!("{:?}", engine.remote()), "Remote { calls: 0, capacity: 64 }");
         let stats = engine.stats();
         assert_eq!((stats.stray, stats.completed), (0, stats.accepted));
-        println!("{kind}: {made} requests, {full} found no place, {stats}");
+        println!("{}: {made} requests, {full} found no place, {stats}", engine.backend());
     }
 }

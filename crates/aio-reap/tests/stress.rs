@@ -9,14 +9,16 @@
 //! multiplies it.
 #![cfg(not(offlock_model))]
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aio_reap::{AlignedBuf, AllocateMode, BackendKind, Engine, File};
-
+use aio_reap::{AlignedBuf, AllocateMode, Engine, File};
+use common::engines;
 use testkit::stress::{keep_running, stress_time};
 
 const DEPTH: usize = 32;
@@ -146,16 +148,9 @@ fn content(stamp: u64, block: usize) -> Box<[u8; BLOCK]> {
 fn stress_mixed_io_on_every_backend() {
     let soak = std::env::var("OFFLOCK_SOAK").ok();
     let times = soak.map_or(1, |times| times.parse::<u32>().expect("a number"));
-    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
-        for flags in [libc::O_DIRECT, 0] {
-            let engine = match Engine::builder().depth(DEPTH).backend(kind).build() {
-                Ok(engine) => Rc::new(engine),
-                Err(error) => {
-                    assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
-                    eprintln!("skipped: {error}");
-                    break;
-                }
-            };
+    for flags in [libc::O_DIRECT, 0] {
+        for engine in engines(Engine::builder().depth(DEPTH)) {
+            let engine = Rc::new(engine);
             let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
             temp.as_file().set_len((BLOCKS * BLOCK) as u64).unwrap();
             let mut options = OpenOptions::new();
@@ -190,7 +185,7 @@ fn stress_mixed_io_on_every_backend() {
             assert_eq!((stats.stray, stats.accepted), (0, world.made.get()));
             assert!(stats.max_in_flight <= DEPTH && stats.completed == stats.accepted);
             assert!(stats.accepted > ENOUGH, "{stats}");
-            println!("{kind}, flags {flags:#o}: {stats}");
+            println!("{}, flags {flags:#o}: {stats}", engine.backend());
             for block in 0..BLOCKS {
                 let at = (block * BLOCK) as u64;
                 let buf = AlignedBuf::zeroed(BLOCK, BLOCK);

@@ -11,8 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::common::on_every_backend;
+use crate::counted::OnDrop;
 use crate::direct_file::direct_file;
-use aio_reap::{AlignedBuf, CompletionQueue, Engine, IoBuf, Operation, Submission, SubmitError};
+use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, SubmitError};
 use aio_reap_test::sim::Script;
 use testkit::WakeCount;
 
@@ -153,58 +154,30 @@ fn a_callback_that_frees_a_slot_wakes_a_future() {
     assert!(called.get() && script.waits() >= 2);
 }
 
-/// Many tasks share few slots on the real backends, and each one completes.
+/// Many tasks share few slots: each one writes and reads back, with a pause in between.
+pub(crate) async fn share_slots(engine: &Engine, pause: impl AsyncFn(u64)) {
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let task = async |nr: u64| {
+        for at in (nr * 3..nr * 3 + 3).map(|block| block * 64) {
+            let write = engine.write(&file, vec![nr as u8; 64], at).submit_async().await.unwrap();
+            let (written, buf) = write.await;
+            pause(nr).await;
+            let read = engine.read(&file, buf, at).submit_async().await.unwrap();
+            let (read, buf) = read.await;
+            assert_eq!((written.unwrap(), read.unwrap(), buf), (64, 64, vec![nr as u8; 64]));
+        }
+    };
+    let mut tasks: Vec<_> = (0..200).map(|nr| Box::pin(task(nr))).collect();
+    poll_fn(|context| {
+        tasks.retain_mut(|task| task.as_mut().poll(context).is_pending());
+        if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
 #[test]
 fn many_tasks_share_few_slots() {
-    on_every_backend(|engine| {
-        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-        let mut tasks: Vec<Pin<Box<dyn Future<Output = usize> + '_>>> = Vec::new();
-        for task in 0..300u64 {
-            let file = &file;
-            tasks.push(Box::pin(async move {
-                let mut moved = 0;
-                for round in 0..3 {
-                    let write = engine.write(file, vec![1; 64], (task * 3 + round) * 64);
-                    moved += write.submit_async().await.unwrap().await.0.unwrap();
-                }
-                moved
-            }));
-        }
-        let mut sum = 0;
-        let all = poll_fn(|context| {
-            tasks.retain_mut(|task| match task.as_mut().poll(context) {
-                Poll::Ready(moved) => {
-                    sum += moved;
-                    false
-                }
-                Poll::Pending => true,
-            });
-            if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        engine.block_on(all).unwrap();
-        assert_eq!(sum, 300 * 3 * 64);
-    });
-}
-
-/// A buffer whose drop panics.
-struct Panicking(Vec<u8>);
-
-impl Drop for Panicking {
-    fn drop(&mut self) {
-        panic!("on purpose");
-    }
-}
-
-// SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has the
-// value.
-unsafe impl IoBuf for Panicking {
-    fn as_ptr(&self) -> *const u8 {
-        self.0.as_ptr()
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
+    on_every_backend(|engine| engine.block_on(share_slots(engine, async |_| ())).unwrap());
 }
 
 /// A dropped operation frees a slot, and the drop of its buffer panics. A turn follows, which wakes the
@@ -213,7 +186,8 @@ unsafe impl IoBuf for Panicking {
 fn a_panic_that_frees_a_slot_causes_a_turn_for_the_next_future() {
     let (engine, script) = full_at(1);
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-    let write = engine.write(&file, Panicking(vec![1; 8]), 0).submit().unwrap();
+    let write =
+        engine.write(&file, OnDrop(vec![1; 8], || panic!("on purpose")), 0).submit().unwrap();
     script.complete(1);
     engine.turn();
     assert!(write.is_done() && !readable(&engine, Duration::ZERO));

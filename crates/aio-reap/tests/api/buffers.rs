@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aio_reap::{
@@ -25,48 +25,11 @@ use aio_reap::{
 };
 
 use crate::common::{engines, fifo};
+use crate::counted::{Counted, OnDrop};
 use crate::scripted::scripted;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
-
-/// A buffer that overwrites its bytes when it is freed, and counts that.
-struct Pattern {
-    bytes: AlignedBuf,
-    freed: Rc<Cell<u64>>,
-}
-
-impl Drop for Pattern {
-    fn drop(&mut self) {
-        self.bytes.fill(0xdd);
-        self.freed.set(self.freed.get() + 1);
-    }
-}
-
-// SAFETY: it returns the memory of the `AlignedBuf` inside, which no code uses while the engine has
-// the value.
-unsafe impl IoBuf for Pattern {
-    fn as_ptr(&self) -> *const u8 {
-        IoBuf::as_ptr(&self.bytes)
-    }
-
-    fn len(&self) -> usize {
-        IoBuf::len(&self.bytes)
-    }
-}
-
-// SAFETY: it returns the memory of the `AlignedBuf` inside, which is valid for writing.
-unsafe impl IoBufMut for Pattern {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        IoBufMut::as_mut_ptr(&mut self.bytes)
-    }
-}
-
-fn pattern(byte: u8, freed: &Rc<Cell<u64>>) -> Pattern {
-    let mut bytes = AlignedBuf::zeroed(BLOCK, BLOCK);
-    bytes.fill(byte);
-    Pattern { bytes, freed: Rc::clone(freed) }
-}
 
 /// Opens a direct file if the file system allows it, so that requests stay in flight for a while.
 fn file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
@@ -87,14 +50,14 @@ fn byte_of(round: u64, block: u64) -> u8 {
 fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
     for engine in engines(Engine::builder().depth(32).capacity(256)) {
         let (temp, file) = file(&engine);
-        let freed = Rc::new(Cell::new(0));
+        let freed = Arc::new(AtomicU64::new(0));
         let mut forgotten = 0;
         for round in 0..6u64 {
             let forgotten_before = forgotten;
             let mut kept = Vec::new();
             let plug = engine.plug();
             for block in 0..BLOCKS {
-                let buf = pattern(byte_of(round, block), &freed);
+                let buf = Counted::new(BLOCK, byte_of(round, block), &freed);
                 let write = engine.write(&file, buf, block * BLOCK as u64).submit().unwrap();
                 match block % 3 {
                     0 => drop(write),
@@ -106,14 +69,14 @@ fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
                 }
             }
             let before = round * BLOCKS - forgotten_before;
-            assert_eq!(freed.get(), before, "freed before it was even submitted");
+            assert_eq!(freed.load(Ordering::Relaxed), before, "freed before it was even submitted");
             drop(plug);
             engine.drain().unwrap();
             kept.into_iter().for_each(|write: Operation<_>| {
                 assert_eq!(write.wait().0.unwrap(), BLOCK);
             });
             // All buffers but the forgotten ones are freed.
-            assert_eq!(freed.get(), (round + 1) * BLOCKS - forgotten);
+            assert_eq!(freed.load(Ordering::Relaxed), (round + 1) * BLOCKS - forgotten);
             let mut bytes = vec![0; BLOCK * BLOCKS as usize];
             temp.as_file().read_exact_at(&mut bytes, 0).unwrap();
             for (block, bytes) in (0..).zip(bytes.chunks(BLOCK)) {
@@ -144,11 +107,11 @@ fn inv13_reads_of_dropped_operations_write_only_to_their_buffers() {
     for engine in engines(Engine::builder().depth(32).capacity(256)) {
         let (temp, file) = file(&engine);
         temp.as_file().write_all_at(&vec![0x77; BLOCK * BLOCKS as usize], 0).unwrap();
-        let freed = Rc::new(Cell::new(0));
+        let freed = Arc::new(AtomicU64::new(0));
         let mut others = VecDeque::new();
         for round in 0..40u64 {
             for block in 0..BLOCKS / 2 {
-                let buf = pattern(0x11, &freed);
+                let buf = Counted::new(BLOCK, 0x11, &freed);
                 // Without a plug some complete inside the submission and some are in flight.
                 let read = submit(&engine, engine.read(&file, buf, block * BLOCK as u64));
                 if block == 0 && round < 8 {
@@ -167,7 +130,7 @@ fn inv13_reads_of_dropped_operations_write_only_to_their_buffers() {
         }
         engine.drain().unwrap();
         assert!(others.iter().flatten().all(|&byte| byte == 0x22));
-        assert_eq!(freed.get(), 40 * BLOCKS / 2 - 8);
+        assert_eq!(freed.load(Ordering::Relaxed), 40 * BLOCKS / 2 - 8);
     }
 }
 
@@ -177,40 +140,19 @@ fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
     for round in 0..10 {
         for engine in engines(Engine::builder().depth(32)) {
             let (temp, file) = file(&engine);
-            let freed = Rc::new(Cell::new(0));
+            let freed = Arc::new(AtomicU64::new(0));
             for block in 0..BLOCKS {
-                let buf = pattern(byte_of(round, block), &freed);
+                let buf = Counted::new(BLOCK, byte_of(round, block), &freed);
                 drop(engine.write(&file, buf, block * BLOCK as u64).submit().unwrap());
             }
             drop(engine);
-            assert_eq!(freed.get(), BLOCKS);
+            assert_eq!(freed.load(Ordering::Relaxed), BLOCKS);
             let mut bytes = vec![0; BLOCK * BLOCKS as usize];
             temp.as_file().read_exact_at(&mut bytes, 0).unwrap();
             for (block, bytes) in (0..).zip(bytes.chunks(BLOCK)) {
                 assert!(bytes.iter().all(|&byte| byte == byte_of(round, block)));
             }
         }
-    }
-}
-
-/// A buffer that runs a closure when it is freed.
-struct Loud<F: FnMut() + 'static>(Vec<u8>, F);
-
-impl<F: FnMut() + 'static> Drop for Loud<F> {
-    fn drop(&mut self) {
-        (self.1)();
-    }
-}
-
-// SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has the
-// value.
-unsafe impl<F: FnMut() + 'static> IoBuf for Loud<F> {
-    fn as_ptr(&self) -> *const u8 {
-        IoBuf::as_ptr(&self.0)
-    }
-
-    fn len(&self) -> usize {
-        IoBuf::len(&self.0)
     }
 }
 
@@ -231,7 +173,7 @@ fn buffers_of_an_unowned_queue_may_use_the_engine_in_their_drop() {
                 engine.nop().callback(|_, ()| ()).unwrap();
             }
         };
-        engine.write(&file, Loud(vec![7], again), token).enqueue(&queue, token).unwrap();
+        engine.write(&file, OnDrop(vec![7], again), token).enqueue(&queue, token).unwrap();
     }
     drop(queue);
     script.complete(3);

@@ -17,8 +17,6 @@ mod counted;
 mod direct;
 #[path = "../common/direct.rs"]
 mod direct_file;
-#[path = "../common/end_of_file.rs"]
-mod end_of_file;
 mod endings;
 mod engine_model;
 mod files;

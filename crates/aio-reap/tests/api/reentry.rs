@@ -2,6 +2,7 @@
 //! spinning loop or worse.
 
 use crate::common::on_every_backend;
+use crate::counted::OnDrop;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -9,14 +10,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::readable::readable;
 use crate::scripted::scripted;
-use aio_reap::{BackendKind, CompletionQueue, Engine, IoBuf, StartError};
+use aio_reap::{BackendKind, CompletionQueue, Engine, StartError};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
 
@@ -226,11 +227,15 @@ fn waker_that_turns_the_engine_while_it_is_cloned_is_not_left_waiting() {
 /// The drops of wakers and buffers turn, drain and submit.
 #[test]
 fn drops_that_reenter_the_engine_find_nothing_borrowed() {
-    struct Busy(Weak<Engine>, Rc<Cell<u32>>);
-    impl Drop for Busy {
-        fn drop(&mut self) {
-            self.1.set(self.1.get() + 1);
-            if let Some(engine) = self.0.upgrade() {
+    let (engine, _script) = scripted(8);
+    let engine = Rc::new(engine);
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let drops = Rc::new(Cell::new(0));
+    let busy = || {
+        let (engine, drops) = (Rc::downgrade(&engine), Rc::clone(&drops));
+        move || {
+            drops.set(drops.get() + 1);
+            if let Some(engine) = engine.upgrade() {
                 engine.turn();
                 engine.validate();
                 if let Ok(nop) = engine.nop().submit() {
@@ -238,25 +243,8 @@ fn drops_that_reenter_the_engine_find_nothing_borrowed() {
                 }
             }
         }
-    }
-    struct Buffer(Vec<u8>, Busy);
-    // SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has
-    // the value.
-    unsafe impl IoBuf for Buffer {
-        fn as_ptr(&self) -> *const u8 {
-            self.0.as_ptr()
-        }
-        fn len(&self) -> usize {
-            let _ = &self.1;
-            self.0.len()
-        }
-    }
-    let (engine, _script) = scripted(8);
-    let engine = Rc::new(engine);
-    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-    let drops = Rc::new(Cell::new(0));
-    let busy = || Busy(Rc::downgrade(&engine), Rc::clone(&drops));
-    let write = || engine.write(&file, Buffer(vec![1; 8], busy()), 0);
+    };
+    let write = || engine.write(&file, OnDrop(vec![1; 8], busy()), 0);
     drop(write()); // never submitted
     drop(write().submit().unwrap()); // an orphan
     write().callback(|result, _| assert_eq!(result.unwrap(), 8)).unwrap();
@@ -268,7 +256,7 @@ fn drops_that_reenter_the_engine_find_nothing_borrowed() {
     write().enqueue(&queue, 0).unwrap();
     drop(queue); // its completion is dropped on delivery
     drop(write().submit().unwrap());
-    let captured = busy();
+    let captured = OnDrop(Vec::new(), busy());
     engine.nop().callback(move |_, ()| drop(captured)).unwrap();
     drop(engine);
     assert_eq!(drops.get(), 7);

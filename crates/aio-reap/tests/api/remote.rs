@@ -16,8 +16,8 @@ use crate::counted::Counted;
 use crate::readable::readable;
 use crate::scripted::scripted_by;
 use aio_reap::{
-    AllocateMode, BufList, CompletionQueue, Engine, NoResponse, Outcome, ReapMode, Remote,
-    Response, SharedFile, SubmitError,
+    AllocateMode, BufList, Engine, NoResponse, Outcome, ReapMode, Remote, Response, SharedFile,
+    SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
@@ -80,7 +80,7 @@ fn inv15_calls_do_the_same_everywhere() {
         beside(engine, |remote| {
             let file = shared_file();
             let (result, _) =
-                block_on(write(&remote, &file, Counted(vec![7; 10_000], Arc::default()), 0))
+                block_on(write(&remote, &file, Counted::new(10_000, 7, &Arc::default()), 0))
                     .unwrap();
             assert_eq!(result.unwrap(), 10_000);
             let home = thread::current().id();
@@ -241,7 +241,7 @@ fn inv14_the_end_runs_every_queued_call() {
         let remote = engine.remote();
         let file = shared_file();
         let freed = Arc::new(AtomicU64::new(0));
-        let buf = || Counted(vec![1; 8], Arc::clone(&freed));
+        let buf = || Counted::new(8, 1, &freed);
         let writes: Vec<_> = (0..6).map(|at| write(&remote, &file, buf(), at * 8)).collect();
         drop(write(&remote, &file, buf(), 48)); // performed although its response is dropped
         if explicit {
@@ -298,7 +298,7 @@ fn inv13_dropped_responses_leave_their_buffers_until_the_end() {
     let freed = Arc::new(AtomicU64::new(0));
     let count = || freed.load(Ordering::Relaxed);
     let write = |at: u64| {
-        let buf = Counted(vec![at as u8; 16], Arc::clone(&freed));
+        let buf = Counted::new(16, at as u8, &freed);
         write(&remote, &file, buf, at * 16)
     };
     drop(write(0)); // before the engine takes it
@@ -437,26 +437,6 @@ fn inv06_no_task_on_the_stack_is_ever_resumed() {
     assert_eq!(polls.get(), 50);
     drop(operation);
     engine.drain().unwrap();
-}
-
-/// A queue and its completions stay on the engine's thread; a call puts them there.
-#[test]
-fn calls_may_use_what_belongs_to_the_engines_thread() {
-    thread_local! {
-        static QUEUE: CompletionQueue<()> = CompletionQueue::new();
-    }
-    let (engine, script) = bounded(4, 4);
-    let remote = engine.remote();
-    thread::spawn(move || {
-        let enqueue = |engine: &Engine| _ = QUEUE.with(|to| engine.nop().enqueue(to, 9)).unwrap();
-        remote.call(enqueue).unwrap();
-    })
-    .join()
-    .unwrap();
-    engine.turn();
-    script.complete(1);
-    engine.turn();
-    assert_eq!(QUEUE.with(|queue| queue.pop().unwrap().token), 9);
 }
 
 /// A call that panics takes no completion with it, although its turn has cleared the notification.

@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::admission::share_slots;
 use crate::common::on_every_backend;
 use crate::scripted::scripted;
 use aio_reap::{Engine, Remote, SharedFile, SubmitError};
@@ -34,41 +35,12 @@ fn many_threads() -> Runtime {
 #[test]
 fn local_tasks_share_an_engine_on_every_backend() {
     on_every_backend(|engine| {
-        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-        let copied = run(engine.run_until(async {
-            // The tasks borrow, so they are not spawned.
-            let mut tasks: Vec<_> = (0..100u64)
-                .map(|nr| {
-                    let file = &file;
-                    Box::pin(async move {
-                        let write = engine.write(file, vec![nr as u8; 64], nr * 64);
-                        let (written, buf) = write.submit_async().await.unwrap().await;
-                        assert_eq!(written.unwrap(), 64);
-                        if nr % 10 == 0 {
-                            sleep(Duration::from_millis(1)).await;
-                        }
-                        let read = engine.read(file, buf, nr * 64).submit_async();
-                        let (read, buf) = read.await.unwrap().await;
-                        assert!(buf.iter().all(|&byte| byte == nr as u8));
-                        read.unwrap()
-                    })
-                })
-                .collect();
-            let mut sum = 0;
-            std::future::poll_fn(|context| {
-                tasks.retain_mut(|task| match task.as_mut().poll(context) {
-                    std::task::Poll::Ready(read) => {
-                        sum += read;
-                        false
-                    }
-                    std::task::Poll::Pending => true,
-                });
-                if tasks.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-            })
-            .await;
-            sum
-        }));
-        assert_eq!(copied.unwrap(), 6400);
+        let pause = async |nr| {
+            if nr % 10 == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        run(engine.run_until(share_slots(engine, pause))).unwrap();
     });
 }
 

@@ -1,15 +1,9 @@
-//! Vectored requests: whole, short, and across the end of the file.
-
-use std::os::unix::fs::FileExt;
+//! Vectored requests: whole, and across the end of the file.
 
 use crate::common::on_every_backend;
 use crate::direct_file::direct_file;
-use crate::end_of_file::{check, with_end};
 use crate::scripted::scripted;
 use aio_reap::{AlignedBuf, BufList, SubmitError};
-use aio_reap_test::sim::Transfer;
-use proptest::collection::vec;
-use proptest::prelude::*;
 
 fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
     let mut at = 0;
@@ -18,46 +12,6 @@ fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
         (at - len..at).map(&byte).collect()
     });
     BufList::new(bufs.collect()).unwrap()
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Wherever a device cuts transfers and wherever the file ends, the bytes are those of one long
-    /// buffer.
-    #[test]
-    fn inv11_any_split_of_vectored_transfers_gives_the_same_bytes(
-        lens in vec(prop_oneof![Just(0usize), 1usize..40], 1..12),
-        before_end in 0usize..400,
-        offset in 0u64..200,
-        zero_fill: bool,
-        pieces in vec(1usize..40, 0..80),
-    ) {
-        let (engine, script) = scripted(4);
-        let raw = tempfile::tempfile().unwrap();
-        let old: Vec<u8> = (0..before_end).map(|at| at as u8 | 1).collect();
-        raw.write_all_at(&old, 0).unwrap();
-        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
-        let (start, len): (usize, usize) = (offset as usize, lens.iter().sum());
-
-        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
-        let request = engine.read_vectored(&file, list(&lens, |_| 0xee), offset);
-        let (read, bufs) = with_end(request, zero_fill).submit().unwrap().wait();
-        let there = len.min(before_end.saturating_sub(start));
-        let bytes = bufs.into_inner().concat();
-        check(zero_fill, read, &bytes, &old[start.min(before_end)..][..there]);
-
-        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
-        let bufs = list(&lens, |at| !(at as u8));
-        let (written, bufs) =
-            engine.write_vectored(&file, bufs, offset).submit().unwrap().wait();
-        prop_assert_eq!(written.unwrap(), len);
-        prop_assert_eq!(bufs.iter().map(Vec::len).collect::<Vec<_>>(), lens);
-        let new = bufs.into_inner().concat();
-        let mut now = vec![0; len];
-        raw.read_exact_at(&mut now, offset).unwrap();
-        prop_assert_eq!(now, new);
-    }
 }
 
 #[test]

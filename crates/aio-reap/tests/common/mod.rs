@@ -1,4 +1,5 @@
 //! Helpers of the tests on real backends.
+#![allow(dead_code, reason = "not every test program uses all of it")]
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -46,7 +47,6 @@ pub(crate) fn on_engines(builder: EngineBuilder, test: impl Fn(&Engine)) {
 }
 
 /// Makes a FIFO, whose open waits for its other end.
-#[allow(dead_code, reason = "some of the test programs open no FIFO")]
 pub(crate) fn fifo() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fifo");
