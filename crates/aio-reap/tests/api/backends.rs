@@ -1,9 +1,8 @@
 //! The same work on every real backend.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsFd;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::common::{REAL, on_engines, on_every_backend, small};
@@ -11,7 +10,7 @@ use crate::direct_file::direct_file;
 use crate::readable::readable;
 use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, EngineBuilder, ReapMode,
-    Request, SubmitError,
+    SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Faults, Model, Sim};
@@ -82,74 +81,6 @@ fn errors_reach_only_their_request() {
 }
 
 #[test]
-fn callbacks_queues_and_futures_get_their_results() {
-    on_every_backend(|engine| {
-        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-        let queue = CompletionQueue::new();
-        let called = Rc::new(Cell::new(0));
-        {
-            let _plug = engine.plug();
-            for block in 0..4u8 {
-                let at = u64::from(block) * 512;
-                engine.write(&file, vec![block; 512], at).enqueue(&queue, block.into()).unwrap();
-            }
-            let counter = Rc::clone(&called);
-            let count = move |result: Result<usize, aio_reap::RequestError>, ()| {
-                result.unwrap();
-                counter.set(counter.get() + 1);
-            };
-            engine.nop().callback(count).unwrap();
-            assert!(queue.is_empty() && called.get() == 0, "the plug holds them back");
-        }
-        engine.drain().unwrap();
-        assert_eq!((queue.len(), called.get()), (4, 1));
-        let mut tokens: Vec<_> = std::iter::from_fn(|| queue.pop())
-            .map(|done| {
-                assert_eq!(done.result.unwrap(), 512);
-                assert_eq!(done.buf, vec![done.token as u8; 512]);
-                done.token
-            })
-            .collect();
-        tokens.sort_unstable();
-        assert_eq!(tokens, [0, 1, 2, 3]);
-
-        let read = engine
-            .block_on(async {
-                let first = engine.read(&file, vec![0; 512], 512).submit()?;
-                let second = engine.read(&file, vec![0; 512], 1024).submit()?;
-                std::io::Result::Ok((first.await, second.await))
-            })
-            .unwrap();
-        let (first, second) = read.unwrap();
-        assert_eq!((first.0.unwrap(), first.1[0]), (512, 1));
-        assert_eq!((second.0.unwrap(), second.1[0]), (512, 2));
-    });
-}
-
-#[test]
-fn full_engine_gives_the_request_back() {
-    on_every_backend(|engine| {
-        let _plug = engine.plug();
-        let mut held = Vec::new();
-        for _ in 0..64 {
-            held.push(engine.nop().submit().unwrap());
-        }
-        let refused: Request<'_, ()> = match engine.nop().submit() {
-            Err(error @ SubmitError::Full(_)) => {
-                assert_eq!(error.errno(), libc::EAGAIN);
-                error.into_request()
-            }
-            other => panic!("{other:?}"),
-        };
-        engine.turn();
-        drop(held);
-        engine.drain().unwrap();
-        refused.submit().unwrap().wait().0.unwrap();
-        assert!(engine.stats().max_in_flight <= 8);
-    });
-}
-
-#[test]
 fn direct_files_are_aligned_or_refused() {
     on_every_backend(|engine| {
         let Some((_keep, file)) = direct_file(engine) else { return };
@@ -157,25 +88,10 @@ fn direct_files_are_aligned_or_refused() {
         assert!(align.offset >= 512 && align.offset <= 4096);
         let unaligned = engine.write(&file, aligned(4096, 1), 1).submit();
         assert!(matches!(unaligned, Err(SubmitError::Misaligned(_))));
-        let plug = engine.plug();
-        let writes: Vec<_> = (0..16u8)
-            .map(|block| {
-                let at = u64::from(block) * 4096;
-                engine.write(&file, aligned(4096, block), at).submit().unwrap()
-            })
-            .collect();
-        drop(plug);
-        writes.into_iter().for_each(|write| assert_eq!(write.wait().0.unwrap(), 4096));
-        engine.fdatasync(&file).submit().unwrap().wait().0.unwrap();
-        for block in (0..16u8).rev() {
-            let at = u64::from(block) * 4096;
-            let (read, buf) = engine.read(&file, aligned(4096, 99), at).submit().unwrap().wait();
-            assert_eq!(read.unwrap(), 4096);
-            assert!(buf.iter().all(|&byte| byte == block));
-        }
         // A read across an unaligned end of the file stops there.
         let write = std::fs::OpenOptions::new().write(true).open(_keep.path()).unwrap();
         write.set_len(65_536 + 100).unwrap();
+        engine.fdatasync(&file).submit().unwrap().wait().0.unwrap();
         let (read, _) = engine.read(&file, aligned(8192, 99), 61_440).submit().unwrap().wait();
         assert_eq!(read.unwrap(), 4096 + 100);
     });
@@ -225,7 +141,9 @@ fn inv15_backends_agree_on_a_trace() {
         }
         reference.borrow_mut().get_or_insert(bytes);
     };
-    on_every_backend(compare);
+    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
+        on_engines(small().reap_mode(mode), compare);
+    }
     assert!(reference.borrow().is_some());
     let faults = Faults {
         busy: 100_000,
@@ -245,26 +163,6 @@ fn inv15_backends_agree_on_a_trace() {
     }
 }
 
-/// An event loop sleeps on the descriptor, and turns the engine when it is readable.
-#[test]
-fn descriptor_becomes_readable_and_quiet_again() {
-    on_every_backend(|engine| {
-        let Some((_keep, file)) = direct_file(engine) else { return };
-        let queue = CompletionQueue::new();
-        for block in 0..50u64 {
-            engine.write(&file, aligned(4096, 1), block * 4096).enqueue(&queue, block).unwrap();
-            let start = Instant::now();
-            while queue.pop().is_none() {
-                assert!(readable(engine, PATIENCE), "lost wake-up");
-                engine.turn();
-                assert!(start.elapsed() < PATIENCE);
-            }
-        }
-        engine.drain().unwrap();
-        assert_quiet(engine);
-    });
-}
-
 /// A notification may come after its completion was reaped. After a few turns the descriptor is not
 /// readable.
 fn assert_quiet(engine: &Engine) {
@@ -275,26 +173,30 @@ fn assert_quiet(engine: &Engine) {
     assert!(quiet, "an idle engine keeps its descriptor readable");
 }
 
-/// Before the program asks for the descriptor, notifications may stay. A program that asks late is
-/// notified of the requests in flight, and of nothing afterwards.
+/// Before the program asks for the descriptor, notifications may stay. An event loop that asks late is
+/// notified of the requests in flight, of each later one, and of nothing afterwards.
 #[test]
 fn inv09_a_late_poll_sees_later_completions_and_then_nothing() {
-    on_engines(small().reap_mode(ReapMode::OnTurn), |engine| {
-        let Some((_keep, file)) = direct_file(engine) else { return };
-        for block in 0..5u64 {
-            let write = engine.write(&file, aligned(4096, 1), block * 4096).submit().unwrap();
-            assert_eq!(write.wait().0.unwrap(), 4096);
-        }
-        let queue = CompletionQueue::new();
-        engine.write(&file, aligned(4096, 2), 0).enqueue(&queue, 7).unwrap();
-        let start = Instant::now();
-        while queue.pop().is_none() {
-            assert!(readable(engine, PATIENCE), "lost wake-up");
-            engine.turn();
-            assert!(start.elapsed() < PATIENCE);
-        }
-        assert_quiet(engine);
-    });
+    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
+        on_engines(small().reap_mode(mode), |engine| {
+            let Some((_keep, file)) = direct_file(engine) else { return };
+            for block in 0..5u64 {
+                let write = engine.write(&file, aligned(4096, 1), block * 4096).submit().unwrap();
+                assert_eq!(write.wait().0.unwrap(), 4096);
+            }
+            let queue = CompletionQueue::new();
+            for block in 0..50u64 {
+                engine.write(&file, aligned(4096, 2), block * 4096).enqueue(&queue, block).unwrap();
+                let start = Instant::now();
+                while queue.pop().is_none() {
+                    assert!(readable(engine, PATIENCE), "lost wake-up");
+                    engine.turn();
+                    assert!(start.elapsed() < PATIENCE);
+                }
+            }
+            assert_quiet(engine);
+        });
+    }
 }
 
 #[test]

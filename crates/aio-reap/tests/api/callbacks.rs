@@ -10,7 +10,7 @@ use crate::count::count;
 use crate::readable::readable;
 use crate::scripted::scripted;
 use aio_reap::{CompletionQueue, Engine, File};
-use aio_reap_test::sim::{Script, SubmitStep};
+use aio_reap_test::sim::SubmitStep;
 
 /// Callbacks and wake-ups run in the order of the completions, not of the requests.
 #[test]
@@ -29,60 +29,6 @@ fn inv02_callbacks_run_in_the_order_of_the_reap() {
     assert_eq!(*log.borrow(), [2, 0, 4, 3]);
     engine.drain().unwrap();
     assert_eq!(*log.borrow(), [2, 0, 4, 3, 1]);
-}
-
-/// The callbacks of a batch submit, wait for another request of the batch, drop its operation and
-/// their own, and nest. Each is delivered once.
-#[test]
-fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
-    let (engine, script) = scripted(8);
-    let engine = Rc::new(engine);
-    let log = Rc::new(RefCell::new(Vec::new()));
-    let operations = Rc::new(RefCell::new(Vec::new()));
-    let plug = engine.plug();
-    for id in 0..6 {
-        let (log, operations) = (Rc::clone(&log), Rc::clone(&operations));
-        let inner = Rc::downgrade(&engine);
-        let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
-            result.unwrap();
-            log.borrow_mut().push(id);
-            let engine: Rc<Engine> = inner.upgrade().unwrap();
-            let operation: Option<aio_reap::Operation<()>> = operations.borrow_mut().pop();
-            match id {
-                0 => operation.unwrap().wait().0.unwrap(), // completed in the same batch
-                1 => {
-                    drop(operation);
-                    0
-                }
-                2 => engine.wait(None).unwrap().delivered, // other callbacks run inside this one
-                3 => {
-                    let log = Rc::clone(&log);
-                    let again = move |_, ()| log.borrow_mut().push(10);
-                    engine.nop().callback(again).unwrap();
-                    engine.drain().unwrap();
-                    0
-                }
-                4 => {
-                    let _plug = engine.plug();
-                    engine.turn().delivered
-                }
-                _ => 0,
-            };
-            engine.validate();
-        };
-        engine.nop().callback(done).unwrap();
-    }
-    for _ in 0..2 {
-        operations.borrow_mut().push(engine.nop().submit().unwrap());
-    }
-    drop(plug);
-    assert_eq!(script.in_flight(), 8);
-    script.complete(8);
-    engine.drain().unwrap();
-    let mut log = log.take();
-    log.sort_unstable();
-    assert_eq!(log, [0, 1, 2, 3, 4, 5, 10]);
-    assert!(engine.turn().is_idle());
 }
 
 /// The reap itself fills queues: a callback finds there the requests that completed after its own,
@@ -138,44 +84,7 @@ fn inv07_panic_in_a_callback_loses_no_sibling() {
     assert!(!readable(&engine, Duration::ZERO));
 }
 
-/// On a device that completes inside submit, callbacks make the next request. With a stack of 64
-/// KiB there is neither recursion nor a call that never returns.
-#[test]
-fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
-    fn next(engine: &Rc<Engine>, script: &Script, left: &Rc<Cell<u32>>) {
-        if left.replace(left.get().saturating_sub(1)) == 0 {
-            return;
-        }
-        script.on_submit(SubmitStep::Inline);
-        let (inner, script, left) = (Rc::downgrade(engine), script.clone(), Rc::clone(left));
-        let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
-            result.unwrap();
-            let engine = inner.upgrade().unwrap();
-            next(&engine, &script, &left);
-            if left.get() % 3 == 0 {
-                engine.turn(); // a callback may turn the engine too
-            }
-        };
-        engine.nop().callback(done).unwrap();
-    }
-
-    let small = std::thread::Builder::new().stack_size(64 << 10);
-    let thread = small.spawn(|| {
-        let (engine, script) = scripted(4);
-        let engine = Rc::new(engine);
-        let left = Rc::new(Cell::new(100_000));
-        next(&engine, &script, &left);
-        let mut calls = 0u32;
-        while !engine.turn().is_idle() {
-            calls += 1;
-        }
-        assert_eq!(left.get(), 0);
-        assert!(calls > 10_000, "one call did most of it: {calls}");
-    });
-    thread.unwrap().join().unwrap();
-}
-
-/// The same with requests that need no device at all.
+/// Requests that need no device at all, each made by the callback of the one before.
 #[test]
 fn inv14_empty_requests_cannot_loop_for_ever() {
     fn next(engine: &Rc<Engine>, file: &File, made: &Rc<Cell<u32>>) {

@@ -104,7 +104,8 @@ fn a_request_that_waits_for_a_thread_is_cancelled_and_notifies() {
     let notified = readable(fd, Duration::ZERO);
     engine.turn();
     let done = nops.each_ref().map(Operation::is_done);
-    std::fs::File::options().write(true).open(&path).unwrap(); // before a panic: the drop waits for the open
+    // Before a panic, because the drop of the engine waits for the open.
+    std::fs::File::options().write(true).open(&path).unwrap();
     assert!(quiet && notified && !nops[1].cancel());
     assert_eq!(done, [false, true, false]);
     let errno = |nop: Operation<()>| nop.wait().0.err().map(|error| error.errno());

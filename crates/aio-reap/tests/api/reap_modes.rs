@@ -1,6 +1,4 @@
-//! Every reap mode, on the scripted device and on the real backends.
-
-use crate::common::{on_engines, small};
+//! Every reap mode, on the scripted device and on io_uring.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -86,35 +84,6 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     assert!(engine.validate().is_idle() && engine.stats().waits >= 1);
     drop(ask);
     bytes.join().unwrap();
-}
-
-/// Every real backend completes every request in every mode.
-#[test]
-fn every_backend_works_in_every_mode() {
-    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
-        on_engines(small().reap_mode(mode), |engine| {
-            let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-            let queue = CompletionQueue::new();
-            for round in 0..20u64 {
-                let plug = engine.plug();
-                for block in 0..16u64 {
-                    let bytes = vec![(round + block) as u8; 512];
-                    engine.write(&file, bytes, block * 512).enqueue(&queue, block).unwrap();
-                }
-                drop(plug);
-                let mut done = 0u32;
-                while done != 0xffff {
-                    engine.wait(None).unwrap();
-                    while let Some(completion) = queue.pop() {
-                        assert_eq!(completion.result.unwrap(), 512);
-                        assert_eq!(done & 1 << completion.token, 0, "delivered twice");
-                        done |= 1 << completion.token;
-                    }
-                }
-            }
-            assert!(engine.validate().is_idle());
-        });
-    }
 }
 
 /// One turn reaps every completion.

@@ -54,6 +54,10 @@ pub(crate) fn run(input: &[u8]) -> usize {
                 let turn = engine.turn();
                 let counts = engine.validate();
                 assert_eq!(turn.pending + turn.in_flight, counts.pending + counts.in_flight);
+                let calls = world.script.batches().len();
+                if counts.in_flight == depth && engine.turn().delivered == 0 {
+                    assert_eq!(world.script.batches().len(), calls, "submits without room");
+                }
             }
             9 if a < 64 => _ = engine.wait(None).unwrap(),
             9 | 10 => world.use_operation(a, b),
@@ -162,6 +166,57 @@ unsafe impl IoBufMut for Buf {
     }
 }
 
+/// The buffer of a request, or none.
+trait Held: Sized + 'static {
+    /// The drop of a buffer whose operation was dropped settles its request.
+    const SETTLES: bool;
+
+    fn belongs_to(&self, id: usize) -> bool;
+    fn bytes(&self) -> &[u8];
+    fn operations(world: &World) -> &RefCell<Vec<(usize, Operation<Self>)>>;
+    fn queue(world: &World) -> &CompletionQueue<Self>;
+}
+
+impl Held for Buf {
+    const SETTLES: bool = true;
+
+    fn belongs_to(&self, id: usize) -> bool {
+        self.id == id
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn operations(world: &World) -> &RefCell<Vec<(usize, Operation<Self>)>> {
+        &world.reads_and_writes
+    }
+
+    fn queue(world: &World) -> &CompletionQueue<Self> {
+        &world.bufs_done
+    }
+}
+
+impl Held for () {
+    const SETTLES: bool = false;
+
+    fn belongs_to(&self, _id: usize) -> bool {
+        true
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+
+    fn operations(world: &World) -> &RefCell<Vec<(usize, Operation<Self>)>> {
+        &world.others
+    }
+
+    fn queue(world: &World) -> &CompletionQueue<Self> {
+        &world.others_done
+    }
+}
+
 impl Drop for Buf {
     fn drop(&mut self) {
         let world = &self.world;
@@ -221,12 +276,12 @@ impl World {
             Kind::Read { zero_fill } => {
                 let request = engine.read(&self.file, self.buf(id, vec![FRESH; len]), at as u64);
                 let request = if zero_fill { request.zero_fill() } else { request };
-                self.submit_buf(request, front, size);
+                self.submit_by(request, front, id, size);
             }
             Kind::Write => {
                 let bytes = (0..len).map(|i| (i * 13 + id * 31) as u8).collect();
                 let request = engine.write(&self.file, self.buf(id, bytes), at as u64);
-                self.submit_buf(request, front, size);
+                self.submit_by(request, front, id, size);
             }
             Kind::Punch => {
                 let punch = AllocateMode::PunchHole;
@@ -243,22 +298,27 @@ impl World {
         Buf { id, bytes, world: Rc::clone(self) }
     }
 
-    fn submit_buf(self: &Rc<Self>, request: Request<'_, Buf>, front: u8, then: u8) {
+    fn submit_by<B: Held>(
+        self: &Rc<Self>,
+        request: Request<'_, B>,
+        front: u8,
+        id: usize,
+        then: u8,
+    ) {
         self.accepted.set(self.accepted.get() + 1);
-        let id = self.ledger.borrow().len() - 1;
         let refused = match front % 5 {
             0 => {
                 let world = Rc::clone(self);
-                let done = move |result, buf: Buf| {
-                    world.settle(buf.id, Some(&result), &buf.bytes);
+                let done = move |result, buf: B| {
+                    world.settle(id, Some(&result), buf.bytes());
                     world.react(then);
                 };
                 self.keep_id(id, request.callback(done)).err()
             }
-            1 => self.keep_id(id, request.enqueue(&self.bufs_done, id as u64)).err(),
+            1 => self.keep_id(id, request.enqueue(B::queue(self), id as u64)).err(),
             _ => match request.submit() {
                 Ok(operation) => {
-                    self.reads_and_writes.borrow_mut().push((id, operation));
+                    B::operations(self).borrow_mut().push((id, operation));
                     None
                 }
                 Err(refused) => Some(refused),
@@ -266,32 +326,7 @@ impl World {
         };
         if let Some(refused) = refused {
             self.refused(id);
-            assert_eq!(refused.into_request().into_buf().id, id);
-        }
-    }
-
-    fn submit_by(self: &Rc<Self>, request: Request<'_, ()>, front: u8, id: usize, then: u8) {
-        self.accepted.set(self.accepted.get() + 1);
-        let refused = match front % 5 {
-            0 => {
-                let world = Rc::clone(self);
-                let done = move |result, ()| {
-                    world.settle(id, Some(&result), &[]);
-                    world.react(then);
-                };
-                self.keep_id(id, request.callback(done)).is_err()
-            }
-            1 => self.keep_id(id, request.enqueue(&self.others_done, id as u64)).is_err(),
-            _ => match request.submit() {
-                Ok(operation) => {
-                    self.others.borrow_mut().push((id, operation));
-                    false
-                }
-                Err(_) => true,
-            },
-        };
-        if refused {
-            self.refused(id);
+            assert!(refused.into_request().into_buf().belongs_to(id));
         }
     }
 
@@ -342,44 +377,34 @@ impl World {
     fn use_operation(self: &Rc<Self>, which: u8, how: u8) {
         let count = self.reads_and_writes.borrow().len() + self.others.borrow().len();
         let Some(nth) = usize::from(which).checked_rem(count) else { return };
-        // Remove it from the list before the wait, which runs callbacks that use the list.
         let bufs = self.reads_and_writes.borrow().len();
-        if nth < bufs {
-            let (id, mut operation) = self.reads_and_writes.borrow_mut().swap_remove(nth);
-            match how % 4 {
-                0 => drop(operation),
-                3 if how & 0x18 == 0 => {
-                    self.ledger.borrow_mut()[id].cancelled = true;
-                    operation.cancel();
-                    self.reads_and_writes.borrow_mut().push((id, operation));
-                }
-                1 => {
-                    let (result, buf) = operation.wait();
-                    self.settle(id, Some(&result), &buf.bytes);
-                }
-                _ => match poll(&mut operation, how) {
-                    Poll::Ready((result, buf)) => self.settle(id, Some(&result), &buf.bytes),
-                    Poll::Pending => self.reads_and_writes.borrow_mut().push((id, operation)),
-                },
+        match nth.checked_sub(bufs) {
+            None => self.use_nth::<Buf>(nth, how),
+            Some(nth) => self.use_nth::<()>(nth, how),
+        }
+    }
+
+    fn use_nth<B: Held>(self: &Rc<Self>, nth: usize, how: u8) {
+        // Not on the list during the wait, which runs callbacks that use the list.
+        let (id, mut operation) = B::operations(self).borrow_mut().swap_remove(nth);
+        match how % 4 {
+            0 => {
+                self.ledger.borrow_mut()[id].ignored |= !B::SETTLES;
+                drop(operation);
             }
-        } else {
-            let (id, mut operation) = self.others.borrow_mut().swap_remove(nth - bufs);
-            match how % 4 {
-                0 => {
-                    self.ledger.borrow_mut()[id].ignored = true;
-                    drop(operation);
-                }
-                3 if how & 0x18 == 0 => {
-                    self.ledger.borrow_mut()[id].cancelled = true;
-                    operation.cancel();
-                    self.others.borrow_mut().push((id, operation));
-                }
-                1 => self.settle(id, Some(&operation.wait().0), &[]),
-                _ => match poll(&mut operation, how) {
-                    Poll::Ready((result, ())) => self.settle(id, Some(&result), &[]),
-                    Poll::Pending => self.others.borrow_mut().push((id, operation)),
-                },
+            3 if how & 0x18 == 0 => {
+                self.ledger.borrow_mut()[id].cancelled = true;
+                operation.cancel();
+                B::operations(self).borrow_mut().push((id, operation));
             }
+            1 => {
+                let (result, buf) = operation.wait();
+                self.settle(id, Some(&result), buf.bytes());
+            }
+            _ => match poll(&mut operation, how) {
+                Poll::Ready((result, buf)) => self.settle(id, Some(&result), buf.bytes()),
+                Poll::Pending => B::operations(self).borrow_mut().push((id, operation)),
+            },
         }
     }
 
@@ -422,12 +447,23 @@ impl World {
     }
 
     fn empty_queues(&self) {
-        while let Some(done) = self.bufs_done.pop() {
-            assert_eq!(done.token, done.buf.id as u64);
-            self.settle(done.buf.id, Some(&done.result), &done.buf.bytes);
+        self.empty::<Buf>();
+        self.empty::<()>();
+    }
+
+    fn empty<B: Held>(&self) {
+        while let Some(done) = B::queue(self).pop() {
+            let id = done.token as usize;
+            assert!(done.buf.belongs_to(id));
+            self.settle(id, Some(&done.result), done.buf.bytes());
         }
-        while let Some(done) = self.others_done.pop() {
-            self.settle(done.token as usize, Some(&done.result), &[]);
+    }
+
+    fn collect<B: Held>(&self) {
+        for (id, operation) in B::operations(self).take() {
+            assert!(operation.is_done(), "lost: {:?}", self.ledger.borrow()[id]);
+            let (result, buf) = operation.wait();
+            self.settle(id, Some(&result), buf.bytes());
         }
     }
 
@@ -477,15 +513,8 @@ impl World {
     fn end(&self) {
         self.empty_queues();
         assert_eq!(self.script.in_flight() + self.script.visible(), 0);
-        for (id, operation) in self.reads_and_writes.take() {
-            assert!(operation.is_done(), "lost: {:?}", self.ledger.borrow()[id]);
-            let (result, buf) = operation.wait();
-            self.settle(id, Some(&result), &buf.bytes);
-        }
-        for (id, operation) in self.others.take() {
-            assert!(operation.is_done(), "lost: {:?}", self.ledger.borrow()[id]);
-            self.settle(id, Some(&operation.wait().0), &[]);
-        }
+        self.collect::<Buf>();
+        self.collect::<()>();
         for entry in &*self.ledger.borrow() {
             assert!(entry.done || entry.ignored, "lost: {entry:?}");
         }
