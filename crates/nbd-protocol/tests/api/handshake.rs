@@ -74,15 +74,23 @@ fn closes(input: &[u8]) -> CloseReason {
 }
 
 #[test]
-fn unknown_client_flags_close() {
-    assert_eq!(closes(&7_u32.to_be_bytes()), CloseReason::UnknownClientFlags(7));
-    assert_eq!(closes(&(1_u32 << 31).to_be_bytes()), CloseReason::UnknownClientFlags(1 << 31));
-}
-
-#[test]
-fn garbage_closes_at_the_first_option() {
-    let input = b"\0\0\0\x01GET / HTTP/1.1\r\n\r\n";
-    assert_eq!(closes(input), CloseReason::BadOptionMagic(u64::from_be_bytes(*b"GET / HT")));
+fn what_ends_the_handshake() {
+    let name = |data: &[u8]| session(FIXED, &[(opt::EXPORT_NAME, data)]);
+    let magic = u64::from_be_bytes(*b"GET / HT");
+    for (input, reason) in [
+        (7_u32.to_be_bytes().to_vec(), CloseReason::UnknownClientFlags(7)),
+        ((1_u32 << 31).to_be_bytes().to_vec(), CloseReason::UnknownClientFlags(1 << 31)),
+        (b"\0\0\0\x01GET / HTTP/1.1\r\n\r\n".to_vec(), CloseReason::BadOptionMagic(magic)),
+        (name(b"nope"), CloseReason::UnknownExport("nope".into())),
+        (name(b"\xff"), CloseReason::BadExportName),
+        (name(b"di\0sk"), CloseReason::BadExportName),
+        (name(&[b'x'; MAX_STRING + 1]), CloseReason::BadExportName),
+    ] {
+        assert_eq!(closes(&input), reason);
+    }
+    for option in [opt::GO, opt::LIST, opt::ABORT, 4711] {
+        assert_eq!(closes(&session(0, &[(option, b"")])), CloseReason::NotFixedNewstyle(option));
+    }
 }
 
 #[test]
@@ -95,28 +103,11 @@ fn export_name_ends_the_handshake_with_or_without_zeroes() {
         assert_eq!((used, replies.len()), (len, 0));
         let Step::Ready(negotiated) = step else { panic!("{step:?}") };
         assert_eq!(negotiated.export, "frozen");
-        assert_eq!(negotiated.style, HeaderStyle::Simple);
+        assert_eq!((negotiated.style, negotiated.block_sizes), (HeaderStyle::Simple, false));
         assert_eq!(rest[..8], (64_u64 << 10).to_be_bytes());
         // HAS_FLAGS and READ_ONLY; SEND_DF only with structured replies.
         assert_eq!(rest[8..10], [0, 3]);
         assert_eq!(rest[10..], vec![0; zeroes]);
-    }
-}
-
-#[test]
-fn export_name_that_cannot_be_served_closes() {
-    let name = |data: &[u8]| closes(&session(FIXED, &[(opt::EXPORT_NAME, data)]));
-    assert_eq!(name(b"nope"), CloseReason::UnknownExport("nope".into()));
-    assert_eq!(name(b"\xff"), CloseReason::BadExportName);
-    assert_eq!(name(b"di\0sk"), CloseReason::BadExportName);
-    assert_eq!(name(&[b'x'; MAX_STRING + 1]), CloseReason::BadExportName);
-}
-
-#[test]
-fn without_fixed_newstyle_only_export_name_is_allowed() {
-    for option in [opt::GO, opt::LIST, opt::ABORT, 4711] {
-        let input = session(0, &[(option, b"")]);
-        assert_eq!(closes(&input), CloseReason::NotFixedNewstyle(option));
     }
 }
 
@@ -344,38 +335,12 @@ pub(crate) fn negotiate_with(
 }
 
 #[test]
-fn our_client_learns_everything_from_our_server() {
-    let exports = driven::exports();
-    let (step, server) =
-        negotiate(ClientHandshake::new("frozen", HeaderStyle::Structured), &exports).unwrap();
-    let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
-    assert_eq!(connected.size, 64 << 10);
-    assert!(connected.style.has_chunks() && connected.flags.contains(TransmissionFlags::SEND_DF));
-    assert_eq!(connected.block_sizes, Some((512, 4096, 32 << 20)));
-    assert_eq!(connected.name.as_deref(), Some("frozen"));
-    assert!(
-        matches!(server, Step::Ready(n) if n.flags == connected.flags && n.style == connected.style)
-    );
-}
-
-#[test]
 fn our_client_lists_and_aborts() {
     let (step, server) = negotiate(ClientHandshake::list(), &driven::exports()).unwrap();
     let ClientStep::Listed(listed) = step else { panic!("{step:?}") };
     let names: Vec<_> = listed.iter().map(|e| (&e.name[..], &e.description[..])).collect();
     assert_eq!(names, [("disk", "one mebibyte"), ("frozen", "")]);
     assert_eq!(server, Step::Close(CloseReason::Aborted));
-}
-
-#[test]
-fn our_client_reports_a_refusal() {
-    let refused =
-        negotiate(ClientHandshake::new("nope", HeaderStyle::Structured), &driven::exports());
-    let code = rep::ERR_UNKNOWN;
-    assert!(
-        matches!(&refused, Err(ClientError::Refused { code: c, .. }) if *c == code),
-        "{refused:?}"
-    );
 }
 
 #[test]

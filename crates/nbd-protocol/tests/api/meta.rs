@@ -142,20 +142,6 @@ fn inv09_the_last_choice_counts_and_only_for_its_export() {
 }
 
 #[test]
-fn our_client_gets_the_context_from_our_server() {
-    for name in ["disk", ""] {
-        let client = ClientHandshake::new(name, HeaderStyle::Structured).ask_allocation();
-        let (step, server) = negotiate(client, &driven::exports()).unwrap();
-        let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
-        assert_eq!(connected.allocation, Some(ALLOCATION_ID));
-        assert!(matches!(server, Step::Ready(Negotiated { allocation: true, .. })));
-    }
-    let client = ClientHandshake::new("disk", HeaderStyle::Simple).ask_allocation();
-    let (step, _) = negotiate(client, &driven::exports()).unwrap();
-    assert!(matches!(step, ClientStep::Connected(c) if c.allocation.is_none()));
-}
-
-#[test]
 fn inv09_a_server_that_does_not_offer_the_context_accepts_no_block_status() {
     let exports = driven::exports();
     for style in [HeaderStyle::Structured, HeaderStyle::Extended] {

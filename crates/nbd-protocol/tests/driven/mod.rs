@@ -4,11 +4,11 @@
 //! pieces it arrives in (the others, plus 1): a client's whole session, a server's handshake, a
 //! server's replies, or one request to an arbitrary export. Headers of every style are tried.
 
-use nbd_protocol::wire::{self, CommandFlags, OPTION_REPLY_MAGIC, TransmissionFlags, opt, rep};
+use nbd_protocol::wire::{CommandFlags, OPTION_REPLY_MAGIC, TransmissionFlags, cmd, opt, rep};
 use nbd_protocol::{
     ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, Command, ExportInfo,
-    Exports as _, Extent, Handshake, HeaderStyle, MAX_PAYLOAD, NbdError, Negotiated, Reply,
-    ReplyContent, ReplyHeader, Request, Step, TlsPolicy,
+    Exports as _, Extent, Handshake, HeaderStyle, NbdError, Negotiated, Reply, ReplyContent,
+    ReplyHeader, Request, Step, TlsPolicy,
 };
 
 /// Every style of headers.
@@ -245,7 +245,7 @@ fn request(input: &[u8]) -> Option<()> {
     export.min_block = 1 << (shift % 17);
     for style in STYLES {
         let Ok(Some((request, used))) = Request::parse(input, style) else { continue };
-        let has_payload = style.is_extended() && request.command == wire::cmd::WRITE;
+        let has_payload = style.is_extended() && request.command == cmd::WRITE;
         if !has_payload || request.flags.contains(CommandFlags::PAYLOAD_LEN) {
             let encoded = request.encode(style).expect("its length came in such a header");
             assert_eq!(encoded.as_slice(), &input[..used]);
@@ -257,50 +257,84 @@ fn request(input: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Checks that the verdict on a request is sound and that a client understands its reply.
+/// What the protocol document says of a command: what a server must have advertised for it; its flags besides
+/// FUA, and what must have been advertised for them; whether it writes, whether data goes with it, and the error
+/// past the end.
+type Rule =
+    (u16, TransmissionFlags, &'static [(CommandFlags, TransmissionFlags)], bool, bool, NbdError);
+
+const RULES: [Rule; 7] = {
+    use {CommandFlags as F, NbdError::*, TransmissionFlags as T};
+    let zero = &[(F::NO_HOLE, T::NONE), (F::FAST_ZERO, T::SEND_FAST_ZERO)];
+    [
+        (cmd::READ, T::NONE, &[(F::DF, T::SEND_DF)], false, true, Inval),
+        (cmd::WRITE, T::NONE, &[], true, true, NoSpc),
+        (cmd::FLUSH, T::SEND_FLUSH, &[], false, false, Inval),
+        (cmd::TRIM, T::SEND_TRIM, &[], true, false, Inval),
+        (cmd::CACHE, T::SEND_CACHE, &[], false, false, Inval),
+        (cmd::WRITE_ZEROES, T::SEND_WRITE_ZEROES, zero, true, false, NoSpc),
+        (cmd::BLOCK_STATUS, T::NONE, &[(F::REQ_ONE, T::NONE)], false, false, Inval),
+    ]
+};
+
+/// Returns the verdict of the protocol document on a request.
+pub(crate) fn expected(
+    request: &Request,
+    export: &ExportInfo,
+    agreed: Agreed,
+) -> Result<(), NbdError> {
+    let &Request { flags, command, offset, len, .. } = request;
+    if command == cmd::DISC {
+        return Ok(()); // it has no reply to carry an error
+    }
+    let rule = RULES.iter().find(|rule| rule.0 == command).ok_or(NbdError::Inval)?;
+    let &(_, needed, its_flags, writes, carries_data, past_the_end) = rule;
+    let advertised = |flag| match flag {
+        TransmissionFlags::SEND_DF if !agreed.style.has_chunks() => false,
+        TransmissionFlags::SEND_FAST_ZERO => {
+            export.flags.contains(flag | TransmissionFlags::SEND_WRITE_ZEROES)
+        }
+        _ => export.flags.contains(flag),
+    };
+    let extended_write = agreed.style.is_extended() && command == cmd::WRITE;
+    let takes = |flag| match flag {
+        CommandFlags::FUA => advertised(TransmissionFlags::SEND_FUA),
+        CommandFlags::PAYLOAD_LEN => extended_write,
+        _ => its_flags.iter().any(|&(its, needed)| its == flag && advertised(needed)),
+    };
+    let all_taken =
+        (0..16).map(|bit| CommandFlags(1 << bit)).all(|flag| !flags.contains(flag) || takes(flag));
+    if !all_taken || (extended_write && !flags.contains(CommandFlags::PAYLOAD_LEN)) {
+        return Err(NbdError::Inval);
+    }
+    if writes && export.flags.contains(TransmissionFlags::READ_ONLY) {
+        return Err(NbdError::Perm);
+    }
+    let too_long = carries_data && len > u64::from(export.max_block.min(u32::MAX - 8));
+    let about_nothing = command == cmd::BLOCK_STATUS && (!agreed.allocation || len == 0);
+    let not_of_all = command == cmd::FLUSH && (offset, len) != (0, 0);
+    if !advertised(needed) || too_long || about_nothing || not_of_all {
+        return Err(NbdError::Inval);
+    }
+    if command != cmd::FLUSH && u128::from(offset) + u128::from(len) > export.size.into() {
+        return Err(past_the_end);
+    }
+    let unit = u64::from(export.min_block.max(1));
+    if offset % unit == 0 && len % unit == 0 { Ok(()) } else { Err(NbdError::Inval) }
+}
+
+/// Checks the verdict on a request, and that a client understands its reply.
 fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
     let verdict = request.check(export, agreed);
+    assert_eq!(verdict.map(|_| ()), expected(request, export, agreed));
     let style = agreed.style;
-    let offered = export.advertised(style);
-    let read_only = offered.contains(TransmissionFlags::READ_ONLY);
-    let end = request.offset.checked_add(request.len);
     match verdict {
         Ok(Command::Disconnect) => return verdict,
-        Ok(Command::Flush) => assert_eq!((request.offset, request.len), (0, 0)),
-        Ok(command) => {
-            assert!(end.is_some_and(|end| end <= export.size));
-            let unit = u64::from(export.min_block.max(1));
-            assert!(request.offset.is_multiple_of(unit));
-            assert!(request.len.is_multiple_of(unit));
-            match command {
-                Command::Read { df } => {
-                    assert!(request.len <= MAX_PAYLOAD.into());
-                    assert!(
-                        !df || (style.has_chunks() && offered.contains(TransmissionFlags::SEND_DF))
-                    );
-                }
-                Command::Write { .. } => {
-                    assert!(request.len <= MAX_PAYLOAD.into() && !read_only);
-                    let payload = request.checked_payload_len(style, export.max_block);
-                    assert_eq!(payload, Ok(request.len));
-                }
-                Command::Trim { .. } | Command::WriteZeroes { .. } => assert!(!read_only),
-                Command::BlockStatus { one } => {
-                    assert!(agreed.allocation && request.len > 0);
-                    assert_eq!(one, request.flags.contains(CommandFlags::REQ_ONE));
-                }
-                Command::Cache | Command::Flush | Command::Disconnect => {}
-            }
+        Ok(Command::Write { .. }) => {
+            assert_eq!(request.checked_payload_len(style, export.max_block), Ok(request.len));
         }
-        // The only errors that a header alone can deserve.
-        Err(NbdError::Perm) => assert!(read_only),
-        Err(NbdError::NoSpc) => assert!(end.is_none_or(|end| end > export.size)),
-        Err(error) => assert_eq!(error, NbdError::Inval),
+        _ => {}
     }
-    if request.flags.contains(CommandFlags::FUA) && verdict.is_ok() {
-        assert!(offered.contains(TransmissionFlags::SEND_FUA));
-    }
-
     let header = match verdict {
         Err(error) => ReplyHeader::error(request, style, error),
         Ok(Command::Read { .. }) => ReplyHeader::read_data(request, style),
