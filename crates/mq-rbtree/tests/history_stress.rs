@@ -447,24 +447,4 @@ fn a_wrong_history_is_rejected() {
     ] {
         assert!(!is_linearizable::<3, 1>(&one_by_one(wrong)), "{wrong:?}");
     }
-    // Recorded histories with one changed result are rejected: a message that is received twice, or
-    // with a wrong priority.
-    let mut changed = 0;
-    for seed in 0..20 {
-        let mut actions = record::<Bitmap, 2, 0>(seed, 20);
-        let mut received = actions.iter_mut().filter_map(|(_, action)| match action {
-            Action::Response(Op::Receive(Some(Ok(message)))) => Some(message),
-            _ => None,
-        });
-        if let (Some(first), Some(second)) = (received.next(), received.next()) {
-            if seed % 2 == 0 {
-                *second = *first;
-            } else {
-                second.1 = (second.1 + 1) % 4;
-            }
-            changed += 1;
-            assert!(!is_linearizable::<2, 0>(&actions), "seed {seed}");
-        }
-    }
-    assert!(changed > 10, "{changed}");
 }

@@ -257,7 +257,7 @@ fn trace(deepest: usize) -> impl Strategy<Value = (usize, Vec<Op>)> {
 
 #[test]
 fn inv19_the_kernels_queue_gives_the_same_results() {
-    if let Err(why) = run_in_one("child_compares", false) {
+    if let Err(why) = run_in_one("child_compares") {
         say_refused(&why);
         compare(msg_max());
     }

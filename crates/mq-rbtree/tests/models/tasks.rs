@@ -20,27 +20,22 @@ fn got(polled: Poll<Result<(Payload, u32), ReceiveError>>) -> Option<u64> {
 
 /// A task waits, and a thread or task behind it. The message comes while the first task is dropped:
 /// the second one gets it.
+#[test]
+fn inv14_dropped_receive_permit_passes_on() {
+    for by_task in [false, true] {
+        run(move || passed_on(by_task));
+    }
+}
+
 fn passed_on(by_task: bool) {
-    run(move || {
-        let queue = with::<Bitmap>(2, 0);
-        let counter = WakeCounter::new();
-        let mut first = Box::pin(queue.receive_async());
-        assert!(counter.poll(first.as_mut()).is_pending());
-        let other = receive(&queue, by_task);
-        queue.send(Payload::new(1), 0).unwrap();
-        drop(first);
-        assert_eq!((other.join().unwrap(), finish(&queue)), (1, 0));
-    });
-}
-
-#[test]
-fn inv14_dropped_receive_permit_passes_to_thread() {
-    passed_on(false);
-}
-
-#[test]
-fn inv14_dropped_receive_permit_passes_to_task() {
-    passed_on(true);
+    let queue = with::<Bitmap>(2, 0);
+    let counter = WakeCounter::new();
+    let mut first = Box::pin(queue.receive_async());
+    assert!(counter.poll(first.as_mut()).is_pending());
+    let other = receive(&queue, by_task);
+    queue.send(Payload::new(1), 0).unwrap();
+    drop(first);
+    assert_eq!((other.join().unwrap(), finish(&queue)), (1, 0));
 }
 
 /// A task waits for the message. Another one is polled while that comes, and dropped.

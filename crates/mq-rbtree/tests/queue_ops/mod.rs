@@ -91,62 +91,26 @@ pub(crate) const EDGES: [u32; 14] =
 /// A step. Its numbers are taken modulo the number of choices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    Send {
-        priority: u8,
-        late: bool,
-    },
-    /// The first allocations of the step are refused.
-    SendShort {
-        priority: u8,
-        refused: u8,
-    },
-    Receive {
-        late: bool,
-    },
-    SendBatch {
-        count: u8,
-        priority: u8,
-    },
-    ReceiveBatch {
-        most: u8,
-    },
-    DrainFilter {
-        modulus: u8,
-    },
+    Send { priority: u8, late: bool },
+    // The first allocations of the step are refused.
+    SendShort { priority: u8, refused: u8 },
+    Receive { late: bool },
+    SendBatch { count: u8, priority: u8 },
+    ReceiveBatch { most: u8 },
+    DrainFilter { modulus: u8 },
     Drain,
     WaitToReceive,
-    WaitToSend {
-        priority: u8,
-    },
-    PollReceive {
-        which: u8,
-        other_waker: bool,
-    },
-    PollSend {
-        which: u8,
-        other_waker: bool,
-    },
-    PollSendShort {
-        which: u8,
-        refused: u8,
-    },
-    DropReceive {
-        which: u8,
-    },
-    DropSend {
-        which: u8,
-    },
+    WaitToSend { priority: u8 },
+    PollReceive { which: u8, other_waker: bool },
+    PollSend { which: u8, other_waker: bool },
+    PollSendShort { which: u8, refused: u8 },
+    DropReceive { which: u8 },
+    DropSend { which: u8 },
     Guard,
-    AcceptGuard {
-        which: u8,
-    },
-    DropGuard {
-        which: u8,
-    },
-    /// Clears a descriptor, which the first such step makes.
-    Clear {
-        writable: bool,
-    },
+    AcceptGuard { which: u8 },
+    DropGuard { which: u8 },
+    // Clears a descriptor, which the first such step makes.
+    Clear { writable: bool },
     Close,
 }
 
