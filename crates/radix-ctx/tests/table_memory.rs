@@ -206,6 +206,21 @@ fn inv15_every_failing_path_gives_its_share_back() {
     assert_eq!(count.alive(), 0);
 }
 
+/// Also if only the counts of its reference cannot be allocated.
+#[test]
+fn inv15_an_insert_without_memory_for_the_counts_gives_its_share_back() {
+    let _alone = alone();
+    let table = CtxTable::builder().max_contexts(3).build();
+    table.insert(0).unwrap(); // makes the slab
+    for _ in 0..3 {
+        let inserted = refuse_after(0, || table.insert_ref(1).map(drop));
+        let refused = inserted.map_err(|error| (error.reason, error.value));
+        assert_eq!(refused, Err((InsertRefused::Alloc(AllocError::new()), 1)));
+    }
+    (1..3).for_each(|value| assert!(table.insert(value).is_ok()));
+    assert!(table.insert_ref(3).is_err(), "the limit");
+}
+
 /// All bytes are freed after a mass removal, and after the drop of the table and its last reference.
 #[test]
 fn inv11_all_bytes_are_back_after_mass_removal() {
