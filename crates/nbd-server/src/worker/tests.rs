@@ -79,21 +79,20 @@ impl Lab {
 
     /// Makes a lab with a cache of `cache` bytes.
     fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("a.img");
-        let image_arg = image.to_str().unwrap();
-        let args = ["offlock-nbd", "--cache", cache, "--size", "1M", "--image", image_arg];
-        Self::serving(&args, (image.clone(), dir), limits, capacity, true)
+        Self::of_one_image(limits, capacity, cache, true)
     }
 
     /// Makes a lab without a cache, in which the device writes the image and not the engine.
     fn on_a_device() -> Self {
+        Self::of_one_image(Limits { depth: MOST, most: MOST }, MOST + 1, "0", false)
+    }
+
+    fn of_one_image(limits: Limits, capacity: usize, cache: &str, engines_write: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a.img");
         let image_arg = image.to_str().unwrap();
-        let args = ["offlock-nbd", "--cache", "0", "--size", "1M", "--image", image_arg];
-        let limits = Limits { depth: MOST, most: MOST };
-        Self::serving(&args, (image.clone(), dir), limits, MOST + 1, false)
+        let args = ["offlock-nbd", "--cache", cache, "--size", "1M", "--image", image_arg];
+        Self::serving(&args, (image.clone(), dir), limits, capacity, engines_write)
     }
 
     fn serving(

@@ -36,7 +36,6 @@ mod process;
 mod s3;
 mod sandbox;
 mod server;
-mod sessions;
 mod soak;
 mod startup;
 mod tcp;
@@ -66,7 +65,6 @@ fn main() -> ExitCode {
     trials.extend(pressure::trials());
     trials.extend(memory::trials());
     trials.extend(images::trials());
-    trials.extend(sessions::trials());
     trials.extend(crash::trials());
     trials.extend(durability::trials());
     trials.extend(defects::trials());

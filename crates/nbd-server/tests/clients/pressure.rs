@@ -19,8 +19,10 @@ use crate::server::{Launch, Server};
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
     let mut trials = vec![trial("pressure/handshake_deadline", &[], handshake_deadline)];
-    trials.extend(per_backend(all, "eight_clients_never_read", &[], eight_never_read));
-    trials.extend(per_backend(all, "stalled_writers_starve_nobody", &[], stalled_writers));
+    let body = |lab: &Lab, backend| crowd(lab, backend, 8, greedy);
+    trials.extend(per_backend(all, "eight_clients_never_read", &[], body));
+    let body = |lab: &Lab, backend| crowd(lab, backend, 16, stalled_writer);
+    trials.extend(per_backend(all, "stalled_writers_starve_nobody", &[], body));
     trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
     trials.extend(per_backend(all, "slow_reader_leaves_room", &[], slow_reader));
     trials.extend(per_backend(all, "deadline_frees_memory", &[], |lab: &Lab, backend| {
@@ -77,14 +79,20 @@ fn served_meanwhile(server: &Server, time: Duration) -> Res {
     client.disconnect()
 }
 
-/// Eight such clients together do not use up what all connections share. Beside them another one reads and writes, also
-/// 2 MiB at a time, as `qemu-img convert` does.
-fn eight_never_read(lab: &Lab, backend: Backend) -> Res {
+/// Announces a WRITE of 32 MiB, sends 1 MiB of it, and falls silent.
+fn stalled_writer(server: &Server) -> Res<Client> {
+    let mut client = server.client()?;
+    client.stream.set_write_timeout(Some(Duration::from_millis(200)))?;
+    client.request(0, cmd::WRITE, 32 * MIB, MAX_PAYLOAD)?;
+    let _ = client.stream.write_all(&vec![0x44; MIB as usize]);
+    Ok(client)
+}
+
+/// Such clients together do not use up what all connections share. Beside them another one reads and writes, also 2 MiB at
+/// a time, as `qemu-img convert` does.
+fn crowd(lab: &Lab, backend: Backend, count: usize, member: fn(&Server) -> Res<Client>) -> Res {
     let mut server = start(lab, backend)?;
-    let mut crowd = Vec::new();
-    for _ in 0..8 {
-        crowd.push(greedy(&server)?);
-    }
+    let crowd = (0..count).map(|_| member(&server)).collect::<Res<Vec<_>>>()?;
     served_meanwhile(&server, Duration::from_millis(1500))?;
     let mut client = server.client()?;
     for i in 0..8 {
@@ -106,23 +114,6 @@ fn sigterm_beside_a_hog(lab: &Lab) -> Res {
     server.stop()?;
     drop(hog);
     Ok(())
-}
-
-/// Sixteen clients announce a WRITE of 32 MiB, send 1 MiB of it, and fall silent.
-fn stalled_writers(lab: &Lab, backend: Backend) -> Res {
-    let mut server = start(lab, backend)?;
-    let mut crowd = Vec::new();
-    for _ in 0..16 {
-        let mut client = server.client()?;
-        client.stream.set_write_timeout(Some(Duration::from_millis(200)))?;
-        client.request(0, cmd::WRITE, 32 * MIB, MAX_PAYLOAD)?;
-        let _ = client.stream.write_all(&vec![0x44; MIB as usize]);
-        crowd.push(client);
-    }
-    served_meanwhile(&server, Duration::from_millis(1500))?;
-    drop(crowd);
-    server.still_serves()?;
-    server.stop()
 }
 
 /// Beside a client that takes 1,000 replies of 32 MiB slowly but steadily, so that no deadline
