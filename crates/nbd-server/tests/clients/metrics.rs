@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 
@@ -23,23 +22,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
         trial("metrics/half_open_clients_delay_no_other", &[], half_open),
-        trial("metrics/a_client_after_a_quiet_time_is_answered", &[], late),
         trial("metrics/the_socket_is_as_the_other", &[], socket),
     ]
-}
-
-/// A client that comes when there was none for longer than a client may take, and then pauses.
-fn late(lab: &Lab) -> Res {
-    let (server, path) = start(lab)?;
-    std::thread::sleep(Duration::from_secs(6));
-    let mut stream = UnixStream::connect(&path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    std::thread::sleep(Duration::from_millis(300));
-    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    check!(text.starts_with("HTTP/1.0 200 OK"), "{text}");
-    server.stop()
 }
 
 fn start(lab: &Lab) -> Res<(Server, PathBuf)> {

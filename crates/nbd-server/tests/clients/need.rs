@@ -1,16 +1,17 @@
 //! What a trial needs from the machine, looked for at run time.
 
-use std::ffi::CString;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use aio_reap::{BackendKind, Engine};
+use rustix::fs::{FallocateFlags, fallocate, statfs};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
+use rustix::process::geteuid;
 
 /// Something that a machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +60,8 @@ impl Need {
             Need::NbdCopy => tool("nbdcopy", "libnbd-bin"),
             Need::Fio => tool("fio", "fio").or_else(fio_without_nbd),
             Need::Strace => tool("strace", "strace").or_else(ptrace_refused),
-            Need::Uring => setup_uring().err().map(|e| format!("io_uring is refused here: {e}")),
-            Need::Aio => setup_aio()
-                .err()
-                .map(|e| format!("Linux AIO is refused here: {e}"))
-                .or_else(|| Need::Direct.missing()),
+            Need::Uring => backend_missing(BackendKind::Uring),
+            Need::Aio => backend_missing(BackendKind::Aio).or_else(|| Need::Direct.missing()),
             Need::Direct => (!direct_works(image_root()))
                 .then(|| format!("no O_DIRECT on the file system of {}", image_root().display())),
             Need::SmallTmpfs => small_tmpfs_missing(),
@@ -114,28 +112,9 @@ fn ptrace_refused() -> Option<String> {
     })
 }
 
-fn setup_uring() -> io::Result<()> {
-    let mut params = [0u32; 30]; // struct io_uring_params, 120 bytes, all zero: no flags
-    // SAFETY: `params` is as large as the structure that the kernel fills in, and outlives the call.
-    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
-    let fd = i32::try_from(fd).expect("a descriptor or -1");
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call above returned this descriptor, and nothing else owns it.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
-}
-
-fn setup_aio() -> io::Result<()> {
-    let mut context: libc::c_ulong = 0;
-    // SAFETY: `context` is zero as io_setup demands, and outlives the call.
-    if unsafe { libc::syscall(libc::SYS_io_setup, 4, &raw mut context) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `context` was just created, and has nothing in flight.
-    unsafe { libc::syscall(libc::SYS_io_destroy, context) };
-    Ok(())
+fn backend_missing(kind: BackendKind) -> Option<String> {
+    let made = Engine::builder().backend(kind).build();
+    made.err().map(|error| format!("{kind} is refused here: {error}"))
 }
 
 fn direct_works(dir: &Path) -> bool {
@@ -143,14 +122,9 @@ fn direct_works(dir: &Path) -> bool {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(probe.path()).is_ok()
 }
 
-fn is_root() -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    unsafe { libc::geteuid() == 0 }
-}
-
 /// The start of a command line that runs the rest in a mount name space of its own.
 pub(crate) fn unshare_mounts() -> Vec<&'static str> {
-    if is_root() {
+    if geteuid().is_root() {
         vec!["unshare", "--mount", "--propagation", "private"]
     } else {
         vec!["unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"]
@@ -176,31 +150,17 @@ fn small_tmpfs_missing() -> Option<String> {
 /// Where tmpfs is mounted on nearly every Linux.
 pub(crate) const SHM: &str = "/dev/shm";
 
-fn try_fallocate(file: &File, mode: i32) -> io::Result<()> {
-    // SAFETY: the descriptor is open for the length of the call; the rest are plain numbers.
-    match unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, 4096) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn fallocate_in(dir: &Path, mode: i32) -> io::Result<()> {
+fn fallocate_in(dir: &Path, mode: FallocateFlags) -> io::Result<()> {
     let file = tempfile::tempfile_in(dir)?;
     file.set_len(8192)?;
-    try_fallocate(&file, mode | libc::FALLOC_FL_KEEP_SIZE)
+    Ok(fallocate(&file, mode | FallocateFlags::KEEP_SIZE, 0, 4096)?)
 }
 
 fn no_zero_range_missing() -> Option<String> {
-    // SAFETY: all-zero is a valid statfs, a structure of plain numbers.
-    let mut info: libc::statfs = unsafe { std::mem::zeroed() };
-    let path = CString::new(SHM).expect("no NUL in a constant");
-    // SAFETY: `path` ends in NUL and `info` is as large as the call fills in; both outlive it.
-    if unsafe { libc::statfs(path.as_ptr(), &raw mut info) } != 0
-        || info.f_type != libc::TMPFS_MAGIC
-    {
+    if !statfs(SHM).is_ok_and(|info| info.f_type == libc::TMPFS_MAGIC) {
         return Some(format!("{SHM} is not tmpfs"));
     }
-    match fallocate_in(Path::new(SHM), libc::FALLOC_FL_ZERO_RANGE) {
+    match fallocate_in(Path::new(SHM), FallocateFlags::ZERO_RANGE) {
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         Err(e) => Some(format!("{SHM} cannot be used: {e}")),
         Ok(()) => Some("tmpfs of this kernel can zero a range: nothing here is slow".to_string()),
@@ -209,15 +169,15 @@ fn no_zero_range_missing() -> Option<String> {
 
 fn punch_and_zero_missing() -> Option<String> {
     let dir = image_root();
-    [libc::FALLOC_FL_PUNCH_HOLE, libc::FALLOC_FL_ZERO_RANGE].into_iter().find_map(|mode| {
+    [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE].into_iter().find_map(|mode| {
         let error = fallocate_in(dir, mode).err()?;
-        Some(format!("the file system of {} lacks fallocate mode {mode}: {error}", dir.display()))
+        Some(format!("the file system of {} lacks fallocate {mode:?}: {error}", dir.display()))
     })
 }
 
 fn loop_device_missing() -> Option<String> {
     let found = Command::new("losetup").arg("-f").output();
-    let works = is_root() && found.is_ok_and(|found| found.status.success());
+    let works = geteuid().is_root() && found.is_ok_and(|found| found.status.success());
     (!works).then(|| "no loop devices here (root is needed)".to_string())
 }
 
