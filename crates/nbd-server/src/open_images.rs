@@ -22,7 +22,6 @@ use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -56,8 +55,6 @@ pub(crate) struct OpenImages {
     most: usize,
     /// Images are locked when they are opened, so a release unlocks them.
     has_locks: bool,
-    /// The number of calls of [`grow`](Self::grow) so far.
-    growths: AtomicU64,
 }
 
 /// One file's image, and the locks to open and release it.
@@ -82,8 +79,7 @@ struct State {
 impl OpenImages {
     /// Makes a table without a limit.
     pub(crate) fn new(has_locks: bool) -> Self {
-        let growths = AtomicU64::new(0);
-        Self { slots: Mutex::default(), most: usize::MAX, has_locks, growths }
+        Self { slots: Mutex::default(), most: usize::MAX, has_locks }
     }
 
     /// Limits the number of open images to the present number plus `more`.
@@ -97,7 +93,6 @@ impl OpenImages {
         identity: Identity,
         open: impl FnOnce() -> Result<Arc<Image>, E>,
     ) -> Result<Option<Arc<Image>>, E> {
-        let growths = self.growths.load(Ordering::Relaxed); // see `grow`
         let slot = {
             let mut slots = self.slots.lock();
             if slots.len() >= self.most && !slots.contains_key(&identity) {
@@ -116,11 +111,6 @@ impl OpenImages {
             state.image = image.as_ref().ok().cloned();
             state.opened += 1;
             (state.idle_since, state.tried) = (None, false);
-        }
-        if let Ok(image) = &image
-            && self.growths.load(Ordering::Relaxed) != growths
-        {
-            grow(image); // the file may have grown after `open` read its length
         }
         drop(opening);
         drop(slot);
@@ -143,18 +133,17 @@ impl OpenImages {
         slots.iter().filter_map(|slot| slot.state.lock().image.clone()).collect()
     }
 
-    /// Grows images with their files, by whole blocks. An image that a thread is opening now is
-    /// grown by that thread, if `open` used the old length.
+    /// Grows images with their files, by whole blocks. Waits for the opening of each image: it may have
+    /// read the old length.
     pub(crate) fn grow(&self) {
-        // Ordering: Relaxed; with the loads in `get`. If this function reads a slot before `get`
-        // stores an image there, the lock of the slots or of the slot's state orders this increment
-        // before the second load. Otherwise this function sees the image.
-        self.growths.fetch_add(1, Ordering::Relaxed);
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
         // Holds one image at a time, so that a file that hangs does not keep other images from
         // being released. The files after it are checked once it answers.
-        let images = slots.iter().filter_map(|slot| slot.state.lock().image.clone());
-        images.for_each(|image| grow(&image));
+        for slot in slots {
+            let _opening = slot.opening.lock();
+            let image = slot.state.lock().image.clone();
+            image.iter().for_each(|image| grow(image));
+        }
     }
 
     /// Blocks all access to the table until the result is dropped, like a file that hangs.
@@ -505,15 +494,17 @@ mod tests {
     fn an_image_that_is_opened_during_a_look_grows_too() {
         let (dir, table) = folder("0");
         let long = 6 * BLOCK as u64;
-        let image = table.images.get((1, 2, 3), || {
-            let opened = Backing::open(&other(&dir))?;
-            let image = table.blocks.attach("a".into(), opened)?;
-            other(&dir).set_len(long)?;
-            table.grow();
-            assert_eq!(image.len(), 4 * BLOCK as u64, "the look does not wait for it");
-            io::Result::Ok(image)
+        thread::scope(|scope| {
+            let image = table.images.get((1, 2, 3), || {
+                let opened = Backing::open(&other(&dir))?;
+                other(&dir).set_len(long)?;
+                scope.spawn(|| table.grow());
+                thread::sleep(Duration::from_millis(20)); // by now a look that does not wait has ended
+                table.blocks.attach("a".into(), opened)
+            });
+            let image = image.unwrap().unwrap();
+            wait_until(|| image.len() == long);
         });
-        assert_eq!(image.unwrap().unwrap().len(), long);
     }
 
     /// The server's last sync and the search for grown files do not wait for a file that hangs.
