@@ -25,7 +25,8 @@ use tracing::{debug, error, warn};
 use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::notifier::{eventfd, notify};
-use crate::report::{Counters, Reporter, ServerReport};
+use crate::report::{Reporter, ServerReport};
+use crate::requests::Counters;
 use crate::waits;
 
 /// Most clients at a time.

@@ -1,4 +1,4 @@
-//! The figures of the server, for the [`metrics`](crate::metrics): the sums of the workers' counters, and
+//! The figures of the server, for the page of the metrics: the sums of the workers' counters, and
 //! the statistics of the engines and the cache.
 
 use std::collections::BTreeMap;
@@ -9,6 +9,7 @@ use aio_reap::EngineStats;
 use bufcache::CacheStats;
 
 use crate::registry::by_name;
+use crate::requests::Counters;
 use crate::worker::{Inbox, Message, Shared};
 
 /// Collects reports. Each thread that wants them has one.
@@ -89,35 +90,5 @@ impl ServerReport {
     /// Returns the fraction of reads that the cache answered.
     pub(crate) fn hit_rate(&self) -> f64 {
         self.counters.hits as f64 / self.counters.reads.max(1) as f64
-    }
-}
-
-/// Requests and bytes of a worker since it started.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) reads: u64,
-    pub(crate) read_bytes: u64,
-    /// Reads answered from the cache.
-    pub(crate) hits: u64,
-    pub(crate) writes: u64,
-    pub(crate) written_bytes: u64,
-    pub(crate) flushes: u64,
-    pub(crate) other: u64,
-    pub(crate) errors: u64,
-    /// Errors that came from an image.
-    pub(crate) failures: u64,
-}
-
-impl Counters {
-    fn add(&mut self, other: &Counters) {
-        self.reads += other.reads;
-        self.read_bytes += other.read_bytes;
-        self.hits += other.hits;
-        self.writes += other.writes;
-        self.written_bytes += other.written_bytes;
-        self.flushes += other.flushes;
-        self.other += other.other;
-        self.errors += other.errors;
-        self.failures += other.failures;
     }
 }

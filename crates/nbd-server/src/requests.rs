@@ -31,7 +31,6 @@ use crate::blocks::{Image, Source};
 use crate::commands::Job;
 use crate::memory::ALIGN;
 use crate::registry::Connection;
-use crate::report::Counters;
 use crate::tasks::{self, Panicked, Tasks};
 
 /// The number of failures that are all logged.
@@ -50,6 +49,36 @@ pub(crate) struct Limits {
     pub(crate) depth: usize,
     /// Most running or queued operations.
     pub(crate) most: usize,
+}
+
+/// Requests and bytes of a worker since it started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    /// Reads answered from the cache.
+    pub(crate) hits: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) other: u64,
+    pub(crate) errors: u64,
+    /// Errors that came from an image.
+    pub(crate) failures: u64,
+}
+
+impl Counters {
+    pub(crate) fn add(&mut self, other: &Counters) {
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.hits += other.hits;
+        self.writes += other.writes;
+        self.written_bytes += other.written_bytes;
+        self.flushes += other.flushes;
+        self.other += other.other;
+        self.errors += other.errors;
+        self.failures += other.failures;
+    }
 }
 
 /// Returns whether a command changes the image, or makes changes durable.

@@ -9,7 +9,7 @@
 //!
 //! All changes pass through the cache, even those that bypass its buffers: they exclude other
 //! changes of their blocks. So an answered change is on the image, or dirty in the cache; see
-//! [`commands`](crate::commands).
+//! the module `commands`.
 //!
 //! A READ that fills the cache claims its blocks before it reads them, and a WRITE of a claimed
 //! block waits for the READ. A block cannot be claimed if it is cached, if another READ is reading

@@ -27,11 +27,10 @@ use self::connection::{Connection, Progress};
 pub(crate) use self::model::DemoError;
 use self::model::{Kind, Layout, Mixed, Plan, Region, Sweep};
 pub(crate) use self::report::DemoReport;
-use self::report::{PhaseReport, Tally};
+use self::report::{PhaseReport, TRIMS_AT_A_TIME, Tally};
 
-/// The time of the phase of TRIMs, and how many are in flight on all connections together.
+/// The time of the phase of TRIMs.
 const TRIMS: Duration = Duration::from_secs(1);
-const TRIMS_AT_A_TIME: usize = 16;
 /// The start of the pseudo-random sequence of requests.
 const SEED: u64 = 0x0ff1_0c4b;
 

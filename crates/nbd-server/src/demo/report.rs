@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::TRIMS_AT_A_TIME;
 use super::model::Kind;
 
+/// TRIMs in flight, in their phase, on all connections together.
+pub(super) const TRIMS_AT_A_TIME: usize = 16;
 /// The longest latency that a histogram distinguishes, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 

@@ -79,8 +79,7 @@ use crate::export::ExportTable;
 use crate::memory::BufferPool;
 use crate::notifier::{eventfd, notify, waker};
 use crate::registry::{Client, Connection, Connections, Registry};
-use crate::report::Counters;
-use crate::requests::{Limits, Requests};
+use crate::requests::{Counters, Limits, Requests};
 use crate::tls::Wire;
 use crate::waits;
 
