@@ -335,6 +335,12 @@ fn messages(lab: &Lab) -> Res {
         &["folder", "nosuch"],
         "image",
     )?;
+    refused(
+        bare().image(&missing).on_socket("s"),
+        &["nosuch", "does not exist", "--size"],
+        "folder",
+    )?;
+    check!(!missing.exists(), "the image was created");
     let new = bare().image(&lab.path("new")).arg("--read-only").on_socket("s");
     refused(new, &["new", "only reads"], "--size")?;
     refused(bare().image(&image).arg("--socket").arg(&plain), &["plain", "no socket"], "in use")?;

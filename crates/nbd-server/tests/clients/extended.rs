@@ -3,16 +3,12 @@
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, be32, be64, cmd, opt, rep};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
+use crate::lab::{Backend, Lab, Res, check, per_backend};
 use crate::need::Need;
 use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials =
-        per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits);
-    trials.push(trial("extended_headers/zeroes_by_hand", &[Need::Strace], zeroes_by_hand));
-    trials
+    per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits)
 }
 
 const EXTENDED_HEADERS: u32 = 11;
@@ -45,33 +41,6 @@ fn exchange(
     check!(be64(&head[8..]) == cookie && be64(&head[16..]) == offset, "{head:x?}");
     let payload = client.recv_vec(be64(&head[24..]) as usize)?;
     Ok((u16::from_be_bytes([head[6], head[7]]), payload))
-}
-
-/// Where the file system makes no zeros, a request for more than 4 GiB of them is invalid and writes none.
-fn zeroes_by_hand(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    for cache in ["0", "16M"] {
-        image::sparse(&image, SIZE)?;
-        let words =
-            ["strace", "-D", "-f", "-o", "/dev/null", "-e", "inject=fallocate:error=EOPNOTSUPP"];
-        let launch = Launch::new(lab, Backend::Threads).image(&image).through(words);
-        let server = launch.arg("--cache").arg(cache).start()?;
-        let mut client = extended(server.connect()?)?;
-        client.go("vol")?;
-        let data = [0x5a; 8192];
-        for at in [0, SIZE - 8192] {
-            let (kind, _) = exchange(&mut client, (PAYLOAD_LEN, cmd::WRITE), at, 8192, &data)?;
-            check!(kind == 0, "WRITE at {at}: {kind:#x}");
-        }
-        let (kind, payload) = exchange(&mut client, (0, cmd::WRITE_ZEROES), 0, SIZE, &[])?;
-        check!(kind == 0x8001 && be32(&payload) == 22, "WRITE_ZEROES of {SIZE} bytes: {kind:#x}");
-        let (kind, payload) = exchange(&mut client, (0, cmd::READ), 0, 8192, &[])?;
-        check!(kind == 1 && payload[8..] == data, "the refused request wrote zeros");
-        let (kind, _) = exchange(&mut client, (0, cmd::WRITE_ZEROES), 0, 8192, &[])?;
-        check!(kind == 0, "WRITE_ZEROES of 8192 bytes: {kind:#x}");
-        server.stop()?;
-    }
-    Ok(())
 }
 
 /// Negotiates extended headers, and nothing else so far.

@@ -20,7 +20,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("folder/what_is_no_image", &[], no_images));
     trials.push(trial("folder/locks", &[], locks));
     trials.push(trial("folder/let_go", &[], let_go));
-    trials.push(trial("folder/read_only", &[], read_only));
     trials.push(trial("folder/nbdinfo_lists_it", &[Need::NbdInfo], by_nbdinfo));
     trials
 }
@@ -212,18 +211,6 @@ fn let_go(lab: &Lab) -> Res {
     let mut client = server.client_of("a.img")?;
     check!(client.read(4096, 4096)? == Ok(vec![2; 4096]), "what the other wrote is not seen");
     client.disconnect()?;
-    server.stop()
-}
-
-fn read_only(lab: &Lab) -> Res {
-    let dir = lab.path("images");
-    fs::create_dir(&dir)?;
-    image::with_parts(&dir.join("a.img"), MIB, 4, 1)?;
-    let launch = Launch::new(lab, Backend::Threads).arg("--read-only");
-    let server = launch.arg("--export-dir").arg(&dir).start()?;
-    let mut client = server.client_of("a.img")?;
-    client.write(0, &[1; 512], 0)?.is(err::EPERM, "a write")?;
-    check!(client.read(0, 512)? == Ok(image::bytes_at(&dir.join("a.img"), 0, 512)?), "a read");
     server.stop()
 }
 

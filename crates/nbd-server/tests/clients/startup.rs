@@ -14,7 +14,6 @@ use crate::server::{self, Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
-        trial("startup/missing_image", &[], missing_image),
         trial("startup/unreadable_image", &[], unreadable_image),
         trial("startup/size_creates_image", &[], size_creates),
         trial("startup/failed_size_leaves_no_image", &[], failed_size),
@@ -35,15 +34,6 @@ fn refused(launch: Launch<'_>, name: &str) -> Res<String> {
     check!(log.contains(name), "the message does not name {name}:\n{log}");
     check!(!log.contains("panicked") && !log.contains("RUST_BACKTRACE"), "a panic:\n{log}");
     Ok(log)
-}
-
-fn missing_image(lab: &Lab) -> Res {
-    let launch = Launch::new(lab, Backend::Threads).image(&lab.path("nosuch.img"));
-    let log = refused(launch, "nosuch.img")?;
-    let reason = log.contains("No such file") || log.contains("does not exist");
-    check!(reason, "no reason:\n{log}");
-    check!(!lab.path("nosuch.img").exists(), "the image was created");
-    Ok(())
 }
 
 /// `--help` is a manual; and every option of ours that the README's commands have is in it.
