@@ -17,7 +17,7 @@ use std::time::Duration;
 use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
 use offlock_sync::Mutex;
 use slatedb::bytes::Bytes;
-use slatedb::config::{FlushOptions, FlushType, ReadOptions, ScanOptions};
+use slatedb::config::{FlushOptions, FlushType, ScanOptions};
 use slatedb::{CloseReason, Db, DbIterator, DbReader, ErrorKind, WriteBatch};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::OwnedMutexGuard;
@@ -265,14 +265,10 @@ impl Inner {
         let key = |block| block_key(run.region, generation, block);
         let blocks = run.blocks();
         if blocks.start + 1 == blocks.end {
-            let (key, options) = (key(blocks.start as u16), ReadOptions::default());
+            let key = key(blocks.start as u16);
             let found = match &self.database {
-                Database::Writer(db) => {
-                    self.in_time("read", db.get_with_options(key, &options)).await?
-                }
-                Database::Reader(reader) => {
-                    self.in_time("read", reader.get_with_options(key, &options)).await?
-                }
+                Database::Writer(db) => self.in_time("read", db.get(key)).await?,
+                Database::Reader(reader) => self.in_time("read", reader.get(key)).await?,
             };
             return found
                 .map_or(Ok(()), |value| patch::copy(&value, run.bytes.start % BLOCK, into));

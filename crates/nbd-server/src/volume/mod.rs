@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `00` | format and size |
 //! | `01 region` | of each 16 MiB of a region of 1 GiB: the generation, and whether a block was written in it ([`regions`]) |
-//! | `02 region generation block` | the written parts of a block of 64 KiB ([`patch`]) |
+//! | `02 region generation block 00` | the written parts of a block of 64 KiB ([`patch`]) |
 //!
 //! A TRIM begins the next generation of each 16 MiB within it: one key for a region instead of 16,384 deletions,
 //! and at most 255 deletions at each end. So a TRIM of 2 TiB is 2,048 keys and at most 510 deletions.
