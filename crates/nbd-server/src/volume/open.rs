@@ -36,7 +36,7 @@ use super::store::{self, Checked, Requests, sent, shown};
 use crate::image_spec::VolumeUrl;
 
 /// The start of a header: what the database is, and the version of its format.
-const MAGIC: [u8; 16] = *b"offlock volume 1";
+const MAGIC: [u8; 16] = *b"offlock volume 2";
 /// Bytes of the database's log and new tables that the store has not confirmed. Writers wait above.
 const UNCONFIRMED: usize = 128 << 20;
 /// Bytes of a new table.
@@ -48,6 +48,10 @@ const INDEXES: u64 = 32 << 20;
 /// be merged (six). An idle volume is to send at most 12 requests a minute.
 const NEWS: Duration = Duration::from_secs(60);
 const MERGES: Duration = Duration::from_secs(75);
+/// The tables that are merged at a time, and the bytes that are read ahead of all together. The defaults read 8 MiB ahead of
+/// each table, of up to four merges of four parts: a merge took 300 MB.
+const SOURCES: usize = 32;
+const AHEAD_OF_SOURCES: usize = 32 << 20;
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The age at which objects are deleted that nothing refers to. Above the longest request, because
 /// an upload refers to its object only when it has ended.
@@ -419,9 +423,14 @@ impl Place<'_> {
             .with_options(CompactorOptions {
                 poll_interval: MERGES,
                 commit_compacted_interval: MERGES,
-                scheduler_options: [("max_compaction_sources".into(), "32".into())].into(),
+                scheduler_options: [("max_compaction_sources".into(), SOURCES.to_string())].into(),
+                max_concurrent_compactions: 1,
                 worker: Some(CompactionWorkerOptions {
                     compactions_poll_interval: MERGES,
+                    max_concurrent_compactions: 1,
+                    max_subcompactions: 1,
+                    max_fetch_tasks: 1,
+                    bytes_to_fetch: AHEAD_OF_SOURCES / SOURCES,
                     object_store_max_retries: Some(RETRIES),
                     ..CompactionWorkerOptions::default()
                 }),
