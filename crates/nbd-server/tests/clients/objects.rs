@@ -281,7 +281,8 @@ fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
     server = start("4T")?;
     let mut client = server.client()?;
     let mut gets = Vec::new();
-    for number in 0..9 {
+    // The first reads get the indexes of the tables, too.
+    for number in 0..40 {
         let before = proxy.seen("GET").0;
         check!(client.read(random.below(1024) * MIB, BLOCK as u32)?.is_ok(), "a cold read");
         gets.push((proxy.seen("GET").0 - before) as f64);
@@ -289,7 +290,7 @@ fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
             println!("the first read of a server: {} GET", gets[0]);
         }
     }
-    targets.record("O4.cold_read.gets.n", Ratio::of(&gets))?;
+    targets.record("O4.cold_read.gets.n", Ratio::of(&gets[31..]))?;
     let before = proxy.seen("").0;
     thread::sleep(Duration::from_secs(150));
     println!("idle: {:.1} requests a minute", (proxy.seen("").0 - before) as f64 / 2.5);
