@@ -1,9 +1,5 @@
-//! aio-reap, operation by operation, with criterion's report in `target/criterion`.
-//!
-//! ```text
-//! cargo bench --bench aio_reap_ops               all groups
-//! cargo bench --bench aio_reap_ops -- nop_batch8 one group
-//! ```
+//! aio-reap, operation by operation, with criterion's report in `target/criterion`:
+//! `cargo bench --bench aio_reap_ops -- nop_batch8`.
 //!
 //! A NOP goes to the kernel and comes back: what is left is the cost of the engine. A group submits
 //! that many at once and waits for all of them; `elem/s` counts NOPs.

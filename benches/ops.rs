@@ -1,14 +1,19 @@
-//! The common part of the criterion benches of the crates.
+//! The common part of the criterion benches of the crates: one thread, on one CPU, in groups of rows.
 
 use criterion::Criterion;
 
-/// Adds a row: `operation` over and over, called `name` with one thread.
-macro_rules! row {
-    ($group:ident, $name:literal, $operation:expr) => {
-        $group.bench_function(criterion::BenchmarkId::new($name, 1), |b| b.iter(|| $operation));
+/// Measures a group of rows, each of which is an operation over and over.
+macro_rules! group {
+    ($c:ident, $name:literal, $($row:literal => $operation:expr),+ $(,)?) => {
+        let mut group = $c.benchmark_group($name);
+        $(
+            let row = criterion::BenchmarkId::new($row, 1);
+            group.bench_function(row, |b| b.iter(|| $operation));
+        )+
+        group.finish();
     };
 }
-pub(crate) use row;
+pub(crate) use group;
 
 /// Keeps the bench on one CPU.
 pub(crate) fn on_one_cpu() -> Criterion {

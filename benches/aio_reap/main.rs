@@ -27,9 +27,8 @@ mod soak;
 mod syscalls;
 
 use std::error::Error;
-use std::time::Duration;
 
-use harness::{Bench, Family};
+use harness::Family;
 use testkit::alloc::CountingAllocator;
 
 /// Costs a load and a branch that is always the same, except while `counted` runs.
@@ -37,24 +36,14 @@ use testkit::alloc::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const FAMILIES: &[Family] = &[
-    Family { name: "A1 nop", run: nop::run },
-    Family { name: "A2 ram", run: disks::run_ram },
-    Family { name: "A3 disk", run: disks::run_disk },
-    Family { name: "A4 seed", run: seed::run },
-    Family { name: "A5 simulated", run: simulated::run },
-    Family { name: "A6 soak", run: soak::run },
+    ("A1 nop", nop::run),
+    ("A2 ram", disks::run_ram),
+    ("A3 disk", disks::run_disk),
+    ("A4 seed", seed::run),
+    ("A5 simulated", simulated::run),
+    ("A6 soak", soak::run),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bench = Bench {
-        name: "aio_reap",
-        source: include_str!("main.rs"),
-        targets: include_str!("../targets.toml"),
-        about: &raw::FLAGS,
-        decides: |_| true,
-        quick_limit: Duration::from_millis(2_000),
-        limit: Duration::from_secs(10),
-        families: FAMILIES,
-    };
-    bench.run()
+    harness::run("aio_reap", include_str!("main.rs"), &raw::FLAGS, [2_000, 10_000], FAMILIES)
 }

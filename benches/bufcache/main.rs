@@ -31,9 +31,8 @@ mod replay;
 mod slow;
 
 use std::error::Error;
-use std::time::Duration;
 
-use harness::{Bench, Family};
+use harness::Family;
 use testkit::alloc::CountingAllocator;
 
 /// Costs a load and a branch that is always the same, except while `counted` runs.
@@ -41,33 +40,29 @@ use testkit::alloc::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const FAMILIES: &[Family] = &[
-    Family { name: "B1 B2 B3 hot", run: hit::run_hot },
-    Family { name: "B2 hit 4k", run: hit::run_4k },
-    Family { name: "B1 B2 hit 64k", run: hit::run_64k },
-    Family { name: "B1 hit 64k, none huge", run: hit::run_64k_nohuge },
-    Family { name: "B4 alloc", run: alloc::run },
-    Family { name: "B5 mix", run: mix::run },
-    Family { name: "B5 B12 dirty", run: mix::run_dirty },
-    Family { name: "B5 replay", run: replay::run },
-    Family { name: "B6 slow", run: slow::run },
-    Family { name: "B7 once", run: once::run },
-    Family { name: "B8 ratio", run: ratio::run },
-    Family { name: "B11 patterns", run: ratio::run_patterns },
-    Family { name: "B9 pread", run: pread::run },
-    Family { name: "B12 write-back", run: back::run },
-    Family { name: "B13 hung", run: hung::run },
+    ("B1 B2 B3 hot", hit::run_hot),
+    ("B2 hit 4k", hit::run_4k),
+    ("B1 B2 hit 64k", hit::run_64k),
+    ("B1 hit 64k, none huge", hit::run_64k_nohuge),
+    ("B4 alloc", alloc::run),
+    ("B5 mix", mix::run),
+    ("B5 B12 dirty", mix::run_dirty),
+    ("B5 replay", replay::run),
+    ("B6 slow", slow::run),
+    ("B7 once", once::run),
+    ("B8 ratio", ratio::run),
+    ("B11 patterns", ratio::run_patterns),
+    ("B9 pread", pread::run),
+    ("B12 write-back", back::run),
+    ("B13 hung", hung::run),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bench = Bench {
-        name: "bufcache",
-        source: include_str!("main.rs"),
-        targets: include_str!("../targets.toml"),
-        about: &offlock_percpu::capabilities(),
-        decides: |_| true,
-        quick_limit: Duration::from_millis(800),
-        limit: Duration::from_secs(15),
-        families: FAMILIES,
-    };
-    bench.run()
+    harness::run(
+        "bufcache",
+        include_str!("main.rs"),
+        &offlock_percpu::capabilities(),
+        [800, 15_000],
+        FAMILIES,
+    )
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use harness::{Args, Header, Table, Targets, profile, target_dir};
+use harness::{Args, Table, Targets, profile, target_dir};
 use serde_json::Value;
 
 use crate::structures::{STRUCTURES, Structure};
@@ -23,9 +23,8 @@ const QUICK_OPERATIONS: usize = 200;
 const SMOKE_OPERATIONS: usize = 20;
 
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let targets = Targets::parse(include_str!("../targets.toml"), "census")?;
-    let mut targets = targets.asked_for_by(args);
-    print!("{}", Header::take("census"));
+    let mut targets = Targets::of("census")?.asked_for_by(args);
+    harness::header::print("census");
     println!("# simulated MESI, portable path, not a 64-core run");
     let missing = [(QEMU, "qemu-user"), ("cc", "gcc")].into_iter().find(|(name, _)| !runs(name));
     if let Some((name, package)) = missing {

@@ -37,10 +37,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     if cfg!(offlock_virtual_cpu) {
         return program::run(&words);
     }
-    let args = Args::from_env(include_str!("main.rs"));
-    if !args.bench {
-        println!("census: measures only under `cargo bench`");
-        return Ok(());
-    }
-    driver::run(&args)
+    Args::of_bench("census", include_str!("main.rs")).map_or(Ok(()), |args| driver::run(&args))
 }

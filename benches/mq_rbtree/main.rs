@@ -21,9 +21,8 @@ mod ping;
 mod queue;
 
 use std::error::Error;
-use std::time::Duration;
 
-use harness::{Bench, Family};
+use harness::Family;
 use testkit::alloc::CountingAllocator;
 
 /// Costs a load and a branch that is always the same, except while `counted` runs.
@@ -31,26 +30,22 @@ use testkit::alloc::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const FAMILIES: &[Family] = &[
-    Family { name: "M1 empty", run: empty::run },
-    Family { name: "M2 M3 deep", run: deep::run },
-    Family { name: "M4 flow", run: flow::run },
-    Family { name: "M5 ping", run: ping::run },
-    Family { name: "M6 alloc", run: alloc::run },
-    Family { name: "M7 seed", run: empty::run_seed },
-    Family { name: "M8 async", run: empty::run_async },
-    Family { name: "M10 many", run: flow::run_many },
+    ("M1 empty", empty::run),
+    ("M2 M3 deep", deep::run),
+    ("M4 flow", flow::run),
+    ("M5 ping", ping::run),
+    ("M6 alloc", alloc::run),
+    ("M7 seed", empty::run_seed),
+    ("M8 async", empty::run_async),
+    ("M10 many", flow::run_many),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bench = Bench {
-        name: "mq_rbtree",
-        source: include_str!("main.rs"),
-        targets: include_str!("../targets.toml"),
-        about: &offlock_percpu::capabilities(),
-        decides: |_| true,
-        quick_limit: Duration::from_millis(1_500),
-        limit: Duration::from_secs(10),
-        families: FAMILIES,
-    };
-    bench.run()
+    harness::run(
+        "mq_rbtree",
+        include_str!("main.rs"),
+        &offlock_percpu::capabilities(),
+        [1_500, 10_000],
+        FAMILIES,
+    )
 }

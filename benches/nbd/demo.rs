@@ -13,8 +13,8 @@ use std::time::Duration;
 use harness::{Args, Targets, with_cpus};
 
 use self::client::DemoOptions;
-use crate::servers::Site;
-use crate::sides::{NAMES, Sides};
+use crate::servers::{NAMES, Site};
+use crate::sides::Sides;
 
 /// Bytes of an image: as many as the demo's has.
 const SIZE: u64 = 256 << 20;
@@ -44,7 +44,7 @@ pub(crate) fn measure(
         File::create(site.image_of(name))?.set_len(SIZE)?;
     }
     let mut servers = site.start_all();
-    let mut sides = Sides::new("D");
+    let mut sides = Sides::new("D", &NAMES);
     for _ in 0..rounds {
         sides
             .round(&mut servers, |server| figures(&server.socket, cpu, Duration::from_secs(mixed)));
@@ -53,7 +53,7 @@ pub(crate) fn measure(
     let all = |figures: &Figures| figures.map(Some);
     print!("{}", sides.table("the demo [D]".into(), columns, 1, all));
     for (at, (id, more)) in TARGETS.iter().enumerate().filter(|(_, (id, _))| args.wants(id)) {
-        targets.record(id, sides.ratio(*more, |figures| Some(figures[at])))?;
+        targets.record(id, sides.ratio(&NAMES[1..], *more, |figures| Some(figures[at])))?;
     }
     Ok(())
 }

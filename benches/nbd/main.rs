@@ -7,8 +7,7 @@
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]); 3 rounds with `--quick`
 //! cargo bench --bench nbd -- --only D           the demo's client before each server ([`demo`]); so, too
-//! cargo bench --bench nbd -- --backend aio      our server on that engine: uring, aio or threads
-//! cargo bench --bench nbd -- --only N --picture FILE    draws the rows that decide a target
+//! OFFLOCK_BACKEND=aio cargo bench --bench nbd   our server on that engine: uring, aio or threads
 //! ```
 //!
 //! All servers are started once, kept on one CPU, and serve the same image read-only. Those on the page
@@ -25,7 +24,6 @@
 mod demo;
 mod hung;
 mod light;
-mod picture;
 mod rows;
 mod servers;
 mod sides;
@@ -38,11 +36,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::{Args, FioMix, Foreign, Header, Random, Targets, allowed_cpus, target_dir};
+use harness::{Args, FioMix, Foreign, Random, Targets, allowed_cpus, target_dir};
 
-use crate::picture::Picture;
-use crate::rows::{Load, Row, Window, loads};
+use crate::rows::{Load, Window, loads, summary};
 use crate::servers::{Server, Site, build_ours};
+use crate::sides::Sides;
 
 /// The image: large enough that the CPU's caches do not hold it, small enough for the page cache.
 const IMAGE: usize = 1 << 30;
@@ -71,24 +69,19 @@ impl Pace {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::from_env(include_str!("main.rs"));
-    if !args.bench {
-        println!("nbd: measures only under `cargo bench`");
-        return Ok(());
-    }
-    let section = |name| Targets::parse(include_str!("../targets.toml"), name);
-    let targets = section("nbd")?.and(section("nbd_cached")?).and(section("nbd_writes")?);
-    let mut targets = targets.and(section("nbd_demo")?).asked_for_by(&args);
-    let header = Header::take("nbd");
-    print!("{header}");
-    if let Err(error) = measure(&args, &header, &mut targets) {
+    let Some(args) = Args::of_bench("nbd", include_str!("main.rs")) else { return Ok(()) };
+    let targets = Targets::of("nbd")?.and(Targets::of("nbd_cached")?);
+    let targets = targets.and(Targets::of("nbd_writes")?).and(Targets::of("nbd_demo")?);
+    let mut targets = targets.asked_for_by(&args);
+    harness::header::print("nbd");
+    if let Err(error) = measure(&args, &mut targets) {
         println!("# not measured: {error}");
     }
     print!("{targets}");
     Ok(())
 }
 
-fn measure(args: &Args, header: &Header, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
@@ -104,20 +97,13 @@ fn measure(args: &Args, header: &Header, targets: &mut Targets) -> Result<(), Bo
 
     let mut site = Site {
         program: program.map_err(|error| println!("# missing: our server: {error}")).ok(),
-        backend: args.backend.as_deref(),
+        backend: std::env::var("OFFLOCK_BACKEND").ok(),
         image: &image,
         writable: false,
         sockets: sockets.path(),
         cpu: server,
     };
-    let rows = measure_reads(args, &site, (client, server), scratch.path(), targets)?;
-    if let Some(file) = args.picture.as_ref().filter(|_| !rows.is_empty()) {
-        // Cargo starts a bench in its own package; a relative path is one from the workspace.
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("no workspace")?;
-        let file = workspace.join(file);
-        std::fs::write(&file, Picture::new(&rows, header).to_string())?;
-        println!("# drawn: {}", file.display());
-    }
+    measure_reads(args, &site, (client, server), scratch.path(), targets)?;
     site.writable = true;
     // A quick run has the rows that write if they are asked for: they take longer than it may.
     if !args.quick || args.only.is_some() || args.smoke {
@@ -137,36 +123,26 @@ fn measure_reads(
     (client, server): (usize, usize),
     scratch: &Path,
     targets: &mut Targets,
-) -> Result<Vec<Row>, Box<dyn Error>> {
+) -> Result<(), Box<dyn Error>> {
     let mut loads = loads(args);
     if loads.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let start = Instant::now();
     let mut servers = site.start_all();
     site.warm(&mut servers, client)?;
-    let running: Vec<&'static str> = servers.iter().map(|server| server.name).collect();
-
     if client == server {
         println!("# missing: a second CPU");
         loads.retain(|load| load.cpus == 1);
     }
-    let mut rows: Vec<Row> = loads.into_iter().map(|load| Row::new(load, &running)).collect();
+    let row = |load: Load| (load, Sides::new(load.name(), load.servers()));
+    let mut rows: Vec<(Load, Sides<Window>)> = loads.into_iter().map(row).collect();
     let Pace { rounds, window, retries, budget } = Pace::new(args);
-    let mut bench = Bench {
-        servers: &mut servers,
-        client,
-        server,
-        scratch,
-        window,
-        retries,
-        repeated: 0,
-        failed: 0,
-    };
+    let mut bench = Bench { client, server, scratch, window, retries, repeated: 0 };
     for round in 0..rounds {
         let begun = Instant::now();
-        for row in &mut rows {
-            row.round(|load, name| bench.window(load, name));
+        for (load, sides) in &mut rows {
+            sides.round(&mut servers, |server| bench.window(load, server));
         }
         let next_ends = start.elapsed() + begun.elapsed();
         if round + 1 < rounds && next_ends > budget {
@@ -174,65 +150,45 @@ fn measure_reads(
             break;
         }
     }
-
-    for row in &rows {
-        print!("{}", row.table());
-        for (id, measured) in row.targets() {
+    for (load, sides) in &rows {
+        print!("{}", load.table(sides));
+        for (id, measured) in load.targets(sides) {
             targets.record(&id, measured)?;
         }
     }
-    let done = rows.first().map_or(0, |row| row.rounds.done());
+    print!("{}", summary(&rows));
+    let (limit, repeated) = (DISTURBED * 100.0, bench.repeated);
     println!(
-        "# {done} rounds of {:?} windows; {} windows repeated because others used more than {:.0} % \
-         of the CPUs, {} failed",
-        bench.window,
-        bench.repeated,
-        DISTURBED * 100.0,
-        bench.failed
+        "# {repeated} windows repeated because others used more than {limit:.0} % of the CPUs"
     );
-    Ok(rows)
+    Ok(())
 }
 
 struct Bench<'a> {
-    servers: &'a mut [Server],
     client: usize,
     server: usize,
     scratch: &'a Path,
     window: Duration,
     retries: usize,
     repeated: usize,
-    failed: usize,
 }
 
 impl Bench<'_> {
     /// One window, repeated while it is disturbed; the least disturbed one.
-    fn window(&mut self, load: &Load, name: &'static str) -> Option<Window> {
-        let mut best: Option<Window> = None;
-        for attempt in 0..=self.retries {
-            match self.once(load, name) {
-                Ok(window) => {
-                    if best.is_none_or(|best| window.foreign < best.foreign) {
-                        best = Some(window);
-                    }
-                    if window.foreign <= DISTURBED {
-                        break;
-                    }
-                    self.repeated += usize::from(attempt < self.retries);
-                }
-                Err(error) => {
-                    println!("# failed: {} on {name}: {error}", load.name());
-                    self.failed += 1;
-                    break;
-                }
+    fn window(&mut self, load: &Load, server: &Server) -> io::Result<Window> {
+        let mut best = self.once(load, server)?;
+        for _ in 0..self.retries {
+            if best.foreign <= DISTURBED {
+                break;
             }
+            self.repeated += 1;
+            let window = self.once(load, server)?;
+            best = if window.foreign < best.foreign { window } else { best };
         }
-        best
+        Ok(best)
     }
 
-    fn once(&mut self, load: &Load, name: &'static str) -> io::Result<Window> {
-        let server = self.servers.iter_mut().find(|server| server.name == name);
-        let server = server.ok_or(io::ErrorKind::NotFound)?;
-        server.check()?;
+    fn once(&self, load: &Load, server: &Server) -> io::Result<Window> {
         let client = if load.cpus == 1 { self.server } else { self.client };
         let used = if load.cpus == 1 { vec![client] } else { vec![client, self.server] };
         let busy = server.process.cpu_time()?;

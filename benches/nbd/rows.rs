@@ -1,10 +1,11 @@
-//! The rows of the table, and the target that each of them decides.
+//! The rows that read, and the target that each of them decides.
 
 use std::time::Duration;
 
-use harness::{Args, FioSide, Ratio, Rounds, Table, median, number};
+use harness::{Args, FioSide, Ratio, Table, number};
 
 use crate::servers::{DIRECT_PEER, NBDKIT, OURS, OURS_DIRECT, QEMU};
+use crate::sides::Sides;
 
 /// One load, put on several servers.
 #[derive(Debug, Clone, Copy)]
@@ -36,14 +37,9 @@ impl Load {
         format!("{rw}-{block}/depth{depth}/{connections}conn/{cpus}cpus{direct}{light}")
     }
 
-    /// The servers that can take this load.
-    fn servers(&self) -> &'static [&'static str] {
+    /// The servers that take this load, ours first.
+    pub(crate) fn servers(&self) -> &'static [&'static str] {
         if self.direct { &[OURS_DIRECT, DIRECT_PEER] } else { &[OURS, QEMU, NBDKIT] }
-    }
-
-    /// The server that the others are compared with.
-    pub(crate) fn ours(&self) -> &'static str {
-        self.servers()[0]
     }
 
     /// fio's arguments, but for the server's address.
@@ -54,6 +50,38 @@ impl Load {
             format!("--iodepth={}", self.depth),
             format!("--numjobs={}", self.connections),
         ]
+    }
+
+    /// The targets that this row decides.
+    pub(crate) fn targets(&self, sides: &Sides<Window>) -> Vec<(String, Option<Ratio>)> {
+        let best = |others: &[&str]| sides.ratio(others, true, |window| Some(window.reads.iops));
+        let part = |peer: &str| format!("{}.{peer}.tput", self.target);
+        match self.target {
+            "N1" | "N7" | "N8.8conn" => {
+                vec![(part("qemu"), best(&[QEMU])), (part("nbdkit"), best(&[NBDKIT]))]
+            }
+            "N3" => vec![(part("qemu_native"), best(&[DIRECT_PEER]))],
+            id => vec![(id.into(), best(&[QEMU, NBDKIT]))],
+        }
+    }
+
+    /// A table with one line per server.
+    pub(crate) fn table(&self, sides: &Sides<Window>) -> Table {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let columns = ["IOPS", "MB/s", "p50 us", "p99 us", "server, %", "client, %", "others, %"];
+        sides.table(format!("{} [{}]", self.name(), self.target), columns, 0, |window| {
+            let reads = &window.reads;
+            [
+                reads.iops,
+                reads.bytes / 1e6,
+                micros(reads.p50),
+                micros(reads.p99),
+                window.busy * 100.0,
+                reads.busy * 100.0,
+                window.foreign * 100.0,
+            ]
+            .map(Some)
+        })
     }
 }
 
@@ -76,22 +104,12 @@ pub(crate) fn loads(args: &Args) -> Vec<Load> {
         Load { depth: 1, cpus: 1, target: "N2.samecpu.tput", ..random },
         Load { depth: 1, target: "N2.twocpus.tput", ..random },
         Load { direct: true, target: "N3", ..random },
-        Load { rw: "read", block: "128k", depth: 8, target: "N4", ..random },
+        Load { rw: "read", block: "128k", depth: 8, target: "N4.sequential.tput", ..random },
         Load { target: "N7", ..light },
         Load { connections: 8, target: "N8.8conn", ..light },
     ];
     loads.retain(|load| args.wants(&load.name()) || args.wants(load.target));
     loads
-}
-
-/// A load and what its windows have shown so far.
-pub(crate) struct Row {
-    pub(crate) load: Load,
-    pub(crate) servers: Vec<&'static str>,
-    /// The throughput of a server is its IOPS.
-    pub(crate) rounds: Rounds,
-    /// Per server, every window that counted.
-    windows: Vec<Vec<Window>>,
 }
 
 /// The result of one window.
@@ -104,89 +122,15 @@ pub(crate) struct Window {
     pub(crate) busy: f64,
 }
 
-impl Row {
-    /// A row for the servers that run and can take the load.
-    pub(crate) fn new(load: Load, running: &[&'static str]) -> Self {
-        let servers: Vec<_> =
-            load.servers().iter().copied().filter(|name| running.contains(name)).collect();
-        let cases = servers.iter().map(|name| (*name, 1));
-        let rounds = Rounds::new(load.name(), cases);
-        let windows = vec![Vec::new(); servers.len()];
-        Self { load, servers, rounds, windows }
+/// One line per row: thousands of reads in a second, by server. Ours and QEMU's past the page cache stand in the
+/// columns of those on it.
+pub(crate) fn summary(rows: &[(Load, Sides<Window>)]) -> Table {
+    let mut table =
+        Table::new("thousands of reads in a second", ["offlock-nbd", "qemu-nbd", "nbdkit"]);
+    (table.bars, table.scaled_by_row) = (vec![0, 1, 2], true);
+    for (load, sides) in rows {
+        let medians = sides.medians(|window| Some(window.reads.iops / 1e3));
+        table.row(load.name(), medians.into_iter().map(|median| number(median, 1)));
     }
-
-    /// One round: `window` measures the load on a server.
-    pub(crate) fn round(&mut self, mut window: impl FnMut(&Load, &'static str) -> Option<Window>) {
-        let Self { load, servers, rounds, windows } = self;
-        rounds.round(0, |index| {
-            let window = window(load, servers[index])?;
-            windows[index].push(window);
-            Some(window.reads.iops)
-        });
-    }
-
-    /// The median over the windows of a server.
-    pub(crate) fn median(&self, server: usize, of: impl Fn(&Window) -> f64) -> Option<f64> {
-        median(&self.windows[server].iter().map(of).collect::<Vec<_>>())
-    }
-
-    /// Returns whether every server that can take the load runs.
-    pub(crate) fn lacks_no_server(&self) -> bool {
-        self.servers.len() == self.load.servers().len()
-    }
-
-    /// The targets that this row decides, as far as both sides of them were measured.
-    pub(crate) fn targets(&self) -> Vec<(String, Option<Ratio>)> {
-        let ours = self.load.ours();
-        let all_run = |others: &[&str]| {
-            self.servers.contains(&ours) && others.iter().all(|name| self.servers.contains(name))
-        };
-        let best = |others: &[&str]| {
-            all_run(others).then(|| self.rounds.tput_ratio_to_best(ours, others)).flatten()
-        };
-        match self.load.target {
-            id @ ("N1" | "N7" | "N8.8conn") => {
-                let part = |peer| id.to_string() + peer + ".tput";
-                vec![(part(".qemu"), best(&[QEMU])), (part(".nbdkit"), best(&[NBDKIT]))]
-            }
-            "N3" => vec![("N3.qemu_native.tput".into(), best(&[DIRECT_PEER]))],
-            "N4" => vec![("N4.sequential.tput".into(), best(&[QEMU, NBDKIT]))],
-            id => vec![(id.into(), best(&[QEMU, NBDKIT]))],
-        }
-    }
-
-    /// A table with one line per server.
-    pub(crate) fn table(&self) -> Table {
-        let columns = [
-            "IOPS",
-            "MB/s",
-            "p50 us",
-            "p99 us",
-            "offlock / this",
-            "server, %",
-            "client, %",
-            "others, %",
-        ];
-        let mut table = Table::new(format!("{} [{}]", self.load.name(), self.load.target), columns);
-        let ours = self.load.ours();
-        for (index, name) in self.servers.iter().enumerate() {
-            let column =
-                |of: &dyn Fn(&Window) -> f64, digits| number(self.median(index, of), digits);
-            let micros = |time: Duration| time.as_secs_f64() * 1e6;
-            let has_both = *name != ours && self.servers.contains(&ours);
-            let ratio = has_both.then(|| self.rounds.tput_ratio(ours, name)).flatten();
-            let cells = [
-                column(&|window| window.reads.iops, 0),
-                column(&|window| window.reads.bytes / 1e6, 0),
-                column(&|window| micros(window.reads.p50), 1),
-                column(&|window| micros(window.reads.p99), 1),
-                ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
-                column(&|window| window.busy * 100.0, 0),
-                column(&|window| window.reads.busy * 100.0, 0),
-                column(&|window| window.foreign * 100.0, 0),
-            ];
-            table.row(*name, cells);
-        }
-        table
-    }
+    table
 }

@@ -24,6 +24,9 @@ pub(crate) const DIRECT_PEER: &str = "qemu-nbd native";
 /// nbdkit's file plugin, 16 threads per connection (its default).
 pub(crate) const NBDKIT: &str = "nbdkit file";
 
+/// The servers that have an image of their own, ours first.
+pub(crate) const NAMES: [&str; 3] = [OURS, QEMU, NBDKIT];
+
 /// The time that a server may take until it greets its clients.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -67,7 +70,7 @@ pub(crate) struct Site<'a> {
     /// Our server's program, if it could be built.
     pub(crate) program: Option<PathBuf>,
     /// Our server's engine; it chooses without.
-    pub(crate) backend: Option<&'a str>,
+    pub(crate) backend: Option<String>,
     /// The image that all serve, read-only; or the first part of the names of the images that each has for
     /// itself, and writes.
     pub(crate) image: &'a Path,
@@ -82,9 +85,8 @@ pub(crate) struct Site<'a> {
 impl Site<'_> {
     /// Starts every server that there is, and prints a line for each that there is not.
     pub(crate) fn start_all(&self) -> Vec<Server> {
-        let on_page_cache = [OURS, QEMU, NBDKIT];
         let past_it = if self.writable { &[][..] } else { &[OURS_DIRECT, DIRECT_PEER] };
-        let names: Vec<_> = on_page_cache.iter().chain(past_it).copied().collect();
+        let names: Vec<_> = NAMES.iter().chain(past_it).copied().collect();
         let start = |(number, name)| match self.start(name, number) {
             Ok(server) => Some(server),
             Err(error) => {
@@ -160,7 +162,7 @@ impl Site<'_> {
         if !self.writable {
             return self.image.to_owned();
         }
-        let number = [OURS, QEMU, NBDKIT].iter().position(|other| *other == name);
+        let number = NAMES.iter().position(|other| *other == name);
         self.image.with_extension(number.unwrap_or(usize::MAX).to_string())
     }
 
@@ -199,7 +201,7 @@ impl Site<'_> {
                 } else {
                     command.args(["--cache", "1100M"]); // all of the image, as in the page cache
                 }
-                if let Some(backend) = self.backend {
+                if let Some(backend) = self.backend.as_deref() {
                     // Of other images, libaio passes all requests on to threads.
                     let is_for_others = backend == "aio" && name != OURS_DIRECT;
                     let backend = if is_for_others { "threads" } else { backend };

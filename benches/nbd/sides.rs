@@ -1,26 +1,24 @@
-//! What a round measures on each server that has an image of its own: ours first, then its peers.
+//! What a round measures on each server: ours first, then its peers.
 //!
-//! The figure is the median over the rounds of the ratio to the better peer of that round.
+//! A figure is the median over the rounds of the ratio to the better peer of that round.
 
 use std::io;
 
 use harness::{Ratio, Table, median, number};
 
-use crate::servers::{NBDKIT, OURS, QEMU, Server};
-
-/// The servers, ours first.
-pub(crate) const NAMES: [&str; 3] = [OURS, QEMU, NBDKIT];
+use crate::servers::Server;
 
 /// Measurements by round and server.
 pub(crate) struct Sides<T> {
     /// The name in messages.
-    name: &'static str,
-    rounds: Vec<[Option<T>; 3]>,
+    name: String,
+    servers: &'static [&'static str],
+    rounds: Vec<Vec<Option<T>>>,
 }
 
 impl<T: Copy> Sides<T> {
-    pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, rounds: Vec::new() }
+    pub(crate) fn new(name: impl Into<String>, servers: &'static [&'static str]) -> Self {
+        Self { name: name.into(), servers, rounds: Vec::new() }
     }
 
     /// Measures once on each server, from another one on than in the round before.
@@ -29,31 +27,46 @@ impl<T: Copy> Sides<T> {
         servers: &mut [Server],
         mut measure: impl FnMut(&mut Server) -> io::Result<T>,
     ) {
-        let mut round = [None; 3];
-        for step in 0..NAMES.len() {
-            let index = (self.rounds.len() + step) % NAMES.len();
-            if let Some(server) = servers.iter_mut().find(|server| server.name == NAMES[index]) {
+        let mut round = vec![None; self.servers.len()];
+        for step in 0..round.len() {
+            let index = (self.rounds.len() + step) % round.len();
+            let name = self.servers[index];
+            if let Some(server) = servers.iter_mut().find(|server| server.name == name) {
                 let measured = server.check().and_then(|()| measure(server));
-                let failed = |error: &io::Error| {
-                    println!("# failed: {} on {}: {error}", self.name, NAMES[index]);
-                };
+                let failed =
+                    |error: &io::Error| println!("# failed: {} on {name}: {error}", self.name);
                 round[index] = measured.inspect_err(failed).ok();
             }
         }
         self.rounds.push(round);
     }
 
-    /// The ratios to the better peer: the one with more, or with less.
-    pub(crate) fn ratio(&self, more: bool, of: impl Fn(&T) -> Option<f64>) -> Option<Ratio> {
-        let ratio = |round: &[Option<T>; 3]| {
+    /// The ratios to the better of these peers: the one with more, or with less.
+    pub(crate) fn ratio(
+        &self,
+        peers: &[&str],
+        more: bool,
+        of: impl Fn(&T) -> Option<f64>,
+    ) -> Option<Ratio> {
+        let ratio = |round: &Vec<Option<T>>| {
             let of = |at: usize| of(round[at].as_ref()?);
-            let (qemu, nbdkit) = (of(1)?, of(2)?);
-            Some(of(0)? / if more { qemu.max(nbdkit) } else { qemu.min(nbdkit) })
+            let peers = (0..round.len()).filter(|at| peers.contains(&self.servers[*at]));
+            let peers = peers.map(of).collect::<Option<Vec<f64>>>()?;
+            let best = peers.into_iter().reduce(if more { f64::max } else { f64::min })?;
+            Some(of(0)? / best)
         };
         Ratio::of(&self.rounds.iter().filter_map(ratio).collect::<Vec<_>>())
     }
 
-    /// The medians of each server.
+    /// The median of each server.
+    pub(crate) fn medians(&self, of: impl Fn(&T) -> Option<f64>) -> Vec<Option<f64>> {
+        let all = |at: usize| -> Vec<f64> {
+            self.rounds.iter().filter_map(|round| of(round[at].as_ref()?)).collect()
+        };
+        (0..self.servers.len()).map(|at| median(&all(at))).collect()
+    }
+
+    /// The medians of each server, of several figures.
     pub(crate) fn table<const N: usize>(
         &self,
         title: String,
@@ -62,11 +75,9 @@ impl<T: Copy> Sides<T> {
         of: impl Fn(&T) -> [Option<f64>; N],
     ) -> Table {
         let mut table = Table::new(title, columns);
-        for (index, name) in NAMES.iter().enumerate() {
-            let measured: Vec<_> =
-                self.rounds.iter().filter_map(|round| Some(of(&round[index]?))).collect();
-            let column = |at: usize| measured.iter().filter_map(|all| all[at]).collect::<Vec<_>>();
-            table.row(*name, (0..N).map(|at| number(median(&column(at)), decimals)));
+        let columns: Vec<_> = (0..N).map(|at| self.medians(|all| of(all)[at])).collect();
+        for (index, name) in self.servers.iter().enumerate() {
+            table.row(*name, columns.iter().map(|column| number(column[index], decimals)));
         }
         table
     }

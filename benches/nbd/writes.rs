@@ -16,8 +16,8 @@ use std::time::Duration;
 use harness::{Args, FioMix, FioSide, Foreign, Targets};
 
 use crate::hung;
-use crate::servers::{Server, Site};
-use crate::sides::{NAMES, Sides};
+use crate::servers::{NAMES, Server, Site};
+use crate::sides::Sides;
 
 /// The row with an export whose device answers no more.
 const HUNG: &str = "W9.write_beside_hung_export.p99";
@@ -116,7 +116,7 @@ pub(crate) fn measure(
     targets: &mut Targets,
 ) -> Result<(), Box<dyn Error>> {
     let wanted = |job: &&Job| args.wants(&format!("{}.{}", job.id, job.name));
-    let rows = JOBS.iter().filter(wanted).map(|job| (job, Sides::new(job.name)));
+    let rows = JOBS.iter().filter(wanted).map(|job| (job, Sides::new(job.name, &NAMES)));
     let mut rows: Vec<_> = rows.take(if args.smoke { 2 } else { usize::MAX }).collect();
     let (rounds, window) = match args {
         Args { smoke: true, .. } => (1, 50),
@@ -142,7 +142,7 @@ pub(crate) fn measure(
         print!("{}", sides.table(title, ["reads/s", "p99 us", "writes/s", "p99 us"], 0, columns));
         for (end, figure) in job.targets {
             let more = matches!(figure, Figure::Throughput);
-            let ratio = sides.ratio(more, |window| figure.of(window));
+            let ratio = sides.ratio(&NAMES[1..], more, |window| figure.of(window));
             targets.record(&format!("{}.{}.{end}", job.id, job.name), ratio)?;
         }
     }

@@ -22,49 +22,40 @@ mod rows;
 use std::env;
 use std::error::Error;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use harness::{Bench, Family, Plan, Report};
+use harness::{Family, Plan, Report};
 
 const FAMILIES: &[Family] = &[
-    Family { name: "P1 cpu", run: rows::cpu },
-    Family { name: "P2 counter", run: rows::counter },
-    Family { name: "P3 reference", run: rows::reference },
-    Family { name: "P4 lock", run: rows::lock },
-    Family { name: "P5 pin", run: rows::pin },
-    Family { name: "P7 fence", run: rows::heavy },
-    Family { name: "P7 retire", run: rows::retire },
-    Family { name: "P8 without rseq", run: without_rseq },
+    ("P1 cpu", rows::cpu),
+    ("P2 counter", rows::counter),
+    ("P3 reference", rows::reference),
+    ("P4 lock", rows::lock),
+    ("P5 pin", rows::pin),
+    ("P7 fence", rows::heavy),
+    ("P7 retire", rows::retire),
+    ("P8 without rseq", without_rseq),
 ];
 
 /// The families that cost something else without rseq, of a process without it.
 const WITHOUT_RSEQ: &[Family] = &[
-    Family { name: "P1 P8 cpu", run: rows::cpu },
-    Family { name: "P2 P8 counter", run: rows::counter },
-    Family { name: "P3 P8 reference", run: rows::reference },
-    Family { name: "P4 P8 lock", run: rows::lock },
-    Family { name: "P5 P8 pin", run: rows::pin },
+    ("P1 P8 cpu", rows::cpu),
+    ("P2 P8 counter", rows::counter),
+    ("P3 P8 reference", rows::reference),
+    ("P4 P8 lock", rows::lock),
+    ("P5 P8 pin", rows::pin),
 ];
 
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let has_sections = offlock_percpu::capabilities().sections.is_ok();
-    let bench = Bench {
-        name: "percpu",
-        source: include_str!("main.rs"),
-        targets: include_str!("../targets.toml"),
-        about: &offlock_percpu::capabilities(),
-        decides: if has_sections {
-            |id| !id.starts_with("P8.")
-        } else {
-            |id| id.starts_with("P8.")
-        },
-        quick_limit: Duration::from_millis(1_500),
-        limit: Duration::from_secs(60),
-        families: if has_sections { FAMILIES } else { WITHOUT_RSEQ },
-    };
-    bench.run()
+    let families = if rows::has_sections() { FAMILIES } else { WITHOUT_RSEQ };
+    harness::run(
+        "percpu",
+        include_str!("main.rs"),
+        &offlock_percpu::capabilities(),
+        [1_500, 60_000],
+        families,
+    )
 }
 
 /// Runs this bench once more in a process whose libc registers no rseq area: prints its tables, and takes its

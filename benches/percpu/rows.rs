@@ -8,13 +8,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_epoch as epoch;
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
-use harness::{Case, Group, Plan, Report};
+use harness::{Case, Group, Plan, Ratio, Report};
 use offlock_percpu::lglock::LgLock;
 use offlock_percpu::{PerCpuCounter, PercpuRef, fence, rcu};
 use parking_lot::Mutex;
 
 /// The message of `expect`: no lock is refused.
 const FREE: &str = "no thread panics or locks twice";
+
+/// Whether this process has rseq sections. Without, it measures P8 and no other target.
+pub(crate) fn has_sections() -> bool {
+    offlock_percpu::capabilities().sections.is_ok()
+}
+
+fn record(report: &mut Report, id: &str, ratio: Option<Ratio>) {
+    if id.starts_with("P8.") != has_sections() {
+        report.record(id, ratio);
+    }
+}
 
 thread_local! {
     /// The number of a thread, for a program that numbers its threads instead of asking for the CPU.
@@ -24,17 +35,9 @@ thread_local! {
 /// P1: which CPU am I on?
 pub(crate) fn cpu(plan: &Plan, report: &mut Report) {
     let rounds = Group::new("which CPU")
-        .case(Case::new("current_cpu", 1, |_| {
-            |_| {
-                black_box(offlock_percpu::current_cpu());
-            }
-        }))
-        .case(Case::new("sched_getcpu", 1, |_| {
-            |_| {
-                // SAFETY: the call takes no argument and reads no memory of ours.
-                black_box(unsafe { libc::sched_getcpu() });
-            }
-        }))
+        .case(Case::op("current_cpu", 1, offlock_percpu::current_cpu))
+        // SAFETY: the call takes no argument and reads no memory of ours.
+        .case(Case::op("sched_getcpu", 1, || unsafe { libc::sched_getcpu() }))
         .case(Case::new("const thread-local read", 1, |thread| {
             SLOT.set(black_box(thread)); // not a constant that the optimiser could carry to the read
             |_| {
@@ -44,8 +47,8 @@ pub(crate) fn cpu(plan: &Plan, report: &mut Report) {
         .run(plan);
     report.compare(&rounds, &["current_cpu"]);
     let ours = "current_cpu";
-    report.record("P1.tls", rounds.time_ratio(ours, "const thread-local read"));
-    report.record("P1.sched_getcpu", rounds.time_ratio(ours, "sched_getcpu"));
+    record(report, "P1.tls", rounds.time_ratio(ours, "const thread-local read"));
+    record(report, "P1.sched_getcpu", rounds.time_ratio(ours, "sched_getcpu"));
 }
 
 /// P2, and P8 without rseq: adding to a counter.
@@ -62,7 +65,7 @@ pub(crate) fn counter(plan: &Plan, report: &mut Report) {
     let mut group = Group::new("counter add");
     for &threads in &plan.threads {
         group = group
-            .case(Case::new("PerCpuCounter", threads, |_| |_| OURS.add(1)))
+            .case(Case::op("PerCpuCounter", threads, || OURS.add(1)))
             // Which slot is a thread's own costs nothing here.
             .case(Case::new("padded per thread", threads, |thread| {
                 let own = &padded[thread];
@@ -70,28 +73,22 @@ pub(crate) fn counter(plan: &Plan, report: &mut Report) {
                     own.fetch_add(1, Ordering::Relaxed);
                 }
             }))
-            .case(Case::new("sched_getcpu + padded", threads, |_| {
-                |_| {
-                    // SAFETY: the call takes no argument and reads no memory of ours.
-                    let cpu = unsafe { libc::sched_getcpu() } as usize;
-                    by_cpu[cpu].fetch_add(1, Ordering::Relaxed);
-                }
+            .case(Case::op("sched_getcpu + padded", threads, || {
+                // SAFETY: the call takes no argument and reads no memory of ours.
+                let cpu = unsafe { libc::sched_getcpu() } as usize;
+                by_cpu[cpu].fetch_add(1, Ordering::Relaxed)
             }))
-            .case(Case::new("shared fetch_add", threads, |_| {
-                |_| {
-                    shared.fetch_add(1, Ordering::Relaxed);
-                }
-            }));
+            .case(Case::op("shared fetch_add", threads, || shared.fetch_add(1, Ordering::Relaxed)));
     }
     let rounds = group.run(plan);
     report.compare(&rounds, &["PerCpuCounter"]);
 
     let ours = "PerCpuCounter";
-    report.record("P2.padded", rounds.time_ratio(ours, "padded per thread"));
-    report.record("P2.scale", rounds.scale(ours));
+    record(report, "P2.padded", rounds.time_ratio(ours, "padded per thread"));
+    record(report, "P2.scale", rounds.scale(ours));
     let hot = rounds.tput_ratio("PerCpuCounter/2", "shared fetch_add/2");
-    report.record("P2.shared_2t.tput", hot);
-    report.record("P8.counter", rounds.time_ratio(ours, "sched_getcpu + padded"));
+    record(report, "P2.shared_2t.tput", hot);
+    record(report, "P8.counter", rounds.time_ratio(ours, "sched_getcpu + padded"));
 }
 
 /// P3, and P8 without rseq: taking a reference to a shared object and giving it back.
@@ -100,25 +97,17 @@ pub(crate) fn reference(plan: &Plan, report: &mut Report) {
     let mut group = Group::new("get and put, one hot object");
     for &threads in &plan.threads {
         group = group
-            .case(Case::new("PercpuRef get+put", threads, |_| {
-                |_| {
-                    black_box(&ours.try_get());
-                }
-            }))
-            .case(Case::new("Arc clone+drop", threads, |_| {
-                |_| {
-                    black_box(&Arc::clone(&arc));
-                }
-            }));
+            .case(Case::op("PercpuRef get+put", threads, || ours.try_get()))
+            .case(Case::op("Arc clone+drop", threads, || Arc::clone(&arc)));
     }
     let rounds = group.run(plan);
     report.compare(&rounds, &["PercpuRef get+put"]);
     let alone = rounds.time_ratio("PercpuRef get+put", "Arc clone+drop");
     let hot = rounds.tput_ratio("PercpuRef get+put/2", "Arc clone+drop/2");
-    report.record("P3.arc", alone);
-    report.record("P3.arc_hot_2t.tput", hot);
-    report.record("P8.ref_arc", alone);
-    report.record("P8.ref_arc_hot_2t.tput", hot);
+    record(report, "P3.arc", alone);
+    record(report, "P3.arc_hot_2t.tput", hot);
+    record(report, "P8.ref_arc", alone);
+    record(report, "P8.ref_arc_hot_2t.tput", hot);
 }
 
 /// P4: the local-global lock against locks that one thread at a time holds.
@@ -132,41 +121,19 @@ pub(crate) fn lock(plan: &Plan, report: &mut Report) {
     let mut group = Group::new("lock and unlock");
     for threads in [1, 2] {
         group = group
-            .case(Case::new("LgLock local", threads, |_| {
-                |_| {
-                    black_box(&*plain.local().expect(FREE));
-                }
-            }))
-            .case(Case::new("parking_lot Mutex", threads, |_| {
-                |_| {
-                    black_box(&*parking_lot.lock());
-                }
-            }))
-            .case(Case::new("spin Mutex", threads, |_| {
-                |_| {
-                    black_box(&*spin.lock());
-                }
-            }))
-            .case(Case::new("ShardedLock read", threads, |_| {
-                |_| {
-                    black_box(&*sharded.read().expect(FREE));
-                }
-            }));
+            .case(Case::op("LgLock local", threads, || *plain.local().expect(FREE)))
+            .case(Case::op("parking_lot Mutex", threads, || *parking_lot.lock()))
+            .case(Case::op("spin Mutex", threads, || *spin.lock()))
+            .case(Case::op("ShardedLock read", threads, || *sharded.read().expect(FREE)));
     }
-    let rounds = group
-        .case(Case::new("LgLock global", 1, |_| {
-            |_| {
-                black_box(&plain.global().expect(FREE));
-            }
-        }))
-        .run(plan);
+    let rounds = group.case(Case::op("LgLock global", 1, || plain.global().expect(FREE))).run(plan);
     report.compare(&rounds, &["LgLock local", "LgLock global"]);
     let local = "LgLock local";
-    report.record("P4.plain.parking_lot", rounds.time_ratio(local, "parking_lot Mutex"));
-    report.record("P4.plain.sharded_lock", rounds.time_ratio(local, "ShardedLock read"));
-    report.record("P4.plain.scale", rounds.scale(local));
+    record(report, "P4.plain.parking_lot", rounds.time_ratio(local, "parking_lot Mutex"));
+    record(report, "P4.plain.sharded_lock", rounds.time_ratio(local, "ShardedLock read"));
+    record(report, "P4.plain.scale", rounds.scale(local));
     let global = rounds.time_ratio("LgLock global", "parking_lot Mutex");
-    report.record("P4.plain.global_vs_parking_lot", global);
+    record(report, "P4.plain.global_vs_parking_lot", global);
 }
 
 /// P5: entering and leaving a read-side section.
@@ -175,45 +142,31 @@ pub(crate) fn pin(plan: &Plan, report: &mut Report) {
     let mut group = Group::new("pin and unpin");
     for &threads in &plan.threads {
         group = group
-            .case(Case::new("rcu::pin", threads, |_| {
-                |_| {
-                    black_box(&rcu::pin());
-                }
-            }))
-            .case(Case::new("crossbeam_epoch::pin", threads, |_| {
-                |_| {
-                    black_box(&epoch::pin());
-                }
-            }))
-            .case(Case::new("seize enter+leave", threads, |_| {
-                |_| {
-                    black_box(&seize.enter());
-                }
-            }));
+            .case(Case::op("rcu::pin", threads, rcu::pin))
+            .case(Case::op("crossbeam_epoch::pin", threads, epoch::pin))
+            .case(Case::op("seize enter+leave", threads, || seize.enter()));
     }
     let rounds = group.run(plan);
     report.compare(&rounds, &["rcu::pin"]);
-    report.record("P5.epoch", rounds.time_ratio("rcu::pin", "crossbeam_epoch::pin"));
-    report.record("P5.seize", rounds.time_ratio("rcu::pin", "seize enter+leave"));
-    report.record("P5.scale", rounds.scale("rcu::pin"));
+    record(report, "P5.epoch", rounds.time_ratio("rcu::pin", "crossbeam_epoch::pin"));
+    record(report, "P5.seize", rounds.time_ratio("rcu::pin", "seize enter+leave"));
+    record(report, "P5.scale", rounds.scale("rcu::pin"));
 }
 
 /// P7: the heavy fence. One thread; no other thread of the process runs, so the fence interrupts none.
 pub(crate) fn heavy(plan: &Plan, report: &mut Report) {
     fence::heavy(); // the first call registers the process, without which the system call refuses
     let rounds = Group::new("fence on every CPU")
-        .case(Case::new("heavy()", 1, |_| |_| fence::heavy()))
-        .case(Case::new("membarrier", 1, |_| {
-            |_| {
-                let command = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED;
-                // SAFETY: takes numbers and touches no memory of ours.
-                let rc = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
-                assert_eq!(rc, 0, "membarrier");
-            }
+        .case(Case::op("heavy()", 1, fence::heavy))
+        .case(Case::op("membarrier", 1, || {
+            let command = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+            // SAFETY: takes numbers and touches no memory of ours.
+            let rc = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+            assert_eq!(rc, 0, "membarrier");
         }))
         .run(plan);
     report.compare(&rounds, &["heavy()"]);
-    report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()", "membarrier"));
+    record(report, "P7.heavy_vs_syscall", rounds.time_ratio("heavy()", "membarrier"));
 }
 
 /// The value that is replaced: two cache lines, as a small node.
@@ -238,7 +191,7 @@ pub(crate) fn retire(plan: &Plan, report: &mut Report) {
         .run(plan);
     report.compare(&rounds, &["rcu retire"]);
     let epoch = rounds.time_ratio("rcu retire", "crossbeam_epoch defer");
-    report.record("P7.retire_vs_epoch", epoch);
+    record(report, "P7.retire_vs_epoch", epoch);
     // SAFETY: the group is over; no other guard or thread has it.
     drop(unsafe { theirs.into_owned() });
 }

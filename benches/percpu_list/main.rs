@@ -22,32 +22,26 @@ mod replay;
 mod walk;
 
 use std::error::Error;
-use std::time::Duration;
 
-use harness::{Bench, Family};
+use harness::Family;
 
 const FAMILIES: &[Family] = &[
-    Family { name: "L1 L2 pair", run: pair::run_pair },
-    Family { name: "L1 L8 live", run: pair::run_live },
-    Family { name: "L3 replay", run: replay::run },
-    Family { name: "L4 cross", run: cross::run },
-    Family { name: "L5 owning", run: pair::run_owning },
-    Family { name: "L6 walk", run: walk::run },
-    Family { name: "L9 beside", run: pair::run_beside },
-    Family { name: "L9 bytes", run: pair::run_bytes },
+    ("L1 L2 pair", pair::run_pair),
+    ("L1 L8 live", pair::run_live),
+    ("L3 replay", replay::run),
+    ("L4 cross", cross::run),
+    ("L5 owning", pair::run_owning),
+    ("L6 walk", walk::run),
+    ("L9 beside", pair::run_beside),
+    ("L9 bytes", pair::run_bytes),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bench = Bench {
-        name: "percpu_list",
-        source: include_str!("main.rs"),
-        targets: include_str!("../targets.toml"),
-        about: &offlock_percpu::capabilities(),
-        decides: |_| true,
-        // More groups than other benches have, within the same time.
-        quick_limit: Duration::from_millis(1_500),
-        limit: Duration::from_secs(10),
-        families: FAMILIES,
-    };
-    bench.run()
+    harness::run(
+        "percpu_list",
+        include_str!("main.rs"),
+        &offlock_percpu::capabilities(),
+        [1_500, 10_000],
+        FAMILIES,
+    )
 }

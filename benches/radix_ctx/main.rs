@@ -25,37 +25,31 @@ mod seed;
 mod write;
 
 use std::error::Error;
-use std::time::Duration;
 
-use harness::{Bench, Family};
+use harness::Family;
 
 const FAMILIES: &[Family] = &[
-    Family { name: "R1 get 1", run: get::run_1 },
-    Family { name: "R1 get 16", run: get::run_16 },
-    Family { name: "R1 R4 get 512", run: get::run_512 },
-    Family { name: "R2 R4 get 64k", run: get::run_64k },
-    Family { name: "R3 R4 get 1M", run: get::run_1m },
-    Family { name: "R5 reference", run: reference::run },
-    Family { name: "R6 write", run: write::run },
-    Family { name: "R7 mix 95/5", run: mix::run_95 },
-    Family { name: "R7 mix 50/50", run: mix::run_50 },
-    Family { name: "R8 walk", run: iterate::run },
-    Family { name: "R9 memory", run: memory::run },
-    Family { name: "R10 seed", run: seed::run },
-    Family { name: "R12 close", run: close::run },
+    ("R1 get 1", get::run_1),
+    ("R1 get 16", get::run_16),
+    ("R1 R4 get 512", get::run_512),
+    ("R2 R4 get 64k", get::run_64k),
+    ("R3 R4 get 1M", get::run_1m),
+    ("R5 reference", reference::run),
+    ("R6 write", write::run),
+    ("R7 mix 95/5", mix::run_95),
+    ("R7 mix 50/50", mix::run_50),
+    ("R8 walk", iterate::run),
+    ("R9 memory", memory::run),
+    ("R10 seed", seed::run),
+    ("R12 close", close::run),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bench = Bench {
-        name: "radix_ctx",
-        source: include_str!("main.rs"),
-        targets: include_str!("../targets.toml"),
-        about: &offlock_percpu::capabilities(),
-        decides: |_| true,
-        // More groups than other benches have, within the same time.
-        quick_limit: Duration::from_secs(1),
-        limit: Duration::from_secs(7),
-        families: FAMILIES,
-    };
-    bench.run()
+    harness::run(
+        "radix_ctx",
+        include_str!("main.rs"),
+        &offlock_percpu::capabilities(),
+        [1_000, 7_000],
+        FAMILIES,
+    )
 }

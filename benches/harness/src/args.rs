@@ -1,10 +1,8 @@
 //! The arguments of a target bench: `cargo bench --bench nbd -- --quick --only N1`.
 
 use std::env;
-use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
-use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 /// The arguments of a bench.
@@ -24,12 +22,6 @@ pub struct Args {
     #[arg(long, value_name = "N,N", value_delimiter = ',',
         value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     threads: Vec<usize>,
-    /// The I/O engine of our server (bench nbd)
-    #[arg(long, value_name = "NAME")]
-    pub backend: Option<String>,
-    /// Where a picture of the results is drawn (bench nbd)
-    #[arg(long, value_name = "FILE")]
-    pub picture: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
     #[arg(long, hide = true)]
@@ -37,24 +29,21 @@ pub struct Args {
 }
 
 impl Args {
-    /// Reads the arguments of this process. `source` is the source of the bench's `main.rs`, whose module
-    /// documentation is the help.
+    /// Reads the arguments of this process; none if it is not to measure, as under `cargo test`. `source` is
+    /// the source of the bench's `main.rs`, whose module documentation is the help.
     ///
     /// Prints the help and ends the process if it is asked for. Ends the process with status 2 if
     /// an argument is refused.
-    pub fn from_env(source: &str) -> Self {
-        let mut args: Vec<String> = env::args().skip(1).collect();
+    pub fn of_bench(name: &str, source: &str) -> Option<Self> {
+        let args: Vec<String> = env::args().skip(1).collect();
         if !args.iter().any(|arg| arg == "--bench") {
-            args.clear(); // `cargo test` passes arguments that are meant for tests
+            println!("{name}: measures only under `cargo bench`"); // the arguments are those of tests
+            return None;
         }
-        Self::parse(source, args).unwrap_or_else(|refused| refused.exit())
+        Some(Self::parse(source, args).unwrap_or_else(|refused| refused.exit()))
     }
 
     /// Reads `args`.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such argument, a value is missing or wrong, or the help is asked for.
     pub fn parse<S: Into<String>>(
         source: &str,
         args: impl IntoIterator<Item = S>,
@@ -62,13 +51,6 @@ impl Args {
         let mut command = Self::command().about(documentation(source));
         let args = args.into_iter().map(Into::into);
         let matches = command.try_get_matches_from_mut(args)?;
-        for name in ["backend", "picture"] {
-            let option = format!("--{name}");
-            if matches.contains_id(name) && !documentation(source).contains(&option) {
-                let message = format!("this bench has no {option}");
-                return Err(command.error(ErrorKind::UnknownArgument, message));
-            }
-        }
         let mut args = Self::from_arg_matches(&matches)?;
         args.quick |= args.smoke;
         Ok(args)
@@ -129,20 +111,5 @@ mod tests {
         assert_eq!(asked("R"), [true, true, true, false]);
         assert_eq!(asked("R2"), [false; 4]);
         assert!(families.iter().all(|name| Args::default().wants_family(name)));
-    }
-
-    #[test]
-    fn what_a_bench_would_ignore_is_refused() {
-        const NBD: &str = "//! cargo bench --bench nbd -- --backend aio --picture FILE";
-        for (bench, name, value, taken) in [
-            (NBD, "--backend", "aio", true),
-            ("//! Sums.", "--backend", "aio", false),
-            (NBD, "--picture", "a.svg", true),
-            ("//! Sums.", "--picture", "a.svg", false),
-            ("", "--threads", "4,8", true),
-            ("", "--threads", "4,0", false),
-        ] {
-            assert_eq!(Args::parse(bench, [name, value]).is_ok(), taken, "{name} {value}");
-        }
     }
 }

@@ -15,19 +15,11 @@ pub fn profile() -> String {
 }
 
 /// The target directory that this bench was built in.
-///
-/// # Errors
-///
-/// If there is no telling where this program lies, or it lies too high for one.
 pub fn target_dir() -> io::Result<PathBuf> {
     above(3)
 }
 
 /// The profile's folder in the [target directory](target_dir).
-///
-/// # Errors
-///
-/// As there.
 pub fn profile_dir() -> io::Result<PathBuf> {
     above(2)
 }

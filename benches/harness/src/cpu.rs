@@ -7,20 +7,12 @@ pub use testkit::pin::allowed_cpus;
 use testkit::pin::{cpus_of, pin_to};
 
 /// Keeps the calling thread, and the processes and threads that it starts from now on, on `cpu`.
-///
-/// # Panics
-///
-/// Panics if `cpu` does not exist or is not allowed to this process.
 pub fn pin(cpu: usize) {
     pin_to(&[cpu]);
 }
 
 /// Runs `f` on any of `cpus`, where the processes and threads that it starts stay, and gives the calling thread
 /// its own CPUs back afterwards.
-///
-/// # Panics
-///
-/// Panics as [`pin`] does, also where `cpus` has none; `f` did not run.
 pub fn with_cpus<R>(cpus: &[usize], f: impl FnOnce() -> R) -> R {
     let before = cpus_of(0);
     pin_to(cpus);
@@ -30,10 +22,6 @@ pub fn with_cpus<R>(cpus: &[usize], f: impl FnOnce() -> R) -> R {
 }
 
 /// The CPU time that the calling thread has used: it stands still while the thread waits for a CPU.
-///
-/// # Panics
-///
-/// Panics if the kernel has no `CLOCK_THREAD_CPUTIME_ID`; every Linux has.
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is ours and writable.
@@ -44,30 +32,8 @@ pub fn thread_cpu_time() -> Duration {
 
 /// Asks the kernel to kill the calling process when the thread that started it ends: for
 /// `Command::pre_exec`, so that a bench killed outright leaves no server behind.
-///
-/// # Errors
-///
-/// The errno of `prctl`.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory of ours.
     let rc = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pinned_thread_is_pinned_there_again() {
-        let cpus = allowed_cpus();
-        let own = [cpus[0]];
-        std::thread::spawn(move || {
-            pin(own[0]);
-            assert_eq!(with_cpus(&cpus, || cpus_of(0)), cpus);
-            assert_eq!(cpus_of(0), own);
-        })
-        .join()
-        .unwrap();
-    }
 }

@@ -43,11 +43,6 @@ impl FioMix {
     /// Runs fio on `cpu` for `runtime` with `args` (engine, pattern, depth, jobs); `scratch` is a
     /// directory for its report. Arguments from a second `--name` on describe jobs that run beside the
     /// first, which alone is reported if the second has `--new_group`.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound` where fio is not installed, `TimedOut` where it hung and was killed, `Other` with
-    /// its own words where it failed, `InvalidData` where its report cannot be understood.
     pub fn measure<S: AsRef<str>>(
         cpu: usize,
         runtime: Duration,
@@ -59,10 +54,6 @@ impl FioMix {
 
     /// Returns only the reads per second, for `--gtod_reduce=1`, with which fio reads no clock for
     /// latencies.
-    ///
-    /// # Errors
-    ///
-    /// As [`measure`](Self::measure).
     pub fn reads_per_second<S: AsRef<str>>(
         cpu: usize,
         runtime: Duration,

@@ -20,10 +20,6 @@ pub struct Foreign {
 impl Foreign {
     /// Starts to count on `cpus`. Time of this process, of the children that it waits for meanwhile
     /// and of the running processes `pids` is ours.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidData` or an errno if `/proc` cannot be read, such as for a process that has ended.
     pub fn start(cpus: &[usize], pids: &[u32]) -> io::Result<Self> {
         let ticks = foreign_ticks(cpus, pids)?;
         Ok(Self { cpus: cpus.to_vec(), pids: pids.to_vec(), start: Instant::now(), ticks })
@@ -31,10 +27,6 @@ impl Foreign {
 
     /// The part of the time of the CPUs since the start, 0 to 1, that went to others. It counts
     /// ticks of 10 ms: over half a second, some percent more or less mean nothing.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`start`](Self::start).
     pub fn share(&self) -> io::Result<f64> {
         // USER_HZ, the unit of these files, is 100 on every architecture of Linux but Alpha.
         let available = self.start.elapsed().as_secs_f64() * 100.0 * self.cpus.len() as f64;
@@ -76,38 +68,4 @@ pub(crate) fn used(stat: &str, fields: usize) -> Option<i64> {
     let rest = &stat[stat.rfind(')')? + 1..];
     let times: Vec<i64> = rest.split_whitespace().skip(11).flat_map(str::parse).collect();
     Some(times.get(..fields)?.iter().sum())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::Command;
-    use std::thread;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::cpu::allowed_cpus;
-    use crate::process::Process;
-
-    /// Both counts run over the same stretch, the unnamed one a little longer: whatever else the
-    /// machine does can only widen the gap.
-    #[test]
-    fn a_busy_process_is_foreign_unless_named() {
-        let cpu = *allowed_cpus().last().unwrap();
-        let mut command = Command::new("sh");
-        let busy = Process::spawn(command.args(["-c", "while :; do :; done"]), cpu).unwrap();
-        let ran = || {
-            let stat = fs::read_to_string(format!("/proc/{}/stat", busy.id())).unwrap();
-            used(&stat, 2).unwrap()
-        };
-        let unnamed = Foreign::start(&[cpu], &[]).unwrap();
-        let named = Foreign::start(&[cpu], &[busy.id()]).unwrap();
-        let (before, start) = (ran(), Instant::now());
-        while ran() - before < 30 {
-            assert!(start.elapsed() < Duration::from_secs(60), "the busy process gets no CPU");
-            thread::sleep(Duration::from_millis(20));
-        }
-        let named = named.ticks().unwrap();
-        let unnamed = unnamed.ticks().unwrap();
-        assert!(unnamed - named >= 20, "{unnamed} {named}");
-    }
 }

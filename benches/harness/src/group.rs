@@ -9,7 +9,7 @@
 //! The workers are kept, rather than started per window, so that a peer that registers its threads
 //! does so once.
 
-use std::hint;
+use std::hint::{self, black_box};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -113,6 +113,15 @@ impl<'a> Case<'a> {
         })
     }
 
+    /// Like [`new`](Self::new), for an operation that is the same on all threads.
+    pub fn op<R>(name: &str, threads: usize, op: impl Fn() -> R + Copy + Sync + 'a) -> Self {
+        Self::new(name, threads, move |_| {
+            move |_| {
+                black_box(&op());
+            }
+        })
+    }
+
     /// Like [`new`](Self::new), for a case whose loop does something around many operations, such
     /// as holding a guard: the closure is told how many operations to do.
     pub fn batched<Batch>(
@@ -157,10 +166,6 @@ impl<'a> Group<'a> {
 
     /// Measures all cases. Thread `n` of every case is pinned to the `n`-th CPU that this process
     /// may use; with fewer CPUs than threads they share, and no such window counts.
-    ///
-    /// # Panics
-    ///
-    /// Panics where an operation does, and where the kernel refuses to pin a thread.
     pub fn run(self, plan: &Plan) -> Rounds {
         let names = self.cases.iter().map(|case| (case.name.clone(), case.threads));
         let mut rounds = Rounds::new(self.name, names);
@@ -307,8 +312,6 @@ fn measure(body: &mut Body<'_>, order: &Order) -> Span {
 
 #[cfg(test)]
 mod tests {
-    use std::hint::black_box;
-
     use super::*;
 
     fn plan(rounds: usize) -> Plan {

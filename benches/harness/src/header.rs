@@ -1,7 +1,6 @@
 //! The lines above every table: where and how it was measured.
 
 use std::env;
-use std::fmt;
 use std::fs;
 use std::hint::black_box;
 use std::path::Path;
@@ -16,46 +15,26 @@ use crate::cpu::allowed_cpus;
 /// their bounds, which are for other hosts. Measured: 2 to 3 on Zen 3, 5 and more elsewhere.
 const CHEAP: f64 = 4.0;
 
-/// CPU, cores, kernel, commit, load and command of this run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Header {
-    /// The model name in `/proc/cpuinfo`.
-    pub cpu: String,
-    /// CPUs that this process may use.
-    pub cores: usize,
-    /// The kernel's release.
-    pub kernel: String,
-    /// The commit, with a `+` if files differ from it.
-    pub commit: String,
-    /// The load averages of 1, 5 and 15 minutes when the header was taken.
-    pub load: String,
-    /// The command line after the program.
-    pub command: String,
-    /// Nanoseconds of an atomic addition to a word that no other CPU uses.
-    pub locked_add: f64,
-}
-
-impl Header {
-    /// Looks around. What cannot be found out reads `unknown`. `bench` is the name of the bench.
-    pub fn take(bench: &str) -> Self {
-        let unknown = || "unknown".to_string();
-        let read = |path: &str| fs::read_to_string(path).ok();
-        let args: Vec<String> = env::args().skip(1).filter(|arg| arg != "--bench").collect();
-        let command = format!("cargo bench --bench {bench} -- {}", args.join(" "));
-        Self {
-            cpu: read("/proc/cpuinfo").as_deref().and_then(cpu_model).unwrap_or_else(unknown),
-            cores: allowed_cpus().len(),
-            // What follows the numbers names a build.
-            kernel: read("/proc/sys/kernel/osrelease")
-                .as_deref()
-                .and_then(|release| release.trim().split('-').next())
-                .map_or_else(unknown, str::to_string),
-            commit: commit().unwrap_or_else(unknown),
-            load: read("/proc/loadavg").as_deref().map_or_else(unknown, load),
-            command: command.trim_end_matches([' ', '-']).to_string(),
-            locked_add: price(),
-        }
-    }
+/// Prints command, CPU, cores, kernel, commit and load of this run of `bench`. What cannot be found out reads
+/// `unknown`.
+pub fn print(bench: &str) {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let known = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_string());
+    let args: Vec<String> = env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let command = format!("cargo bench --bench {bench} -- {}", args.join(" "));
+    println!("# {}", command.trim_end_matches([' ', '-']));
+    let info = read("/proc/cpuinfo");
+    let cpu = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cpu = known(cpu.map(|(_, name)| name.to_string()));
+    // What follows the numbers names a build.
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let kernel = kernel.trim().split('-').next().unwrap_or_default();
+    let load = read("/proc/loadavg");
+    let load = load.split_whitespace().take(3).collect::<Vec<_>>().join(" ");
+    let (cores, commit) = (allowed_cpus().len(), known(commit()));
+    println!("# {cpu}, {cores} cores; Linux {kernel}; commit {commit}; load {load}");
+    let (kind, price) = (host_kind(), price());
+    println!("# locked instructions are {kind} here: an atomic addition takes {price:.1} ns");
 }
 
 /// The kind of host: `cheap` if a locked instruction is, or `dear`.
@@ -63,15 +42,11 @@ pub(crate) fn host_kind() -> &'static str {
     if price() < CHEAP { "cheap" } else { "dear" }
 }
 
-/// Nanoseconds of an atomic addition, measured once in a process: with the header, before all rows.
+/// Nanoseconds of an atomic addition to a word that no other CPU uses: the least of several short windows,
+/// measured once in a process, before all rows.
 fn price() -> f64 {
-    static PRICE: OnceLock<f64> = OnceLock::new();
-    *PRICE.get_or_init(locked_add)
-}
-
-/// Returns the least time of an atomic addition in several short windows.
-fn locked_add() -> f64 {
     const ADDS: u64 = 100_000;
+    static PRICE: OnceLock<f64> = OnceLock::new();
     let word = AtomicU64::new(0);
     let window = || {
         let begun = Instant::now();
@@ -81,18 +56,10 @@ fn locked_add() -> f64 {
         }
         begun.elapsed().as_nanos() as f64 / ADDS as f64
     };
-    (0..16).map(|_| window()).fold(f64::INFINITY, f64::min)
+    *PRICE.get_or_init(|| (0..16).map(|_| window()).fold(f64::INFINITY, f64::min))
 }
 
-fn cpu_model(cpuinfo: &str) -> Option<String> {
-    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_string())
-}
-
-fn load(loadavg: &str) -> String {
-    loadavg.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
-}
-
+/// The commit, with a `+` if files differ from it.
 fn commit() -> Option<String> {
     // A bench that is started by hand has no such variable: the folder that it was built in.
     let here =
@@ -106,17 +73,4 @@ fn commit() -> Option<String> {
     let commit = git(&["rev-parse", "--short", "HEAD"])?;
     let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
     Some(if changed.is_empty() { commit } else { commit + "+" })
-}
-
-impl fmt::Display for Header {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cpu, cores, kernel, commit, load, command, locked_add } = self;
-        let kind = host_kind();
-        writeln!(f, "# {command}")?;
-        writeln!(f, "# {cpu}, {cores} cores; Linux {kernel}; commit {commit}; load {load}")?;
-        writeln!(
-            f,
-            "# locked instructions are {kind} here: an atomic addition takes {locked_add:.1} ns"
-        )
-    }
 }

@@ -20,14 +20,6 @@ pub struct Process {
 impl Process {
     /// Starts `command`, with all its threads, on `cpu`. Call it from a thread that lives as long
     /// as the child shall: the kernel kills the child when that thread ends.
-    ///
-    /// # Errors
-    ///
-    /// Those of `Command::spawn`: `NotFound` where the program is not installed.
-    ///
-    /// # Panics
-    ///
-    /// Panics as [`crate::pin`] does.
     pub fn spawn(command: &mut Command, cpu: usize) -> io::Result<Self> {
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         let command = unsafe { command.pre_exec(die_with_parent) };
@@ -41,10 +33,6 @@ impl Process {
     }
 
     /// The CPU time that it has used, with that of its threads that have ended; in ticks of 10 ms.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidData` or an errno if `/proc` cannot be read, such as after it has ended.
     pub fn cpu_time(&self) -> io::Result<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
         let ticks = used(&stat, 2).ok_or(io::ErrorKind::InvalidData)?;
@@ -52,19 +40,11 @@ impl Process {
     }
 
     /// The exit status if the child has ended, without waiting.
-    ///
-    /// # Errors
-    ///
-    /// The errno of `waitpid`.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
     /// Waits for the child to end by itself, looking every 10 ms.
-    ///
-    /// # Errors
-    ///
-    /// `TimedOut` if it still runs after `patience`; it is then left running.
     pub fn wait(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -115,13 +95,5 @@ mod tests {
         assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"planted"));
         let id = id.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         assert!(!Path::new(&format!("/proc/{id}")).exists());
-    }
-
-    #[test]
-    fn a_child_dies_with_the_thread_that_started_it() {
-        let cpu = allowed_cpus()[0];
-        let mut child = thread::spawn(move || sleeper(cpu)).join().unwrap();
-        let status = child.wait(Duration::from_secs(60)).unwrap();
-        assert!(!status.success());
     }
 }

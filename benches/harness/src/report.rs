@@ -7,21 +7,13 @@ use crate::targets::{Measured, Targets};
 #[derive(Debug)]
 pub struct Report {
     targets: Targets,
-    /// Whether this process decides a target.
-    decides: fn(&str) -> bool,
     losses: Vec<String>,
 }
 
 impl Report {
     /// Returns a report without a figure, for these targets.
     pub fn new(targets: Targets) -> Self {
-        Self { targets, decides: |_| true, losses: Vec::new() }
-    }
-
-    /// Leaves the targets for which `decides` is false to another run of the bench.
-    #[must_use]
-    pub fn deciding(self, decides: fn(&str) -> bool) -> Self {
-        Self { decides, ..self }
+        Self { targets, losses: Vec::new() }
     }
 
     /// Prints a table.
@@ -68,22 +60,12 @@ impl Report {
         }
     }
 
-    /// Records a target, if it is one that this process decides.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `targets.toml` has no such target: a slip of this bench.
+    /// Records a target.
     pub fn record(&mut self, id: &str, measured: impl Into<Measured>) {
-        if (self.decides)(id) {
-            self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
-        }
+        self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Records what another run of the bench has printed: see [`Targets::record_line`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
     pub fn record_line(&mut self, line: &str) -> Result<bool, String> {
         self.targets.record_line(line)
     }

@@ -81,48 +81,28 @@ impl Rounds {
     }
 
     /// Median operations per second of the case `name`, all its threads together.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn throughput(&self, name: &str) -> Option<f64> {
         median(&kept(&self.find(name).throughput))
     }
 
     /// Windows of the case `name` that did not count.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn discarded(&self, name: &str) -> usize {
         self.find(name).discarded
     }
 
     /// Throughput of `ours` over that of `other`: the ratio of each round. Above 1, ours is faster.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn tput_ratios(&self, ours: &str, other: &str) -> Vec<f64> {
         ratios(&self.find(ours).throughput, &self.find(other).throughput)
     }
 
     /// Throughput of `ours` over that of `other`: the median of the rounds. Above 1, ours is
     /// faster. `None` without a round in which both were measured.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn tput_ratio(&self, ours: &str, other: &str) -> Option<Ratio> {
         Ratio::of(&self.tput_ratios(ours, other))
     }
 
     /// Like [`tput_ratio`](Self::tput_ratio) against the best of `others`, chosen anew in each
     /// round; a round in which one of them is missing does not count.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn tput_ratio_to_best(&self, ours: &str, others: &[&str]) -> Option<Ratio> {
         let others: Vec<_> = others.iter().map(|name| &self.find(name).throughput).collect();
         let best: Vec<Option<f64>> = (0..self.done)
@@ -136,20 +116,12 @@ impl Rounds {
 
     /// Time per operation of `ours` over that of `other`, as a thread of each sees it: the median
     /// of the rounds. Below 1, ours is faster. `None` without a round in which both were measured.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn time_ratio(&self, ours: &str, other: &str) -> Option<Ratio> {
         let threads = self.find(ours).threads as f64 / self.find(other).threads as f64;
         Ratio::of(&self.tput_ratios(other, ours)).map(|ratio| ratio.map(|ratio| ratio * threads))
     }
 
     /// Returns the throughput of the case `name` on two threads over that on one.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such case.
     pub fn scale(&self, name: &str) -> Option<Ratio> {
         self.tput_ratio(&two(name), name)
     }

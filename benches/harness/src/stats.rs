@@ -38,10 +38,6 @@ impl Ratio {
 
 /// The value below which `percent` of the samples lie, interpolated between neighbours; `None`
 /// without samples. NaN sorts last.
-///
-/// # Panics
-///
-/// Panics unless `percent` is within 0 to 100.
 pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
     assert!((0.0..=100.0).contains(&percent), "{percent} is not a percentage");
     let mut sorted = samples.to_vec();
@@ -67,19 +63,4 @@ pub fn ratios(numerator: &[Option<f64>], denominator: &[Option<f64>]) -> Vec<f64
             _ => None,
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The median of ratios, not the ratio of medians: a machine that slows down by ten from round
-    /// to round does not move it.
-    #[test]
-    fn ratios_pair_the_samples_of_one_round() {
-        let ours = [Some(2.0), Some(20.0), Some(200.0), Some(5.0)];
-        let other = [Some(1.0), Some(10.0), Some(100.0), Some(5.0)];
-        assert_eq!(ratios(&ours, &other), [2.0, 2.0, 2.0, 1.0]);
-        assert_eq!(median(&ratios(&ours, &other)), Some(2.0));
-    }
 }

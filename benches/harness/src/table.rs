@@ -13,6 +13,8 @@ pub struct Table {
     pub rows: Vec<(String, Vec<String>)>,
     /// The columns that the page of results draws as bars.
     pub bars: Vec<usize>,
+    /// Each row has a scale of its own there.
+    pub scaled_by_row: bool,
 }
 
 impl Table {
@@ -66,7 +68,8 @@ impl fmt::Display for Table {
         self.rows.iter().try_for_each(|(name, cells)| line(f, name, cells))?;
         if !self.bars.is_empty() {
             let columns: Vec<_> = self.bars.iter().map(ToString::to_string).collect();
-            writeln!(f, "\n<!-- bars {} -->", columns.join(" "))?;
+            let scale = if self.scaled_by_row { "by-row " } else { "" };
+            writeln!(f, "\n<!-- bars {scale}{} -->", columns.join(" "))?;
         }
         writeln!(f)
     }

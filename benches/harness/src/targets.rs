@@ -82,11 +82,12 @@ impl Bound {
 }
 
 impl Targets {
+    /// The section of one bench.
+    pub fn of(section: &str) -> Result<Self, String> {
+        Self::parse(include_str!("../../targets.toml"), section)
+    }
+
     /// Reads the section of one bench from the text of `targets.toml`.
-    ///
-    /// # Errors
-    ///
-    /// If the text is no TOML, lacks the section, or has a bound that is not `<=NUMBER` or `>=NUMBER`.
     pub fn parse(toml: &str, section: &str) -> Result<Self, String> {
         let file: Table = toml.parse().map_err(|error| format!("targets are not TOML: {error}"))?;
         let table = file.get(section).and_then(|value| value.as_table());
@@ -101,7 +102,7 @@ impl Targets {
         Ok(Self { entries: table.iter().map(entry).collect::<Result<_, String>>()?, some: false })
     }
 
-    /// Adds the entries of another section.
+    /// Adds the entries of other sections.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.entries.extend(other.entries);
@@ -115,10 +116,6 @@ impl Targets {
     }
 
     /// Records what was measured for `id`. `None`, infinity and NaN mean: not measured.
-    ///
-    /// # Errors
-    ///
-    /// If the section has no such entry.
     pub fn record(&mut self, id: &str, measured: impl Into<Measured>) -> Result<(), String> {
         let Measured { figure, ratio } = measured.into();
         let spread = ratio.map_or(String::new(), |Ratio { least, greatest, rounds, .. }| {
@@ -138,10 +135,6 @@ impl Targets {
     /// Records what a line printed by another run of the bench says: one that this run started in
     /// other circumstances. The number is the printed one, which rounding has left on its side of
     /// the bound. `Ok(false)` for a line that is no target's.
-    ///
-    /// # Errors
-    ///
-    /// If the section has no such entry.
     pub fn record_line(&mut self, line: &str) -> Result<bool, String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["TARGET", id, "measured", number, "bound", _, _, ref spread @ ..] = words[..] else {
@@ -231,26 +224,5 @@ mod tests {
             targets.record(id, Some(measured)).unwrap();
             assert!(targets.to_string().contains(&format!("TARGET {id} measured {printed}")));
         }
-    }
-
-    #[test]
-    fn what_one_run_prints_another_records() {
-        let mut first = mine();
-        first.record("M1.sum.tput", Ratio::of(&[1.8, 2.0, 3.0])).unwrap();
-        let line = first.to_string().lines().nth(1).unwrap().to_string();
-        let figures = "TARGET M1.sum.tput measured 2.000 bound >=1.8 holds rounds 3 min 1.800 max 3.000 host ";
-        assert!(line.starts_with(figures), "{line}");
-        first.record("M3.allocs.n", Some(0.0)).unwrap();
-        let printed = first.to_string();
-        let mut second = mine();
-        second.record("M2.time", Some(0.1)).unwrap(); // the first run measured none
-        for line in printed.lines() {
-            assert_eq!(second.record_line(line), Ok(true), "{line}");
-        }
-        assert_eq!(second.to_string(), printed);
-        for line in ["", "sum/1  1.00", "TARGET M2.time", "# TARGET M2.time measured 1 bound <=1"] {
-            assert_eq!(second.record_line(line), Ok(false), "{line}");
-        }
-        assert!(second.record_line("TARGET Z9 measured 1.0 bound <=1 holds").is_err());
     }
 }

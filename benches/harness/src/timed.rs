@@ -132,10 +132,6 @@ impl Timed {
 }
 
 /// Runs `work` on so many threads at once, pinned to the CPUs in turn.
-///
-/// # Panics
-///
-/// Panics where `work` does.
 pub fn at_once(threads: usize, work: impl Fn(usize) + Sync) -> Timed {
     let cpus = allowed_cpus();
     let (ready, epoch) = (AtomicUsize::new(0), Instant::now());

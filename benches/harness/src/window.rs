@@ -45,10 +45,6 @@ pub struct Window {
 
 impl Window {
     /// Puts the spans of a window together.
-    ///
-    /// # Panics
-    ///
-    /// Panics without a span.
     pub fn new(spans: Vec<Span>) -> Self {
         assert!(!spans.is_empty(), "a window has a thread");
         Self { spans }

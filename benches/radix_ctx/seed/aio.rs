@@ -77,11 +77,6 @@ impl Request {
 
 impl Handle {
     /// Makes a context.
-    ///
-    /// # Errors
-    ///
-    /// The errno of `io_setup`: `EAGAIN` where the system has no room for so many, `ENOSYS` or
-    /// `EPERM` where a container forbids it.
     pub(super) fn setup() -> io::Result<Self> {
         let mut handle: libc::c_ulong = 0;
         // SAFETY: the kernel writes the handle, which is ours, before it returns.
@@ -91,10 +86,6 @@ impl Handle {
 }
 
 /// Hands the request to the kernel.
-///
-/// # Panics
-///
-/// Panics if the kernel refuses it.
 pub(super) fn submit(handle: Handle, request: &mut Request) {
     let mut list = [&raw mut *request.iocb];
     // SAFETY: the kernel reads the list and the iocb in the call; the block that the iocb names is
@@ -104,10 +95,6 @@ pub(super) fn submit(handle: Handle, request: &mut Request) {
 }
 
 /// Waits until the request is done.
-///
-/// # Panics
-///
-/// Panics if it failed.
 pub(super) fn reap(handle: Handle) {
     let mut event = Event::default();
     let none = std::ptr::null_mut::<libc::timespec>();
@@ -118,10 +105,6 @@ pub(super) fn reap(handle: Handle) {
 }
 
 /// A file of that many bytes in memory, all of them written.
-///
-/// # Errors
-///
-/// The errno of `memfd_create` or of the writes.
 pub(super) fn file_in_memory(bytes: usize) -> io::Result<File> {
     // SAFETY: the name is a string that ends; nothing else is handed over.
     let fd = unsafe { libc::memfd_create(c"radix_ctx".as_ptr(), libc::MFD_CLOEXEC) };

@@ -1,11 +1,9 @@
 //! 512 threads with one AIO context each, and how long all their requests take.
-//!
-//! The threads live as long as the crowd, so that a run has no thread to start. A run lasts from
-//! when the last of them is ready until the last is done.
 
 use std::fs::File;
 use std::io;
-use std::sync::{Barrier, Mutex, OnceLock};
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -44,95 +42,43 @@ impl Requests {
     }
 }
 
-/// The parameters of the next run.
-#[derive(Clone, Copy)]
-pub(super) struct Run {
-    /// Whether the list is measured, and not the table.
-    pub(super) before: bool,
-    /// The number of requests of each thread.
-    pub(super) requests: usize,
-}
-
 /// A registry and the ids of its contexts, one for each thread.
 pub(super) struct Side<R> {
     pub(super) registry: R,
     pub(super) ids: Vec<u64>,
 }
 
-/// Ends the process when a thread of the crowd panics: the others would wait for it for ever.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
-
-/// Starts the threads on `cpus`, lets `lead` ask for runs, and ends them. `lead` gets a function
-/// that does a run and says how long it took.
-///
-/// # Errors
-///
-/// If a thread cannot be started: `lead` was not called.
-///
-/// # Panics
-///
-/// Ends the process if a thread panics.
-pub(super) fn with_crowd<T>(
+/// Lets each thread make so many requests on `cpus`. Returns the time from when all of them are ready until the
+/// last has ended.
+pub(super) fn crowd(
     files: &[File],
     cpus: &[usize],
-    before: &Side<impl Registry>,
-    after: &Side<impl Registry>,
-    lead: impl FnOnce(&mut dyn FnMut(Run) -> Duration) -> T,
-) -> io::Result<T> {
-    let threads = before.ids.len();
-    let (next, gate) = (Mutex::new(None::<Run>), Barrier::new(threads + 1));
-    // Whether all threads have started: none passes the gate otherwise.
-    let started = OnceLock::<bool>::new();
+    side: &Side<impl Registry>,
+    requests: usize,
+) -> io::Result<Duration> {
+    let (gate, ready) = (RwLock::new(()), AtomicUsize::new(0));
     let work = |thread: usize| {
-        let _abort = AbortOnPanic;
-        let mut requests = Requests::new(&files[thread], thread);
-        if !*started.wait() {
-            return;
-        }
-        loop {
-            gate.wait();
-            let Some(run) = *next.lock().expect("a panic ends the process") else { return };
-            for _ in 0..run.requests {
-                if run.before {
-                    requests.one(&before.registry, before.ids[thread]);
-                } else {
-                    requests.one(&after.registry, after.ids[thread]);
-                }
-            }
-            gate.wait();
-        }
+        let mut own = Requests::new(&files[thread], thread);
+        // Ordering: Relaxed, both; it lines up the starts, and publishes nothing.
+        ready.fetch_add(1, Ordering::Relaxed);
+        drop(gate.read());
+        (0..requests).for_each(|_| own.one(&side.registry, side.ids[thread]));
     };
     let work = &work;
     with_cpus(cpus, || {
         thread::scope(|scope| {
-            let _abort = AbortOnPanic;
-            for thread in 0..threads {
+            let (closed, mut threads) = (gate.write(), Vec::new());
+            for thread in 0..side.ids.len() {
                 let builder = thread::Builder::new().stack_size(STACK);
-                if let Err(error) = builder.spawn_scoped(scope, move || work(thread)) {
-                    let _ = started.set(false);
-                    let message = format!("{threads} threads: {error}");
-                    return Err(io::Error::new(error.kind(), message));
-                }
+                threads.push(builder.spawn_scoped(scope, move || work(thread))?);
             }
-            let _ = started.set(true);
-            let result = lead(&mut |run| {
-                *next.lock().expect("a panic ends the process") = Some(run);
-                let start = Instant::now();
-                gate.wait();
-                gate.wait();
-                start.elapsed()
-            });
-            *next.lock().expect("a panic ends the process") = None;
-            gate.wait();
-            Ok(result)
+            while ready.load(Ordering::Relaxed) < threads.len() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let start = Instant::now();
+            drop(closed);
+            threads.into_iter().for_each(|thread| thread.join().expect("a request"));
+            Ok(start.elapsed())
         })
     })
 }

@@ -24,7 +24,7 @@ use harness::timed::{Row, measure};
 use harness::{Case, Foreign, Group, Plan, Random, Ratio, Report, Table, allowed_cpus, number};
 
 use self::aio::{Handle, file_in_memory};
-use self::crowd::{BYTES, Requests, Run, Side, with_crowd};
+use self::crowd::{BYTES, Requests, Side, crowd};
 use self::list::{Context, List, Registry};
 use crate::map::order;
 use crate::ours::Contexts;
@@ -135,25 +135,28 @@ fn wall(
     let quick = plan.rounds < 100;
     let (pairs, requests) = if quick { (3, 150) } else { (7, 500) };
     let (mut ratios, mut discarded) = (Vec::new(), 0);
-    with_crowd(files, cpus, list, table, |run| {
-        let mut seconds = |before, requests| run(Run { before, requests }).as_secs_f64();
-        for before in [true, false] {
-            seconds(before, requests / 10); // warm up
+    let seconds = |before, requests| -> io::Result<f64> {
+        let took = if before {
+            crowd(files, cpus, list, requests)
+        } else {
+            crowd(files, cpus, table, requests)
+        };
+        Ok(took?.as_secs_f64())
+    };
+    for before in [true, false] {
+        seconds(before, requests / 10)?; // warm up
+    }
+    while ratios.len() < pairs && discarded < pairs {
+        let foreign = Foreign::start(cpus, &[])?;
+        // The first of the pair alternates, so that neither always follows the other.
+        let first = ratios.len() % 2 == 0;
+        let (one, other) = (seconds(first, requests)?, seconds(!first, requests)?);
+        if foreign.share()? > 1.0 - plan.min_overlap {
+            discarded += 1;
+        } else {
+            ratios.push(if first { other / one } else { one / other });
         }
-        while ratios.len() < pairs && discarded < pairs {
-            let foreign = Foreign::start(cpus, &[])?;
-            // The first of the pair alternates, so that neither always follows the other.
-            let first = ratios.len() % 2 == 0;
-            let one = seconds(first, requests);
-            let other = seconds(!first, requests);
-            if foreign.share()? > 1.0 - plan.min_overlap {
-                discarded += 1;
-            } else {
-                ratios.push(if first { other / one } else { one / other });
-            }
-        }
-        io::Result::Ok(())
-    })??;
+    }
     println!(
         "# {} pairs of runs, {discarded} discarded: other programs took the CPUs",
         ratios.len()

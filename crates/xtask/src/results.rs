@@ -102,7 +102,7 @@ fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
             let columns: Vec<usize> = columns.iter().filter_map(|at| at.parse().ok()).collect();
             let name = format!("{}.svg", pictures.len() + 1);
             let _ = writeln!(tables, "![The table as bars](RESULTS/{name})");
-            pictures.push((name, bars(&table, &columns)));
+            pictures.push((name, bars(&table, &columns, words.contains(&"by-row"))));
         } else {
             if line.starts_with("|-") {
                 table.drain(..table.len().saturating_sub(1)); // a table before this one
@@ -123,9 +123,9 @@ fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
     (page, pictures)
 }
 
-/// Draws columns of a table: a bar for each number, all on one scale, by their logarithms if they differ a
-/// thousandfold. The first row has the headings.
-pub(crate) fn bars(table: &[Vec<&str>], columns: &[usize]) -> String {
+/// Draws columns of a table: a bar for each number, on a scale for each row or for all, by their logarithms if
+/// they differ a thousandfold. The first row has the headings.
+pub(crate) fn bars(table: &[Vec<&str>], columns: &[usize], by_row: bool) -> String {
     const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-weight:600}\
         .c0{fill:#2a78d6}.c1{fill:#c9793f}.c2{fill:#2e915c}.c3{fill:#8c959f}\
         @media(prefers-color-scheme:dark){text{fill:#9198a1}}";
@@ -133,25 +133,30 @@ pub(crate) fn bars(table: &[Vec<&str>], columns: &[usize]) -> String {
     const LONGEST: f64 = 360.0;
     // The upper end of a range such as `0.98..1.00`; what was not measured is no number.
     let value = |cell: &str| cell.rsplit("..").next().and_then(|end| end.parse::<f64>().ok());
-    let (mut drawn, mut least, mut most, mut y) = (Vec::new(), f64::MAX, 1.0_f64, BAR);
-    for row in table.iter().skip(2) {
+    let values = |row: &[&str]| -> Vec<Option<f64>> {
+        columns.iter().map(|at| row.get(at + 1).copied().and_then(value)).collect()
+    };
+    let rows = || table.iter().skip(2).map(|row| (row[0], values(row)));
+    let all: Vec<f64> = rows().flat_map(|(_, values)| values).flatten().collect();
+    let least = all.iter().copied().fold(f64::MAX, f64::min);
+    let most_of = |all: &mut dyn Iterator<Item = f64>| all.fold(1.0_f64, f64::max);
+    let most = most_of(&mut all.iter().copied());
+    let is_wide = !by_row && most > 1000.0 * least.max(1.0);
+    let length = |value: f64| if is_wide { value.max(0.0).ln_1p() } else { value };
+    let unit = if is_wide { " (logarithmic)" } else { "" };
+    let (mut drawn, mut y) = (Vec::new(), BAR);
+    for (name, values) in rows() {
         y += BAR / 2.0;
-        drawn.push((y, row[0], None));
-        for (color, column) in columns.iter().enumerate() {
-            let (Some(value), name) =
-                (row.get(column + 1).copied().and_then(value), table[0][column + 1])
-            else {
-                continue;
-            };
-            (least, most) = (least.min(value), most.max(value));
-            drawn.push((y, name, Some((value, color % 4))));
+        drawn.push((y, name, None));
+        let most = if by_row { most_of(&mut values.iter().flatten().copied()) } else { most };
+        for (color, value) in values.into_iter().enumerate() {
+            let Some(value) = value else { continue };
+            let wide = LONGEST * length(value) / length(most);
+            drawn.push((y, table[0][columns[color] + 1], Some((value, wide, color % 4))));
             y += BAR;
         }
         y = y.max(drawn.last().map_or(0.0, |(y, ..)| y + BAR));
     }
-    let is_wide = most > 1000.0 * least.max(1.0);
-    let length = |value: f64| if is_wide { value.max(0.0).ln_1p() } else { value };
-    let unit = if is_wide { " (logarithmic)" } else { "" };
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {}\" width=\"760\" role=\"img\">\n\
          <style>{STYLE}</style>\n<text x=\"8\" y=\"14\" class=\"n\">{}{unit}</text>\n",
@@ -162,8 +167,7 @@ pub(crate) fn bars(table: &[Vec<&str>], columns: &[usize]) -> String {
         let (name, base) = (escaped(name), y + 11.0);
         let _ = match bar {
             None => writeln!(svg, "<text x=\"8\" y=\"{base}\">{name}</text>"),
-            Some((value, color)) => {
-                let wide = LONGEST * length(value) / length(most);
+            Some((value, wide, color)) => {
                 let end = 326.0 + wide;
                 writeln!(
                     svg,

@@ -71,7 +71,7 @@ pub(crate) fn measure(programs: &Path, page: &Path) -> Result<()> {
                 let cells: Vec<Vec<&str>> =
                     table.iter().map(|row| row.iter().map(String::as_str).collect()).collect();
                 let columns: Vec<usize> = (0..threads.len()).collect();
-                write(folder.join(&picture), bars(&cells, &columns))?;
+                write(folder.join(&picture), bars(&cells, &columns, false))?;
                 let folder = folder.file_name().unwrap_or_default().to_string_lossy();
                 table.iter().for_each(|row| writeln!(text, "| {} |", row.join(" | ")).unwrap());
                 let _ = writeln!(text, "\n![The table as bars]({folder}/{picture})\n");
