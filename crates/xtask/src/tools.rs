@@ -62,28 +62,14 @@ fn check_toolchains(ws: &Workspace) -> Result<()> {
     let pinned = file.lines().find_map(|line| line.strip_prefix("channel = "));
     let pinned =
         pinned.ok_or_else(|| Error::new("rust-toolchain.toml pins no channel"))?.trim_matches('"');
-    let installed = ws.cmd("rustup").words("toolchain list").output()?;
-    let components = format!("component list --installed --toolchain {pinned}");
-    let wanted = [(pinned, &installed), ("nightly", &installed)];
-    if let Some((name, _)) = wanted.iter().find(|(name, list)| !is_listed(name, list)) {
-        return Err(Error::new(format!("missing. Install with: rustup toolchain install {name}")));
+    for (name, program) in [(pinned, "rustfmt"), (pinned, "cargo-clippy"), ("nightly", "rustc")] {
+        let which = ws.cmd("rustup").args(["which", "--toolchain", name, program]);
+        which.output().map_err(|_| {
+            let install = format!("rustup toolchain install {name} --component rustfmt,clippy");
+            Error::new(format!("missing: {program}. Install with: {install}"))
+        })?;
     }
-    let components = ws.cmd("rustup").words(&components).output()?;
-    match ["rustfmt", "clippy"].iter().find(|name| !is_listed(name, &components)) {
-        Some(name) => {
-            Err(Error::new(format!("missing. Install with: rustup component add {name}")))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Returns whether rustup lists a toolchain or component, with or without its platform.
-fn is_listed(name: &str, list: &str) -> bool {
-    let words = list.lines().filter_map(|line| line.split_whitespace().next());
-    let mut ends = words.filter_map(|word| word.strip_prefix(name));
-    ends.any(|end| {
-        end.is_empty() || end.strip_prefix('-').is_some_and(|p| p.starts_with(char::is_alphabetic))
-    })
+    Ok(())
 }
 
 /// Installs a cargo subcommand unless this version is there. A debug build: what counts is the time of the
