@@ -326,6 +326,13 @@ mod tests {
                 .map(|why| format!("{}: {why}", stem(test)))
         });
         assert_eq!(stale.collect::<Vec<_>>(), Vec::<String>::new());
+        for test in tests.iter().filter(|test| !is_of_the_model(test)) {
+            let programs = variants(&read(test).unwrap()).unwrap();
+            let names: Vec<&str> = programs.iter().map(|program| &*program.what).collect();
+            let expected = read(test.with_extension("expected")).unwrap();
+            let expected: Vec<&str> = expected.lines().map(|line| &line[11..]).collect();
+            assert_eq!(names, expected, "{}", stem(test));
+        }
         let check = |quote: &str| {
             let test = format!("C x\n(* source: crates/xtask/src *)\n  f(); // {quote}\n");
             quotes(&root, &test, true)
