@@ -128,7 +128,9 @@ impl State {
     #[inline]
     pub(crate) fn update_stage_limit(&mut self) {
         let completions = &self.completions;
-        let may = completions.pending.len() == self.staged && self.backend.can_stage();
+        // Not while the kernel has entries to consume. Those of an older submission come first, and that
+        // of a cancellation would be counted as a staged one.
+        let may = completions.pending.len() == self.staged && !self.backend.has_unsubmitted();
         self.stage_limit = if may { self.room() } else { 0 };
     }
 
@@ -250,7 +252,9 @@ impl State {
         let blocked = mem::take(&mut completions.blocked); // a completion makes room in the kernel
         let found = self.backend.reap_into(completions);
         completions.blocked |= blocked && found == 0;
-        completions.stats.reaped(found);
+        if found > 0 {
+            completions.stats.reap_sizes.add(found);
+        }
         found > mem::take(&mut completions.eagain_reaped)
     }
 

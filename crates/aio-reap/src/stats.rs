@@ -64,12 +64,6 @@ impl EngineStats {
         self.max_in_flight = self.max_in_flight.max(in_flight);
     }
 
-    pub(crate) fn reaped(&mut self, found: usize) {
-        if found > 0 {
-            self.reap_sizes.add(found);
-        }
-    }
-
     /// Adds the counters of another engine. [`max_in_flight`](Self::max_in_flight) becomes the
     /// larger of the two.
     pub fn merge(&mut self, other: &Self) {
@@ -135,7 +129,7 @@ impl Sizes {
     }
 
     #[inline]
-    fn add(&mut self, size: usize) {
+    pub(crate) fn add(&mut self, size: usize) {
         let last = self.counts.len() - 1;
         self.counts[size.min(last)] += 1;
     }

@@ -141,10 +141,6 @@ impl Staging {
 }
 
 impl Backend for Staging {
-    fn can_stage(&self) -> bool {
-        true
-    }
-
     fn stage(&mut self, request: Sub) -> bool {
         self.staged.push(Request::new(request));
         true

@@ -36,8 +36,8 @@ pub(crate) enum Device {
 impl Device {
     /// Stores a request for the next `submit`, so that its slot is not read there: the loads would wait
     /// for the stores of its parts. `op` is that of the slot, in registers. Returns false if the request
-    /// was not stored. Only called while [`can_stage`](Backend::can_stage), with no call of `submit` or
-    /// `cancel` since, for at most as many requests as fit in flight.
+    /// was not stored. Only called after a submission that left [nothing](Self::has_unsubmitted), with no
+    /// call of `cancel` since, for at most as many requests as fit in flight.
     ///
     /// Inlined into the front ends, so that a plain request of io_uring stays in registers.
     #[inline(always)]
@@ -45,6 +45,15 @@ impl Device {
         match self {
             Self::Uring(backend) => backend.stage_plain(user_data, op),
             Self::Other(backend) => backend.stage(Sub { user_data, op: slot.next_op() }),
+        }
+    }
+
+    /// See [`Backend::has_unsubmitted`]. Inlined for io_uring, because each round of the engine asks.
+    #[inline]
+    pub(crate) fn has_unsubmitted(&self) -> bool {
+        match self {
+            Self::Uring(backend) => backend.has_unsubmitted(),
+            Self::Other(backend) => backend.has_unsubmitted(),
         }
     }
 }
@@ -75,11 +84,6 @@ impl DerefMut for Device {
 pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch continues with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;
-
-    /// Returns whether requests may be [staged](Device::stage) now.
-    fn can_stage(&self) -> bool {
-        false
-    }
 
     /// See [`Device::stage`].
     #[cold]

@@ -228,12 +228,6 @@ fn set_up(entries: u32) -> io::Result<IoUring> {
 }
 
 impl Backend for Uring {
-    /// Refuses while the kernel has entries to consume. Those of an older submission come first, and
-    /// that of a cancellation would be counted as a staged one.
-    fn can_stage(&self) -> bool {
-        !self.has_unsubmitted()
-    }
-
     fn unstage(&mut self) {
         // SAFETY: the older queue, with its unpublished entries, is not used again.
         self.queue = unsafe { self.ring.queue() };
