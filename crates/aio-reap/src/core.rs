@@ -332,7 +332,7 @@ impl Core {
         // SAFETY: by the contract of this function the payload has these types.
         let delivery = unsafe { slot.payload.take::<B, T>() };
         slab.release(index);
-        Some(delivery.expect("a slot in use holds its payload").outcome(result).0)
+        Some(delivery.expect("a slot in use holds its payload").outcome(result))
     }
 
     /// Stores the waker of a request. Returns false if the request has completed.

@@ -29,20 +29,24 @@ const PAYLOAD_BYTES: usize = 96;
 
 /// The receiver of a request's outcome.
 pub(crate) trait Receive<B, T>: 'static {
-    /// Takes the outcome. Values that may only be dropped where user code may run go to `deferred`.
-    fn receive(self, outcome: Outcome<B, T>, deferred: &mut Vec<DeferredDrop>);
+    /// Takes the outcome, which is made where it is used, so that the buffer moves once. Values that
+    /// may only be dropped where user code may run go to `deferred`.
+    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, deferred: &mut Vec<DeferredDrop>);
 }
 
 /// A callback.
 impl<B, T, F: FnOnce(Result<T, RequestError>, B) + 'static> Receive<B, T> for F {
-    fn receive(self, (result, buf): Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {
+    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {
+        let (result, buf) = outcome();
         self(result, buf);
     }
 }
 
 /// None: an [`Operation`](crate::Operation) takes the outcome itself, unless it was dropped.
 impl<B, T> Receive<B, T> for () {
-    fn receive(self, _outcome: Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {}
+    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {
+        drop(outcome());
+    }
 }
 
 /// The buffer of a request and the receiver of its outcome.
@@ -71,22 +75,28 @@ impl<B: 'static, R: Receive<B, T>, T: Reply<B>> Delivery<B, R, T> {
         Self { buf, receiver, result: PhantomData }
     }
 
-    /// Makes the outcome of the request, which has completed with `result`.
+    /// Makes the outcome of the request of `buf`, which has completed with `result`.
     #[inline(always)]
-    pub(crate) fn outcome(self, result: RawResult) -> (Outcome<B, T>, R) {
-        let mut buf = self.buf.into_inner();
-        // SAFETY: the value of a request is used with its result once, because this consumes it.
+    fn outcome_of(buf: HeldBuf<B>, result: RawResult) -> Outcome<B, T> {
+        let mut buf = buf.into_inner();
+        // SAFETY: the buffer of a request is used with its result once, because this consumes it.
         let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
-        ((result, buf), self.receiver)
+        (result, buf)
+    }
+
+    /// Returns the outcome of the request, which has completed with `result`.
+    #[inline]
+    pub(crate) fn outcome(self, result: RawResult) -> Outcome<B, T> {
+        Self::outcome_of(self.buf, result)
     }
 
     #[inline(always)]
     fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
-        if end != End::Discard {
-            let (outcome, receiver) = self.outcome(result);
-            if end == End::Deliver {
-                receiver.receive(outcome, deferred);
-            }
+        let Self { buf, receiver, .. } = self;
+        match end {
+            End::Deliver => receiver.receive(|| Self::outcome_of(buf, result), deferred),
+            End::Abandon => drop(Self::outcome_of(buf, result)),
+            End::Discard => {}
         }
     }
 }

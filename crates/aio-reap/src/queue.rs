@@ -124,7 +124,7 @@ pub(crate) struct Enqueued<B, T> {
 }
 
 impl<B: 'static, T: Reply<B>> Receive<B, T> for Enqueued<B, T> {
-    fn receive(self, outcome: Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
+    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
         let full = self.queue.done.with(|done| {
             // SAFETY: by invariant 1 no other reference exists while this one does.
             let done = unsafe { &*done };
@@ -146,8 +146,9 @@ impl<B: 'static, T: 'static> CompletionQueue<B, T> {
 impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
     /// Pushes the completion. Defers the drop of the queue if this was its last owner.
     #[inline(always)]
-    fn push(self, (result, buf): Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
+    fn push(self, outcome: impl FnOnce() -> Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
         let Self { queue, token } = self;
+        let (result, buf) = outcome();
         let completion = Completion { token, result, buf };
         // SAFETY: by invariant 1 no other reference exists while this one does.
         queue.done.with_mut(|done| unsafe { (*done).push_back(completion) });
@@ -158,7 +159,11 @@ impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
 
     #[cold]
     #[inline(never)]
-    fn push_and_grow(self, outcome: Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
+    fn push_and_grow(
+        self,
+        outcome: impl FnOnce() -> Outcome<B, T>,
+        deferred: &mut Vec<DeferredDrop>,
+    ) {
         self.push(outcome, deferred);
     }
 }
