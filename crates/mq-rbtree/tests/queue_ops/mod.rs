@@ -9,10 +9,10 @@ mod model;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fmt::Debug;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::num::NonZeroU32;
 use std::os::fd::AsRawFd;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -254,8 +254,9 @@ async fn receive<L: Keyed>(queue: &Queue<Canary, L>, id: u64) -> Received<L> {
 
 #[cfg(test)]
 async fn receive_from_stream<L: Keyed>(queue: &Queue<Canary, L>) -> Received<L> {
-    let mut stream = pin!(queue.stream());
-    let next = poll_fn(|cx| futures_core::Stream::poll_next(stream.as_mut(), cx)).await;
+    let mut stream = std::pin::pin!(queue.stream());
+    let next =
+        std::future::poll_fn(|cx| futures_core::Stream::poll_next(stream.as_mut(), cx)).await;
     next.ok_or(ReceiveError::Closed)
 }
 
