@@ -2,6 +2,7 @@
 
 mod task;
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 use std::ops::{Deref, DerefMut, Range};
@@ -65,10 +66,6 @@ impl Cache {
     }
 
     /// Attaches a device with options: verifiers and a log.
-    ///
-    /// # Errors
-    ///
-    /// As [`attach`](Self::attach).
     pub fn attach_with(
         &self,
         device: impl BlockDevice,
@@ -119,7 +116,7 @@ impl Cache {
         });
         let alive = Arc::new(Alive(Arc::clone(&source)));
         let shared = Arc::clone(&self.shared);
-        Ok(Device { shared, source, alive, seen: Seen::Own(AtomicU64::new(0)) })
+        Ok(Device { shared, source, alive, seen: AtomicU64::new(0) })
     }
 
     /// Sets the capacity in bytes, rounded down to whole blocks, and at most the one that the
@@ -169,25 +166,7 @@ pub struct Device {
     pub(crate) source: Arc<Source>,
     alive: Arc<Alive>,
     /// The position of this handle in the write errors of the device.
-    pub(crate) seen: Seen,
-}
-
-/// The position of a handle in the write errors of its device.
-pub(crate) enum Seen {
-    Own(AtomicU64),
-    /// That of a [call](Device::call_async), whose future passes it to the handle that made the call.
-    OfCall(Arc<AtomicU64>),
-}
-
-impl Deref for Seen {
-    type Target = AtomicU64;
-
-    fn deref(&self) -> &AtomicU64 {
-        match self {
-            Self::Own(seen) => seen,
-            Self::OfCall(seen) => seen,
-        }
-    }
+    pub(crate) seen: AtomicU64,
 }
 
 impl Clone for Device {
@@ -196,7 +175,7 @@ impl Clone for Device {
             shared: Arc::clone(&self.shared),
             source: Arc::clone(&self.source),
             alive: Arc::clone(&self.alive),
-            seen: Seen::Own(AtomicU64::new(self.source.writes.seen_now())),
+            seen: AtomicU64::new(self.source.writes.seen_now()),
         }
     }
 }
@@ -289,10 +268,6 @@ pub struct Builder {
 
 impl Cache {
     /// Creates a cache of `capacity` bytes, in blocks of 4,096 bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`Builder::build`].
     pub fn new(capacity: usize) -> Result<Self, BuildError> {
         Self::builder(capacity).build()
     }
@@ -429,7 +404,8 @@ impl Device {
     /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
-        self.counted(self.shared.try_create(&self.source, key), Fill::Caller)
+        let locked = self.shared.lock_at_once(&self.source, key, Fill::Caller, Search::Short);
+        self.counted(locked, Fill::Caller)
     }
 
     /// Returns whether the device may lack a write of these blocks: one is dirty, or a [failed
@@ -468,7 +444,7 @@ impl Device {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);
         let end = start.and_then(|start| start.checked_add(bytes.len() as u64));
-        let len = self.source.len();
+        let len = self.source.len;
         let fits = |&end: &u64| end == len || (end < len && end.is_multiple_of(size));
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
@@ -534,9 +510,7 @@ impl Device {
     /// waits.
     #[inline]
     pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         if let Some(buffer) = self.shared.get_hit(key) {
             return Ok(ReadGuard::new(self, buffer));
         }
@@ -621,9 +595,7 @@ impl Device {
     /// As [`get`](Self::get), and [`GetError::WouldBlock`] if the call would read or wait.
     #[inline]
     pub fn try_get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         if let Some(buffer) = self.shared.get_hit(key) {
             return Ok(ReadGuard::new(self, buffer));
         }
@@ -636,9 +608,10 @@ impl Device {
 // The methods of a device that write blocks, and that make writes durable.
 
 impl Device {
+    #[inline(always)]
     pub(crate) fn checked_key(&self, block: u64) -> Result<Key, GetError> {
-        let blocks = self.source.blocks;
-        self.source.key(block).ok_or(GetError::OutOfRange { block, blocks })
+        let out_of_range = || GetError::OutOfRange { block, blocks: self.source.blocks };
+        self.source.key(block).ok_or_else(out_of_range)
     }
 
     /// Returns an exclusive guard of the buffer of a block, read from the device if it is not
@@ -675,7 +648,8 @@ impl Device {
     ) -> Result<WriteGuard<'_>, GetError> {
         self.shared.counters.get.add(1);
         self.shared.counters.busy_locked.add(i64::from(locked.is_err()));
-        Ok(WriteGuard::new(self, locked?, fill))
+        let Protected { slot, frame } = locked?;
+        Ok(WriteGuard::new(self, Some(slot), frame, fill))
     }
 
     /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
@@ -691,8 +665,8 @@ impl Device {
     fn lock(&self, block: u64, fill: Fill) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer = self.shared.lock_by_thread(&self.source, key, fill)?;
-        Ok(WriteGuard::new(self, buffer, fill))
+        let Protected { slot, frame } = self.shared.lock_by_thread(&self.source, key, fill)?;
+        Ok(WriteGuard::new(self, Some(slot), frame, fill))
     }
 
     /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need
@@ -726,36 +700,10 @@ impl Device {
     /// have: of dirty blocks, of blocks that are being written, and of blocks in write guards that are
     /// still held. `None` without such a block.
     ///
-    /// A checkpoint deletes the entries of the log that no crash needs. In this order, it deletes
-    /// none that belongs to a guard that is held meanwhile:
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use bufcache::{AttachOptions, Cache, MemoryDevice, Wal};
-    /// # struct Log;
-    /// # impl Log {
-    /// #     fn end(&self) -> u64 { 9 }
-    /// #     fn delete_before(&self, _: u64) {}
-    /// # }
-    /// # impl Wal for Log {
-    /// #     fn durable(&self) -> u64 { 9 }
-    /// #     fn flush(&self, _: u64) -> std::io::Result<()> { Ok(()) }
-    /// # }
-    /// # let log = Arc::new(Log);
-    /// # let options = AttachOptions::new().wal(Arc::clone(&log) as _);
-    /// # let disk = MemoryDevice::new(vec![0; 100_000]);
-    /// # let disk = Cache::new(1 << 20)?.attach_with(disk, options)?;
-    /// let mut guard = disk.get_mut(3)?;
-    /// guard.set_lsn(7); // before the entry 7 is appended to the log
-    ///
-    /// let end = log.end();
-    /// let needed = disk.oldest_lsn().unwrap_or(end).min(end); // before the sync
-    /// disk.sync()?; // what was clean and not durable is durable now
-    /// log.delete_before(needed);
-    /// # assert_eq!(needed, 7);
-    /// # drop(guard);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// A checkpoint deletes the entries of the log that no crash needs. It deletes none that belongs to a guard
+    /// that is held meanwhile if it reads this position, or without one the end of the log, first; then
+    /// [syncs](Self::sync), so that what was clean and not durable is durable; and then deletes the entries
+    /// before the position.
     pub fn oldest_lsn(&self) -> Option<u64> {
         self.source.writes.positions.first()
     }
@@ -1027,136 +975,102 @@ impl fmt::Debug for Pin {
     }
 }
 
-/// An exclusive reference to a buffer, which this thread alone reads and writes. Other threads
-/// wait.
+/// An exclusive reference to a buffer, which no other guard reads or writes: a [`WriteGuard`] or an
+/// [`OwnedWriteGuard`]. Other threads and tasks wait.
 ///
 /// A changed buffer becomes dirty when the guard drops. It is written to the device later: by the
 /// cleaner, by a [`sync`](Device::sync), or because its memory is needed. A guard that drops in a
-/// panic does the same, and the changes up to the panic stay.
-///
-/// The guard cannot be sent to another thread. A guard that is forgotten keeps the buffer for ever,
-/// and each sync waits for it as long as the cache waits.
+/// panic does the same, and the changes up to the panic stay. A guard that is forgotten keeps the buffer
+/// for ever, and each sync waits for it as long as the cache waits.
+#[must_use = "the buffer is the holder's only while the guard lives"]
+pub struct Exclusive<D: Borrow<Device>> {
+    device: D,
+    /// That of the thread, if the guard is bound to one.
+    slot: Option<&'static Slot>,
+    frame: Frame,
+    bytes: NonNull<[u8]>,
+    modified: bool,
+}
+
+/// An exclusive guard of a thread. It cannot be sent to another one.
 ///
 /// ```compile_fail
 /// fn sends<T: Send>() {}
 /// sends::<bufcache::WriteGuard<'static>>();
 /// ```
-#[must_use = "the buffer is the thread's only while the guard lives"]
-pub struct WriteGuard<'d> {
-    device: &'d Device,
-    slot: &'static Slot,
-    frame: Frame,
-    bytes: NonNull<[u8]>,
-    modified: bool,
-}
+pub type WriteGuard<'d> = Exclusive<&'d Device>;
 
-impl<'d> WriteGuard<'d> {
-    fn new(device: &'d Device, Protected { slot, frame }: Protected, fill: Fill) -> Self {
-        let bytes = device.shared.frames.bytes(frame);
-        Self { device, slot, frame, bytes, modified: fill == Fill::Caller }
-    }
-}
-
-impl Drop for WriteGuard<'_> {
-    fn drop(&mut self) {
-        let buffer = Protected { slot: self.slot, frame: self.frame };
-        let shared = &self.device.shared;
-        shared.frames.writing(self.frame);
-        shared.unlock_write(&self.device.source, buffer, self.modified);
-    }
-}
-
-/// An exclusive reference to a buffer that may be sent to another thread: a [`WriteGuard`] for
-/// tasks.
-///
-/// From [`Device::get_mut_async`]. A thread that holds it and waits for the same block is not
-/// detected, so that wait ends with [`GetError::Busy`] rather than [`GetError::WouldDeadlock`].
+/// An exclusive guard for tasks, from [`Device::get_mut_async`], which may be sent to another thread. A
+/// thread that holds it and waits for the same block is not detected, so that wait ends with
+/// [`GetError::Busy`] rather than [`GetError::WouldDeadlock`].
 ///
 /// ```
 /// fn sends<T: Send>() {}
 /// sends::<bufcache::OwnedWriteGuard>();
 /// ```
-#[must_use = "the buffer is the holder's only while the guard lives"]
-pub struct OwnedWriteGuard {
-    device: Device,
-    frame: Frame,
-    bytes: NonNull<[u8]>,
-    modified: bool,
-}
+pub type OwnedWriteGuard = Exclusive<Device>;
 
 // SAFETY: the mark on the entry belongs to the guard, not to a thread, and the guard owns the bytes
-// as a `Box` does.
+// as a `Box` does. Its slot is `None`.
 unsafe impl Send for OwnedWriteGuard {}
 // SAFETY: a shared reference only reads the bytes, and the mark keeps writers out.
 unsafe impl Sync for OwnedWriteGuard {}
 
-impl OwnedWriteGuard {
-    pub(crate) fn new(device: Device, frame: Frame, fill: Fill) -> Self {
-        let bytes = device.shared.frames.bytes(frame);
-        Self { device, frame, bytes, modified: fill == Fill::Caller }
+impl<D: Borrow<Device>> Exclusive<D> {
+    fn new(device: D, slot: Option<&'static Slot>, frame: Frame, fill: Fill) -> Self {
+        let bytes = device.borrow().shared.frames.bytes(frame);
+        Self { device, slot, frame, bytes, modified: fill == Fill::Caller }
+    }
+
+    /// Keeps the block from being written until the [log](crate::Wal) is durable up to
+    /// `lsn`, or up to a larger position set before. Counts as a change. The smallest
+    /// position since the block was clean counts for [`Device::oldest_lsn`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the device was attached without a [log](crate::AttachOptions::wal): the block
+    /// would be written before the log entry that describes it.
+    #[track_caller]
+    pub fn set_lsn(&mut self, lsn: u64) {
+        let Device { shared, source, .. } = self.device.borrow();
+        assert!(source.writes.options.wal.is_some(), "set_lsn needs AttachOptions::wal");
+        self.modified = true;
+        shared.frames.header(self.frame).raise_lsn(lsn);
+        source.writes.positions.add(self.frame, lsn);
     }
 }
 
-impl Drop for OwnedWriteGuard {
+impl<D: Borrow<Device>> Drop for Exclusive<D> {
     fn drop(&mut self) {
-        let shared = &self.device.shared;
+        let Device { shared, source, .. } = self.device.borrow();
         shared.frames.writing(self.frame);
-        shared.end_write(&self.device.source, self.frame, self.modified);
+        shared.unlock_write(source, self.slot, self.frame, self.modified);
     }
 }
 
-/// The methods that both exclusive guards have.
-macro_rules! exclusive {
-    ($guard:ident $(<$life:lifetime>)?) => {
-        impl $guard $(<$life>)? {
-            /// Keeps the block from being written until the [log](crate::Wal) is durable up to
-            /// `lsn`, or up to a larger position set before. Counts as a change. The smallest
-            /// position since the block was clean counts for [`Device::oldest_lsn`].
-            ///
-            /// # Panics
-            ///
-            /// Panics if the device was attached without a [log](crate::AttachOptions::wal): the block
-            /// would be written before the log entry that describes it.
-            #[track_caller]
-            pub fn set_lsn(&mut self, lsn: u64) {
-                let has_log = self.device.source.writes.options.wal.is_some();
-                assert!(has_log, "set_lsn needs AttachOptions::wal");
-                self.modified = true;
-                let frames = &self.device.shared.frames;
-                frames.header(self.frame).raise_lsn(lsn);
-                self.device.source.writes.positions.add(frames, self.frame, lsn);
-            }
-        }
+impl<D: Borrow<Device>> Deref for Exclusive<D> {
+    type Target = [u8];
 
-        impl Deref for $guard $(<$life>)? {
-            type Target = [u8];
-
-            fn deref(&self) -> &[u8] {
-                // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of
-                // `frames`).
-                unsafe { self.bytes.as_ref() }
-            }
-        }
-
-        impl DerefMut for $guard $(<$life>)? {
-            fn deref_mut(&mut self) -> &mut [u8] {
-                self.modified = true;
-                // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of
-                // `frames`), and `&mut self` excludes other references through this guard.
-                unsafe { self.bytes.as_mut() }
-            }
-        }
-
-        impl fmt::Debug for $guard $(<$life>)? {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($guard))
-                    .field("len", &self.len())
-                    .field("modified", &self.modified)
-                    .finish_non_exhaustive()
-            }
-        }
-    };
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of `frames`).
+        unsafe { self.bytes.as_ref() }
+    }
 }
 
-exclusive!(WriteGuard<'_>);
-exclusive!(OwnedWriteGuard);
+impl<D: Borrow<Device>> DerefMut for Exclusive<D> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.modified = true;
+        // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of `frames`), and
+        // `&mut self` excludes other references through this guard.
+        unsafe { self.bytes.as_mut() }
+    }
+}
+
+impl<D: Borrow<Device>> fmt::Debug for Exclusive<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exclusive")
+            .field("len", &self.len())
+            .field("modified", &self.modified)
+            .finish_non_exhaustive()
+    }
+}

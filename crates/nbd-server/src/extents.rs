@@ -43,7 +43,7 @@ pub(crate) async fn find(
     let found = match image.write_back(offset..end).await {
         Ok(()) => {
             let asked = Arc::clone(image);
-            let ask = move |_| match &asked.source {
+            let ask = move |_: &_| match &asked.source {
                 Source::File(file) => extents(of_file(file), (offset, end), unit, most),
                 #[cfg(feature = "objects")]
                 Source::Volume(volume) => {

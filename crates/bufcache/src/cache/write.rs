@@ -70,7 +70,7 @@ impl Drop for Locked {
     fn drop(&mut self) {
         let Some(source) = self.source.take() else { return };
         source.cache.fill(&source, self.frame, self.fill);
-        source.cache.end_write(&source, self.frame, self.fill == Fill::Caller);
+        source.cache.unlock_write(&source, None, self.frame, self.fill == Fill::Caller);
     }
 }
 
@@ -82,13 +82,10 @@ impl Shared {
         key: Key,
         fill: Fill,
     ) -> Result<Protected, GetError> {
-        source.check_write()?;
-        // Without a future if that needs no wait. If too much is dirty, the future writes some of it first.
-        if !self.must_clean(source) && self.may_dirty(source, key) {
-            match self.lock_at_once(source, key, fill, Search::UntilDirty) {
-                Err(GetError::WouldBlock) => {}
-                locked => return locked,
-            }
+        // Without a future if that needs no wait.
+        match self.lock_at_once(source, key, fill, Search::UntilDirty) {
+            Err(GetError::WouldBlock) => {}
+            locked => return locked,
         }
         let locked = block_on(self.lock_write(source, key, fill))?;
         // Without a fence, as the mark keeps the entry; and without an allocation, as `mark_write` has had a
@@ -98,14 +95,18 @@ impl Shared {
     }
 
     /// Locks the buffer of a block for writing, as a thread. Waits for nothing but its own read of the
-    /// device; returns [`GetError::WouldBlock`] instead.
-    fn lock_at_once(
+    /// device; returns [`GetError::WouldBlock`] instead, also if too much is dirty.
+    pub(crate) fn lock_at_once(
         &self,
         source: &Arc<Source>,
         key: Key,
         fill: Fill,
         search: Search,
     ) -> Result<Protected, GetError> {
+        source.check_write()?;
+        if self.must_clean(source) || !self.may_dirty(source, key) {
+            return Err(GetError::WouldBlock);
+        }
         let buffer = match self.hit(key) {
             Some(buffer) => self.lock_protected(source, buffer, true)?,
             None if self.lookup.is_cached(key) => return Err(GetError::WouldBlock),
@@ -125,15 +126,6 @@ impl Shared {
         };
         self.fill(source, buffer.frame, fill);
         Ok(buffer)
-    }
-
-    /// Locks the buffer of a block of zeros, if that needs no wait.
-    pub(crate) fn try_create(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
-        source.check_write()?;
-        if self.must_clean(source) || !self.may_dirty(source, key) {
-            return Err(GetError::WouldBlock);
-        }
-        self.lock_at_once(source, key, Fill::Caller, Search::Short)
     }
 
     /// Locks the buffer of a block for writing, for a thread or a task. Waits as a miss does, and for the
@@ -289,7 +281,7 @@ impl Shared {
         let entry = self.entry(buffer.frame);
         // A guard may have become a pin since the mark.
         if is_read(entry, Some(buffer.slot)) || entry.word().has(READER_PIN) {
-            self.unlock_write(source, buffer, false);
+            self.unlock_write(source, Some(buffer.slot), buffer.frame, false);
             return Err(GetError::WouldBlock);
         }
         self.frames.writing(buffer.frame);
@@ -325,28 +317,24 @@ impl Shared {
         Ok(())
     }
 
-    /// Unlocks a buffer, which becomes dirty if it was `modified`.
-    pub(crate) fn unlock_write(&self, source: &Arc<Source>, buffer: Protected, modified: bool) {
-        let waits = self.publish_write(source, buffer.frame, modified);
-        buffer.slot.clear();
-        // After the slot is cleared: a woken operation may run on this thread, and would wait for
-        // it.
-        self.wake_if(waits, buffer.frame);
-    }
-
-    /// Unlocks a buffer that no slot names; the mark alone keeps it from eviction.
-    pub(crate) fn end_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) {
-        let waits = self.publish_write(source, frame, modified);
-        self.wake_if(waits, frame);
-    }
-
-    /// Clears `WRITE`. Returns whether a thread or task waits for that.
-    fn publish_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) -> bool {
+    /// Unlocks a buffer, which becomes dirty if it was `modified`. A task has no slot: the mark alone keeps
+    /// the buffer from eviction.
+    pub(crate) fn unlock_write(
+        &self,
+        source: &Arc<Source>,
+        slot: Option<&Slot>,
+        frame: Frame,
+        modified: bool,
+    ) {
         let entry = self.entry(frame);
         if modified && !entry.word().has(DIRTY) {
             self.write_back.list(&self.frames, source, frame);
         }
-        self.clear_marks(entry, WRITE, if modified { DIRTY } else { 0 })
+        let waits = self.clear_marks(entry, WRITE, if modified { DIRTY } else { 0 });
+        slot.inspect(|slot| slot.clear());
+        // After the slot is cleared: a woken operation may run on this thread, and would wait for
+        // it.
+        self.wake_if(waits, frame);
     }
 
     /// Clears marks of the caller, and wakes the threads and tasks that wait for that.

@@ -3,14 +3,14 @@
 //! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
 //! thread of the cache makes other calls that may block, and then wakes the task. A future begins
 //! its call when it is first polled. Dropping it does not cancel the call, but ends a wait for the
-//! holder of a block.
+//! holder of a block. Its errors are those of the blocking form.
 
 use std::ops::Range;
 
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 
-use super::{CloseError, Device, OwnedWriteGuard, Seen};
+use super::{CloseError, Device, OwnedWriteGuard};
 use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
@@ -31,33 +31,20 @@ impl Device {
     /// The call reports write errors as this handle does. Two calls at the same time may both report
     /// one error.
     ///
-    /// ```
-    /// use bufcache::{Cache, MemoryDevice};
-    /// # use testkit::block_on;
-    ///
-    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]))?;
-    /// # block_on(async {
-    /// disk.call_async(|disk| disk.write_around(3, &[7; 8192])).await?;
-    /// assert_eq!(disk.get_async(4).await?[0], 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Panics
     ///
     /// Panics if the call does.
     pub async fn call_async<T: Send + 'static>(
         &self,
-        call: impl FnOnce(Self) -> T + Send + 'static,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> T {
-        let mut device = self.clone();
         // Ordering: Relaxed, here and below; as in `Writes::take_new_error`.
-        let seen = Arc::new(AtomicU64::new(self.seen.load(Ordering::Relaxed)));
-        device.seen = Seen::OfCall(Arc::clone(&seen));
-        let result = call_by(device, call).await;
+        let seen = AtomicU64::new(self.seen.load(Ordering::Relaxed));
+        let device = Self { seen, ..self.clone() };
+        let call = move |device: &Self| (call(device), device.seen.load(Ordering::Relaxed));
+        let (result, seen) = call_by(device, call).await;
         // A larger position is that of a later error, which another call has reported meanwhile.
-        self.seen.fetch_max(seen.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.seen.fetch_max(seen, Ordering::Relaxed);
         result
     }
 
@@ -92,10 +79,6 @@ impl Device {
 
     /// [`create`](Self::create) for tasks. If the future is dropped after its first poll, the block
     /// may be dirty and zeros.
-    ///
-    /// # Errors
-    ///
-    /// As [`create`](Self::create).
     pub async fn create_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -105,14 +88,10 @@ impl Device {
     /// Locks a block for writing. The caller has counted the get.
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
         let locked = self.shared.lock_write(&self.source, key, fill).await?;
-        Ok(OwnedWriteGuard::new(self.clone(), locked.into_frame(), fill))
+        Ok(OwnedWriteGuard::new(self.clone(), None, locked.into_frame(), fill))
     }
 
     /// [`flush`](Self::flush) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`flush`](Self::flush).
     pub async fn flush_async(&self) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
         let result = run(async move { source.cache.flush(&source).await }).await;
@@ -120,20 +99,12 @@ impl Device {
     }
 
     /// [`flush_range`](Self::flush_range) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`flush_range`](Self::flush_range).
     pub async fn flush_range_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
         run(async move { source.cache.flush_range(&source, blocks).await }).await
     }
 
     /// [`sync`](Self::sync) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`sync`](Self::sync).
     pub async fn sync_async(&self) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
         let result = run(async move { source.cache.sync(&source).await }).await;
@@ -141,10 +112,6 @@ impl Device {
     }
 
     /// [`write_through`](Self::write_through) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`write_through`](Self::write_through).
     pub async fn write_through_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
         let write = async move { source.cache.write_through(&source, blocks).await };
@@ -153,19 +120,11 @@ impl Device {
     }
 
     /// [`discard`](Self::discard) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`discard`](Self::discard).
     pub async fn discard_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.overwrite_async(blocks, Overwrite::Discard).await
     }
 
     /// [`zero`](Self::zero) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`zero`](Self::zero).
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         match self.zero_by_device_async(blocks.clone()).await {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
@@ -195,10 +154,6 @@ impl Device {
 
     /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that
     /// fails, the handle is dropped without a close.
-    ///
-    /// # Errors
-    ///
-    /// As [`close`](Self::close).
     pub async fn close_async(self) -> Result<(), CloseError> {
         let close = async move {
             let closed = self.try_close().await;
@@ -211,10 +166,10 @@ impl Device {
 /// Makes a blocking call of a handle on a thread of the cache.
 async fn call_by<T: Send + 'static>(
     device: Device,
-    call: impl FnOnce(Device) -> T + Send + 'static,
+    call: impl FnOnce(&Device) -> T + Send + 'static,
 ) -> T {
     let shared = Arc::clone(&device.shared);
-    let called = shared.call(device.source.id, move || call(device));
+    let called = shared.call(device.source.id, move || call(&device));
     drop(shared);
     called.wait().await.expect("a call of the cache panics only if the device does")
 }

@@ -107,7 +107,7 @@ async fn by_task(disk: &Device, call: Call) -> Told {
         Zero => told(disk.zero_by_device_async(0..3).await),
         Close => told(disk.clone().close_async().await.map_err(|error| error.error)),
         Invalidate | WriteAround | Reset => {
-            disk.call_async(move |disk| by_thread(&disk, call)).await
+            disk.call_async(move |disk| by_thread(disk, call)).await
         }
     }
 }

@@ -166,7 +166,7 @@ impl Job {
             #[cfg(test)]
             Source::Device(device, None) => {
                 let (device, mut buf) = (Arc::clone(device), buf);
-                let read = move |_| (device.read(start, &mut buf).map_err(Into::into), buf);
+                let read = move |_: &_| (device.read(start, &mut buf).map_err(Into::into), buf);
                 self.image.device.call_async(read).await
             }
         }

@@ -54,7 +54,7 @@ impl Job {
                 Err(GetError::NoFreeBuffers) => {
                     // By a thread of the cache: many WRITEs at a time may look at all dirty blocks.
                     // An error says why no buffer is free.
-                    let all = move |device: bufcache::Device| device.flush_range(0..u64::MAX);
+                    let all = move |device: &bufcache::Device| device.flush_range(0..u64::MAX);
                     change(|| image.device.call_async(all))
                         .await
                         .map_err(|error| image.of_write(error))?;
@@ -122,7 +122,7 @@ impl Job {
             #[cfg(test)]
             Source::Device(device, _) => {
                 let device = Arc::clone(device);
-                let write = move |_| (device.write(start, &buf[part]), buf);
+                let write = move |_: &_| (device.write(start, &buf[part]), buf);
                 let (result, buf) = self.image.device.call_async(write).await;
                 (result, buf, bypass)
             }
@@ -156,7 +156,7 @@ impl Job {
             Err(error) => return (Err(self.image.of_write(error)), buf),
         }
         let since = Instant::now();
-        let write = move |device: bufcache::Device| loop {
+        let write = move |device: &bufcache::Device| loop {
             match device.write_around(first, &buf[part.clone()]) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < waits::BLOCK => {}
                 result => return (result, buf),
