@@ -22,6 +22,7 @@ use offlock_sync::atomic::{Ordering, fence};
 use offlock_sync::{Arc, check, step, thread_id};
 
 use super::evict::{BufferWait, Search};
+use super::pool::{Job, Lane};
 use super::{Protected, Shared};
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
@@ -82,11 +83,10 @@ impl Load {
         }
         self.source.cache.frames.header(self.frame).set_not_in_engine();
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
-        match cache.write_back.pool.queue_load(self) {
-            Ok(false) => {}
+        match cache.write_back.pool.queue(self.device(), Lane::Load, Job::Load(self)) {
             Ok(true) => step!("defer: wake those who may read it", cache.waiting.wake(frame)),
-            // No thread can be started.
-            Err(load) => load.read_here(0),
+            Err(Job::Load(load)) => load.read_here(0), // no thread can be started
+            _ => {}
         }
     }
 
@@ -496,17 +496,23 @@ impl Shared {
     }
 
     /// Begins the load of an entry that was just inserted. It may have ended when this returns.
-    pub(super) fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) {
+    fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) {
+        let Some(load) = self.load(source, key, frame, blocks) else { return };
+        // A panic drops the load, which fails it and wakes the waiters.
+        let _ = contain(|| source.device.begin_read(load));
+    }
+
+    /// Returns the load of an entry that was just inserted. `None` if the device is closed.
+    fn load(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Load> {
         let Some(load) = Load::new(source, key, frame, blocks) else {
             self.fail(source, key, frame, Failure::Closed, 0);
-            return;
+            return None;
         };
         self.frames.admit(&self.lookup, frame, key);
         self.frames.writing(frame);
         self.counters.get_read.add(1);
-        source.note_load(key);
-        // A panic drops the load, which fails it and wakes the waiters.
-        let _ = contain(|| source.device.begin_read(load));
+        source.writes.note_load(&source.sectors(key));
+        Some(load)
     }
 
     /// Makes a loaded buffer readable, and wakes the waiters. `own` of the pins belong to the
@@ -654,28 +660,18 @@ impl Shared {
         {
             return Ok(None);
         }
-        let frame = match self.enter(source, key, Fill::Claim, Search::Short, false)? {
-            EnterResult::Claimed(frame) => frame,
-            EnterResult::Pinned(place) => {
-                self.unpin_place(place);
-                return Ok(None);
+        let entered = self.enter(source, key, Fill::Claim, Search::Short, false)?;
+        let EnterResult::Claimed(frame) = entered else {
+            match entered {
+                EnterResult::Pinned(place) => self.unpin_place(place),
+                EnterResult::Cached(buffer) => buffer.slot.clear(),
+                _ => {}
             }
-            EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => {
-                buffer.slot.clear();
-                return Ok(None);
-            }
-            EnterResult::Excluded | EnterResult::NoBuffer => return Ok(None),
+            return Ok(None);
         };
         self.counters.get.add(1);
-        let Some(load) = Load::new(source, key, frame, false) else {
-            self.fail(source, key, frame, Failure::Closed, 0);
-            return Err(GetError::Closed);
-        };
-        self.frames.admit(&self.lookup, frame, key);
+        let load = self.load(source, key, frame, false).ok_or(GetError::Closed)?;
         self.frames.header(frame).set_claimed();
-        self.frames.writing(frame);
-        self.counters.get_read.add(1);
-        source.note_load(key);
         Ok(Some(load))
     }
 }

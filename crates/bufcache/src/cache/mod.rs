@@ -48,7 +48,7 @@ pub use self::miss::Load;
 pub(crate) use self::miss::{EnterResult, Fill};
 pub use self::overwrite::Bypass;
 pub(crate) use self::overwrite::Overwrite;
-use self::pool::Lane;
+use self::pool::{Job, Lane};
 use self::waiting::Waiting;
 pub(crate) use self::write_back::Limits;
 use self::write_back::WriteBack;
@@ -272,7 +272,8 @@ impl Shared {
     /// Makes a call for a device on a thread of the cache, or on this one if no thread can be
     /// started.
     fn call_blocking(&self, device: u16, lane: Lane, call: impl FnOnce() + Send + 'static) {
-        if let Err(call) = self.write_back.pool.queue_call(device, lane, Box::new(call)) {
+        let queued = self.write_back.pool.queue(device, lane, Job::Call(Box::new(call)));
+        if let Err(Job::Call(call)) = queued {
             call();
         }
     }

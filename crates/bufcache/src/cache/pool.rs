@@ -40,15 +40,25 @@ const HAS_ROUNDS: bool = !cfg!(offlock_model);
 /// A call of a task that may block.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
-/// A queue of calls of a device. Each has threads of its own, because a call of a task may wait for a
-/// deferred operation of its device, which must not queue behind such calls.
+/// A queue of jobs of a device. Each has threads of its own, because a call of a task may wait for a load or
+/// a deferred operation of its device, which must not queue behind such calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Calls of tasks.
-    Task,
+    Load,
     /// Deferred operations. Each calls a method of the device, and then perhaps the next step of the
     /// task's operation, which does not block. So none waits for another job.
     Device,
+    /// Calls of tasks.
+    Task,
+}
+
+impl Lane {
+    const ALL: [Self; 3] = [Self::Load, Self::Device, Self::Task];
+
+    /// Returns the most threads that do jobs of the lane.
+    fn most(self) -> usize {
+        if self == Self::Load { PER_DEVICE } else { CALLS }
+    }
 }
 
 /// Starts the threads and queues jobs for them.
@@ -80,8 +90,8 @@ struct State {
     /// Set to begin the next round now.
     urgent: bool,
     closed: bool,
-    /// An empty queue with capacity, for the next device that has loads.
-    spare: VecDeque<Load>,
+    /// Empty queues with capacity, for the next device that has jobs.
+    spare: [VecDeque<Job>; 3],
 }
 
 /// The jobs of one device.
@@ -91,18 +101,10 @@ struct Work {
     /// dropped.
     dirty: Option<Arc<Source>>,
     clean: Clean,
-    loads: VecDeque<Load>,
-    /// The number of threads that read the device.
-    reading: usize,
     /// For each [`Lane`].
-    calls: [Calls; 2],
-}
-
-#[derive(Default)]
-struct Calls {
-    queue: VecDeque<Call>,
-    /// The number of threads that make one of these calls.
-    running: usize,
+    queues: [VecDeque<Job>; 3],
+    /// For each [`Lane`] the number of threads that do one of its jobs.
+    running: [usize; 3],
 }
 
 /// The state of a device in a round.
@@ -117,51 +119,47 @@ enum Clean {
 }
 
 /// One job of a thread.
-enum Job {
+pub(super) enum Job {
     Load(Load),
     Clean(Arc<Source>, bool),
-    Call(Lane, Call),
-}
-
-impl Calls {
-    fn has_job(&self) -> bool {
-        !self.queue.is_empty() && self.running < CALLS
-    }
+    Call(Call),
 }
 
 impl Work {
-    fn has_job(&self) -> bool {
-        matches!(self.clean, Clean::Due { .. })
-            || (!self.loads.is_empty() && self.reading < PER_DEVICE)
-            || self.calls.iter().any(Calls::has_job)
+    /// Returns the lane of the next job but a round.
+    fn next_lane(&self) -> Option<Lane> {
+        let has_job = |lane: &Lane| {
+            let at = *lane as usize;
+            !self.queues[at].is_empty() && self.running[at] < lane.most()
+        };
+        Lane::ALL.into_iter().find(has_job)
     }
 
-    fn take_job(&mut self) -> Option<Job> {
+    fn has_job(&self) -> bool {
+        matches!(self.clean, Clean::Due { .. }) || self.next_lane().is_some()
+    }
+
+    /// Takes the next job. Its lane is `None` for a round.
+    fn take_job(&mut self) -> Option<(Option<Lane>, Job)> {
         if let (Clean::Due { urgent }, Some(source)) = (self.clean, &self.dirty) {
             self.clean = Clean::Now;
-            return Some(Job::Clean(Arc::clone(source), urgent));
+            return Some((None, Job::Clean(Arc::clone(source), urgent)));
         }
-        if self.reading < PER_DEVICE {
-            if let Some(load) = self.loads.pop_front() {
-                self.reading += 1;
-                return Some(Job::Load(load));
-            }
+        let lane = self.next_lane()?;
+        self.running[lane as usize] += 1;
+        self.queues[lane as usize].pop_front().map(|job| (Some(lane), job))
+    }
+
+    fn end_job(&mut self, lane: Option<Lane>) {
+        match lane {
+            Some(lane) => self.running[lane as usize] -= 1,
+            None => self.clean = Clean::No,
         }
-        for lane in [Lane::Device, Lane::Task] {
-            let calls = &mut self.calls[lane as usize];
-            if calls.has_job() {
-                calls.running += 1;
-                return calls.queue.pop_front().map(|call| Job::Call(lane, call));
-            }
-        }
-        None
     }
 
     fn is_over(&self) -> bool {
-        let has_calls = self.calls.iter().any(|calls| calls.running > 0 || !calls.queue.is_empty());
-        let has_jobs =
-            has_calls || self.reading > 0 || !self.loads.is_empty() || self.clean == Clean::Now;
-        self.dirty.is_none() && !has_jobs
+        let has_jobs = self.running != [0; 3] || self.queues.iter().any(|jobs| !jobs.is_empty());
+        self.dirty.is_none() && !has_jobs && self.clean != Clean::Now
     }
 }
 
@@ -174,20 +172,15 @@ impl State {
     fn work(&mut self, id: u16) -> &mut Work {
         let at = self.position(id).unwrap_or(self.devices.len());
         if at == self.devices.len() {
-            let loads = std::mem::take(&mut self.spare);
-            let (dirty, clean) = (None, Clean::No);
-            let calls = Default::default();
-            self.devices.push(Work { id, dirty, clean, loads, reading: 0, calls });
+            let queues = std::mem::take(&mut self.spare);
+            self.devices.push(Work { id, dirty: None, clean: Clean::No, queues, running: [0; 3] });
         }
         &mut self.devices[at]
     }
 
     fn forget_if_over(&mut self, at: usize) {
         if self.devices[at].is_over() {
-            let loads = self.devices.swap_remove(at).loads;
-            if loads.capacity() > self.spare.capacity() {
-                self.spare = loads;
-            }
+            self.spare = self.devices.swap_remove(at).queues;
         }
     }
 
@@ -225,14 +218,14 @@ impl State {
     }
 
     /// Takes the next job, of the devices in turn.
-    fn take_job(&mut self) -> Option<(u16, Job)> {
+    fn take_job(&mut self) -> Option<(u16, Option<Lane>, Job)> {
         let count = self.devices.len();
         for next in 0..count {
             let at = (self.turn + next) % count;
             let work = &mut self.devices[at];
-            if let Some(job) = work.take_job() {
+            if let Some((lane, job)) = work.take_job() {
                 self.turn = at + 1;
-                return Some((work.id, job));
+                return Some((work.id, lane, job));
             }
         }
         None
@@ -250,31 +243,31 @@ impl Pool {
             next_round: Instant::now(),
             urgent: false,
             closed: false,
-            spare: VecDeque::new(),
+            spare: Default::default(),
         };
         let (changed, loads) = (Condvar::new(), AtomicUsize::new(0));
         let queue = Queue { state: Mutex::new(state), changed, loads };
         Self { queue: Arc::new(queue), limits }
     }
 
-    /// Queues a load for a thread. Returns whether it waits for the loads before it; then a thread
-    /// that needs the block may [take](Self::take_queued) it.
+    /// Queues a job for a thread. Returns whether it waits for those before it. A thread that needs the block
+    /// of a load that does may [take](Self::take_queued) the load.
     ///
     /// # Errors
     ///
-    /// The load, if no thread can be started or there is no memory to queue it.
-    pub(super) fn queue_load(&self, load: Load) -> Result<bool, Load> {
+    /// The job, if no thread can be started or there is no memory to queue it.
+    pub(super) fn queue(&self, device: u16, lane: Lane, job: Job) -> Result<bool, Job> {
         let mut state = self.queue.state.lock();
         let has_thread = self.ensure_idle_thread(&mut state) || state.threads > 0;
-        let work = state.work(load.device());
-        if !has_thread || work.loads.try_reserve(1).is_err() {
-            return Err(load);
+        let (work, at) = (state.work(device), lane as usize);
+        if !has_thread || work.queues[at].try_reserve(1).is_err() {
+            return Err(job);
         }
-        let is_behind = work.reading + work.loads.len() >= PER_DEVICE;
-        work.loads.push_back(load);
+        let is_behind = work.running[at] + work.queues[at].len() >= lane.most();
+        work.queues[at].push_back(job);
         // Ordering: Relaxed. For a load that is behind others the caller then wakes the waiters at the
         // frame; the fence of the `WaitSet` carries the count to `take_queued`.
-        self.queue.loads.fetch_add(1, Ordering::Relaxed);
+        self.queue.loads.fetch_add(usize::from(lane == Lane::Load), Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
         Ok(is_behind)
@@ -294,29 +287,13 @@ impl Pool {
         }
         let mut state = self.queue.state.lock();
         let at = state.position(device)?;
-        let loads = &mut state.devices[at].loads;
-        let load = loads.remove(loads.iter().position(|load| load.frame() == frame)?);
+        let jobs = &mut state.devices[at].queues[Lane::Load as usize];
+        let is_it = |job: &Job| matches!(job, Job::Load(load) if load.frame() == frame);
+        let job = jobs.remove(jobs.iter().position(is_it)?);
         self.queue.loads.fetch_sub(1, Ordering::Relaxed);
         state.forget_if_over(at);
-        load
-    }
-
-    /// Queues a call for a thread.
-    ///
-    /// # Errors
-    ///
-    /// The call, if no thread can be started or there is no memory to queue it.
-    pub(super) fn queue_call(&self, device: u16, lane: Lane, call: Call) -> Result<(), Call> {
-        let mut state = self.queue.state.lock();
-        let has_thread = self.ensure_idle_thread(&mut state) || state.threads > 0;
-        let queue = &mut state.work(device).calls[lane as usize].queue;
-        if !has_thread || queue.try_reserve(1).is_err() {
-            return Err(call);
-        }
-        queue.push_back(call);
-        drop(state);
-        step!("pool: tell a thread of a call", self.queue.changed.notify_one());
-        Ok(())
+        let Some(Job::Load(load)) = job else { return None };
+        Some(load)
     }
 
     /// Notes the first dirty buffer of a device.
@@ -401,17 +378,11 @@ impl Queue {
     fn work(queue: &Arc<Self>, limits: Limits) {
         let mut state = queue.state.lock();
         state.idle -= 1;
-        while let Some((id, job)) = queue.next_job(&mut state) {
+        while let Some((id, lane, job)) = queue.next_job(&mut state) {
             if state.needs_another(id) && Self::ensure_idle_thread(queue, &mut state, limits) {
                 queue.changed.notify_one();
             }
             drop(state);
-            let end: fn(&mut Work) = match job {
-                Job::Load(_) => |work| work.reading -= 1,
-                Job::Clean(..) => |work| work.clean = Clean::No,
-                Job::Call(Lane::Task, _) => |work| work.calls[Lane::Task as usize].running -= 1,
-                Job::Call(Lane::Device, _) => |work| work.calls[Lane::Device as usize].running -= 1,
-            };
             match job {
                 Job::Load(load) => {
                     // Ordering: Relaxed; a thread that reads a stale count takes the lock.
@@ -423,18 +394,18 @@ impl Queue {
                     // Separately, because a drop that panics while another panic unwinds aborts.
                     contain_job(|| drop(source));
                 }
-                Job::Call(_, call) => contain_job(call),
+                Job::Call(call) => contain_job(call),
             }
             state = queue.state.lock();
             let Some(at) = state.position(id) else { continue };
-            end(&mut state.devices[at]);
+            state.devices[at].end_job(lane);
             state.forget_if_over(at);
         }
         state.threads -= 1;
     }
 
     /// Waits for a job. Returns `None` if the cache is gone or enough other threads wait.
-    fn next_job(&self, state: &mut MutexGuard<'_, State>) -> Option<(u16, Job)> {
+    fn next_job(&self, state: &mut MutexGuard<'_, State>) -> Option<(u16, Option<Lane>, Job)> {
         loop {
             state.begin_round();
             if let Some(job) = state.take_job() {

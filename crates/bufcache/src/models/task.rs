@@ -20,7 +20,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: the bytes are there before", "task::inv02_a_requester_that_is_gone"),
     ("unpin: it was the last pin", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
     ("load: tell of the panic", "task::inv12_a_task_is_told_of_a_load_that_panics"),
-    ("pool: tell a thread of a call", "task::inv23_calls_of_tasks"),
+    ("pool: tell a thread", "task::inv23_calls_of_tasks"),
     ("call: wake the task", "task::inv23_calls_of_tasks"),
     ("defer: wake those who may read it", "task::inv02_a_verifier_needs_a_block_that_is_queued"),
     #[cfg(offlock_loom)] // too rare in random schedules
