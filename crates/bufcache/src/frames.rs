@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
 use offlock_percpu::AllocError;
-use offlock_sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use offlock_sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use offlock_sync::thread_id;
 
 /// Names a frame by its number.
@@ -44,64 +44,17 @@ pub(crate) struct Header {
     /// The number of the entry that has the frame.
     place: AtomicU32,
     /// The links of the list of dirty buffers.
-    links: Links,
+    pub(crate) links: Links,
+    /// The serial number of the insertion into that list; 0 while the frame is on none.
+    number: AtomicU64,
     /// The position up to which the log must be durable before the block is written.
     lsn: AtomicU64,
-    /// The smallest log position of a change that the device does not have, or `u64::MAX`. Accessed
-    /// under the lock of the positions of the device.
-    first_lsn: AtomicU64,
-    /// The number of writes by the cleaner that failed.
-    tries: AtomicU32,
+    /// Set if a write of the block has failed since it became dirty.
+    failed: AtomicBool,
     /// The time at which the buffer became dirty, in milliseconds since the cache was made.
     since: AtomicU64,
     /// The thread that [claimed](crate::Device::claim) the load, or [`IN_ENGINE`], or 0.
     loader: AtomicU64,
-}
-
-/// The links of a list of frames, accessed under the lock of the list.
-#[derive(Debug)]
-pub(crate) struct Links {
-    previous: AtomicU32,
-    next: AtomicU32,
-    /// The serial number of the insertion into the list; 0 while the frame is on no list.
-    number: AtomicU64,
-}
-
-// Ordering: Relaxed in all methods; the lock of the list orders the accesses.
-impl Links {
-    fn new() -> Self {
-        let [previous, next] = [NIL; 2].map(AtomicU32::new);
-        Self { previous, next, number: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn previous(&self) -> u32 {
-        self.previous.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn next(&self) -> u32 {
-        self.next.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.number.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_number(&self, number: u64) {
-        self.number.store(number, Ordering::Relaxed);
-    }
-
-    pub(crate) fn set(&self, previous: u32, next: u32) {
-        self.previous.store(previous, Ordering::Relaxed);
-        self.next.store(next, Ordering::Relaxed);
-    }
-
-    pub(crate) fn set_previous(&self, previous: u32) {
-        self.previous.store(previous, Ordering::Relaxed);
-    }
-
-    pub(crate) fn set_next(&self, next: u32) {
-        self.next.store(next, Ordering::Relaxed);
-    }
 }
 
 impl Header {
@@ -164,8 +117,13 @@ impl Header {
         self.failure.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn links(&self) -> &Links {
-        &self.links
+    pub(crate) fn number(&self) -> u64 {
+        // Ordering: Relaxed, here and below; the lock of the list orders the accesses.
+        self.number.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_number(&self, number: u64) {
+        self.number.store(number, Ordering::Relaxed);
     }
 
     /// Raises the log position to `lsn` if it is lower. The caller owns the frame, or has its entry
@@ -183,26 +141,16 @@ impl Header {
         self.lsn.load(Ordering::Relaxed)
     }
 
-    /// Replaces the smallest log position of a change that the device does not have. Returns the
-    /// position before. The caller has the lock of the positions of the device.
-    pub(crate) fn replace_first_lsn(&self, lsn: u64) -> u64 {
-        // Ordering: Relaxed, both; the lock orders the accesses.
-        let before = self.first_lsn.load(Ordering::Relaxed);
-        self.first_lsn.store(lsn, Ordering::Relaxed);
-        before
-    }
-
-    /// Sets the number of failed writes by the cleaner, which leaves the block to an explicit sync at
-    /// `u32::MAX`.
-    pub(crate) fn set_tries(&self, tries: u32) {
+    /// Notes whether the last write of the block has failed.
+    pub(crate) fn set_failed(&self, failed: bool) {
         // Ordering: Relaxed, here and below; the thread that has marked the word `BACK` or `WRITE` changes
-        // the count, and its change of the word carries it to the next. A walk of the dirty list reads it
+        // it, and its change of the word carries it to the next. A walk of the dirty list reads it
         // as a hint.
-        self.tries.store(tries, Ordering::Relaxed);
+        self.failed.store(failed, Ordering::Relaxed);
     }
 
-    pub(crate) fn tries(&self) -> u32 {
-        self.tries.load(Ordering::Relaxed)
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_since(&self, since: u64) {
@@ -248,9 +196,9 @@ impl FrameMemory {
             failure: AtomicI32::new(0),
             place: AtomicU32::new(0),
             links: Links::new(),
+            number: AtomicU64::new(0),
             lsn: AtomicU64::new(0),
-            first_lsn: AtomicU64::new(u64::MAX),
-            tries: AtomicU32::new(0),
+            failed: AtomicBool::new(false),
             since: AtomicU64::new(0),
             loader: AtomicU64::new(0),
         }));
@@ -489,9 +437,82 @@ pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocErr
     Ok(values.into())
 }
 
-// Lists of frames: each frame has a node, which is on at most one list.
+// Lists of frames: of dirty buffers through their headers, and of the policy through nodes.
 //
 // Nothing here allocates after `new`.
+
+/// The links of a frame on a list. Atomics of `std`, which no model explores: an access needs `&mut` of the
+/// list, and so its lock.
+#[derive(Debug)]
+pub(crate) struct Links {
+    previous: std::sync::atomic::AtomicU32,
+    next: std::sync::atomic::AtomicU32,
+}
+
+/// A doubly linked list, the newest frame first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    first: u32,
+    last: u32,
+    pub(crate) len: usize,
+}
+
+// Ordering: Relaxed, also in `List`; the lock of the list orders the accesses.
+impl Links {
+    fn new() -> Self {
+        let [previous, next] = [NIL; 2].map(std::sync::atomic::AtomicU32::new);
+        Self { previous, next }
+    }
+
+    /// Returns the next newer frame.
+    pub(crate) fn newer(&self) -> Option<Frame> {
+        Some(self.previous.load(Ordering::Relaxed)).filter(|&at| at != NIL).map(Frame)
+    }
+}
+
+impl List {
+    pub(crate) const fn new() -> Self {
+        Self { first: NIL, last: NIL, len: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first == NIL
+    }
+
+    /// Returns the oldest frame.
+    pub(crate) fn last(&self) -> Option<Frame> {
+        (self.last != NIL).then_some(Frame(self.last))
+    }
+
+    /// Inserts a frame that is on no list through these links, as the newest.
+    pub(crate) fn push<'l>(&mut self, frame: Frame, links: impl Fn(u32) -> &'l Links) {
+        let own = links(frame.0);
+        own.previous.store(NIL, Ordering::Relaxed);
+        own.next.store(self.first, Ordering::Relaxed);
+        match self.first {
+            NIL => self.last = frame.0,
+            first => links(first).previous.store(frame.0, Ordering::Relaxed),
+        }
+        self.first = frame.0;
+        self.len += 1;
+    }
+
+    /// Removes a frame, which is on the list.
+    pub(crate) fn remove<'l>(&mut self, frame: Frame, links: impl Fn(u32) -> &'l Links) {
+        let own = links(frame.0);
+        let previous = own.previous.load(Ordering::Relaxed);
+        let next = own.next.load(Ordering::Relaxed);
+        match previous {
+            NIL => self.first = next,
+            previous => links(previous).next.store(next, Ordering::Relaxed),
+        }
+        match next {
+            NIL => self.last = previous,
+            next => links(next).previous.store(previous, Ordering::Relaxed),
+        }
+        self.len -= 1;
+    }
+}
 
 /// The list that a node is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -504,103 +525,40 @@ pub(crate) enum On {
     Dead,
 }
 
-/// The links of one frame.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    prev: u32,
-    next: u32,
-    pub(crate) on: On,
-    /// The list of the policy from which the buffer would have been evicted if it were not dirty.
-    pub(crate) due: Option<u8>,
-}
-
-/// A doubly linked list through the nodes, the newest first.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct List {
-    first: u32,
-    last: u32,
-    pub(crate) len: usize,
-}
-
-/// The nodes of all frames.
+/// The nodes of all frames, each on at most one list.
 #[derive(Debug)]
-pub(crate) struct Nodes(Box<[Node]>);
-
-impl List {
-    pub(crate) const fn new() -> Self {
-        Self { first: NIL, last: NIL, len: 0 }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.first == NIL
-    }
-}
+pub(crate) struct Nodes(Box<[(Links, On)]>);
 
 impl Nodes {
     pub(crate) fn new(frames: usize) -> Result<Self, AllocError> {
-        let (prev, next, on) = (NIL, NIL, On::None);
-        let node = Node { prev, next, on, due: None };
-        Ok(Self(boxed(node, frames)?))
+        let mut nodes = Vec::new();
+        nodes.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
+        nodes.extend((0..frames).map(|_| (Links::new(), On::None)));
+        Ok(Self(nodes.into()))
     }
 
-    pub(crate) fn of(&mut self, frame: Frame) -> &mut Node {
-        &mut self.0[frame.0 as usize]
-    }
-
-    /// Returns the last frame of a list, the oldest.
-    pub(crate) fn last(&self, list: &List) -> Option<Frame> {
-        (list.last != NIL).then_some(Frame(list.last))
+    pub(crate) fn on(&self, frame: Frame) -> On {
+        self.0[frame.0 as usize].1
     }
 
     /// Returns the frame that is newer than another one on a list of the policy.
-    pub(crate) fn before(&self, frame: Frame) -> Option<Frame> {
-        let node = &self.0[frame.0 as usize];
-        (matches!(node.on, On::Policy(_)) && node.prev != NIL).then_some(Frame(node.prev))
+    pub(crate) fn newer(&self, frame: Frame) -> Option<Frame> {
+        let (links, on) = &self.0[frame.0 as usize];
+        links.newer().filter(|_| matches!(on, On::Policy(_)))
     }
 
     /// Inserts a frame that is on no list at the front.
     pub(crate) fn push(&mut self, list: &mut List, frame: Frame, on: On) {
-        let number = frame.0;
-        let node = &mut self.0[number as usize];
-        debug_assert!(node.on == On::None);
-        (node.prev, node.next, node.on) = (NIL, list.first, on);
-        match list.first {
-            NIL => list.last = number,
-            first => self.0[first as usize].prev = number,
-        }
-        list.first = number;
-        list.len += 1;
-    }
-
-    /// Inserts a frame that is on no list at the back.
-    pub(crate) fn push_last(&mut self, list: &mut List, frame: Frame, on: On) {
-        let number = frame.0;
-        let node = &mut self.0[number as usize];
-        debug_assert!(node.on == On::None);
-        (node.prev, node.next, node.on) = (list.last, NIL, on);
-        match list.last {
-            NIL => list.first = number,
-            last => self.0[last as usize].next = number,
-        }
-        list.last = number;
-        list.len += 1;
+        debug_assert!(self.on(frame) == On::None);
+        self.0[frame.0 as usize].1 = on;
+        list.push(frame, |at| &self.0[at as usize].0);
     }
 
     /// Removes a frame from the list that it is on.
     pub(crate) fn remove(&mut self, list: &mut List, frame: Frame) {
-        let node = &mut self.0[frame.0 as usize];
-        debug_assert!(node.on != On::None);
-        node.on = On::None;
-        let (prev, next) = (node.prev, node.next);
-        match prev {
-            NIL => list.first = next,
-            prev => self.0[prev as usize].next = next,
-        }
-        match next {
-            NIL => list.last = prev,
-            next => self.0[next as usize].prev = prev,
-        }
-        list.len -= 1;
+        debug_assert!(self.on(frame) != On::None);
+        self.0[frame.0 as usize].1 = On::None;
+        list.remove(frame, |at| &self.0[at as usize].0);
     }
 }
 

@@ -323,7 +323,7 @@ impl Frames {
     pub(super) fn free_last_dead(&self, lookup: &Lookup) -> usize {
         let mut lists = self.lists.lock();
         let Lists { nodes, dead, .. } = &mut *lists;
-        let Some(frame) = nodes.last(dead) else { return 0 };
+        let Some(frame) = dead.last() else { return 0 };
         nodes.remove(dead, frame);
         drop(lists);
         let entry = self.entry(lookup, frame);
@@ -349,8 +349,6 @@ impl Frames {
     }
 
     pub(super) fn give_to(&self, lists: &mut Lists, frame: Frame) {
-        let node = lists.nodes.of(frame);
-        node.due = None;
         if lists.give(frame) {
             // Rare, after a resize. Under the lock, so that no thread takes the frame meanwhile.
             self.memory.release(frame);
@@ -701,7 +699,7 @@ impl Lists {
     /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
     pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
         let Self { nodes, policy, .. } = self;
-        let On::Policy(list) = nodes.of(frame).on else { return false };
+        let On::Policy(list) = nodes.on(frame) else { return false };
         policy.remove(nodes, frame, list);
         true
     }

@@ -414,8 +414,13 @@ impl Shared {
 
     /// Returns whether the block is cached and dirty.
     pub(super) fn is_dirty(&self, key: Key) -> bool {
+        self.dirty_frame(key).is_some()
+    }
+
+    /// Returns the frame of a block that is cached and dirty.
+    pub(super) fn dirty_frame(&self, key: Key) -> Option<Frame> {
         // A block that leaves the table during this call was clean before, or was invalidated.
-        let word = self.lookup.find(key).and_then(|entry| entry.look(key));
-        word.is_some_and(|word| word.has(DIRTY))
+        let word = self.lookup.find(key).and_then(|entry| entry.look(key))?;
+        word.has(DIRTY).then(|| word.frame())
     }
 }

@@ -2,10 +2,10 @@
 //! together.
 //!
 //! ```text
-//!  dirty list ──copy──► sort ──► mark BACK ──► log? given up? refused? ──► window ──► write
-//!                                   │                 │ yes                              │
-//!                                   ▼ clean by now    ▼                                  ▼
-//!                                  skip        unmark, DIRTY stays           clean, or DIRTY stays
+//!  dirty list ──copy──► sort ──► mark BACK ──► log? refused? ──► window ──► write
+//!                                   │              │ yes                        │
+//!                                   ▼ clean by now ▼                            ▼
+//!                                  skip     unmark, DIRTY stays     clean, or DIRTY stays
 //! ```
 //!
 //! # Invariants
@@ -29,10 +29,10 @@ use offlock_sync::{Arc, check, coarse_clock, step};
 
 use super::Shared;
 use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
-use super::evict::{LOOKS, Lists};
+use super::evict::LOOKS;
 use super::pool::Pool;
 use super::write::is_marked;
-use crate::dirty::{DirtyList, WriteError, errno_of};
+use crate::dirty::{DirtyList, Unsynced, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::{Frame, FrameMemory};
 use crate::hazard;
@@ -92,7 +92,7 @@ impl WriteBack {
     pub(super) fn list(&self, frames: &FrameMemory, source: &Arc<Source>, frame: Frame) {
         let mut list = source.writes.dirty.lock();
         let header = frames.header(frame);
-        header.set_tries(0);
+        header.set_failed(false);
         header.set_since(self.now());
         let was_empty = list.is_empty();
         list.push(frames, frame);
@@ -123,7 +123,7 @@ impl WriteBack {
             let removed = listed.into_iter().filter(|&frame| {
                 let is_removed = list.remove(frames, frame);
                 if is_removed && has_log {
-                    source.writes.positions.remove(frames, frame);
+                    source.writes.positions.remove(frame);
                 }
                 is_removed
             });
@@ -268,8 +268,6 @@ enum WriteBackSkip {
     Clean,
     /// The block has `WRITE` or `BACK`: a thread modifies it, or writes it to the device.
     Marked,
-    /// The cleaner has given the block up.
-    GivenUp,
     /// The log must be durable up to this position first.
     Log(u64),
     /// A callback has refused the block, or has panicked.
@@ -334,12 +332,12 @@ impl Shared {
     ) -> bool {
         let (mut since, mut flushed) = (None, 0);
         loop {
-            let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
+            let obstacle = match self.mark_if_writable(source, next, flushed) {
                 Ok(()) => {
                     window.blocks.push(next);
                     return false;
                 }
-                Err(WriteBackSkip::Clean | WriteBackSkip::GivenUp) => return false,
+                Err(WriteBackSkip::Clean) => return false,
                 Err(WriteBackSkip::Refused(error)) => {
                     window.summary.fail(error);
                     return false;
@@ -391,12 +389,11 @@ impl Shared {
     fn mark_if_writable(
         &self,
         source: &Arc<Source>,
-        selection: &Selection,
         dirty: DirtyBlock,
         flushed: u64,
     ) -> Result<(), WriteBackSkip> {
         let entry = self.mark_back(dirty)?;
-        let may_write = self.may_write(source, selection, dirty, flushed);
+        let may_write = self.may_write(source, dirty, flushed);
         if may_write.is_err() {
             self.unmark_back(entry, dirty.frame, 0);
             self.drop_if_abandoned(source, dirty.key);
@@ -435,16 +432,11 @@ impl Shared {
     fn may_write(
         &self,
         source: &Source,
-        selection: &Selection,
         dirty: DirtyBlock,
         flushed: u64,
     ) -> Result<(), WriteBackSkip> {
-        let header = self.frames.header(dirty.frame);
         let options = &source.writes.options;
-        if header.tries() == u32::MAX && selection.include != Include::All {
-            return Err(WriteBackSkip::GivenUp);
-        }
-        let lsn = header.lsn();
+        let lsn = self.frames.header(dirty.frame).lsn();
         let is_flushed = check!("write-back: the log was flushed that far", lsn <= flushed);
         if let Some(wal) = options.wal.as_ref().filter(|_| !is_flushed) {
             let durable = contain(|| wal.durable());
@@ -493,72 +485,67 @@ impl Shared {
     }
 
     /// Writes the blocks of the window and empties it. Adjacent blocks are one operation; if that
-    /// fails, each of them is written alone, unless the write is durable.
+    /// fails, each of them is written alone.
+    ///
+    /// A failed durable write is not repeated: it may have consumed the kernel's single error report, and
+    /// the repetition could then succeed although bytes are lost.
     async fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
-        let selection = window.selection;
-        let mut left = &window.blocks[..];
-        let mut summary = window.summary;
-        while !left.is_empty() {
-            let mut results = [const { None }; RUNS];
-            // Registered before the write, and ended after a failed block has poisoned the device:
-            // a sync that runs beside this write then sees the failure.
-            let writing = selection.durable.then(|| source.writes.group.begin_write());
-            let given = self.write_runs(source, left, selection.durable, &mut results).await;
-            let (now, behind) = left.split_at(given);
-            let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
-            for (run, result) in runs() {
-                match result {
-                    Some(Ok(())) => {}
-                    // A failed durable write is not repeated: it may have consumed the kernel's
-                    // single error report, and the repetition could then succeed although bytes are
-                    // lost.
-                    Some(Err(errno)) if run.len() == 1 || selection.durable => {
-                        for &one in run {
+        let Window { blocks, selection, summary, .. } = window;
+        for together in [true, false] {
+            let (mut left, mut again) = (&blocks[..], ArrayVec::new());
+            while !left.is_empty() {
+                let mut results = [Err(None); RUNS];
+                // Registered before the write, and ended after a failed block has poisoned the device:
+                // a sync that runs beside this write then sees the failure.
+                let writing = selection.durable.then(|| source.writes.group.begin_write());
+                let how = (together, selection.durable);
+                let given = self.write_runs(source, left, how, &mut results).await;
+                let (now, behind) = left.split_at(given);
+                let runs = || self.runs(source, now, together).zip(results);
+                for (run, result) in runs() {
+                    match result {
+                        Ok(()) => {}
+                        Err(_) if run.len() > 1 && !selection.durable => {
+                            again.extend(run.iter().copied())
+                        }
+                        Err(errno) => run.iter().for_each(|&one| {
                             summary.fail(self.fail_write(source, one, selection, errno));
-                        }
-                    }
-                    _ => {
-                        for &one in run {
-                            let mut result = [None];
-                            self.write_runs(source, &[one], selection.durable, &mut result).await;
-                            match result[0].unwrap_or(Err(None)) {
-                                Ok(()) => {
-                                    self.finish(source, &[one], selection.durable);
-                                    summary.written += 1;
-                                }
-                                Err(errno) => {
-                                    summary.fail(self.fail_write(source, one, selection, errno))
-                                }
-                            }
-                        }
+                        }),
                     }
                 }
-            }
-            let durable = match writing {
-                Some(writing) => writing.end().await,
-                None => false,
-            };
-            let has_run = |result| check!("write-back: the device has it", result == Some(Ok(())));
-            let mut written = ArrayVec::<_, TOGETHER>::new();
-            for &one in runs().filter(|(_, result)| has_run(*result)).flat_map(|(run, _)| run) {
-                if written.len() == TOGETHER {
-                    self.finish(source, &written, durable);
-                    written.clear();
+                let durable = match writing {
+                    Some(writing) => writing.end().await,
+                    None => false,
+                };
+                let has_run = |result| check!("write-back: the device has it", result == Ok(()));
+                let written = runs().filter(|(_, result)| has_run(*result));
+                let mut written = written.flat_map(|(run, _)| run).copied();
+                loop {
+                    let some: ArrayVec<_, TOGETHER> = written.by_ref().take(TOGETHER).collect();
+                    if some.is_empty() {
+                        break;
+                    }
+                    self.finish(source, &some, durable);
+                    summary.written += some.len();
                 }
-                written.push(one);
-                summary.written += 1;
+                if selection.durable && !durable {
+                    let errno = source.writes.poisoned().unwrap_or(libc::EIO);
+                    summary.fail(WriteError::Poisoned { errno });
+                }
+                left = behind;
             }
-            if !written.is_empty() {
-                self.finish(source, &written, durable);
-            }
-            if selection.durable && !durable {
-                let errno = source.writes.poisoned().unwrap_or(libc::EIO);
-                summary.fail(WriteError::Poisoned { errno });
-            }
-            left = behind;
+            *blocks = again;
         }
-        window.summary = summary;
-        window.blocks.clear();
+    }
+
+    /// Returns the runs of adjacent blocks, or the blocks one by one.
+    fn runs<'b>(
+        &self,
+        source: &Source,
+        blocks: &'b [DirtyBlock],
+        together: bool,
+    ) -> impl Iterator<Item = &'b [DirtyBlock]> {
+        blocks.chunk_by(move |one, next| together && self.is_next(source, *one, *next))
     }
 
     /// Returns whether `next` begins on the device where `one` ends.
@@ -566,15 +553,15 @@ impl Shared {
         source.sectors(one.key).end == next.key.sector()
     }
 
-    /// Writes the first runs of adjacent blocks, as many as the device takes at a time, and waits
+    /// Writes the first [`runs`](Self::runs), as many as the device takes at a time, and waits
     /// for them. Stores the outcome of each run in `results`. Returns the number of blocks of these
     /// runs.
     async fn write_runs(
         &self,
         source: &Arc<Source>,
         blocks: &[DirtyBlock],
-        durable: bool,
-        results: &mut [Option<Outcome>],
+        (together, durable): (bool, bool),
+        results: &mut [Outcome],
     ) -> usize {
         let mut parts = [IoSlice::new(&[]); WINDOW];
         for (part, dirty) in parts.iter_mut().zip(blocks) {
@@ -583,12 +570,11 @@ impl Shared {
             // and the entry keeps its frame.
             let bytes = unsafe { self.frames.bytes(dirty.frame).as_ref() };
             // The last block may extend beyond the end of the device.
-            let left = source.len().saturating_sub(Source::offset(dirty.key));
+            let left = source.len.saturating_sub(Source::offset(dirty.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
         let batch = Batch::new(source).await;
         let depth = source.write_depth.clamp(1, RUNS);
-        let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(depth);
         let (mut runs, mut given) = (0, 0);
         // If the page cache takes the bytes, a thread does not sleep, and would go on until the end of
         // its time slice of some milliseconds. Threads with less to do run first.
@@ -599,7 +585,7 @@ impl Shared {
             }
         };
         source.writes.load.begin_writing();
-        for run in neighbours() {
+        for run in self.runs(source, blocks, together).take(depth) {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
             // SAFETY: until the wait below, the batch is neither moved nor forgotten, the parts
             // live, and their bytes do not change because the blocks keep their marks.
@@ -618,7 +604,7 @@ impl Shared {
         }
         source.writes.load.end_writing();
         for (number, result) in results.iter_mut().enumerate().take(runs) {
-            *result = Some(batch.result(number));
+            *result = batch.result(number);
         }
         given
     }
@@ -626,38 +612,21 @@ impl Shared {
     /// Makes blocks clean that the device has written. There is at least one, and they are in the
     /// order of the device.
     fn finish(&self, source: &Arc<Source>, blocks: &[DirtyBlock], durable: bool) {
-        let sectors = |run: &[DirtyBlock]| {
-            run.first()
-                .zip(run.last())
-                .map(|(first, last)| source.sectors(first.key).start..source.sectors(last.key).end)
-        };
         if !durable {
-            let runs = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).filter_map(sectors);
-            let note = || {
-                source.writes.change_unsynced(|unsynced| {
-                    runs().for_each(|sectors| unsynced.written.insert(sectors));
-                });
+            let note = |unsynced: &mut Unsynced| {
+                for run in self.runs(source, blocks, true) {
+                    let end = source.sectors(run[run.len() - 1].key).end;
+                    unsynced.written.insert(run[0].key.sector()..end);
+                }
             };
-            step!("write-back: note the sectors as unsynced", note());
+            step!("write-back: note the sectors as unsynced", source.writes.change_unsynced(note));
         }
         self.counters.written.add(blocks.len() as i64);
         source.writes.load.set_succeeding();
-        blocks.iter().for_each(|one| self.frames.header(one.frame).set_tries(0));
         self.write_back.unlist(&self.frames, source, blocks.iter().map(|one| one.frame), |_| true);
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
-        // After the marks are cleared: an evictor that finds a marked buffer next in turn moves it
-        // to the front of its list again.
-        step!("write-back: evict the buffers next", self.evict_next(blocks));
-    }
-
-    /// Makes the written buffers that were due for eviction the next victims, in the order of
-    /// `blocks`.
-    fn evict_next(&self, blocks: &[DirtyBlock]) {
-        let mut lists = self.frames.lists.lock();
-        let Lists { nodes, policy, .. } = &mut *lists;
-        blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
     /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.
@@ -676,12 +645,7 @@ impl Shared {
         if selection.durable {
             source.writes.poison(number);
         }
-        let header = self.frames.header(dirty.frame);
-        if selection.include != Include::All {
-            // The cleaner retries for ever, unless the device is gone.
-            let is_gone = matches!(number, libc::ENODEV | libc::ENXIO);
-            header.set_tries(if is_gone { u32::MAX } else { header.tries().saturating_add(1) });
-        }
+        self.frames.header(dirty.frame).set_failed(true);
         self.unmark_back(self.entry(dirty.frame), dirty.frame, 0);
         self.drop_if_abandoned(source, dirty.key);
         match errno {
@@ -714,23 +678,11 @@ pub(crate) struct Selection {
     pub(crate) durable: bool,
     /// Waits for blocks that are marked.
     pub(crate) wait: bool,
-    /// Whether blocks are included whose write may fail.
-    pub(crate) include: Include,
+    /// Only blocks whose write has not failed. With a limit of few blocks, older ones that cannot be
+    /// written do not take the places of others.
+    pub(crate) promising: bool,
     /// Only those that would be evicted next if they were not dirty.
     pub(crate) is_due: bool,
-}
-
-/// Whether a write-back includes blocks whose write may fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Include {
-    /// Blocks whose write has not failed. With a limit of few blocks,
-    /// older ones that cannot be written do not take the places of others.
-    Promising,
-    /// All blocks but those that the cleaner has given up, because their device is gone. A failure
-    /// counts.
-    NotGivenUp,
-    /// All blocks, for an explicit flush or sync. A failure does not count.
-    All,
 }
 
 impl Selection {
@@ -742,9 +694,14 @@ impl Selection {
             before: u64::MAX,
             durable: false,
             wait: true,
-            include: Include::All,
+            promising: false,
             is_due: false,
         }
+    }
+
+    /// Returns a selection of a few blocks, for a thread that needs a buffer.
+    fn few(promising: bool) -> Self {
+        Self { most: SOME, wait: false, promising, ..Self::all() }
     }
 }
 
@@ -803,36 +760,33 @@ impl Shared {
         let count =
             selection.sectors.end.saturating_sub(selection.sectors.start) >> (source.shift - 9);
         if count < len as u64 && selection.before == u64::MAX {
-            return self.dirty_blocks_in_range(source, selection, count as usize);
+            // Looks up each block of a range of fewer blocks than the list has.
+            let mut blocks = DirtyBlocks::try_new((count as usize).min(selection.most))?;
+            for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
+                let key = Key::new(source.id, sector);
+                let Some(frame) = self.dirty_frame(key) else { continue };
+                if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame }) {
+                    break;
+                }
+            }
+            return Ok(blocks);
         }
         // Allocates without the lock. The length suffices, because the walk leaves out blocks that
         // became dirty after its begin.
         let mut blocks = DirtyBlocks::try_new(len.min(selection.most))?;
         while blocks.most > 0 && !walk.is_over() {
             let list = source.writes.dirty.lock();
-            let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
-                let key = self.entry(frame).key();
-                if selection.include == Include::Promising && !self.is_promising(frame) {
-                    continue;
+                let (header, key) = (self.frames.header(frame), self.entry(frame).key());
+                let is_selected = selection.sectors.contains(&key.sector())
+                    && !(selection.promising && header.has_failed());
+                let is_new = header.since() >= selection.before;
+                if is_new || (is_selected && !blocks.push(DirtyBlock { key, frame })) {
+                    return Ok(blocks);
                 }
-                is_last = self.frames.header(frame).since() >= selection.before
-                    || (selection.sectors.contains(&key.sector())
-                        && !blocks.push(DirtyBlock { key, frame }));
-                if is_last {
-                    break;
-                }
-            }
-            if is_last {
-                walk.stop();
             }
         }
         Ok(blocks)
-    }
-
-    /// Returns whether a write of a dirty buffer is likely to succeed.
-    fn is_promising(&self, frame: Frame) -> bool {
-        self.frames.header(frame).tries() == 0
     }
 
     /// Returns the dirty blocks of the device that would be evicted next, from the end of the list
@@ -854,29 +808,9 @@ impl Shared {
                 let entry = self.entry(frame);
                 let (word, key) = (entry.word(), entry.key());
                 let is_due = is_evictable_but_dirty(word) && word.used() == 0;
-                if is_due && key.device() == source.id && self.is_promising(frame) {
+                if is_due && key.device() == source.id && !self.frames.header(frame).has_failed() {
                     blocks.push(DirtyBlock { key, frame });
                 }
-            }
-        }
-        Ok(blocks)
-    }
-
-    /// Does the work of [`dirty_blocks`](Self::dirty_blocks) for a range of fewer blocks than the
-    /// dirty list has: looks up each block of the range.
-    fn dirty_blocks_in_range(
-        &self,
-        source: &Source,
-        selection: &Selection,
-        count: usize,
-    ) -> Result<DirtyBlocks, WriteError> {
-        let mut blocks = DirtyBlocks::try_new(count.min(selection.most))?;
-        for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
-            let key = Key::new(source.id, sector);
-            let word = self.lookup.find(key).and_then(|entry| entry.look(key));
-            let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
-            if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame: word.frame() }) {
-                break;
             }
         }
         Ok(blocks)
@@ -919,8 +853,7 @@ impl Shared {
             _ if urgent => u64::MAX,
             age => self.write_back.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
         };
-        let selection =
-            Selection { before, wait: false, include: Include::NotGivenUp, ..Selection::all() };
+        let selection = Selection { before, wait: false, ..Selection::all() };
         // The device remembers an error for its handles.
         block_on(self.write_back(source, &selection));
         block_on(self.limit_extents(source));
@@ -949,8 +882,8 @@ impl Shared {
         if self.write_back.dirty_bytes() == 0 {
             return 0;
         }
-        for include in [Include::Promising, Include::NotGivenUp] {
-            let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
+        for promising in [true, false] {
+            let selection = Selection::few(promising);
             let mut at = 0;
             while let Some(source) = self.write_back.pool.nth_dirty(at) {
                 let written = self.write_back_inside(&source, &selection).await.written;
@@ -963,24 +896,20 @@ impl Shared {
         0
     }
 
-    /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
-    /// these was written, those that `include` allows.
-    async fn write_back_some(&self, source: &Arc<Source>, include: Include) -> Summary {
-        let selection =
-            Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
-        let summary = self.write_back_inside(source, &selection).await;
+    /// Writes a few buffers of one device: those whose write has not failed, or if none of these was
+    /// written, any.
+    async fn write_back_some(&self, source: &Arc<Source>) -> Summary {
+        let summary = self.write_back_inside(source, &Selection::few(true)).await;
         if summary.written > 0 {
             return summary;
         }
-        self.write_back_inside(source, &Selection { include, ..selection }).await
+        self.write_back_inside(source, &Selection::few(false)).await
     }
 
     /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
     /// that needs a buffer. Returns their number.
     pub(super) async fn write_back_due(&self, source: &Arc<Source>) -> usize {
-        let include = Include::Promising;
-        let selection =
-            Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
+        let selection = Selection { is_due: true, ..Selection::few(true) };
         self.write_back_inside(source, &selection).await.written
     }
 }
@@ -1027,8 +956,7 @@ impl Shared {
         let mut since = None;
         while !self.may_dirty(source, key) {
             let load = &source.writes.load;
-            let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
-            let summary = self.write_back_some(source, include).await;
+            let summary = self.write_back_some(source).await;
             if summary.written > 0 {
                 continue;
             }
@@ -1064,7 +992,7 @@ impl Shared {
                     return 0;
                 }
                 self.write_back.hurry();
-                self.write_back_some(source, Include::NotGivenUp).await.written
+                self.write_back_some(source).await.written
             }
             _ => self.write_back_any().await,
         }

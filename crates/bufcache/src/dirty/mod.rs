@@ -11,7 +11,7 @@
 mod exclusion;
 mod group;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::ops::Range;
@@ -25,7 +25,7 @@ use thiserror::Error;
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::group::Group;
 use crate::error::{GetError, system};
-use crate::frames::{Frame, FrameMemory, NIL};
+use crate::frames::{Frame, FrameMemory, List};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
@@ -206,7 +206,7 @@ impl Writes {
     pub(crate) fn new(id: u16, options: AttachOptions) -> Self {
         Self {
             dirty: WordLock::new(DirtyList::new(id)),
-            positions: Positions::new(),
+            positions: Positions::default(),
             unsynced: Mutex::new(Unsynced::default()),
             has_unsynced: AtomicBool::new(false),
             has_reloaded: AtomicBool::new(false),
@@ -291,16 +291,10 @@ impl Writes {
 
     /// Counts a failed write. Lock-free.
     pub(crate) fn record(&self, errno: i32) {
+        let next =
+            |seen: u64| Some(((seen >> 32) + 1) << 32 | u64::from(errno.max(1).unsigned_abs()));
         // Ordering: Relaxed in all accesses of `errors`; the count carries nothing else.
-        let mut seen = self.errors.load(Ordering::Relaxed);
-        loop {
-            let next = ((seen >> 32) + 1) << 32 | u64::from(errno.max(1).unsigned_abs());
-            let order = Ordering::Relaxed;
-            match self.errors.compare_exchange_weak(seen, next, order, order) {
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
-        }
+        _ = self.errors.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 
     /// Returns the position of a handle that has seen every error so far.
@@ -557,22 +551,6 @@ impl AttachOptions {
     ///
     /// A block is written as a whole, so the device must grow by whole blocks. A device whose length is not a multiple of
     /// the block size when it is attached keeps that length.
-    ///
-    /// ```
-    /// use bufcache::{AttachOptions, Cache, FileDevice};
-    ///
-    /// let file = tempfile::tempfile()?;
-    /// file.set_len(4096)?;
-    /// let device = FileDevice::new(file.try_clone()?)?;
-    /// let disk = Cache::new(1 << 20)?.attach_with(device, AttachOptions::new().growing())?;
-    /// assert!(disk.get(1).is_err());
-    /// file.set_len(3 * 4096)?;
-    /// assert_eq!(disk.get(1)?[0], 0);
-    /// disk.create(2)?.fill(7);
-    /// disk.sync()?;
-    /// assert_eq!(file.metadata()?.len(), 3 * 4096);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn growing(mut self) -> Self {
         self.grows = true;
         self
@@ -661,9 +639,7 @@ const PIECE: usize = if cfg!(offlock_model) { 1 } else { 64 };
 /// A doubly linked list of frames.
 #[derive(Debug)]
 pub(crate) struct DirtyList {
-    first: u32,
-    last: u32,
-    len: usize,
+    list: List,
     /// The last serial number. The upper 16 bits are the number of the device, so that the numbers
     /// of two lists differ. The other 48 last for nine years at a million insertions per second.
     number: u64,
@@ -674,7 +650,7 @@ pub(crate) struct DirtyList {
 #[derive(Debug)]
 pub(crate) struct Walk {
     /// The frame visited last, and its serial number.
-    at: (u32, u64),
+    at: Option<(Frame, u64)>,
     /// The largest serial number visited. A walk that restarts at the oldest frame skips up to
     /// here.
     seen: u64,
@@ -687,70 +663,48 @@ impl Walk {
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
-
-    /// Ends the walk.
-    pub(crate) fn stop(&mut self) {
-        self.is_over = true;
-    }
 }
 
 impl DirtyList {
     /// Returns the empty list of the device with that number.
     pub(crate) fn new(id: u16) -> Self {
-        Self { first: NIL, last: NIL, len: 0, number: u64::from(id) << 48 }
+        Self { list: List::new(), number: u64::from(id) << 48 }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.list.len
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.list.is_empty()
     }
 
     /// Inserts a frame that is on no list, as the newest.
     pub(crate) fn push(&mut self, frames: &FrameMemory, frame: Frame) {
-        let links = frames.header(frame).links();
-        debug_assert!(links.number() == 0);
+        debug_assert!(frames.header(frame).number() == 0);
         self.number += 1;
-        links.set(NIL, self.first);
-        links.set_number(self.number);
-        match self.first {
-            NIL => self.last = frame.0,
-            first => frames.header(Frame(first)).links().set_previous(frame.0),
-        }
-        self.first = frame.0;
-        self.len += 1;
+        frames.header(frame).set_number(self.number);
+        self.list.push(frame, |at| &frames.header(Frame(at)).links);
     }
 
     /// Removes a frame. Returns whether it was on the list.
     pub(crate) fn remove(&mut self, frames: &FrameMemory, frame: Frame) -> bool {
-        let links = frames.header(frame).links();
-        if links.number() == 0 {
-            return false;
+        let is_there = frames.header(frame).number() != 0;
+        if is_there {
+            frames.header(frame).set_number(0);
+            self.list.remove(frame, |at| &frames.header(Frame(at)).links);
         }
-        let (previous, next) = (links.previous(), links.next());
-        match previous {
-            NIL => self.first = next,
-            previous => frames.header(Frame(previous)).links().set_next(next),
-        }
-        match next {
-            NIL => self.last = previous,
-            next => frames.header(Frame(next)).links().set_previous(previous),
-        }
-        links.set_number(0);
-        self.len -= 1;
-        true
+        is_there
     }
 
     /// Returns the oldest frame.
     pub(crate) fn last(&self) -> Option<Frame> {
-        (self.last != NIL).then_some(Frame(self.last))
+        self.list.last()
     }
 
     /// Returns a walk over the frames that are on the list now, the oldest first.
     pub(crate) fn walk(&self) -> Walk {
-        Walk { at: (NIL, 0), seen: 0, end: self.number, is_over: false }
+        Walk { at: None, seen: 0, end: self.number, is_over: false }
     }
 
     /// Returns the next frames of a walk. A piece may be empty before the walk is over.
@@ -765,24 +719,21 @@ impl DirtyList {
     /// Moves the walk by one frame. Returns `None` at the end, `Some(None)` for a frame visited
     /// before.
     fn step(&self, frames: &FrameMemory, walk: &mut Walk) -> Option<Option<Frame>> {
-        let (at, number) = walk.at;
-        let stays = at != NIL && frames.header(Frame(at)).links().number() == number;
+        let stays = walk.at.filter(|&(at, number)| frames.header(at).number() == number);
         let next = match stays {
-            true => frames.header(Frame(at)).links().previous(),
-            false => self.last,
+            Some((at, _)) => frames.header(at).links.newer(),
+            None => self.last(),
         };
-        let number = match next {
-            NIL => u64::MAX,
-            next => frames.header(Frame(next)).links().number(),
-        };
-        if walk.is_over || number > walk.end {
+        let next = next.map(|frame| (frame, frames.header(frame).number()));
+        let Some((frame, number)) = next.filter(|&(_, number)| !walk.is_over && number <= walk.end)
+        else {
             walk.is_over = true;
             return None;
-        }
-        walk.at = (next, number);
+        };
+        walk.at = Some((frame, number));
         let is_new = number > walk.seen;
         walk.seen = walk.seen.max(number);
-        Some(is_new.then_some(Frame(next)))
+        Some(is_new.then_some(frame))
     }
 }
 
@@ -793,41 +744,27 @@ impl DirtyList {
 // checkpoint beside a guard that is held must keep the log of its changes. It is forgotten when the
 // block becomes clean or is dropped, before another thread can write the block.
 
-/// The smallest position of each such block of a device.
-#[derive(Debug)]
-pub(crate) struct Positions(WordLock<BTreeSet<(u64, Frame)>>);
+/// The smallest position of each such block of a device, by its frame.
+#[derive(Debug, Default)]
+pub(crate) struct Positions(WordLock<BTreeMap<Frame, u64>>);
 
 impl Positions {
-    pub(crate) fn new() -> Self {
-        Self(WordLock::new(BTreeSet::new()))
-    }
-
     /// Notes a position of a block. The caller has marked its entry `WRITE`.
-    pub(crate) fn add(&self, frames: &FrameMemory, frame: Frame, lsn: u64) {
+    pub(crate) fn add(&self, frame: Frame, lsn: u64) {
         let mut all = self.0.lock();
-        let header = frames.header(frame);
-        let before = header.replace_first_lsn(lsn);
-        if before <= lsn {
-            header.replace_first_lsn(before);
-            return;
-        }
-        all.remove(&(before, frame));
-        all.insert((lsn, frame));
+        let first = all.entry(frame).or_insert(lsn);
+        *first = lsn.min(*first);
     }
 
     /// Forgets the position of a block that is clean or dropped. The caller keeps other threads from
     /// writing it.
-    pub(crate) fn remove(&self, frames: &FrameMemory, frame: Frame) {
-        let mut all = self.0.lock();
-        let before = frames.header(frame).replace_first_lsn(u64::MAX);
-        if before != u64::MAX {
-            all.remove(&(before, frame));
-        }
+    pub(crate) fn remove(&self, frame: Frame) {
+        self.0.lock().remove(&frame);
     }
 
     /// Returns the smallest position.
     pub(crate) fn first(&self) -> Option<u64> {
-        self.0.lock().first().map(|&(lsn, _)| lsn)
+        self.0.lock().values().min().copied()
     }
 }
 

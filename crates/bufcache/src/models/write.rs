@@ -25,7 +25,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync: one that runs is not enough", "write::inv20_a_sync_that_runs_is_not_enough"),
     ("reset: wait for the write-backs", "write::inv18_a_reset_against_the_cleaner"),
     ("write-back: the device has it", "write::inv17_a_write_that_fails"),
-    ("write-back: evict the buffers next", "write::a_buffer_that_was_due_is_evicted_once_written"),
     ("write-back: the log is durable", "write::inv16_behind_the_log"),
     ("close: refuse writers", "write::inv19_a_creator_against_a_close"),
     ("close: no thread writes the block", "write::inv19_a_writer_against_a_close"),
@@ -289,22 +288,4 @@ fn against_a_close(
     device.close().unwrap();
     let durable = disk.durable(0);
     assert_eq!(durable, writes.join().unwrap());
-}
-
-/// A buffer that is written after an evictor has met it dirty is the next victim, whatever another
-/// evictor does meanwhile.
-#[test]
-fn a_buffer_that_was_due_is_evicted_once_written() {
-    model(|| {
-        let (_disk, device) = of(small(4));
-        let get = |block: u64| drop(device.get(block).unwrap());
-        fill(&device, 0, 1);
-        (1..=4).for_each(get); // the last one needs a buffer: 0 is due, and 1 is evicted
-        assert!(device.is_cached(0));
-        let writes = beside(&device, |device| device.flush().unwrap());
-        get(5);
-        writes.join().unwrap();
-        get(6);
-        assert!(!device.is_cached(0));
-    });
 }

@@ -253,8 +253,8 @@ impl Policy {
         }
     }
 
-    /// Returns whether a block that is not cached was evicted from probation or refused lately. If
-    /// not, inserts it among the ghosts as refused, so that the next call for it returns true.
+    /// Returns whether a block that is not cached was evicted from probation or refused lately. Inserts it
+    /// among the ghosts, so that the next call for it returns true.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
         self.ghost.knows(key)
     }
@@ -282,7 +282,7 @@ impl Policy {
         nodes.push(&mut self.newer, frame, On::Policy(NEWER));
         // The oldest buffer of the newer half moves to the older half.
         if self.newer.len > self.probation / 2 {
-            if let Some(aged) = nodes.last(&self.newer) {
+            if let Some(aged) = self.newer.last() {
                 nodes.remove(&mut self.newer, aged);
                 buffers.entry(aged).change(0, NEW);
                 nodes.push(&mut self.older, aged, On::Policy(OLDER));
@@ -297,7 +297,7 @@ impl Policy {
         if self.rule != Eviction::A2Small || self.on_probation() > 2 * self.probation {
             return true;
         }
-        let Some(oldest) = nodes.last(&self.main) else { return true };
+        let Some(oldest) = self.main.last() else { return true };
         let is_used = buffers.entry(oldest).take_used(|used| used.saturating_sub(1)) > 0;
         if is_used {
             nodes.remove(&mut self.main, oldest);
@@ -317,30 +317,29 @@ impl Policy {
         while looks.left > 0 && !looks.has_met_dirty {
             looks.left -= 1;
             let which = self.next_list(looks);
-            let list = self.list(which);
-            let frame = nodes.last(list)?;
-            nodes.remove(list, frame);
+            let frame = self.list(which).last()?;
             let entry = buffers.entry(frame);
             let takes_one = which == MAIN && self.rule != Eviction::Clock;
             let stays = entry.take_used(|used| if takes_one { used.saturating_sub(1) } else { 0 })
                 > 0
                 && looks.count_uses();
             looks.lowered |= stays;
-            if !stays && mark(entry) {
+            let is_marked = !stays && mark(entry);
+            let is_due = !stays && !is_marked && looks.until_dirty;
+            if is_due && is_evictable_but_dirty(entry.word()) {
+                looks.has_met_dirty = true; // it stays the next victim
+                return None;
+            }
+            nodes.remove(self.list(which), frame);
+            if is_marked {
                 if which != MAIN {
                     self.ghost.add(entry.key());
                 }
                 return Some(buffers.victim(frame));
             }
-            if !stays && looks.until_dirty && is_evictable_but_dirty(entry.word()) {
-                self.put_back(nodes, frame, which);
-                looks.has_met_dirty = true;
-                return None;
-            }
             if which == NEWER {
                 entry.change(0, NEW);
             }
-            nodes.of(frame).due = (!stays && entry.word().has(DIRTY)).then_some(which);
             self.keep(nodes, frame);
             if stays && which == MAIN {
                 looks.lower();
@@ -367,36 +366,18 @@ impl Policy {
     /// Returns the buffer that would be the next victim, or that would be it after another one.
     pub(crate) fn next_due(&self, nodes: &Nodes, after: Option<Frame>) -> Option<Frame> {
         if let Some(frame) = after {
-            return nodes.before(frame);
+            return nodes.newer(frame);
         }
-        nodes.last(match self.next_list(&Looks::new(None)) {
-            NEWER => &self.newer,
-            OLDER => &self.older,
-            _ => &self.main,
-        })
+        match self.next_list(&Looks::new(None)) {
+            NEWER => self.newer.last(),
+            OLDER => self.older.last(),
+            _ => self.main.last(),
+        }
     }
 
     /// Inserts a buffer into main, at the back of the order of eviction.
     pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
         nodes.push(&mut self.main, frame, On::Policy(MAIN));
-    }
-
-    /// Puts a victim that was not evicted back on its list, as the next victim.
-    pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
-        nodes.push_last(self.list(list), frame, On::Policy(list));
-    }
-
-    /// Makes a buffer that was due for eviction, but dirty, the next victim. The caller has written
-    /// the frame's block; by now the frame may be free, or have another block.
-    pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
-        let node = nodes.of(frame);
-        // If the buffer is on no list, an evictor is about to keep it.
-        if node.on == On::Policy(MAIN) {
-            if let Some(list) = node.due.take() {
-                nodes.remove(&mut self.main, frame);
-                self.put_back(nodes, frame, list);
-            }
-        }
     }
 
     /// Removes a buffer from the given list, which it is on.
@@ -470,18 +451,11 @@ impl Ghost {
         self.is_young(seen)
     }
 
-    /// Returns whether a block was inserted lately. If not, inserts it, so that the next call
-    /// returns true.
+    /// Inserts a block. Returns whether it was inserted lately.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
-        let (set, tag) = self.set(key);
-        let at = set.iter().position(|seen| seen.tag == tag && seen.when != 0);
-        let seen = at.map_or(Seen::default(), |at| set[at]);
-        if self.is_young(seen) {
-            return true;
-        }
-        self.take(key); // or the old entry would be found in place of the new one
+        let is_known = self.take(key);
         self.add(key);
-        false
+        is_known
     }
 
     /// Sets the number of evictions and refusals that are remembered, at most the places of the

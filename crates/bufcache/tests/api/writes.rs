@@ -73,41 +73,6 @@ fn inv17_an_error_stays_until_it_is_reported() {
     }
 }
 
-/// Returns how often a miss that needs the buffer tries to write a block whose writes fail; at most
-/// 20.
-fn tries(options: AttachOptions, errno: i32) -> u64 {
-    let (_cache, device, disk) = patient(Duration::from_millis(20), 1, options);
-    fill(&device, 1, 2);
-    disk.inject(Operation::Write, .., Fault::Error(errno));
-    let (mut last, mut quiet, mut since) = (0, 0, Instant::now());
-    // A wait may end before its first try where the machine has others to run.
-    while quiet < 3 || since.elapsed() < Duration::from_secs(1) {
-        assert_eq!(device.get(7).unwrap_err(), GetError::NoFreeBuffers);
-        let now = disk.count(Operation::Write);
-        if now > 20 {
-            return now;
-        }
-        if now == last {
-            quiet += 1;
-        } else {
-            (last, quiet, since) = (now, 0, Instant::now());
-        }
-    }
-    // A flush tries it still.
-    disk.heal();
-    let _earlier = device.flush();
-    assert_eq!(on_disk(&disk, 1), 2);
-    last
-}
-
-#[test]
-fn inv17_the_cleaner_gives_up_when_the_device_is_gone() {
-    let new = || AttachOptions::new();
-    assert!(tries(new(), libc::EIO) > 20);
-    assert_eq!(tries(new(), libc::ENODEV), 1);
-    assert_eq!(tries(new(), libc::ENXIO), 1);
-}
-
 #[test]
 fn fua_makes_its_blocks_durable_and_no_others() {
     let (_cache, device, disk) = new();
@@ -229,19 +194,4 @@ fn many_unsynced_ranges_are_synced() {
         (most - 1..most + 1).for_each(write);
         assert_eq!(count_syncs(), 1, "of {buffers} buffers");
     }
-}
-
-#[test]
-fn a_buffer_whose_eviction_had_to_wait_for_its_write_is_evicted_next() {
-    let builder = Cache::builder(64 * SIZE).block_size(SIZE).eviction(Eviction::Clock);
-    let cache = builder.dirty_limits(100, 100).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![0; 100 * SIZE])).unwrap();
-    (0..32).for_each(|block| disk.get_mut(block).unwrap().fill(1));
-    (32..64).for_each(|block| drop(disk.get(block).unwrap()));
-    let cached = |blocks: Range<u64>| blocks.filter(|&block| disk.is_cached(block)).count();
-    drop(disk.get(64).unwrap()); // visits all that is dirty, and evicts what is clean
-    assert_eq!((cached(0..32), cached(32..64)), (32, 31));
-    disk.flush().unwrap();
-    (65..70).for_each(|block| drop(disk.get(block).unwrap()));
-    assert_eq!((cached(0..32), cached(32..64)), (27, 31));
 }
