@@ -163,13 +163,19 @@ pub(crate) fn protect(entry: &Entry) -> Result<&'static Slot, AllocError> {
 /// among records.
 #[inline(always)]
 pub(crate) fn protect_numbered(entry: &Entry) -> Result<(&'static Slot, u32), AllocError> {
-    let of = |record: &'static Record| Some((record.free_slot()?, record.number));
-    let found = match MINE.with(Cell::get).and_then(of) {
-        Some(found) => found,
-        None => more_slots()?,
-    };
+    let found = free_slot()?;
     found.0.set(entry);
     Ok(found)
+}
+
+/// Returns a free slot of this thread, and the number of its record.
+#[inline(always)]
+fn free_slot() -> Result<(&'static Slot, u32), AllocError> {
+    let of = |record: &'static Record| Some((record.free_slot()?, record.number));
+    match MINE.with(Cell::get).and_then(of) {
+        Some(found) => Ok(found),
+        None => more_slots(),
+    }
 }
 
 /// Protects an entry that a pin or a load of the caller keeps by a slot of this thread. Without a
@@ -180,11 +186,7 @@ pub(crate) fn protect_numbered(entry: &Entry) -> Result<(&'static Slot, u32), Al
 ///
 /// As [`protect`].
 pub(crate) fn protect_kept(entry: &Entry) -> Result<&'static Slot, AllocError> {
-    let mine = MINE.with(Cell::get);
-    let slot = match mine.and_then(|record| record.free_slot()) {
-        Some(slot) => slot,
-        None => more_slots()?.0,
-    };
+    let (slot, _) = free_slot()?;
     // Ordering: Relaxed; the Release in `Entry::unpin`, `publish` or `try_change` carries it to the
     // Acquire by which an evictor or a writer marks the word. Its scan follows.
     slot.0.store(ptr::from_ref(entry).cast_mut(), Ordering::Relaxed);
@@ -204,10 +206,7 @@ pub(crate) fn number() -> Option<u32> {
 ///
 /// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 pub(crate) fn reserve() -> Result<(), AllocError> {
-    match MINE.with(Cell::get).and_then(|record| record.free_slot()) {
-        Some(_) => Ok(()),
-        None => more_slots().map(drop),
-    }
+    free_slot().map(drop)
 }
 
 /// Returns a free slot of this thread's further records, or of a record claimed for it, and the

@@ -216,20 +216,7 @@ impl InFlight {
     pub(crate) fn begin(&self) -> bool {
         // Ordering: Relaxed, all; an operation that begins needs nothing of those before it, and the
         // exchange keeps their releases going.
-        let mut seen = self.state.load(Ordering::Relaxed);
-        while seen & ENDED == 0 {
-            let next = self.state.compare_exchange_weak(
-                seen,
-                seen + 1,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
-            match next {
-                Ok(_) => return true,
-                Err(now) => seen = now,
-            }
-        }
-        false
+        self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 
     /// Ends an operation. Returns whether it was the last one of a device that has ended.

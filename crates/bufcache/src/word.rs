@@ -284,20 +284,14 @@ impl Entry {
 
     /// Replaces the count of hits by `keep(count)`. Returns the count before. Lock-free.
     pub(crate) fn take_used(&self, keep: impl Fn(u64) -> u64) -> u64 {
+        let lower = |seen| {
+            let next = seen & !USED_MASK | keep(EntryWord(seen).used()) << 48;
+            (next != seen).then_some(next) // an exchange would take as long as all else here
+        };
         // Ordering: Relaxed, both; a statistic of the policy.
-        let mut seen = self.word.load(Ordering::Relaxed);
-        loop {
-            let used = EntryWord(seen).used();
-            let next = seen & !USED_MASK | keep(used) << 48;
-            if next == seen {
-                return used; // an exchange would take as long as all else here
-            }
-            let order = Ordering::Relaxed;
-            match self.word.compare_exchange(seen, next, order, order) {
-                Ok(_) => return used,
-                Err(now) => seen = now,
-            }
-        }
+        let updated = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
+        let (Ok(before) | Err(before)) = updated;
+        EntryWord(before).used()
     }
 
     /// Adds a pin if the word is still `seen`, which allows a pin and has room for one. Otherwise
@@ -316,22 +310,16 @@ impl Entry {
     /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
     /// pin, even if a writer waits for the slot.
     pub(crate) fn pin_and_read_on(&self) -> Result<(), TooManyPins> {
-        let mut seen = self.word();
-        loop {
-            if seen.pins() == MOST_PINS {
-                return Err(TooManyPins);
-            }
-            let unmarked = check!("pin: no writer waits for the slot", !seen.has(WRITE));
-            let next = (seen.0 + PIN) | if unmarked { 0 } else { READER_PIN };
-            // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
-            // `Slot::clear` carries `READER_PIN` and the pin to the writer or evictor, which scans
-            // the slots before it loads the word.
-            let order = Ordering::Relaxed;
-            match self.word.compare_exchange(seen.0, next, order, order) {
-                Ok(_) => return Ok(()),
-                Err(now) => seen = EntryWord(now),
-            }
-        }
+        let pin = |seen| {
+            let unmarked = check!("pin: no writer waits for the slot", !EntryWord(seen).has(WRITE));
+            let next = (seen + PIN) | if unmarked { 0 } else { READER_PIN };
+            (EntryWord(seen).pins() < MOST_PINS).then_some(next)
+        };
+        // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
+        // `Slot::clear` carries `READER_PIN` and the pin to the writer or evictor, which scans
+        // the slots before it loads the word.
+        let relaxed = Ordering::Relaxed;
+        self.word.fetch_update(relaxed, relaxed, pin).map(drop).map_err(|_| TooManyPins)
     }
 
     /// Adds a pin, by which the caller waits for a load or a write to end.
@@ -350,21 +338,13 @@ impl Entry {
 
     /// Makes a loaded block readable and drops the loader's pin. Returns the new word.
     pub(crate) fn publish(&self) -> EntryWord {
-        // Ordering: Relaxed; the exchange orders.
-        let mut seen = self.word.load(Ordering::Relaxed);
-        loop {
-            let next = (seen & !IO | VALID) - PIN;
-            let order = order!(AcqRel, "publish: the bytes are there before");
-            // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
-            // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
-            // loader's later use of the entry comes after that of a requester that did not wait for
-            // the load to end. No model needs the Acquire, because each later use follows a fence or
-            // an exchange of its own.
-            match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
-                Ok(_) => return EntryWord(next),
-                Err(now) => seen = now,
-            }
-        }
+        // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
+        // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
+        // loader's later use of the entry comes after that of a requester that did not wait for
+        // the load to end. No model needs the Acquire, because each later use follows a fence or
+        // an exchange of its own.
+        let order = order!(AcqRel, "publish: the bytes are there before");
+        self.loaded(order, VALID)
     }
 
     /// Hands a loaded block to the loader as its writer, and drops its pin. Readers wait on.
@@ -372,15 +352,16 @@ impl Entry {
         // Ordering: Relaxed, in the exchange too. It continues the release sequence of the change to
         // `WRITE` in `Shared::create`, which carries the loader's slot. The bytes are written later:
         // the change that ends the write carries them.
-        let relaxed = Ordering::Relaxed;
-        let mut seen = self.word.load(relaxed);
-        loop {
-            let next = (seen & !IO | VALID | WRITE) - PIN;
-            match self.word.compare_exchange(seen, next, relaxed, relaxed) {
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
-        }
+        self.loaded(Ordering::Relaxed, VALID | WRITE);
+    }
+
+    /// Ends the load of a block, and drops its pin. Returns the new word.
+    fn loaded(&self, order: Ordering, set: u64) -> EntryWord {
+        let next = |seen| (seen & !IO | set) - PIN;
+        // Ordering: Relaxed, of the load; the exchange orders.
+        let before = self.word.fetch_update(order, Ordering::Relaxed, |seen| Some(next(seen)));
+        let (Ok(before) | Err(before)) = before;
+        EntryWord(next(before))
     }
 
     /// Drops a pin. Returns the new word.
