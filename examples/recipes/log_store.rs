@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aio_reap::Engine;
-use bufcache::{AttachOptions, Cache, Device, EngineDevice, Wal, lend_engine};
+use bufcache::{AttachOptions, Cache, Device, FileDevice, Wal, lend_engine};
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio::task::LocalSet;
 
@@ -92,7 +92,7 @@ impl Store {
         let (tail, durable) = (Mutex::new((end, Vec::new())), AtomicU64::new(end - 1));
         let log = Arc::new(Log { file, tail, flushing: Mutex::default(), durable });
         let options = AttachOptions::new().wal(Arc::clone(&log) as Arc<dyn Wal>);
-        let pages = cache.attach_with(EngineDevice::new(pages)?, options)?;
+        let pages = cache.attach_with(FileDevice::new(pages)?, options)?;
         for (record, _) in kept {
             write(&mut pages.get_mut(record[1] / PAGE_KEYS)?, record[1], record[2]);
         }

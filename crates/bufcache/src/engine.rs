@@ -98,7 +98,7 @@ mod lent {
             .flatten()
     }
 
-    /// Makes [`EngineDevice`](crate::EngineDevice)s use the engine for readahead, and for operations
+    /// Makes [`FileDevice`](crate::FileDevice)s use the engine for readahead, and for operations
     /// that tasks begin on this thread, until the guard drops. Of several lent engines, the thread uses
     /// the one that was lent last. The guards may drop in any order.
     ///

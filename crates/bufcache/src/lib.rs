@@ -26,7 +26,7 @@
 //! | scans | [`Device::readahead`] |
 //! | changes blocks | [`Device::get_mut`], or [`Device::create`] for a block of zeros; [`Device::sync`] |
 //! | has a log of its own | [`AttachOptions::wal`] and [`WriteGuard::set_lsn`] |
-//! | reads from files or block devices | [`FileDevice`]; with many operations in flight `EngineDevice` (feature `aio-reap`) |
+//! | reads from files or block devices | [`FileDevice`]; with many operations in flight by a lent engine (feature `aio-reap`) |
 //! | reads from something else | its own [`BlockDevice`] |
 //!
 //! Not for: values of variable size, or computed ones; blocks that are read once; several processes on one cache.
@@ -95,9 +95,7 @@ mod table;
 mod wait;
 mod word;
 
-pub use self::cache::{Bypass, DeviceRange, DeviceSync, DeviceWrite, Load};
-#[cfg(feature = "aio-reap")]
-pub use self::device::EngineDevice;
+pub use self::cache::{Bypass, DeviceChange, DeviceRange, DeviceSync, DeviceWrite, Load};
 pub use self::device::{BlockDevice, FileDevice, MemoryDevice};
 pub use self::dirty::{AttachOptions, Wal, WriteError};
 #[cfg(feature = "aio-reap")]

@@ -60,11 +60,6 @@ impl Source {
         key.sector() >> (self.shift - SECTOR)
     }
 
-    /// Returns the length of the device in bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
     /// Returns the number of sectors of a block.
     pub(crate) fn sectors_of_block(&self) -> u64 {
         1 << (self.shift - SECTOR)
@@ -93,11 +88,6 @@ impl Source {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Notes that a block that was just inserted is about to be read from the device.
-    pub(crate) fn note_load(&self, key: Key) {
-        self.writes.note_load(&self.sectors(key));
     }
 
     /// Refuses operations from now on. The device may be attached again once none is in flight.
@@ -214,7 +204,8 @@ impl InFlight {
 
     /// Counts one more operation, unless the device has ended. Lock-free.
     pub(crate) fn begin(&self) -> bool {
-        // Ordering: Relaxed, all; an operation that begins needs nothing of those before it, and the
+        let next = |seen| (seen & ENDED == 0).then_some(seen + 1);
+        // Ordering: Relaxed, both; an operation that begins needs nothing of those before it, and the
         // exchange keeps their releases going.
         self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }

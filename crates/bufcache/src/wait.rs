@@ -160,29 +160,6 @@ impl Wake for Running {
     }
 }
 
-/// A future with its panic as an error. A future that has panicked is neither polled nor dropped,
-/// because the device may still use memory that the future owns.
-struct Contained<F: Future>(Option<Pin<Box<F>>>);
-
-impl<F: Future> Future for Contained<F> {
-    type Output = Result<F::Output, Panicked>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(mut future) = self.0.take() else { return Poll::Ready(Err(Panicked)) };
-        match contain(|| future.as_mut().poll(context)) {
-            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
-            Ok(Poll::Pending) => {
-                self.0 = Some(future);
-                Poll::Pending
-            }
-            Err(panicked) => {
-                mem::forget(future);
-                Poll::Ready(Err(panicked))
-            }
-        }
-    }
-}
-
 /// Begins an operation on the calling thread, and waits for its end. If the returned future is
 /// dropped after its first poll, the operation goes on.
 ///
@@ -194,9 +171,20 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     let reply = Reply::new();
-    let contained = Contained(Some(Box::pin(future)));
-    let end = Arc::clone(&reply);
-    let future: Boxed = Box::pin(async move { end.end(contained.await) });
+    let (end, mut future) = (Arc::clone(&reply), Some(Box::pin(future)));
+    // A future that has panicked is neither polled nor dropped, because the device may still use memory
+    // that the future owns.
+    let poll = move |context: &mut Context<'_>| {
+        let polled = contain(|| future.as_mut().map(|future| future.as_mut().poll(context)));
+        match polled {
+            Ok(polled) => polled.unwrap_or(Poll::Pending).map(Ok),
+            Err(panicked) => {
+                mem::forget(future.take());
+                Poll::Ready(Err(panicked))
+            }
+        }
+    };
+    let future: Boxed = Box::pin(async move { end.end(poll_fn(poll).await) });
     Arc::new(Running(Mutex::new(State { future: Some(future), woken: false }))).wake();
     match reply.wait().await {
         Ok(result) => result,

@@ -4,46 +4,37 @@
 //! ```text
 //!  issuer: Batch ──begin 0──► DeviceWrite ──► the device ── finish, or drop, in any thread ──┐
 //!            ├─────begin 1──► DeviceWrite ──► ...                                            ▼
-//!            └─ wait: stores a waker, left - 1 ◄─ wake, by the last ◄─ left - 1 ◄─ results[number]
+//!            └─ wait: lists its waker, left == 0? ◄── wake, by the last ◄── left - 1 ◄── results[number]
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A [`Batch`] outlives its completions: its issuer neither moves nor drops it before every
-//!    operation has ended. `Batch::wait` sees that as `left == ISSUER`, `Batch::poll` as `OVER`.
+//! 1. A [`Batch`] outlives its completions: its issuer neither moves nor drops it before `left` is 0. The
+//!    operation that ends last accesses nothing of the batch after it has lowered `left`: the waker of the
+//!    issuer is in the cache.
 //! 2. Each completion stores its result once, at the index of its operation. So each operation has
 //!    its own result, in whatever order the operations end.
-//! 3. `left` counts the issuer as one more operation until the issuer has stored its waker, and
-//!    again while it replaces that. While the issuer counts, only the issuer accesses the waker.
-//!    Otherwise only the operation that ends last does.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::marker::PhantomPinned;
 use std::ptr::NonNull;
-use std::task::{Context, Poll, Waker};
 
-use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
-use offlock_sync::cell::UnsafeCell;
-use offlock_sync::{Arc, order, step, thread, thread_id};
+use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use offlock_sync::{Arc, order, step, thread_id};
 
 use super::pool::Lane;
+use crate::device::BlockDevice;
 use crate::dirty::errno_of;
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
 use crate::source::Source;
-use crate::wait::{block_on, contain, is_blocking, wake_all};
+use crate::wait::{block_on, contain, is_blocking};
 
 /// The most operations of a batch.
 pub(super) const RUNS: usize = if cfg!(offlock_model) { 2 } else { 256 };
 /// The result of an operation whose device has panicked.
 const PANICKED: i32 = -1;
-/// The flag of `State::left` that is set while the issuer counts as one more operation.
-const ISSUER: usize = 1 << 31;
-/// The value of `State::left` once all operations have ended and none of them accesses the batch
-/// any more.
-const OVER: usize = 1 << 30;
 
 /// How an operation ended. The error is an errno, or `None` if the device has panicked.
 pub(super) type Outcome = Result<(), Option<i32>>;
@@ -59,24 +50,18 @@ pub(super) struct Batch<'s> {
 }
 
 struct State {
-    /// The number of operations that have not ended, with `ISSUER` while the issuer counts; or
-    /// `OVER`.
+    /// The number of operations that have not ended.
     left: AtomicUsize,
-    waker: UnsafeCell<Option<Waker>>,
     /// For each operation an errno, `PANICKED`, or 0 for a success.
     results: [AtomicI32; RUNS],
 }
-
-// SAFETY: by invariant 3 one thread at a time accesses the waker, which is `Send`; all else is
-// atomic.
-unsafe impl Sync for State {}
 
 impl<'s> Batch<'s> {
     /// Returns an empty batch of the future that calls this.
     pub(super) async fn new(source: &'s Arc<Source>) -> Self {
         let issuer = if is_blocking().await { thread_id() } else { 0 };
         let results = std::array::from_fn(|_| AtomicI32::new(0));
-        let state = State { left: AtomicUsize::new(ISSUER), waker: UnsafeCell::new(None), results };
+        let state = State { left: AtomicUsize::new(0), results };
         Self { source, issuer, state, _pinned: PhantomPinned }
     }
 
@@ -86,8 +71,7 @@ impl<'s> Batch<'s> {
     ///
     /// The batch is neither moved nor forgotten until [`wait`](Self::wait) has returned.
     pub(super) unsafe fn begin(&self, number: usize) -> Completion {
-        // Ordering: Relaxed; the issuer counts until it waits, so no operation is the last before
-        // that.
+        // Ordering: Relaxed; the count matters only once the issuer waits, which begins no more then.
         self.state.left.fetch_add(1, Ordering::Relaxed);
         let source = Arc::clone(self.source);
         let of = Some((source, NonNull::from(&self.state)));
@@ -96,57 +80,23 @@ impl<'s> Batch<'s> {
 
     /// Waits until all operations have ended.
     pub(super) async fn wait(&self) {
-        let left = &self.state.left;
-        // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results,
-        // and what the device did with the bytes.
-        if left.load(order!(Acquire, "wait: the results are stored before")) != ISSUER {
-            poll_fn(|context| self.poll(context)).await;
+        if self.look().is_none() {
+            let key = key_of(NonNull::from(&self.state));
+            self.source.cache.waiting.wait(key, None, || self.look()).await;
         }
     }
 
-    /// Returns ready once all operations have ended. Otherwise stores the waker of `context`, in
-    /// place of that of an earlier call.
-    fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        let left = &self.state.left;
-        // Ordering: Relaxed, here and in the exchange: the waker that is replaced is the issuer's
-        // own store.
-        let mut seen = left.load(Ordering::Relaxed);
-        while seen & ISSUER == 0 && seen != OVER {
-            let (new, relaxed) = (seen | ISSUER, Ordering::Relaxed);
-            if seen == 0 {
-                // The operation that ended last takes the waker, and stores `OVER` next.
-                thread::yield_now();
-                seen = left.load(relaxed);
-            } else {
-                match left.compare_exchange_weak(seen, new, relaxed, relaxed) {
-                    Ok(_) => seen = new,
-                    Err(now) => seen = now,
-                }
-            }
-        }
-        if seen & ISSUER != 0 {
-            let waker = context.waker().clone();
-            // SAFETY: by invariant 3; the issuer counts.
-            self.state.waker.with_mut(|at| unsafe { *at = Some(waker) });
-            // Ordering: AcqRel. The Release pairs with the Acquire fence of the operation that ends
-            // last, in `Completion::end`; it carries the waker. The Acquire pairs with the Release
-            // in `Completion::end`, as in `wait`.
-            if left.fetch_sub(ISSUER, Ordering::AcqRel) == ISSUER {
-                // Ordering: Relaxed; no operation is left, so only the issuer loads it.
-                left.store(OVER, Ordering::Relaxed);
-            }
-        }
-        // Ordering: Acquire pairs with the Release of `OVER` in `Completion::end`; it carries all
-        // results. From then on the issuer may drop the batch.
-        match left.load(order!(Acquire, "poll: the results are stored before")) {
-            OVER => Poll::Ready(()),
-            _ => Poll::Pending,
-        }
+    /// Returns a value once all operations have ended.
+    fn look(&self) -> Option<()> {
+        // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results, and
+        // what the device did with the bytes.
+        let left = self.state.left.load(order!(Acquire, "wait: the results are stored before"));
+        (left == 0).then_some(())
     }
 
     /// Returns how an operation ended. The caller has waited for the batch.
     pub(super) fn result(&self, number: usize) -> Outcome {
-        // Ordering: Relaxed; the Acquire in `wait` or `poll` carries the result.
+        // Ordering: Relaxed; the Acquire in `wait` carries the result.
         match self.state.results[number].load(Ordering::Relaxed) {
             0 => Ok(()),
             PANICKED => Err(None),
@@ -158,12 +108,16 @@ impl<'s> Batch<'s> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         // The issuer may unwind before it has waited.
-        let left = &self.state.left;
-        // Ordering: Acquire, as in `wait`. No model checks it, because a panic ends a model.
-        if !matches!(left.load(Ordering::Acquire), ISSUER | OVER) {
-            block_on(poll_fn(|context| self.poll(context)));
+        if self.look().is_none() {
+            block_on(self.wait());
         }
     }
+}
+
+/// Returns the key of the wait for a batch. In a model all have one, because an address may differ from run to
+/// run.
+fn key_of(state: NonNull<State>) -> u64 {
+    if cfg!(offlock_model) { u64::MAX } else { state.addr().get() as u64 }
 }
 
 /// Ends one operation of a batch, at the latest when it is dropped.
@@ -180,7 +134,7 @@ pub(super) struct Completion {
 unsafe impl Send for Completion {}
 // SAFETY: `&self` gives access to plain values and to the `Arc<Source>`, which is `Sync`. It never
 // follows the pointer to the state.
-unsafe impl Sync for Completion {}
+unsafe impl std::marker::Sync for Completion {}
 
 impl Completion {
     pub(super) fn finish(mut self, result: io::Result<()>) {
@@ -193,14 +147,7 @@ impl Completion {
         self.issuer != 0
     }
 
-    /// Counts the operation as one in an engine of this thread until the returned value drops, which
-    /// is before the operation ends.
-    #[cfg(feature = "aio-reap")]
-    pub(super) fn enter_engine(&self) -> InEngine {
-        InEngine::new(self.source().map(Arc::clone))
-    }
-
-    pub(super) fn source(&self) -> Option<&Arc<Source>> {
+    fn source(&self) -> Option<&Arc<Source>> {
         self.of.as_ref().map(|(source, _)| source)
     }
 
@@ -235,29 +182,21 @@ impl Completion {
     /// Ends the operation, unless it has ended. The batch may be gone when this returns.
     fn end(&mut self, result: i32) {
         let Some((source, batch)) = self.of.take() else { return };
+        let cache = Arc::clone(&source.cache);
         // Before the operation ends, while the issuer has a reference too. The drop of the device
         // may wait for this thread, so this reference must not be the last.
         drop(source);
+        let key = key_of(batch);
         // SAFETY: by invariant 1; this operation has not ended.
-        let batch = unsafe { batch.as_ref() };
+        let state = unsafe { batch.as_ref() };
         // Ordering: Relaxed; the Release of the decrement carries it.
-        batch.results[self.number].store(result, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire fence below, of the operation that ends last,
-        // and with the Acquire in `Batch::wait` and `Batch::poll`; it carries the result, and what
-        // the device did with the bytes.
+        state.results[self.number].store(result, Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire in `Batch::wait`; it carries the result, and what the
+        // device did with the bytes. The batch may be gone after this.
         let release = order!(Release, "completion: the result is stored");
-        if batch.left.fetch_sub(1, release) != 1 {
-            return;
+        if state.left.fetch_sub(1, release) == 1 {
+            step!("completion: wake the issuer", cache.waiting.wake_at(key));
         }
-        // Ordering: Acquire pairs with the Release in `Batch::poll`, which carries the waker, and
-        // with the Release of the operations that ended before, which carries their results.
-        fence(Ordering::Acquire);
-        // SAFETY: by invariant 3; this operation ended last.
-        let waker = batch.waker.with_mut(|at| unsafe { (*at).take() });
-        // Ordering: Release pairs with the Acquire in `Batch::poll`; it carries all results. The
-        // batch may be gone after this.
-        batch.left.store(OVER, order!(Release, "completion: all results are stored"));
-        step!("completion: wake the issuer", wake_all(waker));
     }
 }
 
@@ -269,56 +208,119 @@ impl Drop for Completion {
 
 // The owned completions of a device that begins writes, discards, zeroes and syncs.
 
-/// The methods that the three have.
-macro_rules! device_operation {
-    ($type:ident) => {
-        impl $type {
-            /// Counts the operation as one in an engine of this thread until the returned value drops.
-            #[cfg(feature = "aio-reap")]
-            pub(crate) fn enter_engine(&self) -> InEngine {
-                self.completion.enter_engine()
-            }
-
-            /// Returns whether a thread blocks until the operation ends. If not, a task has begun it: the
-            /// device must not wait, and must not rely on a later wait of the calling thread.
-            pub fn is_blocking(&self) -> bool {
-                self.completion.is_waited_for()
-            }
-        }
-    };
-}
-
-device_operation!(DeviceWrite);
-device_operation!(DeviceRange);
-device_operation!(DeviceSync);
-
-/// A write of adjacent blocks: an offset on the device, and bytes that do not change before it
-/// ends.
+/// A change of a device: a [`DeviceWrite`], a [`DeviceRange`] or a [`DeviceSync`].
 ///
-/// The device that [begins](crate::BlockDevice::begin_write) the write owns it and ends it once, in
+/// The device that [begins](crate::BlockDevice::begin_write) the change owns it and ends it once, in
 /// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is
 /// forgotten, the issuer waits for ever.
-#[must_use = "a drop fails the write with `ECANCELED`: end it with `finish`"]
-pub struct DeviceWrite {
+#[must_use = "a drop fails the change with `ECANCELED`: end it with `finish`"]
+pub struct DeviceChange<K: Kind> {
     completion: Completion,
+    kind: K,
+}
+
+/// A write of adjacent blocks: an offset on the device, and bytes that do not change before it ends.
+pub type DeviceWrite = DeviceChange<Write>;
+/// A discard or zeroing of a range.
+pub type DeviceRange = DeviceChange<Wipe>;
+/// A sync. After an error, also `Interrupted`, writes that were not durable before may be lost.
+pub type DeviceSync = DeviceChange<Sync>;
+
+/// What a change does.
+pub trait Kind: fmt::Debug + Send + 'static {
+    /// Makes the change by the blocking method of the device.
+    #[doc(hidden)]
+    fn make(&self, device: &dyn BlockDevice) -> io::Result<()>;
+}
+
+#[derive(Debug)]
+pub struct Write {
     offset: u64,
-    parts: Parts,
+    /// They neither change nor go before the write ends.
+    parts: NonNull<[IoSlice<'static>]>,
     durable: bool,
 }
 
-/// The bytes of a [`DeviceWrite`], which neither change nor go before it ends.
-struct Parts(NonNull<[IoSlice<'static>]>);
+#[derive(Debug)]
+pub struct Wipe {
+    offset: u64,
+    len: u64,
+    discards: bool,
+}
+
+#[derive(Debug)]
+pub struct Sync;
 
 // SAFETY: the parts are read only, and live until the write ends, see `DeviceWrite::new`.
-unsafe impl Send for Parts {}
+unsafe impl Send for Write {}
 // SAFETY: a shared reference only reads the parts, which no thread changes until the write ends.
-unsafe impl Sync for Parts {}
+unsafe impl std::marker::Sync for Write {}
 
-impl Parts {
+impl Write {
     /// Returns the parts. The write has not ended.
-    fn get(&self) -> &[IoSlice<'_>] {
+    fn parts(&self) -> &[IoSlice<'_>] {
         // SAFETY: by the promise of `DeviceWrite::new` they live until the write ends.
-        unsafe { self.0.as_ref() }
+        unsafe { self.parts.as_ref() }
+    }
+}
+
+impl Kind for Write {
+    fn make(&self, device: &dyn BlockDevice) -> io::Result<()> {
+        match self.durable {
+            true => device.write_vectored_durable(self.offset, self.parts()),
+            false => device.write_vectored(self.offset, self.parts()),
+        }
+    }
+}
+
+impl Kind for Wipe {
+    fn make(&self, device: &dyn BlockDevice) -> io::Result<()> {
+        match self.discards {
+            true => device.discard(self.offset, self.len),
+            false => device.zero(self.offset, self.len),
+        }
+    }
+}
+
+impl Kind for Sync {
+    fn make(&self, device: &dyn BlockDevice) -> io::Result<()> {
+        device.sync()
+    }
+}
+
+impl<K: Kind> DeviceChange<K> {
+    /// Returns whether a thread blocks until the operation ends. If not, a task has begun it: the
+    /// device must not wait, and must not rely on a later wait of the calling thread.
+    pub fn is_blocking(&self) -> bool {
+        self.completion.is_waited_for()
+    }
+
+    /// Calls the blocking method of the device: [`write_vectored`](BlockDevice::write_vectored) or the durable
+    /// form, [`discard`](BlockDevice::discard), [`zero`](BlockDevice::zero) or [`sync`](BlockDevice::sync).
+    /// Then ends the change. On the calling thread if a thread [blocks](Self::is_blocking) for it, otherwise
+    /// on a thread of the cache.
+    pub fn defer(self) {
+        let Self { completion, kind } = self;
+        completion.defer(move |source| kind.make(&*source.device));
+    }
+
+    /// Ends the change. After an error any of its sectors may have changed, unless it is `EOPNOTSUPP` of a
+    /// discard or zero. `Interrupted` is an error like any other: a device that wants to retry does so first.
+    pub fn finish(self, result: io::Result<()>) {
+        self.completion.finish(result);
+    }
+
+    /// Counts the change as one in an engine of this thread until the returned value drops, which is before
+    /// the change ends.
+    #[cfg(feature = "aio-reap")]
+    pub(crate) fn enter_engine(&self) -> InEngine {
+        InEngine::new(self.completion.source().map(Arc::clone))
+    }
+}
+
+impl<K: Kind> fmt::Debug for DeviceChange<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceChange").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 
@@ -337,60 +339,23 @@ impl DeviceWrite {
         // SAFETY: the caller's promise.
         let completion = unsafe { batch.begin(number) };
         let parts = NonNull::slice_from_raw_parts(NonNull::from(parts).cast(), parts.len());
-        Self { completion, offset, parts: Parts(parts), durable }
+        Self { completion, kind: Write { offset, parts, durable } }
     }
 
     /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
-        self.offset
+        self.kind.offset
     }
 
     /// Returns the bytes, in parts that are adjacent on the device.
     pub fn parts(&self) -> &[IoSlice<'_>] {
-        self.parts.get()
+        self.kind.parts()
     }
 
     /// Returns whether the write must be durable when it ends (FUA).
     pub fn is_durable(&self) -> bool {
-        self.durable
+        self.kind.durable
     }
-
-    /// Calls the blocking [`write_vectored`](crate::BlockDevice::write_vectored) of the device, or
-    /// the durable form, and ends the write: on the calling thread if a thread
-    /// [blocks](Self::is_blocking) for it, otherwise on a thread of the cache.
-    pub fn defer(self) {
-        let Self { completion, offset, parts, durable } = self;
-        completion.defer(move |source| match durable {
-            true => source.device.write_vectored_durable(offset, parts.get()),
-            false => source.device.write_vectored(offset, parts.get()),
-        });
-    }
-
-    /// Ends the write. After an error any of its sectors may have been written. `Interrupted` is an
-    /// error like any other: a device that wants to retry does so first.
-    pub fn finish(self, result: io::Result<()>) {
-        self.completion.finish(result);
-    }
-}
-
-impl fmt::Debug for DeviceWrite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceWrite")
-            .field("offset", &self.offset)
-            .field("parts", &self.parts().len())
-            .field("durable", &self.durable)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`]
-/// does.
-#[must_use = "a drop fails the operation with `ECANCELED`: end it with `finish`"]
-pub struct DeviceRange {
-    completion: Completion,
-    offset: u64,
-    len: u64,
-    discards: bool,
 }
 
 impl DeviceRange {
@@ -399,51 +364,19 @@ impl DeviceRange {
     /// As for [`Batch::begin`].
     pub(super) unsafe fn new(batch: &Batch<'_>, (offset, len): (u64, u64), discards: bool) -> Self {
         // SAFETY: the caller's promise.
-        Self { completion: unsafe { batch.begin(0) }, offset, len, discards }
+        Self { completion: unsafe { batch.begin(0) }, kind: Wipe { offset, len, discards } }
     }
 
     /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
-        self.offset
+        self.kind.offset
     }
 
     /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is not empty")]
     pub fn len(&self) -> u64 {
-        self.len
+        self.kind.len
     }
-
-    /// Calls the blocking [`discard`](crate::BlockDevice::discard) or
-    /// [`zero`](crate::BlockDevice::zero) of the device, on a thread as [`DeviceWrite::defer`]
-    /// says.
-    pub fn defer(self) {
-        let Self { completion, offset, len, discards } = self;
-        completion.defer(move |source| match discards {
-            true => source.device.discard(offset, len),
-            false => source.device.zero(offset, len),
-        });
-    }
-
-    /// Ends the operation; with `EOPNOTSUPP` if the device cannot do it and has changed nothing.
-    /// `Interrupted` is an error like any other.
-    pub fn finish(self, result: io::Result<()>) {
-        self.completion.finish(result);
-    }
-}
-
-impl fmt::Debug for DeviceRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceRange")
-            .field("offset", &self.offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A sync, owned by the device that begins it. Ends as a [`DeviceWrite`] does.
-#[must_use = "a drop fails the sync with `ECANCELED`: end it with `finish`"]
-pub struct DeviceSync {
-    completion: Completion,
 }
 
 impl DeviceSync {
@@ -452,24 +385,6 @@ impl DeviceSync {
     /// As for [`Batch::begin`].
     pub(super) unsafe fn new(batch: &Batch<'_>) -> Self {
         // SAFETY: the caller's promise.
-        Self { completion: unsafe { batch.begin(0) } }
-    }
-
-    /// Calls the blocking [`sync`](crate::BlockDevice::sync) of the device, on a thread as
-    /// [`DeviceWrite::defer`] says.
-    pub fn defer(self) {
-        self.completion.defer(|source| source.device.sync());
-    }
-
-    /// Ends the sync. After an error, writes that were not durable before may be lost. That holds
-    /// for `Interrupted`, too: a device that wants to retry does so first.
-    pub fn finish(self, result: io::Result<()>) {
-        self.completion.finish(result);
-    }
-}
-
-impl fmt::Debug for DeviceSync {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceSync").finish_non_exhaustive()
+        Self { completion: unsafe { batch.begin(0) }, kind: Sync }
     }
 }

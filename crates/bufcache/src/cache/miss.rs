@@ -557,13 +557,15 @@ impl Shared {
             let refused = self.check_wait_for_load(frame).err();
             refused.map(Err).or_else(|| Some(Ok(Some(queued()?))))
         };
-        while let Some(load) = self.waiting.wait(frame, None, look).await.transpose()?.flatten() {
+        while let Some(load) =
+            self.waiting.wait(frame.0.into(), None, look).await.transpose()?.flatten()
+        {
             Load::read_here(load, 1);
         }
         if entry.word().has(WRITE) {
             let end = self.waiting.end(&mut None)?;
             let look = || (!entry.word().has(IO | WRITE)).then_some(());
-            self.waiting.wait(frame, end, look).await.ok_or(GetError::Busy)?;
+            self.waiting.wait(frame.0.into(), end, look).await.ok_or(GetError::Busy)?;
         }
         self.check_load(source, key, place)
     }

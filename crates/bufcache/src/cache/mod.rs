@@ -41,7 +41,9 @@ use std::time::Duration;
 use offlock_percpu::AllocError;
 use offlock_sync::WordLock;
 
-pub use self::completion::{DeviceRange, DeviceSync, DeviceWrite};
+#[cfg(feature = "aio-reap")]
+pub(crate) use self::completion::Kind;
+pub use self::completion::{DeviceChange, DeviceRange, DeviceSync, DeviceWrite};
 use self::evict::Frames;
 pub(crate) use self::evict::Search;
 pub use self::miss::Load;

@@ -73,7 +73,7 @@ impl Shared {
             new
         });
         let offset = sectors.start << 9;
-        let len = (sectors.end << 9).min(source.len()) - offset;
+        let len = (sectors.end << 9).min(source.len) - offset;
         let result = self.overwrite_on_device(source, (offset, len), how).await;
         // After the wait this may run on another thread, which has reserved no slot yet.
         while hazard::reserve().is_err() {

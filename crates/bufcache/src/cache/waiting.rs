@@ -49,8 +49,8 @@ const HAS_TIME: bool = !cfg!(offlock_model);
 
 /// The waiters of a cache.
 pub(crate) struct Waiting {
-    /// The waiters by frame.
-    frames: Box<[WaitSet]>,
+    /// The waiters by frame, and by batch of operations.
+    sets: Box<[WaitSet]>,
     queue: Queue,
     timer: Timer,
     /// How long a miss waits for a buffer, and other calls for a guard.
@@ -59,29 +59,35 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     pub(super) fn new(patience: Duration) -> Self {
-        let frames = (0..SETS).map(|_| WaitSet::new()).collect();
-        Self { frames, queue: Queue::default(), timer: Timer::new(), patience }
+        let sets = (0..SETS).map(|_| WaitSet::new()).collect();
+        Self { sets, queue: Queue::default(), timer: Timer::new(), patience }
     }
 
-    fn set(&self, frame: Frame) -> &WaitSet {
-        &self.frames[frame.0 as usize % SETS]
+    fn set(&self, key: u64) -> &WaitSet {
+        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32; // that of a frame, or an address
+        &self.sets[hash as usize % SETS]
     }
 
     /// Wakes the threads and tasks that wait at a frame, which then look again. The caller holds no
     /// lock, and has changed the word of the entry.
     pub(super) fn wake(&self, frame: Frame) {
-        wake_all(self.set(frame).take(Some(frame.0.into())));
+        self.wake_at(frame.0.into());
     }
 
-    /// Waits until `look` returns a value. Looks again whenever the waiters at a frame are woken. Returns
-    /// `None` at the time `end`.
+    /// Wakes the waiters with that key. The caller holds no lock, and has changed what they wait for.
+    pub(super) fn wake_at(&self, key: u64) {
+        wake_all(self.set(key).take(Some(key)));
+    }
+
+    /// Waits until `look` returns a value. Looks again whenever the waiters with that key, of a frame its
+    /// number, are woken. Returns `None` at the time `end`.
     pub(super) async fn wait<T>(
         &self,
-        frame: Frame,
+        key: u64,
         end: Option<Instant>,
-        mut look: impl FnMut() -> Option<T>,
+        look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        self.wait_in(self.set(frame), frame.0.into(), end, &mut look).await
+        self.wait_in(self.set(key), key, end, look).await
     }
 
     async fn wait_in<T>(

@@ -375,7 +375,7 @@ impl Shared {
             let waits = entry.is_some_and(|entry| set_waited(entry, frame, waited_for));
             (!check!("wait: the block is kept", waits)).then_some(())
         };
-        self.waiting.wait(frame, end, look).await;
+        self.waiting.wait(frame.0.into(), end, look).await;
         Ok(())
     }
 }

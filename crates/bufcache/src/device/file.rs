@@ -5,18 +5,34 @@ use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
-use super::{BlockDevice, read_only};
+#[cfg(feature = "aio-reap")]
+use aio_reap::{AllocateMode, SharedFile};
+use arrayvec::ArrayVec;
 
-/// The most parts of one call: `IOV_MAX`.
-const PARTS: usize = 1024;
+#[cfg(feature = "aio-reap")]
+use super::engine;
+use super::{BlockDevice, read_only};
+#[cfg(feature = "aio-reap")]
+use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
+
+/// The most parts of one call, as of a window of a write-back. At most `IOV_MAX`.
+const PARTS: usize = 256;
 
 /// An open file or block device, accessed by `pread`, `pwrite`, `fdatasync` and `fallocate`.
 ///
 /// If the file was opened with `O_DIRECT`, block sizes must be multiples of the alignment that it
 /// needs. A cache attaches a file once, whatever descriptors it has, with `O_DIRECT` or without.
+///
+/// With the feature `aio-reap`, readahead, and the operations that tasks begin, use the
+/// [`Engine`](https://docs.rs/aio-reap/latest/aio_reap/struct.Engine.html) that the thread has lent by
+/// `lend_engine`: they block no thread, and many are in flight at once.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    /// An engine refers to the file only during an operation, so no idle thread keeps a descriptor
+    /// of a dropped device open.
+    #[cfg(feature = "aio-reap")]
+    shared: SharedFile,
     len: u64,
     /// The alignment that `O_DIRECT` needs, or 1 without `O_DIRECT`.
     alignment: usize,
@@ -31,7 +47,8 @@ impl FileDevice {
     ///
     /// # Errors
     ///
-    /// The error of a system call that asks for the size, the flags or the mark of the file. `EINVAL` for
+    /// The error of a system call that asks for the size, the flags or the mark of the file, or that
+    /// duplicates the descriptor. `EINVAL` for
     /// a file that is open for writing with `O_APPEND`, by which the system would write each block
     /// at the end of the file.
     pub fn new(mut file: File) -> io::Result<Self> {
@@ -52,7 +69,17 @@ impl FileDevice {
             true => (meta.rdev(), u64::MAX),
             false => (meta.dev(), meta.ino()),
         };
-        Ok(Self { file, len, alignment, writable, identity })
+        #[cfg(feature = "aio-reap")]
+        let shared = SharedFile::new(file.try_clone()?)?;
+        Ok(Self {
+            file,
+            #[cfg(feature = "aio-reap")]
+            shared,
+            len,
+            alignment,
+            writable,
+            identity,
+        })
     }
 
     /// Returns whether the file is a block device that the system has marked as read-only. It can be
@@ -82,12 +109,6 @@ impl FileDevice {
         self
     }
 
-    /// Returns whether it is a file, not a block device, and open without `O_DIRECT`.
-    #[cfg(feature = "aio-reap")]
-    pub(super) fn is_on_page_cache(&self) -> bool {
-        self.alignment == 1 && self.identity.1 != u64::MAX
-    }
-
     /// Returns how many bytes of a short transfer of `done` bytes count: a direct transfer
     /// continues at a multiple of its alignment.
     fn whole_units(&self, done: usize) -> usize {
@@ -112,23 +133,29 @@ impl FileDevice {
         Ok(done)
     }
 
+    /// Writes the parts, and goes on where a call of `write` ends.
     fn write_by(
         &self,
-        offset: u64,
-        buf: &[u8],
-        mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>,
+        mut offset: u64,
+        parts: &[IoSlice<'_>],
+        mut write: impl FnMut(u64, &[IoSlice<'_>]) -> io::Result<usize>,
     ) -> io::Result<()> {
         if !self.writable {
             return Err(read_only());
         }
-        let mut done = 0;
-        while done < buf.len() {
-            match retry_interrupted(|| write(offset + done as u64, &buf[done..]))? {
-                count if count == buf.len() - done => break,
-                count => match self.whole_units(count) {
-                    0 => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-                    whole => done += whole,
-                },
+        for parts in parts.chunks(PARTS) {
+            let mut parts: ArrayVec<_, PARTS> = parts.iter().copied().collect();
+            let mut left = &mut parts[..];
+            IoSlice::advance_slices(&mut left, 0); // the first is not empty then
+            while !left.is_empty() {
+                let all: usize = left.iter().map(|part| part.len()).sum();
+                let count = retry_interrupted(|| write(offset, left))?;
+                let done = if count == all { all } else { self.whole_units(count) };
+                if done == 0 {
+                    return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+                }
+                offset += done as u64;
+                IoSlice::advance_slices(&mut left, done);
             }
         }
         Ok(())
@@ -150,56 +177,18 @@ impl FileDevice {
         })
     }
 
-    /// Calls `pwritev2` with at most `PARTS` parts. Returns the number of written bytes.
+    /// Calls `pwritev2`. Returns the number of written bytes.
     fn pwritev(&self, offset: u64, parts: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         let offset =
             libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        let count = parts.len().min(PARTS);
-        let (fd, first) = (self.file.as_raw_fd(), parts.as_ptr());
+        let (fd, first, count) = (self.file.as_raw_fd(), parts.as_ptr(), parts.len());
         // By its number, because older versions of musl have no `pwritev2`. The zero is the high
         // half of the offset, which 64-bit kernels ignore.
         // SAFETY: `std` guarantees that an `IoSlice` has the layout of an `iovec`. `first` points
-        // to at least `count` of them, and the call only reads their bytes.
+        // to `count` of them, and the call only reads their bytes.
         let count =
             unsafe { libc::syscall(libc::SYS_pwritev2, fd, first, count, offset, 0_usize, flags) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
-    }
-
-    /// Calls `pwritev2` with `RWF_DSYNC`.
-    fn write_through(&self, offset: u64, buf: &[u8]) -> io::Result<usize> {
-        self.pwritev(offset, &[IoSlice::new(buf)], libc::RWF_DSYNC)
-    }
-
-    /// Writes the parts by as few calls of `many` as possible. If a call ends inside a part, `one`
-    /// writes the rest of that part.
-    fn write_parts(
-        &self,
-        offset: u64,
-        parts: &[IoSlice<'_>],
-        mut many: impl FnMut(u64, &[IoSlice<'_>]) -> io::Result<usize>,
-        mut one: impl FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        if !self.writable {
-            return Err(read_only());
-        }
-        let (mut at, mut left) = (offset, parts);
-        while let Some(first) = left.first() {
-            let mut done = self.whole_units(retry_interrupted(|| many(at, left))?);
-            if done == 0 && !first.is_empty() {
-                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
-            }
-            while let Some((part, behind)) = left.split_first() {
-                if done < part.len() {
-                    break;
-                }
-                (done, at, left) = (done - part.len(), at + part.len() as u64, behind);
-            }
-            if let Some((part, behind)) = left.split_first().filter(|_| done > 0) {
-                one(at + done as u64, &part[done..])?;
-                (at, left) = (at + part.len() as u64, behind);
-            }
-        }
-        Ok(())
     }
 }
 
@@ -225,24 +214,55 @@ impl BlockDevice for FileDevice {
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_by(offset, buf, |offset, buf| self.file.write_at(buf, offset))
+        self.write_vectored(offset, &[IoSlice::new(buf)])
     }
 
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        let durable = self.write_by(offset, buf, |offset, buf| self.write_through(offset, buf));
-        or_synced(durable, || self.write(offset, buf), || self.sync())
+        self.write_vectored_durable(offset, &[IoSlice::new(buf)])
     }
 
     fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        let many = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, 0);
-        self.write_parts(offset, parts, many, |offset, part| self.write(offset, part))
+        self.write_by(offset, parts, |offset, parts| self.pwritev(offset, parts, 0))
     }
 
     fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        let durably = |offset, part: &[u8]| self.write_durable(offset, part);
-        let many = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, libc::RWF_DSYNC);
-        let durable = self.write_parts(offset, parts, many, durably);
+        let durably = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, libc::RWF_DSYNC);
+        let durable = self.write_by(offset, parts, durably);
         or_synced(durable, || self.write_vectored(offset, parts), || self.sync())
+    }
+
+    #[cfg(feature = "aio-reap")]
+    fn begin_read(&self, load: Load) {
+        engine::read(&self.shared, load);
+    }
+
+    #[cfg(feature = "aio-reap")]
+    fn begin_write(&self, write: DeviceWrite) {
+        engine::write(&self.shared, write);
+    }
+
+    /// The kernel makes an engine's writes, discards and zeroes of a file on the page cache one
+    /// after the other. So a write-back waits once for those before it if it begins all writes at a
+    /// time, and no write of the disk is among them that could delay a read.
+    #[cfg(feature = "aio-reap")]
+    fn write_depth(&self) -> usize {
+        let is_on_page_cache = self.alignment == 1 && self.identity.1 != u64::MAX; // no block device
+        if is_on_page_cache { 256 } else { 32 }
+    }
+
+    #[cfg(feature = "aio-reap")]
+    fn begin_discard(&self, range: DeviceRange) {
+        engine::range(&self.shared, range, AllocateMode::PunchHole);
+    }
+
+    #[cfg(feature = "aio-reap")]
+    fn begin_zero(&self, range: DeviceRange) {
+        engine::range(&self.shared, range, AllocateMode::ZeroRange);
+    }
+
+    #[cfg(feature = "aio-reap")]
+    fn begin_sync(&self, sync: DeviceSync) {
+        engine::sync(&self.shared, sync);
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -381,12 +401,13 @@ mod tests {
             device.file.write_all_at(&[0; 16], 0).unwrap();
             let mut most = [0, first, 0].into_iter();
             let mut offsets = Vec::new();
-            let write = |offset: u64, buf: &[u8]| {
-                let len = at_most(most.next(), buf.len())?;
+            let write = |offset: u64, parts: &[IoSlice<'_>]| {
+                let len = at_most(most.next(), parts[0].len())?;
                 offsets.push(offset);
-                device.file.write_at(&buf[..len], offset)
+                device.file.write_at(&parts[0][..len], offset)
             };
-            let written = device.write_by(0, &bytes, write).map_err(|error| error.raw_os_error());
+            let parts = [IoSlice::new(&bytes)];
+            let written = device.write_by(0, &parts, write).map_err(|error| error.raw_os_error());
             if first < 4 {
                 assert_eq!(written, Err(Some(libc::ENOSPC)), "{first}");
                 continue;
@@ -403,25 +424,6 @@ mod tests {
             Ok(buf.len().min(6))
         });
         assert_eq!((read.unwrap(), calls), (6, 1));
-    }
-
-    #[test]
-    fn a_short_write_is_continued_at_its_byte() {
-        let bytes: Vec<u8> = (1..=16).collect();
-        for (first, second) in (0..256).map(|both| (both / 16 + 1, both % 16 + 1)) {
-            let device = device(&[0; 30]);
-            let mut most = [0, first, 0, second, 0].into_iter();
-            let write = |offset: u64, buf: &[u8]| {
-                device.file.write_at(&buf[..at_most(most.next(), buf.len())?], offset)
-            };
-            device.write_by(7, &bytes, write).unwrap();
-            let mut there = [0; 30];
-            device.file.read_exact_at(&mut there, 0).unwrap();
-            assert_eq!(there[7..23], bytes, "after {first} and {second}");
-            assert!(there[..7].iter().chain(&there[23..]).all(|&byte| byte == 0));
-        }
-        let full = device(&[]).write_by(0, &bytes, |_, _| Ok(0));
-        assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     }
 
     #[test]
@@ -447,37 +449,26 @@ mod tests {
         assert_eq!(calls(Ok(()), Ok(()), Ok(())), (Ok(()), vec![]));
     }
 
-    /// Wherever a call ends, inside a part or between two, what is left of the part is written, and
-    /// then the other parts.
+    /// Wherever a call ends, inside a part or between two.
     #[test]
     fn a_short_write_of_parts_is_continued_at_its_byte() {
         let bytes: Vec<u8> = (1..=16).collect();
         let parts = [&bytes[..3], &[], &bytes[3..8], &bytes[8..9], &bytes[9..]];
         let parts = parts.map(IoSlice::new);
         for (first, second) in (0..256).map(|both| (both / 16 + 1, both % 16 + 1)) {
-            let file = tempfile::tempfile().unwrap();
-            file.set_len(100).unwrap();
-            let device = FileDevice::new(file).unwrap();
-            let mut most = [first, 0, second].into_iter(); // 0: a signal, before anything is written
-            let many = |offset: u64, parts: &[IoSlice<'_>]| match most.next() {
-                Some(0) => Err(io::ErrorKind::Interrupted.into()),
-                most => {
-                    let all = parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>();
-                    device.file.write_at(&all[..all.len().min(most.unwrap_or(16))], offset)
-                }
+            let device = device(&[0; 30]);
+            let mut most = [0, first, 0, second, 0].into_iter();
+            let write = |offset: u64, parts: &[IoSlice<'_>]| {
+                let all = parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>();
+                device.file.write_at(&all[..at_most(most.next(), all.len())?], offset)
             };
-            let mut rests = Vec::new();
-            let one = |offset: u64, rest: &[u8]| {
-                rests.push(rest.len());
-                device.write(offset, rest)
-            };
-            device.write_parts(7, &parts, many, one).unwrap();
-            let mut written = [0; 30];
-            device.file.read_exact_at(&mut written, 0).unwrap();
-            assert_eq!(written[7..23], bytes, "after {first} and {second}");
-            assert!(written[..7].iter().chain(&written[23..]).all(|&byte| byte == 0));
-            let end = [3, 8, 9, 16].into_iter().find(|&end| end >= first).expect("16 is the last");
-            assert!(end == first || rests[0] == end - first, "{rests:?} after {first}");
+            device.write_by(7, &parts, write).unwrap();
+            let mut there = [0; 30];
+            device.file.read_exact_at(&mut there, 0).unwrap();
+            assert_eq!(there[7..23], bytes, "after {first} and {second}");
+            assert!(there[..7].iter().chain(&there[23..]).all(|&byte| byte == 0));
         }
+        let full = device(&[]).write_by(0, &parts, |_, _| Ok(0));
+        assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     }
 }

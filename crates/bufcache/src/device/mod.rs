@@ -7,8 +7,6 @@ mod file;
 use std::io::{self, IoSlice};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-#[cfg(feature = "aio-reap")]
-pub use self::engine::EngineDevice;
 pub use self::file::FileDevice;
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 
@@ -27,14 +25,10 @@ use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 ///
 /// A read-only device needs [`len`](Self::len) and [`read`](Self::read). The other methods return
 /// `EROFS` by default, or `EOPNOTSUPP` where the cache has another way to the same result.
+#[expect(clippy::len_without_is_empty, reason = "an empty device is of no use")]
 pub trait BlockDevice: Send + Sync + 'static {
     /// Returns the length in bytes. Called when the device is attached.
     fn len(&self) -> u64;
-
-    /// Returns whether the length is 0.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 
     /// Returns what identifies the device on this system, always the same. A cache refuses a second
     /// device with the same identity, because it would have two buffers of each byte, one of them
@@ -203,10 +197,6 @@ fn read_only() -> io::Error {
 impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
     fn len(&self) -> u64 {
         (**self).len()
-    }
-
-    fn is_empty(&self) -> bool {
-        (**self).is_empty()
     }
 
     fn identity(&self) -> Option<(u64, u64)> {

@@ -50,7 +50,6 @@ fn inv09_a_file_is_attached_once() {
     for name in ["a", "b"] {
         let attached = [
             cache.attach(FileDevice::new(open(name)).unwrap()).err(),
-            cache.attach(EngineDevice::new(open(name)).unwrap()).err(),
             cache.attach(FaultDevice::new(FileDevice::new(open(name)).unwrap())).err(),
             cache.attach(Arc::new(FileDevice::new(open(name)).unwrap())).err(),
         ];
@@ -117,61 +116,48 @@ fn inv09_a_file_that_could_not_be_closed_is_attached_still() {
 /// Its new blocks are read and written in place; a device that does not end with a whole block keeps its length.
 #[test]
 fn a_growing_device_has_the_blocks_that_its_file_has() {
-    for engine in [false, true] {
-        let (_dir, file) = file();
-        let cache = cache();
-        let attach = |file: File| {
-            let options = AttachOptions::new().growing();
-            match engine {
-                false => cache.attach_with(FileDevice::new(file).unwrap(), options),
-                true => cache.attach_with(EngineDevice::new(file).unwrap(), options),
-            }
-        };
-        let device = attach(file.try_clone().unwrap()).unwrap();
-        assert!(device.get(16).is_err() && device.get(15).unwrap()[4095] == 7);
-        file.set_len((1 << 16) + 8192).unwrap();
-        assert_eq!(device.get(16).unwrap()[0], 0);
-        device.create(17).unwrap().fill(9);
-        device.sync().unwrap();
-        assert_eq!(file.metadata().unwrap().len(), (1 << 16) + 8192);
-        device.close().unwrap();
-        file.set_len(5000).unwrap();
-        let odd = attach(file.try_clone().unwrap()).unwrap();
-        file.set_len(1 << 16).unwrap();
-        assert!(odd.get(2).is_err());
-        odd.get_mut(1).unwrap().fill(8);
-        odd.sync().unwrap();
-        let mut bytes = [1; 1000];
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4500).unwrap();
-        assert_eq!((bytes[499], bytes[500]), (8, 0), "no byte behind its end is written");
-    }
+    let (_dir, file) = file();
+    let cache = cache();
+    let options = || AttachOptions::new().growing();
+    let attach = |file: File| cache.attach_with(FileDevice::new(file).unwrap(), options());
+    let device = attach(file.try_clone().unwrap()).unwrap();
+    assert!(device.get(16).is_err() && device.get(15).unwrap()[4095] == 7);
+    file.set_len((1 << 16) + 8192).unwrap();
+    assert_eq!(device.get(16).unwrap()[0], 0);
+    device.create(17).unwrap().fill(9);
+    device.sync().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), (1 << 16) + 8192);
+    device.close().unwrap();
+    file.set_len(5000).unwrap();
+    let odd = attach(file.try_clone().unwrap()).unwrap();
+    file.set_len(1 << 16).unwrap();
+    assert!(odd.get(2).is_err());
+    odd.get_mut(1).unwrap().fill(8);
+    odd.sync().unwrap();
+    let mut bytes = [1; 1000];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4500).unwrap();
+    assert_eq!((bytes[499], bytes[500]), (8, 0), "no byte behind its end is written");
 }
 
-/// The zero makes the file longer, as a write does; a discard does not.
+/// The zero makes the file longer, as a write does, also by an engine; a discard does not.
 #[test]
 fn a_block_of_a_growing_device_that_was_zeroed_can_be_read() {
-    for engine in [false, true] {
-        let (_dir, file) = file();
-        let cache = cache();
-        let options = AttachOptions::new().growing();
-        let device = match engine {
-            false => cache.attach_with(FileDevice::new(file).unwrap(), options),
-            true => cache.attach_with(EngineDevice::new(file).unwrap(), options),
-        }
-        .unwrap();
-        device.create(17).unwrap().fill(9);
-        device.zero(17..18).unwrap();
-        let lent = Rc::new(Engine::new().unwrap());
-        let _lent = lend_engine(&lent);
-        lent.block_on(device.zero_async(18..19)).unwrap().unwrap();
-        device.zero(3..4).unwrap();
-        device.sync().unwrap();
-        for block in [3, 17, 18] {
-            device.invalidate(block).unwrap();
-            assert_eq!(device.get(block).map(|bytes| bytes[4095]), Ok(0), "{engine} {block}");
-        }
-        device.create(22).unwrap().fill(9);
-        device.discard(22..23).unwrap();
-        assert_eq!(device.get(22).err(), Some(GetError::ShortRead { block: 22 }));
+    let (_dir, file) = file();
+    let cache = cache();
+    let options = AttachOptions::new().growing();
+    let device = cache.attach_with(FileDevice::new(file).unwrap(), options).unwrap();
+    device.create(17).unwrap().fill(9);
+    device.zero(17..18).unwrap();
+    let lent = Rc::new(Engine::new().unwrap());
+    let _lent = lend_engine(&lent);
+    lent.block_on(device.zero_async(18..19)).unwrap().unwrap();
+    device.zero(3..4).unwrap();
+    device.sync().unwrap();
+    for block in [3, 17, 18] {
+        device.invalidate(block).unwrap();
+        assert_eq!(device.get(block).map(|bytes| bytes[4095]), Ok(0), "{block}");
     }
+    device.create(22).unwrap().fill(9);
+    device.discard(22..23).unwrap();
+    assert_eq!(device.get(22).err(), Some(GetError::ShortRead { block: 22 }));
 }

@@ -86,7 +86,6 @@ fn a_file_that_is_open_for_appending_is_refused() {
         file
     };
     assert_eq!(errno(FileDevice::new(open(true))), Some(libc::EINVAL));
-    assert_eq!(errno(EngineDevice::new(open(true))), Some(libc::EINVAL));
     assert_eq!(FileDevice::new(open(false)).unwrap().len(), 200_000);
 }
 
@@ -147,8 +146,7 @@ fn a_file_keeps_its_position() {
     let (_path, mut file) = on_disk();
     file.seek(SeekFrom::Start(700)).unwrap();
     let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
-    let engine_device = EngineDevice::new(file.try_clone().unwrap()).unwrap();
-    assert_eq!((device.len(), engine_device.len()), (200_000, 200_000));
+    assert_eq!(device.len(), 200_000);
     assert_eq!(file.stream_position().unwrap(), 700);
 }
 
@@ -332,14 +330,11 @@ fn a_read_only_file_refuses_writers_at_once() {
     let path = dir.path().join("a");
     std::fs::write(&path, [7; 4 * SIZE]).unwrap();
     let file = || FileDevice::new(File::open(&path).unwrap()).unwrap();
-    let kinds: [Box<Attach<'_>>; 5] = [
+    let kinds: [Box<Attach<'_>>; 4] = [
         Box::new(|cache| cache.attach(Constant).unwrap()),
         Box::new(|cache| cache.attach(file()).unwrap()),
         Box::new(|cache| cache.attach(Arc::new(file())).unwrap()),
         Box::new(|cache| cache.attach(FaultDevice::new(file())).unwrap()),
-        Box::new(|cache| {
-            cache.attach(EngineDevice::new(File::open(&path).unwrap()).unwrap()).unwrap()
-        }),
     ];
     for attach in kinds {
         let cache = Cache::new(1 << 20).unwrap();

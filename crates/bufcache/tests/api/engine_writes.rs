@@ -21,7 +21,7 @@ fn check(flags: i32) {
     let cache = Cache::new(4096 * 600).unwrap();
     let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(file.path());
     let device = match opened {
-        Ok(file) => bufcache::EngineDevice::new(file).unwrap(),
+        Ok(file) => bufcache::FileDevice::new(file).unwrap(),
         Err(_) => return println!("no O_DIRECT here: the engine's writes are not tested"),
     };
     let device = cache.attach(device).unwrap();

@@ -40,7 +40,7 @@ fn world_on_turn() -> World {
 
 fn world_on(engine: Engine) -> World {
     let cache = Cache::builder(64 * SIZE).patience(Duration::from_millis(300)).build().unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+    let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
     let engine = Rc::new(engine);
     let file = engine.attach(file()).unwrap();
     World { disk, _lent: lend_engine(&engine), engine, file }
@@ -157,7 +157,7 @@ fn inv19_the_last_handle_drops_beside_a_write_in_its_engine() {
         let lost = Arc::clone(&lost);
         move |error| *lost.lock().unwrap() = Some(error)
     });
-    let disk = EngineDevice::new(file.try_clone().unwrap()).unwrap();
+    let disk = FileDevice::new(file.try_clone().unwrap()).unwrap();
     let disk = cache.attach_with(disk, options).unwrap();
     let engine = Rc::new(Engine::new().unwrap());
     let _lent = lend_engine(&engine);
@@ -173,7 +173,7 @@ fn inv19_the_last_handle_drops_beside_a_write_in_its_engine() {
     engine.drain().unwrap();
     let is_detached = || {
         engine.drain().unwrap(); // the sync behind the write
-        cache.attach(EngineDevice::new(file.try_clone().unwrap()).unwrap()).is_ok()
+        cache.attach(FileDevice::new(file.try_clone().unwrap()).unwrap()).is_ok()
     };
     testkit::wait_until(is_detached);
     let mut there = [0];

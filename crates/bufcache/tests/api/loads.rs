@@ -108,7 +108,7 @@ fn file() -> std::fs::File {
 #[test]
 fn tasks_read_by_the_engine_that_their_thread_has_lent() {
     let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+    let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
     assert_eq!(disk.get(1).unwrap()[0], 1);
     let engine = Rc::new(Engine::new().unwrap());
     let lent = lend_engine(&engine);
@@ -137,7 +137,7 @@ fn tasks_read_by_the_engine_that_their_thread_has_lent() {
 fn loads_that_are_crossed_are_refused() {
     in_time("crossed loads", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
         for round in 0..20 {
             for block in 0..64 {
                 disk.invalidate(block).unwrap();
@@ -179,7 +179,7 @@ fn loads_that_are_crossed_are_refused() {
 fn an_engine_without_room_leaves_a_read_to_the_cache() {
     in_time("a full engine", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::builder().depth(2).capacity(2).build().unwrap());
         let _lent = lend_engine(&engine);
         let plug = engine.plug();
@@ -198,7 +198,7 @@ fn an_engine_without_room_leaves_a_read_to_the_cache() {
 #[test]
 fn an_engine_that_ends_delivers_what_was_begun() {
     let cache = Cache::new(128 * SIZE).unwrap();
-    let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+    let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let engine = Rc::new(Engine::new().unwrap());
@@ -216,7 +216,7 @@ fn an_engine_that_ends_delivers_what_was_begun() {
 fn a_thread_does_not_wait_for_what_is_in_its_own_engine() {
     in_time("invalidating", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         let _lent = lend_engine(&engine);
         let plug = engine.plug();
@@ -236,7 +236,7 @@ fn no_buffer_becomes_free_while_its_own_engine_fills_all() {
     in_time("a buffer", || {
         let patience = Duration::from_millis(50);
         let cache = Cache::builder(8 * SIZE).patience(patience).build().unwrap();
-        let disk = cache.attach(EngineDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         let _lent = lend_engine(&engine);
         let plug = engine.plug();

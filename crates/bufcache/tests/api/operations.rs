@@ -242,7 +242,7 @@ fn engine_disk(blocks: u64) -> (tempfile::NamedTempFile, File) {
 fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
     let (file, other) = engine_disk(1024);
     let cache = Cache::builder(600 * SIZE).dirty_limits(100, 100).build().unwrap();
-    let device = cache.attach(EngineDevice::new(other).unwrap()).unwrap();
+    let device = cache.attach(FileDevice::new(other).unwrap()).unwrap();
     let engine = Rc::new(Engine::new().unwrap());
     let lent = lend_engine(&engine);
     let wait = |future| engine.block_on(future).unwrap();

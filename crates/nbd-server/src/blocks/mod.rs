@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
+    AttachOptions, BlockDevice, Cache, CacheStats, Device, FileDevice, GetError, Load, WriteError,
 };
 use offlock_sync::Mutex;
 use tracing::error;
@@ -123,7 +123,7 @@ impl Source<File> {
 impl Backing {
     /// Opens a file with its present size.
     pub(crate) fn open(file: &File) -> io::Result<Self> {
-        let device = EngineDevice::new(file.try_clone()?)?;
+        let device = FileDevice::new(file.try_clone()?)?;
         // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let is_buffered = device.alignment() == 1;
