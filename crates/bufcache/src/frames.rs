@@ -184,10 +184,6 @@ unsafe impl Sync for FrameMemory {}
 
 impl FrameMemory {
     /// Reserves memory for `count` frames of `1 << shift` bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if the system has no address space or memory for it.
     pub(crate) fn new(count: usize, shift: u32) -> Result<Self, AllocError> {
         let region = Region::new(count << shift, 1 << shift)?;
         let mut headers = Vec::new();
@@ -322,10 +318,6 @@ pub(crate) struct Region {
 
 impl Region {
     /// Maps `len` bytes, aligned to `align`, a power of two.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if the system refuses the mapping or the length overflows.
     pub(crate) fn new(len: usize, align: usize) -> Result<Self, AllocError> {
         let align = if len >= HUGE { align.max(HUGE) } else { align };
         let len = len.checked_add(align).ok_or_else(AllocError::new)?;
@@ -385,10 +377,6 @@ unsafe impl<T: Sync> Sync for Array<T> {}
 
 impl<T> Array<T> {
     /// Makes an array of `len` values, each from one call of `make`.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory for the region.
     pub(crate) fn new(len: usize, mut make: impl FnMut() -> T) -> Result<Self, AllocError> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(AllocError::new)?;
         let region = Region::new(bytes, align_of::<T>())?;

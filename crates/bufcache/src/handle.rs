@@ -214,11 +214,6 @@ impl Device {
     /// dirty bytes are not written. Returns whether the block was cached.
     ///
     /// Blocks while the block is being read or written.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, [`GetError::Busy`]
-    /// or [`GetError::WouldDeadlock`] for a writer.
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
         let key = self.checked_key(block)?;
         match self.shared.try_invalidate(Some(&self.source), key, 0, true)? {
@@ -329,11 +324,6 @@ impl Builder {
     /// its table, about 5 % of the capacity with blocks of 4,096 bytes.
     ///
     /// The capacity is rounded down to whole blocks.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::BlockSize`] and [`BuildError::Capacity`] for a size out of range, and
-    /// [`BuildError::NoMemory`].
     pub fn build(self) -> Result<Cache, BuildError> {
         let size = self.block_size;
         if !size.is_power_of_two() || !(512..=65_536).contains(&size) {
@@ -367,10 +357,7 @@ impl Device {
     /// cache with [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a
     /// block while hardly a buffer is free (one in 64 may be) and fewer than one request in eight
     /// hits, because most blocks would be evicted before they are used. It grants the second claim, if not
-    /// much else was claimed in between. It stops refusing where that costs the whole cache more than
-    /// about one hit in 55 requests, or one in 24 if it has 128 buffers only; a device with few of
-    /// the requests may lose half of its hits for a time. A refused claim counts neither as a get nor
-    /// as a miss.
+    /// much else was claimed in between. A refused claim counts neither as a get nor as a miss.
     ///
     /// The bytes of the load are those that the buffer had before: any, also of another device. The
     /// caller fills all that it [finishes](Load::finish) with.
@@ -381,12 +368,6 @@ impl Device {
     ///
     /// Read the device after this call, not before. A write to the device in between is then either
     /// read, or followed by an [`invalidate`](Self::invalidate) that finds the load.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`];
-    /// [`GetError::NoMemory`] for this thread's slots, and [`GetError::TooManyPins`] of a block that
-    /// is being read or written.
     pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.claim(&self.source, key)
@@ -398,10 +379,6 @@ impl Device {
 impl Device {
     /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a
     /// buffer, for guards of the block, or for dirty blocks to be written.
-    ///
-    /// # Errors
-    ///
-    /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         let locked = self.shared.lock_at_once(&self.source, key, Fill::Caller, Search::Short);
@@ -472,10 +449,6 @@ impl Device {
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`write_around`](Self::write_around), except for errors of the device.
     pub fn try_bypass(&self, blocks: Range<u64>) -> Result<Option<Bypass>, WriteError> {
         self.check_range(&blocks)?;
         self.shared.try_bypass(&self.source, blocks)
@@ -589,10 +562,6 @@ impl Device {
     }
 
     /// Returns a guard of the buffer of a block if it is cached. Wait-free.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get), and [`GetError::WouldBlock`] if the call would read or wait.
     #[inline]
     pub fn try_get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
@@ -620,21 +589,11 @@ impl Device {
     /// Blocks as [`get`](Self::get) does, and until the readers and the writer of the block have
     /// dropped their guards and a write-back of it has ended. Later readers and writers wait for
     /// this guard.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get); [`GetError::Busy`] after the cache's patience,
-    /// [`GetError::WouldDeadlock`] if this thread has a guard of the block,
-    /// [`GetError::Poisoned`] and [`GetError::Closed`].
     pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         self.lock(block, Fill::Read)
     }
 
     /// As [`get_mut`](Self::get_mut), if the block is cached and the call need not wait.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_mut`](Self::get_mut), and [`GetError::WouldBlock`] if the call would read or wait.
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.counted(self.shared.try_lock(&self.source, key, true), Fill::Read)
@@ -654,10 +613,6 @@ impl Device {
 
     /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
     /// device.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_mut`](Self::get_mut), except for errors of a read.
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         self.lock(block, Fill::Caller)
     }
@@ -737,10 +692,6 @@ impl Device {
     }
 
     /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
-    ///
-    /// # Errors
-    ///
-    /// As [`discard`](Self::discard), and as [`create`](Self::create).
     pub fn zero(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         match self.zero_by_device(blocks.clone()) {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
@@ -892,10 +843,6 @@ impl<'d> ReadGuard<'d> {
 
     /// Returns a pin on the buffer, which may be sent to another thread. Costs one write to shared
     /// memory.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::TooManyPins`] if the buffer has 65,535 pins.
     pub fn pin(&self) -> Result<Pin, GetError> {
         let entry = self.slot.entry();
         // SAFETY: the slot of this guard names an entry of the cache's table, which lives as long

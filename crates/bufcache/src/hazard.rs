@@ -150,10 +150,6 @@ pub(crate) fn is_left(entry: &Entry) -> bool {
 
 /// Protects `entry` by a slot of this thread. The protection holds if [`Entry::look`] then finds
 /// the entry live.
-///
-/// # Errors
-///
-/// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 #[inline(always)]
 pub(crate) fn protect(entry: &Entry) -> Result<&'static Slot, AllocError> {
     protect_numbered(entry).map(|(slot, _)| slot)
@@ -181,10 +177,6 @@ fn free_slot() -> Result<(&'static Slot, u32), AllocError> {
 /// Protects an entry that a pin or a load of the caller keeps by a slot of this thread. Without a
 /// fence: no evictor and no writer marks a word that has a pin or `IO`, and the change by which the
 /// caller takes that away makes the slot visible.
-///
-/// # Errors
-///
-/// As [`protect`].
 pub(crate) fn protect_kept(entry: &Entry) -> Result<&'static Slot, AllocError> {
     let (slot, _) = free_slot()?;
     // Ordering: Relaxed; the Release in `Entry::unpin`, `publish` or `try_change` carries it to the
@@ -201,10 +193,6 @@ pub(crate) fn number() -> Option<u32> {
 }
 
 /// Makes sure that the next [`protect`] of this thread does not allocate.
-///
-/// # Errors
-///
-/// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 pub(crate) fn reserve() -> Result<(), AllocError> {
     free_slot().map(drop)
 }

@@ -82,10 +82,6 @@ impl Displaced {
 
 impl Table {
     /// Makes a table for at most `buffers` buffers.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory for it.
     pub(crate) fn new(buffers: usize) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
         let stripes = buckets.min(if cfg!(offlock_model) { 2 } else { 256 });

@@ -116,11 +116,6 @@ impl EntryWord {
         Self(u64::from(frame.0) | TAKEN | IO | PIN)
     }
 
-    /// Returns this word, with `SAMPLED` if `sampled`.
-    pub(crate) fn sampled_if(self, sampled: bool) -> Self {
-        if sampled { self.with(SAMPLED) } else { self }
-    }
-
     /// Returns this word with more flags.
     pub(crate) fn with(self, flags: u64) -> Self {
         Self(self.0 | flags)

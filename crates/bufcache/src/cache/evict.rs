@@ -26,7 +26,7 @@ use crate::source::Source;
 use crate::stats::Counter;
 use crate::wait::{block_on, is_blocking};
 use crate::word::{
-    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, STALE, WAITED, WRITE,
+    BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, SAMPLED, STALE, WAITED, WRITE,
 };
 
 /// The most buffers of one eviction, with one fence and one scan.
@@ -422,7 +422,7 @@ impl Frames {
     /// [`admit`](Self::admit).
     pub(super) fn loading(&self, frame: Frame, key: Key) -> EntryWord {
         // Most misses begin on probation, so the policy need not set `NEW`.
-        EntryWord::loading(frame).sampled_if(self.samples.takes(key)).with(NEW)
+        EntryWord::loading(frame).with(if self.samples.takes(key) { NEW | SAMPLED } else { NEW })
     }
 
     /// Passes a hit of a block whose word says `SAMPLED` to the shadows. Does not write to shared

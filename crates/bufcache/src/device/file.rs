@@ -85,10 +85,6 @@ impl FileDevice {
     /// Returns whether the file is a block device that the system has marked as read-only. It can be
     /// opened for writing all the same: then its writes succeed in the page cache, and the next sync
     /// fails.
-    ///
-    /// # Errors
-    ///
-    /// That of the system call.
     pub fn is_read_only_device(file: &File) -> io::Result<bool> {
         if !file.metadata()?.file_type().is_block_device() {
             return Ok(false);

@@ -87,10 +87,6 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Writes all of `buf` durably (FUA): once this returns, the bytes survive a power loss. By
     /// default a [`write`](Self::write) and a [`sync`](Self::sync).
-    ///
-    /// # Errors
-    ///
-    /// As [`write`](Self::write) and [`sync`](Self::sync).
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.write(offset, buf)?;
         self.sync()
@@ -98,10 +94,6 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Writes parts that are adjacent on the device. By default [`write`](Self::write)s each of
     /// them.
-    ///
-    /// # Errors
-    ///
-    /// As [`write`](Self::write).
     fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let mut at = offset;
         for part in parts {
@@ -112,10 +104,6 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 
     /// Writes parts that are adjacent on the device durably (FUA).
-    ///
-    /// # Errors
-    ///
-    /// As [`write_durable`](Self::write_durable).
     fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         if let [part] = parts {
             return self.write_durable(offset, part);
@@ -169,10 +157,6 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 
     /// Discards bytes (TRIM): they read as zeros, and the device may free their space.
-    ///
-    /// # Errors
-    ///
-    /// As [`zero`](Self::zero).
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))

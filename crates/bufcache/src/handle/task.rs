@@ -25,8 +25,7 @@ impl Device {
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
     /// At most 16 calls of one device run at the same time, beside the operations of the device
-    /// itself, for which a call may wait. A call that waits for another `call_async` of its
-    /// device occupies its thread meanwhile: sixteen of these wait for ever.
+    /// itself, for which a call may wait.
     ///
     /// The call reports write errors as this handle does. Two calls at the same time may both report
     /// one error.

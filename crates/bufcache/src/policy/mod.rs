@@ -191,10 +191,6 @@ pub(crate) struct Policy {
 
 impl Policy {
     /// Returns the empty lists of a cache of `most` buffers.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory for the ghosts.
     pub(crate) fn new(rule: Eviction, most: usize) -> Result<Self, AllocError> {
         let [newer, older, main] = [List::new(); 3];
         let ghost = Ghost::new(if rule == Eviction::Clock { 1 } else { most * GHOSTS })?;

@@ -176,10 +176,6 @@ pub(crate) struct Shadows {
 
 impl Shadows {
     /// Returns shadows with about `blocks` blocks each.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory for them.
     #[inline(never)] // the stacks of a model are small
     pub(crate) fn new(blocks: usize) -> Result<Self, AllocError> {
         let most = blocks + blocks / 4; // a sample may be larger than planned
@@ -333,10 +329,6 @@ struct Ring(WordLock<Vec<u32>>);
 
 impl Samples {
     /// Samples `blocks` of the blocks of `buffers` buffers; with 0, nothing is sampled.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if there is no memory for the rings.
     pub(crate) fn new(blocks: usize, buffers: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
         for _ in 0..if blocks == 0 { 0 } else { RINGS } {
