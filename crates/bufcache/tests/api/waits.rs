@@ -255,7 +255,7 @@ fn check_end_of_patience(holder: Holder, call: Call, of_task: bool, is_endless: 
     let (_cache, disk, kept) = kept(SHORT);
     let _releases = Releases(&kept);
     let (byte, ends) = hold(&kept, &disk, holder);
-    let (begun, began) = (begin(&disk, call, of_task), Instant::now());
+    let (began, begun) = (Instant::now(), begin(&disk, call, of_task));
     if is_endless {
         thread::sleep(SHORT + MOMENT);
         assert!(!begun.is_finished(), "refused: {what}");
