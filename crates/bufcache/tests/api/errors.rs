@@ -64,7 +64,7 @@ async fn by_task(device: &Device, call: Call) -> Told {
         Discard => device.discard_async(1..2).await,
         Zero => device.zero_by_device_async(1..2).await,
         Close => device.clone().close_async().await.map_err(|error| error.error),
-        WriteAround => device.call_async(move |device| by_thread(&device, call)).await,
+        WriteAround => device.call_async(move |device| by_thread(device, call)).await,
     }
 }
 

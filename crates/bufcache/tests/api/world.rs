@@ -9,7 +9,6 @@ pub(crate) use bufcache::{
 pub(crate) use bufcache_test::{Begun, Fault, FaultDevice, KeptDevice, Operation};
 pub(crate) use std::fs::File;
 pub(crate) use std::future::Future;
-pub(crate) use std::ops::Range;
 pub(crate) use std::pin::pin;
 pub(crate) use std::rc::Rc;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};
