@@ -12,13 +12,6 @@ use super::disk::{Disk, fill, world};
 use super::task::{Alarm, begin};
 use super::world::{BLOCKS, LONG, SIZE, attach, beside, builder, dawdle, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("exclusion: no other range overlaps", "bypass::inv15_two_bypasses"),
-    ("is_left: no slot names the entry", "bypass::inv10_a_bypass_against_a_hit"),
-    ("invalidate: nothing is to be waited for", "bypass::inv10_a_claim_against_invalidate"),
-];
-
 /// Each byte is the number of changes. As the memory of a real device, it orders no other access.
 struct Changing {
     changes: Arc<AtomicU64>,

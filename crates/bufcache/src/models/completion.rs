@@ -16,27 +16,6 @@ use offlock_sync::{Mutex, thread};
 use super::task::block_on;
 use super::world::{BLOCKS, LONG, SIZE, attach, builder, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("completion: the result is stored", "completion::inv17_a_write_that_another_thread_fails"),
-    ("completion: wake the issuer", "completion::inv17_a_write_that_another_thread_fails"),
-    ("completion: wake the issuer", "completion::inv18_a_sync_that_another_thread_drops"),
-    (
-        "completion: wake the issuer",
-        "completion::inv17_a_write_of_a_task_that_another_thread_fails",
-    ),
-    (
-        "running: it was not woken meanwhile",
-        "completion::inv17_a_write_of_a_task_that_another_thread_fails",
-    ),
-    ("wait: the results are stored before", "completion::inv17_a_write_that_another_thread_fails"),
-    ("group: wake the waiters", "write::inv20_a_sync_that_runs_is_not_enough"),
-];
-
-/// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["completion: the result is stored", "wait: the results are stored before"];
-
 /// Another thread fails each write, and drops each sync.
 #[derive(Default)]
 struct Elsewhere(Mutex<Vec<thread::JoinHandle<()>>>);

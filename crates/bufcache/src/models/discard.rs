@@ -7,19 +7,6 @@ use super::disk::{fill, world};
 use super::task::block_on;
 use super::world::{beside, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("insert: the sector is not excluded", "discard::inv10_a_discard_against_a_load"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("discard: wait for the load", "discard::inv10_a_discard_against_a_load"),
-    ("exclusion: wake those who wait", "discard::inv10_a_discard_against_a_load"),
-    ("exclusion: wake those who wait", "discard::inv10_a_discard_against_a_task"),
-    ("exclusion: wake those who wait", "discard::inv15_two_discards"),
-    ("discard: no write or write-back runs", "discard::inv15_a_discard_against_write_back"),
-    ("exclusion: no other range overlaps", "discard::inv15_two_discards"),
-    ("discard: no write or write-back runs", "discard::inv15_a_discard_against_a_writer"),
-];
-
 /// What was there is not found any more, nor by a lookup that had begun before.
 #[test]
 fn inv10_a_discard_against_a_load() {

@@ -9,10 +9,6 @@ use offlock_sync::{model, thread_local};
 
 use super::world::{BLOCKS, LONG, SIZE, attach, beside, builder, look};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] =
-    &[("wait: the load is in no engine", "engine::inv02_loads_that_are_crossed")];
-
 type Read = Box<dyn FnOnce()>;
 
 thread_local! {

@@ -5,27 +5,6 @@ use offlock_sync::{model, thread};
 
 use super::world::{World, beside, dawdle, look, neighbours, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("protect: the slot is set before the lookup", "evict::inv06_a_hit_keeps_its_buffer"),
-    ("evict: scan the slots", "evict::inv06_a_hit_keeps_its_buffer"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("evict: scan the slots", "evict::inv05_a_lookup_against_the_last_release"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("lookup: the entry is still that of the key", "evict::inv06_a_hit_keeps_its_buffer"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("evict: no pin after the scan", "evict::inv06_a_guard_becomes_a_pin"),
-    ("unpin: the bytes were read before", "evict::inv06_a_pin_keeps_its_buffer"),
-    ("free: OVERFLOW is the bucket's", "evict::inv04_a_block_is_found_behind_its_home"),
-    ("insert: mark the home of a displaced block", "evict::inv04_a_block_is_found_behind_its_home"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("enter: the block is absent", "evict::inv04_a_buffer_that_is_not_evicted_stays_the_only_one"),
-];
-
-/// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["protect: the slot is set before the lookup", "unpin: the bytes were read before"];
-
 /// There is one buffer: the other block takes its place and its memory.
 #[test]
 fn inv06_a_hit_keeps_its_buffer() {

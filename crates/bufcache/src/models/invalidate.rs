@@ -11,17 +11,6 @@ use offlock_sync::{Futex, model};
 
 use super::world::{World, beside, dawdle, look, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("is_left: no slot names the entry", "invalidate::inv10_a_hit_keeps_what_was_invalidated"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("is_left: no pin after the scan", "invalidate::inv10_a_guard_becomes_a_pin"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("invalidate: protect the entry", "invalidate::inv10_an_evictor_has_it_meanwhile"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("evict: the buffer is not stale", "invalidate::inv10_an_evictor_has_it_meanwhile"),
-];
-
 /// There is one buffer: a reader that has it keeps the other block from it.
 #[test]
 fn inv10_a_hit_keeps_what_was_invalidated() {

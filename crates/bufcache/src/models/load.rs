@@ -5,15 +5,6 @@ use offlock_sync::model;
 
 use super::world::{World, beside, look, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("enter: the block is absent", "load::inv02_two_misses_read_once"),
-    ("load: wake those who wait", "load::inv02_two_misses_read_once"),
-    ("enter: pin it for the requester", "load::inv13_what_is_being_read_ahead_is_not_evicted"),
-    ("fail: wake those who wait", "load::inv12_a_failed_load_is_an_error_of_its_waiters"),
-    ("unpin: it was the last pin", "load::inv12_a_failed_load_is_an_error_of_its_waiters"),
-];
-
 #[test]
 fn inv03_a_lookup_that_finds_a_block_finds_its_bytes() {
     thoroughly(|| {

@@ -8,18 +8,6 @@ use offlock_sync::native::atomic::Ordering::Relaxed;
 use super::disk::{fill, of, small, world};
 use super::world::{beside, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("evict: the buffer is clean", "sync::inv15_a_writer_against_an_evictor"),
-    ("write-back: the log is durable", "sync::inv16_the_log_against_a_writer"),
-    ("write-back: the log was flushed that far", "sync::inv16_the_log_against_a_writer"),
-    ("write-back: a wait has timed out", "write::inv20_a_sync_against_the_cleaner"),
-    ("write through: no sector is unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
-    ("write-back: note the sectors as unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
-    ("write-back: note the sectors as unsynced", "sync::inv20_what_is_flushed_during_a_sync"),
-    ("sync: the device is not poisoned", "sync::inv18_a_sync_beside_one_that_fails"),
-];
-
 /// A miss evicts the only buffer either before the writer has dirtied it, or once the device has the
 /// bytes.
 #[test]

@@ -13,26 +13,6 @@ use offlock_sync::{Futex, Mutex, model, thread};
 
 use super::world::{Numbered, World, beside, builder, dawdle, look, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("load: wake those who wait", "task::inv02_a_task_is_woken"),
-    ("enter: pin it for the requester", "task::inv02_a_requester_that_is_gone"),
-    ("publish: the bytes are there before", "task::inv02_a_requester_that_is_gone"),
-    ("unpin: it was the last pin", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
-    ("load: tell of the panic", "task::inv12_a_task_is_told_of_a_load_that_panics"),
-    ("pool: tell a thread", "task::inv23_calls_of_tasks"),
-    ("call: wake the task", "task::inv23_calls_of_tasks"),
-    ("defer: wake those who may read it", "task::inv02_a_verifier_needs_a_block_that_is_queued"),
-    #[cfg(offlock_loom)] // too rare in random schedules
-    ("wait: the block is kept", "task::inv15_a_task_that_waits_for_a_writer"),
-    ("unpin: wake the tasks that wait to write", "task::inv15_a_task_that_waits_for_a_pin"),
-    ("queue: wake the next", "task::inv23_a_writer_that_is_gone_leaves_the_line"),
-    ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
-];
-
-/// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] = &["publish: the bytes are there before"];
-
 /// Runs a future in this thread, which sleeps where it waits.
 pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     let alarm = Arc::new(Alarm::default());

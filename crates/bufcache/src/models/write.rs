@@ -10,30 +10,6 @@ use super::disk::{fill, of, small, world};
 use super::task::block_on;
 use super::world::{beside, dawdle, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("write: the mark is set before the scan", "write::inv15_a_writer_against_a_reader"),
-    ("write: no reader is left", "write::inv15_a_writer_against_a_reader"),
-    ("scan by a writer: the bytes were read before", "write::inv15_a_writer_against_a_reader"),
-    (
-        "pin: no writer waits for the slot",
-        "write::inv15_a_writer_against_a_guard_that_becomes_a_pin",
-    ),
-    ("write: wake the waiters", "write::inv15_a_reader_that_waits_for_a_writer_is_woken"),
-    ("write: no write or write-back runs", "write::inv15_a_writer_against_the_device"),
-    ("sync: ask the device", "write::inv20_a_sync_against_the_cleaner"),
-    ("sync: one that runs is not enough", "write::inv20_a_sync_that_runs_is_not_enough"),
-    ("reset: wait for the write-backs", "write::inv18_a_reset_against_the_cleaner"),
-    ("write-back: the device has it", "write::inv17_a_write_that_fails"),
-    ("write-back: the log is durable", "write::inv16_behind_the_log"),
-    ("close: refuse writers", "write::inv19_a_creator_against_a_close"),
-    ("close: no thread writes the block", "write::inv19_a_writer_against_a_close"),
-];
-
-/// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["write: the mark is set before the scan", "scan by a writer: the bytes were read before"];
-
 #[test]
 fn inv15_a_writer_against_a_reader() {
     thoroughly(|| against_a_reader(small(2)));
