@@ -1,5 +1,9 @@
 //! One device that is full or hangs, beside others in the same cache.
 
+#[allow(dead_code, reason = "not every test program uses all of it")]
+#[path = "kept/mod.rs"]
+mod kept;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -7,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{AttachOptions, Cache, Device, GetError, MemoryDevice};
-use bufcache_test::{Fault, FaultDevice, KeptDevice, Operation};
+use bufcache_test::{Fault, FaultDevice, Operation};
+use kept::KeptDevice;
 use testkit::wait::wait_for;
 
 const SIZE: usize = 512;

@@ -1,7 +1,5 @@
 //! Blocks that are read and written by other means than the cache's: claims and invalidations.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-
 use crate::world::*;
 
 const SIZE: usize = 4096;
@@ -65,56 +63,4 @@ fn a_claim_waits_for_no_buffer() {
     drop(guards);
     claim(&disk, 2).finish(Ok(SIZE));
     assert_eq!(cache.stats().evictions, 1);
-}
-
-/// Threads that change blocks beside the cache and forget them, and others that claim them, as a server
-/// does: after an invalidation no older value is seen.
-#[test]
-fn inv10_no_get_after_an_invalidation_sees_what_was_before() {
-    const BLOCKS: usize = 3;
-    const ROUNDS: u64 = 2_000;
-    let (_cache, disk) = world(2, BLOCKS);
-    // The device itself, and what every reader has to see at least.
-    let device: [AtomicU64; BLOCKS] = Default::default();
-    let forgotten: [AtomicU64; BLOCKS] = Default::default();
-    let (stop, hits) = (AtomicU64::new(0), AtomicU64::new(0));
-    thread::scope(|scope| {
-        for reader in 0..2 {
-            let (disk, device, forgotten) = (&disk, &device, &forgotten);
-            let (stop, hits) = (&stop, &hits);
-            scope.spawn(move || {
-                for round in reader.. {
-                    if stop.load(Relaxed) == 1 {
-                        return;
-                    }
-                    let block = round % BLOCKS;
-                    let least = forgotten[block].load(Acquire);
-                    if let Ok(guard) = disk.try_get(block as u64) {
-                        let value = u64::from_ne_bytes(guard[..8].try_into().unwrap());
-                        assert!(value >= least, "block {block}: {value}, and {least} was told");
-                        hits.fetch_add(1, Relaxed);
-                    } else if let Some(mut load) = disk.claim(block as u64).unwrap() {
-                        let value = device[block].load(Acquire);
-                        thread::yield_now(); // time passes between the read and its end
-                        load[..8].copy_from_slice(&value.to_ne_bytes());
-                        load.finish(Ok(SIZE));
-                    }
-                }
-            });
-        }
-        let begin = Instant::now();
-        for value in 1.. {
-            // On a busy machine the readers may not have had their turns yet.
-            let enough = hits.load(Relaxed) > 0 || begin.elapsed() > Duration::from_secs(60);
-            if value > ROUNDS && enough {
-                break;
-            }
-            let block = value as usize % BLOCKS;
-            device[block].store(value, Release);
-            disk.invalidate(block as u64).unwrap();
-            forgotten[block].store(value, Release);
-        }
-        stop.store(1, Relaxed);
-    });
-    assert!(hits.into_inner() > 0, "nothing was ever there");
 }

@@ -4,9 +4,10 @@
 use std::io;
 
 use bufcache::{AttachOptions, Cache, Device, GetError, WriteError};
-use bufcache_test::{Begun, Fault, Operation};
+use bufcache_test::{Fault, Operation};
 use testkit::block_on;
 
+use crate::kept::Begun;
 use crate::world::{LONG, SIZE, fill, kept, new, with};
 
 /// A call that has to do with block 1, which the device does not have or has not made durable, or with block 5, which
@@ -214,12 +215,20 @@ fn inv18_an_interrupted_sync_is_made_again() {
     }
 }
 
+/// Also of a write to a device that is on another one.
 #[test]
 fn a_bypass_has_the_errno_of_its_write() {
     let (_cache, device, _disk) = new();
-    for (errno, told) in [(libc::ENOSPC, libc::ENOSPC), (0, libc::EIO), (i32::MIN, libc::EIO)] {
+    let of_system = io::Error::from_raw_os_error;
+    let errors: [(io::Error, i32); 5] = [
+        (of_system(libc::ENOSPC), libc::ENOSPC),
+        (of_system(0), libc::EIO),
+        (of_system(i32::MIN), libc::EIO),
+        (WriteError::Poisoned { errno: libc::EDQUOT }.into(), libc::EDQUOT),
+        (GetError::Io { errno: libc::ENODATA, block: 1 }.into(), libc::ENODATA),
+    ];
+    for (error, errno) in errors {
         let bypass = device.try_bypass(5..6).unwrap().unwrap();
-        let ended = bypass.finish(Err(io::Error::from_raw_os_error(errno)));
-        assert_eq!(ended, Err(WriteError::Io { errno: told, block: 5 }));
+        assert_eq!(bypass.finish(Err(error)), Err(WriteError::Io { errno, block: 5 }));
     }
 }

@@ -1,7 +1,6 @@
 //! The user's callbacks on an engine that a thread has lent: where they run, and what their panics leave.
 
 use std::cell::RefCell;
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,15 +11,6 @@ use bufcache::LentEngine;
 use crate::world::*;
 
 const SIZE: usize = 4096;
-
-/// A file of 64 blocks, each filled with its number.
-fn file() -> File {
-    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for block in 0..64 {
-        file.write_all(&[block; SIZE]).unwrap();
-    }
-    file
-}
 
 struct World {
     disk: Device,
@@ -40,9 +30,9 @@ fn world_on_turn() -> World {
 
 fn world_on(engine: Engine) -> World {
     let cache = Cache::builder(64 * SIZE).patience(Duration::from_millis(300)).build().unwrap();
-    let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
+    let disk = cache.attach(FileDevice::new(numbered_file()).unwrap()).unwrap();
     let engine = Rc::new(engine);
-    let file = engine.attach(file()).unwrap();
+    let file = engine.attach(numbered_file()).unwrap();
     World { disk, _lent: lend_engine(&engine), engine, file }
 }
 
@@ -140,6 +130,8 @@ fn inv23_a_call_that_is_refused_leaves_no_mark_and_no_pin() {
     let refused = WriteError::WouldDeadlock { block: Some(2) };
     assert_eq!(world.disk.discard(1..3), Err(refused));
     assert_eq!(world.disk.get(2).map(drop), Err(GetError::WouldDeadlock));
+    assert_eq!(world.disk.get_mut(2).map(drop), Err(GetError::WouldDeadlock));
+    assert_eq!(world.disk.invalidate(2), Err(GetError::WouldDeadlock));
     drop(plug);
     world.engine.drain().unwrap();
     assert_eq!(world.disk.get_mut(1).map(|guard| guard[0]), Ok(9));
@@ -151,7 +143,7 @@ fn inv23_a_call_that_is_refused_leaves_no_mark_and_no_pin() {
 fn inv19_the_last_handle_drops_beside_a_write_in_its_engine() {
     const LONG: Duration = Duration::from_secs(60);
     let cache = Cache::builder(64 * SIZE).patience(LONG).build().unwrap();
-    let file = file();
+    let file = numbered_file();
     let lost = Arc::new(Mutex::new(None));
     let options = AttachOptions::new().on_loss({
         let lost = Arc::clone(&lost);

@@ -1,7 +1,5 @@
 //! Loads that go on while their requester does something else: tasks, engines, readahead.
 
-use std::io::Write;
-
 use crate::world::*;
 
 const SIZE: usize = 4096;
@@ -81,34 +79,9 @@ fn inv13_readahead_begins_what_the_device_begins_and_keeps_no_pin() {
 }
 
 #[test]
-fn a_task_does_not_block_its_thread_on_a_device_that_does() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![6; 10 * SIZE])));
-    let disk = Cache::new(8 * SIZE).unwrap().attach(Arc::clone(&device)).unwrap();
-    device.inject_next(Operation::Read, Fault::Panic);
-    assert_eq!(block_on(disk.get_async(1)).err(), Some(GetError::Panicked { block: 1 }));
-    assert_eq!(block_on(disk.get_async(1)).unwrap()[2], 6);
-    device.inject_next(Operation::Read, Fault::Delay(Duration::from_secs(1)));
-    let mut context = Context::from_waker(Waker::noop());
-    let mut slow = pin!(disk.get_async(2));
-    assert!(slow.as_mut().poll(&mut context).is_pending());
-    assert_eq!(block_on(disk.get_async(1)).unwrap()[2], 6); // a hit passes it
-    assert_eq!(block_on(slow).unwrap()[2], 6);
-    assert_eq!(device.count(Operation::Read), 3);
-}
-
-/// A file of 64 blocks, each filled with its number.
-fn file() -> std::fs::File {
-    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for block in 0..64 {
-        file.write_all(&[block; SIZE]).unwrap();
-    }
-    file
-}
-
-#[test]
 fn tasks_read_by_the_engine_that_their_thread_has_lent() {
     let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
+    let disk = cache.attach(FileDevice::new(numbered_file()).unwrap()).unwrap();
     assert_eq!(disk.get(1).unwrap()[0], 1);
     let engine = Rc::new(Engine::new().unwrap());
     let lent = lend_engine(&engine);
@@ -137,7 +110,7 @@ fn tasks_read_by_the_engine_that_their_thread_has_lent() {
 fn loads_that_are_crossed_are_refused() {
     in_time("crossed loads", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(numbered_file()).unwrap()).unwrap();
         for round in 0..20 {
             for block in 0..64 {
                 disk.invalidate(block).unwrap();
@@ -179,7 +152,7 @@ fn loads_that_are_crossed_are_refused() {
 fn an_engine_without_room_leaves_a_read_to_the_cache() {
     in_time("a full engine", || {
         let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(numbered_file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::builder().depth(2).capacity(2).build().unwrap());
         let _lent = lend_engine(&engine);
         let plug = engine.plug();
@@ -198,7 +171,7 @@ fn an_engine_without_room_leaves_a_read_to_the_cache() {
 #[test]
 fn an_engine_that_ends_delivers_what_was_begun() {
     let cache = Cache::new(128 * SIZE).unwrap();
-    let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
+    let disk = cache.attach(FileDevice::new(numbered_file()).unwrap()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let engine = Rc::new(Engine::new().unwrap());
@@ -213,30 +186,11 @@ fn an_engine_that_ends_delivers_what_was_begun() {
 }
 
 #[test]
-fn a_thread_does_not_wait_for_what_is_in_its_own_engine() {
-    in_time("invalidating", || {
-        let cache = Cache::new(128 * SIZE).unwrap();
-        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
-        let engine = Rc::new(Engine::new().unwrap());
-        let _lent = lend_engine(&engine);
-        let plug = engine.plug();
-        disk.readahead(3..4);
-        assert_eq!(disk.invalidate(3), Err(GetError::WouldDeadlock));
-        assert_eq!(disk.get_mut(3).map(drop), Err(GetError::WouldDeadlock));
-        drop(plug);
-        engine.drain().unwrap();
-        assert_eq!(disk.invalidate(3), Ok(true));
-        assert!(!disk.is_cached(3));
-        assert_eq!((disk.get(3).unwrap()[0], cache.stats().reads), (3, 2));
-    });
-}
-
-#[test]
 fn no_buffer_becomes_free_while_its_own_engine_fills_all() {
     in_time("a buffer", || {
         let patience = Duration::from_millis(50);
         let cache = Cache::builder(8 * SIZE).patience(patience).build().unwrap();
-        let disk = cache.attach(FileDevice::new(file()).unwrap()).unwrap();
+        let disk = cache.attach(FileDevice::new(numbered_file()).unwrap()).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
         let _lent = lend_engine(&engine);
         let plug = engine.plug();

@@ -15,6 +15,11 @@ struct Log {
     flushes: Mutex<Vec<u64>>,
 }
 
+fn log(durable: u64, fails: bool) -> Arc<Log> {
+    let (durable, fails) = (AtomicU64::new(durable), AtomicBool::new(fails));
+    Arc::new(Log { durable, fails, flushes: Mutex::default() })
+}
+
 impl Wal for Log {
     fn durable(&self) -> u64 {
         self.durable.load(Ordering::SeqCst)
@@ -32,11 +37,7 @@ impl Wal for Log {
 
 #[test]
 fn inv16_the_log_goes_before_the_blocks() {
-    let log = Arc::new(Log {
-        durable: AtomicU64::new(5),
-        fails: AtomicBool::new(true),
-        flushes: Mutex::default(),
-    });
+    let log = log(5, true);
     let (_cache, device, disk) = with(16, AttachOptions::new().wal(Arc::clone(&log) as _));
     for (block, lsn) in [(1, 4), (2, 9), (3, 7)] {
         let mut guard = device.get_mut(block).unwrap();
@@ -69,13 +70,7 @@ fn inv16_a_log_position_needs_a_log() {
 /// The number of one block's log is not that of the next block in the same memory.
 #[test]
 fn inv16_a_buffer_forgets_the_log_of_another_block() {
-    let log = |durable| {
-        Arc::new(Log {
-            durable: AtomicU64::new(durable),
-            fails: AtomicBool::new(true),
-            flushes: Mutex::default(),
-        })
-    };
+    let log = |durable| log(durable, true);
     let (cache, first, _) = with(1, AttachOptions::new().wal(log(100)));
     let mut guard = first.get_mut(1).unwrap();
     guard.fill(2);
@@ -93,11 +88,7 @@ fn inv16_a_buffer_forgets_the_log_of_another_block() {
 /// What a task writes, and what it has not modified otherwise.
 #[test]
 fn inv16_the_blocks_of_tasks_wait_too() {
-    let log = Arc::new(Log {
-        durable: AtomicU64::new(5),
-        fails: AtomicBool::new(true),
-        flushes: Mutex::default(),
-    });
+    let log = log(5, true);
     let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new().wal(log));
     let mut guard = block_on(device.get_mut_async(1)).unwrap();
     guard.set_lsn(9);
@@ -111,11 +102,7 @@ fn inv16_the_blocks_of_tasks_wait_too() {
 /// entries of the log that a crash needs.
 #[test]
 fn inv16_the_oldest_position_is_that_of_a_guard_that_is_held() {
-    let log = Arc::new(Log {
-        durable: AtomicU64::new(100),
-        fails: AtomicBool::new(false),
-        flushes: Mutex::default(),
-    });
+    let log = log(100, false);
     let (_cache, device, disk) = with(16, AttachOptions::new().wal(log));
     assert_eq!(device.oldest_lsn(), None);
     let mut held = device.get_mut(1).unwrap();

@@ -5,7 +5,6 @@
 
 mod adaptive;
 mod attach;
-mod batches;
 mod cache;
 mod claims;
 mod closing;
@@ -15,6 +14,8 @@ mod detach;
 mod devices;
 mod engine_writes;
 mod errors;
+#[path = "../kept/mod.rs"]
+mod kept;
 mod lent_engine;
 mod loads;
 mod log;

@@ -1,9 +1,10 @@
 //! Write-back and syncs of tasks: no thread of the cache has a part in those of a device that begins its operations.
 
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::{fs, mem};
+
+use bufcache::DeviceWrite;
 
 use crate::world::*;
 
@@ -105,37 +106,6 @@ fn a_flush_waits_for_a_marked_block_behind_the_writes_of_the_others() {
         kept.end_writes();
     }
     assert_eq!((cache.stats().write_calls, cache.stats().dirty), (3, 0));
-}
-
-/// It waits for a writer and for a reader of the device without a thread, and blocks of the range are not served
-/// meanwhile; where it fails they are dirty as they were.
-#[test]
-fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
-    let (cache, device, kept) = attach(Duration::from_secs(5));
-    for block in 1..9 {
-        device.create(block).unwrap().fill(2);
-    }
-    let guard = device.get_mut(4).unwrap();
-    for _ in 0..2 {
-        // The first waits for the guard of this thread, the second for the first.
-        assert!(!is_ready(pin!(device.discard_async(1..9))));
-        assert!(kept.ranges().is_empty());
-        assert!(device.try_get_mut(5).is_ok(), "nothing is marked meanwhile");
-    }
-    drop(guard);
-    let end = |errno: i32| {
-        let range = kept.ranges().pop().expect("the device is asked");
-        assert_eq!((range.offset(), range.len()), (SIZE as u64, 8 * SIZE as u64));
-        let result = if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
-        range.finish(result);
-    };
-    // The futures are gone; both discards go on, one behind the other.
-    end(libc::EIO);
-    assert_eq!(cache.stats().dirty, 8 * SIZE, "one that fails forgets nothing");
-    end(0);
-    assert_eq!(cache.stats().dirty, 0);
-    assert_eq!(device.get(3).unwrap()[0], 1);
-    assert!(kept.ranges().is_empty());
 }
 
 /// Whichever comes second waits, or does without; a bypass does not overtake a discard that waits. The thread that
@@ -292,4 +262,32 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
     assert_eq!(block_on(sync), Ok(()));
     assert_eq!(fs::read(file.path()).unwrap()[SIZE], 9);
     assert_eq!(device.get_mut(1).map(drop), Ok(()), "no mark is left");
+}
+
+/// By the device, in reverse, and by the blocking method.
+#[test]
+fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_writes_end() {
+    let ends: [fn(&KeptDevice, Vec<DeviceWrite>); 3] = [
+        |kept, writes| writes.into_iter().for_each(|write| kept.end_write(write)),
+        |kept, writes| writes.into_iter().rev().for_each(|write| kept.end_write(write)),
+        |_, writes| writes.into_iter().rev().for_each(DeviceWrite::defer),
+    ];
+    for (number, end) in ends.into_iter().enumerate() {
+        let (_cache, device, kept) = attach(Duration::from_secs(60));
+        for block in [1, 3] {
+            device.create(block).unwrap().fill(2); // no neighbours: two writes
+        }
+        kept.refuse(SIZE as u64..2 * SIZE as u64, libc::EIO);
+        let mut flush = Box::pin(device.flush_async());
+        assert!(!is_ready(flush.as_mut()));
+        let writes = mem::take(&mut *kept.writes());
+        assert_eq!(writes.len(), 2);
+        end(&kept, writes);
+        let error = WriteError::Io { errno: libc::EIO, block: 1 };
+        assert_eq!(block_on(flush), Err(error), "{number}");
+        assert_eq!((device.is_newer(1..2), device.is_newer(3..4)), (true, false), "{number}");
+        let mut bytes = [0; SIZE];
+        kept.read(3 * SIZE as u64, &mut bytes).unwrap();
+        assert_eq!(bytes[0], 2, "{number}");
+    }
 }

@@ -443,20 +443,6 @@ fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
     assert_eq!(bytes, [7; crate::world::SIZE]);
 }
 
-/// A release while an operation begins ends that operation, too.
-#[test]
-fn a_released_device_keeps_no_operation() {
-    let (_cache, disk, hung) = kept(LONG);
-    let _releases = Releases(&hung);
-    let loads = hung.loads();
-    let reads = thread::spawn(move || disk.get(1).map(drop));
-    wait_for("the load", || hung.begun() == 1);
-    thread::sleep(Duration::from_millis(20)); // it has asked what to do, and waits for `loads`
-    hung.does(Begun::Ended);
-    drop(loads);
-    wait_for("the end of the load", || reads.is_finished());
-}
-
 /// Returns the time that this thread has run: other programs do not change it.
 fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -50,38 +50,17 @@ fn poisoned() -> Result<(), WriteError> {
     Err(WriteError::Poisoned { errno: libc::EIO })
 }
 
-#[test]
-fn inv18_a_sync_during_which_a_durable_write_fails_fails() {
-    for reset_between in [false, true] {
-        let (disk, device) = disk();
-        let (writes, syncs) = (disk.hold(Operation::Write), disk.hold(Operation::Sync));
-        let sync = through(&device, 1);
-        syncs.wait();
-        let write = through(&device, 2);
-        writes.wait();
-        fail(&disk, Operation::Write);
-        drop(writes);
-        write.join().unwrap().unwrap_err();
-        disk.heal();
-        if reset_between {
-            assert!(device.reset().unwrap().is_empty());
-        }
-        drop(syncs);
-        assert_eq!(sync.join().unwrap(), poisoned(), "the write was told of what the sync lost");
-        match reset_between {
-            true => check_again(&disk, &device),
-            false => check_reset(&disk, &device),
-        }
-    }
-}
-
-/// Which of the two has begun first, which one the device answers first, and which one it tells of the loss. A
-/// call that was told of no loss may have lost its block all the same.
+/// Which of the two has begun first, which one the device answers first, and which one it tells of the loss; and
+/// whether a reset comes between the two answers. A call that was told of no loss may have lost its block all the same.
 #[test]
 fn inv18_a_sync_and_a_durable_write_wait_for_what_the_other_is_told() {
-    for [is_sync_first, is_sync_answered, is_sync_told] in
-        [[false, true, false], [true, false, true], [false, true, true]]
-    {
+    for [is_sync_first, is_sync_answered, is_sync_told, resets] in [
+        [true, false, false, false],
+        [true, false, false, true],
+        [false, true, false, false],
+        [true, false, true, false],
+        [false, true, true, false],
+    ] {
         let (disk, device) = disk();
         let (writes, syncs) = (disk.hold(Operation::Write), disk.hold(Operation::Sync));
         let begin = |is_sync: bool| {
@@ -93,18 +72,27 @@ fn inv18_a_sync_and_a_durable_write_wait_for_what_the_other_is_told() {
             }
             call
         };
-        let (first, second) = (begin(is_sync_first), begin(!is_sync_first));
+        let mut calls = vec![begin(is_sync_first), begin(!is_sync_first)];
         let told = if is_sync_told { Operation::Sync } else { Operation::Write };
         fail(&disk, told);
         let mut holds = [(true, syncs), (false, writes)];
         holds.sort_by_key(|(is_sync, _)| *is_sync != is_sync_answered);
         let [(_, answered), (_, later)] = holds;
         drop(answered);
-        thread::sleep(MOMENT);
+        if resets {
+            assert_eq!(calls.pop().unwrap().join().unwrap(), poisoned());
+            disk.heal();
+            assert!(device.reset().unwrap().is_empty());
+        } else {
+            thread::sleep(MOMENT);
+        }
         drop(later);
-        assert_eq!([first.join().unwrap(), second.join().unwrap()], [poisoned(), poisoned()]);
+        calls.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), poisoned()));
         disk.heal();
-        check_reset(&disk, &device);
+        match resets {
+            true => check_again(&disk, &device),
+            false => check_reset(&disk, &device),
+        }
     }
 }
 
@@ -144,26 +132,4 @@ fn inv18_a_reset_does_not_end_a_failure_that_comes_meanwhile() {
     let is_told = around.is_err() || lost.blocks().contains(&(9..10));
     assert!(is_told, "the sync was told of the loss of block 9: {lost:?}");
     check_again(&disk, &device);
-}
-
-/// Calls that fail without an error of their own do not wait for each other for ever.
-#[test]
-fn durable_writes_and_syncs_at_once_end() {
-    let (_disk, device) = disk();
-    thread::scope(|scope| {
-        for first in [10, 20, 30] {
-            let device = &device;
-            scope.spawn(move || {
-                for round in 0..200 {
-                    let block = first + round % 4;
-                    device.get_mut(block).unwrap()[0] = round as u8;
-                    if round % 3 == 0 {
-                        device.sync().unwrap();
-                    }
-                    device.write_through(block..block + 1).unwrap();
-                }
-            });
-        }
-    });
-    device.close().unwrap();
 }

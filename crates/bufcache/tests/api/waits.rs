@@ -13,10 +13,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bufcache::Device;
-use bufcache_test::{Begun, KeptDevice};
 use testkit::wait::wait_for;
 use testkit::{WakeCount, block_on};
 
+use crate::kept::{Begun, KeptDevice};
 use crate::world::{LONG, Releases, SIZE, kept};
 
 /// Longer than a thread takes that waits for nothing.

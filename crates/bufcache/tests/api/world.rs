@@ -6,7 +6,7 @@ pub(crate) use bufcache::{
     AttachOptions, BlockDevice, BuildError, Cache, Device, Eviction, FileDevice, GetError, Load,
     MemoryDevice, Wal, WriteError, lend_engine,
 };
-pub(crate) use bufcache_test::{Begun, Fault, FaultDevice, KeptDevice, Operation};
+pub(crate) use bufcache_test::{Fault, FaultDevice, Operation};
 pub(crate) use std::fs::File;
 pub(crate) use std::future::Future;
 pub(crate) use std::pin::pin;
@@ -18,6 +18,10 @@ pub(crate) use std::time::{Duration, Instant};
 pub(crate) use std::{io, thread};
 pub(crate) use testkit::wait::wait_for;
 pub(crate) use testkit::{WakeCount, block_on, in_time};
+
+pub(crate) use crate::kept::{Begun, KeptDevice};
+
+use std::os::unix::fs::FileExt;
 
 pub(crate) const SIZE: usize = 512;
 
@@ -78,4 +82,13 @@ impl Drop for Releases<'_> {
     fn drop(&mut self) {
         self.0.release();
     }
+}
+
+/// A file of 64 blocks of 4,096 bytes, each filled with its number.
+pub(crate) fn numbered_file() -> File {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for block in 0..64 {
+        file.write_all_at(&[block as u8; 4096], block * 4096).unwrap();
+    }
+    file
 }

@@ -3,33 +3,6 @@
 use crate::world::*;
 
 #[test]
-fn a_block_is_created_without_a_wait_or_not_at_all() {
-    let (cache, device, disk) = with(4, AttachOptions::new());
-    device.try_create(5).unwrap()[0] = 9;
-    assert_eq!((device.get(5).unwrap()[..2] == [9, 0], disk.count(Operation::Read)), (true, 0));
-    assert_eq!(device.try_create(5).unwrap()[..2], [0, 0], "one that is there");
-    let out = GetError::OutOfRange { block: 64, blocks: 64 };
-    assert_eq!(device.try_create(64).err(), Some(out));
-    let read = device.get(6).unwrap();
-    thread::scope(|scope| {
-        let busy = || device.try_create(6).err() == Some(GetError::WouldBlock);
-        assert!(scope.spawn(busy).join().unwrap(), "somebody reads it");
-    });
-    assert_eq!(device.try_create(6).err(), Some(GetError::WouldDeadlock), "this thread does");
-    drop(read);
-    for block in [10, 11, 12] {
-        device.try_create(block).unwrap()[0] = 1;
-    }
-    let stats = cache.stats();
-    assert_eq!(stats.dirty, 4 * SIZE);
-    // All four are dirty: a wait, and a write.
-    assert_eq!(device.try_create(13).err(), Some(GetError::WouldBlock));
-    assert_eq!((disk.count(Operation::Write), on_disk(&disk, 10)), (0, 1));
-    device.create(13).unwrap()[0] = 1;
-    assert!(disk.count(Operation::Write) > 0);
-}
-
-#[test]
 fn inv07_a_try_that_would_wait_for_dirty_blocks_is_refused() {
     let builder = Cache::builder(16 * SIZE).block_size(SIZE).dirty_limits(100, 50);
     let cache = builder.write_back_after(std::time::Duration::from_secs(3600)).build().unwrap();

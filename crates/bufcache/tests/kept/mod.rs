@@ -11,7 +11,7 @@ use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load, MemoryDe
 
 /// What a [`KeptDevice`] does with an operation that it is to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Begun {
+pub(crate) enum Begun {
     /// The device keeps the operation until the test ends it.
     #[default]
     Kept,
@@ -27,14 +27,14 @@ pub enum Begun {
 
 /// A device in memory that keeps the operations which it begins, until the test ends them.
 #[derive(Debug)]
-pub struct KeptDevice {
+pub(crate) struct KeptDevice {
     inner: MemoryDevice,
     /// The device begins no load: a blocking read makes it.
-    pub reads: bool,
+    pub(crate) reads: bool,
     /// The result of [`BlockDevice::write_depth`]; 0: the default.
-    pub depth: usize,
+    pub(crate) depth: usize,
     /// The result of [`BlockDevice::identity`].
-    pub identity: Option<(u64, u64)>,
+    pub(crate) identity: Option<(u64, u64)>,
     loads: Mutex<Vec<Load>>,
     writes: Mutex<Vec<DeviceWrite>>,
     ranges: Mutex<Vec<DeviceRange>>,
@@ -56,7 +56,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl KeptDevice {
     /// Returns a device of so many ones.
-    pub fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         let (loads, writes, ranges, syncs, state) = Default::default();
         let inner = MemoryDevice::new(vec![1; len]);
         let (reads, depth, identity) = (false, 0, None);
@@ -64,47 +64,47 @@ impl KeptDevice {
     }
 
     /// Returns the loads that have begun and not ended.
-    pub fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
+    pub(crate) fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
         lock(&self.loads)
     }
 
     /// Returns the writes that have begun and not ended.
-    pub fn writes(&self) -> MutexGuard<'_, Vec<DeviceWrite>> {
+    pub(crate) fn writes(&self) -> MutexGuard<'_, Vec<DeviceWrite>> {
         lock(&self.writes)
     }
 
     /// Returns the discards and zeros that have begun and not ended.
-    pub fn ranges(&self) -> MutexGuard<'_, Vec<DeviceRange>> {
+    pub(crate) fn ranges(&self) -> MutexGuard<'_, Vec<DeviceRange>> {
         lock(&self.ranges)
     }
 
     /// Returns the syncs that have begun and not ended.
-    pub fn syncs(&self) -> MutexGuard<'_, Vec<DeviceSync>> {
+    pub(crate) fn syncs(&self) -> MutexGuard<'_, Vec<DeviceSync>> {
         lock(&self.syncs)
     }
 
     /// Returns how many loads have begun.
-    pub fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         lock(&self.state).loads
     }
 
     /// Returns the names of the threads that have called a blocking method that changes the device.
-    pub fn blocked(&self) -> Vec<String> {
+    pub(crate) fn blocked(&self) -> Vec<String> {
         lock(&self.state).blocked.iter().cloned().collect()
     }
 
     /// From now on the device does this with an operation. Those that it keeps stay.
-    pub fn does(&self, begun: Begun) {
+    pub(crate) fn does(&self, begun: Begun) {
         lock(&self.state).does = begun;
     }
 
     /// From now on the writes that begin in these bytes fail with this errno.
-    pub fn refuse(&self, bytes: Range<u64>, errno: i32) {
+    pub(crate) fn refuse(&self, bytes: Range<u64>, errno: i32) {
         lock(&self.state).refused = Some((bytes, errno));
     }
 
     /// Makes a write that has begun, and ends it.
-    pub fn end_write(&self, write: DeviceWrite) {
+    pub(crate) fn end_write(&self, write: DeviceWrite) {
         let mut offset = write.offset();
         let result = write.parts().iter().try_for_each(|part| {
             let start = offset;
@@ -122,19 +122,19 @@ impl KeptDevice {
     }
 
     /// Ends the writes that have begun, and returns how many these are.
-    pub fn end_writes(&self) -> usize {
+    pub(crate) fn end_writes(&self) -> usize {
         let writes = std::mem::take(&mut *self.writes());
         writes.into_iter().map(|write| self.end_write(write)).count()
     }
 
     /// Ends the syncs that have begun, and returns how many these are.
-    pub fn end_syncs(&self) -> usize {
+    pub(crate) fn end_syncs(&self) -> usize {
         let syncs = std::mem::take(&mut *self.syncs());
         syncs.into_iter().map(|sync| sync.finish(Ok(()))).count()
     }
 
     /// Ends all operations as successes, and each later one as it begins.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.does(Begun::Ended);
         self.end_all();
     }
