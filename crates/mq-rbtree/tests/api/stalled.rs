@@ -161,6 +161,23 @@ fn receives_before_a_later_hole() -> bool {
     true
 }
 
+/// A receive that gives up, of a thread or of a task, does not make later sends take the lock: they need
+/// not wait for the stopped sender.
+#[test]
+fn inv22_a_receive_that_gives_up_lets_senders_go_on() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    assert_eq!(queue.receive_deadline(soon()), Err(ReceiveError::Timeout));
+    let second = queue.claim(2, 5).expect("the ring is open");
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(pin!(queue.receive_async()).poll(&mut cx).is_pending());
+    queue.try_send(3, 9).unwrap();
+    second();
+    publish();
+    assert_eq!(queue.drain(), [(3, 9), (1, 5), (2, 5)]);
+    queue.validate();
+}
+
 /// Threads that compute on the CPU of the receiver do not delay it by their time slices.
 #[test]
 fn inv22_a_deadline_ends_beside_busy_threads() {
