@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::backend::{
-    Device, aio::Aio, external::External, external::Staging, threads::Pool, uring::Uring,
+    aio::Aio, device::Device, external::External, external::Staging, threads::Pool, uring::Uring,
 };
 use crate::core::{Core, ReapMode};
 use crate::engine::Engine;

@@ -14,8 +14,7 @@ use crate::calls::CallQueue;
 use crate::completion_state::Turn;
 use crate::drive::{self, BlockOnWaker, Driver};
 use crate::error::{BackendKind, Fallback};
-use crate::operation::{Outcome, Reply};
-use crate::payload::{End, Payload};
+use crate::payload::{Delivery, End, Outcome, Payload, Reply};
 use crate::slab::{CancelReason, CompletionTarget, Index, RequestId, SlotState};
 use crate::state::State;
 use crate::sys;
@@ -330,9 +329,9 @@ impl Core {
         }
         let result = slot.result;
         // SAFETY: by the contract of this function the payload has these types.
-        let delivery = unsafe { slot.payload.take::<B, T>() };
+        let buf = unsafe { slot.payload.take::<B, T>() }.expect("a slot in use holds its payload");
         slab.release(index);
-        Some(delivery.expect("a slot in use holds its payload").outcome(result))
+        Some(Delivery::<B, (), T>::outcome(buf, result))
     }
 
     /// Stores the waker of a request. Returns false if the request has completed.

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error::RequestError;
 use crate::file::{File, SharedFile};
 use crate::op::{Kind, Op, STATX_BYTES};
-use crate::operation::{Reply, sealed::Sealed};
+use crate::payload::{Reply, sealed::Sealed};
 use crate::request::{Refusal, Request};
 
 /// # Files

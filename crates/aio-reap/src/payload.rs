@@ -21,11 +21,71 @@ use std::rc::Rc;
 
 use crate::buf::HeldBuf;
 use crate::error::RequestError;
-use crate::operation::{Outcome, Reply};
 
 /// The space for the buffer and the front end of one request, which fits three `Vec`s and
 /// more.
 const PAYLOAD_BYTES: usize = 96;
+
+/// The outcome of a request: the result (by default the number of bytes transferred) or the error,
+/// and the buffer.
+pub type Outcome<B, T = usize> = (Result<T, RequestError>, B);
+
+/// A result that a request on a `B` may have: the type `T` of [`Request`](crate::Request),
+/// [`Operation`](crate::Operation) and [`Outcome`].
+///
+/// | result | of |
+/// |---|---|
+/// | `usize`, the default | transfers: the number of bytes; and every request without a result of its own: 0 |
+/// | [`File`](crate::File) | [`Engine::open`](crate::Engine::open) |
+/// | [`Statx`](crate::Statx) | [`Engine::stat`](crate::Engine::stat) |
+/// | `()` | [`Engine::close`](crate::Engine::close) |
+///
+/// The trait is sealed. Functions that are generic over requests need it as a bound.
+///
+/// ```
+/// use aio_reap::{Engine, Operation, Reply};
+///
+/// fn finish<B: 'static, T: Reply<B>>(operation: Operation<B, T>) -> std::io::Result<T> {
+///     Ok(operation.wait().0?)
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// assert_eq!(finish(engine.nop().submit()?)?, 0);
+/// assert!(finish(engine.stat("/").submit()?)?.is_dir());
+/// # Ok(())
+/// # }
+/// ```
+pub trait Reply<B>: Sized + 'static + sealed::Sealed {
+    /// Makes the result from that of the kernel, which is used up: an opened descriptor has an
+    /// owner afterwards.
+    ///
+    /// # Safety
+    ///
+    /// The request of `buf` has completed with `result`, and no other call gets this result.
+    #[doc(hidden)]
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        buf: &mut B,
+    ) -> Result<Self, RequestError>;
+}
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for usize {}
+    impl Sealed for () {}
+}
+
+impl<B> Reply<B> for usize {
+    #[inline(always)]
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        _buf: &mut B,
+    ) -> Result<Self, RequestError> {
+        result
+    }
+}
 
 /// The receiver of a request's outcome.
 pub(crate) trait Receive<B, T>: 'static {
@@ -77,25 +137,19 @@ impl<B: 'static, R: Receive<B, T>, T: Reply<B>> Delivery<B, R, T> {
 
     /// Makes the outcome of the request of `buf`, which has completed with `result`.
     #[inline(always)]
-    fn outcome_of(buf: HeldBuf<B>, result: RawResult) -> Outcome<B, T> {
+    pub(crate) fn outcome(buf: HeldBuf<B>, result: RawResult) -> Outcome<B, T> {
         let mut buf = buf.into_inner();
         // SAFETY: the buffer of a request is used with its result once, because this consumes it.
         let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
         (result, buf)
     }
 
-    /// Returns the outcome of the request, which has completed with `result`.
-    #[inline]
-    pub(crate) fn outcome(self, result: RawResult) -> Outcome<B, T> {
-        Self::outcome_of(self.buf, result)
-    }
-
     #[inline(always)]
     fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
         let Self { buf, receiver, .. } = self;
         match end {
-            End::Deliver => receiver.receive(|| Self::outcome_of(buf, result), deferred),
-            End::Abandon => drop(Self::outcome_of(buf, result)),
+            End::Deliver => receiver.receive(|| Self::outcome(buf, result), deferred),
+            End::Abandon => drop(Self::outcome(buf, result)),
             End::Discard => {}
         }
     }
@@ -192,16 +246,16 @@ impl Payload {
         self.vtable = Some(&Delivery::<B, R, T>::VTABLE);
     }
 
-    /// Takes the value of an operation back.
+    /// Takes the buffer of an operation back.
     ///
     /// # Safety
     ///
     /// A stored value has these types.
-    pub(crate) unsafe fn take<B, T>(&mut self) -> Option<Delivery<B, (), T>> {
+    pub(crate) unsafe fn take<B, T>(&mut self) -> Option<HeldBuf<B>> {
         self.vtable.take()?;
         // SAFETY: by invariant 1 the bytes hold an owned value, by the contract of this function it
         // has this type, and it is not used again because `vtable` is now `None`.
-        Some(unsafe { self.bytes.read() })
+        Some(unsafe { self.bytes.read::<Delivery<B, (), T>>() }.buf)
     }
 
     /// Takes the value and ends it. Has no effect on an empty payload.

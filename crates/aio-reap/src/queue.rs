@@ -11,8 +11,7 @@ use std::rc::Rc;
 use offlock_sync::cell::UnsafeCell;
 
 use crate::error::RequestError;
-use crate::operation::{Outcome, Reply};
-use crate::payload::{DeferredDrop, Receive};
+use crate::payload::{DeferredDrop, Outcome, Receive, Reply};
 
 /// A completed request, as [`CompletionQueue::pop`] returns it.
 ///

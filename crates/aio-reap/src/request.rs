@@ -13,8 +13,8 @@ use crate::core::{AdmitOnDrop, Core};
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
 use crate::op::Op;
-use crate::operation::{Operation, Reply};
-use crate::payload::{Delivery, Receive};
+use crate::operation::Operation;
+use crate::payload::{Delivery, Receive, Reply};
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{CompletionTarget, Index, RequestId, Slab};
 

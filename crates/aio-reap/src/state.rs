@@ -23,12 +23,11 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use crate::backend::Device;
+use crate::backend::device::Device;
 use crate::completion_state::{CompletionState, Turn};
 use crate::file::File;
 use crate::op::{Kind, Op, Stop};
-use crate::operation::Reply;
-use crate::payload::{Delivery, RawResult, Receive};
+use crate::payload::{Delivery, RawResult, Receive, Reply};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };

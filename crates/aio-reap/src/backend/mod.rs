@@ -12,80 +12,25 @@
 //!    while a request is staged, because it may pass the kernel all of the ring.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use crate::completion_state::CompletionState;
-use crate::op::{Op, RawCompletion, Sub, Submitted};
-use crate::slab::{Batch, Slot};
+use crate::op::{RawCompletion, Sub, Submitted};
+use crate::slab::Batch;
 
 pub(crate) mod aio;
+pub(crate) mod device;
 pub mod external;
 pub(crate) mod threads;
 pub(crate) mod uring;
-
-/// The backend of an engine. io_uring has a variant of its own, so that [`stage`](Self::stage) is
-/// inlined; the tag is a field, because `stage` reads it for each request.
-#[repr(u8)]
-pub(crate) enum Device {
-    Uring(uring::Uring),
-    Other(Box<dyn Backend>),
-}
-
-impl Device {
-    /// Stores a request for the next `submit`, so that its slot is not read there: the loads would wait
-    /// for the stores of its parts. `op` is that of the slot, in registers. Returns false if the request
-    /// was not stored. Only called after a submission that left [nothing](Self::has_unsubmitted), with no
-    /// call of `cancel` since, for at most as many requests as fit in flight.
-    ///
-    /// Inlined into the front ends, so that a plain request of io_uring stays in registers.
-    #[inline(always)]
-    pub(crate) fn stage(&mut self, user_data: u64, op: &Op, slot: &Slot) -> bool {
-        match self {
-            Self::Uring(backend) => backend.stage_plain(user_data, op),
-            Self::Other(backend) => backend.stage(Sub { user_data, op: slot.next_op() }),
-        }
-    }
-
-    /// See [`Backend::has_unsubmitted`]. Inlined for io_uring, because each round of the engine asks.
-    #[inline]
-    pub(crate) fn has_unsubmitted(&self) -> bool {
-        match self {
-            Self::Uring(backend) => backend.has_unsubmitted(),
-            Self::Other(backend) => backend.has_unsubmitted(),
-        }
-    }
-}
-
-impl Deref for Device {
-    type Target = dyn Backend;
-
-    #[inline]
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Uring(backend) => backend,
-            Self::Other(backend) => &**backend,
-        }
-    }
-}
-
-impl DerefMut for Device {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        match self {
-            Self::Uring(backend) => backend,
-            Self::Other(backend) => &mut **backend,
-        }
-    }
-}
 
 /// An interface to a device. The module has its contract.
 pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch continues with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;
 
-    /// See [`Device::stage`].
+    /// See [`Device::stage`](device::Device::stage).
     #[cold]
     fn stage(&mut self, _request: Sub) -> bool {
         false

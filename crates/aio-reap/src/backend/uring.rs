@@ -128,7 +128,7 @@ impl Uring {
         Ok(Self { submitter, queue, ring, backlog: 0, cancels_queued: 0, cancels: 0, max_cancels })
     }
 
-    /// See [`Device::stage`](super::Device::stage).
+    /// See [`Device::stage`](super::device::Device::stage).
     #[inline(always)]
     pub(crate) fn stage_plain(&mut self, user_data: u64, op: &Op) -> bool {
         push(&mut self.queue, user_data, op, 0).is_ok()
