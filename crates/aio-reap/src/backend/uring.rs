@@ -406,6 +406,11 @@ fn push_other(queue: &mut SubmissionQueue<'_>, request: Sub) -> Result<(), PushE
 mod uring_entry_tests {
     use super::*;
 
+    fn words(entry: squeue::Entry) -> [u64; 8] {
+        // SAFETY: an `Entry` is 64 bytes of numbers, all of them initialised.
+        unsafe { mem::transmute(entry) }
+    }
+
     /// Compares with the entry that the io-uring crate builds for the same request.
     #[test]
     fn entries_of_transfers_are_those_of_the_crate() {
@@ -421,10 +426,22 @@ mod uring_entry_tests {
                     Kind::Read => opcode::Read::new(fd, rest.ptr, len).offset(rest.offset).build(),
                     _ => opcode::Write::new(fd, rest.ptr, len).offset(rest.offset).build(),
                 };
-                // SAFETY: an `Entry` is 64 bytes of numbers, all of them initialised.
-                let words = |entry| unsafe { mem::transmute::<squeue::Entry, [u64; 8]>(entry) };
                 assert_eq!(words(ours), words(theirs.user_data(user_data)), "{kind:?} {fd:?}");
             }
+        }
+    }
+
+    /// No result shows whether a sync was made, so its entry is compared with the kernel's numbers.
+    #[test]
+    fn entries_of_syncs_have_the_numbers_of_the_kernel() {
+        const IORING_OP_FSYNC: u8 = 3;
+        const IORING_FSYNC_DATASYNC: u8 = 1;
+        for (kind, flag) in [(Kind::Fsync, 0), (Kind::Fdatasync, IORING_FSYNC_DATASYNC)] {
+            let op = Op { kind, fd: i32::from_ne_bytes([7, 1, 2, 3]), ..Op::NOP };
+            let first = u64::from_ne_bytes([IORING_OP_FSYNC, 0, 0, 0, 7, 1, 2, 3]);
+            let flags = u64::from(flag) << if cfg!(target_endian = "little") { 32 } else { 0 };
+            let expected = [first, 0, 0, flags, 5, 0, 0, 0];
+            assert_eq!(words(other_entry(Sub { user_data: 5, op })), expected, "{kind:?}");
         }
     }
 }
