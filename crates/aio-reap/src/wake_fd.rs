@@ -35,9 +35,9 @@ pub(crate) struct WakeFd {
     timer_at: Cell<Option<Instant>>,
     /// The program may poll `epoll`, so left-over work must kick.
     watched: Cell<bool>,
-    /// `epoll` cannot watch the backend. The kick then stays signalled, so that no completion is
+    /// `epoll` could not watch the backend. The kick then stays signalled, so that no completion is
     /// missed.
-    always_readable: Cell<bool>,
+    unwatched_backend: Cell<bool>,
     kicked: Cell<bool>,
     /// Other threads have the kick too, so it may be signalled while `kicked` is false.
     kick_is_shared: Cell<bool>,
@@ -60,7 +60,7 @@ impl WakeFd {
             timer,
             timer_at: Cell::new(None),
             watched: Cell::new(false),
-            always_readable: Cell::new(false),
+            unwatched_backend: Cell::new(false),
             kicked: Cell::new(false),
             kick_is_shared: Cell::new(false),
             retrying: Cell::new(None),
@@ -69,12 +69,26 @@ impl WakeFd {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        let watch = |&fd| sys::epoll_add(&self.epoll, fd);
-        if !self.watched.replace(true) && self.backend.iter().try_for_each(watch).is_err() {
-            self.always_readable.set(true);
-            sys::signal(&self.kick);
+        if !self.watched.replace(true) {
+            self.watch_backend();
         }
         self.epoll.as_fd()
+    }
+
+    /// Lets `epoll` watch the backend's descriptors. If it cannot, signals the kick, whose turn tries
+    /// again.
+    #[cold]
+    fn watch_backend(&self) {
+        let is_watched = |&fd| match sys::epoll_add(&self.epoll, fd) {
+            Ok(()) => true,
+            // An earlier attempt added it.
+            Err(error) => error.raw_os_error() == Some(libc::EEXIST),
+        };
+        self.unwatched_backend.set(!self.backend.iter().all(is_watched));
+        if self.unwatched_backend.get() {
+            self.kicked.set(true);
+            sys::signal(&self.kick);
+        }
     }
 
     /// Returns an eventfd that any thread may signal to end [`wait`](Self::wait).
@@ -135,8 +149,11 @@ impl WakeFd {
     /// Clears the kick and the retry. The caller looks for work, and then calls
     /// [`wake_at`](Self::wake_at).
     pub(crate) fn clear(&self) {
+        if self.unwatched_backend.get() {
+            self.watch_backend();
+        }
         let kick_is_shared = self.kick_is_shared.get() && self.watched.get();
-        if (self.kicked.get() || kick_is_shared) && !self.always_readable.get() {
+        if (self.kicked.get() || kick_is_shared) && !self.unwatched_backend.get() {
             self.kicked.set(false);
             sys::drain(&self.kick);
         }

@@ -5,6 +5,9 @@
 //! forbidden, the tests print that and are skipped.
 #![cfg(not(offlock_model))]
 
+#[path = "common/readable.rs"]
+mod readable;
+
 use std::env;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -96,17 +99,22 @@ fn content() -> Vec<Vec<u8>> {
     (1..=BLOCKS as u8).map(|byte| vec![byte; BLOCK]).collect()
 }
 
+/// Returns the backend that a test names to the test that it traces.
+fn kind() -> BackendKind {
+    match env::var("INJECTED_BACKEND").unwrap().as_str() {
+        "io_uring" => BackendKind::Uring,
+        "aio" => BackendKind::Aio,
+        _ => BackendKind::Threads,
+    }
+}
+
 /// Writes each block and reads it back, one request at a time, and syncs the file in the end. Prints the
 /// errors.
 #[test]
 #[ignore = "what the other tests trace"]
 fn child() {
     let Some(path) = env::var_os("INJECTED_FILE") else { return };
-    let kind = match env::var("INJECTED_BACKEND").unwrap().as_str() {
-        "io_uring" => BackendKind::Uring,
-        "aio" => BackendKind::Aio,
-        _ => BackendKind::Threads,
-    };
+    let kind = kind();
     let engine = match Engine::builder().backend(kind).threads(1).build() {
         Ok(engine) => engine,
         Err(error) => return println!("refused: {error}"),
@@ -283,4 +291,31 @@ fn inv04_a_submission_is_made_again_beside_a_slow_request() {
         log: &["(INJECTED)", "(INJECTED)", "= 1"],
     };
     case.run_child("child_beside_a_slow_read");
+}
+
+/// Looks at the engine's descriptor, which cannot watch the backend's at first.
+#[test]
+#[ignore = "what another test traces"]
+fn watching_child() {
+    if env::var_os("INJECTED_BACKEND").is_none() {
+        return;
+    }
+    let engine = match Engine::builder().backend(kind()).threads(1).build() {
+        Ok(engine) => engine,
+        Err(error) => return println!("refused: {error}"),
+    };
+    assert!(readable::readable(&engine, Duration::ZERO), "no turn tries again");
+    engine.turn();
+    assert!(!readable::readable(&engine, Duration::ZERO), "an idle engine is readable for good");
+}
+
+/// A turn lets the engine's descriptor watch the backend's if the kernel had no room for it before.
+#[test]
+fn a_descriptor_that_epoll_refused_is_added_again() {
+    // The first two are the kick and the timer. Linux AIO has two of its own.
+    for (backend, call) in [("io_uring", 3), ("threads", 3), ("aio", 3), ("aio", 4)] {
+        let inject = &format!("epoll_ctl:error=ENOSPC:when={call}");
+        Case { backend, inject, by_path: false, failed: &[], log: &["(INJECTED)", "= 0"] }
+            .run_child("watching_child");
+    }
 }
