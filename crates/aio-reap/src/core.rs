@@ -322,7 +322,8 @@ impl Core {
         &self,
         index: Index,
     ) -> Option<Outcome<B, T>> {
-        let slab = &mut self.state.borrow_mut().completions.slab;
+        let mut state = self.state.borrow_mut();
+        let slab = &mut state.completions.slab;
         let slot = slab.get(index);
         if slot.state != SlotState::Done {
             return None;
@@ -331,6 +332,7 @@ impl Core {
         // SAFETY: by the contract of this function the payload has these types.
         let buf = unsafe { slot.payload.take::<B, T>() }.expect("a slot in use holds its payload");
         slab.release(index);
+        drop(state); // the outcome of an open makes system calls
         Some(Delivery::<B, (), T>::outcome(buf, result))
     }
 
