@@ -9,7 +9,7 @@ use aio_reap::BackendKind;
 use clap::builder::{
     NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser,
 };
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use nbd_protocol::TlsPolicy;
@@ -175,7 +175,7 @@ impl Args {
         words: impl IntoIterator<Item = T>,
     ) -> Result<Self, clap::Error> {
         let mut command = Self::command();
-        let matches = command.try_get_matches_from_mut(words)?;
+        let matches = command.try_get_matches_from_mut(words).map_err(without_credentials)?;
         let args = Self::from_arg_matches(&matches)?;
         let is_given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let images = &args.images;
@@ -210,6 +210,20 @@ impl Args {
         };
         Err(command.error(kind, reason))
     }
+}
+
+/// An error of a command line without the credentials of an address that it quotes, for example
+/// `s3://KEY:SECRET@BUCKET/VOLUME`: standard error may be a log.
+pub(crate) fn without_credentials(mut error: clap::Error) -> clap::Error {
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand]
+    {
+        let Some(ContextValue::String(text)) = error.get(kind) else { continue };
+        let Some((scheme, rest)) = text.split_once("://") else { continue };
+        let Some((_, place)) = rest.rsplit_once('@') else { continue };
+        let text = format!("{scheme}://***@{place}");
+        error.insert(kind, ContextValue::String(text));
+    }
+    error
 }
 
 /// The backend of `--backend`; `None` lets the engine choose. (clap would make an option of type
@@ -297,6 +311,22 @@ mod tests {
         assert_eq!(parse_tcp(":0").unwrap().to_string(), "127.0.0.1:0");
         assert_eq!(parse_tcp("0.0.0.0:1").unwrap().to_string(), "0.0.0.0:1");
         assert!(parse_tcp("nowhere").is_err());
+    }
+
+    #[test]
+    fn credentials_of_an_address_are_not_shown() {
+        let address = "s3://KEY:hidden/+=@bucket/v";
+        for words in [
+            vec!["--image", address],
+            vec!["--image", "vol=s3://KEY:hidden@bucket/v?size=1G,readonly"],
+            vec!["--image", "vol=s3://KEY?a:hidden@bucket/v"],
+            vec!["--direct=s3://KEY:hidden@bucket/v"],
+            vec![address],
+        ] {
+            let error = Args::from_words([&["x"], &*words].concat()).unwrap_err().to_string();
+            let is_named = error.contains("://***@bucket/v");
+            assert!(is_named && !error.contains("hidden"), "{words:?}: {error}");
+        }
     }
 
     #[test]

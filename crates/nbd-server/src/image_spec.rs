@@ -49,9 +49,8 @@ impl FromStr for ImageSpec {
         if let Some((scheme, _)) = spec.path.to_str().and_then(|path| path.split_once("://")) {
             if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)) {
                 return Err(format!(
-                    "'{}' is a URI, and an image is a file or a block device of this machine; volumes on \
-                     object stores need a server built with --features objects",
-                    spec.path.display()
+                    "'{scheme}://' begins a URI, and an image is a file or a block device of this machine; \
+                     volumes on object stores need a server built with --features objects"
                 ));
             }
         }
@@ -121,7 +120,7 @@ impl VolumeUrl {
 
     fn of(scheme: &str, rest: &str) -> Result<Self, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        if place.contains('@') && scheme != "file" {
+        if rest.contains('@') && scheme != "file" {
             return Err(
                 "an address of a volume has no credentials: they come from the environment \
                         (AWS_ACCESS_KEY_ID ...)"

@@ -105,7 +105,8 @@ fn snapshots() -> Option<ExitCode> {
     let mut words = env::args_os().skip(1).peekable();
     words.next_if(|word| word == "snapshot")?;
     let name = std::iter::once("offlock-nbd snapshot".into());
-    let args = volume::snapshot::SnapshotArgs::parse_from(name.chain(words));
+    let parsed = volume::snapshot::SnapshotArgs::try_parse_from(name.chain(words));
+    let args = parsed.unwrap_or_else(|error| args::without_credentials(error).exit());
     start_log(LevelFilter::WARN);
     let _flush = FlushAtEnd;
     let done = args.run().map_err(|error| error.to_string()).and_then(print);

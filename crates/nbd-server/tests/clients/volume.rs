@@ -318,6 +318,13 @@ fn credentials(lab: &Lab) -> Res {
         check!(listed.status.code() == Some(1) && listed.text.contains("403"), "{}", listed.text);
         check_hidden(&listed.text)?;
     }
+    let address = "s3://KEY:hidden/+=@bucket/vol";
+    for words in [&["--image", address][..], &["snapshot", "list", address], &["snapshot", address]]
+    {
+        let refused = lab.run(Command::new(binary()).args(words))?;
+        check!(refused.status.code() == Some(2), "{words:?}: {}", refused.text);
+        check_hidden(&refused.text)?;
+    }
     Ok(())
 }
 
