@@ -88,31 +88,40 @@ impl<B> Reply<B> for usize {
 }
 
 /// The receiver of a request's outcome.
-pub(crate) trait Receive<B, T>: 'static {
-    /// Takes the outcome, which is made where it is used, so that the buffer moves once. Values that
-    /// may only be dropped where user code may run go to `deferred`.
-    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, deferred: &mut Vec<DeferredDrop>);
+pub(crate) trait Receive<B, T>: Sized + 'static {
+    /// Takes the outcome of a completed request. It gets the whole delivery, which each path takes
+    /// apart where it uses it, so that the buffer moves once. Values that may only be dropped where
+    /// user code may run go to `deferred`.
+    fn receive(delivery: Delivery<B, Self, T>, result: RawResult, deferred: &mut Vec<DeferredDrop>);
 }
 
 /// A callback.
-impl<B, T, F: FnOnce(Result<T, RequestError>, B) + 'static> Receive<B, T> for F {
-    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {
-        let (result, buf) = outcome();
-        self(result, buf);
+impl<B, T: Reply<B>, F: FnOnce(Result<T, RequestError>, B) + 'static> Receive<B, T> for F {
+    fn receive(
+        delivery: Delivery<B, Self, T>,
+        result: RawResult,
+        _deferred: &mut Vec<DeferredDrop>,
+    ) {
+        let (callback, (result, buf)) = delivery.into_parts(result);
+        callback(result, buf);
     }
 }
 
 /// None: an [`Operation`](crate::Operation) takes the outcome itself, unless it was dropped.
-impl<B, T> Receive<B, T> for () {
-    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, _deferred: &mut Vec<DeferredDrop>) {
-        drop(outcome());
+impl<B, T: Reply<B>> Receive<B, T> for () {
+    fn receive(
+        delivery: Delivery<B, Self, T>,
+        result: RawResult,
+        _deferred: &mut Vec<DeferredDrop>,
+    ) {
+        drop(delivery.into_parts(result));
     }
 }
 
 /// The buffer of a request and the receiver of its outcome.
 pub(crate) struct Delivery<B, R, T> {
     buf: HeldBuf<B>,
-    receiver: R,
+    pub(crate) receiver: R,
     result: PhantomData<fn() -> T>,
 }
 
@@ -135,6 +144,23 @@ impl<B: 'static, R: Receive<B, T>, T: Reply<B>> Delivery<B, R, T> {
         Self { buf, receiver, result: PhantomData }
     }
 
+    #[inline(always)]
+    fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
+        match end {
+            End::Deliver => R::receive(self, result, deferred),
+            End::Abandon => drop(self.into_parts(result)),
+            End::Discard => {}
+        }
+    }
+}
+
+impl<B, R, T: Reply<B>> Delivery<B, R, T> {
+    /// Returns the receiver, and the outcome of the request, which has completed with `result`.
+    #[inline(always)]
+    pub(crate) fn into_parts(self, result: RawResult) -> (R, Outcome<B, T>) {
+        (self.receiver, Self::outcome(self.buf, result))
+    }
+
     /// Makes the outcome of the request of `buf`, which has completed with `result`.
     #[inline(always)]
     pub(crate) fn outcome(buf: HeldBuf<B>, result: RawResult) -> Outcome<B, T> {
@@ -142,16 +168,6 @@ impl<B: 'static, R: Receive<B, T>, T: Reply<B>> Delivery<B, R, T> {
         // SAFETY: the buffer of a request is used with its result once, because this consumes it.
         let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
         (result, buf)
-    }
-
-    #[inline(always)]
-    fn end(self, result: RawResult, end: End, deferred: &mut Vec<DeferredDrop>) {
-        let Self { buf, receiver, .. } = self;
-        match end {
-            End::Deliver => receiver.receive(|| Self::outcome(buf, result), deferred),
-            End::Abandon => drop(Self::outcome(buf, result)),
-            End::Discard => {}
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use offlock_sync::cell::UnsafeCell;
 
 use crate::error::RequestError;
-use crate::payload::{DeferredDrop, Outcome, Receive, Reply};
+use crate::payload::{DeferredDrop, Delivery, RawResult, Receive, Reply};
 
 /// A completed request, as [`CompletionQueue::pop`] returns it.
 ///
@@ -123,14 +123,22 @@ pub(crate) struct Enqueued<B, T> {
 }
 
 impl<B: 'static, T: Reply<B>> Receive<B, T> for Enqueued<B, T> {
-    fn receive(self, outcome: impl FnOnce() -> Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
-        let full = self.queue.done.with(|done| {
+    fn receive(
+        delivery: Delivery<B, Self, T>,
+        result: RawResult,
+        deferred: &mut Vec<DeferredDrop>,
+    ) {
+        let full = delivery.receiver.queue.done.with(|done| {
             // SAFETY: by invariant 1 no other reference exists while this one does.
             let done = unsafe { &*done };
             done.len() == done.capacity()
         });
         // Two paths, so that the compiler sees that the usual one calls no allocator.
-        if full { self.push_and_grow(outcome, deferred) } else { self.push(outcome, deferred) }
+        if full {
+            Self::push_and_grow(delivery, result, deferred);
+        } else {
+            Self::push(delivery, result, deferred);
+        }
     }
 }
 
@@ -145,9 +153,8 @@ impl<B: 'static, T: 'static> CompletionQueue<B, T> {
 impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
     /// Pushes the completion. Defers the drop of the queue if this was its last owner.
     #[inline(always)]
-    fn push(self, outcome: impl FnOnce() -> Outcome<B, T>, deferred: &mut Vec<DeferredDrop>) {
-        let Self { queue, token } = self;
-        let (result, buf) = outcome();
+    fn push(delivery: Delivery<B, Self, T>, result: RawResult, deferred: &mut Vec<DeferredDrop>) {
+        let (Self { queue, token }, (result, buf)) = delivery.into_parts(result);
         let completion = Completion { token, result, buf };
         // SAFETY: by invariant 1 no other reference exists while this one does.
         queue.done.with_mut(|done| unsafe { (*done).push_back(completion) });
@@ -159,10 +166,10 @@ impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
     #[cold]
     #[inline(never)]
     fn push_and_grow(
-        self,
-        outcome: impl FnOnce() -> Outcome<B, T>,
+        delivery: Delivery<B, Self, T>,
+        result: RawResult,
         deferred: &mut Vec<DeferredDrop>,
     ) {
-        self.push(outcome, deferred);
+        Self::push(delivery, result, deferred);
     }
 }
