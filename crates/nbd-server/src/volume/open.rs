@@ -48,8 +48,10 @@ const INDEXES: u64 = 32 << 20;
 /// be merged (six). An idle volume is to send at most 12 requests a minute.
 const NEWS: Duration = Duration::from_secs(60);
 const MERGES: Duration = Duration::from_secs(75);
-/// The tables that are merged at a time, and the bytes that are read ahead of all together. The defaults read 8 MiB ahead of
-/// each table, of up to four merges of four parts: a merge took 300 MB.
+/// The merges at a time, the tables or runs of each, and the bytes that are read ahead of all together. The defaults
+/// read 8 MiB ahead of each table, of up to four merges of four parts: a merge took 300 MB. New tables are merged first, so
+/// with one merge at a time runs are merged only once there are [`SOURCES`] of them, and meanwhile no table is.
+const MERGES_AT_ONCE: usize = 2;
 const SOURCES: usize = 32;
 const AHEAD_OF_SOURCES: usize = 32 << 20;
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -424,13 +426,13 @@ impl Place<'_> {
                 poll_interval: MERGES,
                 commit_compacted_interval: MERGES,
                 scheduler_options: [("max_compaction_sources".into(), SOURCES.to_string())].into(),
-                max_concurrent_compactions: 1,
+                max_concurrent_compactions: MERGES_AT_ONCE,
                 worker: Some(CompactionWorkerOptions {
                     compactions_poll_interval: MERGES,
-                    max_concurrent_compactions: 1,
+                    max_concurrent_compactions: MERGES_AT_ONCE,
                     max_subcompactions: 1,
                     max_fetch_tasks: 1,
-                    bytes_to_fetch: AHEAD_OF_SOURCES / SOURCES,
+                    bytes_to_fetch: AHEAD_OF_SOURCES / SOURCES / MERGES_AT_ONCE,
                     object_store_max_retries: Some(RETRIES),
                     ..CompactionWorkerOptions::default()
                 }),

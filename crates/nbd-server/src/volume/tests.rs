@@ -1004,6 +1004,20 @@ fn compactions_drop_the_blocks_of_trimmed_regions() {
     assert_eq!(stored(), 4, "those of the other region");
 }
 
+/// Tables that are written all the time do not keep the runs of merged tables from being merged: at
+/// as many runs as one merge takes, no table is merged any more, and later writes wait.
+#[test]
+fn runs_are_merged_while_tables_are_written() {
+    let volume = open(Arc::new(InMemory::new()), SIZE);
+    for number in 0..200 {
+        volume.write(number * BLOCK, &[1; BLOCK as usize]).unwrap();
+        write_table(&volume).unwrap();
+        pass(&volume, Duration::from_secs(15));
+        let runs = database(&volume).manifest().compacted().len();
+        assert!(runs < 12, "{runs} runs after {number} tables");
+    }
+}
+
 #[test]
 fn a_snapshot_keeps_what_the_volume_had() {
     let store = Arc::new(InMemory::new());
