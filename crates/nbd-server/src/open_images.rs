@@ -133,16 +133,23 @@ impl OpenImages {
         slots.iter().filter_map(|slot| slot.state.lock().image.clone()).collect()
     }
 
-    /// Grows images with their files, by whole blocks. Waits for the opening of each image: it may have
-    /// read the old length.
+    /// Grows images with their files, by whole blocks.
     pub(crate) fn grow(&self) {
+        self.each(grow);
+    }
+
+    /// Looks at each image, after the opening of the image: it may have read the old length. The images
+    /// that no thread opens are the first.
+    fn each(&self, look: impl Fn(&Image)) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        // Holds one image at a time, so that a file that hangs does not keep other images from
-        // being released. The files after it are checked once it answers.
-        for slot in slots {
-            let _opening = slot.opening.lock();
+        let is_free = |slot: &Arc<Slot>| slot.opening.try_lock().is_some();
+        let (free, others): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_free);
+        // Holds no lock and one image at a time, so that a file that hangs delays no client that opens its
+        // image, and no release of another. The files after it are checked once it answers.
+        for slot in free.into_iter().chain(others) {
+            drop(slot.opening.lock());
             let image = slot.state.lock().image.clone();
-            image.iter().for_each(|image| grow(image));
+            image.iter().for_each(|image| look(image));
         }
     }
 
@@ -490,6 +497,29 @@ mod tests {
         assert_eq!(images.slots.lock().len(), 1);
     }
 
+    /// A file that hangs while its length is read delays no client that opens its image, nor does one that is slow
+    /// to open delay the growth of others.
+    #[test]
+    fn a_look_at_a_file_that_hangs_delays_no_open() {
+        let (_dir, table) = folder("0");
+        let (images, used) = (&table.images, open(&table).unwrap());
+        images.each(|image| {
+            assert!(std::ptr::eq(image, &*used.image));
+            assert!(table.slot().opening.try_lock().is_some(), "an open would wait");
+        });
+        for other in 0..8 {
+            let (seen, sees) = std::sync::mpsc::channel();
+            thread::scope(|scope| {
+                let slow = images.get((other, 2, 3), || {
+                    scope.spawn(move || images.each(|_| seen.send(()).unwrap()));
+                    let seen = sees.recv_timeout(Duration::from_secs(20));
+                    Err(seen.is_ok())
+                });
+                assert_eq!(slow.err(), Some(true), "the other image was not looked at");
+            });
+        }
+    }
+
     #[test]
     fn an_image_that_is_opened_during_a_look_grows_too() {
         let (dir, table) = folder("0");
@@ -507,7 +537,7 @@ mod tests {
         });
     }
 
-    /// The server's last sync and the search for grown files do not wait for a file that hangs.
+    /// The server's last sync skips no image whose state a thread has locked at that time.
     #[test]
     fn a_look_misses_no_open_image() {
         let (dir, table) = folder("1M");
