@@ -6,10 +6,10 @@
 //!
 //! A worker frees the place of a connection when it handles the connection's end, which may be
 //! after the main thread accepts the same client's next connection. So a connection that reaches a
-//! limit waits ([`Waiting`]) longer than a worker is late on a busy machine. It is admitted if a
-//! place becomes free meanwhile. Only then it takes the place of the oldest half-open one: clients
-//! within the limit evict no handshake of each other, and silent connections do not keep other
-//! clients out.
+//! limit waits ([`Waiting`]) for [`waits::PLACE`]. It is admitted if a place becomes free meanwhile.
+//! Only then it takes the place of the oldest half-open one: clients within the limit evict no
+//! handshake of each other while each worker is late by less than that, and silent connections do
+//! not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
