@@ -4,8 +4,9 @@
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! One thread accepts clients, and each client has a thread of its own. At [`AT_ONCE`] clients a new one takes the place
-//! of the oldest, so silent clients do not delay others. The socket is created and removed like that of `--socket`.
+//! One thread accepts clients, and each client has a thread of its own. At [`AT_ONCE`] clients a new one takes the
+//! place of the oldest that has not asked yet, so silent clients do not delay others. The socket is created and
+//! removed like that of `--socket`.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -13,7 +14,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
@@ -48,7 +51,7 @@ impl Metrics {
         let stop = eventfd()?;
         let stopped = Arc::clone(&stop);
         let run = move || {
-            if let Err(error) = serve(&listener, &stopped, &reporter) {
+            if let Err(error) = serve(&listener, &stopped, &|| text(&reporter.report())) {
                 error!(%error, "the metrics are no longer served");
             }
         };
@@ -67,13 +70,17 @@ impl Drop for Metrics {
 }
 
 /// Accepts clients until `stop` is readable.
-fn serve(listener: &UnixListener, stop: &OwnedFd, reporter: &Reporter) -> Result<(), Errno> {
+fn serve(
+    listener: &UnixListener,
+    stop: &OwnedFd,
+    page: &(impl Fn() -> String + Sync),
+) -> Result<(), Errno> {
     // After a failure no client is accepted for a while: usually the process is out of descriptors.
     let pause = Timespec::try_from(waits::METRICS).unwrap_or_default(); // it fits
     let mut has_failed = false;
     thread::scope(|scope| {
         // The oldest is the first.
-        let mut clients = VecDeque::<(Weak<UnixStream>, thread::ScopedJoinHandle<'_, ()>)>::new();
+        let mut clients = VecDeque::<(Weak<Client>, thread::ScopedJoinHandle<'_, ()>)>::new();
         let ended = loop {
             let mut polled = [stop.as_fd(), listener.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -85,57 +92,86 @@ fn serve(listener: &UnixListener, stop: &OwnedFd, reporter: &Reporter) -> Result
                 Ok(_) => {}
             }
             clients.retain(|(_, thread)| !thread.is_finished());
-            if clients.len() == AT_ONCE {
-                clients.pop_front().iter().for_each(|(stream, _)| close(stream));
-            }
-            let accepted = listener.accept().and_then(|(stream, _)| {
-                let its = Arc::new(stream); // closed with the end of its thread
-                let stream = Arc::downgrade(&its);
-                let run = move || {
-                    if let Err(error) = answer(&its, reporter) {
-                        debug!(%error, "a client of the metrics was not answered");
+            let accepted = match listener.accept() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+                accepted => Some(accepted.and_then(|(stream, _)| {
+                    if clients.len() == AT_ONCE {
+                        // The oldest that has not asked.
+                        let silent = clients.iter().position(|(one, _)| !has_asked(one));
+                        clients.remove(silent.unwrap_or(0)).iter().for_each(|(one, _)| close(one));
                     }
-                };
-                let thread = thread::Builder::new().name("metrics".into());
-                Ok((stream, thread.spawn_scoped(scope, run)?))
-            });
+                    // Closed with the end of its thread.
+                    let its = Arc::new(Client { stream, has_asked: false.into() });
+                    let client = Arc::downgrade(&its);
+                    // A panic is counted and in the log; the scope would add its own.
+                    let run = move || drop(catch_unwind(AssertUnwindSafe(|| its.serve(page))));
+                    let thread = thread::Builder::new().name("metrics".into());
+                    Ok((client, thread.spawn_scoped(scope, run)?))
+                })),
+            };
             has_failed = false;
             match accepted {
-                Ok(client) => clients.push_back(client),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => {
+                Some(Ok(client)) => clients.push_back(client),
+                Some(Err(error)) => {
                     warn!(%error, "cannot accept a client of the metrics");
                     has_failed = true;
                 }
+                None => {}
             }
         };
-        clients.iter().for_each(|(stream, _)| close(stream));
+        clients.iter().for_each(|(one, _)| close(one));
         ended
     })
 }
 
-/// Ends the thread of a client, which finds the end of its input.
-fn close(stream: &Weak<UnixStream>) {
-    // Fails if the client has closed it.
-    let _ = stream.upgrade().map(|stream| stream.shutdown(Shutdown::Both));
+struct Client {
+    stream: UnixStream,
+    /// Its request is whole. Ordering: Relaxed, all; a hint.
+    has_asked: AtomicBool,
 }
 
-/// Receives a request within [`waits::METRICS`], and sends the response.
-fn answer(mut stream: &UnixStream, reporter: &Reporter) -> io::Result<()> {
-    let deadline = Instant::now() + waits::METRICS;
-    let mut request = Vec::new();
-    let mut bytes = [0; 4096];
-    while !is_whole(&request) && request.len() < LONGEST {
-        // No time left is an error.
-        stream.set_read_timeout(Some(deadline.saturating_duration_since(Instant::now())))?;
-        match stream.read(&mut bytes)? {
-            0 => break,
-            count => request.extend_from_slice(&bytes[..count]),
+/// Ends the thread of a client, which finds the end of its input.
+fn close(client: &Weak<Client>) {
+    // Fails if the client has closed it.
+    let _ = client.upgrade().map(|client| client.stream.shutdown(Shutdown::Both));
+}
+
+fn has_asked(client: &Weak<Client>) -> bool {
+    client.upgrade().is_some_and(|client| client.has_asked.load(Ordering::Relaxed))
+}
+
+impl Client {
+    fn serve(&self, page: impl FnOnce() -> String) {
+        if let Err(error) = self.answer(page) {
+            debug!(%error, "a client of the metrics was not answered");
         }
     }
-    let response = respond(&request, || text(&reporter.report()));
-    stream.set_write_timeout(Some(waits::METRICS))?;
-    stream.write_all(&response)
+
+    /// Receives a request within [`waits::METRICS`], and sends the response within it.
+    fn answer(&self, page: impl FnOnce() -> String) -> io::Result<()> {
+        let mut stream = &self.stream;
+        // No time left is an error of what sets it.
+        let left = |since: Instant| Some(waits::METRICS.saturating_sub(since.elapsed()));
+        let (mut request, mut bytes, since) = (Vec::new(), [0; 4096], Instant::now());
+        while !is_whole(&request) && request.len() < LONGEST {
+            stream.set_read_timeout(left(since))?;
+            match stream.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => request.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.has_asked.store(is_whole(&request), Ordering::Relaxed);
+        let response = respond(&request, page);
+        let since = Instant::now();
+        // The kernel takes the time for each of its buffers, so a write is of one.
+        for part in response.chunks(4096) {
+            stream.set_write_timeout(left(since))?;
+            stream.write_all(part)?;
+        }
+        Ok(())
+    }
 }
 
 /// Returns whether the head of a request is complete: an empty line ends it.
@@ -275,6 +311,9 @@ fn engines(page: &mut Page, report: &ServerReport) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, mpsc};
+    use std::time::Duration;
+
     use super::*;
 
     fn said(request: &str) -> String {
@@ -302,6 +341,84 @@ mod tests {
             assert_eq!(head.contains("Allow:"), status.starts_with("405"));
             assert!(body.is_empty() || head.contains(&format!("Content-Length: {}", body.len())));
         }
+    }
+
+    const ASKED: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
+
+    /// Serves a page while `clients` runs, and returns what [`serve`] did.
+    fn serving<T>(
+        page: impl Fn() -> String + Sync,
+        clients: impl FnOnce(&dyn Fn() -> UnixStream) -> T,
+    ) -> (thread::Result<Result<(), Errno>>, T) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let stop = eventfd().unwrap();
+        thread::scope(|scope| {
+            let server = scope.spawn(|| serve(&listener, &stop, &page));
+            let done = clients(&|| UnixStream::connect(&path).unwrap());
+            notify(&stop);
+            (server.join(), done)
+        })
+    }
+
+    fn answered(mut stream: UnixStream) -> String {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_crowd_displaces_no_client_that_has_asked() {
+        let (is_asked, asked) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let (is_asked, may_go_on) = (Mutex::new(is_asked), Mutex::new(may_go_on));
+        let page = || {
+            is_asked.lock().unwrap().send(()).unwrap();
+            let _ = may_go_on.lock().unwrap().recv();
+            "x 1\n".into()
+        };
+        let (served, (displaced, text)) = serving(page, |connect| {
+            let mut first = connect();
+            first.write_all(ASKED).unwrap();
+            asked.recv().unwrap();
+            let mut crowd: Vec<_> = (0..2 * AT_ONCE).map(|_| connect()).collect();
+            let displaced = answered(crowd.swap_remove(0));
+            drop(go_on);
+            (displaced, answered(first))
+        });
+        assert_eq!((served.unwrap(), displaced.as_str()), (Ok(()), ""));
+        assert!(text.ends_with("x 1\n"), "{text:?}");
+    }
+
+    #[test]
+    fn a_panic_of_a_client_is_one_panic() {
+        let (served, text) = serving(
+            || panic!("of a test"),
+            |connect| {
+                let mut client = connect();
+                client.write_all(ASKED).unwrap();
+                answered(client)
+            },
+        );
+        assert_eq!(text, "");
+        assert!(served.is_ok(), "the thread that accepts panicked, too");
+    }
+
+    /// Each of its reads is in time, and all together take longer.
+    #[test]
+    fn a_client_that_reads_slowly_is_closed() {
+        let (ours, mut its) = UnixStream::pair().unwrap();
+        its.write_all(ASKED).unwrap();
+        let client = Client { stream: ours, has_asked: false.into() };
+        let answered = thread::spawn(move || client.answer(|| "x".repeat(2 << 20)));
+        while !answered.is_finished() {
+            let _ = its.read_exact(&mut [0; 4096]); // the end may come first
+            thread::sleep(Duration::from_millis(50));
+        }
+        let error = answered.join().unwrap().expect_err("it was answered");
+        assert!(error.kind() != ErrorKind::BrokenPipe, "{error}");
     }
 
     #[test]

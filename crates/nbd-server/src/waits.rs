@@ -50,7 +50,7 @@ pub(crate) const BLOCK: Duration = Duration::from_secs(60);
 
 /// A worker that is late, perhaps because it opens an image, is left out.
 pub(crate) const REPORT: Duration = Duration::from_secs(5);
-/// For the request, and again for the response.
+/// For the whole request, and again for the whole response.
 pub(crate) const METRICS: Duration = Duration::from_secs(5);
 /// The end of the server waits for its log, and its start for standard output.
 pub(crate) const OUTPUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });

@@ -49,8 +49,8 @@ const INDEXES: u64 = 32 << 20;
 const NEWS: Duration = Duration::from_secs(60);
 const MERGES: Duration = Duration::from_secs(75);
 /// The merges at a time, the tables or runs of each, and the bytes that are read ahead of all together. The defaults
-/// read 8 MiB ahead of each table, of up to four merges of four parts: a merge took 300 MB. New tables are merged first, so
-/// with one merge at a time runs are merged only once there are [`SOURCES`] of them, and meanwhile no table is.
+/// read 8 MiB ahead of each table, of up to four merges of four parts: a merge took 300 MB. New tables are merged first,
+/// so with one merge at a time runs are merged only once there are [`SOURCES`] of them, and meanwhile no table is.
 const MERGES_AT_ONCE: usize = 2;
 const SOURCES: usize = 32;
 const AHEAD_OF_SOURCES: usize = 32 << 20;

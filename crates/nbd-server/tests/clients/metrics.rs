@@ -6,12 +6,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 
 use crate::client::{MIB, cmd};
 use crate::image;
-use crate::lab::{Backend, Lab, PATIENCE, Res, check, trial};
+use crate::lab::{Backend, Lab, PATIENCE, Res, check, signal, trial};
 use crate::need::Need;
 use crate::server::{Launch, Server};
 
@@ -22,6 +24,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
         trial("metrics/half_open_clients_delay_no_other", &[], half_open),
+        trial("metrics/a_stopped_server_keeps_its_clients", &[], stopped),
         trial("metrics/the_socket_is_as_the_other", &[], socket),
     ]
 }
@@ -202,6 +205,23 @@ fn half_open(lab: &Lab) -> Res {
     let crowd = (0..500).map(|_| UnixStream::connect(&path)).collect::<Result<Vec<_>, _>>()?;
     values(&path)?;
     drop(crowd);
+    server.stop()
+}
+
+/// A server that is stopped and continued while it waits for a request answers it.
+fn stopped(lab: &Lab) -> Res {
+    let (server, path) = start(lab)?;
+    let mut stream = UnixStream::connect(&path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET /metrics ")?;
+    for number in [libc::SIGSTOP, libc::SIGCONT] {
+        thread::sleep(Duration::from_millis(50)); // by now its thread waits, or is stopped
+        signal(server.pid(), number);
+    }
+    stream.write_all(b"HTTP/1.1\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    check!(text.starts_with("HTTP/1.0 200 OK"), "{text:?}");
     server.stop()
 }
 
