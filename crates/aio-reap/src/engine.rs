@@ -297,6 +297,13 @@ impl Engine {
         self.core.state.borrow().completions.stats.clone()
     }
 
+    /// Returns whether at least half of the [capacity](EngineBuilder::capacity) is free, for requests that
+    /// leave the rest to others.
+    pub fn is_half_free(&self) -> bool {
+        let slab = &self.core.state.borrow().completions.slab;
+        slab.free_len() * 2 >= slab.capacity()
+    }
+
     /// Checks the invariants of the engine's state, and returns its numbers of requests. Tests and
     /// fuzz targets call it after every step.
     ///

@@ -97,7 +97,8 @@ pub(super) fn read(file: &SharedFile, load: Load) {
 }
 
 pub(super) fn write(file: &SharedFile, write: DeviceWrite) {
-    let engine = lent_engine().filter(|_| !write.is_blocking());
+    // Writes of files that hang leave half of the slots to reads, whatever their number.
+    let engine = lent_engine().filter(|engine| !write.is_blocking() && engine.is_half_free());
     let Some(engine) = engine else { return write.defer() };
     let file = engine.attach_shared(file);
     let parts = write.parts().iter();

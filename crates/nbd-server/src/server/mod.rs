@@ -38,6 +38,9 @@ use crate::worker::{Inbox, Message, Shared, Worker};
 const MEMORY: usize = 256 << 20;
 /// Most threads of a worker's pool, if its engine uses one.
 const POOL: usize = 16;
+/// The writes of a write-back of an image, as many as it makes at a time. Write-backs take a slot of an engine
+/// only while half of the slots are free.
+const WRITE_BACK: usize = 256;
 /// Most connections to accept before the signals are handled.
 const ACCEPTED_AT_ONCE: usize = 64;
 /// Requested size of the send buffer; the system may grant less. A few large replies.
@@ -391,6 +394,12 @@ fn default_workers() -> usize {
     thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4))
 }
 
+/// Returns the slots of the engine of a worker, half of them for `depth` requests of clients beside the
+/// write-backs of images that hang. A slot has 192 bytes.
+pub(crate) fn slots(depth: usize) -> usize {
+    depth + 2 * WRITE_BACK
+}
+
 fn start_worker(
     (number, count): (usize, usize),
     inbox: (Inbox, Receiver<Message>),
@@ -402,7 +411,8 @@ fn start_worker(
     let depth = args.depth as usize;
     let limits = Limits { depth, most: depth.max(256) * 4 };
     let threads = depth.min(POOL);
-    let mut builder = Engine::builder().depth(depth).capacity(depth).threads(threads);
+    let slots = slots(depth);
+    let mut builder = Engine::builder().depth(slots).capacity(slots).threads(threads);
     if let Some(kind) = args.backend {
         builder = builder.backend(kind);
     }

@@ -108,10 +108,10 @@ impl Lab {
         let disk = Arc::new(FaultDevice::new(device));
         remount(&mut exports, &disk, engines_write, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
-        let connections = Arc::new(CtxTable::builder().max_contexts(4).build());
+        let connections = Arc::new(CtxTable::builder().max_contexts(8).build());
         let registry = Arc::new(Registry::new());
         let script = Script::new();
-        let engine = Engine::builder().depth(limits.depth).capacity(capacity);
+        let engine = Engine::builder().depth(capacity).capacity(capacity);
         let engine = engine.build_sim(&script).unwrap();
         let shared = Shared {
             exports,
@@ -575,7 +575,7 @@ fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     for path in &paths {
         args.extend(["--image", path.to_str().unwrap()]);
     }
-    Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1, true)
+    Lab::serving(&args, (paths[0].clone(), dir), limits, crate::server::slots(limits.depth), true)
 }
 
 /// One image answers nothing, from the engine or from the queue. Requests of a second image begin
@@ -617,6 +617,39 @@ fn an_image_that_hangs_leaves_slots_and_room_to_others() {
         lab.worker.close(client.0, "a test");
     }
     lab.ends_empty([]);
+}
+
+/// The write-backs of five images hang in the engine. A READ of a third image begins nevertheless.
+#[test]
+fn write_backs_that_hang_leave_slots_to_others() {
+    const DEPTH: usize = 16;
+    let mut lab = images(7, "64M", Limits { depth: DEPTH, most: 4 * DEPTH });
+    let engine = Rc::clone(&lab.worker.requests.engine);
+    let _lent = bufcache::lend_engine(&engine);
+    let mut hung: Vec<_> = (1..6).map(|image| lab.client_of(image)).collect();
+    for (client, image) in hung.iter_mut().zip(1..) {
+        let device = lab.worker.shared.exports.fixed[image].image.device.clone();
+        for block in (0..256).step_by(2) {
+            device.create(block).unwrap().fill(1);
+        }
+        lab.ask_for(client, cmd::FLUSH, NONE, 1, 0);
+    }
+    let held = lab.script.in_flight();
+    assert!(held > DEPTH, "{held} in flight");
+    let mut other = lab.client_of(6);
+    lab.ask_for(&mut other, cmd::READ, NONE, 7, 16);
+    assert_eq!(lab.script.in_flight(), held + 1, "it does not wait");
+    while !lab.worker.requests.is_idle() {
+        lab.script.complete(1);
+        engine.turn();
+        lab.worker.complete_round(&engine);
+    }
+    assert_eq!(reply(&mut other, 16), (7, 0));
+    for client in &mut hung {
+        assert_eq!(reply(client, 0), (1, 0));
+    }
+    hung.push(other);
+    lab.ends_empty(hung);
 }
 
 /// More slow TRIMs than places are requested. A READ gets a place nevertheless, and all requests
