@@ -86,6 +86,11 @@ impl<'s> Batch<'s> {
         }
     }
 
+    /// Returns whether all operations that have begun have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.look().is_some()
+    }
+
     /// Returns a value once all operations have ended.
     fn look(&self) -> Option<()> {
         // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results, and

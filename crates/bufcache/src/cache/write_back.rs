@@ -43,9 +43,10 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
-/// The most writes that a thread makes before it lets others run: about 0.2 ms if the page cache takes
-/// the bytes.
-const BEFORE_YIELD: usize = 32;
+/// The writes after which a write-back makes blocks clean, if the device has made each of them when it
+/// began: those who wait for a block wait for so many writes, and others of about 0.2 ms if the page cache
+/// takes the bytes.
+const ONE_BY_ONE: usize = 32;
 /// The most written blocks that become clean under one hold of each lock. A microsecond if
 /// no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
@@ -576,14 +577,6 @@ impl Shared {
         let batch = Batch::new(source).await;
         let depth = source.write_depth.clamp(1, RUNS);
         let (mut runs, mut given) = (0, 0);
-        // If the page cache takes the bytes, a thread does not sleep, and would go on until the end of
-        // its time slice of some milliseconds. Threads with less to do run first.
-        let is_blocking = is_blocking().await;
-        let let_others_run = || {
-            if is_blocking && !cfg!(offlock_model) {
-                std::thread::yield_now();
-            }
-        };
         source.writes.load.begin_writing();
         for run in self.runs(source, blocks, together).take(depth) {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
@@ -594,13 +587,16 @@ impl Shared {
             // If the device panics, the write is dropped, which ends it.
             let _ = contain(|| source.device.begin_write(write));
             (runs, given) = (runs + 1, given + run.len());
-            if runs.is_multiple_of(BEFORE_YIELD) {
-                let_others_run();
+            if runs == ONE_BY_ONE && batch.has_ended() {
+                break;
             }
         }
         batch.wait().await;
-        if runs > 1 {
-            let_others_run();
+        #[cfg(not(offlock_model))]
+        if runs > 1 && is_blocking().await {
+            // If the page cache took the bytes, this thread has not slept, and would go on until the end of
+            // its time slice of some milliseconds. Threads with less to do run first.
+            std::thread::yield_now();
         }
         source.writes.load.end_writing();
         for (number, result) in results.iter_mut().enumerate().take(runs) {
