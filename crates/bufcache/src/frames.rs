@@ -485,6 +485,19 @@ impl List {
         self.len += 1;
     }
 
+    /// Inserts a frame that is on no list through these links, as the oldest.
+    pub(crate) fn push_last<'l>(&mut self, frame: Frame, links: impl Fn(u32) -> &'l Links) {
+        let own = links(frame.0);
+        own.previous.store(self.last, Ordering::Relaxed);
+        own.next.store(NIL, Ordering::Relaxed);
+        match self.last {
+            NIL => self.first = frame.0,
+            last => links(last).next.store(frame.0, Ordering::Relaxed),
+        }
+        self.last = frame.0;
+        self.len += 1;
+    }
+
     /// Removes a frame, which is on the list.
     pub(crate) fn remove<'l>(&mut self, frame: Frame, links: impl Fn(u32) -> &'l Links) {
         let own = links(frame.0);
@@ -540,6 +553,13 @@ impl Nodes {
         debug_assert!(self.on(frame) == On::None);
         self.0[frame.0 as usize].1 = on;
         list.push(frame, |at| &self.0[at as usize].0);
+    }
+
+    /// Inserts a frame that is on no list at the end.
+    pub(crate) fn push_last(&mut self, list: &mut List, frame: Frame, on: On) {
+        debug_assert!(self.on(frame) == On::None);
+        self.0[frame.0 as usize].1 = on;
+        list.push_last(frame, |at| &self.0[at as usize].0);
     }
 
     /// Removes a frame from the list that it is on.

@@ -29,7 +29,7 @@ use offlock_sync::{Arc, check, coarse_clock, step};
 
 use super::Shared;
 use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
-use super::evict::LOOKS;
+use super::evict::{LOOKS, Lists};
 use super::pool::Pool;
 use super::write::is_marked;
 use crate::dirty::{DirtyList, Unsynced, WriteError, errno_of};
@@ -623,6 +623,16 @@ impl Shared {
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
+        // After the marks are cleared: an evictor that finds a marked buffer next in turn moves it to the
+        // front of main again.
+        step!("write-back: evict the buffers next", self.evict_next(blocks));
+    }
+
+    /// Makes the written buffers that were due for eviction the next victims, in the order of `blocks`.
+    fn evict_next(&self, blocks: &[DirtyBlock]) {
+        let mut lists = self.frames.lists.lock();
+        let Lists { nodes, policy, .. } = &mut *lists;
+        blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
     /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.

@@ -132,6 +132,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("sync: ask the device", "write::inv20_a_sync_against_the_cleaner"),
     ("sync: one that runs is not enough", "write::inv20_a_sync_that_runs_is_not_enough"),
     ("reset: wait for the write-backs", "write::inv18_a_reset_against_the_cleaner"),
+    ("write-back: evict the buffers next", "write::a_buffer_that_was_due_is_evicted_once_written"),
     ("write-back: the device has it", "write::inv17_a_write_that_fails"),
     ("write-back: the log is durable", "write::inv16_behind_the_log"),
     ("close: refuse writers", "write::inv19_a_creator_against_a_close"),

@@ -265,3 +265,21 @@ fn against_a_close(
     let durable = disk.durable(0);
     assert_eq!(durable, writes.join().unwrap());
 }
+
+/// A buffer that is written after an evictor has met it dirty is the next victim, whatever another
+/// evictor does meanwhile.
+#[test]
+fn a_buffer_that_was_due_is_evicted_once_written() {
+    model(|| {
+        let (_disk, device) = of(small(4));
+        let get = |block: u64| drop(device.get(block).unwrap());
+        fill(&device, 0, 1);
+        (1..=4).for_each(get); // the last one needs a buffer: 0 is due, and 1 is evicted
+        assert!(device.is_cached(0));
+        let writes = beside(&device, |device| device.flush().unwrap());
+        get(5);
+        writes.join().unwrap();
+        get(6);
+        assert!(!device.is_cached(0));
+    });
+}

@@ -168,6 +168,9 @@ pub(crate) fn mark(entry: &Entry) -> bool {
 const NEWER: u8 = 0;
 const OLDER: u8 = 1;
 const MAIN: u8 = 2;
+/// On main, until it is written: it was the next victim of probation, or of main, but dirty.
+const DUE_ON_PROBATION: u8 = 3;
+const DUE_ON_MAIN: u8 = 4;
 
 /// Ghosts per buffer. With one, the trace P3 with room for 5 % has 2 points fewer hits.
 const GHOSTS: usize = 2;
@@ -336,7 +339,12 @@ impl Policy {
             if which == NEWER {
                 entry.change(0, NEW);
             }
-            self.keep(nodes, frame);
+            let on = match which {
+                _ if stays || !entry.word().has(DIRTY) => MAIN,
+                MAIN => DUE_ON_MAIN,
+                _ => DUE_ON_PROBATION,
+            };
+            nodes.push(&mut self.main, frame, On::Policy(on));
             if stays && which == MAIN {
                 looks.lower();
             } else {
@@ -374,6 +382,18 @@ impl Policy {
     /// Inserts a buffer into main, at the back of the order of eviction.
     pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
         nodes.push(&mut self.main, frame, On::Policy(MAIN));
+    }
+
+    /// Makes a buffer that was due for eviction, but dirty, the next victim of its list. The caller has
+    /// written the frame's block; by now the frame may be free, or have another block.
+    pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
+        let list = match nodes.on(frame) {
+            On::Policy(DUE_ON_PROBATION) => OLDER,
+            On::Policy(DUE_ON_MAIN) => MAIN,
+            _ => return, // if it is on no list, an evictor is about to keep it
+        };
+        nodes.remove(&mut self.main, frame);
+        nodes.push_last(self.list(list), frame, On::Policy(list));
     }
 
     /// Removes a buffer from the given list, which it is on.

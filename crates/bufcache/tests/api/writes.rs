@@ -1,5 +1,8 @@
 //! Writes of blocks: dirty and durable blocks, and the waits between writers and readers.
 
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
 use crate::world::*;
 
 /// The patience of a call that is to be refused.
@@ -194,4 +197,104 @@ fn many_unsynced_ranges_are_synced() {
         (most - 1..most + 1).for_each(write);
         assert_eq!(count_syncs(), 1, "of {buffers} buffers");
     }
+}
+
+/// A device that makes each write when it begins, and looks at how many blocks the cache has made clean.
+struct Immediate {
+    inner: MemoryDevice,
+    cache: Mutex<Option<Cache>>,
+    begun: AtomicU64,
+    /// The most blocks that were written and not clean.
+    most: AtomicU64,
+}
+
+impl BlockDevice for Immediate {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if let Some(cache) = &*self.cache.lock().unwrap() {
+            let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+            self.most.fetch_max(begun - cache.stats().written, Ordering::Relaxed);
+        }
+        self.inner.write(offset, buf)
+    }
+
+    fn write_depth(&self) -> usize {
+        256
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+}
+
+/// A thread that writes block after block makes them clean on its way: another one may wait for them.
+#[test]
+fn blocks_become_clean_while_a_thread_writes_others() {
+    let inner = MemoryDevice::new(vec![0; 1000 * SIZE]);
+    let (cache, begun, most) = (Mutex::new(None), AtomicU64::new(0), AtomicU64::new(0));
+    let disk = Arc::new(Immediate { inner, cache, begun, most });
+    let builder = Cache::builder(600 * SIZE).block_size(SIZE).dirty_limits(100, 100);
+    let cache = builder.write_back_after(LONG * 60).build().unwrap();
+    let device = cache.attach(Arc::clone(&disk)).unwrap();
+    (0..250).for_each(|block| fill(&device, 2 * block, 1));
+    *disk.cache.lock().unwrap() = Some(cache);
+    device.flush().unwrap();
+    disk.cache.lock().unwrap().take();
+    assert_eq!(disk.begun.load(Ordering::Relaxed), 250);
+    assert_eq!(disk.most.load(Ordering::Relaxed), 32);
+}
+
+#[test]
+fn a_buffer_whose_eviction_had_to_wait_for_its_write_is_evicted_next() {
+    let builder = Cache::builder(64 * SIZE).block_size(SIZE).eviction(Eviction::Clock);
+    let cache = builder.dirty_limits(100, 100).build().unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![0; 100 * SIZE])).unwrap();
+    (0..32).for_each(|block| disk.get_mut(block).unwrap().fill(1));
+    (32..64).for_each(|block| drop(disk.get(block).unwrap()));
+    let cached = |blocks: Range<u64>| blocks.filter(|&block| disk.is_cached(block)).count();
+    drop(disk.get(64).unwrap()); // visits all that is dirty, and evicts what is clean
+    assert_eq!((cached(0..32), cached(32..64)), (32, 31));
+    disk.flush().unwrap();
+    (65..70).for_each(|block| drop(disk.get(block).unwrap()));
+    assert_eq!((cached(0..32), cached(32..64)), (27, 31));
+}
+
+/// Blocks that are read again and again stay beside a stream of blocks that are created once, and written
+/// when a part of the cache is dirty.
+#[test]
+fn created_blocks_do_not_displace_those_in_use() {
+    const BLOCKS: u64 = 1000;
+    const HOT: u64 = 150;
+    let hits = |percent: u64| {
+        let builder = Cache::builder(BLOCKS as usize * 512).block_size(512).eviction(Eviction::A2);
+        let builder = builder.dirty_limits(100, 100).write_back_after(LONG * 60);
+        let cache = builder.build().unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![0; 20_000 * 512])).unwrap();
+        for _ in 0..2 {
+            (0..HOT).for_each(|block| drop(disk.get(block).unwrap()));
+        }
+        let (mut found, mut asked) = (0, 0);
+        for at in 0..10_000 {
+            disk.create(1000 + at).unwrap().fill(1);
+            if at % (BLOCKS * percent / 100) == 0 {
+                disk.flush().unwrap();
+            }
+            if at % 8 == 0 {
+                let block = at / 8 % HOT;
+                found += u64::from(disk.is_cached(block));
+                asked += 1;
+                drop(disk.get(block).unwrap());
+            }
+        }
+        found * 100 / asked
+    };
+    let hits = [10, 25, 50, 75].map(hits);
+    assert!(hits.iter().all(|&hits| hits > 90), "percent of the reads: {hits:?}");
 }
