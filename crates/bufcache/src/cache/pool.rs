@@ -180,7 +180,11 @@ impl State {
 
     fn forget_if_over(&mut self, at: usize) {
         if self.devices[at].is_over() {
-            self.spare = self.devices.swap_remove(at).queues;
+            for (spare, queue) in self.spare.iter_mut().zip(self.devices.swap_remove(at).queues) {
+                if queue.capacity() > spare.capacity() {
+                    *spare = queue;
+                }
+            }
         }
     }
 
