@@ -252,8 +252,8 @@ impl Policy {
         }
     }
 
-    /// Returns whether a block that is not cached was evicted from probation or refused lately. Inserts it
-    /// among the ghosts, so that the next call for it returns true.
+    /// Returns whether a block that is not cached was evicted from probation or refused lately. If not,
+    /// inserts it among the ghosts, so that the next call for it returns true.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
         self.ghost.knows(key)
     }
@@ -467,11 +467,16 @@ impl Ghost {
         self.is_young(seen)
     }
 
-    /// Inserts a block. Returns whether it was inserted lately.
+    /// Returns whether a block was inserted lately. If not, inserts it.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
-        let is_known = self.take(key);
+        let (set, tag) = self.set(key);
+        let seen = set.iter().find(|seen| seen.tag == tag && seen.when != 0).copied();
+        if seen.is_some_and(|seen| self.is_young(seen)) {
+            return true; // it stays where it is: a repeated claim does not age the others
+        }
+        self.take(key); // an old entry would be found in place of the new one
         self.add(key);
-        is_known
+        false
     }
 
     /// Sets the number of evictions and refusals that are remembered, at most the places of the
