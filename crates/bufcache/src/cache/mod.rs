@@ -15,7 +15,7 @@
 //! | [`Lookup`] | the table, the counts of hits, the numbers of devices | of a stripe of homes, of the numbers |
 //! | [`Frames`] | the memory, the policy, the shadows of the policy | of the lists, of the shadows |
 //! | [`WriteBack`] | the dirty lists, the pool and its cleaner, the limits of devices | of a dirty list, of the unsynced sectors, of the pool |
-//! | [`Waiting`] | waiters by frame, the queue of writers, the timer | of a set, of the queue, of the timer |
+//! | [`Waiting`] | waiters by frame and by batch, the queue of writers, the timer | of a set, of the queue, of the timer |
 //!
 //! No part calls another one, except that `Frames` takes entries out of the table. [`Shared`] composes them:
 //! `miss` and `evict` bring a block in and another one out, `write` locks a buffer, `write_back` and `sync`

@@ -1,5 +1,5 @@
-//! The waits of threads and tasks: for loads, writes, write-backs and pins, for a place in the queue of
-//! writers, and for a time.
+//! The waits of threads and tasks: for loads, writes, write-backs and pins, for the operations of a batch, for a
+//! place in the queue of writers, and for a time.
 //!
 //! Each wait is a future. A task is woken by its waker. A thread polls the future in
 //! [`block_on`](crate::wait::block_on), whose waker ends the thread's sleep.
@@ -20,6 +20,7 @@
 //!
 //! 1. A waiter looks at the word after it has listed its waker. So it sees the change, or the thread
 //!    that makes the change finds the waker.
+//!    The issuer of a batch looks at its count in the same way.
 //! 2. A wait for a guard ends after the patience of the cache.
 //! 3. The end of a write wakes every waiter of the frame. So only the first task in the queue of a block
 //!    waits for it. Each other task waits until it is the first, or for a quarter of the patience: the

@@ -25,7 +25,8 @@ const PARTS: usize = 256;
 ///
 /// With the feature `aio-reap`, readahead, and the operations that tasks begin, use the
 /// [`Engine`](https://docs.rs/aio-reap/latest/aio_reap/struct.Engine.html) that the thread has lent by
-/// `lend_engine`: they block no thread, and many are in flight at once.
+/// `lend_engine`: they block no thread, and many are in flight at once. So a device has a second descriptor,
+/// and a call that blocks may be refused with `WouldDeadlock` on a thread that has lent an engine.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,

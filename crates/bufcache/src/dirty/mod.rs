@@ -51,7 +51,7 @@ pub(crate) struct Writes {
     pub(crate) load: Load,
 }
 
-/// Measures that decide whether a device may have more dirty buffers; see `cache::fairness`.
+/// Measures that decide whether a device may have more dirty buffers; see the limits in `cache::write_back`.
 ///
 /// Atomics of `std`, which no model explores, because no other data depends on them.
 #[derive(Debug, Default)]
@@ -264,7 +264,7 @@ impl Writes {
     /// Ends the poisoning unless more losses than `losses` were reported. Returns whether it did.
     fn forgive(&self, losses: u64) -> bool {
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the
-        // reset has made dirty, for `is_newer` and `dirty_blocks_in_range`, which take no lock. A
+        // reset has made dirty, for `is_newer` and the lookups of `dirty_blocks`, which take no lock. A
         // thread that still finds the errno acts as before the reset.
         let order = order!(Release, "forgive: the blocks are dirty before");
         self.group.forgive(losses, || self.poison.store(0, order))
@@ -279,7 +279,7 @@ impl Writes {
     /// Returns whether writes are refused, because the device is closed or being closed.
     pub(crate) fn refuses_writers(&self) -> bool {
         // Ordering: Relaxed; a writer calls this again after its mark on the block and a fence,
-        // which pairs with the fence in `cache::close`.
+        // which pairs with the fence in `Shared::close`.
         self.stage.load(Ordering::Relaxed) != Stage::Open as u32
     }
 
@@ -762,7 +762,8 @@ impl Positions {
         self.0.lock().remove(&frame);
     }
 
-    /// Returns the smallest position.
+    /// Returns the smallest position. Looks at all, under the lock that writers with a position take: 0.3 ms of
+    /// 100,000. A checkpoint asks for it; an order by position would cost each change two more steps in a tree.
     pub(crate) fn first(&self) -> Option<u64> {
         self.0.lock().values().min().copied()
     }
