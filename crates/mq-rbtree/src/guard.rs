@@ -186,8 +186,7 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     fn receive_guard_by(&self, wait: Wait) -> Guarded<'_, T, L> {
-        let first = if wait == Wait::No { wait } else { Wait::Past };
-        match self.look_to_lend(Access::Receive, first) {
+        match self.look_to_lend(Access::Receive, wait) {
             Look::Done(found) => found,
             _ if wait == Wait::No => Err(ReceiveError::Empty),
             _ => {
