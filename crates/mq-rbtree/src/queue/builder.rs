@@ -193,7 +193,7 @@ impl<T, L: Levels> Builder<T, L> {
         for reserve in reserves {
             L::check(reserve.from).map_err(|priority| BuildError::BadPriority { priority })?;
         }
-        let mut core = Core::new(if no_alloc { spare.max(max) } else { spare });
+        let mut core = Core::new(spare);
         core.set_limit(max);
         core.set_ageing(ageing);
         if no_alloc {
