@@ -147,7 +147,7 @@ impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
 impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
         let mut state = self.handle.queue().lock_undrained();
-        state.armed &= !(1 << self.interest as usize);
+        // An armed bit goes with its next event.
         let notifier = state.notifiers[self.interest as usize].take();
         drop(state);
         drop(notifier);
