@@ -435,7 +435,7 @@ impl<T, L: Levels> Queue<T, L> {
                 upto = state.reported();
             }
             drop(state);
-            wait_for_sender(looks, wait.has_deadline());
+            wait_for_sender(looks);
             looks += 1;
         }
     }
@@ -632,7 +632,7 @@ impl<T, L: Levels> Drop for LockedState<'_, T, L> {
 
 /// The looks at a hole without a yield or a sleep, also if the deadline is over: three microseconds.
 pub(super) const SPINS: u32 = if cfg!(offlock_model) { 1 } else { 64 };
-/// The yields after them, before a thread without a deadline sleeps.
+/// The yields after them, before a thread sleeps.
 const YIELDS_TO_SENDER: u32 = 64;
 
 /// Panics in place of the result of a timeout.
@@ -644,15 +644,13 @@ fn without_deadline<R>() -> R {
 /// Waits a moment for a sender to publish its message. The sender takes some nanoseconds, unless its
 /// thread was stopped.
 #[cold]
-pub(super) fn wait_for_sender(looks: u32, has_deadline: bool) {
+pub(super) fn wait_for_sender(looks: u32) {
     if cfg!(offlock_model) {
         return thread::yield_now();
     }
     let Some(looks) = looks.checked_sub(SPINS) else { return hint::spin_loop() };
-    // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds. It would
-    // miss the deadline.
-    let yields = if has_deadline { 0 } else { YIELDS_TO_SENDER };
-    let Some(looks) = looks.checked_sub(yields) else { return thread::yield_now() };
+    // The caller looks at its deadline after each yield.
+    let Some(looks) = looks.checked_sub(YIELDS_TO_SENDER) else { return thread::yield_now() };
     // The pauses grow from 50 us to 1 ms: a deadline is missed by a part of the wait.
     let pause = Duration::from_micros(50) * (looks + 1).min(20);
     Futex::new().wait_for(0, pause);

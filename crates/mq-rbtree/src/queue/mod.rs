@@ -362,7 +362,7 @@ impl<T, L: Levels> Queue<T, L> {
             && guard.awaits_sender(ring)
         {
             drop(guard);
-            wait_for_sender(looks, false);
+            wait_for_sender(looks);
             guard = self.state.lock();
             if let Some(message) = self.fast_receive(&mut guard, preload) {
                 return Ok(message);

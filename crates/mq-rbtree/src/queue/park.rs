@@ -48,11 +48,6 @@ impl Wait {
             Self::Until(end) => cfg!(offlock_model) || Instant::now() >= end,
         }
     }
-
-    /// Returns whether the wait has a time limit.
-    pub(crate) fn has_deadline(self) -> bool {
-        matches!(self, Self::Past | Self::Until(_))
-    }
 }
 
 // How long a thread spins before it sleeps.
