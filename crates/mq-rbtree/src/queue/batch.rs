@@ -156,26 +156,25 @@ impl<T, L: Levels> Queue<T, L> {
         if most == 0 {
             return Ok(0);
         }
-        let before = out.len();
-        let more = self.receive_more(out, most, wait);
+        let (before, end) = (out.len(), out.len() + most);
+        let more = self.receive_more(out, end, wait);
         if out.len() == before {
             more.map_err(|AllocError { .. }| ReceiveError::NoMemory)?;
             out.push(self.receive_by(&wait)?);
-            let _no_memory_for_more = self.receive_more(out, most - 1, wait);
+            let _no_memory_for_more = self.receive_more(out, end, wait);
         }
         Ok(out.len() - before)
     }
 
-    /// Receives up to `most` messages that are in the queue now. Stops as well if a sender is waited for
-    /// at the deadline, and if `out` is full and memory is exhausted; only that is an error. After it has
-    /// looked at the queue and has received none, `out` has room for one.
+    /// Receives messages that are in the queue now, until `out` has `end`. Stops as well if a sender is
+    /// waited for at the deadline, and if `out` is full and memory is exhausted; only that is an error. After
+    /// it has looked at the queue and has received none, `out` has room for one.
     pub(crate) fn receive_more(
         &self,
         out: &mut Vec<Received<T, L>>,
-        most: usize,
+        end: usize,
         wait: Wait,
     ) -> Result<(), AllocError> {
-        let end = out.len() + most;
         let mut empty = false;
         while !empty && out.len() < end {
             let wanted = SECTION.min(end - out.len());

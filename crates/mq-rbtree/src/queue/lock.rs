@@ -333,11 +333,6 @@ impl<L: Levels> Config<L> {
         let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
         self.max_messages.saturating_sub(kept)
     }
-
-    /// Returns the number of free places that a message of this priority needs.
-    pub(crate) fn places_for(&self, priority: L::Priority) -> usize {
-        self.max_messages - self.len_limit(priority) + 1
-    }
 }
 
 // The ways to lock it.

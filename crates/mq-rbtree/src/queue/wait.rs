@@ -111,7 +111,7 @@ impl<T, L: Levels> Queue<T, L> {
             return Ok(());
         };
         let mut message = Some(message);
-        let mut waiter = pin!(self.senders.waiter_needing(self.config.places_for(priority)));
+        let mut waiter = pin!(self.send_waiter(priority));
         poll_fn(|cx| {
             self.poll_wait(waiter.as_mut(), cx, || self.look_to_send(&mut message, Wait::Past))
         })
@@ -157,8 +157,14 @@ impl<T, L: Levels> Queue<T, L> {
         out.try_reserve(1).map_err(|_| ReceiveError::NoMemory)?; // before a message is taken
         out.push(self.receive_async().await?);
         // A task waits for no sender. Without memory for more, one is what it has.
-        let _no_memory = self.receive_more(out, most - 1, Wait::Past);
+        let _no_memory = self.receive_more(out, before + most, Wait::Past);
         Ok(out.len() - before)
+    }
+
+    /// Returns the waiter for the free places that a message of this priority needs.
+    fn send_waiter(&self, priority: L::Priority) -> Waiter<'_> {
+        let reserved = self.config.max_messages - self.config.len_limit(priority);
+        self.senders.waiter_needing(reserved + 1)
     }
 
     /// Continues a thread's send that found no room.
@@ -168,12 +174,11 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        let places = self.config.places_for(message.priority);
+        let waiter = self.send_waiter(message.priority);
         let mut message = Some(message);
         let look = || self.look_to_send(&mut message, wait);
         // In a queue with a ring it has spun for the room already.
-        let sent =
-            self.wait_by(self.senders.waiter_needing(places), wait, self.ring.is_some(), look);
+        let sent = self.wait_by(waiter, wait, self.ring.is_some(), look);
         sent.unwrap_or_else(|| {
             let Some(Message { value, .. }) = message else { unreachable!("a refused message") };
             Err(SendError { value, reason: SendRefused::Timeout })
