@@ -53,6 +53,7 @@ fn inv21_sequence_numbers_of_sends_under_the_lock_are_not_outdated() {
                 assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
                 let publish = queue.claim(n, 5).unwrap();
                 queue.try_send(n + 1, 9).unwrap();
+                assert!(queue.lock_undrained().awaits_sender(ring), "no hole is reported");
                 let now = Instant::now();
                 assert_eq!(queue.receive_deadline(now), Err(ReceiveError::Timeout), "not `Empty`");
                 publish();
@@ -69,7 +70,8 @@ fn inv21_a_spinning_receiver_sees_a_batch() {
     let mut batch = [(1, 0), (2, 0), (3, 0)].into();
     assert_eq!(queue.send_batch(&mut batch), Ok(3));
     let ring = queue.ring.as_ref().unwrap();
-    assert!((next..next + 3).all(|position| ring.was_published(position)));
+    // Also after a lap of others, who took the message that it spins for.
+    assert!((next - 16..next + 3).all(|position| ring.was_published(position)));
 }
 
 /// The message that a receiver spins for stays published while the sender behind it is waited for.
@@ -85,6 +87,23 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
     assert!(begin.elapsed() < Duration::from_secs(30));
     publish();
     assert_eq!(queue.drain(), [(1, 0), (2, 0), (3, 0)]);
+}
+
+/// The deadline passes after the last poll; what the wait is for came between.
+#[test]
+fn a_wait_looks_after_its_deadline() {
+    let queue: Queue<u64> = Queue::new(1).unwrap();
+    queue.try_send(1, 5).unwrap();
+    let look = || queue.look_to_receive(Wait::Past);
+    let received = queue.wait_by(queue.receivers.waiter(), Wait::Past, true, look);
+    assert_eq!(received, Some(Ok((1, 5))));
+}
+
+#[test]
+fn a_core_takes_no_slot_beyond_its_limit() {
+    let mut queue: Queue<u64> = Queue::new(1).unwrap();
+    let core = &mut queue.state.get_mut().core;
+    assert_eq!((core.push(1, 1), core.push(1, 2)), (Ok(()), Err(2)));
 }
 
 /// A wait that ends after the spins shortens those of the next wait.

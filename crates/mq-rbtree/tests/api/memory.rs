@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt::{self, Debug, Write};
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::pin::pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
@@ -349,9 +350,10 @@ fn a_queue_without_memory_for_its_messages_is_not_made() {
 /// A guard needs a node for the way back.
 #[test]
 fn a_guard_without_memory_is_refused() {
-    let queue = Queue::builder_with_keys(1).spare_nodes(0).build().unwrap();
-    queue.send(1, 1).unwrap();
+    let builder = Queue::builder_with_keys(2).spare_nodes(0).ageing(NonZeroU32::MIN);
+    let queue = builder.build().unwrap();
+    (1..3).for_each(|n| queue.send(n, n).unwrap());
     let (found, refused) = refuse_first(2, || queue.try_receive_guard().map(drop));
     assert_eq!((found, refused), (Err(ReceiveError::NoMemory), 2));
-    assert_eq!(queue.receive(), Ok((1, 1)));
+    assert_eq!(queue.receive(), Ok((2, 2)), "the turn of ageing stays");
 }

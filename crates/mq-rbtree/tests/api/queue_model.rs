@@ -219,8 +219,10 @@ fn inv01_a_message_that_is_alone_in_the_ring_keeps_the_order() {
         };
         let mut steps: Vec<_> = (0..depth).map(&mut next).collect();
         steps.extend((depth..2_000).flat_map(|n| [next(n), RECEIVE]));
-        let limits = Limits { quiet: true, ..plain(depth as usize + 1) };
-        queue_ops::run::<Bitmap>(&limits, &steps);
+        for ageing in [None, Some(3)] {
+            let limits = Limits { ageing, quiet: true, ..plain(depth as usize + 1) };
+            queue_ops::run::<Bitmap>(&limits, &steps);
+        }
     }
 }
 

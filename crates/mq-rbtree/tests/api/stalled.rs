@@ -161,8 +161,8 @@ fn receives_before_a_later_hole() -> bool {
     true
 }
 
-/// A receive that gives up, of a thread or of a task, does not make later sends take the lock: they need
-/// not wait for the stopped sender.
+/// A receive that gives up, of a thread or of a task, and a descriptor do not make later sends take the
+/// lock: they need not wait for the stopped sender.
 #[test]
 fn inv22_a_receive_that_gives_up_lets_senders_go_on() {
     let queue = warm(8);
@@ -171,10 +171,12 @@ fn inv22_a_receive_that_gives_up_lets_senders_go_on() {
     let second = queue.claim(2, 5).expect("the ring is open");
     let mut cx = Context::from_waker(Waker::noop());
     assert!(pin!(queue.receive_async()).poll(&mut cx).is_pending());
-    queue.try_send(3, 9).unwrap();
+    queue.claim(3, 9).expect("the ring is open")();
+    drop(Readiness::new(&queue, Interest::Readable).unwrap());
+    queue.claim(4, 9).expect("the ring is open")();
     second();
     publish();
-    assert_eq!(queue.drain(), [(3, 9), (1, 5), (2, 5)]);
+    assert_eq!(queue.drain(), [(3, 9), (4, 9), (1, 5), (2, 5)]);
     queue.validate();
 }
 
