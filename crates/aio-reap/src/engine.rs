@@ -297,8 +297,8 @@ impl Engine {
         self.core.state.borrow().completions.stats.clone()
     }
 
-    /// Returns whether at least half of the [capacity](EngineBuilder::capacity) is free, for requests that
-    /// leave the rest to others.
+    /// Returns whether at least half of the [capacity](crate::EngineBuilder::capacity) is free, for requests
+    /// that leave the rest to others.
     pub fn is_half_free(&self) -> bool {
         let slab = &self.core.state.borrow().completions.slab;
         slab.free_len() * 2 >= slab.capacity()
