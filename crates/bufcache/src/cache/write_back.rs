@@ -43,9 +43,10 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
-/// The writes after which a write-back makes blocks clean, if the device has made each of them when it
-/// began: those who wait for a block wait for so many writes, and others of about 0.2 ms if the page cache
-/// takes the bytes.
+/// How long a write-back begins writes of a device that has made each of them when it began, and looks
+/// at the time after each [`ONE_BY_ONE`] of them. Then it makes their blocks clean, for those who wait
+/// for one.
+const ROUND: Duration = Duration::from_millis(10);
 const ONE_BY_ONE: usize = 32;
 /// The most written blocks that become clean under one hold of each lock. A microsecond if
 /// no header is in a CPU cache. A model has two.
@@ -577,6 +578,7 @@ impl Shared {
         let batch = Batch::new(source).await;
         let depth = source.write_depth.clamp(1, RUNS);
         let (mut runs, mut given) = (0, 0);
+        let since = Instant::now();
         source.writes.load.begin_writing();
         for run in self.runs(source, blocks, together).take(depth) {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
@@ -587,7 +589,7 @@ impl Shared {
             // If the device panics, the write is dropped, which ends it.
             let _ = contain(|| source.device.begin_write(write));
             (runs, given) = (runs + 1, given + run.len());
-            if runs == ONE_BY_ONE && batch.has_ended() {
+            if runs.is_multiple_of(ONE_BY_ONE) && since.elapsed() >= ROUND && batch.has_ended() {
                 break;
             }
         }

@@ -199,7 +199,8 @@ fn many_unsynced_ranges_are_synced() {
     }
 }
 
-/// A device that makes each write when it begins, and looks at how many blocks the cache has made clean.
+/// A device that makes each write when it begins, within a millisecond, and looks at how many blocks the
+/// cache has made clean.
 struct Immediate {
     inner: MemoryDevice,
     cache: Mutex<Option<Cache>>,
@@ -221,6 +222,7 @@ impl BlockDevice for Immediate {
         if let Some(cache) = &*self.cache.lock().unwrap() {
             let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
             self.most.fetch_max(begun - cache.stats().written, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(1));
         }
         self.inner.write(offset, buf)
     }
