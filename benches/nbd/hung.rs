@@ -43,7 +43,8 @@ pub(crate) fn ratio(
             measure(&mut server)
         })?;
         ratios.extend(beside.zip(alone).map(|(beside, alone)| beside / alone));
-        println!("# write beside a hung export: p99 {beside:?} s, alone {alone:?} s");
+        let ms = |p99: Option<f64>| p99.map_or("none".into(), |p99| format!("{:.1} ms", p99 * 1e3));
+        println!("# write beside a hung export: p99 {}, alone {}", ms(beside), ms(alone));
         thread::sleep(Duration::from_secs(1)); // until what hung is done
     }
     Ok(median(&ratios))

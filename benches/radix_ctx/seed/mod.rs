@@ -158,7 +158,7 @@ fn wall(
         }
     }
     println!(
-        "# {} pairs of runs, {discarded} discarded: other programs took the CPUs",
+        "# {} pairs of runs; {discarded} discarded because other programs took the CPUs",
         ratios.len()
     );
     Ok(Ratio::of(&ratios))

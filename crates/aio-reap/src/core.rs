@@ -317,7 +317,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// The slot was queued with these types and no receiver.
+    /// The slot was queued with a buffer `B`, a result `T` and the receiver `()`.
     pub(crate) unsafe fn collect_done<B: 'static, T: Reply<B>>(
         &self,
         index: Index,

@@ -266,7 +266,7 @@ impl Payload {
     ///
     /// # Safety
     ///
-    /// A stored value has these types.
+    /// The payload is empty, or holds a `Delivery<B, (), T>`.
     pub(crate) unsafe fn take<B, T>(&mut self) -> Option<HeldBuf<B>> {
         self.vtable.take()?;
         // SAFETY: by invariant 1 the bytes hold an owned value, by the contract of this function it

@@ -150,7 +150,8 @@ impl Slot {
     }
 }
 
-/// A first-in first-out list of slots. A slot is on at most one list.
+/// A first-in first-out list of slots. A slot is on at most one list. Not a `VecDeque`, which tests for its end at
+/// each access: by cachegrind a callback took 22 instructions of 283 more, and a read 33 of 345.
 pub(crate) struct Fifo {
     /// A ring buffer. Its size is a power of two that holds all slots.
     ring: Box<[Index]>,

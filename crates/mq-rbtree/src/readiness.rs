@@ -147,7 +147,7 @@ impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
 impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
         let mut state = self.handle.queue().lock_undrained();
-        // An armed bit goes with its next event.
+        // An armed bit stays set: the next event clears it and finds no notifier.
         let notifier = state.notifiers[self.interest as usize].take();
         drop(state);
         drop(notifier);

@@ -212,7 +212,7 @@ impl Args {
     }
 }
 
-/// An error of a command line without the credentials of an address that it quotes, for example
+/// Returns the error of a command line without the credentials of an address that it quotes, such as
 /// `s3://KEY:SECRET@BUCKET/VOLUME`: standard error may be a log.
 pub(crate) fn without_credentials(mut error: clap::Error) -> clap::Error {
     for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand]

@@ -138,8 +138,8 @@ impl OpenImages {
         self.each(grow);
     }
 
-    /// Looks at each image, after the opening of the image: it may have read the old length. The images
-    /// that no thread opens are the first.
+    /// Calls `look` for each image. Waits for a thread that is opening the image, because that thread may
+    /// have read the old length. The images that no thread opens come first.
     fn each(&self, look: impl Fn(&Image)) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
         let is_free = |slot: &Arc<Slot>| slot.opening.try_lock().is_some();

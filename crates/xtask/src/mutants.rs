@@ -257,6 +257,8 @@ struct Finder {
 const FENCES: [&str; 4] = ["fence", "light", "heavy", "heavy_rseq"];
 /// Macros whose arguments are no code of the algorithm.
 const SHOWING: [&str; 4] = ["panic", "unreachable", "write", "println"];
+/// Keywords that may stand before a `!` that negates: such a `!` calls no macro.
+const KEYWORDS: [&str; 5] = ["if", "while", "match", "return", "in"];
 
 impl Finder {
     fn walk(&mut self, tokens: &[TokenTree]) {
@@ -326,9 +328,6 @@ impl Finder {
         self.sites.push(Site { bytes, line: start.start().line, weaker });
     }
 }
-
-/// Words before which `!` is a negation.
-const KEYWORDS: [&str; 5] = ["if", "while", "match", "return", "in"];
 
 /// Checks that `INVARIANTS.md` of each library accounts for every ordering and fence.
 ///

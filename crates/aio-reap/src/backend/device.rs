@@ -17,8 +17,8 @@ pub(crate) enum Device {
 impl Device {
     /// Stores a request for the next `submit`, so that its slot is not read there: the loads would wait
     /// for the stores of its parts. `op` is that of the slot, in registers. Returns false if the request
-    /// was not stored. Only called after a submission that left [nothing](Self::has_unsubmitted), with no
-    /// call of `cancel` since, for at most as many requests as fit in flight.
+    /// was not stored. Only called if [`has_unsubmitted`](Self::has_unsubmitted) was false, and `submit` and
+    /// `cancel` have not been called since, for at most as many requests as fit in flight.
     ///
     /// Inlined into the front ends, so that a plain request of io_uring stays in registers.
     #[inline(always)]

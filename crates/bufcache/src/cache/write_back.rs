@@ -43,11 +43,11 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
-/// How long a write-back begins writes of a device that has made each of them when it began, and looks
-/// at the time after each [`ONE_BY_ONE`] of them. Then it makes their blocks clean, for those who wait
-/// for one.
+/// A device may make each write when it begins. After this time a write-back begins no more of them before it
+/// has made the blocks clean that it has written: a call may wait for one of these.
 const ROUND: Duration = Duration::from_millis(10);
-const ONE_BY_ONE: usize = 32;
+/// The number of writes after each of which a write-back looks at the time.
+const LOOK_AT_TIME: usize = 32;
 /// The most written blocks that become clean under one hold of each lock. A microsecond if
 /// no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
@@ -589,7 +589,7 @@ impl Shared {
             // If the device panics, the write is dropped, which ends it.
             let _ = contain(|| source.device.begin_write(write));
             (runs, given) = (runs + 1, given + run.len());
-            if runs.is_multiple_of(ONE_BY_ONE) && since.elapsed() >= ROUND && batch.has_ended() {
+            if runs.is_multiple_of(LOOK_AT_TIME) && since.elapsed() >= ROUND && batch.has_ended() {
                 break;
             }
         }

@@ -124,8 +124,8 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Returns the number of writes, at most 256, that a write-back [begins](Self::begin_write)
     /// before it waits for their ends. Called when the device is attached. The default
-    /// keeps a disk busy and lets reads pass. A device with a long latency needs more. If 32 writes, or a
-    /// multiple, have ended when they were begun and taken 10 ms, the write-back makes their blocks clean first.
+    /// keeps a disk busy and lets reads pass. A device with a long latency needs more. If the device makes
+    /// each write when it begins, the write-back stops after 10 ms, and makes the written blocks clean first.
     fn write_depth(&self) -> usize {
         32
     }

@@ -166,9 +166,9 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(out.len() - before)
     }
 
-    /// Receives messages that are in the queue now, until `out` has `end`. Stops as well if a sender is
-    /// waited for at the deadline, and if `out` is full and memory is exhausted; only that is an error. After
-    /// it has looked at the queue and has received none, `out` has room for one.
+    /// Receives the messages that are in the queue now, until `out` holds `end`. Stops early if the deadline
+    /// passes while a sender has yet to publish. Returns an error only if `out` is full and cannot grow. If it
+    /// has looked at the queue and received no message, `out` has room for one.
     pub(crate) fn receive_more(
         &self,
         out: &mut Vec<Received<T, L>>,

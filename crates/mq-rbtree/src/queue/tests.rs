@@ -70,7 +70,8 @@ fn inv21_a_spinning_receiver_sees_a_batch() {
     let mut batch = [(1, 0), (2, 0), (3, 0)].into();
     assert_eq!(queue.send_batch(&mut batch), Ok(3));
     let ring = queue.ring.as_ref().unwrap();
-    // Also after a lap of others, who took the message that it spins for.
+    // Also for the 16 positions before: other receivers have taken those messages, so a receiver that spins for
+    // one of them must look at the queue again.
     assert!((next - 16..next + 3).all(|position| ring.was_published(position)));
 }
 
@@ -89,7 +90,7 @@ fn inv22_a_receiver_does_not_spin_at_a_hole() {
     assert_eq!(queue.drain(), [(1, 0), (2, 0), (3, 0)]);
 }
 
-/// The deadline passes after the last poll; what the wait is for came between.
+/// A wait looks at the queue once more after its deadline: a message may have come since its last look.
 #[test]
 fn a_wait_looks_after_its_deadline() {
     let queue: Queue<u64> = Queue::new(1).unwrap();

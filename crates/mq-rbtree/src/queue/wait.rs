@@ -156,7 +156,7 @@ impl<T, L: Levels> Queue<T, L> {
         let before = out.len();
         out.try_reserve(1).map_err(|_| ReceiveError::NoMemory)?; // before a message is taken
         out.push(self.receive_async().await?);
-        // A task waits for no sender. Without memory for more, one is what it has.
+        // A task does not wait for a sender. If memory is exhausted, the batch is the one message received.
         let _no_memory = self.receive_more(out, before + most, Wait::Past);
         Ok(out.len() - before)
     }

@@ -157,8 +157,8 @@ fn play(clients: &mut [Client; 2], start: u64, len: u64, unit: u64) -> Res<Vec<u
     Ok(model)
 }
 
-/// Long writes to a full disk are refused, and what was acknowledged reads back. Short writes that find no room when they are written back: a FLUSH says so, they can be read, and once
-/// there is room they are written.
+/// A full disk refuses long writes, and what it has acknowledged reads back. A FLUSH reports short writes that
+/// found no room when they were written back. They stay readable, and are written once there is room.
 fn full_disk(lab: &Lab, backend: Backend) -> Res {
     let mount = lab.path("small");
     let words = on_small_disk(&mount, "4m")?;
