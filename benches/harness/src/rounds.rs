@@ -91,7 +91,7 @@ impl Rounds {
     }
 
     /// Throughput of `ours` over that of `other`: the ratio of each round. Above 1, ours is faster.
-    pub fn tput_ratios(&self, ours: &str, other: &str) -> Vec<f64> {
+    fn tput_ratios(&self, ours: &str, other: &str) -> Vec<f64> {
         ratios(&self.find(ours).throughput, &self.find(other).throughput)
     }
 

@@ -9,38 +9,24 @@ use flate2::read::GzDecoder;
 pub struct Recording {
     /// A word: what was running.
     pub name: &'static str,
-    /// The name of the format, at the beginning of the file.
-    format: &'static [u8; 8],
     packed: &'static [u8],
 }
 
 /// Open files under 64 clients of dbench.
-pub const DBENCH64: Recording = Recording {
-    name: "dbench64",
-    format: b"FILELST1",
-    packed: include_bytes!("../files-dbench64.bin.gz"),
-};
+pub const DBENCH64: Recording =
+    Recording { name: "dbench64", packed: include_bytes!("../files-dbench64.bin.gz") };
 
 /// Open files under a cargo build, 16 at a time.
-pub const BUILD16: Recording = Recording {
-    name: "build16",
-    format: b"FILELST1",
-    packed: include_bytes!("../files-build16.bin.gz"),
-};
+pub const BUILD16: Recording =
+    Recording { name: "build16", packed: include_bytes!("../files-build16.bin.gz") };
 
 /// The XFS buffer cache while 8 processes unlink 48,000 files, from a cold cache.
-pub const UNLINK8: Recording = Recording {
-    name: "unlink8",
-    format: b"XFSBUFT1",
-    packed: include_bytes!("../xfsbuf-unlink8.bin.gz"),
-};
+pub const UNLINK8: Recording =
+    Recording { name: "unlink8", packed: include_bytes!("../xfsbuf-unlink8.bin.gz") };
 
 /// The XFS buffer cache while 8 processes create 48,000 files.
-pub const CREATE8: Recording = Recording {
-    name: "create8",
-    format: b"XFSBUFT1",
-    packed: include_bytes!("../xfsbuf-create8.bin.gz"),
-};
+pub const CREATE8: Recording =
+    Recording { name: "create8", packed: include_bytes!("../xfsbuf-create8.bin.gz") };
 
 /// The number of CPUs of the machine on which open files were recorded.
 pub const CPUS: usize = 2;
@@ -111,7 +97,7 @@ impl Recording {
         GzDecoder::new(self.packed).read_to_end(&mut bytes)?;
         let mut words = bytes.chunks_exact(8).map(|word| word.try_into().expect("8 bytes"));
         let head = (words.next(), words.next().map(u64::from_le_bytes));
-        if self.format != format || head != (Some(*format), Some(words.len() as u64)) {
+        if head != (Some(*format), Some(words.len() as u64)) {
             let name = self.name;
             return Err(io::Error::new(
                 ErrorKind::InvalidData,
