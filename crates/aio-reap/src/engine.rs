@@ -297,11 +297,11 @@ impl Engine {
         self.core.state.borrow().completions.stats.clone()
     }
 
-    /// Returns whether at least half of the [capacity](crate::EngineBuilder::capacity) is free, for requests
-    /// that leave the rest to others.
+    /// Returns whether more than half of the [capacity](crate::EngineBuilder::capacity) is free. A caller
+    /// that makes a request only then leaves half of the capacity to the requests of others.
     pub fn is_half_free(&self) -> bool {
         let slab = &self.core.state.borrow().completions.slab;
-        slab.free_len() * 2 >= slab.capacity()
+        slab.free_len() * 2 > slab.capacity()
     }
 
     /// Checks the invariants of the engine's state, and returns its numbers of requests. Tests and

@@ -38,8 +38,7 @@ use crate::worker::{Inbox, Message, Shared, Worker};
 const MEMORY: usize = 256 << 20;
 /// Most threads of a worker's pool, if its engine uses one.
 const POOL: usize = 16;
-/// The writes of a write-back of an image, as many as it makes at a time. Write-backs take a slot of an engine
-/// only while half of the slots are free.
+/// The most writes that a write-back of an image has in flight: the limit of bufcache.
 const WRITE_BACK: usize = 256;
 /// Most connections to accept before the signals are handled.
 const ACCEPTED_AT_ONCE: usize = 64;
@@ -194,10 +193,7 @@ impl Server {
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             let soon = idle_check.into_iter().chain(self.waiting.until()).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
-            let left = left.map(|left| Timespec {
-                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            });
+            let left = left.and_then(|left| Timespec::try_from(left).ok()); // some seconds at most
             match rustix::event::poll(&mut fds, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
@@ -394,10 +390,10 @@ fn default_workers() -> usize {
     thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4))
 }
 
-/// Returns the slots of the engine of a worker, half of them for `depth` requests of clients beside the
-/// write-backs of images that hang. A slot has 192 bytes.
+/// Returns the number of slots of a worker's engine, of 192 bytes each. Write-backs leave half of them
+/// ([`Engine::is_half_free`]) to the `depth` requests of clients. In one half a write-back has room beside these.
 pub(crate) fn slots(depth: usize) -> usize {
-    depth + 2 * WRITE_BACK
+    2 * (depth + WRITE_BACK)
 }
 
 fn start_worker(
