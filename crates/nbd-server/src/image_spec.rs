@@ -46,13 +46,11 @@ impl FromStr for ImageSpec {
             spec.volume = Some(url);
         }
         #[cfg(not(feature = "objects"))]
-        if let Some((scheme, _)) = spec.path.to_str().and_then(|path| path.split_once("://")) {
-            if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)) {
-                return Err(format!(
-                    "'{scheme}://' begins a URI, and an image is a file or a block device of this machine; \
-                     volumes on object stores need a server built with --features objects"
-                ));
-            }
+        if let Some((scheme, _)) = spec.path.to_str().and_then(uri) {
+            return Err(format!(
+                "'{scheme}://' begins a URI, and an image is a file or a block device of this machine; \
+                 volumes on object stores need a server built with --features objects"
+            ));
         }
         for option in parts {
             if option != "readonly" {
@@ -106,6 +104,13 @@ pub(crate) enum Scheme {
     Memory,
 }
 
+/// Returns the scheme of a URI and the rest.
+fn uri(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    scheme.bytes().all(is_scheme).then_some((scheme, rest))
+}
+
 #[cfg(feature = "objects")]
 impl VolumeUrl {
     /// The most bytes of a volume: as many as the cache can number.
@@ -113,9 +118,7 @@ impl VolumeUrl {
 
     /// Parses an address. Returns `None` if it is no URI, but a path.
     pub(crate) fn parse(text: &str) -> Option<Result<Self, String>> {
-        let (scheme, rest) = text.split_once("://")?;
-        let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
-        scheme.bytes().all(is_scheme).then(|| Self::of(scheme, rest))
+        uri(text).map(|(scheme, rest)| Self::of(scheme, rest))
     }
 
     fn of(scheme: &str, rest: &str) -> Result<Self, String> {

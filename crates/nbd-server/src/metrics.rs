@@ -5,8 +5,8 @@
 //! ```
 //!
 //! One thread accepts clients, and each client has a thread of its own. At [`AT_ONCE`] clients a new one takes the
-//! place of the oldest that has not asked yet, so silent clients do not delay others. The socket is created and
-//! removed like that of `--socket`.
+//! place of the oldest that has not asked or, if all have, of the oldest. So silent clients do not delay others. The
+//! socket is created and removed like that of `--socket`.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -77,15 +77,13 @@ fn serve(
 ) -> Result<(), Errno> {
     // After a failure no client is accepted for a while: usually the process is out of descriptors.
     let pause = Timespec::try_from(waits::METRICS).unwrap_or_default(); // it fits
-    let mut has_failed = false;
     thread::scope(|scope| {
         // The oldest is the first.
         let mut clients = VecDeque::<(Weak<Client>, thread::ScopedJoinHandle<'_, ()>)>::new();
         let ended = loop {
             let mut polled = [stop.as_fd(), listener.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            let watched = if has_failed { &mut polled[..1] } else { &mut polled[..] };
-            match poll(watched, has_failed.then_some(&pause)) {
+            match poll(&mut polled, None) {
                 Err(Errno::INTR) => continue,
                 Err(error) => break Err(error),
                 Ok(_) if !polled[0].revents().is_empty() => break Ok(()),
@@ -93,10 +91,10 @@ fn serve(
             }
             clients.retain(|(_, thread)| !thread.is_finished());
             let accepted = match listener.accept() {
+                // Here, because the failure of a spawn, after which there is a pause, has the same kind.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => None,
                 accepted => Some(accepted.and_then(|(stream, _)| {
                     if clients.len() == AT_ONCE {
-                        // The oldest that has not asked.
                         let silent = clients.iter().position(|(one, _)| !has_asked(one));
                         clients.remove(silent.unwrap_or(0)).iter().for_each(|(one, _)| close(one));
                     }
@@ -104,17 +102,21 @@ fn serve(
                     let its = Arc::new(Client { stream, has_asked: false.into() });
                     let client = Arc::downgrade(&its);
                     // A panic is counted and in the log; the scope would add its own.
-                    let run = move || drop(catch_unwind(AssertUnwindSafe(|| its.serve(page))));
+                    let run = move || {
+                        let answered = catch_unwind(AssertUnwindSafe(|| its.answer(page)));
+                        if let Ok(Err(error)) = answered {
+                            debug!(%error, "a client of the metrics was not answered");
+                        }
+                    };
                     let thread = thread::Builder::new().name("metrics".into());
                     Ok((client, thread.spawn_scoped(scope, run)?))
                 })),
             };
-            has_failed = false;
             match accepted {
                 Some(Ok(client)) => clients.push_back(client),
                 Some(Err(error)) => {
                     warn!(%error, "cannot accept a client of the metrics");
-                    has_failed = true;
+                    let _ = poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&pause));
                 }
                 None => {}
             }
@@ -141,12 +143,6 @@ fn has_asked(client: &Weak<Client>) -> bool {
 }
 
 impl Client {
-    fn serve(&self, page: impl FnOnce() -> String) {
-        if let Err(error) = self.answer(page) {
-            debug!(%error, "a client of the metrics was not answered");
-        }
-    }
-
     /// Receives a request within [`waits::METRICS`], and sends the response within it.
     fn answer(&self, page: impl FnOnce() -> String) -> io::Result<()> {
         let mut stream = &self.stream;
@@ -256,9 +252,7 @@ fn text(report: &ServerReport) -> String {
     engines(&mut page, report);
     #[cfg(feature = "objects")]
     for (nr, (name, help)) in crate::volume::Requests::FIGURES.into_iter().enumerate() {
-        let of = |(export, figures): &(String, [u64; 7])| (export.clone(), figures[nr]);
-        let values: Vec<_> = report.volumes.iter().map(of).collect();
-        let values = values.iter().map(|(export, value)| (&**export, value));
+        let values = report.volumes.iter().map(|(export, figures)| (&**export, figures[nr]));
         page.metric((name, "export"), help, values);
     }
     page.0

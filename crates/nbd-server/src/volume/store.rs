@@ -245,7 +245,7 @@ impl Requests {
 /// A store may answer a create with 409 because another request for the same object runs, and the
 /// client says "already there" then. The database would take that for another writer and end itself. So a
 /// create that is refused asks for the object, and is sent again while there is none.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Checked {
     store: Arc<dyn ObjectStore>,
     pub(super) requests: Arc<Requests>,
@@ -284,11 +284,9 @@ impl ObjectStore for Checked {
             if !refused || opts.mode != PutMode::Create {
                 return result;
             }
-            add(&self.requests.gets, 1);
-            let head = GetOptions { head: true, ..GetOptions::default() };
             // "Already there" is returned only if it is: the database would leave the number of the object out,
             // and could not be opened again. It repeats other errors.
-            match self.requests.noted(self.store.get_opts(location, head).await) {
+            match self.get_opts(location, GetOptions::new().with_head(true)).await {
                 Ok(_) => return result,
                 Err(Error::NotFound { .. }) if attempt < CREATES => {}
                 Err(Error::NotFound { .. }) => {
@@ -311,10 +309,8 @@ impl ObjectStore for Checked {
         let attributes = opts.attributes.clone();
         let opts = opts.with_retry_policy(Arc::new(Parts(Arc::clone(&self.requests))));
         let result = self.requests.noted(self.store.put_multipart_opts(location, opts).await);
-        let (store, location) = (Arc::clone(&self.store), location.clone());
-        let requests = Arc::clone(&self.requests);
-        result
-            .map(|upload| Box::new(Counted { upload, store, location, attributes, requests }) as _)
+        let (store, location) = (self.clone(), location.clone());
+        result.map(|upload| Box::new(Counted { upload, store, location, attributes }) as _)
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -388,21 +384,16 @@ impl RetryPolicy for Parts {
 #[derive(Debug)]
 struct Counted {
     upload: Box<dyn MultipartUpload>,
-    store: Arc<dyn ObjectStore>,
+    store: Checked,
     location: Path,
     /// They have a number of the upload, unless the store keeps no attributes.
     attributes: Attributes,
-    requests: Arc<Requests>,
 }
 
 impl Counted {
     /// Returns what the store has of the object if it is that of this upload.
     async fn found(&mut self) -> Option<PutResult> {
-        let head = || async {
-            add(&self.requests.gets, 1);
-            let head = GetOptions { head: true, ..GetOptions::default() };
-            self.requests.noted(self.store.get_opts(&self.location, head).await)
-        };
+        let head = || self.store.get_opts(&self.location, GetOptions::new().with_head(true));
         let found = sent(head).await.ok()?;
         let has = |(name, value)| found.attributes.get(name) == Some(value);
         let is_ours = !self.attributes.is_empty() && self.attributes.iter().all(has);
@@ -414,24 +405,24 @@ impl Counted {
 #[async_trait]
 impl MultipartUpload for Counted {
     fn put_part(&mut self, data: PutPayload) -> object_store::UploadPart {
-        add(&self.requests.puts, 1);
-        add(&self.requests.bytes_put, data.content_length() as u64);
-        let (part, requests) = (self.upload.put_part(data), Arc::clone(&self.requests));
+        add(&self.store.requests.puts, 1);
+        add(&self.store.requests.bytes_put, data.content_length() as u64);
+        let (part, requests) = (self.upload.put_part(data), Arc::clone(&self.store.requests));
         Box::pin(async move { requests.noted(part.await) })
     }
 
     /// After an error, looks whether the object is there: the answer may be lost, or that of a repeated request, which
     /// says that there is no such upload. The database would write the object again, and ends after the second.
     async fn complete(&mut self) -> Result<PutResult> {
-        add(&self.requests.puts, 1);
-        match self.requests.noted(self.upload.complete().await) {
+        add(&self.store.requests.puts, 1);
+        match self.store.requests.noted(self.upload.complete().await) {
             Err(error) => self.found().await.ok_or(error),
             done => done,
         }
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.requests.noted(self.upload.abort().await)
+        self.store.requests.noted(self.upload.abort().await)
     }
 }
 

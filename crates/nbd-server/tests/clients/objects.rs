@@ -180,8 +180,7 @@ fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
 
 /// Prints the rows also if a later one fails.
 fn measure(lab: &Lab) -> Res {
-    let file = include_str!("../../../../benches/targets.toml");
-    let mut targets = Targets::parse(file, "nbd_objects")?;
+    let mut targets = Targets::of("nbd_objects")?;
     let done = measure_rows(lab, &mut targets);
     print!("{targets}");
     done
