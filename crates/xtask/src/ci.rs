@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use crate::process::{self, At, Cmd, Error, Result, read, write};
 use crate::workspace::{Scratch, Workspace, choose, packages};
-use crate::{lint, results, suites, tools};
+use crate::{lint, litmus, results, suites, tools};
 
 /// The name of a part, and what it does.
 type Part = (&'static str, fn(&Workspace) -> Result<()>);
 
 /// All parts, in the order in which they run: what fails fast and often comes first; `fallbacks`
 /// uses the build of `tests`.
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 13] = [
     ("tools", tools::install),
     ("lint", lint::lint),
     ("tests", tests),
@@ -20,6 +20,7 @@ const PARTS: [Part; 12] = [
     ("fallbacks", suites::fallbacks),
     ("objects", objects),
     ("models", |ws| suites::models(ws, &ws.libraries()?, None, &[])),
+    ("litmus", litmus::run_if_installed),
     ("stress", |ws| suites::stress(ws, &[], suites::SECONDS)),
     ("fuzz", suites::fuzz_and_sanitizer),
     ("deny", deny),
