@@ -11,7 +11,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
-use offlock_sync::Mutex;
 use radix_ctx::{CtxRef, CtxTable, InsertError, InsertRefused};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::iterator::Signals;
@@ -26,10 +25,14 @@ use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
+#[cfg(feature = "objects")]
+use crate::notifier::waker;
 use crate::notifier::{eventfd, notify};
 use crate::registry::{Connection, Registry};
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
+#[cfg(feature = "objects")]
+use crate::volume::Volume;
 use crate::waits;
 use crate::worker::{Inbox, Message, Shared, Worker};
 
@@ -81,14 +84,12 @@ pub(crate) struct Server {
     /// Connections that wait for a place within the limits.
     waiting: Waiting<Socket>,
     next_worker: usize,
-    /// Readable when a worker has ended.
+    /// Readable when a worker or a volume has ended.
     ended: Arc<OwnedFd>,
     /// With `--exit-with-last`: readable when the last client has left.
     all_served: Option<Arc<OwnedFd>>,
     /// The last accept failed, and the failure was logged.
     accept_failed: bool,
-    /// The volumes that have ended, with the reasons.
-    ended_volumes: Arc<Mutex<Vec<String>>>,
 }
 
 /// Notifies the main thread when a worker ends, even by a panic.
@@ -126,16 +127,6 @@ impl Server {
             let ends = (inbox, receiver);
             workers.push(start_worker((number, count), ends, args, shared.clone(), &ended)?);
         }
-        let ended_volumes = Arc::<Mutex<Vec<_>>>::default();
-        #[cfg(feature = "objects")]
-        for (name, volume) in shared.exports.volumes() {
-            let (name, volumes) = (name.to_owned(), Arc::clone(&ended_volumes));
-            let ended = Arc::clone(&ended);
-            volume.on_end(move |reason| {
-                volumes.lock().push(format!("'{name}': {reason}"));
-                notify(&ended);
-            });
-        }
         let reporter =
             Reporter { workers: inboxes, shared: shared.clone(), patience: waits::REPORT };
         let metrics = args.metrics.as_ref().map(|path| Metrics::start(path, reporter.clone()));
@@ -151,7 +142,6 @@ impl Server {
             ended,
             all_served,
             accept_failed: false,
-            ended_volumes,
         })
     }
 
@@ -201,7 +191,7 @@ impl Server {
             let ready = fds.iter().filter(|fd| !fd.revents().is_empty());
             let ready: Vec<_> = ready.map(|fd| fd.as_fd().as_raw_fd()).collect();
             let is_ready = |fd: BorrowedFd<'_>| ready.contains(&fd.as_raw_fd());
-            if !self.ended_volumes.lock().is_empty() {
+            if !self.ended_volumes().is_empty() {
                 return Ok(()); // the stop says so
             }
             if is_ready(self.ended.as_fd()) && !is_ready(stop) {
@@ -335,6 +325,22 @@ impl Server {
         self.reporter.report()
     }
 
+    /// Returns the volumes that have ended, with the reasons. A later end notifies `ended`.
+    #[cfg(feature = "objects")]
+    fn ended_volumes(&self) -> Vec<String> {
+        let waker = waker(&self.ended);
+        let reason = |(name, volume): (&str, &Volume)| {
+            volume.ended(&waker).map(|reason| format!("'{name}': {reason}"))
+        };
+        self.shared.exports.volumes().filter_map(reason).collect()
+    }
+
+    #[cfg(not(feature = "objects"))]
+    #[expect(clippy::unused_self, reason = "that with volumes needs it")]
+    fn ended_volumes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Answers the requests in flight, closes the connections, and makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
@@ -370,7 +376,7 @@ impl Server {
         if !images.is_empty() {
             return Err(ServerError::Images(images)); // their sync fails for the same reason
         }
-        let ended = std::mem::take(&mut *self.ended_volumes.lock());
+        let ended = self.ended_volumes();
         if !ended.is_empty() {
             return Err(ServerError::Ended(ended)); // as above
         }

@@ -11,6 +11,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
 use std::thread;
 use std::time::Duration;
 
@@ -33,9 +34,6 @@ use super::store::{Requests, shown};
 /// How long an operation of the database may take, with the store's retries. A longer
 /// outage should be seen, and the kernel's NBD clients are as patient.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the database repeats a request to the store that failed; the pauses between are at
-/// most 1 s. Above [`PATIENCE`], so that the time decides.
-pub(super) const RETRIES: u32 = 240;
 /// The bytes that a read of several blocks fetches ahead.
 const READ_AHEAD: usize = 1 << 20;
 /// The regions that one batch of a TRIM changes at most.
@@ -76,13 +74,11 @@ pub(super) struct Inner {
     pub(super) end: Mutex<End>,
 }
 
-type Tell = Box<dyn FnOnce(&str) + Send>;
-
 /// The end of the volume before its server's.
 #[derive(Default)]
 pub(super) struct End {
-    reason: Option<String>,
-    tell: Option<Tell>,
+    reason: Option<&'static str>,
+    waker: Option<Waker>,
 }
 
 impl Volume {
@@ -90,16 +86,12 @@ impl Volume {
         &self.inner.requests
     }
 
-    /// Calls `tell` with the reason once the volume can no longer be changed: another server has
-    /// taken it over, or the database has failed.
-    pub(crate) fn on_end(&self, tell: impl FnOnce(&str) + Send + 'static) {
+    /// Returns why the volume can no longer be changed: another server has taken it over, or the
+    /// database has failed. While it can, `waker` is kept, and woken at its end.
+    pub(crate) fn ended(&self, waker: &Waker) -> Option<&'static str> {
         let mut end = self.inner.end.lock();
-        let Some(reason) = end.reason.clone() else {
-            end.tell = Some(Box::new(tell));
-            return;
-        };
-        drop(end);
-        tell(&reason);
+        end.waker = Some(waker.clone());
+        end.reason
     }
 
     /// Runs an operation on the threads of the volume. It goes on if the future is dropped.
@@ -218,18 +210,16 @@ impl Inner {
     }
 
     /// Ends the volume: nothing changes it any more.
-    pub(super) fn end_by(&self, reason: &str) {
+    pub(super) fn end_by(&self, reason: &'static str) {
         let mut end = self.end.lock();
         if end.reason.is_some() {
             return;
         }
         error!(volume = self.address, "the volume has ended: {reason}");
-        end.reason = Some(reason.to_owned());
-        let tell = end.tell.take();
+        end.reason = Some(reason);
+        let waker = end.waker.take();
         drop(end);
-        if let Some(tell) = tell {
-            tell(reason);
-        }
+        waker.iter().for_each(Waker::wake_by_ref);
     }
 
     fn has_ended(&self) -> bool {

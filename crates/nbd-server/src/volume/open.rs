@@ -28,11 +28,11 @@ use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::SignalKind;
 use tracing::info;
 
-use super::device::{Database, FENCED, Inner, RETRIES, Volume};
+use super::device::{Database, FENCED, Inner, Volume};
 use super::lease::{self, Lease, SnapshotRequests};
 use super::patch::{BLOCK, Overlay};
 use super::regions::{HEADER, Region, Regions, Stale};
-use super::store::{self, Checked, Requests, sent, shown};
+use super::store::{self, Checked, RETRIES, Requests, sent, shown};
 use crate::image_spec::VolumeUrl;
 
 /// The start of a header: what the database is, and the version of its format.

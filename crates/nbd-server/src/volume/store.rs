@@ -22,9 +22,11 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig,
 };
 
-use super::device::RETRIES;
 use crate::image_spec::{Scheme, VolumeUrl};
 
+/// How often the database repeats a request that failed; the pauses between are at most 1 s. Their time is
+/// above that of an operation of a volume, so that the time decides.
+pub(super) const RETRIES: u32 = 240;
 /// How long one request may take. 8 MiB, the largest part of an upload, by a slow line.
 const REQUEST: Duration = Duration::from_secs(30);
 

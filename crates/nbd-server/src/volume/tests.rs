@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
+use std::task::Waker;
 
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -17,6 +18,7 @@ use object_store::{
     ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
     PutResult,
 };
+use testkit::WakeCount;
 use testkit::rng::{Rng, seeded};
 use tokio::runtime;
 use tokio::time::Instant;
@@ -591,11 +593,8 @@ fn a_server_that_was_paused_at_any_request_changes_nothing_more() {
             }
         });
         let volume = open(first, 0);
-        let told = Arc::new(Mutex::new(String::new()));
-        volume.on_end({
-            let told = Arc::clone(&told);
-            move |reason| *told.lock() = reason.to_owned()
-        });
+        let wakes = WakeCount::new();
+        assert_eq!(volume.ended(&wakes.waker()), None);
         armed.store(true, Ordering::Relaxed);
         let synced = mine.make(&volume).and_then(|()| volume.sync()).is_ok();
         let _ = write_table(&volume);
@@ -605,7 +604,8 @@ fn a_server_that_was_paused_at_any_request_changes_nothing_more() {
             break;
         }
         pass(&volume, Duration::from_secs(60)); // it may have been stopped late
-        assert_eq!(*told.lock(), FENCED, "stopped at {stop}");
+        let ended = volume.ended(Waker::noop());
+        assert_eq!((ended, wakes.count()), (Some(FENCED), 1), "stopped at {stop}");
         AHEAD.set(AHEAD.get() + Duration::from_secs(7200));
         assert!(late.make(&volume).and_then(|()| volume.sync()).is_err(), "it has ended");
         drop(volume);
