@@ -4,33 +4,29 @@
 //! listens, and ends. A process never forks while it has threads.
 
 use std::io::{PipeWriter, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::process::{Child, Command, ExitCode};
 use std::{fs, io, thread};
 
 use nbd_protocol::TlsPolicy;
 use rustix::fs::FileType;
-use rustix::io::FdFlags;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// The environment variable of the background process with the descriptor number of the pipe.
-const READY: &str = "OFFLOCK_READY_FD";
+/// The environment variable of the background process. Its standard input is the pipe.
+const READY: &str = "OFFLOCK_READY";
 
 /// Runs this program again, and waits until the new process listens or has ended. Returns the exit
 /// code for the process that the user started.
 pub(crate) fn start() -> io::Result<ExitCode> {
     let (mut ready, theirs) = io::pipe()?;
-    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?; // so that the new process inherits it
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
-        .env(READY, theirs.as_raw_fd().to_string())
-        .stdin(Stdio::null())
+        .env(READY, "1")
+        .stdin(theirs) // then only the new process holds the pipe open
         .spawn()?;
-    drop(theirs); // then only the new process holds the pipe open
     if ready.read(&mut [0])? > 0 {
         return Ok(ExitCode::SUCCESS);
     }
@@ -44,24 +40,13 @@ pub(crate) struct Starter(PipeWriter);
 
 impl Starter {
     /// Returns `None` in the process that the user started. In the background process leaves the
-    /// session and the terminal of that one. Must be called once, before the process has threads or
-    /// opens descriptors.
+    /// session and the terminal of that one.
     pub(crate) fn find() -> io::Result<Option<Self>> {
-        let Some(number) = std::env::var_os(READY) else { return Ok(None) };
-        // SAFETY: there is no other thread, which could read the environment.
-        unsafe { std::env::remove_var(READY) };
-        let number = number.to_str().and_then(|number| number.parse::<RawFd>().ok());
-        let number = number.filter(|&number| number > 2);
-        let wrong = || io::Error::other(format!("{READY} is set, but names no pipe"));
-        let number = number.ok_or_else(wrong)?;
-        // SAFETY: fcntl takes plain numbers, and F_GETFD changes nothing.
-        if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-            return Err(wrong());
+        if std::env::var_os(READY).is_none() {
+            return Ok(None);
         }
-        // SAFETY: the descriptor is open, and this process has opened none yet, so nothing else
-        // owns it.
-        let pipe = unsafe { OwnedFd::from_raw_fd(number) };
-        rustix::io::fcntl_setfd(&pipe, FdFlags::CLOEXEC)?;
+        let pipe = io::stdin().as_fd().try_clone_to_owned()?;
+        rustix::stdio::dup2_stdin(fs::File::open("/dev/null")?)?;
         rustix::process::setsid()?;
         Ok(Some(Self(pipe.into())))
     }
@@ -122,12 +107,7 @@ impl Drop for PidFile {
 }
 
 /// A running command.
-pub(crate) struct RunCommand {
-    /// A pidfd, which cannot name another process later. `None` if the kernel has none (before
-    /// 5.3).
-    process: Option<OwnedFd>,
-    status: Arc<OnceLock<ExitStatus>>,
-}
+pub(crate) struct RunCommand(Child);
 
 impl RunCommand {
     /// Starts a shell command. Its environment tells where the server listens (`addresses`, in the
@@ -145,27 +125,24 @@ impl RunCommand {
         for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
             shell.env_remove(name);
         }
-        let mut child =
-            shell.args(["-c", command]).envs(variables(addresses, export, tls)).spawn()?;
-        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
-        let status = Arc::new(OnceLock::new());
-        let ended = Arc::clone(&status);
+        let child = shell.args(["-c", command]).envs(variables(addresses, export, tls)).spawn()?;
+        let process = Pid::from_child(&child);
         let wait = move || {
-            if let Ok(status) = child.wait() {
-                let _ = ended.set(status); // only this thread sets it
-            }
+            // Leaves the exit status, so that the id names no other process before `end`.
+            let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            let wait = || waitid(WaitId::Pid(process), ended);
+            let _ = rustix::io::retry_on_intr(wait); // only this server's process waits for its child
             let _ = (&notify).write(&[0]); // fails only if the server is ending already
         };
         thread::Builder::new().name("run".into()).spawn(wait)?;
-        Ok(Self { process, status })
+        Ok(Self(child))
     }
 
     /// Returns the exit code, as a shell would, if the command has ended. Otherwise asks the
     /// command to end (SIGTERM).
-    pub(crate) fn end(&self) -> Option<u8> {
-        let Some(status) = self.status.get() else {
-            let end = |process| pidfd_send_signal(process, Signal::TERM);
-            let _ = self.process.as_ref().map(end); // fails if the command has just ended
+    pub(crate) fn end(mut self) -> Option<u8> {
+        let Ok(Some(status)) = self.0.try_wait() else {
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
             return None;
         };
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
