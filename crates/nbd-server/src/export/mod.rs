@@ -9,14 +9,11 @@ mod tests;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bufcache::FileDevice;
 use nbd_protocol::{
     Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING,
     OPTION_HEADER, Request, TransmissionFlags as Flags,
@@ -25,15 +22,15 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
+use crate::blocks::{Backing, Blocks, Image};
 #[cfg(feature = "objects")]
-use crate::blocks::Source;
-use crate::blocks::{Backing, Blocks, Image, NUMBERED};
-use crate::files::{Folder, LockError, MOST_NAMES, lock};
+use crate::blocks::{NUMBERED, Source};
+use crate::files::{self, Folder, ImageFile, MOST_NAMES, Problem};
 use crate::image_spec::ImageSpec;
 #[cfg(feature = "objects")]
 use crate::image_spec::VolumeUrl;
 use crate::memory::LARGEST;
-use crate::open_images::{OpenImages, identity, length};
+use crate::open_images::OpenImages;
 use crate::tls::Acceptor;
 #[cfg(feature = "objects")]
 use crate::volume::{self, Volume, VolumeError};
@@ -43,48 +40,26 @@ use crate::waits;
 /// that serves it.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 
-/// Why an image cannot be served.
+/// Why the exports cannot be served.
 #[derive(Debug, Error)]
 pub(crate) enum ExportError {
-    #[error("cannot open image '{path}': {error}")]
-    Open { path: PathBuf, error: io::Error },
+    #[error("image '{path}' {problem}")]
+    Image { path: PathBuf, problem: Problem },
     #[error("cannot open the folder '{path}' of --export-dir: {error}")]
     Folder { path: PathBuf, error: io::Error },
-    #[error("image '{path}' does not exist; --size BYTES creates it")]
-    Missing { path: PathBuf },
-    #[error("image '{path}' does not exist, and a server that only reads cannot create it")]
-    MissingToRead { path: PathBuf },
-    #[error("image '{path}' is on a file system without O_DIRECT, which --direct needs")]
-    Direct { path: PathBuf },
-    #[error("image '{path}' is neither a regular file nor a block device")]
-    Kind { path: PathBuf },
-    #[error(
-        "block device '{path}' is read-only; --read-only, or ',readonly' behind its path, serves it"
-    )]
-    ReadOnlyDevice { path: PathBuf },
-    #[error("image '{path}' is in use by another program; --no-lock serves it all the same")]
-    Locked { path: PathBuf },
-    #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
-    Name { name: String },
     #[error("TLS: {0}")]
     Tls(String),
     #[error("cannot keep blocks in memory: {0}")]
     Cache(io::Error),
-    #[error("image '{path}' has {len} bytes, and the cache can number {NUMBERED}")]
-    TooLarge { path: PathBuf, len: u64 },
-    #[error("two images are called '{name}'; give one another name with NAME=PATH")]
-    Duplicate { name: String },
-    #[error("'{name}' is one image too many: {most} are open")]
-    TooMany { name: String, most: usize },
     #[cfg(feature = "objects")]
     #[error(transparent)]
     Volume(#[from] VolumeError),
 }
 
 impl ExportError {
-    /// Returns a function that makes the error for this image of a failed system call.
-    fn at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
-        move |error| Self::Open { path: path.to_owned(), error }
+    /// Returns a function that makes the error for this image.
+    fn of(path: &Path) -> impl Fn(Problem) -> Self {
+        move |problem| Self::Image { path: path.to_owned(), problem }
     }
 }
 
@@ -165,11 +140,12 @@ impl ExportTable {
 
     fn add_image(&self, spec: &ImageSpec) -> Result<Export, ExportError> {
         let ImageSpec { name, path, .. } = spec;
+        let fail = ExportError::of(path);
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
-            return Err(ExportError::Name { name: name.clone() });
+            return Err(fail(Problem::Name(name.clone())));
         }
         if self.names().any(|other| other == name) {
-            return Err(ExportError::Duplicate { name: name.clone() });
+            return Err(fail(Problem::Duplicate(name.clone())));
         }
         #[cfg(feature = "objects")]
         if let Some(url) = &spec.volume {
@@ -178,18 +154,37 @@ impl ExportTable {
         // A file that another export may write is opened once, for writing.
         let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, path);
         let read_only = self.args.read_only || !self.args.images.iter().any(writes);
-        let (file, created) = open(path, &self.args, read_only)?;
-        let added = self.add(spec, &file, || {
-            self.lock(path, &file, read_only, waits::LOCK)?;
-            grow(&file, path, &self.args, read_only).map_err(ExportError::at(path))
-        });
-        if let (Some(created), Err(error)) = (created, &added) {
+        let created = self.create(path, read_only).map_err(&fail)?;
+        let added = self.add_file(spec, read_only);
+        if let (Some(created), Err(problem)) = (created, &added) {
             // `Locked` means that another program has begun to use the new file.
-            if !matches!(error, ExportError::Locked { .. }) {
+            if !matches!(problem, Problem::Locked) {
                 let _ = std::fs::remove_file(created); // `added` says what failed first
             }
         }
-        added
+        added.map_err(fail)
+    }
+
+    /// Creates a missing image. Returns the path of the file if this call has created it.
+    fn create(&self, path: &Path, read_only: bool) -> Result<Option<PathBuf>, Problem> {
+        let is_missing =
+            path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        match (is_missing, self.args.size) {
+            (false, _) => Ok(None),
+            (true, _) if read_only => Err(Problem::MissingToRead),
+            (true, None) => Err(Problem::Missing),
+            (true, Some(_)) => Ok(files::create(path)?),
+        }
+    }
+
+    /// Adds an image of the command line, and grows it to its size.
+    fn add_file(&self, spec: &ImageSpec, read_only: bool) -> Result<Export, Problem> {
+        let file = ImageFile::open(&spec.path, read_only, self.args.direct)?;
+        if file.read_only && !read_only {
+            return Err(Problem::ReadOnlyDevice);
+        }
+        let grow = || self.args.size.map_or(Ok(()), |size| file.grow(&spec.path, size));
+        self.add(spec, &file, waits::LOCK, grow)
     }
 
     /// Opens a volume, or creates it with the size of its address.
@@ -223,73 +218,45 @@ impl ExportTable {
         })
     }
 
-    /// Makes an export of an open file. Uses the image that the file already has, otherwise calls
-    /// `prepare` and makes one.
+    /// Makes an export of an open file. Uses the image that the file already has, otherwise locks the file,
+    /// calls `prepare` and makes one.
     fn add(
         &self,
         spec: &ImageSpec,
-        file: &File,
-        prepare: impl FnOnce() -> Result<(), ExportError>,
-    ) -> Result<Export, ExportError> {
-        let (name, fail) = (&spec.name, ExportError::at(&spec.path));
-        let image = self.images.get(identity(&file.metadata().map_err(fail)?), || {
-            prepare()?;
-            let backing = Backing::open(file).map_err(fail)?;
-            info!(export = name, path = %spec.path.display(), "opened");
-            self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)
-        })?;
-        let too_many = || ExportError::TooMany { name: name.clone(), most: FOLDER };
-        Ok(Export::new(self.describe(spec, file)?, image.ok_or_else(too_many)?))
-    }
-
-    fn lock(
-        &self,
-        path: &Path,
-        file: &File,
-        read_only: bool,
+        file: &ImageFile,
         patience: Duration,
-    ) -> Result<(), ExportError> {
-        if self.args.no_lock {
-            return Ok(());
-        }
-        lock(file, read_only, patience).map_err(|error| match error {
-            LockError::Locked => ExportError::Locked { path: path.to_owned() },
-            LockError::Os(error) => ExportError::at(path)(error),
-        })
+        prepare: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Export, Problem> {
+        let name = &spec.name;
+        let image = self.images.get(file.identity, || {
+            if !self.args.no_lock {
+                file.lock(patience)?;
+            }
+            prepare()?;
+            let backing = Backing::open(&file.file)?;
+            info!(export = name, path = %spec.path.display(), "opened");
+            self.blocks.attach(name.clone(), backing).map_err(Problem::Cache)
+        })?;
+        let info = self.describe(spec, file)?;
+        Ok(Export::new(info, image.ok_or(Problem::TooMany(FOLDER))?))
     }
 
     /// Describes an export of a file.
-    fn describe(&self, spec: &ImageSpec, file: &File) -> Result<ExportInfo, ExportError> {
+    fn describe(&self, spec: &ImageSpec, file: &ImageFile) -> Result<ExportInfo, Problem> {
         let ImageSpec { name, path, .. } = spec;
-        let fail = ExportError::at(path);
-        let mut size = length(file).map_err(fail)?;
-        if size > NUMBERED {
-            return Err(ExportError::TooLarge { path: path.clone(), len: size });
+        let (len, min_block) = file.geometry(self.args.direct)?;
+        let size = len - len % u64::from(min_block);
+        if self.args.direct && size != len {
+            info!(export = name, from = len, to = size, "size rounded down for --direct");
         }
-        let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
-        let mut min_block = 1;
-        if is_device {
-            min_block = rustix::fs::ioctl_blksszget(file).map_err(|e| fail(e.into()))?;
-        }
-        if self.args.direct {
-            let needed = aio_reap::Alignment::of(file).map_err(fail)?;
-            min_block = needed.map_or(1, |align| align.offset.max(align.memory));
-            let rounded = size - size % u64::from(min_block);
-            if rounded != size {
-                info!(export = name, from = size, to = rounded, "size rounded down for --direct");
-                size = rounded;
-            }
-        }
-        let read_only = self.args.read_only || spec.read_only;
-        let read_only = read_only || FileDevice::is_read_only_device(file).map_err(fail)?;
         // A block device may write zeros block by block; a file system only changes its map.
-        let zeroes = if is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
+        let zeroes = if file.is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
         let description = path.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(ExportInfo {
             name: name.clone(),
             description: description.unwrap_or_default(),
             size,
-            flags: flags(read_only, zeroes),
+            flags: flags(spec.read_only || file.read_only, zeroes),
             min_block,
             preferred_block: min_block.max(4096),
             max_block: MAX_PAYLOAD,
@@ -302,21 +269,18 @@ impl ExportTable {
         found.cloned().map(Export::current)
     }
 
-    /// Opens a file of the folder. `None` if there is no such file.
-    fn in_folder(&self, name: &str) -> Result<Option<(ImageSpec, File)>, ExportError> {
+    /// Opens a file of the folder, and passes it to `serve`. `None` if there is no such file.
+    fn in_folder<T>(
+        &self,
+        name: &str,
+        serve: impl FnOnce(&ImageSpec, &ImageFile) -> Result<T, Problem>,
+    ) -> Result<Option<T>, ExportError> {
         let Some(folder) = &self.folder else { return Ok(None) };
         let path = folder.path(name);
-        match folder.file(name, self.args.read_only, self.args.direct) {
-            Ok(file) => {
-                let name = name.to_owned();
-                Ok(Some((ImageSpec { name, path, ..ImageSpec::default() }, file)))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if self.args.direct && error.raw_os_error() == Some(libc::EINVAL) => {
-                Err(ExportError::Direct { path })
-            }
-            Err(error) => Err(ExportError::at(&path)(error)),
-        }
+        let spec = ImageSpec { name: name.to_owned(), path, ..ImageSpec::default() };
+        let file = folder.file(name, self.args.read_only, self.args.direct);
+        let served = file.and_then(|file| file.map(|file| serve(&spec, &file)).transpose());
+        served.map_err(ExportError::of(&spec.path))
     }
 
     /// Returns the names of the exports of the command line.
@@ -324,14 +288,11 @@ impl ExportTable {
         self.fixed.iter().map(|export| export.info.name.as_str())
     }
 
-    /// Returns each image once. `images` has those of all files, including files of the command
-    /// line.
+    /// Returns all images, some of them twice: `images` has those of all files, including files of the
+    /// command line.
     fn images(&self) -> Vec<Arc<Image>> {
         let fixed = self.fixed.iter().map(|export| Arc::clone(&export.image));
-        let mut images: Vec<_> = fixed.chain(self.images.all()).collect();
-        images.sort_by_key(Arc::as_ptr);
-        images.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        images
+        fixed.chain(self.images.all()).collect()
     }
 
     /// Grows images with their files, by whole blocks. Clients that connect later see the new
@@ -372,14 +333,13 @@ impl ExportTable {
         if let Some(export) = self.find_fixed(name) {
             return Ok(Some(export.info));
         }
-        let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
-        let meta = file.metadata().map_err(ExportError::at(&spec.path))?;
-        let open = self.images.find(&identity(&meta));
-        let info = self.describe(&spec, &file)?;
-        Ok(Some(match open {
-            Some(image) => Export::new(info, image).info,
-            None => info,
-        }))
+        self.in_folder(name, |spec, file| {
+            let info = self.describe(spec, file)?;
+            Ok(match self.images.find(&file.identity) {
+                Some(image) => Export::new(info, image).info,
+                None => info,
+            })
+        })
     }
 
     /// Opens an export. `None` if there is no such export.
@@ -387,15 +347,8 @@ impl ExportTable {
         if let Some(export) = self.find_fixed(name) {
             return Ok(Some(export));
         }
-        let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
-        let prepare = || {
-            let fail = ExportError::at(&spec.path);
-            let reads =
-                self.args.read_only || FileDevice::is_read_only_device(&file).map_err(fail)?;
-            // The caller is a worker with other clients to serve, so this does not wait for a lock.
-            self.lock(&spec.path, &file, reads, Duration::ZERO)
-        };
-        self.add(&spec, &file, prepare).map(Some)
+        // The caller is a worker with other clients to serve, so this does not wait for a lock.
+        self.in_folder(name, |spec, file| self.add(spec, file, Duration::ZERO, || Ok(())))
     }
 }
 
@@ -403,29 +356,32 @@ impl ExportTable {
 pub(crate) struct Opening<'t> {
     table: &'t ExportTable,
     pub(crate) opened: RefCell<Option<Export>>,
-    /// Why the last export was not found, if it is there and cannot be served.
-    refusal: RefCell<Option<String>>,
+    /// Why the last export was not found.
+    refusal: RefCell<&'static str>,
 }
 
 impl<'t> Opening<'t> {
     pub(crate) fn new(table: &'t ExportTable) -> Self {
         Self { table, opened: RefCell::default(), refusal: RefCell::default() }
     }
-}
 
-impl Opening<'_> {
     /// Keeps why an export cannot be served, for the client and for the log. The client is told no
     /// path and no error of the system.
     fn note<T>(&self, name: &str, found: Result<Option<T>, ExportError>) -> Option<T> {
+        self.refusal.replace("no such export");
         found.unwrap_or_else(|error| {
             warn!(name, %error, "an export is not served");
-            let refusal = match error {
-                ExportError::TooLarge { .. } => "the export is too large for the server",
-                ExportError::Locked { .. } => "the export is in use by another program",
-                ExportError::TooMany { .. } => "the server has too many exports open",
-                _ => "the export cannot be opened: the log of the server has the reason",
+            let problem = if let ExportError::Image { problem, .. } = &error {
+                problem
+            } else {
+                return None;
             };
-            self.refusal.replace(Some(refusal.into()));
+            self.refusal.replace(match problem {
+                Problem::TooLarge(_) => "the export is too large for the server",
+                Problem::Locked => "the export is in use by another program",
+                Problem::TooMany(_) => "the server has too many exports open",
+                _ => "the export cannot be opened: the log of the server has the reason",
+            });
             None
         })
     }
@@ -433,12 +389,10 @@ impl Opening<'_> {
 
 impl Exports for Opening<'_> {
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        self.refusal.replace(None);
         self.note(name, self.table.find_export(name)).map(Cow::Owned)
     }
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        self.refusal.replace(None);
         let export = self.note(name, self.table.open_export(name))?;
         let info = export.info.clone();
         self.opened.replace(Some(export));
@@ -446,7 +400,7 @@ impl Exports for Opening<'_> {
     }
 
     fn refusal(&self) -> Cow<'static, str> {
-        self.refusal.take().map_or("no such export".into(), Cow::Owned)
+        (*self.refusal.borrow()).into()
     }
 
     fn list(&self) -> Vec<ListedExport> {
@@ -471,96 +425,11 @@ fn flags(read_only: bool, more: Flags) -> Flags {
     }
 }
 
-/// Opens the file of an image. Also returns its path if this call has created it.
-fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathBuf>), ExportError> {
-    let fail = ExportError::at(path);
-    // Opening a FIFO or a device of another kind could block or have side effects, so check the
-    // kind first.
-    let missing = match path.metadata() {
-        Ok(meta) if !meta.is_file() && !meta.file_type().is_block_device() => {
-            return Err(ExportError::Kind { path: path.to_owned() });
-        }
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
-        Ok(_) => false,
-    };
-    let created = match (missing, args.size.is_some() && !read_only) {
-        (true, false) if read_only => {
-            return Err(ExportError::MissingToRead { path: path.to_owned() });
-        }
-        (true, false) => return Err(ExportError::Missing { path: path.to_owned() }),
-        (true, true) => create(path).map_err(fail)?,
-        (false, _) => None,
-    };
-    let mut options = OpenOptions::new();
-    options.read(true).write(!read_only);
-    if args.direct {
-        options.custom_flags(libc::O_DIRECT);
-    }
-    match options.open(path) {
-        Ok(file) if !read_only && FileDevice::is_read_only_device(&file).map_err(fail)? => {
-            Err(ExportError::ReadOnlyDevice { path: path.to_owned() })
-        }
-        Ok(file) => Ok((file, created)),
-        Err(error) => {
-            if let Some(created) = created {
-                let _ = std::fs::remove_file(created); // `error` says what failed first
-            }
-            match error.raw_os_error() {
-                Some(libc::EINVAL) if args.direct => {
-                    Err(ExportError::Direct { path: path.to_owned() })
-                }
-                _ => Err(fail(error)),
-            }
-        }
-    }
-}
-
-/// Creates an empty file, or the target of `path` if that is a dangling symbolic link. Returns the
-/// path of the file; `None` if another program has created it in the meantime.
-fn create(path: &Path) -> io::Result<Option<PathBuf>> {
-    let mut target = path.to_owned();
-    // O_EXCL does not follow links. The kernel follows at most 40.
-    for _ in 0..40 {
-        let Ok(next) = target.read_link() else { break };
-        target = target.parent().unwrap_or(Path::new("")).join(next);
-    }
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&target) {
-        Ok(_) => Ok(Some(target)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Grows a regular file to the size of `--size`, and makes its length and its name durable: a FLUSH
-/// syncs neither if the image was just created. The file must be locked.
-fn grow(file: &File, path: &Path, args: &Args, read_only: bool) -> io::Result<()> {
-    let meta = file.metadata()?;
-    let Some(size) = args.size.filter(|_| !read_only && meta.is_file()) else { return Ok(()) };
-    if meta.len() < size {
-        file.set_len(size)?;
-    }
-    file.sync_all()?;
-    // Even if the file was there: a server that created it may have been killed before this step.
-    sync_folder_of(file, path)
-}
-
-/// Makes the name of a file durable.
-fn sync_folder_of(file: &File, path: &Path) -> io::Result<()> {
-    let path = path.canonicalize()?; // the name is in the folder to which symbolic links lead
-    match File::open(path.parent().unwrap_or(Path::new("/"))).and_then(|folder| folder.sync_all()) {
-        // The folder cannot be read, or its file system does not sync folders: sync all of it.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL)) => {
-            Ok(rustix::fs::syncfs(file)?)
-        }
-        synced => synced,
-    }
-}
-
 /// Returns whether two paths name the same file. Files that do not exist yet are compared by their
 /// paths.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
-        (Ok(a), Ok(b)) => identity(&a) == identity(&b),
+        (Ok(a), Ok(b)) => files::identity(&a) == files::identity(&b),
         _ => a == b,
     }
 }

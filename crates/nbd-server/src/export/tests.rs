@@ -1,5 +1,7 @@
 //! Folders, the names of exports, and images that were renamed or replaced.
 
+use std::fs::{File, OpenOptions};
+
 use clap::Parser;
 use testkit::wait_until;
 
