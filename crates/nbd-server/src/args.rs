@@ -15,7 +15,8 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use nbd_protocol::TlsPolicy;
 
 use crate::blocks::BLOCK;
-use crate::image_spec::{ImageSpec, parse_size};
+use crate::image_spec::ImageSpec;
+use crate::values::parse_size;
 
 /// The texts that `--help` prints before and after the options.
 const MANUAL: [&str; 2] = [

@@ -82,7 +82,9 @@ impl Listeners {
     pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ListenError> {
         let mut all = Vec::new();
         for (fd, number) in handed_over.into_iter().zip(FIRST..) {
-            let listener = Listener::from_fd(fd, number)?;
+            let address = format!("descriptor {number}");
+            let listener = Listener::from_fd(fd);
+            let listener = listener.map_err(|error| ListenError::Address { address, error })?;
             let address = listener.socket.local_addr()?.as_socket();
             address.map_or(Ok(()), |address| admit(args, address))?;
             all.push(listener);
@@ -90,14 +92,17 @@ impl Listeners {
         if let Some(path) = &args.socket {
             let access = Access { mode: args.socket_mode, group: args.socket_group };
             let (socket, file) = listen_unix(path, access)?;
-            let address = format!("unix:{}", path.display());
-            all.push(Listener { socket, _file: Some(file), address, tcp: false });
+            all.push(Listener::new(socket, Some(file))?);
         }
         if let Some(address) = args.tcp {
             admit(args, address)?;
-            let socket = listen_tcp(address)?;
-            let address = address_of(&socket)?;
-            all.push(Listener { socket, _file: None, address, tcp: true });
+            let listen = |address| {
+                let listener = TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Listener::new(listener.into(), None)
+            };
+            let fail = |error| ListenError::Address { address: address.to_string(), error };
+            all.push(listen(address).map_err(fail)?);
         }
         Ok(Self(all))
     }
@@ -125,20 +130,32 @@ impl Listeners {
 }
 
 impl Listener {
+    fn new(socket: Socket, file: Option<SocketFile>) -> io::Result<Self> {
+        let address = socket.local_addr()?;
+        let tcp = !address.is_unix();
+        let address = match (address.as_socket(), address.as_pathname()) {
+            (Some(address), _) => format!("tcp:{address}"),
+            (None, Some(path)) => format!("unix:{}", path.display()),
+            (None, None) => {
+                let name = address.as_abstract_namespace();
+                name.map_or("unix:".into(), |name| format!("unix:@{}", name.escape_ascii()))
+            }
+        };
+        Ok(Self { socket, _file: file, address, tcp })
+    }
+
     /// Checks a socket that was handed over: the server must be able to accept streams on it.
-    fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ListenError> {
-        let fail = |error| ListenError::Address { address: format!("descriptor {number}"), error };
+    fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let socket = Socket::from(fd);
-        let listens = socket.is_listener().map_err(fail)?; // fails if it is no socket
-        if !listens || socket.r#type().map_err(fail)? != Type::STREAM {
-            return Err(fail(io::Error::other("it is not a listening stream socket")));
+        // The first fails if it is no socket.
+        if !socket.is_listener()? || socket.r#type()? != Type::STREAM {
+            return Err(io::Error::other("it is not a listening stream socket"));
         }
-        let address = address_of(&socket).map_err(fail)?;
         // The process that handed it over does not accept on it any more, so the flags can be
         // changed.
-        socket.set_nonblocking(true).and_then(|()| socket.set_cloexec(true)).map_err(fail)?;
-        let tcp = socket.local_addr().is_ok_and(|address| !address.is_unix());
-        Ok(Self { socket, _file: None, address, tcp })
+        socket.set_nonblocking(true)?;
+        socket.set_cloexec(true)?;
+        Self::new(socket, None)
     }
 
     fn accept(&self) -> io::Result<Socket> {
@@ -187,18 +204,6 @@ fn admit(args: &Args, address: SocketAddr) -> Result<(), ListenError> {
         return Ok(());
     }
     Err(ListenError::Insecure(address))
-}
-
-fn address_of(socket: &Socket) -> io::Result<String> {
-    let address = socket.local_addr()?;
-    Ok(match (address.as_socket(), address.as_pathname()) {
-        (Some(address), _) => format!("tcp:{address}"),
-        (None, Some(path)) => format!("unix:{}", path.display()),
-        (None, None) => match address.as_abstract_namespace() {
-            Some(name) => format!("unix:@{}", String::from_utf8_lossy(name)),
-            None => "unix:".into(),
-        },
-    })
 }
 
 /// The users that may connect to a Unix socket.
@@ -253,13 +258,6 @@ pub(crate) fn listen_unix(
         .and_then(|()| listener.set_nonblocking(true))
         .map_err(fail)?;
     Ok((listener.into(), file))
-}
-
-fn listen_tcp(address: SocketAddr) -> Result<Socket, ListenError> {
-    let fail = |error| ListenError::Address { address: address.to_string(), error };
-    let listener = TcpListener::bind(address).map_err(fail)?;
-    listener.set_nonblocking(true).map_err(fail)?;
-    Ok(listener.into())
 }
 
 #[cfg(test)]

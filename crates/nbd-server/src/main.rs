@@ -31,11 +31,11 @@ mod notifier;
 mod open_images;
 mod process;
 mod registry;
-mod report;
 mod requests;
 mod server;
 mod tasks;
 mod tls;
+mod values;
 #[cfg(feature = "objects")]
 mod volume;
 mod waits;
@@ -258,7 +258,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     server.accept_until(stop.as_fd())?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let (cache, image) = (args.cache >> 20, size >> 20);
-    let hit_rate = server.report().hit_rate() * 100.0;
+    let hit_rate = server.hit_rate() * 100.0;
     print(format!(
         "offlock-nbd has served {report}\n  \
          cached:   {cache} MiB for an image of {image} MiB; {hit_rate:.0} % of the reads were answered from there\n\n\

@@ -12,118 +12,118 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use tracing::{debug, error, warn};
+use socket2::Socket;
+use tracing::{debug, warn};
 
 use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
-use crate::notifier::{eventfd, notify};
-use crate::report::{Reporter, ServerReport};
-use crate::requests::Counters;
+use crate::registry::{by_export, by_name};
 use crate::waits;
+use crate::worker::{Inbox, Message, Shared, WorkerReport};
 
 /// Most clients at a time.
 const AT_ONCE: usize = 64;
 /// Longest request that is read. Browsers send less.
 const LONGEST: usize = 16 << 10;
 
+/// After a failure no client is accepted for a while: usually the process is out of descriptors.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What asks the server for its figures.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    pub(crate) workers: Vec<Inbox>,
+    pub(crate) shared: Shared,
+    /// How long to wait for the reports of the workers.
+    pub(crate) patience: Duration,
+}
+
+impl Reporter {
+    /// Asks every worker for its figures and waits for them. Leaves out workers that have ended or
+    /// do not answer within the patience, so that a hanging worker does not block the caller.
+    pub(crate) fn reports(&self) -> Vec<WorkerReport> {
+        let (sender, receiver) = mpsc::channel();
+        for inbox in &self.workers {
+            inbox.send(Message::Report(sender.clone()));
+        }
+        drop(sender);
+        let since = Instant::now();
+        let left = || self.patience.saturating_sub(since.elapsed());
+        std::iter::from_fn(|| receiver.recv_timeout(left()).ok()).collect()
+    }
+}
+
 /// The thread that serves the metrics. Dropping this stops it.
 pub(crate) struct Metrics {
-    stop: Arc<OwnedFd>,
+    listener: Socket,
     thread: Option<thread::JoinHandle<()>>,
     _file: SocketFile,
 }
 
 impl Metrics {
     pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
-        let (socket, file) = listen_unix(path, Access::OWNER)?;
-        let listener = UnixListener::from(OwnedFd::from(socket));
-        let stop = eventfd()?;
-        let stopped = Arc::clone(&stop);
-        let run = move || {
-            if let Err(error) = serve(&listener, &stopped, &|| text(&reporter.report())) {
-                error!(%error, "the metrics are no longer served");
-            }
-        };
+        let (listener, file) = listen_unix(path, Access::OWNER)?;
+        listener.set_nonblocking(false)?;
+        let accepts = UnixListener::from(OwnedFd::from(listener.try_clone()?));
+        let run = move || serve(&accepts, &|| text(&reporter));
         let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
-        Ok(Self { stop, thread: Some(thread), _file: file })
+        Ok(Self { listener, thread: Some(thread), _file: file })
     }
 }
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        notify(&self.stop);
+        let _ = self.listener.shutdown(Shutdown::Both); // ends the accept; fails for no listener
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             warn!("a thread of the metrics panicked");
         }
     }
 }
 
-/// Accepts clients until `stop` is readable.
-fn serve(
-    listener: &UnixListener,
-    stop: &OwnedFd,
-    page: &(impl Fn() -> String + Sync),
-) -> Result<(), Errno> {
-    // After a failure no client is accepted for a while: usually the process is out of descriptors.
-    let pause = Timespec::try_from(waits::METRICS).unwrap_or_default(); // it fits
+/// Accepts clients until the listener is shut down.
+fn serve(listener: &UnixListener, page: &(impl Fn() -> String + Sync)) {
+    // The oldest is the first.
+    let mut clients = VecDeque::<Weak<Client>>::new();
     thread::scope(|scope| {
-        // The oldest is the first.
-        let mut clients = VecDeque::<(Weak<Client>, thread::ScopedJoinHandle<'_, ()>)>::new();
-        let ended = loop {
-            let mut polled = [stop.as_fd(), listener.as_fd()]
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            match poll(&mut polled, None) {
-                Err(Errno::INTR) => continue,
-                Err(error) => break Err(error),
-                Ok(_) if !polled[0].revents().is_empty() => break Ok(()),
-                Ok(_) => {}
-            }
-            clients.retain(|(_, thread)| !thread.is_finished());
+        loop {
             let accepted = match listener.accept() {
-                // Here, because the failure of a spawn, after which there is a pause, has the same kind.
-                Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-                accepted => Some(accepted.and_then(|(stream, _)| {
-                    if clients.len() == AT_ONCE {
-                        let silent = clients.iter().position(|(one, _)| !has_asked(one));
-                        clients.remove(silent.unwrap_or(0)).iter().for_each(|(one, _)| close(one));
-                    }
-                    // Closed with the end of its thread.
-                    let its = Arc::new(Client { stream, has_asked: false.into() });
-                    let client = Arc::downgrade(&its);
-                    // A panic is counted and in the log; the scope would add its own.
-                    let run = move || {
-                        let answered = catch_unwind(AssertUnwindSafe(|| its.answer(page)));
-                        if let Ok(Err(error)) = answered {
-                            debug!(%error, "a client of the metrics was not answered");
-                        }
-                    };
-                    let thread = thread::Builder::new().name("metrics".into());
-                    Ok((client, thread.spawn_scoped(scope, run)?))
-                })),
+                Err(error) if error.kind() == ErrorKind::InvalidInput => break, // shut down
+                accepted => accepted,
             };
-            match accepted {
-                Some(Ok(client)) => clients.push_back(client),
-                Some(Err(error)) => {
-                    warn!(%error, "cannot accept a client of the metrics");
-                    let _ = poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&pause));
+            clients.retain(|client| client.strong_count() > 0);
+            let served = accepted.and_then(|(stream, _)| {
+                if clients.len() == AT_ONCE {
+                    let silent = clients.iter().position(|client| !has_asked(client));
+                    clients.remove(silent.unwrap_or(0)).iter().for_each(close);
                 }
-                None => {}
+                // Closed with the end of its thread.
+                let its = Arc::new(Client { stream, has_asked: false.into() });
+                clients.push_back(Arc::downgrade(&its));
+                // A panic is counted and in the log; the scope would add its own.
+                let run = move || {
+                    let answered = catch_unwind(AssertUnwindSafe(|| its.answer(page)));
+                    if let Ok(Err(error)) = answered {
+                        debug!(%error, "a client of the metrics was not answered");
+                    }
+                };
+                thread::Builder::new().name("metrics".into()).spawn_scoped(scope, run).map(drop)
+            });
+            if let Err(error) = served {
+                warn!(%error, "cannot accept a client of the metrics");
+                thread::sleep(PAUSE);
             }
-        };
-        clients.iter().for_each(|(one, _)| close(one));
-        ended
-    })
+        }
+        clients.iter().for_each(close);
+    });
 }
 
 struct Client {
@@ -234,79 +234,85 @@ fn escaped(text: &str) -> String {
 }
 
 /// Returns the page with all metrics. The counters start at zero when the server starts.
-fn text(report: &ServerReport) -> String {
+fn text(reporter: &Reporter) -> String {
+    let workers = reporter.reports();
+    let Shared { exports, connections, registry } = &reporter.shared;
+    let sum = |figure: fn(&WorkerReport) -> u64| workers.iter().map(figure).sum::<u64>();
     let mut page = Page(String::new());
-    page.one("workers", "Worker threads that serve connections.", report.workers);
-    page.one("connections", "Open connections of clients.", report.connections);
+    page.one("workers", "Worker threads that serve connections.", workers.len());
+    page.one("connections", "Open connections of clients.", connections.stats().live);
     let dropped = "Lines of the log that were dropped because standard error did not take them.";
     page.one("log_dropped_total", dropped, diagnostics::dropped());
-    let open = report.open.iter().map(|(name, open)| (&**name, open));
+    let open = by_export(registry, exports);
+    let open = open.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
     let panics = "Panics of the server's code. Each is in the log.";
     page.one("panics_total", panics, diagnostics::panics());
-    let failed = report.failed.iter().map(|name| (&**name, 1));
+    let failed = exports.blocks.failed();
+    let failed = failed.iter().map(|name| (&**name, 1));
     let help = "1 for an image that takes no changes any more, because its code panicked.";
     page.metric(("image_failed", "export"), help, failed);
-    requests(&mut page, &report.counters);
-    cache(&mut page, report);
-    engines(&mut page, report);
+
+    let types = [
+        ("read", sum(|worker| worker.counters.reads)),
+        ("write", sum(|worker| worker.counters.writes)),
+        ("flush", sum(|worker| worker.counters.flushes)),
+        ("other", sum(|worker| worker.counters.other)),
+    ];
+    page.metric(("requests_total", "type"), "Accepted requests of clients, by type.", types);
+    let read = sum(|worker| worker.counters.read_bytes);
+    let written = sum(|worker| worker.counters.written_bytes);
+    let bytes = [("read", read), ("written", written)];
+    page.metric(("bytes_total", "direction"), "Bytes of read and write requests.", bytes);
+    let hits = sum(|worker| worker.counters.hits);
+    page.one("read_hits_total", "Reads that were answered from the cache.", hits);
+    let errors = sum(|worker| worker.counters.errors);
+    page.one("errors_total", "Requests of clients that were refused or failed.", errors);
+    let failures = sum(|worker| worker.counters.failures);
+    let help = "Requests that failed because of an error of an image.";
+    page.one("image_errors_total", help, failures);
+
+    if let Some(cache) = exports.blocks.stats() {
+        let gets = [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)];
+        page.metric(("cache_gets_total", "result"), "Lookups of blocks in the cache.", gets);
+        let dirty = "Bytes of cached blocks not written to an image yet.";
+        for (name, help, value) in [
+            ("evictions_total", "Blocks that were evicted from the cache.", cache.evictions),
+            ("blocks_read_total", "Blocks that the cache read from images.", cache.reads),
+            ("blocks_written_total", "Blocks that the cache wrote to images.", cache.written),
+            ("syncs_total", "Syncs of images to stable storage.", cache.syncs),
+            ("bytes", "Bytes of memory that cached blocks use.", cache.bytes as u64),
+            ("dirty_bytes", dirty, cache.dirty as u64),
+            ("capacity_bytes", "Capacity of the cache in bytes.", cache.capacity as u64),
+        ] {
+            page.one(&format!("cache_{name}"), help, value);
+        }
+    }
+
+    let accepted = sum(|worker| worker.engine.accepted);
+    page.one("engine_requests_total", "I/O requests that the engines accepted.", accepted);
+    let completed = sum(|worker| worker.engine.completed);
+    page.one("engine_completed_total", "I/O requests that the engines completed.", completed);
+    let submissions = sum(|worker| worker.engine.submissions);
+    let help = "Submissions of I/O requests to the kernel.";
+    page.one("engine_submissions_total", help, submissions);
+    let waiting = sum(|worker| worker.waiting as u64);
+    page.one("waiting", "Requests that wait until their worker may start them.", waiting);
+    let begun = by_name(workers.iter().flat_map(|worker| worker.begun.iter().cloned()));
+    let begun = begun.iter().map(|(name, begun)| (&**name, begun));
+    page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
     #[cfg(feature = "objects")]
     for (nr, (name, help)) in crate::volume::Requests::FIGURES.into_iter().enumerate() {
-        let values = report.volumes.iter().map(|(export, figures)| (&**export, figures[nr]));
+        let values =
+            exports.volumes().map(|(name, volume)| (name, volume.requests().figures()[nr]));
         page.metric((name, "export"), help, values);
     }
     page.0
 }
 
-fn requests(page: &mut Page, counters: &Counters) {
-    let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = *counters;
-    let Counters { other, errors, failures, .. } = *counters;
-    let types = [("read", reads), ("write", writes), ("flush", flushes), ("other", other)];
-    page.metric(("requests_total", "type"), "Accepted requests of clients, by type.", types);
-    let bytes = [("read", read_bytes), ("written", written_bytes)];
-    page.metric(("bytes_total", "direction"), "Bytes of read and write requests.", bytes);
-    page.one("read_hits_total", "Reads that were answered from the cache.", hits);
-    page.one("errors_total", "Requests of clients that were refused or failed.", errors);
-    let failed = "Requests that failed because of an error of an image.";
-    page.one("image_errors_total", failed, failures);
-}
-
-fn cache(page: &mut Page, report: &ServerReport) {
-    let Some(cache) = &report.cache else { return };
-    let gets = [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)];
-    page.metric(("cache_gets_total", "result"), "Lookups of blocks in the cache.", gets);
-    for (name, help, value) in [
-        ("evictions_total", "Blocks that were evicted from the cache.", cache.evictions),
-        ("blocks_read_total", "Blocks that the cache read from images.", cache.reads),
-        ("blocks_written_total", "Blocks that the cache wrote to images.", cache.written),
-        ("syncs_total", "Syncs of images to stable storage.", cache.syncs),
-        ("bytes", "Bytes of memory that cached blocks use.", cache.bytes as u64),
-        ("dirty_bytes", "Bytes of cached blocks not written to an image yet.", cache.dirty as u64),
-        ("capacity_bytes", "Capacity of the cache in bytes.", cache.capacity as u64),
-    ] {
-        page.one(&format!("cache_{name}"), help, value);
-    }
-}
-
-fn engines(page: &mut Page, report: &ServerReport) {
-    if let Some(engine) = &report.engine {
-        for (name, help, value) in [
-            ("requests_total", "I/O requests that the engines accepted.", engine.accepted),
-            ("completed_total", "I/O requests that the engines completed.", engine.completed),
-            ("submissions_total", "Submissions of I/O requests to the kernel.", engine.submissions),
-        ] {
-            page.one(&format!("engine_{name}"), help, value);
-        }
-    }
-    page.one("waiting", "Requests that wait until their worker may start them.", report.waiting);
-    let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
-    page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, mpsc};
-    use std::time::Duration;
+    use std::sync::Mutex;
 
     use super::*;
 
@@ -339,21 +345,21 @@ mod tests {
 
     const ASKED: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 
-    /// Serves a page while `clients` runs, and returns what [`serve`] did.
+    /// Serves a page while `clients` runs.
     fn serving<T>(
         page: impl Fn() -> String + Sync,
         clients: impl FnOnce(&dyn Fn() -> UnixStream) -> T,
-    ) -> (thread::Result<Result<(), Errno>>, T) {
+    ) -> T {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let stop = eventfd().unwrap();
+        let stop = Socket::from(listener.try_clone().unwrap());
         thread::scope(|scope| {
-            let server = scope.spawn(|| serve(&listener, &stop, &page));
+            let server = scope.spawn(|| serve(&listener, &page));
             let done = clients(&|| UnixStream::connect(&path).unwrap());
-            notify(&stop);
-            (server.join(), done)
+            stop.shutdown(Shutdown::Both).unwrap();
+            server.join().expect("the thread that accepts panicked, too");
+            done
         })
     }
 
@@ -373,7 +379,7 @@ mod tests {
             let _ = may_go_on.lock().unwrap().recv();
             "x 1\n".into()
         };
-        let (served, (displaced, text)) = serving(page, |connect| {
+        let (displaced, text) = serving(page, |connect| {
             let mut first = connect();
             first.write_all(ASKED).unwrap();
             asked.recv().unwrap();
@@ -382,13 +388,13 @@ mod tests {
             drop(go_on);
             (displaced, answered(first))
         });
-        assert_eq!((served.unwrap(), displaced.as_str()), (Ok(()), ""));
+        assert_eq!(displaced, "");
         assert!(text.ends_with("x 1\n"), "{text:?}");
     }
 
     #[test]
     fn a_panic_of_a_client_is_one_panic() {
-        let (served, text) = serving(
+        let text = serving(
             || panic!("of a test"),
             |connect| {
                 let mut client = connect();
@@ -397,7 +403,6 @@ mod tests {
             },
         );
         assert_eq!(text, "");
-        assert!(served.is_ok(), "the thread that accepts panicked, too");
     }
 
     /// Each of its reads is in time, and all together take longer.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use percpu_list::{Deadlock, Entry, InsertError, PerCpuList};
+use percpu_list::{Deadlock, Entry, PerCpuList};
 use radix_ctx::{CtxTable, Id};
 
 use crate::export::ExportTable;
@@ -36,57 +36,25 @@ impl Client {
     }
 }
 
-/// All sessions of the server.
-#[derive(Debug)]
-pub(crate) struct Registry {
-    sessions: PerCpuList<Client>,
+/// All sessions of the server. A worker adds a session in the slot of its CPU.
+pub(crate) type Registry = PerCpuList<Client>;
+
+/// Refuses further sessions, removes all from the list, and calls `tell` once with each. Returns their
+/// number.
+pub(crate) fn end(sessions: &Registry, mut tell: impl FnMut(&Client)) -> Result<usize, Deadlock> {
+    sessions.close()?;
+    sessions.drain().try_fold(0, |told, client| {
+        tell(&*client?);
+        Ok(told + 1)
+    })
 }
 
-impl Registry {
-    pub(crate) fn new() -> Self {
-        Self { sessions: PerCpuList::new() }
-    }
-
-    /// Adds a connection to the list, in the slot of the worker's CPU. Fails once the server stops.
-    pub(crate) fn add(&self, client: Client) -> Result<Listed, InsertError<Client>> {
-        self.sessions.insert(client)
-    }
-
-    /// Refuses further connections, removes all from the list, and calls `tell` once with each
-    /// session. Returns the number of sessions.
-    pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, Deadlock> {
-        self.sessions.close()?;
-        let mut told = 0;
-        for client in self.sessions.drain() {
-            tell(&*client?);
-            told += 1;
-        }
-        Ok(told)
-    }
-
-    /// Returns the number of sessions of each export: those of the command line, and others that are
-    /// open. Sessions may come and go during the iteration; a session that stays is seen once.
-    pub(crate) fn by_export(&self, exports: &ExportTable) -> BTreeMap<String, usize> {
-        let fixed = exports.names().map(|name| (name.to_owned(), 0));
-        let open =
-            self.sessions.iter().filter_map(|client| Some((client.export.get()?.clone(), 1)));
-        by_name(fixed.chain(open))
-    }
-
-    /// Returns the number of connections of each of `workers` workers.
-    #[cfg(test)]
-    pub(crate) fn by_worker(&self, workers: usize) -> Vec<usize> {
-        let mut counts = vec![0; workers];
-        self.sessions.iter().for_each(|client| counts[client.worker] += 1);
-        counts
-    }
-
-    /// Returns whether the list is empty, after a check of its structure.
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.sessions.validate();
-        self.sessions.is_empty()
-    }
+/// Returns the number of sessions of each export: those of the command line, and others that are
+/// open. Sessions may come and go during the iteration; a session that stays is seen once.
+pub(crate) fn by_export(sessions: &Registry, exports: &ExportTable) -> BTreeMap<String, usize> {
+    let fixed = exports.names().map(|name| (name.to_owned(), 0));
+    let open = sessions.iter().filter_map(|client| Some((client.export.get()?.clone(), 1)));
+    by_name(fixed.chain(open))
 }
 
 /// Returns the sum of the figures of each name, in order of the names.

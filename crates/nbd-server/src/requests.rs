@@ -67,20 +67,6 @@ pub(crate) struct Counters {
     pub(crate) failures: u64,
 }
 
-impl Counters {
-    pub(crate) fn add(&mut self, other: &Counters) {
-        self.reads += other.reads;
-        self.read_bytes += other.read_bytes;
-        self.hits += other.hits;
-        self.writes += other.writes;
-        self.written_bytes += other.written_bytes;
-        self.flushes += other.flushes;
-        self.other += other.other;
-        self.errors += other.errors;
-        self.failures += other.failures;
-    }
-}
-
 /// Returns whether a command changes the image, or makes changes durable.
 fn changes(command: Command) -> bool {
     !matches!(command, Command::Read { .. } | Command::BlockStatus { .. })

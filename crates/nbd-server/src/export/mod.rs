@@ -27,13 +27,11 @@ use crate::blocks::{Backing, Blocks, Image};
 use crate::blocks::{NUMBERED, Source};
 use crate::files::{self, Folder, ImageFile, MOST_NAMES, Problem};
 use crate::image_spec::ImageSpec;
-#[cfg(feature = "objects")]
-use crate::image_spec::VolumeUrl;
 use crate::memory::LARGEST;
 use crate::open_images::OpenImages;
 use crate::tls::Acceptor;
 #[cfg(feature = "objects")]
-use crate::volume::{self, Volume, VolumeError};
+use crate::volume::{self, Volume, VolumeError, VolumeUrl};
 use crate::waits;
 
 /// Most open images of a folder. Each needs some descriptors, and a queue in each worker
@@ -269,18 +267,12 @@ impl ExportTable {
         found.cloned().map(Export::current)
     }
 
-    /// Opens a file of the folder, and passes it to `serve`. `None` if there is no such file.
-    fn in_folder<T>(
-        &self,
-        name: &str,
-        serve: impl FnOnce(&ImageSpec, &ImageFile) -> Result<T, Problem>,
-    ) -> Result<Option<T>, ExportError> {
+    /// Opens a file of the folder. `None` if there is no such file.
+    fn in_folder(&self, name: &str) -> Result<Option<(ImageSpec, ImageFile)>, Problem> {
         let Some(folder) = &self.folder else { return Ok(None) };
-        let path = folder.path(name);
-        let spec = ImageSpec { name: name.to_owned(), path, ..ImageSpec::default() };
-        let file = folder.file(name, self.args.read_only, self.args.direct);
-        let served = file.and_then(|file| file.map(|file| serve(&spec, &file)).transpose());
-        served.map_err(ExportError::of(&spec.path))
+        let file = folder.file(name, self.args.read_only, self.args.direct)?;
+        let (name, path) = (name.to_owned(), folder.path(name));
+        Ok(file.map(|file| (ImageSpec { name, path, ..ImageSpec::default() }, file)))
     }
 
     /// Returns the names of the exports of the command line.
@@ -329,26 +321,26 @@ impl ExportTable {
 
     /// Describes an export. Keeps nothing open, so that a client that only asks uses no place for
     /// an open image. `None` if there is no such export.
-    pub(crate) fn find_export(&self, name: &str) -> Result<Option<ExportInfo>, ExportError> {
+    pub(crate) fn find_export(&self, name: &str) -> Result<Option<ExportInfo>, Problem> {
         if let Some(export) = self.find_fixed(name) {
             return Ok(Some(export.info));
         }
-        self.in_folder(name, |spec, file| {
-            let info = self.describe(spec, file)?;
-            Ok(match self.images.find(&file.identity) {
-                Some(image) => Export::new(info, image).info,
-                None => info,
-            })
-        })
+        let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
+        let info = self.describe(&spec, &file)?;
+        Ok(Some(match self.images.find(&file.identity) {
+            Some(image) => Export::new(info, image).info,
+            None => info,
+        }))
     }
 
     /// Opens an export. `None` if there is no such export.
-    pub(crate) fn open_export(&self, name: &str) -> Result<Option<Export>, ExportError> {
+    pub(crate) fn open_export(&self, name: &str) -> Result<Option<Export>, Problem> {
         if let Some(export) = self.find_fixed(name) {
             return Ok(Some(export));
         }
+        let Some((spec, file)) = self.in_folder(name)? else { return Ok(None) };
         // The caller is a worker with other clients to serve, so this does not wait for a lock.
-        self.in_folder(name, |spec, file| self.add(spec, file, Duration::ZERO, || Ok(())))
+        self.add(&spec, &file, Duration::ZERO, || Ok(())).map(Some)
     }
 }
 
@@ -367,15 +359,10 @@ impl<'t> Opening<'t> {
 
     /// Keeps why an export cannot be served, for the client and for the log. The client is told no
     /// path and no error of the system.
-    fn note<T>(&self, name: &str, found: Result<Option<T>, ExportError>) -> Option<T> {
+    fn note<T>(&self, name: &str, found: Result<Option<T>, Problem>) -> Option<T> {
         self.refusal.replace("no such export");
-        found.unwrap_or_else(|error| {
-            warn!(name, %error, "an export is not served");
-            let problem = if let ExportError::Image { problem, .. } = &error {
-                problem
-            } else {
-                return None;
-            };
+        found.unwrap_or_else(|problem| {
+            warn!(name, %problem, "an export is not served");
             self.refusal.replace(match problem {
                 Problem::TooLarge(_) => "the export is too large for the server",
                 Problem::Locked => "the export is in use by another program",

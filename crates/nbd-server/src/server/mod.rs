@@ -24,13 +24,12 @@ use crate::diagnostics;
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Reporter};
 #[cfg(feature = "objects")]
 use crate::notifier::waker;
 use crate::notifier::{eventfd, notify};
-use crate::registry::{Connection, Registry};
-use crate::report::{Reporter, ServerReport};
-use crate::requests::Limits;
+use crate::registry::{self, Connection, Registry};
+use crate::requests::{Counters, Limits};
 #[cfg(feature = "objects")]
 use crate::volume::Volume;
 use crate::waits;
@@ -320,9 +319,13 @@ impl Server {
         made.inspect_err(|error| warn!(%error, "no room for one more connection")).ok()
     }
 
-    /// Returns the statistics of the workers and the shared structures.
-    pub(crate) fn report(&self) -> ServerReport {
-        self.reporter.report()
+    /// Returns the fraction of reads that the cache answered.
+    pub(crate) fn hit_rate(&self) -> f64 {
+        let reports = self.reporter.reports();
+        let sum = |figure: fn(&Counters) -> u64| {
+            reports.iter().map(|report| figure(&report.counters)).sum::<u64>()
+        };
+        sum(|counters| counters.hits) as f64 / sum(|counters| counters.reads).max(1) as f64
     }
 
     /// Returns the volumes that have ended, with the reasons. A later end notifies `ended`.
@@ -347,7 +350,7 @@ impl Server {
         self.waiting = Waiting::default();
         self.metrics = None;
         // A worker ends its listed sessions, and refuses connections that are on their way to it.
-        let told = self.shared.registry.end(|client| {
+        let told = registry::end(&self.shared.registry, |client| {
             self.reporter.workers[client.worker].send(Message::End(client.id));
         });
         match told {

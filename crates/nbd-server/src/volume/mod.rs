@@ -36,8 +36,10 @@ mod patch;
 mod regions;
 pub(crate) mod snapshot;
 mod store;
+mod url;
 
 pub(crate) use self::device::Volume;
 pub(crate) use self::open::{OpenOptions, VolumeError};
 pub(crate) use self::patch::BLOCK;
 pub(crate) use self::store::{Requests, without_credentials};
+pub(crate) use self::url::VolumeUrl;

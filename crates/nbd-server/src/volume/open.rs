@@ -33,7 +33,7 @@ use super::lease::{self, Lease, SnapshotRequests};
 use super::patch::{BLOCK, Overlay};
 use super::regions::{HEADER, Region, Regions, Stale};
 use super::store::{self, Checked, RETRIES, Requests, sent, shown};
-use crate::image_spec::VolumeUrl;
+use super::url::VolumeUrl;
 
 /// The start of a header: what the database is, and the version of its format.
 const MAGIC: [u8; 16] = *b"offlock volume 2";

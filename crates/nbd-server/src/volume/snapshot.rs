@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::lease::{self, RENEWAL, make, requested, snapshots};
 use super::open::{Found, OpenOptions, Place, Problem, VolumeError, runtime};
 use super::store::{self, Checked, sent};
-use crate::image_spec::{VolumeUrl, snapshot_name};
+use super::url::{VolumeUrl, snapshot_name};
 
 /// How long `snapshot create` waits for the server.
 const WAIT: Duration = Duration::from_secs(3 * RENEWAL.as_secs());

@@ -22,7 +22,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig,
 };
 
-use crate::image_spec::{Scheme, VolumeUrl};
+use super::url::{Scheme, VolumeUrl};
 
 /// How often the database repeats a request that failed; the pauses between are at most 1 s. Their time is
 /// above that of an operation of a volume, so that the time decides.

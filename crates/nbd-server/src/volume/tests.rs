@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use super::super::regions::HEADER;
 use super::*;
-use crate::image_spec::VolumeUrl;
+use crate::volume::VolumeUrl;
 use crate::volume::open::{self, OpenOptions, Place, Problem};
 use crate::volume::{lease, store};
 

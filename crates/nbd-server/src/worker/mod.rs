@@ -430,7 +430,7 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
-        let listed = match self.shared.registry.add(Client::new(id, self.number)) {
+        let listed = match self.shared.registry.insert(Client::new(id, self.number)) {
             Ok(listed) => listed,
             Err(InsertError { reason, .. }) => {
                 info!(conn = %id, peer = %permit.peer, %reason, "connection refused");

@@ -22,6 +22,7 @@ use crate::args::Args;
 use crate::blocks::{Backing, Blocks, Source};
 use crate::conn::Session;
 use crate::connection_limits::{ConnectionLimits, Peer};
+use crate::registry;
 
 /// The permit of the only connection of a server.
 fn permit() -> Permit {
@@ -280,10 +281,11 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
     let (mut busy, mut idle) = (lab.client(), lab.client());
     lab.ask(&mut busy, cmd::READ, CommandFlags::NONE);
     let mut told = Vec::new();
-    let count = lab.registry.end(|client| told.push((client.worker, client.id))).unwrap();
+    let count =
+        registry::end(&lab.registry, |client| told.push((client.worker, client.id))).unwrap();
     told.sort_by_key(|&(_, id)| id.to_bits());
     assert_eq!((count, &told[..]), (2, &[(0, busy.0), (0, idle.0)][..]));
-    assert_eq!(lab.registry.end(|_| panic!("told twice")), Ok(0));
+    assert_eq!(registry::end(&lab.registry, |_| panic!("told twice")), Ok(0));
 
     for (_, id) in told {
         lab.worker.end(id);
@@ -300,7 +302,7 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
 #[test]
 fn a_connection_during_the_stop_is_refused() {
     let mut lab = Lab::new();
-    let told = lab.registry.end(|_| panic!("no session is there")).unwrap();
+    let told = registry::end(&lab.registry, |_| panic!("no session is there")).unwrap();
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
     assert!(lab.worker.load.reserve());
@@ -312,7 +314,7 @@ fn a_connection_during_the_stop_is_refused() {
 #[test]
 fn the_sessions_of_an_export_are_counted() {
     let mut lab = Lab::new();
-    let open = |lab: &Lab| lab.registry.by_export(&lab.worker.shared.exports)["a.img"];
+    let open = |lab: &Lab| registry::by_export(&lab.registry, &lab.worker.shared.exports)["a.img"];
     let client = lab.client();
     assert_eq!(open(&lab), 1);
     lab.worker.close(client.0, "a test");
@@ -531,7 +533,7 @@ fn the_server_does_not_end_before_what_waits_is_answered() {
     for nr in 0..4 {
         lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
     }
-    lab.registry.end(|_| ()).unwrap();
+    registry::end(&lab.registry, |_| ()).unwrap();
     lab.worker.end(client.0);
     lab.worker.stop();
     for nr in 0..4 {
