@@ -38,7 +38,7 @@ fn several(lab: &Lab) -> Res {
     let (path, own) = (lab.path("given"), lab.path("s"));
     let unix = UnixListener::bind(&path)?;
     let tcp = TcpListener::bind("127.0.0.1:0")?;
-    let address = tcp.local_addr()?.to_string();
+    let address = tcp.local_addr()?;
     let sockets = vec![OwnedFd::from(unix), OwnedFd::from(tcp)];
     let server = launch(lab)?.on_socket("s").handed_over(sockets, None).start()?;
     let wanted = [
@@ -48,7 +48,7 @@ fn several(lab: &Lab) -> Res {
     ];
     check!(server.listeners == wanted, "it listens on {:?}", server.listeners);
     works(Client::connect(&path))?;
-    works(Client::connect_tcp(&address))?;
+    works(Client::connect_tcp(address))?;
     works(Client::connect(&own))?;
     server.stop()?;
     check!(

@@ -3,7 +3,7 @@
 //! It shares no code with the server, so that both cannot be wrong in the same way.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -146,7 +146,7 @@ impl Client {
     }
 
     /// Over TCP. The methods of `UnixStream` used here are those of any stream socket.
-    pub(crate) fn connect_tcp(address: &str) -> Res<Client> {
+    pub(crate) fn connect_tcp(address: SocketAddr) -> Res<Client> {
         Client::over(UnixStream::from(OwnedFd::from(TcpStream::connect(address)?)))
     }
 

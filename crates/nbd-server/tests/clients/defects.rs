@@ -17,19 +17,15 @@ use crate::server::{Launch, Server};
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("devices/read_only_is_refused", &[Need::LoopDevice], read_only_device),
-        trial("devices/read_only_in_a_folder", &[Need::LoopDevice], read_only_in_folder),
         trial("durability/name_of_a_new_image", &[Need::Strace], new_name),
-        trial("locks/qemu_and_a_reader", &[Need::QemuIo], qemu_beside_reader),
-        trial("locks/qemu_and_a_writer", &[Need::QemuIo], qemu_beside_writer),
-        trial("log/full_pipe_stops_nothing", &[], full_log),
-        trial("log/full_standard_output", &[], full_output),
+        trial("locks/of_qemu", &[Need::QemuIo], qemu_locks),
+        trial("log/unread_output_stops_nothing", &[], unread_output),
         trial("log/unwritable_standard_output", &[], unwritable_output),
         trial("limits/clients_one_after_another", &[], one_after_another),
         trial("contact/messages_name_the_file", &[], messages),
         trial("contact/pid_file_replaces_no_image", &[], pid_file),
         trial("contact/too_few_descriptors", &[], too_few_descriptors),
         trial("contact/log_names_the_peer", &[], log_names_peer),
-        trial("contact/names_that_are_no_exports", &[], bad_names),
         trial("large/in_a_folder", &[], large_in_folder),
         trial("large/growth_past_the_limit", &[], growth_past_the_limit),
     ]
@@ -53,20 +49,28 @@ impl Drop for Loop {
     }
 }
 
-/// A device that takes no writes is not served as one that does, even if a process may open it for writing.
+/// A device that takes no writes is not served as one that does, even if a process may open it for writing. In a folder
+/// it is an export for reading only.
 fn read_only_device(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
+    let (image, dir) = (lab.path("a.img"), lab.path("images"));
     image::with_parts(&image, 4 * MIB, 4, 3)?;
+    fs::create_dir(&dir)?;
     let device = Loop::new(&image, &["-r"])?;
+    let number = device.0.to_string_lossy().trim_start_matches("/dev/loop").to_string();
+    lab.run_ok(Command::new("mknod").arg(dir.join("vol")).args(["b", "7", &number]))?;
     let launch = || Launch::new(lab, Backend::Threads);
     let (code, log) = launch().image(&device.0).start_refused()?;
     let says = log.contains("read-only") && log.contains(&*device.0.to_string_lossy());
     check!(code == 1 && says, "exit code {code}:\n{log}");
     let spec = format!("vol={},readonly", device.0.display());
-    for server in [launch().image(&device.0).arg("--read-only"), launch().arg("--image").arg(spec)]
-    {
+    for server in [
+        launch().image(&device.0).arg("--read-only"),
+        launch().arg("--image").arg(spec),
+        launch().arg("--export-dir").arg(&dir),
+    ] {
         let server = server.start()?;
         let mut client = server.client()?;
+        check!(client.export.flags & 2 != 0, "not read-only: {:#x}", client.export.flags);
         let first = image::bytes_at(&image, 0, 4096)?;
         check!(client.read(0, 4096)? == Ok(first), "it reads other bytes");
         client.write(0, &[1; 4096], 0)?.is(1, "a write")?;
@@ -74,22 +78,6 @@ fn read_only_device(lab: &Lab) -> Res {
         server.stop()?;
     }
     Ok(())
-}
-
-/// In a folder such a device is an export for reading only.
-fn read_only_in_folder(lab: &Lab) -> Res {
-    let (image, dir) = (lab.path("a.img"), lab.path("images"));
-    fs::create_dir(&dir)?;
-    image::with_parts(&image, 4 * MIB, 4, 3)?;
-    let device = Loop::new(&image, &["-r"])?;
-    let number = device.0.to_string_lossy().trim_start_matches("/dev/loop").to_string();
-    lab.run_ok(Command::new("mknod").arg(dir.join("disk")).args(["b", "7", &number]))?;
-    let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir).start()?;
-    let mut client = server.client_of("disk")?;
-    check!(client.export.flags & 2 != 0, "it is said to be writable: {:#x}", client.export.flags);
-    client.write(0, &[1; 4096], 0)?.is(1, "a write")?;
-    client.disconnect()?;
-    server.stop()
 }
 
 /// The folder of an image that `--size` creates is synced before the server says that it listens, and
@@ -141,85 +129,74 @@ fn qemu_holds(lab: &Lab, options: &[&str], image: &Path) -> Res<Tracked> {
     Ok(holder)
 }
 
-/// Beside a server that only reads, QEMU reads and does not write, whichever comes first.
-fn qemu_beside_reader(lab: &Lab) -> Res {
+/// Beside a server that writes, QEMU neither reads nor writes; beside one that only reads, QEMU reads and does not
+/// write, and another server reads. The same whichever comes first.
+fn qemu_locks(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, MIB)?;
-    let launch = || Launch::new(lab, Backend::Threads).image(&image).arg("--read-only");
-    let server = launch().start()?;
-    check!(!qemu_io(lab, &[], "write 0 4k", &image)?, "QEMU writes beside a server that reads");
-    check!(qemu_io(lab, &["-r"], "read 0 4k", &image)?, "QEMU does not read beside it");
-    let second = launch().socket(&lab.path("s2")).start()?;
-    second.stop()?;
-    server.stop()?;
-    check!(qemu_io(lab, &[], "write 0 4k", &image)?, "the lock stays after the server's end");
-    let holder = qemu_holds(lab, &[], &image)?;
-    let (code, log) = launch().start_refused()?;
-    check!(code == 1 && log.contains("in use"), "beside a QEMU that writes: {code}\n{log}");
-    drop(holder);
-    let holder = qemu_holds(lab, &["-r"], &image)?;
-    launch().start()?.stop()?;
-    drop(holder);
-    Ok(())
-}
-
-/// Beside a server that writes, QEMU neither reads nor writes, whichever comes first.
-fn qemu_beside_writer(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let launch = || Launch::new(lab, Backend::Threads).image(&image);
-    let server = launch().start()?;
-    check!(!qemu_io(lab, &[], "write 0 4k", &image)?, "QEMU writes beside it");
-    check!(!qemu_io(lab, &["-r"], "read 0 4k", &image)?, "QEMU reads beside it");
-    server.stop()?;
-    for options in [&[][..], &["-r"]] {
-        let holder = qemu_holds(lab, options, &image)?;
-        let (code, log) = launch().start_refused()?;
-        check!(code == 1 && log.contains("in use"), "beside QEMU {options:?}: {code}\n{log}");
-        drop(holder);
+    for only_reads in [false, true] {
+        let launch = || {
+            let launch = Launch::new(lab, Backend::Threads).image(&image);
+            if only_reads { launch.arg("--read-only") } else { launch }
+        };
+        let server = launch().start()?;
+        check!(!qemu_io(lab, &[], "write 0 4k", &image)?, "QEMU writes beside it, {only_reads}");
+        let reads = qemu_io(lab, &["-r"], "read 0 4k", &image)?;
+        check!(reads == only_reads, "QEMU reads: {reads}, the server: {only_reads}");
+        if only_reads {
+            launch().socket(&lab.path("s2")).start()?.stop()?;
+        }
+        server.stop()?;
+        check!(qemu_io(lab, &[], "write 0 4k", &image)?, "the lock stays after the server's end");
+        for (options, qemu_reads) in [(&[][..], false), (&["-r"], true)] {
+            let _holder = qemu_holds(lab, options, &image)?;
+            if qemu_reads && only_reads {
+                launch().start()?.stop()?;
+                continue;
+            }
+            let (code, log) = launch().start_refused()?;
+            check!(code == 1 && log.contains("in use"), "beside QEMU {options:?}: {code}\n{log}");
+        }
     }
     Ok(())
 }
 
-/// A log that is not read fills its pipe. Clients are served meanwhile, and SIGTERM ends the server.
-fn full_log(lab: &Lab) -> Res {
-    let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?;
-    let server = launch.stderr_full()?.start()?;
-    let mut early = server.client()?;
-    for round in 0..600 {
-        let mut client = server.connect()?;
-        let talked =
-            client.greet().and_then(|_| client.go("vol")).and_then(|()| client.read(0, 512));
-        check!(talked.is_ok_and(|read| read.is_ok()), "client {round} is not served");
-        client.disconnect()?;
-    }
-    check!(early.read(0, 4096)?.is_ok(), "an early client is not served");
-    server.stop()
-}
-
-/// Standard output that takes nothing stops nothing either.
-fn full_output(lab: &Lab) -> Res {
-    let fifo = lab.path("out");
+/// A pipe that takes nothing more, and is not read. Once it is dropped, a write to it fails.
+fn full_pipe(lab: &Lab, name: &str) -> Res<fs::File> {
+    let fifo = lab.path(name);
     lab.run_ok(Command::new("mkfifo").arg(&fifo))?;
     let mut options = OpenOptions::new();
     let held = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
     while rustix::io::write(&held, &[b'x'; 4096]).is_ok() {}
-    let script = format!("exec \"$0\" \"$@\" > {}", fifo.display());
-    let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]).sparse(MIB)?;
-    let mut process = launch.start_silent()?;
-    let socket = lab.path("s");
-    let client = || Client::connect(&socket).ok();
-    let Some(mut client) = wait_until(client) else {
-        fail!("it does not listen");
-    };
-    client.greet()?;
-    client.go("vol")?;
-    check!(client.read(0, 4096)?.is_ok(), "not served");
-    client.disconnect()?;
-    process.signal(libc::SIGTERM);
-    let ended = process.wait_for(PATIENCE)?;
-    check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
-    drop(held);
+    Ok(held)
+}
+
+/// Standard output or a log that is not read, or a log whose reader has ended, stops nothing: clients are served, enough
+/// of them to fill any queue, and SIGTERM ends the server with 0.
+fn unread_output(lab: &Lab) -> Res {
+    for (stream, has_ended) in [(1, false), (2, false), (2, true)] {
+        let (name, socket) = (format!("pipe{stream}{has_ended}"), lab.path("s"));
+        let held = full_pipe(lab, &name)?;
+        let script = format!("exec \"$0\" \"$@\" {stream}> {}", lab.path(&name).display());
+        let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]);
+        let mut process = launch.sparse(MIB)?.start_silent()?;
+        let early = wait_until(|| Client::connect(&socket).ok());
+        let mut early = early.ok_or("it does not listen")?;
+        early.greet()?;
+        early.go("vol")?;
+        let _held = (!has_ended).then_some(held);
+        for nr in 0..600 {
+            let mut client = Client::connect(&socket)?;
+            let talked =
+                client.greet().and_then(|_| client.go("vol")).and_then(|()| client.read(0, 512));
+            check!(talked.is_ok_and(|read| read.is_ok()), "{name}: client {nr} is not served");
+            client.disconnect()?;
+        }
+        check!(early.read(0, 4096)?.is_ok(), "{name}: an early client is not served");
+        process.signal(libc::SIGTERM);
+        let ended = process.wait_for(PATIENCE)?;
+        check!(ended.is_some_and(|status| status.success()), "{name}, after SIGTERM: {ended:?}");
+    }
     Ok(())
 }
 
@@ -237,11 +214,9 @@ fn unwritable_output(lab: &Lab) -> Res {
 fn one_after_another(lab: &Lab) -> Res {
     let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?.arg("--max-connections").arg("1");
     let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
-    let address = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
-    let address = address.ok_or("no TCP address")?.to_string();
     for tcp in [false, true] {
         for nr in 0..100 {
-            let client = if tcp { Client::connect_tcp(&address) } else { server.connect() };
+            let client = if tcp { Client::connect_tcp(server.tcp()?) } else { server.connect() };
             let served = client.and_then(|mut client| {
                 client.greet()?;
                 client.go("vol")?;
@@ -415,20 +390,6 @@ fn log_names_peer(lab: &Lab) -> Res {
     let both = || (lines(&server.log()) == 2).then_some(());
     check!(wait_until(both).is_some(), "no {me}:\n{}", server.log());
     server.logged("tls=false")?;
-    server.stop()
-}
-
-/// Files whose names no export can have are told of when the server starts.
-fn bad_names(lab: &Lab) -> Res {
-    let dir = lab.path("images");
-    fs::create_dir(&dir)?;
-    for name in ["good", "two\nlines", ".hidden"] {
-        image::sparse(&dir.join(name), MIB)?;
-    }
-    let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir).start()?;
-    let log = server.logged("two\\nlines")?;
-    check!(!log.contains("hidden"), "{log}");
-    server.client_of("good")?.disconnect()?;
     server.stop()
 }
 

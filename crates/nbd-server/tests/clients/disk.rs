@@ -19,8 +19,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     let tmpfs = &[Need::SmallTmpfs];
     trials.extend(per_backend(buffered, "full_disk_delays_no_other", tmpfs, beside_a_full_disk));
     trials.extend(per_backend(all, "image_shrinks", &[], image_shrinks));
-    trials.extend(per_backend(all, "no_hole_never_punches", &[Need::PunchAndZero], no_hole));
-    trials.extend(per_backend(all, "fast_zero_by_punching", &[Need::PunchAndZero], fast_zero));
     let slow = &[Need::NoZeroRange];
     trials.extend(per_backend(buffered, "zeroes_without_zero_range", slow, slow_zero));
     trials
@@ -109,55 +107,6 @@ fn fill(client: &mut Client, len: u64) -> Res {
         client.write(i * MIB, &vec![0xdd; MIB as usize], 0)?.ok("write")?;
     }
     client.flush()?.ok("FLUSH")
-}
-
-fn all_zero(client: &mut Client, offset: u64, len: u64) -> Res<bool> {
-    let back = client.read(offset, u32::try_from(len).expect("a small range"))?;
-    Ok(back.is_ok_and(|bytes| bytes.iter().all(|&b| b == 0)))
-}
-
-/// With NO_HOLE zeroes stay allocated, and a hole becomes allocated; without it they are punched.
-fn no_hole(lab: &Lab, backend: Backend) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, 32 * MIB)?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
-    let mut client = server.client()?;
-    fill(&mut client, 8 * MIB)?;
-    let full = image::allocated(&image)?;
-    check!(full >= 8 * MIB, "{full} bytes allocated by 8 MiB of data");
-
-    for (offset, len) in [(0, 2 * MIB), (2 * MIB + 4096, 8192), (4 * MIB, 4 * MIB)] {
-        client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, offset, len)?.ok("zeroes, NO_HOLE")?;
-        check!(all_zero(&mut client, offset, len)?, "{len} bytes at {offset} are not zero");
-    }
-    let now = image::allocated(&image)?;
-    check!(now >= full, "NO_HOLE punched: {full} bytes allocated before, {now} after");
-
-    client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, 16 * MIB, 4 * MIB)?.ok("zeroes over a hole")?;
-    let more = image::allocated(&image)?;
-    check!(more >= now + 4 * MIB, "NO_HOLE over a hole allocated {} bytes", more - now);
-
-    client.plain(cmd::WRITE_ZEROES, 0, 0, 4 * MIB)?.ok("zeroes")?;
-    check!(all_zero(&mut client, 0, 4 * MIB)?, "not zero");
-    let punched = image::allocated(&image)?;
-    check!(punched + 4 * MIB <= more, "zeroes without NO_HOLE left {punched} of {more} bytes");
-    client.disconnect()?;
-    server.stop()
-}
-
-/// Where the file system punches holes, FAST_ZERO succeeds, also for a range past the payload
-/// limit.
-fn fast_zero(lab: &Lab, backend: Backend) -> Res {
-    let server = Launch::new(lab, backend).sparse(256 * MIB)?.start()?;
-    let mut client = server.client()?;
-    fill(&mut client, 8 * MIB)?;
-    let flags = flag::FAST_ZERO;
-    client.plain(cmd::WRITE_ZEROES, flags, 4 * MIB, 252 * MIB)?.ok("FAST_ZERO")?;
-    check!(all_zero(&mut client, 4 * MIB, 8 * MIB)?, "not zero after FAST_ZERO");
-    check!(!all_zero(&mut client, 4 * MIB - 4096, 4096)?, "FAST_ZERO zeroed too much");
-    client.plain(cmd::TRIM, 0, 0, 256 * MIB)?.ok("TRIM past the payload limit")?;
-    client.disconnect()?;
-    server.stop()
 }
 
 /// tmpfs punches holes, but zeroes no range in place. FAST_ZERO with NO_HOLE, which only slow writing could do, is refused

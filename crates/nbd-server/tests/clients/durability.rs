@@ -1,5 +1,5 @@
-//! A FLUSH, and any command with FUA, is answered only after the data was synced; a plain write
-//! is answered without (the control that shows these trials can fail).
+//! The system calls of the server: a FLUSH, and any command with FUA, is answered only after the data was synced; a
+//! plain write is answered without (the control that shows these trials can fail). A hit calls only the socket.
 
 use libtest_mimic::Trial;
 
@@ -19,6 +19,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(seen, "strace_sync_before_reply", needs, cached));
     let uncached = |lab: &Lab, backend| strace_it(lab, backend, false);
     trials.extend(per_backend(seen, "strace_uncached_sync_before_reply", needs, uncached));
+    let hits = per_backend(&Backend::ALL, "cache_hits_call_only_the_socket", needs, hit_calls);
+    trials.extend(hits);
     trials
 }
 
@@ -34,7 +36,7 @@ const STEPS: [(&str, u16, u16, u64, u32, bool); 7] = [
 ];
 
 /// Runs one step alone on its connection; gives its cookie.
-pub(crate) fn step(client: &mut Client, kind: u16, flags: u16, offset: u64, len: u32) -> Res<u64> {
+fn step(client: &mut Client, kind: u16, flags: u16, offset: u64, len: u32) -> Res<u64> {
     let cookie = client.request(flags, kind, offset, len)?;
     if kind == cmd::WRITE {
         client.send(&vec![0x5a; len as usize])?;
@@ -82,5 +84,68 @@ fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
     let (written, sync) = (end.first_write(), end.last_sync());
     check!(sync.is_some(), "no sync after SIGTERM\n{}", end.text());
     check!(!cached || written.is_some_and(|w| Some(w) <= sync), "not written\n{}", end.text());
+    Ok(())
+}
+
+/// Calls of a worker that answers from memory: it receives, asks whether its clients are busy, sends, and
+/// looks what comes next. The last two are calls where the kernel keeps no time for user space.
+const OF_A_HIT: [&str; 8] = [
+    "recvfrom",
+    "ioctl",
+    "sendmsg",
+    "epoll_wait",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "clock_gettime",
+    "getcpu",
+];
+
+/// Hits in a row wake no thread and wait for none: no lock is asked of the kernel, no other thread is
+/// told, no memory is fetched. A miss is seen to do more.
+fn hit_calls(lab: &Lab, backend: Backend) -> Res {
+    const HITS: usize = 100;
+    const LEN: u32 = 8192;
+    let (path, log) = (lab.path("a.img"), lab.path("strace.log"));
+    image::with_parts(&path, MIB, 4, 35)?;
+    let words = ["strace", "-D", "-f", "-xx", "-s", "64", "-o"];
+    let words = words.into_iter().chain(log.to_str());
+    let launch = Launch::new(lab, backend).image(&path).through(words).arg("--workers").arg("2");
+    let server = launch.arg("--cache").arg("4M").start()?;
+    let mut client = server.client()?;
+    let mut rows = Vec::new();
+    for kind in [cmd::READ, cmd::WRITE] {
+        for _ in 0..4 {
+            step(&mut client, kind, 0, 0, LEN)?; // not yet there, or not yet dirty
+        }
+        for _ in 0..=HITS {
+            rows.push((kind, step(&mut client, kind, 0, 0, LEN)?));
+        }
+    }
+    rows.push((cmd::READ, step(&mut client, cmd::READ, 0, MIB / 2, LEN)?)); // a miss
+    rows.push((cmd::READ, step(&mut client, cmd::READ, 0, 0, LEN)?));
+    client.disconnect()?;
+    server.stop()?;
+
+    let trace = Strace::read(&log)?;
+    let mut calls = Vec::new();
+    for pair in rows.windows(2) {
+        calls.push(trace.calls(pair[0], pair[1])?);
+    }
+    let is_more = |calls: &[&str]| calls.iter().any(|call| !OF_A_HIT.contains(call));
+    let count = |calls: &[&str], name: &str| calls.iter().filter(|&&call| call == name).count();
+    let (reads, writes) = (&calls[..HITS], &calls[HITS + 1..][..HITS]);
+    for calls in reads {
+        check!(!is_more(calls), "more than a READ needs: {calls:?}");
+        let one_each = ["recvfrom", "sendmsg"].iter().all(|name| count(calls, name) == 1);
+        check!(one_each, "not one for each: {calls:?}");
+    }
+    // What the client has read is asked for only when it may matter.
+    let asked: usize = reads.iter().map(|calls| count(calls, "ioctl")).sum();
+    check!(asked <= HITS / 2, "{asked} ioctls for {HITS} READs");
+    // A block that is just being written back is waited for.
+    let alone = writes.iter().filter(|calls| !is_more(calls)).count();
+    check!(alone > HITS / 2, "{alone} of {HITS} WRITEs needed no more: {writes:?}");
+    let miss = &calls[2 * HITS + 2];
+    check!(is_more(miss), "a miss does no more than a hit: {miss:?}");
     Ok(())
 }

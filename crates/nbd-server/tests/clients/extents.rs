@@ -14,9 +14,7 @@ use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
-    let holes = &[Need::PunchAndZero];
     let mut trials = Vec::new();
-    trials.extend(per_backend(all, "extents_after_unflushed_writes", holes, unflushed));
     trials.extend(per_backend(
         all,
         "nbdinfo_map",
@@ -25,7 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ));
     let tools = &[Need::NbdCopy, Need::QemuImg, Need::PunchAndZero];
     trials.extend(per_backend(all, "copies_after_unflushed_writes", tools, copies));
-    trials.push(trial("extents/refusals", &[], refusals));
+    trials.push(trial("extents/answers", &[Need::PunchAndZero], answers));
     trials
 }
 
@@ -71,75 +69,6 @@ fn extents(payload: &[u8], id: u32, len: u32) -> Res<Vec<Extent>> {
     let sum: u64 = found.iter().map(|&(len, _)| u64::from(len)).sum();
     check!(sum <= u64::from(len), "{sum} bytes of {len}: {found:?}");
     Ok(found)
-}
-
-/// The whole map, as a client asks for it: from where the last answer ended. Returns for each block
-/// whether it is said to be a hole.
-fn map(client: &mut Client, id: u32, size: u64) -> Res<Vec<bool>> {
-    let (mut at, mut blocks) = (0, Vec::new());
-    while at < size {
-        for (len, flags) in status(client, id, 0, at, (size - at) as u32)? {
-            check!(len % 4096 == 0, "an extent of {len} bytes");
-            blocks.extend((0..len / 4096).map(|_| flags == HOLE));
-            at += u64::from(len);
-        }
-    }
-    Ok(blocks)
-}
-
-/// Random writes to a sparse image, some from another connection: what was written a moment ago is no
-/// hole, what was never written mostly is one, and what is trimmed becomes one.
-fn unflushed(lab: &Lab, backend: Backend) -> Res {
-    const SIZE: u64 = 32 * MIB;
-    let image = lab.path("a.img");
-    image::sparse(&image, SIZE)?;
-    let server = Launch::new(lab, backend).image(&image).start()?;
-    let ((mut client, id), mut writer) = (connect(&server)?, server.client()?);
-    check!(map(&mut client, id, SIZE)?.iter().all(|&hole| hole), "an empty image is a hole");
-    let one = status(&mut client, id, flag::REQ_ONE, MIB, MIB as u32)?;
-    check!(one == [(MIB as u32, HOLE)], "{one:?}");
-
-    let mut random = Random::new(31);
-    let mut written = vec![false; (SIZE / 4096) as usize];
-    for round in 0..200 {
-        // Far apart, so that the file system leaves holes between.
-        let block = random.below(SIZE / (256 << 10)) * 64;
-        let count = 1 + random.below(16);
-        let (offset, len) = (block * 4096, count * 4096);
-        match round % 4 {
-            3 if round > 100 => {
-                writer.plain(cmd::TRIM, 0, offset, len)?.ok("trim")?;
-                written[block as usize..][..count as usize].fill(false);
-            }
-            2 if backend != Backend::Aio => {
-                // One byte of the last block.
-                writer.write(offset + len - 7, &[9], 0)?.ok("write")?;
-                written[(block + count - 1) as usize] = true;
-            }
-            _ => {
-                writer.write(offset, &random.bytes(len as usize), 0)?.ok("write")?;
-                written[block as usize..][..count as usize].fill(true);
-            }
-        }
-        let found = status(&mut client, id, 0, offset, len as u32)?;
-        let mut at = block as usize;
-        for (len, flags) in found {
-            for here in &written[at..][..len as usize / 4096] {
-                check!(!here || flags == 0, "round {round}: a block at {at} was written");
-                at += 1;
-            }
-        }
-    }
-    let blocks = map(&mut client, id, SIZE)?;
-    check!(blocks.len() == written.len(), "{} blocks", blocks.len());
-    let lost = blocks.iter().zip(&written).filter(|&(hole, data)| *hole && *data).count();
-    check!(lost == 0, "{lost} blocks that were written are holes");
-    let told = blocks.iter().filter(|&&hole| hole).count();
-    let really = written.iter().filter(|&&data| !data).count();
-    check!(told > really / 2, "only {told} of {really} blocks that were never written are holes");
-    let one = status(&mut client, id, flag::REQ_ONE, 0, SIZE as u32)?;
-    check!(one.len() == 1, "REQ_ONE: {one:?}");
-    server.stop()
 }
 
 /// The map that nbdinfo prints has the holes of the file.
@@ -207,8 +136,9 @@ fn copies(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
-/// Who did not choose the context, or asks for nothing, or past the end.
-fn refusals(lab: &Lab) -> Res {
+/// A client that did not choose the context, or asks for nothing, or past the end, is refused. Of one extent the
+/// answer is one, and what was written a moment ago, by another client, is none that is a hole until it is trimmed.
+fn answers(lab: &Lab) -> Res {
     let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
     let mut plain = server.client()?;
     plain.plain(cmd::BLOCK_STATUS, 0, 0, 4096)?.is(err::EINVAL, "with simple replies")?;
@@ -225,7 +155,14 @@ fn refusals(lab: &Lab) -> Res {
         let found = error(&mut client, flags, offset, len)?;
         check!(found == err::EINVAL, "{flags} {offset} {len}: {found}");
     }
-    check!(!status(&mut client, id, 0, 1, 4095)?.is_empty(), "it goes on");
+    let mut hole = |flags| status(&mut client, id, flags, 0, MIB as u32);
+    check!(hole(0)? == [(MIB as u32, HOLE)], "an empty image is a hole");
+    plain.write(300 << 10, &[9], 0)?.ok("write")?;
+    let written = [(300 << 10, HOLE), (4096, 0), ((MIB as u32) - (304 << 10), HOLE)];
+    check!(hole(0)? == written, "{:?} after a write of a byte", hole(0)?);
+    check!(hole(flag::REQ_ONE)? == written[..1], "REQ_ONE: {:?}", hole(flag::REQ_ONE)?);
+    plain.plain(cmd::TRIM, 0, 0, MIB)?.ok("TRIM")?;
+    check!(hole(0)? == [(MIB as u32, HOLE)], "{:?} after a TRIM", hole(0)?);
     // For another export; one that is unknown; no query.
     for data in
         [query("", "base:allocation"), query("nope", "base:allocation"), query("vol", "x:y")]

@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 
-use crate::client::{MIB, be32, be64, info_data, opt, rep};
+use crate::client::{MIB, be32, info_data, opt, rep};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, trial};
 use crate::server::{Launch, Server};
@@ -12,7 +12,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("handshake/garbage_closes", &[], garbage),
         trial("handshake/answers_to_options", &[], options),
         trial("handshake/list_and_info", &[], list_and_info),
-        trial("handshake/export_name", &[], export_name),
     ]
 }
 
@@ -113,27 +112,5 @@ fn list_and_info(lab: &Lab) -> Res {
     client.go("")?; // the default export is the first image
     check!(client.export == info, "GO says {:?}, INFO said {info:?}", client.export);
     client.disconnect()?;
-    server.stop()
-}
-
-/// The old way in, with and without the 124 zero bytes; an unknown name closes.
-fn export_name(lab: &Lab) -> Res {
-    let mut server = start(lab)?;
-    for (client_flags, zeroes) in [(3u32, 0), (1, 124)] {
-        let mut client = server.connect()?;
-        client.read_greeting()?;
-        client.send(&client_flags.to_be_bytes())?;
-        client.send_option(opt::EXPORT_NAME, b"vol")?;
-        let reply = client.recv_vec(10 + zeroes)?;
-        check!(be64(&reply) == 4 * MIB, "size {}", be64(&reply));
-        check!(reply[9] & 1 == 1 && reply[10..].iter().all(|&b| b == 0), "reply {reply:x?}");
-        check!(client.read(0, 4096)?.is_ok(), "a read after EXPORT_NAME");
-        client.disconnect()?;
-    }
-    let mut client = server.greeted()?;
-    client.send_option(opt::EXPORT_NAME, b"nosuch")?;
-    let rest = client.closed()?;
-    check!(rest == 0, "{rest} bytes instead of a close");
-    server.still_serves()?;
     server.stop()
 }

@@ -13,7 +13,6 @@
 
 mod activation;
 mod bad_requests;
-mod cache;
 mod client;
 mod crash;
 mod defects;
@@ -21,7 +20,6 @@ mod disk;
 mod durability;
 mod extended;
 mod extents;
-mod faults;
 mod folder;
 mod handshake;
 mod image;
@@ -36,7 +34,6 @@ mod process;
 mod s3;
 mod sandbox;
 mod server;
-mod soak;
 mod startup;
 mod tcp;
 mod tearing;
@@ -82,12 +79,9 @@ fn main() -> ExitCode {
     trials.extend(process::trials());
     trials.extend(metrics::trials());
     trials.extend(folder::trials());
-    trials.extend(faults::trials());
-    trials.extend(cache::trials());
     trials.extend(write_back::trials());
     trials.extend(tcp::trials());
     trials.extend(tearing::trials());
-    trials.extend(soak::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {
         let of = |backend: &Backend, trial: &Trial| {
             trial.name().split_once('/').is_some_and(|(first, _)| first == backend.name())

@@ -23,7 +23,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/of_two_files_with_one_name", &[], one_name),
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
-        trial("metrics/half_open_clients_delay_no_other", &[], half_open),
         trial("metrics/a_stopped_server_keeps_its_clients", &[], stopped),
         trial("metrics/the_socket_is_as_the_other", &[], socket),
     ]
@@ -196,16 +195,6 @@ fn slow_readers(lab: &Lab) -> Res {
     server.stop()?;
     drop((silent, last));
     Ok(())
-}
-
-/// 500 clients connect and say nothing: the next one gets its answer, which does not wait until each of
-/// them is late.
-fn half_open(lab: &Lab) -> Res {
-    let (server, path) = start(lab)?;
-    let crowd = (0..500).map(|_| UnixStream::connect(&path)).collect::<Result<Vec<_>, _>>()?;
-    values(&path)?;
-    drop(crowd);
-    server.stop()
 }
 
 /// A server that is stopped and continued while it waits for a request answers it.

@@ -36,7 +36,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(written, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood));
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
     trials.extend(per_backend(all, "payload_received_whole", big, payload_in_one_go));
-    trials.push(trial("pressure/connection_limit", &[], connection_limit));
     trials.push(trial("pressure/half_open_clients_leave_room", &[], half_open));
     trials.push(trial("pressure/an_address_has_half", &[], two_per_address));
     trials
@@ -306,23 +305,6 @@ fn handshake_deadline(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// With `--max-connections 4` a fifth client is not served until one of the four leaves.
-fn connection_limit(lab: &Lab) -> Res {
-    let launch = Launch::new(lab, Backend::Threads).sparse(4 * MIB)?;
-    let server = launch.arg("--max-connections").arg("4").start()?;
-    let mut four = Vec::new();
-    for _ in 0..4 {
-        four.push(server.client()?);
-    }
-    check!(server.connect()?.closed()? == 0, "a fifth client was greeted");
-    for client in &mut four {
-        check!(client.read(0, 4096)?.is_ok(), "one of the four");
-    }
-    four.pop().expect("four of them").disconnect()?;
-    server.client()?;
-    server.stop()
-}
-
 /// With `--max-connections 32`, 200 clients connect and do not negotiate, and do so again when they are
 /// closed. Others negotiate beside them, and those that have negotiated stay.
 fn half_open(lab: &Lab) -> Res {
@@ -354,11 +336,9 @@ fn half_open(lab: &Lab) -> Res {
 
 /// Negotiates by TCP from an address of this machine.
 fn connect_from(from: [u8; 4], server: &Server) -> Res<Client> {
-    let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
-    let address: SocketAddr = found.ok_or("no TCP address")?.parse()?;
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((from, 0)).into())?;
-    socket.connect(&address.into())?;
+    socket.connect(&server.tcp()?.into())?;
     let mut client = Client::over(OwnedFd::from(socket).into())?;
     client.greet()?;
     client.go("vol")?;

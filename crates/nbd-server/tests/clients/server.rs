@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -27,8 +28,6 @@ pub(crate) struct Launch<'a> {
     args: Vec<OsString>,
     socket: Option<PathBuf>,
     metrics: Option<PathBuf>,
-    stderr_closed: bool,
-    stderr_full: Option<(std::io::PipeReader, std::io::PipeWriter)>,
     without_uring: bool,
     handed_over: Vec<OwnedFd>,
 }
@@ -57,8 +56,6 @@ impl<'a> Launch<'a> {
             args: Vec::new(),
             socket: None,
             metrics: None,
-            stderr_closed: false,
-            stderr_full: None,
             without_uring: false,
             handed_over: Vec::new(),
         }
@@ -118,23 +115,6 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Gives the server a pipe as standard error that no process reads: each write there fails.
-    pub(crate) fn stderr_closed(mut self) -> Self {
-        self.stderr_closed = true;
-        self
-    }
-
-    /// Gives the server a pipe as standard error that is open and full from the start.
-    pub(crate) fn stderr_full(mut self) -> Res<Self> {
-        let (reader, writer) = std::io::pipe()?;
-        let flags = rustix::fs::fcntl_getfl(&writer)?;
-        rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK)?;
-        while rustix::io::write(&writer, &[b'x'; 4096]).is_ok() {}
-        rustix::fs::fcntl_setfl(&writer, flags)?;
-        self.stderr_full = Some((reader, writer));
-        Ok(self)
-    }
-
     /// Runs the server where `io_uring_setup` gives EPERM, as in many containers.
     pub(crate) fn without_uring(mut self) -> Self {
         self.without_uring = true;
@@ -163,12 +143,6 @@ impl<'a> Launch<'a> {
         command.args(&words[1..]).stdin(Stdio::null());
         command.env_remove("OFFLOCK_LOG").env("NO_COLOR", "1");
         command.stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
-        if self.stderr_closed {
-            command.stderr(std::io::pipe()?.1);
-        }
-        if let Some((_, writer)) = &self.stderr_full {
-            command.stderr(writer.try_clone()?);
-        }
         // SAFETY: between fork and exec it makes one system call, on plain numbers.
         unsafe { command.pre_exec(hear_of_hang_up) };
         if self.without_uring {
@@ -215,14 +189,7 @@ impl<'a> Launch<'a> {
         };
         let found = text.lines().filter_map(|l| l.strip_prefix("listening on ")).map(String::from);
         let listeners = found.collect();
-        Ok(Server {
-            process,
-            stderr,
-            socket: self.socket,
-            metrics: self.metrics,
-            listeners,
-            _stderr_full: self.stderr_full,
-        })
+        Ok(Server { process, stderr, socket: self.socket, metrics: self.metrics, listeners })
     }
 
     /// Starts a server that must refuse to run; gives its exit code and what it printed.
@@ -271,8 +238,6 @@ pub(crate) struct Server {
     metrics: Option<PathBuf>,
     /// Where it listens, in its own words: `unix:PATH`, `tcp:ADDRESS`.
     pub(crate) listeners: Vec<String>,
-    /// Open, so that a write to standard error waits and does not fail.
-    _stderr_full: Option<(std::io::PipeReader, std::io::PipeWriter)>,
 }
 
 impl Server {
@@ -310,6 +275,20 @@ impl Server {
     pub(crate) fn client_of(&self, export: &str) -> Res<Client> {
         let mut client = self.greeted()?;
         client.go(export)?;
+        Ok(client)
+    }
+
+    /// The address of its TCP listener.
+    pub(crate) fn tcp(&self) -> Res<SocketAddr> {
+        let found = self.listeners.iter().find_map(|listener| listener.strip_prefix("tcp:"));
+        Ok(found.ok_or_else(|| format!("no TCP listener in {:?}", self.listeners))?.parse()?)
+    }
+
+    /// The same over TCP.
+    pub(crate) fn tcp_client(&self) -> Res<Client> {
+        let mut client = Client::connect_tcp(self.tcp()?)?;
+        client.greet()?;
+        client.go("vol")?;
         Ok(client)
     }
 

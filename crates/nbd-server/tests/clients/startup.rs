@@ -7,9 +7,9 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 
-use crate::client::{MIB, err};
+use crate::client::{MIB, cmd, err};
 use crate::image;
-use crate::lab::{Backend, Lab, PATIENCE, Res, check, fail, trial};
+use crate::lab::{Backend, Lab, Res, check, trial};
 use crate::server::{self, Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -18,12 +18,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("startup/size_creates_image", &[], size_creates),
         trial("startup/failed_size_leaves_no_image", &[], failed_size),
         trial("startup/stale_socket", &[], stale_socket),
-        trial("startup/tcp_is_loopback", &[], tcp_is_loopback),
         trial("startup/second_writer_refused", &[], second_writer),
-        trial("startup/locked_image_not_grown", &[], locked_not_grown),
         trial("startup/two_names_one_file", &[], two_names),
         trial("images/readonly_option", &[], readonly_option),
         trial("startup/help_and_readme_agree", &[], help),
+        trial("startup/uring_refused", &[], uring_refused),
     ]
 }
 
@@ -132,72 +131,24 @@ fn stale_socket(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// `--tcp` without an address binds 127.0.0.1, not every interface.
-fn tcp_is_loopback(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    for argument in [":0", "0", "127.0.0.1:0"] {
-        let launch = Launch::bare(lab).arg("--image").arg(&image).arg("--tcp").arg(argument);
-        let server = launch.start()?;
-        let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:127.0.0.1:"));
-        let Some(port) = found.and_then(|p| p.parse::<u16>().ok()) else {
-            fail!("--tcp {argument}: listens on {:?}", server.listeners);
-        };
-        let table = fs::read_to_string(format!("/proc/{}/net/tcp", server.pid()))?;
-        let six =
-            fs::read_to_string(format!("/proc/{}/net/tcp6", server.pid())).unwrap_or_default();
-        let suffix = format!(":{port:04X}");
-        // Columns: number, local address, remote address, state (0A: listening).
-        let listening: Vec<&str> = table
-            .lines()
-            .chain(six.lines())
-            .map(|l| l.split_whitespace().collect::<Vec<_>>())
-            .filter(|c| c.get(3) == Some(&"0A") && c[1].ends_with(&suffix))
-            .map(|c| c[1])
-            .collect();
-        check!(listening == [format!("0100007F{suffix}")], "bound to {listening:?}");
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut hello = [0; 8];
-        std::io::Read::read_exact(&mut stream, &mut hello)?;
-        check!(&hello == b"NBDMAGIC", "greeting over TCP {hello:?}");
-        drop(stream);
-        server.stop()?;
-    }
-    Ok(())
-}
-
-/// The lock on an open file keeps a second server from writing, unless told `--no-lock`; it is
-/// gone with the first server, however that ends.
+/// The lock on an open file keeps a second server from writing and from changing its size, unless told `--no-lock`; it
+/// is gone with the first server, however that ends.
 fn second_writer(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, MIB)?;
     let first = Launch::new(lab, Backend::Threads).image(&image).start()?;
     let second = || Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&image);
-    let log = refused(second(), "a.img")?;
-    check!(log.contains("lock"), "the message does not speak of the lock:\n{log}");
+    for launch in [second(), second().arg("--size").arg("8M")] {
+        let log = refused(launch, "a.img")?;
+        check!(log.contains("lock") && log.contains("in use"), "not refused for it:\n{log}");
+    }
+    let len = fs::metadata(&image)?.len();
+    check!(len == MIB, "the refused server changed the size from {MIB} to {len}");
     // The refused one did not harm the first.
     check!(first.client()?.read(0, 4096)?.is_ok(), "the first server");
     second().arg("--no-lock").start()?.stop()?;
     drop(first); // SIGKILL
-    second().start()?.stop()
-}
-
-/// `--size` does not touch an image that another server holds.
-fn locked_not_grown(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let mut first = Launch::new(lab, Backend::Threads).image(&image).start()?;
-    let second = Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&image);
-    let log = refused(second.arg("--size").arg("8M"), "a.img")?;
-    check!(log.contains("in use"), "not refused for the lock:\n{log}");
-    let len = fs::metadata(&image)?.len();
-    check!(len == MIB, "the refused server changed the size from {MIB} to {len}");
-    first.still_serves()?;
-    first.stop()?;
-    // The control: without the lock it grows.
-    let again = Launch::new(lab, Backend::Threads).image(&image).arg("--size").arg("8M");
-    again.start()?.stop()?;
+    second().arg("--size").arg("8M").start()?.stop()?;
     check!(fs::metadata(&image)?.len() == 8 * MIB, "not grown although free");
     Ok(())
 }
@@ -254,4 +205,28 @@ fn readonly_option(lab: &Lab) -> Res {
     let (first, second) = (launch("s")?, launch("s2")?);
     first.stop()?;
     second.stop()
+}
+
+/// Where the kernel refuses io_uring, `auto` takes another backend and says why, and `uring` is refused with the reason.
+fn uring_refused(lab: &Lab) -> Res {
+    let is_told = |log: &str| {
+        log.lines().any(|line| line.contains("uring") && line.contains("not permitted"))
+    };
+    let launch = Launch::bare(lab).sparse(4 * MIB)?.arg("--backend").arg("auto");
+    let mut server = launch.on_socket("s").without_uring().start()?;
+    let log = server.logged("not permitted")?;
+    check!(is_told(&log), "no line names io_uring and the reason:\n{log}");
+    check!(!log.contains("backend=uring"), "it runs on io_uring all the same:\n{log}");
+    server.still_serves()?;
+    let mut client = server.client()?;
+    client.flush()?.ok("FLUSH")?;
+    client.plain(cmd::WRITE_ZEROES, 0, MIB, MIB)?.ok("zeroes")?;
+    client.disconnect()?;
+    server.stop()?;
+
+    let launch = Launch::new(lab, Backend::Uring).sparse(4 * MIB)?.without_uring();
+    let (code, log) = launch.start_refused()?;
+    check!(code == 1 && is_told(&log), "{code}, no reason:\n{log}");
+    check!(!log.contains("panicked"), "a panic:\n{log}");
+    Ok(())
 }

@@ -25,7 +25,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     let tools = &[Need::OpenSsl, Need::QemuImg, Need::NbdInfo, Need::NbdCopy];
     trials.extend(per_backend(&Backend::ALL, "tls/copies", tools, copies));
     trials.push(trial("tls/foreign_certificates", tools, strangers));
-    trials.push(trial("tls/refused_by_the_client", tools, refused_by_the_client));
     trials.push(trial("tls/nothing_before", &[Need::OpenSsl], nothing_before));
     trials.push(trial("tls/injected_plaintext", &[Need::OpenSsl], injected));
     trials.push(trial("tls/optional", tools, optional));
@@ -71,19 +70,14 @@ fn start(lab: &Lab, backend: Backend, mode: &str, dir: &Path) -> Res<Server> {
     launch(lab, backend, mode, dir).start()
 }
 
-fn port(server: &Server) -> Res<String> {
-    let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:127.0.0.1:"));
-    Ok(found.ok_or("no TCP listener")?.to_string())
-}
-
 fn uri(server: &Server, dir: &Path) -> Res<String> {
-    Ok(format!("nbds://localhost:{}/vol?tls-certificates={}", port(server)?, dir.display()))
+    Ok(format!("nbds://localhost:{}/vol?tls-certificates={}", server.tcp()?.port(), dir.display()))
 }
 
 /// qemu-img's options for the export as an image.
 fn qemu(server: &Server, dir: &Path) -> Res<[String; 4]> {
     let credentials = format!("tls-creds-x509,id=tls0,dir={},endpoint=client", dir.display());
-    let port = port(server)?;
+    let port = server.tcp()?.port();
     let image = format!(
         "driver=nbd,host=localhost,port={port},export=vol,tls-creds=tls0,tls-hostname=localhost"
     );
@@ -124,50 +118,39 @@ fn copies(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
-/// No certificate, that of another authority, one that has expired: refused, and others are still served.
+/// A certificate of another authority, one that has expired, and none are refused, by the server and by the client.
 fn strangers(lab: &Lab) -> Res {
+    let [ours, old, old_server] = ["pki", "old", "old-server"].map(|name| lab.path(name));
     // The other authority has the name of ours: GnuTLS sends no certificate of an authority with another name.
-    let (ours, others, old) = (lab.path("pki"), lab.path("others/pki"), lab.path("old"));
-    certificates(lab, &ours, 5, 5)?;
-    certificates(lab, &others, 5, 5)?;
-    certificates(lab, &old, 5, -1)?;
-    fs::copy(ours.join("ca-cert.pem"), others.join("ca-cert.pem"))?; // it trusts us
-    let none = lab.path("none");
+    let [others, theirs, none] = ["others/pki", "theirs", "none"].map(|name| lab.path(name));
+    for (dir, server_days, client_days) in
+        [(&ours, 5, 5), (&others, 5, 5), (&theirs, 5, 5), (&old, 5, -1), (&old_server, -1, 5)]
+    {
+        certificates(lab, dir, server_days, client_days)?;
+    }
     fs::create_dir(&none)?;
-    fs::copy(ours.join("ca-cert.pem"), none.join("ca-cert.pem"))?;
-    let server = start(lab, Backend::Threads, "require", &ours)?;
-    for (dir, wanted) in [(&ours, true), (&none, false), (&others, false)] {
-        let (ok, text) = info(lab, &server, dir)?;
-        let what = dir.display();
-        check!(ok == wanted, "{what}: {text}");
-        let options = qemu(&server, dir)?;
-        let mut command = Command::new("qemu-img");
-        let end = lab.run(command.arg("info").args(&options))?;
-        check!(end.status.success() == wanted, "{what}: {}", end.text);
+    for dir in [&others, &none] {
+        fs::copy(ours.join("ca-cert.pem"), dir.join("ca-cert.pem"))?; // it trusts us
     }
-    check!(info(lab, &server, &ours)?.0, "the server no longer serves");
-    for reason in ["peer sent no certificates", "invalid peer certificate"] {
-        server.logged(reason)?;
-    }
-    server.stop()?;
-
-    let server = start(lab, Backend::Threads, "require", &old)?;
-    let (ok, text) = info(lab, &server, &old)?;
-    check!(!ok, "an expired certificate: {text}");
-    server.logged("Expired")?;
-    server.stop()
-}
-
-/// The server's certificate is of another authority, or has expired.
-fn refused_by_the_client(lab: &Lab) -> Res {
-    let (ours, others, old) = (lab.path("pki"), lab.path("others"), lab.path("old"));
-    certificates(lab, &ours, 5, 5)?;
-    certificates(lab, &others, 5, 5)?;
-    certificates(lab, &old, -1, 5)?;
-    for (serves, asks) in [(&others, &ours), (&old, &old)] {
+    for (serves, asks, wanted, reason) in [
+        (&ours, &none, false, "peer sent no certificates"),
+        (&ours, &others, false, "invalid peer certificate"),
+        (&ours, &ours, true, ""),
+        (&old, &old, false, "Expired"),
+        (&theirs, &ours, false, ""), // the client refuses
+        (&old_server, &old_server, false, ""),
+    ] {
         let server = start(lab, Backend::Threads, "require", serves)?;
+        let what = format!("{} of {}", asks.display(), serves.display());
         let (ok, text) = info(lab, &server, asks)?;
-        check!(!ok, "{}: {text}", serves.display());
+        check!(ok == wanted, "{what}: {text}");
+        let options = qemu(&server, asks)?;
+        let end = lab.run(Command::new("qemu-img").arg("info").args(&options))?;
+        check!(end.status.success() == ok, "{what}: {}", end.text);
+        server.logged(reason)?;
+        if serves == &ours {
+            check!(info(lab, &server, &ours)?.0, "{what}: the server no longer serves");
+        }
         server.stop()?;
     }
     Ok(())
@@ -359,34 +342,31 @@ fn end_behind_data(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// A file that is missing or broken, or an option that means nothing, is an error that names it.
+/// A file that is missing or broken is an error that names it.
 fn broken(lab: &Lab) -> Res {
     let dir = lab.path("pki");
-    certificates(lab, &dir, 5, 5)?;
     image::sparse(&lab.path("a.img"), MIB)?;
-    let refused = |named: &str| -> Res {
-        let (_, log) = launch(lab, Backend::Threads, "on", &dir).start_refused()?;
-        check!(log.contains(named) && log.contains("No such file"), "{log}");
-        Ok(())
+    let nowhere = |name: &str| {
+        let _ = fs::remove_file(dir.join(name));
+        std::os::unix::fs::symlink("nowhere", dir.join(name))
     };
-    let crl = dir.join("ca-crl.pem");
-    std::os::unix::fs::symlink("nowhere", &crl)?;
-    refused("pki/ca-crl.pem")?;
-    fs::remove_file(&crl)?;
-    let ca = dir.join("ca-cert.pem");
-    fs::rename(&ca, dir.join("old-ca-cert.pem"))?;
-    refused("pki/ca-cert.pem")?;
-    std::os::unix::fs::symlink("nowhere", &ca)?;
-    refused("pki/ca-cert.pem")?;
-    fs::remove_file(&ca)?;
-    fs::rename(dir.join("old-ca-cert.pem"), &ca)?;
-
-    fs::write(dir.join("server-key.pem"), "no key")?;
-    let (_, log) = launch(lab, Backend::Threads, "require", &dir).start_refused()?;
-    check!(log.contains("server-key.pem"), "{log}");
-    fs::remove_file(dir.join("server-cert.pem"))?;
-    let (_, log) = launch(lab, Backend::Threads, "require", &dir).start_refused()?;
-    check!(log.contains("server-cert.pem"), "{log}");
+    let missing = |name: &str| fs::remove_file(dir.join(name));
+    let no_key = |name: &str| fs::write(dir.join(name), "no key");
+    type Break<'a> = &'a dyn Fn(&str) -> std::io::Result<()>;
+    for (name, spoil, reason) in [
+        ("ca-crl.pem", &nowhere as Break<'_>, "No such file"),
+        ("ca-cert.pem", &nowhere, "No such file"),
+        ("ca-cert.pem", &missing, "No such file"),
+        ("server-cert.pem", &missing, "No such file"),
+        ("server-key.pem", &no_key, ""),
+    ] {
+        certificates(lab, &dir, 5, 5)?;
+        spoil(name)?;
+        let (code, log) = launch(lab, Backend::Threads, "on", &dir).start_refused()?;
+        let says = log.contains(&format!("pki/{name}")) && log.contains(reason);
+        check!(code == 1 && says, "{name}: {code}: {log}");
+        fs::remove_dir_all(&dir)?;
+    }
     Ok(())
 }
 

@@ -155,10 +155,11 @@ fn patterns(lab: &Lab, backend: Backend) -> Res {
     Ok(())
 }
 
-/// A discarded range reads as zeroes and is a hole; zeroed ranges read as zeroes.
+/// A discarded range reads as zeroes and is a hole; zeroed ranges read as zeroes. Zeroes without `-u` stay allocated,
+/// and a hole becomes allocated. Fast zeroes (`-n`) and discards may be longer than a payload.
 fn discard(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
-    image::sparse(&image, 32 * MIB)?;
+    image::sparse(&image, 128 * MIB)?;
     let server = Launch::new(lab, backend).image(&image).start()?;
     qemu_io(lab, &server, &["write -P 0xee 0 16M", "flush"])?;
     let full = image::allocated(&image)?;
@@ -177,9 +178,20 @@ fn discard(lab: &Lab, backend: Backend) -> Res {
             "read -P 0xee 12M 4M",
         ],
     )?;
+    let punches = crate::need::first_missing(&[Need::PunchAndZero]).is_none();
+    let now = image::allocated(&image)?;
+    if punches {
+        qemu_io(lab, &server, &["write -z 16M 4M"])?;
+        let more = image::allocated(&image)?.saturating_sub(now);
+        check!(more >= 4 * MIB, "zeroes over a hole allocated {more} bytes");
+        let fast = ["write -P 0xee 20M 1M", "write -z -u -n 20M 104M", "read -P 0 20M 1M"];
+        qemu_io(lab, &server, &fast)?;
+        qemu_io(lab, &server, &["discard 16M 112M"])?;
+    }
     server.stop()?;
-    if crate::need::first_missing(&[Need::PunchAndZero]).is_none() {
-        let now = image::allocated(&image)?;
+    if punches {
+        let all = image::allocated(&image)?;
+        check!(all <= now, "a long discard left {} bytes", all - now);
         let freed = full.saturating_sub(now);
         check!(freed >= 5 * MIB, "discard and unmap freed {freed} bytes of {full}");
         check!(freed <= 7 * MIB, "{freed} bytes freed: a write of zeroes without -u punched");

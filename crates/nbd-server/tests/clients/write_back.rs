@@ -4,13 +4,15 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use testkit::stress::stress_time;
 
-use crate::client::{Answer, Client, MIB, brief, cmd, err, flag};
+use crate::client::{Answer, Client, MIB, brief, cmd, err, flag, header};
 use crate::disk::on_small_disk;
 use crate::image::{self, Random};
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
+use crate::lab::{Backend, Lab, Res, check, per_backend, per_backend_for, trial};
 use crate::need::Need;
 use crate::server::Launch;
 
@@ -26,7 +28,12 @@ pub(crate) fn trials() -> Vec<Trial> {
     let needs = &[Need::SmallTmpfs];
     let buffered = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(buffered, "write_back_on_a_full_disk", needs, full_disk));
-    trials.push(trial("write_back/killed_after_a_flush", &[], killed));
+    // OFFLOCK_STRESS_SECONDS=900 cargo test --release -p offlock-nbd --test clients -- --ignored soak_
+    let time = stress_time(10);
+    let deadline = time + Duration::from_secs(120);
+    let long = move |lab: &Lab, backend| soak(lab, backend, time);
+    let soaks = per_backend_for(deadline, all, "soak_mixed_load", punches, long);
+    trials.extend(soaks.into_iter().map(|trial| trial.with_ignored_flag(true)));
     let strace = &[Need::Strace];
     trials.push(trial("write_back/failed_sync", strace, |lab| failed_sync(lab, "1M")));
     trials
@@ -85,17 +92,17 @@ fn mix(lab: &Lab, backend: Backend) -> Res {
     let path = lab.path("a.img");
     image::sparse(&path, CLIENTS * PART + TAIL)?;
     let server = launch(lab, backend, &path, "16K").start()?;
-    let unit = if backend == Backend::Aio { 512 } else { 1 };
     let models = thread::scope(|scope| -> Res<Vec<Vec<u8>>> {
         let mut threads = Vec::new();
         for part in 0..CLIENTS {
             // Two workers have them.
             let mut clients = [server.client()?, server.client()?];
-            // With --direct it may be larger.
-            let unit =
-                clients[0].export.blocks.map_or(unit, |(least, _, _)| unit.max(least.into()));
             let len = PART + if part == CLIENTS - 1 { TAIL } else { 0 };
-            threads.push(scope.spawn(move || play(&mut clients, part * PART, len, unit)));
+            threads.push(scope.spawn(move || {
+                let (mut model, mut random) = (vec![0; len as usize], Random::new(part + 3));
+                play(&mut clients, backend, part * PART, &mut model, &mut random)?;
+                Ok(model)
+            }));
         }
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })?;
@@ -111,12 +118,18 @@ fn mix(lab: &Lab, backend: Backend) -> Res {
     Ok(())
 }
 
-/// Random requests to `len` bytes from `start` on, aligned to `unit`, through one connection or the other; returns what
-/// is there then.
-fn play(clients: &mut [Client; 2], start: u64, len: u64, unit: u64) -> Res<Vec<u8>> {
-    let mut model = vec![0; len as usize];
-    let mut random = Random::new(start + 3);
-    let end = len.min(clients[0].export.size - start) / unit * unit;
+/// Random requests to the bytes from `start` on, which are those of `model`, through one connection or the other.
+fn play(
+    clients: &mut [Client; 2],
+    backend: Backend,
+    start: u64,
+    model: &mut [u8],
+    random: &mut Random,
+) -> Res {
+    let unit = if backend == Backend::Aio { 512 } else { 1 };
+    // With --direct it may be larger.
+    let unit = clients[0].export.blocks.map_or(unit, |(least, _, _)| unit.max(least.into()));
+    let end = (model.len() as u64).min(clients[0].export.size - start) / unit * unit;
     for round in 0..150_u8 {
         let client = &mut clients[random.below(2) as usize];
         let offset = random.below(end / unit) * unit;
@@ -154,7 +167,75 @@ fn play(clients: &mut [Client; 2], start: u64, len: u64, unit: u64) -> Res<Vec<u
             }
         }
     }
-    Ok(model)
+    Ok(())
+}
+
+/// The same for a long time. Each second a client is killed inside a request, with others in flight. What these wrote is
+/// there whole or not at all, and the server's memory does not grow.
+fn soak(lab: &Lab, backend: Backend, time: Duration) -> Res {
+    const CLIENTS: u64 = 8;
+    const PART: u64 = 8 * MIB; // all of them are more than the cache holds
+    /// Behind the part of each client: the blocks that it writes when it is killed.
+    const LAST: u64 = 16;
+    const EACH: u64 = PART + LAST * BLOCK;
+    /// What the memory may grow by, in percent.
+    const GROWTH: u64 = 5;
+    let path = lab.path("a.img");
+    image::sparse(&path, CLIENTS * EACH)?;
+    let server = launch(lab, backend, &path, "16M").start()?;
+    let began = Instant::now();
+    let play_on = |number: u64| -> Res<Vec<u8>> {
+        let (start, mut model) = (number * EACH, vec![0; PART as usize]);
+        let mut clients = [server.client()?, server.client()?];
+        let (mut random, mut killed) = (Random::new(number + 1), 0);
+        while began.elapsed() < time {
+            play(&mut clients, backend, start, &mut model, &mut random)?;
+            let second = began.elapsed().as_secs();
+            if second % CLIENTS != number || second <= killed {
+                continue;
+            }
+            killed = second;
+            for nr in 0..LAST {
+                let at = start + PART + nr * BLOCK;
+                let mut bytes = header(0, cmd::WRITE, nr, at, BLOCK as u32);
+                bytes.resize(bytes.len() + BLOCK as usize, second as u8);
+                let cut = if nr == LAST - 1 { bytes.len() / 2 } else { bytes.len() };
+                clients[0].send(&bytes[..cut])?;
+            }
+            clients[0] = server.client()?;
+        }
+        Ok(model)
+    };
+    let (models, memory) = thread::scope(|scope| -> Res<(Vec<_>, Vec<u64>)> {
+        let play_on = &play_on;
+        let threads: Vec<_> =
+            (0..CLIENTS).map(|number| scope.spawn(move || play_on(number))).collect();
+        let mut memory = Vec::new();
+        while began.elapsed() < time {
+            thread::sleep(Duration::from_millis(100));
+            memory.push(server.memory("VmRSS")?);
+        }
+        let models = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+        Ok((models.collect::<Res<_>>()?, memory))
+    })?;
+    // The first third fills the cache, and what is kept for reuse.
+    let most = |third: &[u64]| third.iter().max().copied().unwrap_or(0);
+    let thirds: Vec<u64> = memory.chunks(memory.len().div_ceil(3)).map(most).collect();
+    let grown = thirds[2] > thirds[1] + thirds[1] * GROWTH / 100;
+    check!(!grown, "the server's memory grew from {} to {} bytes", thirds[1], thirds[2]);
+    server.stop()?;
+    let there = fs::read(&path)?;
+    for (number, (model, bytes)) in models.iter().zip(there.chunks(EACH as usize)).enumerate() {
+        let (part, last) = bytes.split_at(PART as usize);
+        check!(part == model, "the part of client {number}");
+        for block in last.chunks(BLOCK as usize) {
+            let of = block[0];
+            let is_its = of == 0 || u64::from(of) % CLIENTS == number as u64;
+            check!(is_its && block.iter().all(|&byte| byte == of), "a write in flight: {of}");
+        }
+    }
+    println!("{}: {} kills, at most {} MiB", backend.name(), time.as_secs(), thirds[2] / MIB);
+    Ok(())
 }
 
 /// A full disk refuses long writes, and what it has acknowledged reads back. A FLUSH reports short writes that
@@ -215,28 +296,6 @@ fn full_disk(lab: &Lab, backend: Backend) -> Res {
     check!(status.code() == Some(1), "lost data, but it ended with {status}");
     let said = server.log();
     check!(said.contains("durable"), "the end does not say that data was lost:\n{said}");
-    Ok(())
-}
-
-/// SIGKILL: what was flushed is in the image, whoever flushed it, and what had FUA.
-fn killed(lab: &Lab) -> Res {
-    let path = lab.path("a.img");
-    image::sparse(&path, 16 * MIB)?;
-    let server = launch(lab, Backend::Threads, &path, "64M").start()?;
-    let (mut one, mut two) = (server.client()?, server.client()?);
-    let data = |nr: u64| Random::new(nr).bytes(4096 + 1000);
-    for nr in 0..40 {
-        let flags = if nr % 10 == 9 { flag::FUA } else { 0 };
-        one.write(nr * 10_000, &data(nr), flags)?.ok("a write")?;
-        if nr == 30 {
-            two.flush()?.ok("FLUSH by another")?;
-        }
-    }
-    drop(server); // SIGKILL, and waits until it is gone
-    for nr in (0..=30).chain([39]) {
-        let found = image::bytes_at(&path, nr * 10_000, 4096 + 1000)?;
-        check!(found == data(nr), "write {nr} is lost");
-    }
     Ok(())
 }
 
