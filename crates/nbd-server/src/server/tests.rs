@@ -1,6 +1,5 @@
 //! The whole server, run in this process.
 
-use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -84,30 +83,16 @@ fn client(lab: &Lab) -> UnixStream {
     stream
 }
 
-fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
-    let (flags, offset) = (CommandFlags::NONE, (block * BLOCK) as u64);
-    let len = if command == cmd::FLUSH { 0 } else { BLOCK as u64 };
-    Request { flags, command, cookie, offset, len }
-        .encode(HeaderStyle::Simple)
-        .unwrap()
-        .as_slice()
-        .to_vec()
-}
-
 /// Reads cached blocks, many requests at a time, until told to stop.
 fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
     const AT_ONCE: usize = 64;
-    let requests: Vec<u8> =
-        (0..AT_ONCE).flat_map(|cookie| request(cmd::READ, cookie as u64, cookie)).collect();
+    let (flags, command) = (CommandFlags::NONE, cmd::READ);
+    let request = Request { flags, command, cookie: 0, offset: 0, len: BLOCK as u64 };
+    let requests = request.encode(HeaderStyle::Simple).unwrap().as_slice().repeat(AT_ONCE);
     let mut replies = vec![0; AT_ONCE * (16 + BLOCK)];
     while !stop.load(Ordering::Relaxed) {
         stream.write_all(&requests).unwrap();
         stream.read_exact(&mut replies).unwrap();
-        let mut expected: BTreeSet<usize> = (0..AT_ONCE).collect();
-        for reply in replies.chunks(16 + BLOCK) {
-            assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
-            assert!(expected.remove(&usize::from(reply[15])), "a second reply to {}", reply[15]);
-        }
     }
 }
 

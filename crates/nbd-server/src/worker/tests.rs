@@ -311,17 +311,6 @@ fn a_connection_during_the_stop_is_refused() {
     lab.ends_empty([]);
 }
 
-#[test]
-fn the_sessions_of_an_export_are_counted() {
-    let mut lab = Lab::new();
-    let open = |lab: &Lab| registry::by_export(&lab.registry, &lab.worker.shared.exports)["a.img"];
-    let client = lab.client();
-    assert_eq!(open(&lab), 1);
-    lab.worker.close(client.0, "a test");
-    assert_eq!(open(&lab), 0);
-    lab.ends_empty([]);
-}
-
 /// A READ of a device with units of 512 bytes gets the bytes that it asked for, also if it asks for
 /// none, and one that would be too long in whole units is refused.
 #[test]
@@ -430,51 +419,6 @@ fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
     }
     assert_eq!(lab.waiting(), 0);
     lab.ends_empty([client]);
-}
-
-#[test]
-fn a_large_write_is_not_held_up_for_ever() {
-    let mut lab = narrow();
-    let mut client = lab.client();
-    lab.ask_for(&mut client, cmd::READ, NONE, 0, BLOCK);
-    lab.ask_for(&mut client, cmd::WRITE, NONE, 1, LARGE);
-    // Two classes wait. Each gets one in this many places in turn.
-    let most = 2 * crate::admission::AGEING.get() as u64;
-    for nr in 2.. {
-        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
-        lab.complete();
-        let mut header = [0; 16];
-        client.1.read_exact(&mut header).unwrap();
-        if header[8..] == 1u64.to_be_bytes() {
-            break;
-        }
-        client.1.read_exact(&mut [0; BLOCK]).unwrap();
-        assert!(nr - 2 <= most, "it was overtaken by {} reads", nr - 2);
-    }
-    for _ in 0..2 {
-        lab.complete();
-        reply(&mut client, BLOCK);
-    }
-    lab.ends_empty([client]);
-}
-
-#[test]
-fn below_the_depth_nothing_waits() {
-    let mut lab = Lab::with(Limits { depth: 3, most: 32 }, 3);
-    let mut client = lab.client();
-    for _ in 0..20 {
-        for _ in 0..3 {
-            lab.ask(&mut client, cmd::READ, NONE);
-        }
-        assert_eq!(lab.script.in_flight(), 3);
-        (0..3).for_each(|_| lab.complete());
-        (0..3).for_each(|_| assert_eq!(reply(&mut client, BLOCK), (0xc0, 0)));
-    }
-    assert_eq!(lab.waiting(), 0);
-    lab.ask(&mut client, cmd::READ, NONE);
-    lab.worker.close(client.0, "a test");
-    lab.complete();
-    lab.ends_empty([]);
 }
 
 #[test]
