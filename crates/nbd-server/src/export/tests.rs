@@ -71,18 +71,6 @@ fn exports_of_the_command_line_neither_take_nor_leave_places_of_the_folder() {
     assert_eq!(opened.each_ref().map(Option::is_some), [true, true, true, false]);
 }
 
-#[test]
-fn another_name_of_an_open_image_is_the_same_file() {
-    let (dir, table) = folder(&[("a", 4096)], &[]);
-    std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
-    let (a, b) = (
-        table.open_export("a").ok().flatten().unwrap(),
-        table.open_export("b").ok().flatten().unwrap(),
-    );
-    assert!(Arc::ptr_eq(&a.image, &b.image));
-    assert_eq!((&*a.info.name, &*b.info.name), ("a", "b"));
-}
-
 /// A WRITE after the image's end as it was opened would be answered and then be lost.
 #[test]
 fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
@@ -111,51 +99,27 @@ fn a_client_gets_the_export_that_it_was_told_of() {
     assert_eq!(table.opened_size("a"), Some(8192));
 }
 
+/// Images of the command line come first. One that is open for reading only is so by its name in the folder, too, which
+/// must not announce writes.
 #[test]
-fn a_name_is_that_of_the_file_which_has_it_now() {
-    for cache in ["0", "1M"] {
-        let (dir, table) = folder(&[("a", 4096), ("b", 4096)], &["--cache", cache]);
-        let rename = |from, to| std::fs::rename(dir.path().join(from), dir.path().join(to));
-        let open = || table.open_export("a").ok().flatten().unwrap().image;
-        let first = open();
-        rename("a", "c").and_then(|()| rename("b", "a")).unwrap();
-        assert!(!Arc::ptr_eq(&open(), &first));
-        rename("a", "b").and_then(|()| rename("c", "a")).unwrap();
-        assert!([open(), open()].iter().all(|image| Arc::ptr_eq(image, &first)), "it is back");
-    }
-}
-
-#[test]
-fn images_of_the_command_line_come_first() {
+fn images_of_the_command_line_come_before_the_folder() {
     let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    for (dir, name, size) in [(&dir, "a", 1), (&dir, "b", 2), (&outside, "x", 3)] {
+    for (dir, name, size) in [(&dir, "a", 1), (&dir, "b", 2), (&dir, "c", 4), (&outside, "x", 3)] {
         File::create(dir.path().join(name)).unwrap().set_len(size).unwrap();
     }
-    let image = format!("a={}", outside.path().join("x").display());
-    let path = dir.path().to_str().unwrap();
-    let args = ["offlock-nbd", "--image", &image, "--export-dir", path];
+    let (path, outside) = (dir.path().to_str().unwrap(), outside.path().join("x"));
+    let (image, reads) = (format!("a={}", outside.display()), format!("x={path}/b,readonly"));
+    let args = ["offlock-nbd", "--image", &image, "--image", &reads, "--export-dir", path];
     let table = ExportTable::open(&Args::parse_from(args)).unwrap();
-    assert_eq!(table.list(), ["a", "b"]);
-    assert_eq!(["", "a", "b"].map(|name| table.opened_size(name)), [3, 3, 2].map(Some));
-}
-
-/// The image is open for reading only, so its other export must not announce writes.
-#[test]
-fn a_file_of_the_folder_that_is_open_for_reading_is_read_only() {
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["a", "b"] {
-        File::create(dir.path().join(name)).unwrap().set_len(4096).unwrap();
-    }
-    let path = dir.path().to_str().unwrap();
-    let image = format!("x={path}/a,readonly");
-    let args = ["offlock-nbd", "--image", &image, "--export-dir", path];
-    let table = ExportTable::open(&Args::parse_from(args)).unwrap();
-    for (name, read_only) in [("x", true), ("a", true), ("b", false)] {
+    assert_eq!(table.list(), ["a", "x", "b", "c"]);
+    for (name, size, read_only) in
+        [("", 3, false), ("a", 3, false), ("x", 2, true), ("b", 2, true), ("c", 4, false)]
+    {
         let found = table.find_export(name).ok().flatten().unwrap();
         let opened = table.open_export(name).ok().flatten().unwrap().info;
-        assert_eq!(
-            [found, opened].map(|info| info.flags.contains(Flags::READ_ONLY)),
-            [read_only; 2]
-        );
+        for info in [found, opened] {
+            let is_read_only = info.flags.contains(Flags::READ_ONLY);
+            assert_eq!((info.size, is_read_only), (size, read_only), "{name}");
+        }
     }
 }

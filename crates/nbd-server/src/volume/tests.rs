@@ -689,41 +689,6 @@ fn zeros_are_behind_a_write_that_was_not_waited_for() {
     assert!(bytes.iter().all(|&byte| byte == 0));
 }
 
-/// A FLUSH while the store is away does not poison the cache if nothing is unsynced.
-#[test]
-fn a_cache_over_a_volume_survives_an_outage() {
-    let (store, away, faulty) = may_be_away();
-    let url = VolumeUrl::parse("memory:///v?size=1G").unwrap().unwrap();
-    let runtime = open::runtime().unwrap();
-    let volume = Volume::open_in(runtime, faulty, Path::from("v"), &url, TAKEOVER).unwrap();
-    let cache = bufcache::Cache::builder(1 << 20).block_size(4096).build().unwrap();
-    let device = cache.attach(Arc::new(volume)).unwrap();
-    for block in 0..1000 {
-        device.create(block).unwrap().fill(block as u8);
-    }
-    device.sync().unwrap();
-    away.store(true, Ordering::Relaxed);
-    device.sync().expect("nothing is unsynced");
-    away.store(false, Ordering::Relaxed);
-    device.create(0).unwrap().fill(7);
-    device.discard(10..20).unwrap();
-    device.sync().unwrap();
-    drop((device, cache));
-    let volume = open(store, 0);
-    let mut bytes = vec![0; 4096];
-    for block in 0..1000 {
-        volume.read(block * 4096, &mut bytes).unwrap();
-        let wanted = if block == 0 {
-            7
-        } else if (10..20).contains(&block) {
-            0
-        } else {
-            block as u8
-        };
-        assert!(bytes.iter().all(|&byte| byte == wanted), "block {block}");
-    }
-}
-
 #[test]
 fn what_is_no_volume_is_refused_and_stays_as_it_is() {
     let contents = |store: &Arc<InMemory>| {
