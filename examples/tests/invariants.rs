@@ -192,96 +192,68 @@ fn every_invariant_of_the_workspace_has_its_test() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// The check itself, on crates made for it.
-mod the_check {
-    use super::*;
-
-    const HEAD: &str = "# Invariants\n\n| # | statement | tool | test |\n|---|---|---|---|\n";
-
-    /// Returns the problems of a crate with this table and this `tests/it.rs`.
-    fn verdict(table: &str, source: &str) -> Vec<String> {
-        verdict_with(table, source, &[])
-    }
-
-    /// Returns the problems of a crate with litmus tests: their names and texts.
-    fn verdict_with(table: &str, source: &str, litmus: &[(&str, &str)]) -> Vec<String> {
+/// The check itself, on a crate that is right, and with one mistake at a time in its table, its tests or its litmus test.
+#[test]
+fn the_check_sees_each_mistake() {
+    let table = "| # | statement | tool | test |\n|---|---|---|---|\n\
+                 | 1 | a < b | P | `tests/it.rs` |\n\
+                 | 4 | |a - b| <= c | P, S | `tests/it.rs::stress_inv04_far`, `tests/it.rs` |\n\
+                 | 7 | x | H | `../../litmus/a.litmus` |\n";
+    let source = "    #[test]\n    #[ignore = \"slow\"]\n    fn stress_inv04_far() {}\n\
+                  /// Doc; with {\n#[test]\n#[cfg_attr(\n a,\n b\n)]\nfn inv01_near(x in 0..9) {}\n\
+                  fn inv09_helper() {}\n";
+    let litmus = "C a\n(* invariants: it 7 *)\n";
+    let verdict = |[table, source, litmus]: [&str; 3]| {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("crates/it");
         fs::create_dir_all(dir.join("tests")).unwrap();
-        fs::write(dir.join("INVARIANTS.md"), format!("{HEAD}{table}")).unwrap();
-        fs::write(dir.join("tests/it.rs"), source).unwrap();
         fs::create_dir(root.path().join("litmus")).unwrap();
-        for (name, text) in litmus {
-            fs::write(root.path().join("litmus").join(name), text).unwrap();
-        }
+        fs::write(dir.join("INVARIANTS.md"), table).unwrap();
+        fs::write(dir.join("tests/it.rs"), source).unwrap();
+        fs::write(root.path().join("litmus/a.litmus"), litmus).unwrap();
         problems(&dir)
-    }
-
-    #[test]
-    fn a_row_and_its_litmus_test_name_each_other() {
-        let row = "| 7 | x | H | `../../litmus/a.litmus` |\n";
-        let named = [("a.litmus", "C a\n(* invariants: it 7 *)\n")];
-        assert_eq!(verdict_with(row, "", &named), [""; 0]);
-        let wrong = ["invariant 7: ../../litmus/a.litmus does not name it"];
-        assert_eq!(verdict_with(row, "", &[]), wrong);
-        assert_eq!(verdict_with(row, "", &[("a.litmus", "(* invariants: other 7 *)\n")]), wrong);
-        let two = [("a.litmus", "(* invariants: it 7, 8 *)\n")];
-        assert_eq!(
-            verdict_with(row, "", &two),
-            ["../../litmus/a.litmus is in no row for invariant 8"]
+    };
+    assert_eq!(verdict([table, source, litmus]), [""; 0]);
+    let missing = "invariant 1: no test inv01_... in tests/it.rs";
+    for (from, to, problem) in [
+        ("fn inv01_near", "fn inv08_near", missing),
+        ("fn inv01_near", "fn inv1_near", missing),
+        ("fn inv01_near", "fn other() {}\nfn inv01_near", missing),
+        ("fn inv01_near", "// fn inv01_near", missing),
+        ("#[test]\n#[cfg_attr", "#[cfg_attr", missing),
+        (
+            "| P | `tests/it.rs`",
+            "| P | `tests/else.rs`",
+            "invariant 1: no test inv01_... in tests/else.rs",
+        ),
+        (
+            "inv04_far() {}",
+            "inv04_gone() {}",
+            "invariant 4: no test stress_inv04_far in tests/it.rs",
+        ),
+        (
+            "fn inv09",
+            "#[test]\nfn inv02",
+            "inv02_helper in tests/it.rs is in no row for invariant 2",
+        ),
+        ("it 7", "other 7", "invariant 7: ../../litmus/a.litmus does not name it"),
+        ("it 7", "it 7, 8", "../../litmus/a.litmus is in no row for invariant 8"),
+        ("| 1 |", "| 4 |", "invariant 4 is listed twice"),
+        ("| P | `tests/it.rs`", "| P | tests/it.rs", "invariant 1 names no test"),
+        ("a < b | P", "a < b |", "invariant 1 has no statement or no tool"),
+        ("a < b | P", "| P", "invariant 1 has no statement or no tool"),
+        ("| 1 | a", "| 1a | a", "not a row of number, statement, tool and test: |"),
+        (table, "", "INVARIANTS.md lists no invariant"),
+    ] {
+        let wrong = verdict(
+            [table, source, litmus]
+                .map(|text| text.replacen(from, to, 1))
+                .each_ref()
+                .map(|text| &**text),
         );
+        let is_seen = wrong.iter().any(|wrong| wrong.starts_with(problem));
+        assert!(is_seen, "{to:?} in place of {from:?}: {wrong:?}");
     }
-
-    #[test]
-    fn accepts_rows_with_their_tests() {
-        let table = "| 1 | a < b | P | `tests/it.rs` |\n\
-                     | 4 | |a - b| <= c | P, S | `tests/it.rs::stress_inv04_far`, `tests/it.rs` |\n";
-        let source = "    #[test]\n    #[ignore = \"slow\"]\n    fn stress_inv04_far() {}\n\
-                      /// Doc; with {\n#[test]\n#[cfg_attr(\n a,\n b\n)]\nfn inv01_near(x in 0..9) {}\n\
-                      fn inv09_helper() {}\n";
-        assert_eq!(verdict(table, source), [""; 0]);
-    }
-
-    #[test]
-    fn rejects_a_number_without_a_test() {
-        let row = "| 7 | x | P | `tests/it.rs` |\n";
-        for source in [
-            "",
-            "#[test]\nfn inv08_other() {}\n",
-            "fn inv07_not_under_test() {}\n",
-            "// #[test]\n// fn inv07_commented_out() {}\n",
-            "#[test]\nfn other() {}\nfn inv07_after_a_test() {}\n",
-            "#[test]\nfn inv7_one_digit() {}\n",
-        ] {
-            let wrong = verdict(row, source);
-            assert!(wrong.contains(&"invariant 7: no test inv07_... in tests/it.rs".into()));
-        }
-        let elsewhere = "| 7 | x | P | `tests/elsewhere.rs` |\n";
-        let wrong = verdict(elsewhere, "#[test]\nfn inv07_here() {}\n");
-        assert_eq!(wrong.len(), 2, "the path is wrong, and the test is not listed: {wrong:?}");
-        let named = "| 7 | x | P | `tests/it.rs::inv07_gone` |\n";
-        let wrong = verdict(named, "#[test]\nfn inv07_here() {}\n");
-        assert_eq!(wrong, ["invariant 7: no test inv07_gone in tests/it.rs"]);
-    }
-
-    #[test]
-    fn rejects_a_test_without_a_row() {
-        let row = "| 1 | x | P | `tests/it.rs` |\n";
-        let source = "#[test]\nfn inv01_a() {}\n#[test]\nfn inv02_b() {}\n";
-        assert_eq!(verdict(row, source), ["inv02_b in tests/it.rs is in no row for invariant 2"]);
-    }
-
-    #[test]
-    fn rejects_a_bad_table() {
-        let source = "#[test]\nfn inv01_a() {}\n";
-        let one = "| 1 | x | P | `tests/it.rs` |\n";
-        assert_eq!(verdict(&one.repeat(2), source), ["invariant 1 is listed twice"]);
-        assert!(verdict("", "").contains(&"INVARIANTS.md lists no invariant".into()));
-        assert!(!verdict("| 1 | x | P | tests/it.rs |\n", source).is_empty(), "no backticks");
-        assert!(!verdict("| 1 | x | `tests/it.rs` |\n", source).is_empty(), "no tool");
-        assert!(!verdict("| 1 | | P | `tests/it.rs` |\n", source).is_empty(), "no statement");
-        assert!(!verdict(&format!("{one}| 2a | x | P | `y` |\n"), source).is_empty(), "2a");
-        let empty = tempfile::tempdir().unwrap();
-        assert!(problems(empty.path())[0].starts_with("INVARIANTS.md: "), "no file");
-    }
+    let empty = tempfile::tempdir().unwrap();
+    assert!(problems(empty.path())[0].starts_with("INVARIANTS.md: "), "no file");
 }
