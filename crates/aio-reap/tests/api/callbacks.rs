@@ -40,6 +40,8 @@ fn inv07_queues_are_filled_before_the_first_callback() {
     let queue = CompletionQueue::new();
     let plug = engine.plug();
     let (inner, device, tokens) = (Rc::clone(&engine), script.clone(), queue.clone());
+    let called = Rc::new(Cell::new(0));
+    let nested = Rc::clone(&called);
     let callback = move |result: Result<usize, aio_reap::RequestError>, ()| {
         result.unwrap();
         assert_eq!(tokens.pop().map(|done| done.token), Some(1));
@@ -47,16 +49,27 @@ fn inv07_queues_are_filled_before_the_first_callback() {
         device.on_submit(SubmitStep::Inline);
         assert_eq!(inner.turn().delivered, 1);
         assert_eq!(tokens.pop().map(|done| done.token), Some(2));
+        // A wait delivers here. Afterwards this callback runs still, so nothing is delivered inside it.
+        for inside in [1, 1] {
+            device.on_submit(SubmitStep::Inline);
+            inner.nop().callback(count(&nested)).unwrap();
+            if nested.get() == 0 {
+                assert_eq!(inner.wait(None).unwrap().delivered, 1);
+            }
+            assert_eq!(nested.get(), inside);
+        }
     };
     engine.nop().callback(callback).unwrap();
     engine.nop().enqueue(&queue, 1).unwrap();
     script.on_submit(SubmitStep::Inline);
     drop(plug);
+    engine.turn();
     assert!(queue.is_empty() && engine.validate().is_idle());
+    assert_eq!(called.get(), 2);
 
     engine.nop().enqueue(&queue, 3).unwrap();
     assert_eq!(engine.wait(None).unwrap().delivered, 1);
-    assert_eq!((queue.len(), engine.stats().completed), (1, 4));
+    assert_eq!((queue.len(), engine.stats().completed), (1, 6));
 }
 
 /// After a panic in a callback the next call delivers the other completions, and the descriptor is

@@ -38,6 +38,7 @@ fn slow_file(engine: &Engine) -> Option<(File, io::PipeWriter)> {
 #[test]
 fn pending_requests_are_cancelled_for_certain_and_keep_the_order_of_the_rest() {
     let (engine, script) = scripted(2);
+    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let plug = engine.plug();
     let mut reads: Vec<Operation<Vec<u8>>> =
@@ -48,6 +49,7 @@ fn pending_requests_are_cancelled_for_certain_and_keep_the_order_of_the_rest() {
         engine.validate();
         (nth, read)
     });
+    assert!(readable(fd, Duration::ZERO), "no turn would deliver them");
     drop(plug);
     for (nth, read) in cancelled {
         assert!(read.is_done());
@@ -238,7 +240,7 @@ fn inv01_cancellations_never_overflow_the_completion_ring() {
             (0..4).map(|_| engine.read(&file, vec![0; 1], 0).submit().unwrap()).collect();
         // Without a turn in between no completion makes room.
         let tried = (0..50).filter(|_| reads.iter().any(Operation::cancel)).count();
-        assert!(tried > 0);
+        assert!((1..=8).contains(&tried), "{tried}: the ring has 8 places, 4 of them for requests");
         for read in &reads {
             read.cancel();
         }
@@ -355,6 +357,7 @@ fn inv09_deadlines_notify() {
                 assert!(readable(engine, PATIENCE), "no notification");
                 engine.turn();
             }
+            engine.wait(Some(PATIENCE)).unwrap(); // its own timeout comes later
             assert_eq!(errno(read.wait().0), libc::ETIMEDOUT);
             assert!(start.elapsed() >= SHORT && start.elapsed() < PATIENCE);
         }
@@ -409,10 +412,13 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
     told("a request's deadline", &|| nop.is_done());
     assert_eq!(errno(nop.wait().0), libc::ETIMEDOUT);
 
+    let over = engine.nop().cancel_at(Instant::now()).submit().unwrap();
+    told("a deadline that is over", &|| over.is_done());
+
     let late =
         |engine: &Engine| drop(engine.nop().cancel_at(Instant::now() + SHORT).submit().unwrap());
     remote.call(late).unwrap();
     told("a deadline that a call sets", &|| {
-        engine.validate().is_idle() && engine.stats().accepted > 1
+        engine.validate().is_idle() && engine.stats().accepted > 2
     });
 }

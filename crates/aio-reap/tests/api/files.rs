@@ -52,7 +52,7 @@ fn files_are_opened_read_and_written() {
 
         let (flags, std) =
             (OpenOptions::write_only().flags(libc::O_TRUNC), fs::metadata(&path).unwrap());
-        assert_eq!((std.size(), std.mode() & 0o777 & !0o640), (8, 0));
+        assert_eq!((std.size(), std.mode() & 0o777 & !0o040), (8, 0o600));
         engine.open(&path, flags).submit().unwrap().wait().0.unwrap();
         assert_eq!(fs::metadata(&path).unwrap().size(), 0);
         let log = engine

@@ -1,6 +1,7 @@
 //! Callbacks that wait for a turn: a library submits on the engine of its caller.
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,7 +37,11 @@ fn inv22_a_submission_on_turn_delivers_neither_what_is_ready_nor_what_is_refused
     assert_eq!(engine.turn().delivered, 2);
     assert_eq!((before.get(), new.get()), (1, 1));
     engine.turn();
-    assert!(!readable(&engine, Duration::ZERO));
+    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
+    assert!(!readable(fd, Duration::ZERO));
+    script.on_submit(SubmitStep::Refuse(0, libc::EINVAL));
+    engine.nop().callback_on_turn(|_, ()| ()).unwrap();
+    assert!(readable(fd, Duration::ZERO), "the error would wait for the next event");
 }
 
 /// The device may complete a request inside the submission.

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::count::count;
 use crate::readable::readable;
@@ -84,6 +84,43 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     assert!(engine.validate().is_idle() && engine.stats().waits >= 1);
     drop(ask);
     bytes.join().unwrap();
+}
+
+/// The submission of a wait may sleep only if nothing but a completion can end the wait. A read that waits for
+/// its pipe is held back until the wait.
+#[test]
+fn a_wait_that_submits_ends_for_everything_that_ends_a_wait() {
+    const SHORT: Duration = Duration::from_millis(20);
+    let built = Engine::builder().backend(BackendKind::Uring).depth(4).build();
+    let Ok(engine) = built else { return };
+    let (reader, _writer) = io::pipe().unwrap();
+    let pipe = engine.attach(reader).unwrap();
+    for what in ["a result to deliver", "a timeout", "a deadline", "a call"] {
+        let _plug = engine.plug();
+        let is_late = what == "a deadline";
+        let mut read = engine.read(&pipe, vec![0], 0);
+        if is_late {
+            read = read.cancel_at(Instant::now() + SHORT);
+        }
+        let read = read.submit().unwrap();
+        if what == "a result to deliver" {
+            assert!(engine.nop().submit().unwrap().cancel());
+        }
+        let call = (what == "a call").then(|| {
+            let remote = engine.remote();
+            std::thread::spawn(move || {
+                std::thread::sleep(SHORT);
+                remote.call(|engine| _ = engine.nop().callback(|_, ()| ()).unwrap()).unwrap();
+            })
+        });
+        let turn = engine.wait((what == "a timeout").then_some(SHORT)).unwrap();
+        assert_eq!(turn.delivered, usize::from(what != "a timeout"), "{what}");
+        assert_eq!(read.is_done(), is_late, "{what}");
+        read.cancel();
+        let errno = if is_late { libc::ETIMEDOUT } else { libc::ECANCELED };
+        assert_eq!(read.wait().0.unwrap_err().errno(), errno, "{what}");
+        call.into_iter().for_each(|thread| thread.join().unwrap());
+    }
 }
 
 /// One turn reaps every completion.
