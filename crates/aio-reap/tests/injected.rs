@@ -11,7 +11,7 @@ mod readable;
 use std::env;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -94,18 +94,25 @@ impl Case<'_> {
     }
 }
 
+fn uring<'a>(inject: &'a str, log: &'a [&'a str]) -> Case<'a> {
+    Case { backend: "io_uring", inject, by_path: false, failed: &[], log }
+}
+
 /// Returns the content of a block.
 fn content() -> Vec<Vec<u8>> {
     (1..=BLOCKS as u8).map(|byte| vec![byte; BLOCK]).collect()
 }
 
-/// Returns the backend that a test names to the test that it traces.
-fn kind() -> BackendKind {
-    match env::var("INJECTED_BACKEND").unwrap().as_str() {
+/// Returns the engine and the file of a test that strace runs, or `None` in any other run.
+fn traced() -> Option<(Engine, PathBuf)> {
+    let path = env::var_os("INJECTED_FILE")?;
+    let kind = match env::var("INJECTED_BACKEND").unwrap().as_str() {
         "io_uring" => BackendKind::Uring,
         "aio" => BackendKind::Aio,
         _ => BackendKind::Threads,
-    }
+    };
+    let built = Engine::builder().backend(kind).threads(1).build();
+    built.map_err(|error| println!("refused: {error}")).ok().map(|engine| (engine, path.into()))
 }
 
 /// Writes each block and reads it back, one request at a time, and syncs the file in the end. Prints the
@@ -113,17 +120,12 @@ fn kind() -> BackendKind {
 #[test]
 #[ignore = "what the other tests trace"]
 fn child() {
-    let Some(path) = env::var_os("INJECTED_FILE") else { return };
-    let kind = kind();
-    let engine = match Engine::builder().backend(kind).threads(1).build() {
-        Ok(engine) => engine,
-        Err(error) => return println!("refused: {error}"),
-    };
+    let Some((engine, path)) = traced() else { return };
     let open = |flags| {
         let mut options = fs::File::options();
-        options.read(true).write(true).custom_flags(flags).open(Path::new(&path))
+        options.read(true).write(true).custom_flags(flags).open(&path)
     };
-    let direct = if kind == BackendKind::Aio { libc::O_DIRECT } else { 0 };
+    let direct = if engine.backend() == BackendKind::Aio { libc::O_DIRECT } else { 0 };
     let Ok(file) = open(direct) else { return println!("refused: O_DIRECT") };
     let file = engine.attach(file).unwrap();
     for (block, bytes) in (0..).zip(content()) {
@@ -179,15 +181,8 @@ fn inv03_a_failed_system_call_fails_one_request() {
         Case { backend: "threads", inject, by_path: true, failed, log: &[] }.run();
     }
     // Linux AIO fails the request at the head of the submission.
-    let failed = &[(libc::EIO, 2)];
-    Case {
-        backend: "aio",
-        inject: "io_submit:error=EIO:when=3..4",
-        by_path: false,
-        failed,
-        log: &[],
-    }
-    .run();
+    let (inject, failed) = ("io_submit:error=EIO:when=3..4", &[(libc::EIO, 2)]);
+    Case { backend: "aio", inject, by_path: false, failed, log: &[] }.run();
 }
 
 /// A short transfer is continued where it stopped.
@@ -224,13 +219,7 @@ fn inv04_refused_submissions_and_sleeps_are_made_again() {
 #[test]
 #[ignore = "what another test traces"]
 fn cancelling_child() {
-    if env::var_os("INJECTED_FILE").is_none() {
-        return;
-    }
-    let engine = match Engine::builder().backend(BackendKind::Uring).build() {
-        Ok(engine) => engine,
-        Err(error) => return println!("refused: {error}"),
-    };
+    let Some((engine, _)) = traced() else { return };
     let (reader, _writer) = std::io::pipe().unwrap();
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
     assert!(read.cancel());
@@ -244,14 +233,7 @@ fn cancelling_child() {
 #[test]
 fn inv04_a_cancellation_without_room_is_submitted_again() {
     for inject in ["io_uring_enter:error=EAGAIN:when=3", "io_uring_enter:error=EAGAIN:when=3..8"] {
-        let case = Case {
-            backend: "io_uring",
-            inject,
-            by_path: false,
-            failed: &[],
-            log: &["(INJECTED)", "= 1"],
-        };
-        case.run_child("cancelling_child");
+        uring(inject, &["(INJECTED)", "= 1"]).run_child("cancelling_child");
     }
 }
 
@@ -259,13 +241,7 @@ fn inv04_a_cancellation_without_room_is_submitted_again() {
 #[test]
 #[ignore = "what another test traces"]
 fn child_beside_a_slow_read() {
-    if env::var_os("INJECTED_BACKEND").is_none() {
-        return;
-    }
-    let engine = match Engine::builder().backend(BackendKind::Uring).build() {
-        Ok(engine) => engine,
-        Err(error) => return println!("refused: {error}"),
-    };
+    let Some((engine, _)) = traced() else { return };
     let (reader, writer) = std::io::pipe().unwrap();
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
     let nop = engine.nop().submit().unwrap();
@@ -283,27 +259,15 @@ fn child_beside_a_slow_read() {
 /// A submission that found no room is made again, although the only request in flight never completes.
 #[test]
 fn inv04_a_submission_is_made_again_beside_a_slow_request() {
-    let case = Case {
-        backend: "io_uring",
-        inject: "io_uring_enter:error=EAGAIN:when=3..13",
-        by_path: false,
-        failed: &[],
-        log: &["(INJECTED)", "(INJECTED)", "= 1"],
-    };
-    case.run_child("child_beside_a_slow_read");
+    let inject = "io_uring_enter:error=EAGAIN:when=3..13";
+    uring(inject, &["(INJECTED)", "(INJECTED)", "= 1"]).run_child("child_beside_a_slow_read");
 }
 
 /// Looks at the engine's descriptor, which cannot watch the backend's at first.
 #[test]
 #[ignore = "what another test traces"]
 fn watching_child() {
-    if env::var_os("INJECTED_BACKEND").is_none() {
-        return;
-    }
-    let engine = match Engine::builder().backend(kind()).threads(1).build() {
-        Ok(engine) => engine,
-        Err(error) => return println!("refused: {error}"),
-    };
+    let Some((engine, _)) = traced() else { return };
     assert!(readable::readable(&engine, Duration::ZERO), "no turn tries again");
     engine.turn();
     assert!(!readable::readable(&engine, Duration::ZERO), "an idle engine is readable for good");

@@ -9,11 +9,12 @@ use crate::common::{REAL, on_engines, on_every_backend, small};
 use crate::direct_file::direct_file;
 use crate::readable::readable;
 use aio_reap::{
-    AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, EngineBuilder, ReapMode,
-    SubmitError,
+    AlignedBuf, AllocateMode, BackendKind, BufList, CompletionQueue, Engine, EngineBuilder,
+    ReapMode, SubmitError,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Faults, Model, Sim};
+use bytes::BytesMut;
 
 /// Much longer than a disk takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -88,6 +89,22 @@ fn direct_files_are_aligned_or_refused() {
         assert!(align.offset >= 512 && align.offset <= 4096);
         let unaligned = engine.write(&file, aligned(4096, 1), 1).submit();
         assert!(matches!(unaligned, Err(SubmitError::Misaligned(_))));
+        // At an odd address, as one buffer and in a list.
+        let odd = || {
+            let mut buf = BytesMut::zeroed(4097);
+            drop(buf.split_to(1 - buf.as_ptr().addr() % 2));
+            buf.truncate(4096);
+            buf
+        };
+        let list = BufList::new(vec![odd()]).unwrap();
+        let refused = [
+            matches!(engine.write(&file, odd(), 0).submit(), Err(SubmitError::Misaligned(_))),
+            matches!(
+                engine.write_vectored(&file, list, 0).submit(),
+                Err(SubmitError::Misaligned(_))
+            ),
+        ];
+        assert_eq!(refused, [align.memory > 1; 2]);
         // A read across an unaligned end of the file stops there.
         let write = std::fs::OpenOptions::new().write(true).open(_keep.path()).unwrap();
         write.set_len(65_536 + 100).unwrap();
@@ -197,37 +214,6 @@ fn inv09_a_late_poll_sees_later_completions_and_then_nothing() {
             assert_quiet(engine);
         });
     }
-}
-
-#[test]
-fn waking_from_another_thread_ends_block_on() {
-    on_every_backend(|engine| {
-        let (sender, receiver) = std::sync::mpsc::channel::<std::task::Waker>();
-        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let thread = std::thread::spawn({
-            let done = std::sync::Arc::clone(&done);
-            move || {
-                let waker = receiver.recv().unwrap();
-                std::thread::sleep(Duration::from_millis(20));
-                done.store(true, std::sync::atomic::Ordering::Release);
-                waker.wake();
-            }
-        });
-        let mut sender = Some(sender);
-        engine
-            .block_on(std::future::poll_fn(|cx| {
-                if let Some(sender) = sender.take() {
-                    sender.send(cx.waker().clone()).unwrap();
-                }
-                if done.load(std::sync::atomic::Ordering::Acquire) {
-                    std::task::Poll::Ready(())
-                } else {
-                    std::task::Poll::Pending
-                }
-            }))
-            .unwrap();
-        thread.join().unwrap();
-    });
 }
 
 extern "C" fn ignore(_signal: libc::c_int) {}

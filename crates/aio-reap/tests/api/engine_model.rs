@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -130,23 +131,6 @@ fn inv03_hard_error_hits_only_the_head() {
             assert_eq!(good, [0, 1, 2, 3, 4]);
         }
     }
-}
-
-/// On a device that refuses every request, each one fails, and no wait lasts for ever.
-#[test]
-fn inv03_every_head_fails_in_turn() {
-    let (engine, script) = scripted(8);
-    let plug = engine.plug();
-    let nops: Vec<_> = (0..6).map(|_| engine.nop().submit().unwrap()).collect();
-    for errno in 1..=6 {
-        script.on_submit(SubmitStep::Refuse(0, errno));
-    }
-    drop(plug);
-    for (nop, errno) in nops.into_iter().zip(1..) {
-        assert!(nop.is_done());
-        assert_eq!(nop.wait().0.unwrap_err().errno(), errno);
-    }
-    assert!(engine.turn().is_idle());
 }
 
 /// If the device has no room and no request is in flight, the descriptor becomes readable by
@@ -286,7 +270,8 @@ fn inv10_plugs_balance_also_when_one_unwinds() {
 
     // The last plug drops while a panic unwinds: no callback runs, and the descriptor is readable.
     script.on_submit(SubmitStep::Inline);
-    assert!(!readable(&engine, Duration::ZERO));
+    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
+    assert!(!readable(fd, Duration::ZERO));
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         let _last = engine.plug();
         engine.nop().callback(count(&done)).unwrap();
@@ -294,7 +279,7 @@ fn inv10_plugs_balance_also_when_one_unwinds() {
     }));
     assert!(unwound.is_err());
     assert_eq!((script.batches().len(), done.get()), (1, 0));
-    assert!(readable(&engine, Duration::ZERO));
+    assert!(readable(fd, Duration::ZERO));
     engine.turn();
     assert_eq!(done.get(), 1);
     script.complete(8);

@@ -111,17 +111,6 @@ fn inv04_retries_and_deadlines_wake_the_driver() {
     .unwrap();
 }
 
-/// Tasks of a runtime with several threads use an engine of another thread.
-#[test]
-fn inv06_tasks_of_many_threads_share_a_remote() {
-    on_every_backend(|engine| {
-        let remote = engine.remote();
-        let tasks = thread::spawn(move || many_threads().block_on(writers(remote, 8, 50)));
-        engine.serve().unwrap();
-        assert_eq!(tasks.join().unwrap(), 400);
-    });
-}
-
 /// Tasks of a runtime with several threads use an engine that a task drives.
 #[test]
 fn inv06_calls_wake_the_driver() {
