@@ -13,8 +13,8 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use aio_reap::{
-    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, RequestId,
-    Turn,
+    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, ReapMode, Request,
+    RequestId, Turn,
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Script, SubmitStep, Transfer};
@@ -31,12 +31,13 @@ const FREED: u8 = 0xdd;
 /// Panics if the engine breaks an invariant.
 pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
-    let [depth, capacity, _, _] = input.array();
+    let [depth, capacity, mode, _] = input.array();
     let depth = 1 + usize::from(depth % 8);
     let script = Script::new();
     let engine = Engine::builder()
         .depth(depth)
         .capacity(depth + usize::from(capacity % 24))
+        .reap_mode(if mode % 4 == 3 { ReapMode::OnTurn } else { ReapMode::AfterSubmit })
         .build_sim(&script)
         .unwrap();
     let engine = Rc::new(engine);
