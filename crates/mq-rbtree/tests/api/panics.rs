@@ -178,6 +178,10 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
         assert!(queue.drain().is_sorted_by(|a, b| a.1 >= b.1));
         assert!(!waits || woken.count() == 1, "{name}");
         assert!(poll(&mut task, woken.waker()).is_ready());
+        drop(task);
+        COMPARISONS.set(0);
+        drop(queue);
+        assert_eq!(COMPARISONS.replace(-1), 0, "the drop of a queue compares nothing");
     }
 }
 

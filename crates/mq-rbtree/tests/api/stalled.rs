@@ -196,14 +196,13 @@ fn inv22_a_deadline_ends_beside_busy_threads() {
             });
         }
         // The scheduler takes the CPU away during some of them, but not during each one.
-        let receives = [(); 5].map(|()| {
+        let soon = (0..20).any(|_| {
             let begin = Instant::now();
-            (queue.receive_deadline(Instant::now()), begin.elapsed())
+            assert_eq!(queue.receive_deadline(begin), Err(ReceiveError::Timeout));
+            begin.elapsed() < Duration::from_millis(50)
         });
         stop.store(true, Relaxed);
-        assert!(receives.iter().all(|(got, _)| *got == Err(ReceiveError::Timeout)));
-        let shortest = receives.iter().map(|(_, time)| *time).min();
-        assert!(shortest < Some(Duration::from_millis(50)), "{shortest:?}");
+        assert!(soon, "each receive lasts for the time slices of the others");
     });
     publish();
 }
