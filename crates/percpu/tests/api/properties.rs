@@ -4,7 +4,7 @@ use std::thread;
 
 use proptest::prelude::*;
 
-use crate::model::{run, run_steps};
+use crate::model::{Step, run, run_steps};
 use crate::no_id::take_id;
 
 /// Steps whose first byte is one of `kinds`, with a few arbitrary steps among them.
@@ -23,14 +23,14 @@ proptest! {
     /// A kill, and then gets and clones.
     #[test]
     fn inv08_a_killed_count_gives_no_reference(steps in steps(&[16, 16, 16, 17, 18, 19])) {
-        run_steps(steps.into_iter());
+        run_steps(steps.into_iter().map(Step::decode));
     }
 
     #[test]
     fn inv09_gets_puts_and_a_kill_agree_with_the_model(
         steps in steps(&[16, 16, 16, 16, 16, 17, 17, 17, 17, 17, 19, 14, 14]),
     ) {
-        run_steps(steps.into_iter());
+        run_steps(steps.into_iter().map(Step::decode));
     }
 }
 
@@ -43,7 +43,7 @@ proptest! {
     ) {
         let alone = thread::spawn(move || {
             take_id();
-            run_steps(steps.into_iter());
+            run_steps(steps.into_iter().map(Step::decode));
         });
         alone.join().unwrap();
     }

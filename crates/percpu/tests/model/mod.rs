@@ -1,64 +1,69 @@
-//! Runs operations of every structure of the crate, and compares each result with a model.
+//! Runs steps on every structure of the crate, and compares each result with a model.
 //!
-//! The property test and the fuzz target share it. It uses one thread, and searches for a sequence
-//! of operations on several types after which a count is wrong.
+//! The property tests and the fuzz target share it. It uses one thread, and searches for a sequence
+//! of steps on several types after which a count is wrong.
 
-use offlock_percpu::{CpuId, LgLock, PerCpuCounter, possible_cpus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use offlock_percpu::lglock::{GlobalGuard, LocalGuard};
+use offlock_percpu::rcu::{self, Atomic, Owned};
+use offlock_percpu::{CpuId, KillError, LgLock, LockError, PerCpuCounter, PercpuRef, Reference};
 use testkit::pin::{allowed_cpus, pin_to};
+use testkit::wait_until;
 
-use self::locks::Locks;
-use self::readers::Readers;
-use self::references::{References, Released};
+/// The most guards of the lock, and of RCU, at a time.
+const MOST: usize = 8;
 
-mod locks;
-mod readers;
-mod references;
-
-/// Runs one input. Returns the number of steps.
-///
-/// # Panics
-///
-/// Panics if the result of an operation differs from the model's.
-pub(crate) fn run(input: &[u8]) -> usize {
-    let steps = input.get(4..).unwrap_or_default().chunks(4); // the corpus has a header
-    run_steps(steps.map(|chunk| {
-        let mut step = [0; 4];
-        step[..chunk.len()].copy_from_slice(chunk);
-        step
-    }))
+/// A step. Numbers that select something are taken modulo the number of choices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Add(i64),
+    Increments(u8),
+    /// Moves the thread to a CPU, with the guards that it holds.
+    Move(u8),
+    Get,
+    CloneReference,
+    Put(u8),
+    Kill,
+    Lock,
+    LockOn(u8),
+    LockAll,
+    Unlock(u8),
+    /// Publishes a new value, or none, and retires the old one.
+    Publish,
+    Unpublish,
+    Poll,
+    Pin,
+    Unpin(u8),
 }
 
-/// Runs steps, and returns their number. Panics like [`run`].
-pub(crate) fn run_steps(input: impl Iterator<Item = [u8; 4]>) -> usize {
-    let mut counting = Counting { counter: PerCpuCounter::new(), sum: 0 };
-    let released = Released::default();
-    let refs = released.counted();
-    let mut references = References::new(&refs, &released);
-    let lock = LgLock::default();
-    let mut locks = Locks::new(&lock);
-    let mut readers = Readers::default();
-    let (mut steps, cpus) = (0, allowed_cpus());
-    for [what, a, b, c] in input {
-        let amount = amount(b, c);
+impl Step {
+    pub(crate) fn decode([what, a, b, c]: [u8; 4]) -> Self {
         match what % 32 {
-            what @ 0..=13 => counting.step(what % 5, a, amount),
-            14 | 15 => {
-                let cpu = cpus[usize::from(a) % cpus.len()];
-                pin_to(&[cpu]);
-                locks.pinned = Some(cpu); // also for a guard that is held: it unlocks its own slot
+            what @ 0..=13 if what % 5 < 2 => {
+                let amount = amount(b, c) as i64;
+                Self::Add(if a % 2 == 0 { amount } else { amount.wrapping_neg() })
             }
-            what @ 16..=19 => references.step(what - 16, a),
-            20..=29 => locks.step(a, cpu(b)),
-            what => readers.step(what - 30, a),
+            0..=13 => Self::Increments(a),
+            14 | 15 => Self::Move(a),
+            16 => Self::Get,
+            17 if a.is_multiple_of(8) => Self::CloneReference,
+            17 => Self::Put(a),
+            18 | 19 => Self::Kill,
+            20..=29 => match a / 2 % 5 {
+                0 => Self::Lock,
+                1 => Self::LockOn(b),
+                2 | 3 => Self::LockAll,
+                _ => Self::Unlock(b),
+            },
+            30 if a.is_multiple_of(4) => Self::Unpublish,
+            30 => Self::Publish,
+            _ if a.is_multiple_of(4) => Self::Poll,
+            _ if a % 4 == 1 => Self::Pin,
+            _ => Self::Unpin(a),
         }
-        counting.check();
-        steps += 1;
     }
-    pin_to(&cpus);
-    references.end();
-    readers.end();
-    locks.end();
-    steps
 }
 
 /// Returns a small or middling number, or one so large that sums wrap: `shift` decides.
@@ -71,35 +76,253 @@ fn amount(base: u8, shift: u8) -> u64 {
     }
 }
 
-fn cpu(a: u8) -> CpuId {
-    CpuId::new(u32::from(a) % possible_cpus() as u32)
+/// Runs one input. Returns the number of steps.
+///
+/// # Panics
+///
+/// Panics if the result of a step differs from the model's.
+pub(crate) fn run(input: &[u8]) -> usize {
+    let steps = input.get(4..).unwrap_or_default().chunks(4); // the corpus has a header
+    run_steps(steps.map(|chunk| {
+        let mut step = [0; 4];
+        step[..chunk.len()].copy_from_slice(chunk);
+        Step::decode(step)
+    }))
 }
 
-struct Counting {
+/// Runs steps, and returns their number. Panics like [`run`].
+pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
+    let released = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&released);
+    let refs = PercpuRef::new(move || _ = count.fetch_add(1, Relaxed));
+    let lock = LgLock::default();
+    let mut world = World::new(&refs, released, &lock);
+    let mut count = 0;
+    for step in steps {
+        world.step(step);
+        world.check();
+        count += 1;
+    }
+    world.end();
+    count
+}
+
+/// The guard of a locked slot, or of all.
+enum Locked<'a> {
+    One(LocalGuard<'a, u64>),
+    All(GlobalGuard<'a, u64>),
+}
+
+/// A value that RCU protects. Counts its drop.
+struct Value {
+    number: u64,
+    /// 1 while the value lives. The test reads it without an access of the value.
+    alive: Arc<AtomicUsize>,
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        assert_eq!(self.alive.fetch_sub(1, Relaxed), 1, "dropped twice");
+    }
+}
+
+/// One object of each type, with its model.
+struct World<'a> {
+    cpus: Vec<usize>,
+    /// The CPU that the thread runs on, once it is pinned.
+    pinned: Option<usize>,
+
     counter: PerCpuCounter,
     sum: i64,
+
+    refs: &'a PercpuRef,
+    released: Arc<AtomicUsize>,
+    held: Vec<Reference<'a>>,
+    killed: bool,
+
+    lock: &'a LgLock<u64>,
+    /// The value of each slot.
+    values: Vec<u64>,
+    locked: Vec<Locked<'a>>,
+
+    pointer: Atomic<Option<Value>>,
+    /// The number of the value that is published, and the last number used.
+    published: Option<u64>,
+    last: u64,
+    /// Each guard, with the value that it loaded.
+    readers: Vec<(rcu::Guard, Option<Arc<AtomicUsize>>)>,
+    /// Every value that was created.
+    made: Vec<Arc<AtomicUsize>>,
 }
 
-impl Counting {
-    fn step(&mut self, what: u8, a: u8, amount: u64) {
-        match what {
-            0 | 1 => {
-                let delta = if a.is_multiple_of(2) {
-                    amount as i64
-                } else {
-                    (amount as i64).wrapping_neg()
-                };
-                self.counter.add(delta);
-                self.sum = self.sum.wrapping_add(delta);
-            }
-            _ => {
-                (0..a).for_each(|_| self.counter.increment());
-                self.sum = self.sum.wrapping_add(i64::from(a));
-            }
+impl<'a> World<'a> {
+    fn new(refs: &'a PercpuRef, released: Arc<AtomicUsize>, lock: &'a LgLock<u64>) -> Self {
+        Self {
+            cpus: allowed_cpus(),
+            pinned: None,
+            counter: PerCpuCounter::new(),
+            sum: 0,
+            refs,
+            released,
+            held: Vec::new(),
+            killed: false,
+            lock,
+            values: vec![0; lock.capacity()],
+            locked: Vec::new(),
+            pointer: Atomic::default(),
+            published: None,
+            last: 0,
+            readers: Vec::new(),
+            made: Vec::new(),
         }
     }
 
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Add(delta) => {
+                self.counter.add(delta);
+                self.sum = self.sum.wrapping_add(delta);
+            }
+            Step::Increments(count) => {
+                (0..count).for_each(|_| self.counter.increment());
+                self.sum = self.sum.wrapping_add(i64::from(count));
+            }
+            Step::Move(which) => {
+                let cpu = self.cpus[usize::from(which) % self.cpus.len()];
+                pin_to(&[cpu]);
+                self.pinned = Some(cpu); // also for a guard that is held: it unlocks its own slot
+            }
+            Step::Get => {
+                let got = self.refs.try_get();
+                assert_eq!(got.is_some(), !self.killed, "a get succeeds exactly while live");
+                self.held.extend(got);
+            }
+            Step::CloneReference => self.held.extend(self.held.last().cloned()),
+            Step::Put(which) => drop(remove(&mut self.held, which)),
+            Step::Kill => {
+                let want = if self.killed { Err(KillError::AlreadyDying) } else { Ok(()) };
+                assert_eq!(self.refs.kill(), want);
+                self.killed = true;
+            }
+            Step::Lock => {
+                self.unlock_some();
+                let got = self.lock.local();
+                // The slot of the current CPU is known only after the call.
+                let may = match &got {
+                    Ok(guard) => {
+                        let slot = guard.cpu().index();
+                        assert!(self.pinned.is_none_or(|cpu| slot == cpu % self.values.len()));
+                        self.is_free(slot)
+                    }
+                    Err(_) => self.locked.is_empty(),
+                };
+                self.took(got.map(Locked::One), may);
+            }
+            Step::LockOn(cpu) => {
+                self.unlock_some();
+                let slot = usize::from(cpu) % self.values.len();
+                let got = self.lock.local_on(CpuId::new(slot as u32)).map(Locked::One);
+                self.took(got, self.is_free(slot));
+            }
+            Step::LockAll => {
+                self.unlock_some();
+                self.took(self.lock.global().map(Locked::All), self.locked.is_empty());
+            }
+            Step::Unlock(which) => drop(remove(&mut self.locked, which)),
+            Step::Publish => {
+                self.last += 1;
+                let value = Value { number: self.last, alive: Arc::new(AtomicUsize::new(1)) };
+                self.made.push(Arc::clone(&value.alive));
+                let old = self.pointer.swap(Owned::new(Some(value)));
+                assert_eq!(old.as_ref().map(|old| old.number), self.published);
+                self.published = Some(self.last);
+                old.retire();
+            }
+            Step::Unpublish => {
+                self.pointer.store(Owned::new(None)); // retires the old value
+                self.published = None;
+            }
+            Step::Poll => _ = rcu::poll(),
+            Step::Pin if self.readers.len() < MOST => {
+                let guard = rcu::pin();
+                let value = self.pointer.load(&guard).as_ref();
+                assert_eq!(value.map(|value| value.number), self.published);
+                let alive = value.map(|value| Arc::clone(&value.alive));
+                self.readers.push((guard, alive));
+            }
+            Step::Pin => {}
+            Step::Unpin(which) => drop(remove(&mut self.readers, which)),
+        }
+    }
+
+    fn unlock_some(&mut self) {
+        if self.locked.len() == MOST {
+            self.locked.clear();
+        }
+    }
+
+    /// Returns whether no guard has the slot.
+    fn is_free(&self, slot: usize) -> bool {
+        self.locked.iter().all(|locked| match locked {
+            Locked::One(guard) => guard.cpu().index() != slot,
+            Locked::All(_) => false,
+        })
+    }
+
+    /// Checks whether the lock was granted, and adds 1 to each locked slot.
+    fn took(&mut self, got: Result<Locked<'a>, LockError>, may: bool) {
+        assert_eq!(got.as_ref().err(), (!may).then_some(&LockError::Deadlock));
+        let Ok(mut locked) = got else { return };
+        match &mut locked {
+            Locked::One(guard) => {
+                **guard += 1;
+                self.values[guard.cpu().index()] += 1;
+            }
+            Locked::All(guard) => {
+                guard.iter_mut().for_each(|(_, value)| *value += 1);
+                self.values.iter_mut().for_each(|value| *value += 1);
+            }
+        }
+        self.locked.push(locked);
+    }
+
+    /// Compares every object with its model.
     fn check(&self) {
         assert_eq!(self.counter.sum(), self.sum);
+        let zero = self.killed && self.held.is_empty();
+        assert_eq!(self.refs.is_zero(), zero);
+        assert_eq!(self.released.load(Relaxed), usize::from(zero), "one release");
+        assert!(self.locked.iter().all(|locked| match locked {
+            Locked::One(guard) => **guard == self.values[guard.cpu().index()],
+            Locked::All(guard) => guard.iter().map(|(_, value)| value).eq(&self.values),
+        }));
+        let mut seen = self.readers.iter().flat_map(|(_, seen)| seen);
+        assert!(seen.all(|alive| alive.load(Relaxed) == 1), "dropped while a reader has it");
     }
+
+    /// Drops all guards and references. Checks that the count is released, that every slot has its
+    /// value, and that every published value is dropped.
+    fn end(mut self) {
+        pin_to(&self.cpus);
+        self.step(Step::Kill);
+        while self.held.pop().is_some() {
+            self.check();
+        }
+        self.check();
+        self.locked.clear();
+        self.step(Step::LockAll);
+        self.check();
+        self.readers.clear();
+        self.step(Step::Unpublish);
+        wait_until(|| {
+            rcu::poll(); // another thread may drop them
+            self.made.iter().all(|alive| alive.load(Relaxed) == 0)
+        });
+    }
+}
+
+/// Removes one of `all`, if there is one.
+fn remove<T>(all: &mut Vec<T>, which: u8) -> Option<T> {
+    let which = usize::from(which).checked_rem(all.len())?;
+    Some(all.swap_remove(which))
 }
