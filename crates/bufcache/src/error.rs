@@ -83,12 +83,6 @@ pub enum GetError {
     /// The buffer has 65,535 pins.
     #[error("the buffer has {MOST_PINS} pins, the most possible")]
     TooManyPins,
-    /// The capacity is less than one block.
-    #[error("a cache of this block size needs at least {smallest} bytes")]
-    TooSmall {
-        /// The smallest capacity in bytes.
-        smallest: usize,
-    },
     /// There is no memory for hazard slots of this thread, or for a task that waits.
     #[error("no memory for hazard slots of this thread, or for a task that waits")]
     NoMemory,
@@ -104,7 +98,7 @@ impl GetError {
     /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::OutOfRange { .. } | Self::TooSmall { .. } => libc::EINVAL,
+            Self::OutOfRange { .. } => libc::EINVAL,
             Self::Io { errno, .. } | Self::Poisoned { errno } => *errno,
             Self::Busy => libc::ETIMEDOUT,
             Self::WouldDeadlock => libc::EDEADLK,

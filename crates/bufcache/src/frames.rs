@@ -211,12 +211,6 @@ impl FrameMemory {
     pub(crate) fn header(&self, frame: Frame) -> &Header {
         &self.headers[frame.0 as usize]
     }
-
-    /// Returns the binary logarithm of the size of a frame in bytes.
-    pub(crate) fn shift(&self) -> u32 {
-        self.shift
-    }
-
     /// Returns the size of a frame in bytes.
     pub(crate) fn size(&self) -> usize {
         1 << self.shift
@@ -276,27 +270,6 @@ impl FrameMemory {
         let _ = frame;
     }
 
-    /// Sets whether the system may use huge pages.
-    ///
-    /// It must not while a part of the frames is unused: the system would merge the released pages
-    /// with their neighbours into a huge page, and so allocate them again.
-    pub(crate) fn set_huge(&self, huge: bool) {
-        self.region.set_huge(huge);
-    }
-
-    /// Returns the memory of an unused frame to the system if the frame consists of whole pages.
-    /// The frame then reads as zeros.
-    pub(crate) fn release(&self, frame: Frame) {
-        let bytes = self.bytes(frame);
-        // SAFETY: `sysconf` takes no pointer.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        if !usize::try_from(page).is_ok_and(|page| page <= bytes.len()) {
-            return; // other frames share the page
-        }
-        // SAFETY: the caller owns the frame. It consists of whole pages, because it is aligned to
-        // its size, and lies in the mapping of the region.
-        let _ = unsafe { libc::madvise(bytes.as_ptr().cast(), bytes.len(), libc::MADV_DONTNEED) };
-    }
 }
 
 // Memory mapped from the system, in huge pages where possible.
@@ -335,7 +308,7 @@ impl Region {
         let start = unsafe { mapped.cast::<u8>().add(skip) };
         let region = Self { start, mapped, len };
         if align >= HUGE {
-            region.set_huge(true);
+            region.use_huge_pages();
         }
         Ok(region)
     }
@@ -345,12 +318,11 @@ impl Region {
         self.start
     }
 
-    /// Advises the system to use huge pages, or not to. The system may ignore the advice.
-    pub(crate) fn set_huge(&self, huge: bool) {
-        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+    /// Advises the system to use huge pages. The system may ignore the advice.
+    fn use_huge_pages(&self) {
         // SAFETY: the range is the mapping made in `new`, and the advice does not change its
         // contents.
-        let _ = unsafe { libc::madvise(self.mapped.as_ptr(), self.len, advice) };
+        let _ = unsafe { libc::madvise(self.mapped.as_ptr(), self.len, libc::MADV_HUGEPAGE) };
     }
 }
 

@@ -119,21 +119,6 @@ impl Cache {
         Ok(Device { shared, source, alive, seen: AtomicU64::new(0) })
     }
 
-    /// Sets the capacity in bytes, rounded down to whole blocks, and at most the one that the
-    /// cache was built with. Returns memory above it to the system as buffers are evicted.
-    ///
-    /// Blocks while buffers beyond the capacity are in use, as long as the cache waits for a
-    /// buffer.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::TooSmall`] for less than one block; nothing changes.
-    /// [`GetError::NoFreeBuffers`] if buffers beyond the capacity stay in use; they are freed
-    /// later.
-    pub fn resize(&self, capacity: usize) -> Result<(), GetError> {
-        self.shared.resize(capacity)
-    }
-
     /// Evicts at most `buffers` buffers, in the order in which misses would, and returns their
     /// number.
     ///
@@ -497,7 +482,7 @@ impl Device {
     /// use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read
     /// that failed. Reads at most as many blocks as an eighth of the cache holds.
     pub fn readahead(&self, blocks: Range<u64>) {
-        let most = (self.shared.frames.room() >> self.source.shift) as u64 / 8;
+        let most = (self.shared.frames.capacity() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
         let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
         let is_taken = |block| {

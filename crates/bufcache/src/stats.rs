@@ -68,7 +68,7 @@ pub struct CacheStats {
     pub syncs: u64,
     /// Bytes of dirty buffers.
     pub dirty: usize,
-    /// Bytes of buffers, in use or free but not released.
+    /// Bytes of buffers in use.
     pub bytes: usize,
     /// The capacity in bytes.
     pub capacity: usize,
@@ -86,7 +86,7 @@ impl CacheStats {
         let misses = value(&counters.miss_locked);
         let busy = value(&counters.busy_locked);
         let get = shared.gets();
-        let (bytes, capacity, eviction) = shared.frames.state();
+        let (bytes, eviction) = shared.frames.state();
         Self {
             get,
             created: value(&counters.create),
@@ -104,7 +104,7 @@ impl CacheStats {
             syncs: value(&counters.syncs),
             dirty: shared.write_back.dirty_bytes(),
             bytes,
-            capacity,
+            capacity: shared.frames.capacity(),
             eviction,
         }
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use offlock_percpu::AllocError;
-use offlock_sync::atomic::{AtomicUsize, Ordering};
+use offlock_sync::atomic::Ordering;
 use offlock_sync::{Arc, WordLock, check, step};
 
 use super::miss::Pinned;
@@ -24,7 +24,7 @@ use crate::hazard;
 use crate::policy::{Buffers, Eviction, Looks, PASSES, Policy, Samples, Shadows};
 use crate::source::Source;
 use crate::stats::Counter;
-use crate::wait::{block_on, is_blocking};
+use crate::wait::is_blocking;
 use crate::word::{
     BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, MOST_PINS, NEW, SAMPLED, STALE, WAITED, WRITE,
 };
@@ -94,8 +94,6 @@ impl BufferWait {
 pub(crate) struct Frames {
     memory: FrameMemory,
     pub(super) lists: WordLock<Lists>,
-    /// The capacity in bytes, for threads without the lock.
-    room: AtomicUsize,
     /// Hits of sampled blocks, for the shadows.
     pub(super) samples: Samples,
     shadows: WordLock<Option<Shadows>>,
@@ -138,7 +136,6 @@ impl Frames {
     ) -> Result<Self, AllocError> {
         let memory = FrameMemory::new(count, shift)?;
         Ok(Self {
-            room: AtomicUsize::new(memory.capacity()),
             memory,
             lists: WordLock::new(Lists::new(count, policy)?),
             shadows: WordLock::new(if sampled > 0 { Some(Shadows::new(sampled)?) } else { None }),
@@ -149,30 +146,10 @@ impl Frames {
         })
     }
 
-    /// Sets the capacity in bytes. Buffers beyond it stay in use until they are evicted.
-    fn set_room(&self, bytes: usize) {
-        let limit = {
-            let mut lists = self.lists.lock();
-            lists.set_limit(bytes >> self.memory.shift());
-            lists.limit()
-        };
-        let room = self.memory.bytes_of(limit);
-        self.room.store(room, Ordering::Relaxed); // a hint
-        self.memory.set_huge(room == self.memory.capacity());
-    }
-
-    /// Returns a recent value of the capacity in bytes.
-    #[inline]
-    pub(crate) fn room(&self) -> usize {
-        self.room.load(Ordering::Relaxed) // a hint
-    }
-
-    /// Returns the bytes of the buffers in use, or free but not released, the capacity in bytes, and the
-    /// rule in force.
-    pub(crate) fn state(&self) -> (usize, usize, Eviction) {
+    /// Returns the bytes of the buffers in use, and the rule in force.
+    pub(crate) fn state(&self) -> (usize, Eviction) {
         let lists = self.lists.lock();
-        let bytes = |frames| self.memory.bytes_of(frames);
-        (bytes(lists.in_use()), bytes(lists.limit()), lists.policy.rule())
+        (self.memory.bytes_of(lists.in_use), lists.policy.rule())
     }
 
     /// Returns the entry of a frame that the caller keeps.
@@ -183,17 +160,6 @@ impl Frames {
     /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted. `is_dirty`
     /// tells whether less than a sixteenth of the cache is clean.
     pub(super) fn take(&self, lookup: &Lookup, search: Search, is_dirty: bool) -> Option<Frame> {
-        self.evict_until(lookup, search, is_dirty, Lists::take)
-    }
-
-    /// Evicts buffers until `done` returns a value. Returns `None` where the search ends first.
-    fn evict_until<T>(
-        &self,
-        lookup: &Lookup,
-        search: Search,
-        is_dirty: bool,
-        mut done: impl FnMut(&mut Lists) -> Option<T>,
-    ) -> Option<T> {
         // The number of visits since the last eviction, and since a use was lowered.
         let (mut looked, mut idle) = (0, 0);
         let is_mostly_dirty = search != Search::Full && is_dirty;
@@ -212,8 +178,8 @@ impl Frames {
             (looks.left, looks.lowered) = (LOOKS, false);
             let all = {
                 let mut lists = self.lists.lock();
-                if let Some(result) = done(&mut lists) {
-                    return Some(result);
+                if let Some(frame) = lists.take() {
+                    return Some(frame);
                 }
                 lists.policy.note_full();
                 let all = lists.policy.len();
@@ -249,7 +215,7 @@ impl Frames {
         looks: &mut Looks,
     ) {
         // Fewer in a small cache, of which a whole batch would be a large part.
-        let most = most.min(BATCH).min((lists.limit() / 64).max(1));
+        let most = most.min(BATCH).min((self.memory.count() / 64).max(1));
         let Lists { nodes, policy, .. } = lists;
         while victims.len() < most {
             let Some(victim) = policy.pick(nodes, &Placed(lookup, self), looks) else { break };
@@ -289,7 +255,7 @@ impl Frames {
         for at in (0..victims.len()).rev() {
             let frame = victims[at].frame;
             if !in_use[at] {
-                self.give_to(&mut lists, frame);
+                lists.give(frame);
                 freed += 1;
                 continue;
             }
@@ -336,7 +302,7 @@ impl Frames {
         let mut lists = self.lists.lock();
         let Lists { nodes, dead, .. } = &mut *lists;
         if unused {
-            self.give_to(&mut lists, frame);
+            lists.give(frame);
         } else {
             nodes.push(dead, frame, On::Dead);
         }
@@ -345,14 +311,7 @@ impl Frames {
 
     /// Frees a frame that is on no list.
     pub(crate) fn give(&self, frame: Frame) {
-        self.give_to(&mut self.lists.lock(), frame);
-    }
-
-    pub(super) fn give_to(&self, lists: &mut Lists, frame: Frame) {
-        if lists.give(frame) {
-            // Rare, after a resize. Under the lock, so that no thread takes the frame meanwhile.
-            self.memory.release(frame);
-        }
+        self.lists.lock().give(frame);
     }
 
     /// Visits each buffer at most once, in the order of the policy, until `buffers` are evicted.
@@ -375,19 +334,6 @@ impl Frames {
             freed += self.free_marked(lookup, victims, &mut looks);
         }
         freed
-    }
-
-    /// Returns the memory of free frames to the system. Ignores frames that are freed meanwhile.
-    fn release_unused(&self) {
-        for first in (0..).step_by(BATCH) {
-            // Under the lock, so that no thread takes the frames meanwhile; a few at a time, so
-            // that misses wait a short time for it.
-            let lists = self.lists.lock();
-            for number in first..first + BATCH {
-                let Some(frame) = lists.unused(number) else { return };
-                self.memory.release(frame);
-            }
-        }
     }
 
     /// Puts a buffer that is being loaded on a list of the policy.
@@ -481,7 +427,7 @@ impl Frames {
 impl Shared {
     /// Returns whether less than a sixteenth of the cache is clean.
     pub(super) fn is_mostly_dirty(&self) -> bool {
-        let room = self.frames.room();
+        let room = self.frames.capacity();
         self.write_back.dirty_bytes() > room - room / 16
     }
 
@@ -517,26 +463,6 @@ impl Shared {
         if self.write_back_for(source).await == 0 {
             self.counters.page_retries.add(1);
             self.waiting.sleep().await;
-        }
-        Ok(())
-    }
-
-    /// Sets the capacity in bytes, at most the one that the cache was built with. Blocks until no buffer
-    /// beyond it is in use.
-    pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
-        let (frames, smallest) = (&self.frames, self.frames.size());
-        if bytes < smallest {
-            return Err(GetError::TooSmall { smallest });
-        }
-        frames.set_room(bytes);
-        let mut wait = BufferWait::new(self.waiting.patience);
-        let fits = |lists: &mut Lists| (!lists.exceeds_limit()).then_some(());
-        let evict = |search| frames.evict_until(&self.lookup, search, self.is_mostly_dirty(), fits);
-        while evict(wait.search).is_none() {
-            block_on(self.wait_for_buffers(None, &mut wait))?;
-        }
-        if frames.room() < frames.capacity() {
-            frames.release_unused();
         }
         Ok(())
     }
@@ -655,7 +581,7 @@ pub(crate) struct Lists {
     fresh: u32,
     /// Used frames that are free now. The one that was freed last is taken first.
     free: Vec<Frame>,
-    /// The number of frames that may be in use.
+    /// The number of frames.
     limit: usize,
     in_use: usize,
 }
@@ -681,13 +607,10 @@ impl Lists {
         }))
     }
 
-    /// Frees a frame that is on no list. Returns whether its memory can be released, because the
-    /// cache has more frames than its limit.
-    pub(crate) fn give(&mut self, frame: Frame) -> bool {
-        let over = self.exceeds_limit();
+    /// Frees a frame that is on no list.
+    pub(crate) fn give(&mut self, frame: Frame) {
         self.in_use -= 1;
         self.free.push(frame); // within the capacity reserved in `new`
-        over
     }
 
     /// Returns whether more frames are free than evictions leave: one in 64. Evictions are in
@@ -710,34 +633,8 @@ impl Lists {
         looks.main += 1;
     }
 
-    /// Returns the `number`th used frame that is free now.
-    pub(crate) fn unused(&self, number: usize) -> Option<Frame> {
-        self.free.get(number).copied()
-    }
-
-    /// Limits the frames in use. Frames beyond the limit stay in use until they are freed.
-    pub(crate) fn set_limit(&mut self, frames: usize) {
-        self.limit = frames.min(self.free.capacity());
-        self.policy.resize(self.limit);
-    }
-
-    /// Returns whether more frames are in use than the limit.
-    pub(crate) fn exceeds_limit(&self) -> bool {
-        self.in_use > self.limit
-    }
-
     /// Returns whether a miss has found the cache full, and not much has become free since.
     pub(crate) fn is_nearly_full(&self) -> bool {
         self.policy.is_full() && 16 * self.policy.len() >= 15 * self.limit
-    }
-
-    /// Returns the number of frames in use.
-    pub(crate) fn in_use(&self) -> usize {
-        self.in_use
-    }
-
-    /// Returns the limit in frames.
-    pub(crate) fn limit(&self) -> usize {
-        self.limit
     }
 }

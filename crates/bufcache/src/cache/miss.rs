@@ -357,7 +357,7 @@ impl Shared {
             if spare.is_none() && is_absent(found) {
                 let may_load = blocks
                     || fill == Fill::Caller
-                    || self.write_back.may_load(source, self.frames.room());
+                    || self.write_back.may_load(source, self.frames.capacity());
                 spare = if may_load { self.spare(search) } else { None };
                 if spare.is_none() {
                     return Ok(EnterResult::NoBuffer);
@@ -657,7 +657,7 @@ impl Shared {
             return Ok(None);
         }
         self.write_back.note_want(source);
-        if !self.write_back.may_load(source, self.frames.room())
+        if !self.write_back.may_load(source, self.frames.capacity())
             || !self.frames.is_worth_a_buffer(&self.lookup, key)
         {
             return Ok(None);

@@ -952,7 +952,7 @@ const QUIET: usize = 3;
 impl Shared {
     /// Returns whether a thread that is about to dirty a block writes other blocks first.
     pub(crate) fn must_clean(&self, source: &Source) -> bool {
-        self.write_back.is_too_dirty(self.frames.room()) && !self.write_back.is_shared(source)
+        self.write_back.is_too_dirty(self.frames.capacity()) && !self.write_back.is_shared(source)
     }
 
     /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
@@ -989,7 +989,7 @@ impl Shared {
 
     /// Returns whether the block may become dirty now, or is dirty already.
     pub(super) fn may_dirty(&self, source: &Source, key: Key) -> bool {
-        self.write_back.may_dirty(source, self.frames.room()) || self.is_dirty(key)
+        self.write_back.may_dirty(source, self.frames.capacity()) || self.is_dirty(key)
     }
 
     /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.

@@ -27,8 +27,7 @@ pub enum Eviction {
     ///
     /// Takes memory besides the buffers, whatever the number of threads and devices: at most 24 KiB
     /// for a capacity of 128 blocks, 64 KiB for 512, and 180 KiB from 2,048 on. A smaller cache takes
-    /// none and uses [`A2`](Self::A2). At most one block in eight is sampled. A cache that was resized
-    /// to a small part of its first capacity has few blocks in the sample, and learns less of them.
+    /// none and uses [`A2`](Self::A2). At most one block in eight is sampled.
     #[default]
     Adaptive,
     /// New buffers are on probation in a tenth of the cache, unless they were evicted lately. A

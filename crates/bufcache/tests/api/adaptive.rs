@@ -7,27 +7,6 @@ use crate::world::*;
 const SIZE: usize = 512;
 const BUFFERS: u64 = 2000;
 
-/// A cache that has become larger has room for a while. Another rule is found to be better meanwhile.
-#[test]
-fn a_rule_that_changes_while_there_is_room_is_followed() {
-    let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
-    let cache = builder.eviction(Eviction::Adaptive).build().unwrap();
-    let disk = MemoryDevice::new(vec![0; 8 * BUFFERS as usize * SIZE]);
-    let disk = cache.attach(disk).unwrap();
-    cache.resize(BUFFERS as usize / 2 * SIZE).unwrap();
-    (0..2 * BUFFERS).for_each(|block| drop(disk.get(block).unwrap()));
-    assert_eq!(cache.stats().eviction, Eviction::A2);
-    cache.shrink(usize::MAX);
-    cache.resize(BUFFERS as usize * SIZE).unwrap();
-    // There and back, which suits the clock. Each is a miss, so the shadows hear of it, and the cache is empty.
-    let there_and_back = || (0..2 * BUFFERS).chain((0..2 * BUFFERS).rev());
-    for block in (0..40).flat_map(|_| there_and_back()) {
-        drop(disk.get(block).unwrap());
-        disk.invalidate(block).unwrap();
-    }
-    assert_eq!(cache.stats().eviction, Eviction::Clock);
-}
-
 /// A cache of [`BUFFERS`] blocks, and a device of `times` as many.
 fn world(times: u64) -> (Cache, Device) {
     let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
@@ -130,20 +109,5 @@ fn a_loop_just_above_the_room_hits_after_a_scan_of_other_blocks() {
         let scan = 4 * place * BUFFERS..(4 * place + 2) * BUFFERS;
         read_all(&disk, scan);
         is_good_at_a_loop(&disk, &cache, &format!("place {place}"));
-    }
-}
-
-#[test]
-fn a_cache_that_was_resized_adapts() {
-    for is_full in [false, true] {
-        let builder = Cache::builder(16 * BUFFERS as usize * SIZE).block_size(SIZE);
-        let cache = builder.build().unwrap();
-        let disk = MemoryDevice::new(vec![0; 24 * BUFFERS as usize * SIZE]);
-        let disk = cache.attach(disk).unwrap();
-        if is_full {
-            read_all(&disk, 4 * BUFFERS..24 * BUFFERS);
-        }
-        cache.resize(BUFFERS as usize * SIZE).unwrap();
-        is_good_at_a_loop(&disk, &cache, &format!("was full: {is_full}"));
     }
 }

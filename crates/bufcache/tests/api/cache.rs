@@ -65,30 +65,9 @@ fn a_patience_that_never_ends_waits_for_a_guard() {
 }
 
 #[test]
-fn a_smaller_cache_gives_its_memory_back_and_grows_again() {
-    let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Numbered::new(100)).unwrap();
-    let fill = || (0..100).for_each(|block| assert_eq!(disk.get(block).unwrap()[7], block as u8));
-    fill();
-    cache.resize(16 * SIZE).unwrap();
-    assert_eq!(cache.stats().bytes, 16 * SIZE);
-    fill();
-    assert_eq!(cache.stats().bytes, 16 * SIZE);
-    cache.resize(usize::MAX).unwrap();
-    fill();
-    let stats = cache.stats();
-    assert_eq!((stats.bytes, stats.capacity), (64 * SIZE, 64 * SIZE));
-}
-
-#[test]
 fn a_cache_has_room_for_one_block() {
-    let cache = Cache::builder(8 * SIZE).block_size(SIZE).build().unwrap();
+    let cache = Cache::builder(SIZE).block_size(SIZE).build().unwrap();
     let disk = cache.attach(Numbered::new(100)).unwrap();
-    for bytes in [0, 1, 512, SIZE - 1] {
-        assert_eq!(cache.resize(bytes), Err(GetError::TooSmall { smallest: SIZE }));
-        assert_eq!(cache.stats().capacity, 8 * SIZE);
-    }
-    cache.resize(SIZE).unwrap();
     (0..3).for_each(|block| assert_eq!(disk.get(block).unwrap()[0], block as u8));
 }
 
@@ -104,18 +83,6 @@ fn a_buffer_has_so_many_pins_and_no_more() {
     let pin = guard.pin().unwrap();
     drop(guard);
     assert_eq!(pin[SIZE - 1], 1);
-}
-
-/// What is smaller than a page shares it with others.
-#[test]
-fn inv06_a_smaller_cache_leaves_blocks_alone_that_are_in_use() {
-    let cache = Cache::builder(64 * 512).block_size(512).build().unwrap();
-    let disk = cache.attach(MemoryDevice::new(vec![7; 512 * 64])).unwrap();
-    (0..64).for_each(|block| drop(disk.get(block).unwrap()));
-    let held: Vec<_> = (5..64).step_by(8).map(|block| disk.get(block).unwrap()).collect();
-    cache.resize(16 * 512).unwrap();
-    assert!(held.iter().all(|block| block.iter().all(|&byte| byte == 7)));
-    assert_eq!(cache.stats().bytes, 16 * 512);
 }
 
 #[test]

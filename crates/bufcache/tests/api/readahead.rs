@@ -88,11 +88,10 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
 }
 
 #[test]
-fn a_smaller_cache_reads_less_ahead() {
+fn a_small_cache_reads_less_ahead() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
-    let cache = Cache::new(1024 * SIZE).unwrap();
+    let cache = Cache::new(16 * SIZE).unwrap();
     let disk = cache.attach(Arc::clone(&device)).unwrap();
-    cache.resize(16 * SIZE).unwrap();
     disk.readahead(0..disk.blocks());
     wait_for("two blocks are read", || device.count(Operation::Read) == 2);
     std::thread::sleep(Duration::from_millis(50));

@@ -116,8 +116,6 @@ struct Machine<'d> {
     /// Set once a device reported that it is gone. A thread that needs memory drops its blocks
     /// then.
     gave_up: bool,
-    /// More was dirty than there is room for: the cleaner's thread writes whenever it likes.
-    squeezed: bool,
     /// The step is a write.
     writing: bool,
     is_task: bool,
@@ -128,7 +126,7 @@ struct Machine<'d> {
 pub(crate) const REVERTS: u8 = 4;
 /// Bit of the first byte: a write of the cleaner takes longer than the cache waits.
 pub(crate) const CLEANS_SLOWLY: u8 = 8;
-/// Bit of the first byte: the calls that may wait are those of a task.
+/// Bit of the first byte: the calls that may wait are those of a task. The bits above it make the cache smaller.
 pub(crate) const TASK: u8 = 16;
 
 /// Drives a cache by `input` and returns how many steps it were.
@@ -139,7 +137,8 @@ pub(crate) const TASK: u8 = 16;
 pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
     let mut bytes = input.iter().copied();
     let first = bytes.next().unwrap_or(0);
-    let cache = Cache::builder(MOST * SIZE)
+    let limit = MOST - usize::from(first >> 5) % MOST;
+    let cache = Cache::builder(limit * SIZE)
         .block_size(SIZE)
         .eviction(if first % 2 == 1 { Eviction::Clock } else { Eviction::A2 })
         .patience(PATIENCE)
@@ -169,9 +168,8 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         places: &places,
         states: [state(), state()],
         kept: Vec::new(),
-        limit: MOST,
+        limit,
         gave_up: false,
-        squeezed: false,
         writing: false,
         is_task: first & TASK != 0,
         beside: None,
@@ -251,7 +249,10 @@ impl<'d> Machine<'d> {
             16 => self.invalidate(which, block),
             17 | 18 => self.arm(which, how, arg >> 1),
             19 => self.reset(which),
-            20 => self.resize(arg),
+            20 => {
+                let most = usize::from(arg % 5);
+                assert!(self.cache.shrink(most) <= most);
+            }
             21 => self.begin_beside(which, few, how, u64::from(arg >> 1) / BLOCKS % 2 == 1),
             22 => self.close(which),
             _ => self.look_around(u64::from(arg)),

@@ -124,7 +124,7 @@ impl<'d> Machine<'d> {
         let (create, only_try) = (matches!(how % 8, 3 | 4 | 7), matches!(how % 8, 5 | 7));
         let limited = self.may_be_limited(which);
         // A miss that needed a buffer has woken the cleaner, which may be writing this block now.
-        let may_end = cached && !pinned && !limited && !self.squeezed;
+        let may_end = cached && !pinned && !limited;
         let try_get_mut = || {
             let mut tries = 0..5_000;
             loop {
@@ -144,7 +144,7 @@ impl<'d> Machine<'d> {
             (false, false) => device.get_mut(block),
         });
         self.writing = false;
-        let squeezed = self.squeezed || limited || self.may_be_limited(which);
+        let squeezed = limited || self.may_be_limited(which);
         let first = block as usize * PARTS;
         if let Some(Ok(guard)) = &result {
             if create {
@@ -486,29 +486,6 @@ impl<'d> Machine<'d> {
         assert!(state.owed.is_empty(), "older bytes count as written: {:?}", state.owed);
     }
 
-    pub(super) fn resize(&mut self, arg: u8) {
-        let cache = self.cache;
-        if arg >= 128 {
-            let most = usize::from(arg % 5);
-            assert!(cache.shrink(most) <= most);
-            return;
-        }
-        self.set_limit(usize::from(arg) % MOST + 1);
-    }
-
-    fn set_limit(&mut self, blocks: usize) {
-        let cache = self.cache;
-        self.limit = blocks;
-        let full = |machine: &Self, error: &GetError| {
-            assert_eq!(*error, GetError::NoFreeBuffers);
-            !machine.may_be_full()
-        };
-        let result = self.patiently(|| cache.resize(blocks * SIZE), full);
-        self.squeezed |= result.is_err();
-        let stats = cache.stats();
-        assert!(result.is_err() || stats.bytes <= stats.capacity, "{stats}");
-    }
-
     /// What is kept is what it was, and nothing is lost.
     pub(super) fn look_around(&self, seed: u64) {
         self.kept.iter().for_each(Holding::check);
@@ -535,7 +512,6 @@ impl<'d> Machine<'d> {
         self.look_around(0);
         self.kept.drain(..).for_each(|holding| holding.check());
         (0..2).for_each(|which| self.disk(which).disarm());
-        self.set_limit(MOST);
         if !dropped {
             for which in 0..2 {
                 // A device that has given up writes says so at the next sync.
@@ -549,7 +525,7 @@ impl<'d> Machine<'d> {
                     continue;
                 }
                 // Every buffer is of use again.
-                let all: Vec<_> = (0..MOST as u64).map(|at| self.get(which, at)).collect();
+                let all: Vec<_> = (0..self.limit as u64).map(|at| self.get(which, at)).collect();
                 assert!(all.iter().all(Option::is_some));
                 drop(all);
                 self.close(which);

@@ -273,11 +273,7 @@ impl World {
                 disk.makes_durable([own].into_iter(), through);
             }
             54 => _ = self.cache.shrink(rng.usize(..8)),
-            55 => {
-                let blocks = rng.usize(self.shape.buffers.div_ceil(2)..=self.shape.buffers);
-                had(self.cache.resize(self.shape.size * blocks));
-            }
-            56 => device.readahead(any..any + 4),
+            55..57 => device.readahead(any..any + 4),
             57 => {
                 // What is claimed is read as it is on the device.
                 if let Some(Some(mut load)) = had(device.claim(any)) {
@@ -502,7 +498,6 @@ impl World {
         wait_for("the end of what is read ahead", || {
             self.cache.stats().reads == self.disks.iter().map(reads).sum::<u64>()
         });
-        wait_for("all buffers", || self.cache.resize(self.shape.size * self.shape.buffers).is_ok());
         let device = self.disks[0].handle.read().unwrap();
         let mut held = Vec::new();
         for block in 0..(self.shape.buffers as u64).min(self.shape.blocks) {
