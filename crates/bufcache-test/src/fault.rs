@@ -1,7 +1,7 @@
 //! A device with injected faults, whose power can be cut.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::{Bound, Range, RangeBounds};
 use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
@@ -431,10 +431,26 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         })
     }
 
-    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.change(Operation::Write, offset, Change::Bytes(buf), true, |at, part| {
-            self.inner.write_durable(at, &buf[part.start as usize..part.end as usize])
-        })
+    /// A durable write of one part is one operation. One of more is a write of each, and a sync.
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
+        if let ([part], true) = (parts, durable) {
+            return self.change(
+                Operation::Write,
+                offset,
+                Change::Bytes(part),
+                true,
+                |at, range| {
+                    let bytes = &part[range.start as usize..range.end as usize];
+                    self.inner.write_vectored(at, &[IoSlice::new(bytes)], true)
+                },
+            );
+        }
+        let mut at = offset;
+        for part in parts {
+            self.write(at, part)?;
+            at += part.len() as u64;
+        }
+        if durable { self.sync() } else { Ok(()) }
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

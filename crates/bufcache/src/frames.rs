@@ -211,6 +211,7 @@ impl FrameMemory {
     pub(crate) fn header(&self, frame: Frame) -> &Header {
         &self.headers[frame.0 as usize]
     }
+
     /// Returns the size of a frame in bytes.
     pub(crate) fn size(&self) -> usize {
         1 << self.shift
@@ -269,7 +270,6 @@ impl FrameMemory {
         self.shadows[frame.0 as usize].with_mut(|at| unsafe { at.write(1) });
         let _ = frame;
     }
-
 }
 
 // Memory mapped from the system, in huge pages where possible.

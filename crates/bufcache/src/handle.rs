@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::cache::{
     self, Bypass, EnterResult, Fill, Limits, Load, Overwrite, Protected, Search, Shared,
 };
-use crate::device::BlockDevice;
+use crate::device::IntoDevice;
 use crate::dirty::{AttachOptions, WriteError, Writes};
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, MOST_FRAMES};
@@ -57,20 +57,21 @@ impl Cache {
     /// # Errors
     ///
     /// [`BuildError`] if the cache has too many devices, or the device is too large or needs blocks of
-    /// another size. [`BuildError::Attached`] if the [same file](BlockDevice::identity) is
+    /// another size. [`BuildError::Attached`] if the [same file](crate::BlockDevice::identity) is
     /// attached: until its last handle, guard and pin is dropped or it is [closed](Device::close),
     /// and none of its operations is in flight. The drop of the last handle waits for these as long
     /// as the cache waits for a buffer.
-    pub fn attach(&self, device: impl BlockDevice) -> Result<Device, BuildError> {
+    pub fn attach(&self, device: impl IntoDevice) -> Result<Device, BuildError> {
         self.attach_with(device, AttachOptions::new())
     }
 
     /// Attaches a device with options: verifiers and a log.
     pub fn attach_with(
         &self,
-        device: impl BlockDevice,
+        device: impl IntoDevice,
         options: AttachOptions,
     ) -> Result<Device, BuildError> {
+        let device = device.into_device();
         let block_size = self.shared.frames.size();
         let alignment = device.alignment().max(1);
         if !block_size.is_multiple_of(alignment) {
@@ -95,7 +96,6 @@ impl Cache {
         let id = self.shared.take_id().inspect_err(|_| {
             identity.inspect(|&identity| self.shared.lookup.detach(identity));
         })?;
-        let device = Box::new(device);
         let writes = Writes::new(id, options);
         let cache = Arc::clone(&self.shared);
         self.shared.write_back.add_device();

@@ -64,7 +64,7 @@
 //! | the program | waits |
 //! |---|---|
 //! | uses a device that hangs | in each call that needs the device |
-//! | forgets a [`Load`], [`DeviceWrite`], [`DeviceRange`] or [`DeviceSync`] | for its end |
+//! | forgets a [`Load`] or [`DeviceChange`] | for its end |
 //! | forgets a [`Bypass`] | in gets and discards of its blocks, and in [`Device::close`] |
 //! | calls [`Device::close`] or [`Device::reset`] in a callback or method of the device that a close or reset has called | for itself |
 //! | blocks for [`Device::get_async`], in `verify` or in [`BlockDevice::read`], of a block of the same device | once four loads of the device do; [`Device::get`] is fine, as the thread then reads the block itself |
@@ -95,8 +95,8 @@ mod table;
 mod wait;
 mod word;
 
-pub use self::cache::{Bypass, DeviceChange, DeviceRange, DeviceSync, DeviceWrite, Load};
-pub use self::device::{BlockDevice, FileDevice, MemoryDevice};
+pub use self::cache::{Bypass, Change, DeviceChange, Load};
+pub use self::device::{BlockDevice, FileDevice, IntoDevice, MemoryDevice};
 pub use self::dirty::{AttachOptions, Wal, WriteError};
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{LentEngine, lend_engine};

@@ -18,7 +18,7 @@ use crate::word::Key;
 pub(crate) struct Source {
     /// The cache that the device is attached to.
     pub(crate) cache: Arc<Shared>,
-    pub(crate) device: Box<dyn BlockDevice>,
+    pub(crate) device: std::sync::Arc<dyn BlockDevice>,
     /// The identity that the device reported when it was attached.
     pub(crate) identity: Option<Identity>,
     pub(crate) in_flight: InFlight,

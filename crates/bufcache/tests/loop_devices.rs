@@ -2,12 +2,12 @@
 //! `losetup`; where they cannot be had, the tests say so and test nothing.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{IoSlice, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use bufcache::{BlockDevice, BuildError, Cache, FileDevice, GetError, WriteError};
+use bufcache::{BlockDevice, BuildError, Cache, FileDevice, GetError, IntoDevice, WriteError};
 
 const SIZE: usize = 4096;
 const BLOCKS: u8 = 64;
@@ -65,7 +65,7 @@ impl Drop for Loop {
     }
 }
 
-fn reads_all(cache: &Cache, device: impl BlockDevice) {
+fn reads_all(cache: &Cache, device: impl IntoDevice) {
     let disk = cache.attach(device).unwrap();
     assert_eq!(disk.blocks(), u64::from(BLOCKS));
     for number in 0..BLOCKS {
@@ -95,7 +95,7 @@ fn serves(sector: usize) {
     #[repr(align(4096))]
     struct Block([u8; SIZE]);
     direct.write(0, &Block([101; SIZE]).0).unwrap();
-    direct.write_durable(SIZE as u64, &Block([102; SIZE]).0).unwrap();
+    direct.write_vectored(SIZE as u64, &[IoSlice::new(&Block([102; SIZE]).0)], true).unwrap();
     direct.zero(2 * SIZE as u64, SIZE as u64).unwrap();
     direct.sync().unwrap();
     let again = FileDevice::new(disk.open(true)).unwrap();

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, MemoryDevice, WriteError};
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Device, GetError, IntoDevice, MemoryDevice, WriteError,
+};
 use bufcache_test::{Fault, FaultDevice, Operation};
 use testkit::block_on::block_on;
 use testkit::wait::{in_time, wait_for};
@@ -44,7 +46,7 @@ fn cache(patience: Duration) -> Cache {
     builder.write_back_after(Duration::ZERO).build().unwrap()
 }
 
-fn attach(cache: &Cache, disk: impl BlockDevice) -> Device {
+fn attach(cache: &Cache, disk: impl IntoDevice) -> Device {
     cache.attach_with(disk, AttachOptions::new().on_loss(|_| {})).unwrap()
 }
 

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! ```text
-//!  issuer: Batch ──begin 0──► DeviceWrite ──► the device ── finish, or drop, in any thread ──┐
-//!            ├─────begin 1──► DeviceWrite ──► ...                                            ▼
+//!  issuer: Batch ──begin 0──► DeviceChange ─► the device ── finish, or drop, in any thread ──┐
+//!            ├─────begin 1──► DeviceChange ─► ...                                            ▼
 //!            └─ wait: lists its waker, left == 0? ◄── wake, by the last ◄── left - 1 ◄── results[number]
 //! ```
 //!
@@ -18,13 +18,13 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::marker::PhantomPinned;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 
 use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use offlock_sync::{Arc, order, step, thread_id};
 
 use super::pool::Lane;
-use crate::device::BlockDevice;
 use crate::dirty::errno_of;
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
@@ -139,7 +139,7 @@ pub(super) struct Completion {
 unsafe impl Send for Completion {}
 // SAFETY: `&self` gives access to plain values and to the `Arc<Source>`, which is `Sync`. It never
 // follows the pointer to the state.
-unsafe impl std::marker::Sync for Completion {}
+unsafe impl Sync for Completion {}
 
 impl Completion {
     pub(super) fn finish(mut self, result: io::Result<()>) {
@@ -212,102 +212,98 @@ impl Drop for Completion {
     }
 }
 
-// The owned completions of a device that begins writes, discards, zeroes and syncs.
+// The owned completion of a device that begins changes.
 
-/// A change of a device: a [`DeviceWrite`], a [`DeviceRange`] or a [`DeviceSync`].
+/// A change of a device that has begun: a write, a discard, a zeroing or a sync.
 ///
-/// The device that [begins](crate::BlockDevice::begin_write) the change owns it and ends it once, in
-/// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is
-/// forgotten, the issuer waits for ever.
+/// The device that [begins](crate::BlockDevice::begin) the change owns it and ends it once, in any thread: by
+/// [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is forgotten, the issuer
+/// waits for ever.
 #[must_use = "a drop fails the change with `ECANCELED`: end it with `finish`"]
-pub struct DeviceChange<K: Kind> {
+pub struct DeviceChange {
     completion: Completion,
-    kind: K,
+    /// The parts of a write live until it ends. A function that owns the change may return later, so it must
+    /// have no reference to them.
+    change: MaybeUninit<Change<'static>>,
 }
 
-/// A write of adjacent blocks: an offset on the device, and bytes that do not change before it ends.
-pub type DeviceWrite = DeviceChange<Write>;
-/// A discard or zeroing of a range.
-pub type DeviceRange = DeviceChange<Wipe>;
-/// A sync. After an error, also `Interrupted`, writes that were not durable before may be lost.
-pub type DeviceSync = DeviceChange<Sync>;
-
-/// What a change does.
-pub trait Kind: fmt::Debug + Send + 'static {
-    /// Makes the change by the blocking method of the device.
-    #[doc(hidden)]
-    fn make(&self, device: &dyn BlockDevice) -> io::Result<()>;
+/// What a [`DeviceChange`] does. Offsets and lengths are in bytes.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Change<'c> {
+    /// Writes parts that are adjacent on the device.
+    Write {
+        /// The offset of the first part.
+        offset: u64,
+        /// The bytes, which do not change before the write ends.
+        parts: &'c [IoSlice<'c>],
+        /// The write must be durable when it ends (FUA).
+        durable: bool,
+    },
+    /// [Discards](crate::BlockDevice::discard) a range.
+    Discard {
+        /// The offset of the range.
+        offset: u64,
+        /// The length of the range.
+        len: u64,
+    },
+    /// [Zeroes](crate::BlockDevice::zero) a range.
+    Zero {
+        /// The offset of the range.
+        offset: u64,
+        /// The length of the range.
+        len: u64,
+    },
+    /// [Syncs](crate::BlockDevice::sync) the device. After an error, also `Interrupted`, writes that were not
+    /// durable before may be lost.
+    Sync,
 }
 
-#[derive(Debug)]
-pub struct Write {
-    offset: u64,
-    /// They neither change nor go before the write ends.
-    parts: NonNull<[IoSlice<'static>]>,
-    durable: bool,
-}
-
-#[derive(Debug)]
-pub struct Wipe {
-    offset: u64,
-    len: u64,
-    discards: bool,
-}
-
-#[derive(Debug)]
-pub struct Sync;
-
-// SAFETY: the parts are read only, and live until the write ends, see `DeviceWrite::new`.
-unsafe impl Send for Write {}
-// SAFETY: a shared reference only reads the parts, which no thread changes until the write ends.
-unsafe impl std::marker::Sync for Write {}
-
-impl Write {
-    /// Returns the parts. The write has not ended.
-    fn parts(&self) -> &[IoSlice<'_>] {
-        // SAFETY: by the promise of `DeviceWrite::new` they live until the write ends.
-        unsafe { self.parts.as_ref() }
+impl DeviceChange {
+    /// Adds a change to a batch. `number` is the index of its result.
+    ///
+    /// # Safety
+    ///
+    /// The parts of a write neither change nor go, and the batch is neither moved nor forgotten, before the
+    /// batch has been [waited](Batch::wait) for.
+    pub(super) unsafe fn new(batch: &Batch<'_>, number: usize, change: Change<'_>) -> Self {
+        // SAFETY: the caller's promise.
+        let completion = unsafe { batch.begin(number) };
+        // SAFETY: only the lifetime of the parts changes. By the caller's promise they live until the change
+        // ends, and `change` lends them for no longer.
+        let change = unsafe { mem::transmute::<Change<'_>, Change<'static>>(change) };
+        let change = MaybeUninit::new(change);
+        Self { completion, change }
     }
-}
 
-impl Kind for Write {
-    fn make(&self, device: &dyn BlockDevice) -> io::Result<()> {
-        match self.durable {
-            true => device.write_vectored_durable(self.offset, self.parts()),
-            false => device.write_vectored(self.offset, self.parts()),
-        }
+    /// Returns what the change does.
+    pub fn change(&self) -> Change<'_> {
+        // SAFETY: initialised in `new`, and the change has not ended.
+        unsafe { self.change.assume_init() }
     }
-}
 
-impl Kind for Wipe {
-    fn make(&self, device: &dyn BlockDevice) -> io::Result<()> {
-        match self.discards {
-            true => device.discard(self.offset, self.len),
-            false => device.zero(self.offset, self.len),
-        }
-    }
-}
-
-impl Kind for Sync {
-    fn make(&self, device: &dyn BlockDevice) -> io::Result<()> {
-        device.sync()
-    }
-}
-
-impl<K: Kind> DeviceChange<K> {
     /// Returns whether a thread blocks until the operation ends. If not, a task has begun it: the
     /// device must not wait, and must not rely on a later wait of the calling thread.
     pub fn is_blocking(&self) -> bool {
         self.completion.is_waited_for()
     }
 
-    /// Calls the blocking method of the device: [`write_vectored`](BlockDevice::write_vectored) or the durable
-    /// form, [`discard`](BlockDevice::discard), [`zero`](BlockDevice::zero) or [`sync`](BlockDevice::sync).
-    /// Then ends the change. On the calling thread if a thread [blocks](Self::is_blocking) for it, otherwise
-    /// on a thread of the cache.
+    /// Calls the blocking method of the device, and then ends the change: on the calling thread if a thread
+    /// [blocks](Self::is_blocking) for it, otherwise on a thread of the cache.
     pub fn defer(self) {
-        let Self { completion, kind } = self;
-        completion.defer(move |source| kind.make(&*source.device));
+        let Self { completion, change } = self;
+        completion.defer(move |source| {
+            let device = &source.device;
+            // SAFETY: initialised in `new`, and the change has not ended.
+            match unsafe { change.assume_init() } {
+                Change::Write { offset, parts, durable } => {
+                    device.write_vectored(offset, parts, durable)
+                }
+                Change::Discard { offset, len } => device.discard(offset, len),
+                Change::Zero { offset, len } => device.zero(offset, len),
+                Change::Sync => device.sync(),
+            }
+        });
     }
 
     /// Ends the change. After an error any of its sectors may have changed, unless it is `EOPNOTSUPP` of a
@@ -324,73 +320,8 @@ impl<K: Kind> DeviceChange<K> {
     }
 }
 
-impl<K: Kind> fmt::Debug for DeviceChange<K> {
+impl fmt::Debug for DeviceChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceChange").field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
-
-impl DeviceWrite {
-    /// # Safety
-    ///
-    /// The parts neither change nor go, and the batch is neither moved nor forgotten, before the
-    /// batch has been [waited](Batch::wait) for.
-    pub(super) unsafe fn new(
-        batch: &Batch<'_>,
-        number: usize,
-        offset: u64,
-        parts: &[IoSlice<'_>],
-        durable: bool,
-    ) -> Self {
-        // SAFETY: the caller's promise.
-        let completion = unsafe { batch.begin(number) };
-        let parts = NonNull::slice_from_raw_parts(NonNull::from(parts).cast(), parts.len());
-        Self { completion, kind: Write { offset, parts, durable } }
-    }
-
-    /// Returns the offset on the device in bytes.
-    pub fn offset(&self) -> u64 {
-        self.kind.offset
-    }
-
-    /// Returns the bytes, in parts that are adjacent on the device.
-    pub fn parts(&self) -> &[IoSlice<'_>] {
-        self.kind.parts()
-    }
-
-    /// Returns whether the write must be durable when it ends (FUA).
-    pub fn is_durable(&self) -> bool {
-        self.kind.durable
-    }
-}
-
-impl DeviceRange {
-    /// # Safety
-    ///
-    /// As for [`Batch::begin`].
-    pub(super) unsafe fn new(batch: &Batch<'_>, (offset, len): (u64, u64), discards: bool) -> Self {
-        // SAFETY: the caller's promise.
-        Self { completion: unsafe { batch.begin(0) }, kind: Wipe { offset, len, discards } }
-    }
-
-    /// Returns the offset on the device in bytes.
-    pub fn offset(&self) -> u64 {
-        self.kind.offset
-    }
-
-    /// Returns the length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "it is not empty")]
-    pub fn len(&self) -> u64 {
-        self.kind.len
-    }
-}
-
-impl DeviceSync {
-    /// # Safety
-    ///
-    /// As for [`Batch::begin`].
-    pub(super) unsafe fn new(batch: &Batch<'_>) -> Self {
-        // SAFETY: the caller's promise.
-        Self { completion: unsafe { batch.begin(0) }, kind: Sync }
+        f.debug_tuple("DeviceChange").field(&self.change()).finish()
     }
 }

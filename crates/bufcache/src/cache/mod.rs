@@ -41,9 +41,7 @@ use std::time::Duration;
 use offlock_percpu::AllocError;
 use offlock_sync::WordLock;
 
-#[cfg(feature = "aio-reap")]
-pub(crate) use self::completion::Kind;
-pub use self::completion::{DeviceChange, DeviceRange, DeviceSync, DeviceWrite};
+pub use self::completion::{Change, DeviceChange};
 use self::evict::Frames;
 pub(crate) use self::evict::Search;
 pub use self::miss::Load;

@@ -13,7 +13,7 @@ use std::ops::Range;
 use offlock_sync::{Arc, check, step, thread};
 
 use super::Shared;
-use super::completion::{Batch, DeviceRange, DeviceWrite, Outcome};
+use super::completion::{Batch, Change, DeviceChange, Outcome};
 use super::write::is_marked;
 use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
@@ -116,27 +116,18 @@ impl Shared {
         how: Overwrite<'_>,
     ) -> Outcome {
         let bytes = if let Overwrite::Write(bytes) = how { bytes } else { &[] };
-        let parts = [IoSlice::new(bytes)];
+        let parts = &[IoSlice::new(bytes)];
+        let change = match how {
+            Overwrite::Write(_) => Change::Write { offset, parts, durable: false },
+            Overwrite::Discard => Change::Discard { offset, len },
+            Overwrite::Zero => Change::Zero { offset, len },
+        };
         let batch = Batch::new(source).await;
-        // If the device panics the operation is dropped, which ends it.
-        let _ = contain(|| match how {
-            Overwrite::Write(_) => {
-                self.counters.write_calls.add(1);
-                // SAFETY: the batch is waited for below, before it or the parts go.
-                let write = unsafe { DeviceWrite::new(&batch, 0, offset, &parts, false) };
-                source.device.begin_write(write);
-            }
-            Overwrite::Discard => {
-                // SAFETY: the batch is waited for below.
-                let range = unsafe { DeviceRange::new(&batch, (offset, len), true) };
-                source.device.begin_discard(range);
-            }
-            Overwrite::Zero => {
-                // SAFETY: the batch is waited for below.
-                let range = unsafe { DeviceRange::new(&batch, (offset, len), false) };
-                source.device.begin_zero(range);
-            }
-        });
+        // SAFETY: the batch is waited for below, before it or the parts go.
+        let change = unsafe { DeviceChange::new(&batch, 0, change) };
+        self.counters.write_calls.add(matches!(how, Overwrite::Write(_)).into());
+        // If the device panics, the change is dropped, which ends it.
+        let _ = contain(|| source.device.begin(change));
         batch.wait().await;
         batch.result(0)
     }

@@ -14,7 +14,7 @@ use offlock_sync::atomic::{Ordering, fence};
 use offlock_sync::{Arc, check, step};
 
 use super::Shared;
-use super::completion::{Batch, DeviceSync};
+use super::completion::{Batch, Change, DeviceChange};
 use super::pool::Lane;
 use super::write::is_marked;
 use super::write_back::Selection;
@@ -102,9 +102,9 @@ impl Shared {
             let batch = Batch::new(source).await;
             step!("sync: ask the device", {
                 // SAFETY: the batch is neither moved nor forgotten until the wait below.
-                let sync = unsafe { DeviceSync::new(&batch) };
+                let sync = unsafe { DeviceChange::new(&batch, 0, Change::Sync) };
                 // If the device panics, the sync is dropped, which ends it.
-                let _ = contain(|| source.device.begin_sync(sync));
+                let _ = contain(|| source.device.begin(sync));
             });
             batch.wait().await;
             match batch.result(0) {

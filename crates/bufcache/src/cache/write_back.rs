@@ -28,7 +28,7 @@ use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::{Arc, check, coarse_clock, step};
 
 use super::Shared;
-use super::completion::{Batch, DeviceWrite, Outcome, RUNS};
+use super::completion::{Batch, Change, DeviceChange, Outcome, RUNS};
 use super::evict::{LOOKS, Lists};
 use super::pool::Pool;
 use super::write::is_marked;
@@ -582,12 +582,13 @@ impl Shared {
         source.writes.load.begin_writing();
         for run in self.runs(source, blocks, together).take(depth) {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
+            let write = Change::Write { offset, parts, durable };
             // SAFETY: until the wait below, the batch is neither moved nor forgotten, the parts
             // live, and their bytes do not change because the blocks keep their marks.
-            let write = unsafe { DeviceWrite::new(&batch, runs, offset, parts, durable) };
+            let write = unsafe { DeviceChange::new(&batch, runs, write) };
             self.counters.write_calls.add(1);
             // If the device panics, the write is dropped, which ends it.
-            let _ = contain(|| source.device.begin_write(write));
+            let _ = contain(|| source.device.begin(write));
             (runs, given) = (runs + 1, given + run.len());
             if runs.is_multiple_of(LOOK_AT_TIME) && since.elapsed() >= ROUND && batch.has_ended() {
                 break;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestError, SharedFile};
 
-use crate::cache::{DeviceChange, DeviceRange, DeviceSync, DeviceWrite, Kind, Load};
+use crate::cache::{Change, DeviceChange, Load};
 use crate::engine::lent_engine;
 
 /// The buffer of a load that an engine fills.
@@ -34,10 +34,10 @@ unsafe impl IoBufMut for LoadBuf {
 
 /// Submits a request. Its completion calls `end` with `change` and the result of the device. If the engine
 /// refuses the request or has ended, which is no error of the device, defers the change.
-fn begin<B: 'static, R: Reply<B> + 'static, K: Kind>(
+fn submit<B: 'static, R: Reply<B> + 'static>(
     request: Request<'_, B, R>,
-    change: DeviceChange<K>,
-    end: impl FnOnce(DeviceChange<K>, io::Result<()>) + 'static,
+    change: DeviceChange,
+    end: impl FnOnce(DeviceChange, io::Result<()>) + 'static,
 ) {
     let counted = change.enter_engine();
     // Shared with the callback, because the engine drops the callback of a refused request.
@@ -65,8 +65,8 @@ struct WriteBuf {
     len: usize,
 }
 
-// SAFETY: the bytes are initialised, and neither change nor are freed before the `DeviceWrite`
-// ends. The callback of the request owns the `DeviceWrite`.
+// SAFETY: the bytes are initialised, and neither change nor are freed before the `DeviceChange`
+// ends. The callback of the request owns the `DeviceChange`.
 unsafe impl IoBuf for WriteBuf {
     fn as_ptr(&self) -> *const u8 {
         self.at
@@ -96,38 +96,36 @@ pub(super) fn read(file: &SharedFile, load: Load) {
     }
 }
 
-pub(super) fn write(file: &SharedFile, write: DeviceWrite) {
-    // Writes of files that hang leave half of the slots to reads, whatever their number.
-    let engine = lent_engine().filter(|engine| !write.is_blocking() && engine.is_half_free());
-    let Some(engine) = engine else { return write.defer() };
-    let file = engine.attach_shared(file);
-    let parts = write.parts().iter();
-    let parts = parts.map(|part| WriteBuf { at: part.as_ptr(), len: part.len() }).collect();
-    let Ok(list) = BufList::new(parts) else { return write.defer() };
-    let request = engine.write_vectored(&file, list, write.offset());
-    // A weak reference, because the callback lies in the engine, which ends with its last
-    // owner.
-    let sync_by = Rc::downgrade(&engine);
-    // Only a durable write keeps the file: the others close it before they report their end.
-    let file = write.is_durable().then_some(file);
-    begin(request, write, move |write, result| {
-        let Some(file) = file.filter(|_| result.is_ok()) else { return write.finish(result) };
-        let Some(engine) = sync_by.upgrade() else { return write.defer() };
-        begin(engine.fdatasync(&file), write, DeviceWrite::finish);
-    });
-}
-
-pub(super) fn range(file: &SharedFile, range: DeviceRange, mode: AllocateMode) {
-    let engine = lent_engine().filter(|_| !range.is_blocking());
-    let Some(engine) = engine else { return range.defer() };
-    let file = engine.attach_shared(file);
-    let request = engine.allocate(&file, mode, range.offset(), range.len());
-    begin(request, range, DeviceRange::finish);
-}
-
-pub(super) fn sync(file: &SharedFile, sync: DeviceSync) {
-    let engine = lent_engine().filter(|_| !sync.is_blocking());
-    let Some(engine) = engine else { return sync.defer() };
-    let file = engine.attach_shared(file);
-    begin(engine.fdatasync(&file), sync, DeviceSync::finish);
+pub(super) fn begin(shared: &SharedFile, change: DeviceChange) {
+    let engine = lent_engine().filter(|_| !change.is_blocking());
+    let Some(engine) = engine else { return change.defer() };
+    let attach = || engine.attach_shared(shared);
+    let (mode, offset, len) = match change.change() {
+        // Writes of files that hang leave half of the slots to reads, whatever their number.
+        Change::Write { .. } if !engine.is_half_free() => return change.defer(),
+        Change::Write { offset, parts, durable } => {
+            let parts = parts.iter().map(|part| WriteBuf { at: part.as_ptr(), len: part.len() });
+            let Ok(list) = BufList::new(parts.collect()) else { return change.defer() };
+            let file = attach();
+            let request = engine.write_vectored(&file, list, offset);
+            // A weak reference, because the callback lies in the engine, which ends with its last
+            // owner.
+            let sync_by = Rc::downgrade(&engine);
+            // Only a durable write keeps the file: the others close it before they report their end.
+            let file = durable.then_some(file);
+            return submit(request, change, move |write, result| {
+                let Some(file) = file.filter(|_| result.is_ok()) else {
+                    return write.finish(result);
+                };
+                let Some(engine) = sync_by.upgrade() else { return write.defer() };
+                submit(engine.fdatasync(&file), write, DeviceChange::finish);
+            });
+        }
+        Change::Sync => {
+            return submit(engine.fdatasync(&attach()), change, DeviceChange::finish);
+        }
+        Change::Discard { offset, len } => (AllocateMode::PunchHole, offset, len),
+        Change::Zero { offset, len } => (AllocateMode::ZeroRange, offset, len),
+    };
+    submit(engine.allocate(&attach(), mode, offset, len), change, DeviceChange::finish);
 }

@@ -6,14 +6,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
 #[cfg(feature = "aio-reap")]
-use aio_reap::{AllocateMode, SharedFile};
+use aio_reap::SharedFile;
 use arrayvec::ArrayVec;
 
 #[cfg(feature = "aio-reap")]
 use super::engine;
 use super::{BlockDevice, read_only};
 #[cfg(feature = "aio-reap")]
-use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
+use crate::cache::{DeviceChange, Load};
 
 /// The most parts of one call, as of a window of a write-back. At most `IOV_MAX`.
 const PARTS: usize = 256;
@@ -211,21 +211,17 @@ impl BlockDevice for FileDevice {
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_vectored(offset, &[IoSlice::new(buf)])
+        self.write_vectored(offset, &[IoSlice::new(buf)], false)
     }
 
-    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_vectored_durable(offset, &[IoSlice::new(buf)])
-    }
-
-    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        self.write_by(offset, parts, |offset, parts| self.pwritev(offset, parts, 0))
-    }
-
-    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        let durably = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, libc::RWF_DSYNC);
-        let durable = self.write_by(offset, parts, durably);
-        or_synced(durable, || self.write_vectored(offset, parts), || self.sync())
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
+        let write = |flags| {
+            self.write_by(offset, parts, |offset, parts| self.pwritev(offset, parts, flags))
+        };
+        match durable {
+            true => or_synced(write(libc::RWF_DSYNC), || write(0), || self.sync()),
+            false => write(0),
+        }
     }
 
     #[cfg(feature = "aio-reap")]
@@ -234,8 +230,8 @@ impl BlockDevice for FileDevice {
     }
 
     #[cfg(feature = "aio-reap")]
-    fn begin_write(&self, write: DeviceWrite) {
-        engine::write(&self.shared, write);
+    fn begin(&self, change: DeviceChange) {
+        engine::begin(&self.shared, change);
     }
 
     /// The kernel makes an engine's writes, discards and zeroes of a file on the page cache one
@@ -246,21 +242,6 @@ impl BlockDevice for FileDevice {
     fn write_depth(&self) -> usize {
         let is_on_page_cache = self.alignment == 1 && self.identity.1 != u64::MAX; // no block device
         if is_on_page_cache { 256 } else { 32 }
-    }
-
-    #[cfg(feature = "aio-reap")]
-    fn begin_discard(&self, range: DeviceRange) {
-        engine::range(&self.shared, range, AllocateMode::PunchHole);
-    }
-
-    #[cfg(feature = "aio-reap")]
-    fn begin_zero(&self, range: DeviceRange) {
-        engine::range(&self.shared, range, AllocateMode::ZeroRange);
-    }
-
-    #[cfg(feature = "aio-reap")]
-    fn begin_sync(&self, sync: DeviceSync) {
-        engine::sync(&self.shared, sync);
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -5,10 +5,10 @@ mod engine;
 mod file;
 
 use std::io::{self, IoSlice};
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub use self::file::FileDevice;
-use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
+use crate::cache::{DeviceChange, Load};
 
 /// A device with blocks, which many threads use at once.
 ///
@@ -18,7 +18,7 @@ use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 /// syncing must not ask the cache for the same blocks, or to sync, close or reset it: that waits
 /// for itself.
 ///
-/// The operations that [`begin_read`](Self::begin_read) and the other `begin_` methods receive have
+/// The operations that [`begin_read`](Self::begin_read) and [`begin`](Self::begin) receive have
 /// offsets of the attached device, and their `defer` calls the blocking methods of that device. A
 /// wrapper may pass them to an inner device only if the offsets are the same there. A wrapper that
 /// shifts offsets implements the blocking methods only.
@@ -85,64 +85,33 @@ pub trait BlockDevice: Send + Sync + 'static {
         Err(read_only())
     }
 
-    /// Writes all of `buf` durably (FUA): once this returns, the bytes survive a power loss. By
-    /// default a [`write`](Self::write) and a [`sync`](Self::sync).
-    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write(offset, buf)?;
-        self.sync()
-    }
-
-    /// Writes parts that are adjacent on the device. By default [`write`](Self::write)s each of
-    /// them.
-    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+    /// Writes parts that are adjacent on the device. If the write is to be `durable` (FUA), the bytes survive a
+    /// power loss once this returns. By default [`write`](Self::write)s each of the parts, and then
+    /// [syncs](Self::sync) if it is to be durable.
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
         let mut at = offset;
         for part in parts {
             self.write(at, part)?;
             at += part.len() as u64;
         }
-        Ok(())
+        if durable { self.sync() } else { Ok(()) }
     }
 
-    /// Writes parts that are adjacent on the device durably (FUA).
-    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        if let [part] = parts {
-            return self.write_durable(offset, part);
-        }
-        self.write_vectored(offset, parts)?;
-        self.sync()
-    }
-
-    /// Begins to write, and returns without a wait. Any thread [ends](DeviceWrite::finish) the
-    /// [`DeviceWrite`]. Several writes may be in flight, which do not overlap.
+    /// Begins to write, discard, zero or sync, and returns without a wait. Any thread
+    /// [ends](DeviceChange::finish) the [`DeviceChange`]. Several writes may be in flight, which do not overlap.
     ///
-    /// By default a thread of the cache calls [`write_vectored`](Self::write_vectored) or the
-    /// durable form, or the calling thread if it [blocks](DeviceWrite::is_blocking) for the write
-    /// anyway. This holds for the other `begin_` methods, too.
-    fn begin_write(&self, write: DeviceWrite) {
-        write.defer();
+    /// By default a thread of the cache calls the blocking method, or the calling thread if it
+    /// [blocks](DeviceChange::is_blocking) for the change anyway.
+    fn begin(&self, change: DeviceChange) {
+        change.defer();
     }
 
-    /// Returns the number of writes, at most 256, that a write-back [begins](Self::begin_write)
+    /// Returns the number of writes, at most 256, that a write-back [begins](Self::begin)
     /// before it waits for their ends. Called when the device is attached. The default
     /// keeps a disk busy and lets reads pass. A device with a long latency needs more. If the device makes
     /// each write when it begins, the write-back stops after 10 ms, and makes the written blocks clean first.
     fn write_depth(&self) -> usize {
         32
-    }
-
-    /// Begins to [discard](Self::discard) a range; see [`begin_write`](Self::begin_write).
-    fn begin_discard(&self, range: DeviceRange) {
-        range.defer();
-    }
-
-    /// Begins to [zero](Self::zero) a range; see [`begin_write`](Self::begin_write).
-    fn begin_zero(&self, range: DeviceRange) {
-        range.defer();
-    }
-
-    /// Begins to [sync](Self::sync); see [`begin_write`](Self::begin_write).
-    fn begin_sync(&self, sync: DeviceSync) {
-        sync.defer();
     }
 
     /// Zeroes bytes, and keeps space for them. Like a write it is durable after a sync, and extends
@@ -179,77 +148,28 @@ fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
 }
 
-impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
+/// A device to [attach](crate::Cache::attach): a [`BlockDevice`], or an [`Arc`] of one, which the program shares
+/// with the cache.
+pub trait IntoDevice {
+    /// Returns the device.
+    fn into_device(self) -> Arc<dyn BlockDevice>;
+}
 
-    fn identity(&self) -> Option<(u64, u64)> {
-        (**self).identity()
+impl<D: BlockDevice> IntoDevice for D {
+    fn into_device(self) -> Arc<dyn BlockDevice> {
+        Arc::new(self)
     }
+}
 
-    fn is_read_only(&self) -> bool {
-        (**self).is_read_only()
+impl<D: BlockDevice> IntoDevice for Arc<D> {
+    fn into_device(self) -> Arc<dyn BlockDevice> {
+        self
     }
+}
 
-    fn alignment(&self) -> usize {
-        (**self).alignment()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        (**self).read(offset, buf)
-    }
-
-    fn begin_read(&self, load: Load) {
-        (**self).begin_read(load);
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        (**self).write(offset, buf)
-    }
-
-    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        (**self).write_durable(offset, buf)
-    }
-
-    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        (**self).write_vectored(offset, parts)
-    }
-
-    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        (**self).write_vectored_durable(offset, parts)
-    }
-
-    fn begin_write(&self, write: DeviceWrite) {
-        (**self).begin_write(write);
-    }
-
-    fn write_depth(&self) -> usize {
-        (**self).write_depth()
-    }
-
-    fn begin_discard(&self, range: DeviceRange) {
-        (**self).begin_discard(range);
-    }
-
-    fn begin_zero(&self, range: DeviceRange) {
-        (**self).begin_zero(range);
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        (**self).begin_sync(sync);
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        (**self).zero(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        (**self).discard(offset, len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        (**self).sync()
+impl IntoDevice for Arc<dyn BlockDevice> {
+    fn into_device(self) -> Arc<dyn BlockDevice> {
+        self
     }
 }
 

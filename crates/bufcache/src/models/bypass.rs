@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::{BlockDevice, Device, DeviceRange, WriteError};
+use crate::{BlockDevice, Change, Device, DeviceChange, WriteError};
 use offlock_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use offlock_sync::{Mutex, model, thread};
 
@@ -58,13 +58,16 @@ impl BlockDevice for Changing {
     }
 
     /// Another thread discards: it changes the device, and ends then.
-    fn begin_discard(&self, range: DeviceRange) {
+    fn begin(&self, change: DeviceChange) {
+        if !matches!(change.change(), Change::Discard { .. }) {
+            return change.defer();
+        }
         let (changes, gate) = (Arc::clone(&self.changes), Arc::clone(&self.gate));
         self.threads.lock().push(thread::spawn(move || {
             dawdle();
             drop(gate.lock());
             changes.store(1, Relaxed);
-            range.finish(Ok(()));
+            change.finish(Ok(()));
         }));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[cfg(offlock_shuttle)]
 use std::task::{Context, Poll, Waker};
 
-use crate::{AttachOptions, BlockDevice, DeviceSync, DeviceWrite, WriteError};
+use crate::{AttachOptions, BlockDevice, Change, DeviceChange, WriteError};
 #[cfg(offlock_shuttle)]
 use offlock_sync::model;
 use offlock_sync::{Mutex, thread};
@@ -29,13 +29,11 @@ impl BlockDevice for Elsewhere {
         Ok(buf.len())
     }
 
-    fn begin_write(&self, write: DeviceWrite) {
-        let ends = || write.finish(Err(io::Error::from_raw_os_error(libc::EIO)));
+    fn begin(&self, change: DeviceChange) {
+        let is_sync = matches!(change.change(), Change::Sync);
+        let fail = |write: DeviceChange| write.finish(Err(io::Error::from_raw_os_error(libc::EIO)));
+        let ends = move || if is_sync { drop(change) } else { fail(change) };
         self.0.lock().push(thread::spawn(ends));
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        self.0.lock().push(thread::spawn(|| drop(sync)));
     }
 }
 
@@ -141,8 +139,8 @@ impl BlockDevice for Owned {
         self.inner.read(offset, buf)
     }
 
-    fn begin_sync(&self, sync: DeviceSync) {
-        self.inner.begin_sync(sync);
+    fn begin(&self, sync: DeviceChange) {
+        self.inner.begin(sync);
     }
 }
 

@@ -41,7 +41,7 @@ const SHORT: Duration = Duration::from_millis(200);
 /// Much longer than anything takes that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
-fn attach(device: impl BlockDevice, options: AttachOptions, patience: Duration) -> Device {
+fn attach(device: impl IntoDevice, options: AttachOptions, patience: Duration) -> Device {
     let builder = Cache::builder(8 * SIZE).block_size(SIZE);
     builder.patience(patience).build().unwrap().attach_with(device, options).unwrap()
 }

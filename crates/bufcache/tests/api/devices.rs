@@ -1,7 +1,7 @@
 //! Devices: those of the system, those that fail, and those that come and go.
 
 use std::fs::OpenOptions;
-use std::io::{Seek, SeekFrom};
+use std::io::{IoSlice, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
@@ -30,7 +30,7 @@ fn works(device: &impl BlockDevice, frees: bool) {
     device.write(8192, &block.0).unwrap();
     there[8192..8192 + SIZE].fill(9);
     block.0.fill(8);
-    device.write_durable(16_384, &block.0).unwrap();
+    device.write_vectored(16_384, &[IoSlice::new(&block.0)], true).unwrap();
     there[16_384..16_384 + SIZE].fill(8);
     if frees {
         device.zero(32_768, 8192).unwrap();
@@ -155,7 +155,10 @@ fn a_file_that_is_open_for_reading_is_not_written() {
     let (path, _) = on_disk();
     let device = FileDevice::new(File::open(path.path()).unwrap()).unwrap();
     assert_eq!(errno(device.write(0, &[1; 512])), Some(libc::EROFS));
-    assert_eq!(errno(device.write_durable(0, &[1; 512])), Some(libc::EROFS));
+    assert_eq!(
+        errno(device.write_vectored(0, &[IoSlice::new(&[1; 512])], true)),
+        Some(libc::EROFS)
+    );
     assert_eq!(errno(device.discard(0, 512)), Some(libc::EROFS));
     let mut sector = [7; 512];
     assert_eq!((device.read(0, &mut sector).unwrap(), sector), (512, [0; 512]));
@@ -253,7 +256,7 @@ fn a_power_cut_keeps_what_a_sync_made_durable_and_any_of_the_rest() {
     device.sync().unwrap();
     let synced = device.moments();
     device.write(512, &[2; 1024]).unwrap();
-    device.write_durable(1536, &[3; 512]).unwrap();
+    device.write_vectored(1536, &[IoSlice::new(&[3; 512])], true).unwrap();
     let end = device.moments();
 
     assert_eq!(images(&device, 0), [[9, 0, 0, 0]]);

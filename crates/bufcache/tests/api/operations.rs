@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::{fs, mem};
 
-use bufcache::DeviceWrite;
+use bufcache::DeviceChange;
 
 use crate::world::*;
 
@@ -267,10 +267,10 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
 /// By the device, in reverse, and by the blocking method.
 #[test]
 fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_writes_end() {
-    let ends: [fn(&KeptDevice, Vec<DeviceWrite>); 3] = [
+    let ends: [fn(&KeptDevice, Vec<DeviceChange>); 3] = [
         |kept, writes| writes.into_iter().for_each(|write| kept.end_write(write)),
         |kept, writes| writes.into_iter().rev().for_each(|write| kept.end_write(write)),
-        |_, writes| writes.into_iter().rev().for_each(DeviceWrite::defer),
+        |_, writes| writes.into_iter().rev().for_each(DeviceChange::defer),
     ];
     for (number, end) in ends.into_iter().enumerate() {
         let (_cache, device, kept) = attach(Duration::from_secs(60));

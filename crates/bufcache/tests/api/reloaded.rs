@@ -1,6 +1,8 @@
 //! A device that drops unsynced writes and serves the older bytes again: what a reset says of the blocks
 //! that were read from it meanwhile.
 
+use std::io::IoSlice;
+
 use crate::world::*;
 
 const POISONED: Result<(), WriteError> = Err(WriteError::Poisoned { errno: libc::EIO });
@@ -119,7 +121,7 @@ fn a_sync_that_reverts_leaves_the_writes_that_came_after_it_began() {
     fill(&device, 2, 3);
     fill(&device, 3, 3);
     device.flush().unwrap();
-    let durable = disk.write_durable(3 * SIZE as u64, &[4; SIZE]);
+    let durable = disk.write_vectored(3 * SIZE as u64, &[IoSlice::new(&[4; SIZE])], true);
     durable.unwrap();
     disk.inject_next(Operation::Sync, Fault::Revert);
     let held = disk.hold(Operation::Sync);

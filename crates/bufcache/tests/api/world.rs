@@ -3,8 +3,8 @@
 
 pub(crate) use aio_reap::Engine;
 pub(crate) use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, Device, Eviction, FileDevice, GetError, Load,
-    MemoryDevice, Wal, WriteError, lend_engine,
+    AttachOptions, BlockDevice, BuildError, Cache, Device, Eviction, FileDevice, GetError,
+    IntoDevice, Load, MemoryDevice, Wal, WriteError, lend_engine,
 };
 pub(crate) use bufcache_test::{Fault, FaultDevice, Operation};
 pub(crate) use std::fs::File;

@@ -1,7 +1,7 @@
 //! A device whose sectors say which they are and what was put there last, and that fails as it is told
 //! to. It records what is left of it after a loss of power.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -288,7 +288,7 @@ impl Disk {
         };
         self.meet(Operation::Write, |faulty| match durable {
             _ if self.how.lie == Lie::Write && number % 2 == 0 => Ok(()),
-            true => faulty.write_durable(offset, buf),
+            true => faulty.write_vectored(offset, &[IoSlice::new(buf)], true),
             false => faulty.write(offset, buf),
         })
     }
@@ -307,8 +307,16 @@ impl BlockDevice for Disk {
         self.write_one(offset, buf, false)
     }
 
-    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_one(offset, buf, true)
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
+        if let ([part], true) = (parts, durable) {
+            return self.write_one(offset, part, true);
+        }
+        let mut at = offset;
+        for part in parts {
+            self.write(at, part)?;
+            at += part.len() as u64;
+        }
+        if durable { self.sync() } else { Ok(()) }
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load, MemoryDevice};
+use bufcache::{BlockDevice, Change, DeviceChange, Load, MemoryDevice};
 
 /// What a [`KeptDevice`] does with an operation that it is to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,9 +36,9 @@ pub(crate) struct KeptDevice {
     /// The result of [`BlockDevice::identity`].
     pub(crate) identity: Option<(u64, u64)>,
     loads: Mutex<Vec<Load>>,
-    writes: Mutex<Vec<DeviceWrite>>,
-    ranges: Mutex<Vec<DeviceRange>>,
-    syncs: Mutex<Vec<DeviceSync>>,
+    writes: Mutex<Vec<DeviceChange>>,
+    ranges: Mutex<Vec<DeviceChange>>,
+    syncs: Mutex<Vec<DeviceChange>>,
     state: Mutex<State>,
 }
 
@@ -69,17 +69,17 @@ impl KeptDevice {
     }
 
     /// Returns the writes that have begun and not ended.
-    pub(crate) fn writes(&self) -> MutexGuard<'_, Vec<DeviceWrite>> {
+    pub(crate) fn writes(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
         lock(&self.writes)
     }
 
     /// Returns the discards and zeros that have begun and not ended.
-    pub(crate) fn ranges(&self) -> MutexGuard<'_, Vec<DeviceRange>> {
+    pub(crate) fn ranges(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
         lock(&self.ranges)
     }
 
     /// Returns the syncs that have begun and not ended.
-    pub(crate) fn syncs(&self) -> MutexGuard<'_, Vec<DeviceSync>> {
+    pub(crate) fn syncs(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
         lock(&self.syncs)
     }
 
@@ -104,9 +104,9 @@ impl KeptDevice {
     }
 
     /// Makes a write that has begun, and ends it.
-    pub(crate) fn end_write(&self, write: DeviceWrite) {
-        let mut offset = write.offset();
-        let result = write.parts().iter().try_for_each(|part| {
+    pub(crate) fn end_write(&self, write: DeviceChange) {
+        let Change::Write { mut offset, parts, .. } = write.change() else { unreachable!() };
+        let result = parts.iter().try_for_each(|part| {
             let start = offset;
             offset += part.len() as u64;
             self.check(start)?;
@@ -151,7 +151,7 @@ impl KeptDevice {
         self.end_syncs();
     }
 
-    fn begin<T>(&self, kept: &Mutex<Vec<T>>, operation: T, defer: fn(T)) {
+    fn keep<T>(&self, kept: &Mutex<Vec<T>>, operation: T, defer: fn(T)) {
         let does = lock(&self.state).does;
         match does {
             Begun::Kept => {
@@ -200,7 +200,7 @@ impl BlockDevice for KeptDevice {
             return load.defer();
         }
         lock(&self.state).loads += 1;
-        self.begin(&self.loads, load, Load::defer);
+        self.keep(&self.loads, load, Load::defer);
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -209,10 +209,15 @@ impl BlockDevice for KeptDevice {
         self.inner.write(offset, buf)
     }
 
-    fn begin_write(&self, write: DeviceWrite) {
-        match self.defers(write.is_blocking()) {
-            true => write.defer(),
-            false => self.begin(&self.writes, write, DeviceWrite::defer),
+    fn begin(&self, change: DeviceChange) {
+        let kept = match change.change() {
+            Change::Write { .. } => &self.writes,
+            Change::Sync => &self.syncs,
+            _ => return self.keep(&self.ranges, change, DeviceChange::defer),
+        };
+        match self.defers(change.is_blocking()) {
+            true => change.defer(),
+            false => self.keep(kept, change, DeviceChange::defer),
         }
     }
 
@@ -224,27 +229,12 @@ impl BlockDevice for KeptDevice {
         self.inner.discard(offset, len)
     }
 
-    fn begin_discard(&self, range: DeviceRange) {
-        self.begin(&self.ranges, range, DeviceRange::defer);
-    }
-
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         self.inner.zero(offset, len)
-    }
-
-    fn begin_zero(&self, range: DeviceRange) {
-        self.begin(&self.ranges, range, DeviceRange::defer);
     }
 
     fn sync(&self) -> io::Result<()> {
         self.note_that_it_blocks();
         Ok(())
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        match self.defers(sync.is_blocking()) {
-            true => sync.defer(),
-            false => self.begin(&self.syncs, sync, DeviceSync::defer),
-        }
     }
 }

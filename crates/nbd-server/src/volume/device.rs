@@ -15,7 +15,7 @@ use std::task::Waker;
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
+use bufcache::{BlockDevice, Change, DeviceChange, Load};
 use offlock_sync::Mutex;
 use slatedb::bytes::Bytes;
 use slatedb::config::{FlushOptions, FlushType, ScanOptions};
@@ -530,40 +530,25 @@ impl BlockDevice for Volume {
         self.block_on(self.inner.write(Part::of(offset, buf)))
     }
 
-    fn begin_write(&self, write: DeviceWrite) {
+    fn begin(&self, change: DeviceChange) {
         let inner = Arc::clone(&self.inner);
         self.spawn(async move {
-            let parts = Part::of(write.offset(), &joined(write.parts()));
-            let mut result = inner.write(parts).await;
-            if write.is_durable() && result.is_ok() {
-                result = inner.sync().await;
-            }
-            write.finish(result);
+            let result = match change.change() {
+                Change::Write { offset, parts, durable } => {
+                    let written = inner.write(Part::of(offset, &joined(parts))).await;
+                    if durable && written.is_ok() { inner.sync().await } else { written }
+                }
+                Change::Discard { offset, len } | Change::Zero { offset, len } => {
+                    inner.discard(offset, len).await
+                }
+                _ => inner.sync().await,
+            };
+            change.finish(result);
         });
     }
 
     fn write_depth(&self) -> usize {
         256
-    }
-
-    fn begin_discard(&self, range: DeviceRange) {
-        let inner = Arc::clone(&self.inner);
-        self.spawn(async move {
-            let result = inner.discard(range.offset(), range.len()).await;
-            range.finish(result);
-        });
-    }
-
-    fn begin_zero(&self, range: DeviceRange) {
-        self.begin_discard(range);
-    }
-
-    fn begin_sync(&self, sync: DeviceSync) {
-        let inner = Arc::clone(&self.inner);
-        self.spawn(async move {
-            let result = inner.sync().await;
-            sync.finish(result);
-        });
     }
 
     /// As a discard: the space of a volume is never reserved.
