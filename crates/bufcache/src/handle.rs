@@ -438,16 +438,6 @@ impl Device {
         self.check_range(&blocks)?;
         self.shared.try_bypass(&self.source, blocks)
     }
-
-    /// Zeroes blocks as [`zero`](Self::zero) does, but only if the device can.
-    ///
-    /// # Errors
-    ///
-    /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
-    pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.check_range(&blocks)?;
-        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Zero))
-    }
 }
 
 // The methods of a device that read blocks.
@@ -678,18 +668,11 @@ impl Device {
         self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard))
     }
 
-    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
+    /// Zeroes whole blocks on the device, as [`discard`](Self::discard). Fails with `EOPNOTSUPP`, and changes
+    /// nothing, if the device cannot: [`create`](Self::create) the blocks then.
     pub fn zero(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        match self.zero_by_device(blocks.clone()) {
-            Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
-            result => return result,
-        }
-        self.zero_by_cache(blocks)
-    }
-
-    pub(crate) fn zero_by_cache(&self, mut blocks: Range<u64>) -> Result<(), WriteError> {
-        blocks.try_for_each(|block| self.create(block).map(drop))?;
-        Ok(())
+        self.check_range(&blocks)?;
+        self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Zero))
     }
 
     pub(crate) fn check_range(&self, blocks: &Range<u64>) -> Result<(), WriteError> {

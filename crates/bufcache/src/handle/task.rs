@@ -125,19 +125,6 @@ impl Device {
 
     /// [`zero`](Self::zero) for tasks.
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        match self.zero_by_device_async(blocks.clone()).await {
-            Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
-            result => return result,
-        }
-        call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
-    }
-
-    /// [`zero_by_device`](Self::zero_by_device) for tasks.
-    ///
-    /// # Errors
-    ///
-    /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
-    pub async fn zero_by_device_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.overwrite_async(blocks, Overwrite::Zero).await
     }
 

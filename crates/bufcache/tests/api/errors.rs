@@ -51,7 +51,7 @@ fn by_thread(device: &Device, call: Call) -> Told {
         WriteThrough => device.write_through(1..2),
         WriteAround => device.write_around(1, &[3; SIZE]),
         Discard => device.discard(1..2),
-        Zero => device.zero_by_device(1..2),
+        Zero => device.zero(1..2),
         Close => device.clone().close().map_err(|error| error.error),
     }
 }
@@ -63,7 +63,7 @@ async fn by_task(device: &Device, call: Call) -> Told {
         Sync => device.sync_async().await,
         WriteThrough => device.write_through_async(1..2).await,
         Discard => device.discard_async(1..2).await,
-        Zero => device.zero_by_device_async(1..2).await,
+        Zero => device.zero_async(1..2).await,
         Close => device.clone().close_async().await.map_err(|error| error.error),
         WriteAround => device.call_async(move |device| by_thread(device, call)).await,
     }

@@ -398,7 +398,7 @@ fn inv17_a_discard_that_fails_keeps_what_was_written_while_it_waited() {
         let failed = block_on(async {
             match how {
                 "discard" => device.discard_async(0..2).await,
-                _ => device.zero_by_device_async(0..2).await,
+                _ => device.zero_async(0..2).await,
             }
         });
         assert_eq!(failed, Err(WriteError::Io { errno: libc::EIO, block: 0 }));

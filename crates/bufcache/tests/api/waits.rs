@@ -85,7 +85,7 @@ fn by_thread(disk: &Device, call: Call) -> Told {
         Sync => told(disk.sync()),
         WriteThrough => told(disk.write_through(1..2)),
         Discard => told(disk.discard(0..3)),
-        Zero => told(disk.zero_by_device(0..3)),
+        Zero => told(disk.zero(0..3)),
         WriteAround => told(disk.write_around(0, &[3; 3 * SIZE])),
         Reset => told(disk.reset()),
         Close => told(disk.clone().close().map_err(|error| error.error)),
@@ -104,7 +104,7 @@ async fn by_task(disk: &Device, call: Call) -> Told {
         Sync => told(disk.sync_async().await),
         WriteThrough => told(disk.write_through_async(1..2).await),
         Discard => told(disk.discard_async(0..3).await),
-        Zero => told(disk.zero_by_device_async(0..3).await),
+        Zero => told(disk.zero_async(0..3).await),
         Close => told(disk.clone().close_async().await.map_err(|error| error.error)),
         Invalidate | WriteAround | Reset => {
             disk.call_async(move |disk| by_thread(disk, call)).await
@@ -197,7 +197,7 @@ fn hold<'d>(
             (2, Box::new(|| kept.release()))
         }
         Zeroing => {
-            abandon(disk.zero_by_device_async(1..2));
+            abandon(disk.zero_async(1..2));
             (1, Box::new(|| kept.release()))
         }
         Bypass => {

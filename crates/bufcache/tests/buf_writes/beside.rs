@@ -88,7 +88,7 @@ impl Machine<'_> {
             }
             2 => {
                 let wipe = self.begin_wipe(which, blocks, zeros, Operation::Zero);
-                let call = move || device.zero_by_device(range);
+                let call = move || device.zero(range);
                 (Operation::Zero, What::Wipe(wipe), Box::new(call))
             }
             _ => {

@@ -182,7 +182,7 @@ impl Job {
                 return result.map_err(|error| self.image.of_write(error));
             }
         }
-        let result = change(|| self.image.device.zero_by_device_async(blocks.clone())).await;
+        let result = change(|| self.image.device.zero_async(blocks.clone())).await;
         if !is_unsupported(&result) {
             return result.map_err(|error| self.image.of_write(error));
         }
