@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, AtomicUsize};
-use thiserror::Error;
 
 use crate::cache::{
     self, Bypass, EnterResult, Fill, Limits, Load, Overwrite, Protected, Search, Shared,
@@ -705,19 +704,12 @@ impl Device {
 
     /// Closes the device: refuses writers, waits for the write guards, [syncs](Self::sync), and
     /// then refuses all reads and writes of the device, through any handle. Gets of cached blocks
-    /// still succeed.
+    /// still succeed. After an error the device is open as before, unless it was closed already.
     ///
     /// A write meanwhile is refused with [`GetError::Closed`]. After `Ok` all other writes are
     /// durable. Visits every entry of the table.
-    ///
-    /// # Errors
-    ///
-    /// As [`sync`](Self::sync); [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] if another
-    /// thread or this one has a write guard. The device is then open as before, and the error has
-    /// the handle. [`WriteError::Closed`] if the device was closed through another handle.
-    pub fn close(self) -> Result<(), CloseError> {
-        let closed = self.check_wait().and_then(|()| block_on(self.try_close()));
-        closed.map_err(|error| CloseError { error, device: self })
+    pub fn close(&self) -> Result<(), WriteError> {
+        self.block_on(self.try_close())
     }
 
     async fn try_close(&self) -> Result<(), WriteError> {
@@ -767,23 +759,6 @@ impl Lost {
     /// Returns whether no block is lost.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-}
-
-/// A device that could not be closed.
-#[derive(Error)]
-#[error("the device is not closed: {error}")]
-pub struct CloseError {
-    /// The reason.
-    pub error: WriteError,
-    /// The handle. The device is open as before, unless another handle had
-    /// [closed](WriteError::Closed) it.
-    pub device: Device,
-}
-
-impl fmt::Debug for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CloseError").field(&self.error).finish()
     }
 }
 

@@ -102,8 +102,7 @@ pub use self::dirty::{AttachOptions, Wal, WriteError};
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
 pub use self::handle::{
-    Builder, Cache, CloseError, Device, Exclusive, Lost, OwnedWriteGuard, Pin, ReadGuard,
-    WriteGuard,
+    Builder, Cache, Device, Exclusive, Lost, OwnedWriteGuard, Pin, ReadGuard, WriteGuard,
 };
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;

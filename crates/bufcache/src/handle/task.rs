@@ -10,7 +10,7 @@ use std::ops::Range;
 use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 
-use super::{CloseError, Device, OwnedWriteGuard};
+use super::{Device, OwnedWriteGuard};
 use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
@@ -37,11 +37,21 @@ impl Device {
         &self,
         call: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> T {
-        // Ordering: Relaxed, here and below; as in `Writes::take_new_error`.
-        let seen = AtomicU64::new(self.seen.load(Ordering::Relaxed));
-        let device = Self { seen, ..self.clone() };
-        let call = move |device: &Self| (call(device), device.seen.load(Ordering::Relaxed));
-        let (result, seen) = call_by(device, call).await;
+        let device = self.same_seen();
+        let call = move || (call(&device), device.seen.load(Ordering::Relaxed));
+        let called = self.shared.call(self.source.id, call);
+        let called = called.wait().await;
+        self.see(called.expect("a call of the cache panics only if the device does"))
+    }
+
+    /// Returns a clone that has seen the same errors.
+    fn same_seen(&self) -> Self {
+        // Ordering: Relaxed, here and in `see`; as in `Writes::take_new_error`.
+        Self { seen: AtomicU64::new(self.seen.load(Ordering::Relaxed)), ..self.clone() }
+    }
+
+    /// Notes what the clone of a call has seen.
+    fn see<T>(&self, (result, seen): (T, u64)) -> T {
         // A larger position is that of a later error, which another call has reported meanwhile.
         self.seen.fetch_max(seen, Ordering::Relaxed);
         result
@@ -138,24 +148,10 @@ impl Device {
         run(async move { source.cache.overwrite(&source, blocks, how).await }).await
     }
 
-    /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that
-    /// fails, the handle is dropped without a close.
-    pub async fn close_async(self) -> Result<(), CloseError> {
-        let close = async move {
-            let closed = self.try_close().await;
-            closed.map_err(|error| CloseError { error, device: self })
-        };
-        run(close).await
+    /// [`close`](Self::close) for tasks. The close goes on if the future is dropped.
+    pub async fn close_async(&self) -> Result<(), WriteError> {
+        let device = self.same_seen();
+        let close = async move { (device.try_close().await, device.seen.load(Ordering::Relaxed)) };
+        self.see(run(close).await)
     }
-}
-
-/// Makes a blocking call of a handle on a thread of the cache.
-async fn call_by<T: Send + 'static>(
-    device: Device,
-    call: impl FnOnce(&Device) -> T + Send + 'static,
-) -> T {
-    let shared = Arc::clone(&device.shared);
-    let called = shared.call(device.source.id, move || call(&device));
-    drop(shared);
-    called.wait().await.expect("a call of the cache panics only if the device does")
 }

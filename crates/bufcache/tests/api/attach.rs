@@ -101,7 +101,7 @@ fn inv09_a_file_that_could_not_be_closed_is_attached_still() {
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     device.get_mut(1).unwrap().fill(1);
     disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
-    let device = device.close().unwrap_err().device;
+    device.close().unwrap_err();
     let open = || FileDevice::new(File::open(dir.path().join("a")).unwrap()).unwrap();
     assert!(matches!(cache.attach(open()), Err(BuildError::Attached)));
     drop(device);

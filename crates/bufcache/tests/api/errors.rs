@@ -52,7 +52,7 @@ fn by_thread(device: &Device, call: Call) -> Told {
         WriteAround => device.write_around(1, &[3; SIZE]),
         Discard => device.discard(1..2),
         Zero => device.zero(1..2),
-        Close => device.clone().close().map_err(|error| error.error),
+        Close => device.close(),
     }
 }
 
@@ -64,7 +64,7 @@ async fn by_task(device: &Device, call: Call) -> Told {
         WriteThrough => device.write_through_async(1..2).await,
         Discard => device.discard_async(1..2).await,
         Zero => device.zero_async(1..2).await,
-        Close => device.clone().close_async().await.map_err(|error| error.error),
+        Close => device.close_async().await,
         WriteAround => device.call_async(move |device| by_thread(device, call)).await,
     }
 }

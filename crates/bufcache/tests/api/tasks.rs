@@ -158,7 +158,7 @@ fn inv25_tasks_that_create_a_block_leave_the_threads_to_its_holder() {
             });
         }
     });
-    block_on(device.clone().close_async()).unwrap(); // needs no thread for a call, either
+    block_on(device.close_async()).unwrap(); // needs no thread for a call, either
     gate.wait();
     assert_eq!(device.get(0).unwrap()[SIZE - 1], 1);
 }
@@ -429,7 +429,7 @@ fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
     let (_cache, disk, hung) = kept(LONG);
     let _releases = Releases(&hung);
     block_on(disk.create_async(1)).unwrap().fill(7);
-    let mut close = task(disk.close_async());
+    let mut close = task(async move { disk.close_async().await });
     assert!(is_pending(&mut close, &WakeCount::new()));
     drop(close);
     hung.refuse(0..u64::MAX, libc::EIO);

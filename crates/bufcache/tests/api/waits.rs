@@ -88,7 +88,7 @@ fn by_thread(disk: &Device, call: Call) -> Told {
         Zero => told(disk.zero(0..3)),
         WriteAround => told(disk.write_around(0, &[3; 3 * SIZE])),
         Reset => told(disk.reset()),
-        Close => told(disk.clone().close().map_err(|error| error.error)),
+        Close => told(disk.close()),
     }
 }
 
@@ -105,7 +105,7 @@ async fn by_task(disk: &Device, call: Call) -> Told {
         WriteThrough => told(disk.write_through_async(1..2).await),
         Discard => told(disk.discard_async(0..3).await),
         Zero => told(disk.zero_async(0..3).await),
-        Close => told(disk.clone().close_async().await.map_err(|error| error.error)),
+        Close => told(disk.close_async().await),
         Invalidate | WriteAround | Reset => {
             disk.call_async(move |disk| by_thread(disk, call)).await
         }

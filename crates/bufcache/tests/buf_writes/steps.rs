@@ -297,11 +297,11 @@ impl<'d> Machine<'d> {
         let mut closed = false;
         let done = self.written(which, (false, false), || {
             let result = match is_task {
-                true => block_on(device.clone().close_async()),
-                false => device.clone().close(),
+                true => block_on(device.close_async()),
+                false => device.close(),
             };
             closed = result.is_ok();
-            result.map_err(|error| error.error)
+            result
         });
         if done {
             self.is_on_device(which, 0..BLOCKS, true);

@@ -435,7 +435,7 @@ impl World {
     /// Closes the device, which makes it durable or leaves it open.
     fn reopen(&self, disk: &Disk) {
         let mut handle = disk.handle.write().unwrap();
-        let close = || told(handle.clone().close().map_err(|error| error.error));
+        let close = || told(handle.close());
         if disk.makes_durable(0..self.shape.blocks, close) {
             self.check_device(disk); // no thread writes now
             *handle = attach(&self.cache, &disk.device);
