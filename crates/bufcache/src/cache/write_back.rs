@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::{Arc, check, coarse_clock, step};
+use smallvec::SmallVec;
 
 use super::Shared;
 use super::completion::{Batch, Change, DeviceChange, Outcome, RUNS};
@@ -292,7 +293,6 @@ impl Shared {
                 return summary;
             }
         };
-        let found = found.as_mut_slice();
         found.sort_unstable_by_key(|dirty| dirty.key.sector());
         let blocks = ArrayVec::new();
         let mut window = Window { blocks, selection, summary, waits: false, gave_up: false };
@@ -670,9 +670,9 @@ impl Shared {
 
 // The dirty blocks that a write-back selects.
 
-/// The most blocks that a selection returns without an allocation. A thread that needs a buffer
-/// writes at most as many.
-const FEW: usize = 64;
+/// The most buffers that a thread writes if it needs one, which a selection returns without an allocation.
+/// Enough that the next few misses find clean ones.
+const SOME: usize = 64;
 
 /// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
@@ -722,35 +722,7 @@ pub(super) struct DirtyBlock {
 }
 
 /// The selected dirty blocks.
-pub(super) struct DirtyBlocks {
-    inline: ArrayVec<DirtyBlock, FEW>,
-    /// All of them, if `most` is above `FEW`.
-    heap: Vec<DirtyBlock>,
-    most: usize,
-}
-
-impl DirtyBlocks {
-    fn try_new(most: usize) -> Result<Self, WriteError> {
-        let mut heap = Vec::new();
-        if most > FEW {
-            heap.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
-        }
-        Ok(Self { inline: ArrayVec::new(), heap, most })
-    }
-
-    /// Adds a block. Returns whether there is room for another.
-    fn push(&mut self, dirty: DirtyBlock) -> bool {
-        match self.most {
-            0..=FEW => self.inline.push(dirty),
-            _ => self.heap.push(dirty),
-        }
-        self.as_mut_slice().len() < self.most
-    }
-
-    pub(super) fn as_mut_slice(&mut self) -> &mut [DirtyBlock] {
-        if self.most > FEW { &mut self.heap } else { &mut self.inline }
-    }
-}
+type DirtyBlocks = SmallVec<[DirtyBlock; SOME]>;
 
 impl Shared {
     /// Returns the selected blocks of the device.
@@ -760,38 +732,38 @@ impl Shared {
         selection: &Selection,
     ) -> Result<DirtyBlocks, WriteError> {
         if selection.is_due {
-            return self.due_blocks(source, selection);
+            return Ok(self.due_blocks(source, selection));
         }
         let (len, mut walk) = {
             let list = source.writes.dirty.lock();
             (list.len(), list.walk())
         };
-        let count =
-            selection.sectors.end.saturating_sub(selection.sectors.start) >> (source.shift - 9);
-        if count < len as u64 && selection.before == u64::MAX {
-            // Looks up each block of a range of fewer blocks than the list has.
-            let mut blocks = DirtyBlocks::try_new((count as usize).min(selection.most))?;
-            for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
-                let key = Key::new(source.id, sector);
-                let Some(frame) = self.dirty_frame(key) else { continue };
-                if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame }) {
-                    break;
-                }
-            }
-            return Ok(blocks);
-        }
+        let Selection { sectors, most, before, promising, .. } = selection;
+        let step = source.sectors_of_block();
+        let count = sectors.end.saturating_sub(sectors.start) / step;
+        let is_short = count < len as u64 && *before == u64::MAX;
         // Allocates without the lock. The length suffices, because the walk leaves out blocks that
         // became dirty after its begin.
-        let mut blocks = DirtyBlocks::try_new(len.min(selection.most))?;
-        while blocks.most > 0 && !walk.is_over() {
+        let most = if is_short { count as usize } else { len }.min(*most);
+        let mut blocks = DirtyBlocks::new();
+        blocks.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
+        if is_short {
+            // Looks up each block of a range of fewer blocks than the list has.
+            let keys = sectors.clone().step_by(step as usize);
+            let keys = keys.map(|sector| Key::new(source.id, sector));
+            let dirty = |key| Some(DirtyBlock { key, frame: self.dirty_frame(key)? });
+            blocks.extend(keys.filter_map(dirty).take(most));
+            return Ok(blocks);
+        }
+        while blocks.len() < most && !walk.is_over() {
             let list = source.writes.dirty.lock();
             for frame in list.piece(&self.frames, &mut walk) {
                 let (header, key) = (self.frames.header(frame), self.entry(frame).key());
-                let is_selected = selection.sectors.contains(&key.sector())
-                    && !(selection.promising && header.has_failed());
-                let is_new = header.since() >= selection.before;
-                if is_new || (is_selected && !blocks.push(DirtyBlock { key, frame })) {
+                if header.since() >= *before || blocks.len() == most {
                     return Ok(blocks);
+                }
+                if sectors.contains(&key.sector()) && !(*promising && header.has_failed()) {
+                    blocks.push(DirtyBlock { key, frame });
                 }
             }
         }
@@ -800,18 +772,13 @@ impl Shared {
 
     /// Returns the dirty blocks of the device that would be evicted next, from the end of the list
     /// that has the next victim. They stay on it. Releases the lock after a few visits each.
-    fn due_blocks(
-        &self,
-        source: &Source,
-        selection: &Selection,
-    ) -> Result<DirtyBlocks, WriteError> {
-        let mut blocks = DirtyBlocks::try_new(selection.most)?;
-        let (mut visits, mut at) = (0..selection.most, None);
+    fn due_blocks(&self, source: &Source, selection: &Selection) -> DirtyBlocks {
+        let (mut blocks, mut visits, mut at) = (DirtyBlocks::new(), 0..selection.most, None);
         while !visits.is_empty() {
             let lists = self.frames.lists.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
                 let Some(frame) = lists.policy.next_due(&lists.nodes, at) else {
-                    return Ok(blocks);
+                    return blocks;
                 };
                 at = Some(frame);
                 let entry = self.entry(frame);
@@ -822,16 +789,13 @@ impl Shared {
                 }
             }
         }
-        Ok(blocks)
+        blocks
     }
 }
 
 // The cleaner: writes back buffers that have been dirty for long, or because too many are dirty.
 // Runs in the rounds of the [pool](super::pool), and in threads that need a buffer.
 
-/// The most buffers that a thread writes if it needs one. Enough that the next few misses
-/// find clean ones.
-const SOME: usize = 64;
 /// The cleaner syncs a device once its unsynced sectors are in more ranges than this, and in more
 /// than four for each buffer. A range takes about 30 bytes. An earlier sync would make the device
 /// write blocks that are about to be overwritten.
