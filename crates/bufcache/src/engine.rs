@@ -80,7 +80,6 @@ pub(crate) fn refuses_wait(is_in_engine: impl FnOnce() -> bool) -> bool {
 #[cfg(feature = "aio-reap")]
 mod lent {
     use std::cell::RefCell;
-    use std::fmt;
     use std::marker::PhantomData;
     use std::rc::Rc;
 
@@ -121,6 +120,7 @@ mod lent {
     }
 
     /// The guard of a lent engine, from [`lend_engine`].
+    #[derive(Debug)]
     #[must_use = "the engine is lent only while the guard lives"]
     pub struct LentEngine {
         number: u64,
@@ -135,12 +135,6 @@ mod lent {
                 let at = lent.iter().position(|(number, _)| *number == self.number)?;
                 Some(lent.remove(at).1)
             });
-        }
-    }
-
-    impl fmt::Debug for LentEngine {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("LentEngine").finish_non_exhaustive()
         }
     }
 }

@@ -3,7 +3,6 @@
 mod task;
 
 use std::borrow::Borrow;
-use std::fmt;
 use std::future::Future;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -32,7 +31,7 @@ const MAX_LEN: u64 = 1 << (SECTOR_BITS + 9);
 /// A cache for the blocks of devices, in memory of a fixed size.
 ///
 /// Cheap to clone: all clones are the same cache.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Cache {
     shared: Arc<Shared>,
 }
@@ -134,17 +133,12 @@ impl Cache {
     }
 }
 
-impl fmt::Debug for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.fmt(f)
-    }
-}
-
 /// A handle of an attached device. Cheap to clone: all clones are the same device.
 ///
 /// A clone reports write errors from its creation on; see [`sync`](Self::sync). When the last
 /// handle, guard and pin drops, dirty blocks are written and made durable, which blocks. If that
 /// fails, [`AttachOptions::on_loss`] is called. [`close`](Self::close) returns the error instead.
+#[derive(Debug)]
 pub struct Device {
     pub(crate) shared: Arc<Shared>,
     pub(crate) source: Arc<Source>,
@@ -165,6 +159,7 @@ impl Clone for Device {
 }
 
 /// Ends with the last handle of a device.
+#[derive(Debug)]
 struct Alive(Arc<Source>);
 
 impl Drop for Alive {
@@ -220,15 +215,6 @@ impl Device {
     /// Returns the size of a block in bytes.
     pub fn block_size(&self) -> usize {
         1 << self.source.shift
-    }
-}
-
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("blocks", &self.blocks())
-            .field("block_size", &self.block_size())
-            .finish_non_exhaustive()
     }
 }
 
@@ -773,6 +759,7 @@ impl Lost {
 /// fn sends<T: Send>() {}
 /// sends::<bufcache::ReadGuard<'static>>();
 /// ```
+#[derive(Debug)]
 #[must_use = "the buffer is kept only while the guard lives"]
 pub struct ReadGuard<'d> {
     device: &'d Device,
@@ -820,13 +807,8 @@ impl Drop for ReadGuard<'_> {
     }
 }
 
-impl fmt::Debug for ReadGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadGuard").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
-
 /// A shared reference to a buffer that may be sent to another thread. From [`ReadGuard::pin`].
+#[derive(Debug)]
 #[must_use = "the buffer is kept only while the pin lives"]
 pub struct Pin {
     device: Device,
@@ -861,12 +843,6 @@ impl Drop for Pin {
     }
 }
 
-impl fmt::Debug for Pin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pin").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
-
 /// An exclusive reference to a buffer, which no other guard reads or writes: a [`WriteGuard`] or an
 /// [`OwnedWriteGuard`]. Other threads and tasks wait.
 ///
@@ -874,6 +850,7 @@ impl fmt::Debug for Pin {
 /// cleaner, by a [`sync`](Device::sync), or because its memory is needed. A guard that drops in a
 /// panic does the same, and the changes up to the panic stay. A guard that is forgotten keeps the buffer
 /// for ever, and each sync waits for it as long as the cache waits.
+#[derive(Debug)]
 #[must_use = "the buffer is the holder's only while the guard lives"]
 pub struct Exclusive<D: Borrow<Device>> {
     device: D,
@@ -955,14 +932,5 @@ impl<D: Borrow<Device>> DerefMut for Exclusive<D> {
         // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of `frames`), and
         // `&mut self` excludes other references through this guard.
         unsafe { self.bytes.as_mut() }
-    }
-}
-
-impl<D: Borrow<Device>> fmt::Debug for Exclusive<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exclusive")
-            .field("len", &self.len())
-            .field("modified", &self.modified)
-            .finish_non_exhaustive()
     }
 }

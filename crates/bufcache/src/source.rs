@@ -1,6 +1,6 @@
 //! An attached device, as the cache sees it.
 
-use std::io;
+use std::{fmt, io};
 use std::ops::{Deref, Range};
 
 use offlock_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -35,6 +35,13 @@ pub(crate) struct Source {
     /// The write depth that the device returned when it was attached.
     pub(crate) write_depth: usize,
     pub(crate) writes: Writes,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { blocks, shift, .. } = self;
+        write!(f, "{blocks} blocks of {} bytes", 1 << shift)
+    }
 }
 
 impl Drop for Source {
@@ -154,6 +161,7 @@ impl Source {
 }
 
 /// An operation of a device, which stays attached until this drops.
+#[derive(Debug)]
 #[must_use = "the operation counts while this lives"]
 pub(crate) struct Operation<S: Deref<Target = Source>>(S);
 
