@@ -15,7 +15,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use offlock_sync::atomic::{AtomicUsize, Ordering};
 use offlock_sync::std_lock::{Condvar, Mutex, MutexGuard};
 use offlock_sync::{Arc, spawn, step};
 
@@ -71,8 +70,6 @@ struct Queue {
     /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     state: Mutex<State>,
     changed: Condvar,
-    /// The number of queued loads of all devices.
-    loads: AtomicUsize,
 }
 
 struct State {
@@ -249,8 +246,7 @@ impl Pool {
             closed: false,
             spare: Default::default(),
         };
-        let (changed, loads) = (Condvar::new(), AtomicUsize::new(0));
-        let queue = Queue { state: Mutex::new(state), changed, loads };
+        let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
         Self { queue: Arc::new(queue), limits }
     }
 
@@ -269,9 +265,6 @@ impl Pool {
         }
         let is_behind = work.running[at] + work.queues[at].len() >= lane.most();
         work.queues[at].push_back(job);
-        // Ordering: Relaxed. For a load that is behind others the caller then wakes the waiters at the
-        // frame; the fence of the `WaitSet` carries the count to `take_queued`.
-        self.queue.loads.fetch_add(usize::from(lane == Lane::Load), Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
         Ok(is_behind)
@@ -284,17 +277,11 @@ impl Pool {
     /// the block. The thread calls this after it is listed as a waiter at the frame. A load that is queued
     /// behind others later wakes it.
     pub(super) fn take_queued(&self, device: u16, frame: Frame) -> Option<Load> {
-        // Ordering: Relaxed; the fence of the `WaitSet`, behind which the caller looks, carries the
-        // count.
-        if self.queue.loads.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
         let mut state = self.queue.state.lock();
         let at = state.position(device)?;
         let jobs = &mut state.devices[at].queues[Lane::Load as usize];
         let is_it = |job: &Job| matches!(job, Job::Load(load) if load.frame() == frame);
         let job = jobs.remove(jobs.iter().position(is_it)?);
-        self.queue.loads.fetch_sub(1, Ordering::Relaxed);
         state.forget_if_over(at);
         let Some(Job::Load(load)) = job else { return None };
         Some(load)
@@ -388,11 +375,7 @@ impl Queue {
             }
             drop(state);
             match job {
-                Job::Load(load) => {
-                    // Ordering: Relaxed; a thread that reads a stale count takes the lock.
-                    queue.loads.fetch_sub(1, Ordering::Relaxed);
-                    contain_job(|| load.read_here(0));
-                }
+                Job::Load(load) => contain_job(|| load.read_here(0)),
                 Job::Clean(source, urgent) => {
                     contain_job(|| source.cache.clean(&source, limits, urgent));
                     // Separately, because a drop that panics while another panic unwinds aborts.

@@ -103,7 +103,8 @@ impl WriteBack {
             self.pool.add_dirty(source);
         }
         drop(list);
-        source.writes.load.add_dirty(frames.size());
+        let load = &source.writes.load;
+        load.dirty_bytes.fetch_add(frames.size(), Ordering::Relaxed); // a measure
         // Ordering: Relaxed; it carries no memory. `Shared::is_newer` relies on the order of the
         // changes of this count alone: it is raised before `DIRTY` is set, and lowered only after
         // the device has the block or the block is invalidated.
@@ -136,7 +137,7 @@ impl WriteBack {
         drop(list);
         drop(gone); // perhaps the last reference to the device: not under the lock
         if bytes > 0 {
-            source.writes.load.remove_dirty(bytes);
+            source.writes.load.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed); // a measure
             // Ordering: Relaxed; see `list`.
             self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -579,7 +580,8 @@ impl Shared {
         let depth = source.write_depth.clamp(1, RUNS);
         let (mut runs, mut given) = (0, 0);
         let since = Instant::now();
-        source.writes.load.begin_writing();
+        let writing = &source.writes.load.writing;
+        writing.fetch_add(1, Ordering::Relaxed); // a measure, also below
         for run in self.runs(source, blocks, together).take(depth) {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
             let write = Change::Write { offset, parts, durable };
@@ -601,7 +603,7 @@ impl Shared {
             // its time slice of some milliseconds. Threads with less to do run first.
             std::thread::yield_now();
         }
-        source.writes.load.end_writing();
+        writing.fetch_sub(1, Ordering::Relaxed);
         for (number, result) in results.iter_mut().enumerate().take(runs) {
             *result = batch.result(number);
         }
@@ -940,7 +942,7 @@ impl Shared {
             if let Some(errno) = load.failing().filter(|_| is_told) {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }
-            if !load.is_writing() {
+            if load.writing.load(Ordering::Relaxed) == 0 {
                 // The blocks wait for their log: the device does not hang.
                 return Ok(());
             }

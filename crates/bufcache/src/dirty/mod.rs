@@ -56,54 +56,24 @@ pub(crate) struct Writes {
 /// Atomics of `std`, which no model explores, because no other data depends on them.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
-    dirty_bytes: std::sync::atomic::AtomicUsize,
+    pub(crate) dirty_bytes: std::sync::atomic::AtomicUsize,
     /// The errno of the last write to the device, or 0 if it succeeded.
     failing: std::sync::atomic::AtomicI32,
     /// The number of write calls to the device that are running.
-    writing: std::sync::atomic::AtomicUsize,
+    pub(crate) writing: std::sync::atomic::AtomicUsize,
     /// Set once a writer of the device has asked for a buffer.
     wants: std::sync::atomic::AtomicBool,
 }
 
-// Ordering: Relaxed in all methods; each value is a measure that carries nothing.
+// Ordering: Relaxed in all accesses; each value is a measure that carries nothing.
 impl Load {
     pub(crate) fn dirty_bytes(&self) -> usize {
         self.dirty_bytes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn add_dirty(&self, bytes: usize) {
-        self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn remove_dirty(&self, bytes: usize) {
-        self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
     /// Returns the errno of the last write if that failed.
     pub(crate) fn failing(&self) -> Option<i32> {
         Some(self.failing.load(Ordering::Relaxed)).filter(|&errno| errno != 0)
-    }
-
-    /// Returns whether any thread writes to the device.
-    pub(crate) fn is_writing(&self) -> bool {
-        self.writing.load(Ordering::Relaxed) > 0
-    }
-
-    pub(crate) fn begin_writing(&self) {
-        self.writing.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn end_writing(&self) {
-        self.writing.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn wants(&self) -> bool {
-        self.wants.load(Ordering::Relaxed)
-    }
-
-    /// Notes that a writer asks for a buffer. Returns whether one had asked before.
-    pub(crate) fn set_wants(&self) -> bool {
-        self.wants() || self.wants.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) fn set_failing(&self, errno: i32) {
@@ -114,6 +84,15 @@ impl Load {
         if self.failing().is_some() {
             self.failing.store(0, Ordering::Relaxed);
         }
+    }
+
+    pub(crate) fn wants(&self) -> bool {
+        self.wants.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a writer asks for a buffer. Returns whether one had asked before.
+    pub(crate) fn set_wants(&self) -> bool {
+        self.wants() || self.wants.swap(true, Ordering::Relaxed)
     }
 }
 
