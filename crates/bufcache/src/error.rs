@@ -61,8 +61,10 @@ pub enum GetError {
     /// as the cache waits.
     #[error("the block was in use for as long as the cache waits")]
     Busy,
-    /// This thread uses the block, or has an operation in its [engine](crate::lend_engine) while the
-    /// block is in an engine, too: it would wait for itself.
+    /// This thread would wait for itself: it has a guard of the block; or reads it, as a verifier or device that
+    /// gets the block it is called for; or has [claimed](crate::Device::claim) it and not ended the load for as
+    /// long as the cache waits; or has an operation in its [engine](crate::lend_engine) while the block is in
+    /// an engine, too.
     #[error("this thread uses the block or its engine, so it would wait for itself")]
     WouldDeadlock,
     /// A sync of the device failed, and the device was not [reset](crate::Device::reset) since.
@@ -208,7 +210,9 @@ pub enum BuildError {
         alignment: usize,
     },
     /// [The same](crate::BlockDevice::identity) file or device is attached already, and its blocks
-    /// would be cached twice. Clone the existing handle instead.
+    /// would be cached twice: clone the existing handle. It is attached until its last handle, guard and pin is
+    /// dropped or it is [closed](crate::Device::close), and none of its operations is in flight. The drop of the
+    /// last handle waits for these as long as the cache waits for a buffer.
     #[error("the device is attached already")]
     Attached,
 }

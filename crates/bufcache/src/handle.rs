@@ -51,14 +51,6 @@ impl Cache {
     /// Attach a file to one cache of the process only. Another cache, as another process, does not
     /// know of the buffers of this one: each serves its own bytes, and may write older ones over
     /// those that the other one has written.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`] if the cache has too many devices, or the device is too large or needs blocks of
-    /// another size. [`BuildError::Attached`] if the [same file](crate::BlockDevice::identity) is
-    /// attached: until its last handle, guard and pin is dropped or it is [closed](Device::close),
-    /// and none of its operations is in flight. The drop of the last handle waits for these as long
-    /// as the cache waits for a buffer.
     pub fn attach(&self, device: impl IntoDevice) -> Result<Device, BuildError> {
         self.attach_with(device, AttachOptions::new())
     }
@@ -367,10 +359,6 @@ impl Device {
 
     /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
     /// earlier errors. Ignores blocks beyond the end of the device.
-    ///
-    /// # Errors
-    ///
-    /// The first error; its block stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.block_on(self.shared.flush_range(&self.source, blocks))
     }
@@ -379,14 +367,8 @@ impl Device {
     /// ranges too long to be cached. Durable after a [`sync`](Self::sync). Gets of these blocks
     /// wait for it.
     ///
-    /// `bytes` ends at the end of a block or of the device, and is aligned as the device requires.
-    ///
-    /// # Errors
-    ///
-    /// The error of the device: then each sector of the range is old or new, and dirty blocks stay
-    /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
-    /// longer than the cache waits; [`WriteError::WouldDeadlock`] if this thread has a write guard of
-    /// a block; [`WriteError::Poisoned`] and [`WriteError::Closed`].
+    /// `bytes` ends at the end of a block or of the device, and is aligned as the device requires. If the device
+    /// fails, each sector of the range is old or new, and dirty blocks stay dirty.
     pub fn write_around(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);
@@ -434,13 +416,6 @@ impl Device {
     /// blocks for the device, or for the load that another thread has begun: the device reads the
     /// block once. The guard keeps the buffer until it drops: hold it briefly, and not across a
     /// wait.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] if this thread has a
-    /// write guard of the block, or is reading it (a verifier or device gets the block it is called
-    /// for), or has [claimed](Self::claim) it and the load has not ended for as long as the cache
-    /// waits.
     #[inline]
     pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
@@ -479,12 +454,9 @@ impl Device {
     /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the
     /// future does not cancel the read, and keeps nothing of the task. A wait allocates.
     ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or
-    /// the loads of this device have their share while another device is attached; and
-    /// [`GetError::Busy`] if a writer, also this thread or task, has the block for as long as the cache
-    /// waits.
+    /// Fails with [`GetError::NoFreeBuffers`] at once if all buffers are in use, or if the loads of this device
+    /// have their share while another device is attached; and with [`GetError::Busy`] if a writer, also this
+    /// thread or task, has the block for as long as the cache waits.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -587,12 +559,8 @@ impl Device {
     /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need
     /// not be durable then.
     ///
-    /// Blocks. Tries each block once, and goes on after one that fails.
-    ///
-    /// # Errors
-    ///
-    /// The first error; its block stays dirty. Each handle gets an error of another call or of the
-    /// cleaner once.
+    /// Tries each block once, goes on after one that fails, and returns the first error. Each handle gets an
+    /// error of another call or of the cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
         let result = self.block_on(self.shared.flush(&self.source));
         self.or_earlier(result)
@@ -600,12 +568,8 @@ impl Device {
 
     /// Makes all writes durable whose guards dropped before this call, in any thread:
     /// [flushes](Self::flush) them, and then syncs the device. Concurrent calls share one sync of
-    /// the device, which begins after their flushes.
-    ///
-    /// # Errors
-    ///
-    /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
-    /// from then on until a [`reset`](Self::reset).
+    /// the device, which begins after their flushes. If it fails, the device is
+    /// [poisoned](WriteError::Poisoned) until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
         let result = self.block_on(self.shared.sync(&self.source));
         self.or_earlier(result)
@@ -626,11 +590,7 @@ impl Device {
     }
 
     /// Makes these blocks durable, and not necessarily others, as a write with FUA requires. Ignores
-    /// blocks beyond the end of the device.
-    ///
-    /// # Errors
-    ///
-    /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
+    /// blocks beyond the end of the device. A failure poisons the device, as that of a [`sync`](Self::sync).
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let result = self.block_on(self.shared.write_through(&self.source, blocks));
         self.or_earlier(result)
@@ -641,13 +601,8 @@ impl Device {
     ///
     /// A block behind the present end of a [growing](crate::AttachOptions::growing) device stays
     /// behind it, also if it was dirty: its get fails with
-    /// [`GetError::ShortRead`](crate::GetError::ShortRead).
-    ///
-    /// # Errors
-    ///
-    /// The error of the device: then each block is as before, or zeros. [`WriteError::OutOfRange`];
-    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits;
-    /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
+    /// [`GetError::ShortRead`](crate::GetError::ShortRead). If the device fails, each block is as before, or
+    /// zeros.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         self.block_on(self.shared.overwrite(&self.source, blocks, Overwrite::Discard))
@@ -676,13 +631,8 @@ impl Device {
     /// block is what was read.
     ///
     /// The device may give a lost block up later. If another sync fails before one succeeds, the
-    /// next reset returns the block again.
-    ///
-    /// # Errors
-    ///
-    /// [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] for a writer's guard, and `Busy` for a
-    /// discard, a zero or a write past the cache that has not ended: the device stays poisoned, and
-    /// another call goes on.
+    /// next reset returns the block again. After an error, for a guard or a discard that does not end, the device
+    /// stays poisoned, and another call goes on.
     pub fn reset(&self) -> Result<Lost, WriteError> {
         self.check_wait()?;
         block_on(self.shared.reset(&self.source)).map(Lost)

@@ -1,7 +1,7 @@
 //! An attached device, as the cache sees it.
 
-use std::{fmt, io};
 use std::ops::{Deref, Range};
+use std::{fmt, io};
 
 use offlock_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use offlock_sync::{Arc, fence, order};

@@ -21,18 +21,11 @@ impl Device {
     /// Makes a blocking call of this device on a thread of the cache, for calls without an `_async`
     /// form. The calling thread makes the call only if no thread can be started.
     ///
-    /// The number of threads that make calls of one device is limited, so a device that hangs does
-    /// not delay the others. Dropping the future after its first poll does not cancel the call.
-    ///
     /// At most 16 calls of one device run at the same time, beside the operations of the device
-    /// itself, for which a call may wait.
+    /// itself, for which a call may wait. So a device that hangs does not delay the others.
     ///
     /// The call reports write errors as this handle does. Two calls at the same time may both report
-    /// one error.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the call does.
+    /// one error. Panics if the call does.
     pub async fn call_async<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Self) -> T + Send + 'static,
@@ -74,12 +67,9 @@ impl Device {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Errors
-    ///
-    /// As [`get_mut`](Self::get_mut), but never [`GetError::WouldDeadlock`]: a guard of the thread that
-    /// polls the task is not the task's, and its drop is waited for. [`GetError::Busy`] also if the tasks in line before keep the
-    /// block for longer than the patience in all, or if threads lock it again and again, which
-    /// overtake tasks. No thread waits meanwhile.
+    /// A guard of the thread that polls the task is not the task's, and its drop is waited for. Fails with
+    /// [`GetError::Busy`] also if the tasks in line before keep the block for longer than the patience in all,
+    /// or if threads, which overtake tasks, lock it again and again.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
