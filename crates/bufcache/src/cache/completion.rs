@@ -119,6 +119,17 @@ impl Drop for Batch<'_> {
     }
 }
 
+/// Makes a change of the device, and waits for its end.
+pub(super) async fn make(source: &Arc<Source>, change: Change<'_>) -> Outcome {
+    let batch = Batch::new(source).await;
+    // SAFETY: the batch is waited for below, before it or the parts of a write go.
+    let change = unsafe { DeviceChange::new(&batch, 0, change) };
+    // If the device panics, the change is dropped, which ends it.
+    let _ = contain(|| source.device.begin(change));
+    batch.wait().await;
+    batch.result(0)
+}
+
 /// Returns the key of the wait for a batch. In a model all have one, because an address may differ from run to
 /// run.
 fn key_of(state: NonNull<State>) -> u64 {

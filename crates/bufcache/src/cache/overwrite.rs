@@ -6,20 +6,20 @@
 //! they stay dirty.
 
 use std::io::{self, IoSlice};
-use std::marker::PhantomData;
+use std::mem;
 use std::ops::Range;
 
 use offlock_sync::{Arc, check, step, thread};
 
 use super::Shared;
-use super::completion::{Batch, Change, DeviceChange, Outcome};
+use super::completion::{Change, Outcome, make};
 use super::write::is_marked;
 use crate::dirty::{Extents, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::{Operation, Source};
-use crate::wait::{contain, is_blocking};
+use crate::wait::is_blocking;
 use crate::word::{BACK, DIRTY, Key, STALE, WAITED, WRITE};
 
 /// The operation on a range of the device.
@@ -31,7 +31,43 @@ pub(crate) enum Overwrite<'b> {
 }
 
 /// Dirty blocks that are marked `BACK`.
-pub(super) type Marked = Vec<(Key, Frame)>;
+type Marked = Vec<(Key, Frame)>;
+
+/// A range of a device that is excluded from the cache while the device changes. Its drop ends that, and leaves
+/// the dirty blocks as they are.
+#[derive(Debug)]
+struct ExcludedRange {
+    source: Operation<Arc<Source>>,
+    sectors: Range<u64>,
+    marked: Marked,
+}
+
+impl ExcludedRange {
+    /// Notes that the device may have changed the range, and not durably.
+    fn note(&self) {
+        let written = self.sectors.clone();
+        self.source.writes.change_unsynced(|unsynced| unsynced.written.insert(written));
+    }
+
+    /// Ends the exclusion with the result of the device. After a success the dirty blocks are dropped.
+    fn end(mut self, result: Outcome) -> Result<(), WriteError> {
+        let block = self.source.block(Key::new(self.source.id, self.sectors.start));
+        result.map_err(|errno| match errno {
+            Some(errno) => WriteError::Io { errno, block },
+            None => WriteError::Panicked { block },
+        })?;
+        let Self { source, marked, .. } = &mut self;
+        marked.drain(..).for_each(|(key, frame)| source.cache.drop_marked(source, key, frame));
+        Ok(())
+    }
+}
+
+impl Drop for ExcludedRange {
+    fn drop(&mut self) {
+        self.source.cache.unmark_all(&self.source, &mut self.marked);
+        self.source.writes.excluded.leave(&self.sectors);
+    }
+}
 
 impl Shared {
     /// Discards, zeroes or writes whole blocks on the device, and drops their cached buffers.
@@ -50,105 +86,69 @@ impl Shared {
             return Ok(());
         }
         // Keeps the device attached: the task and the last handle may be dropped before the end.
-        let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
+        let operation = Operation::begin(Arc::clone(source)).ok_or(WriteError::Closed)?;
         // The cleaner does this only for devices with dirty blocks.
         self.limit_extents(source).await;
         self.check_sync(source)?;
-        let _excluded = source.writes.excluded.enter(sectors.clone()).await;
+        mem::forget(source.writes.excluded.enter(sectors.clone()).await); // `excluded` ends it
+        let mut excluded = ExcludedRange { source: operation, sectors, marked: Vec::new() };
         // Before blocks are marked, because an error after that would leave them marked.
         hazard::reserve().map_err(GetError::from)?;
         if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
-        let marked = self.invalidate_or_mark_all(source, &sectors).await?;
+        self.invalidate_or_mark_all(&mut excluded).await?;
         // Before the operation, because it may lose the old contents even if it fails.
+        let sectors = &excluded.sectors;
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
             new.insert(sectors.clone());
             for known in [&unsynced.written, &unsynced.syncing] {
-                known.overlapping(&sectors).for_each(|range| new.remove(&range));
+                known.overlapping(sectors).for_each(|range| new.remove(&range));
             }
             unsynced.written.insert(sectors.clone());
             new
         });
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len) - offset;
-        let result = self.overwrite_on_device(source, (offset, len), how).await;
-        // After the wait this may run on another thread, which has reserved no slot yet.
-        while hazard::reserve().is_err() {
-            self.waiting.sleep().await;
-        }
-        source.writes.change_unsynced(|unsynced| {
-            if result == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Overwrite::Write(_)) {
-                // The device has changed nothing, and no other operation overlaps the range.
+        let parts = &[IoSlice::new(if let Overwrite::Write(bytes) = how { bytes } else { &[] })];
+        let (change, is_write) = match how {
+            Overwrite::Write(_) => (Change::Write { offset, parts, durable: false }, true),
+            Overwrite::Discard => (Change::Discard { offset, len }, false),
+            Overwrite::Zero => (Change::Zero { offset, len }, false),
+        };
+        self.counters.write_calls.add(is_write.into());
+        let result = make(source, change).await;
+        if result == Err(Some(libc::EOPNOTSUPP)) && !is_write {
+            // The device has changed nothing, and no other operation overlaps the range.
+            source.writes.change_unsynced(|unsynced| {
                 for range in new.iter() {
                     unsynced.written.remove(&range);
                     unsynced.syncing.remove(&range);
                 }
-            } else {
-                // Again, because a sync that began meanwhile does not make it durable.
-                unsynced.written.insert(sectors.clone());
-            }
-        });
-        if result.is_err() {
-            self.unmark_all(source, &marked);
+            });
+        } else {
+            excluded.note(); // again, because a sync that began meanwhile does not make it durable
         }
-        let block = source.block(Key::new(source.id, sectors.start));
-        match result {
-            Ok(()) => {
-                if matches!(how, Overwrite::Write(_)) {
-                    source.writes.load.set_succeeding();
-                }
-                marked.iter().for_each(|&(key, frame)| self.drop_marked(source, key, frame));
-                Ok(())
-            }
-            Err(Some(errno)) => Err(WriteError::Io { errno, block }),
-            Err(None) => Err(WriteError::Panicked { block }),
+        if is_write && result.is_ok() {
+            source.writes.load.set_succeeding();
         }
+        excluded.end(result)
     }
 
-    /// Begins the operation on the device, and waits for its end.
-    async fn overwrite_on_device(
-        &self,
-        source: &Arc<Source>,
-        (offset, len): (u64, u64),
-        how: Overwrite<'_>,
-    ) -> Outcome {
-        let bytes = if let Overwrite::Write(bytes) = how { bytes } else { &[] };
-        let parts = &[IoSlice::new(bytes)];
-        let change = match how {
-            Overwrite::Write(_) => Change::Write { offset, parts, durable: false },
-            Overwrite::Discard => Change::Discard { offset, len },
-            Overwrite::Zero => Change::Zero { offset, len },
-        };
-        let batch = Batch::new(source).await;
-        // SAFETY: the batch is waited for below, before it or the parts go.
-        let change = unsafe { DeviceChange::new(&batch, 0, change) };
-        self.counters.write_calls.add(matches!(how, Overwrite::Write(_)).into());
-        // If the device panics, the change is dropped, which ends it.
-        let _ = contain(|| source.device.begin(change));
-        batch.wait().await;
-        batch.result(0)
-    }
-
-    /// Drops the clean buffers of an excluded range, and marks and returns the dirty ones.
-    async fn invalidate_or_mark_all(
-        &self,
-        source: &Arc<Source>,
-        sectors: &Range<u64>,
-    ) -> Result<Marked, WriteError> {
-        let (mut marked, mut since) = (Marked::new(), None);
-        let is_blocking = is_blocking().await;
+    /// Drops the clean buffers of an excluded range, and marks the dirty ones.
+    async fn invalidate_or_mark_all(&self, excluded: &mut ExcludedRange) -> Result<(), WriteError> {
+        let ExcludedRange { source, sectors, marked } = excluded;
+        let (is_blocking, mut since) = (is_blocking().await, None);
         loop {
-            let mut one = |key| self.invalidate_or_mark(source, key, is_blocking, &mut marked);
+            let mut one = |key| self.invalidate_or_mark(source, key, is_blocking, marked);
             let ranges = std::iter::once(sectors.clone());
             let mut keys = self.lookup.keys_in(source, ranges, |sector| sectors.contains(&sector));
             let obstacle = keys.find_map(|key| one(key).err());
             drop(keys);
-            let Some(obstacle) = obstacle else { return Ok(marked) };
+            let Some(obstacle) = obstacle else { return Ok(()) };
             // No thread waits while it has blocks marked.
-            self.unmark_all(source, &marked);
-            marked.clear();
+            self.unmark_all(source, marked);
             let (key, waited) = match obstacle {
                 OverwriteBlocked::Error(key, error) => {
                     return Err(WriteError::of_wait(error, source.block(key)));
@@ -164,7 +164,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn invalidate_or_mark(
+    fn invalidate_or_mark(
         &self,
         source: &Arc<Source>,
         key: Key,
@@ -211,8 +211,8 @@ impl Shared {
     }
 
     /// Clears the marks. The blocks stay dirty, unless the last handle of the device is dropped.
-    pub(super) fn unmark_all(&self, source: &Arc<Source>, marked: &Marked) {
-        for &(key, frame) in marked {
+    fn unmark_all(&self, source: &Arc<Source>, marked: &mut Marked) {
+        for (key, frame) in marked.drain(..) {
             self.clear_marks_and_wake(self.entry(frame), frame, BACK, 0);
             self.drop_if_abandoned(source, key);
         }
@@ -220,7 +220,7 @@ impl Shared {
 
     /// Drops a block that the caller has marked. Waits for memory if the thread has no slot,
     /// because a mark that stays would block the other users of the block for ever.
-    pub(super) fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) {
+    fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) {
         while hazard::reserve().is_err() {
             thread::yield_now();
         }
@@ -239,7 +239,7 @@ impl Shared {
 }
 
 /// Why a block can be neither dropped nor marked.
-pub(super) enum OverwriteBlocked {
+enum OverwriteBlocked {
     Marked(Key, Frame),
     /// It is being read or evicted.
     Loading(Key),
@@ -248,10 +248,6 @@ pub(super) enum OverwriteBlocked {
 
 // Bypasses: the caller writes blocks to the device by its own means, while the cache excludes
 // them. A bypass begins and ends without a wait.
-//
-// The blocks are treated as in a [discard](super::overwrite): their range is excluded, clean
-// buffers are invalidated, and dirty ones are marked, and dropped once the device has the new
-// bytes.
 
 /// A bypass prefetches the home of the block that is this many behind the one it looks up, because
 /// neighbours have homes at random places of the table. More than the misses that a CPU has
@@ -271,58 +267,25 @@ const AHEAD: usize = 16;
 #[must_use = "a drop counts as a failed write: end it with `finish`"]
 pub struct Bypass {
     /// `None` once it has ended.
-    source: Option<Operation<Arc<Source>>>,
-    sectors: Range<u64>,
-    marked: Marked,
-    /// Set once the holder may have begun to write.
-    is_begun: bool,
-    /// Not `Send`, because its end needs the slots that this thread has reserved.
-    _thread: PhantomData<*const ()>,
+    excluded: Option<ExcludedRange>,
 }
 
 impl Bypass {
     /// Ends the bypass with the result of the write. After a success the cache drops its buffers of
-    /// the blocks. After an error each sector has its old or its new bytes, and dirty buffers stay
-    /// dirty.
-    ///
-    /// # Errors
-    ///
-    /// [`WriteError::Io`] with the errno of `result` and the first block.
+    /// the blocks. After an error, which is returned as [`WriteError::Io`], each sector has its old or its new
+    /// bytes, and dirty buffers stay dirty.
     pub fn finish(mut self, result: io::Result<()>) -> Result<(), WriteError> {
         self.end(result)
     }
 
     fn end(&mut self, result: io::Result<()>) -> Result<(), WriteError> {
-        let Some(source) = self.source.take() else { return Ok(()) };
-        let _leaves = Leaves { source: &source, sectors: &self.sectors };
-        let shared = &source.cache;
-        // Inserted again at the end, because a sync that began meanwhile does not make the write
-        // durable.
-        if self.is_begun {
-            source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
+        let Some(excluded) = self.excluded.take() else { return Ok(()) };
+        excluded.note(); // again, because a sync that began meanwhile does not make the write durable
+        if result.is_ok() {
+            excluded.source.writes.load.set_succeeding();
+            excluded.source.cache.counters.write_calls.add(1);
         }
-        if let Err(error) = result {
-            shared.unmark_all(&source, &self.marked);
-            let block = source.block(Key::new(source.id, self.sectors.start));
-            return Err(WriteError::Io { errno: errno_of(&error), block });
-        }
-        source.writes.load.set_succeeding();
-        shared.counters.write_calls.add(1);
-        let marked = self.marked.iter();
-        marked.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
-        Ok(())
-    }
-}
-
-/// Ends the exclusion of the range, also if the end of the write panics.
-struct Leaves<'b> {
-    source: &'b Source,
-    sectors: &'b Range<u64>,
-}
-
-impl Drop for Leaves<'_> {
-    fn drop(&mut self) {
-        self.source.writes.excluded.leave(self.sectors);
+        excluded.end(result.map_err(|error| Some(errno_of(&error))))
     }
 }
 
@@ -355,12 +318,9 @@ impl Shared {
         if !source.writes.excluded.try_enter(&sectors) {
             return Ok(None);
         }
-        let (marked, is_begun) = (Marked::new(), false);
-        let source_of = Some(operation);
-        let mut bypass =
-            Bypass { source: source_of, sectors, marked, is_begun, _thread: PhantomData };
+        let mut excluded = ExcludedRange { source: operation, sectors, marked: Vec::new() };
         if source.writes.refuses_writers() {
-            return Err(WriteError::Closed); // the drop of `bypass` changes nothing
+            return Err(WriteError::Closed);
         }
         let ahead = blocks.clone().skip(AHEAD).map(Some).chain(std::iter::repeat(None));
         for (block, ahead) in blocks.zip(ahead) {
@@ -368,14 +328,13 @@ impl Shared {
                 self.lookup.prefetch(key);
             }
             let Some(key) = source.key(block) else { continue };
-            if self.invalidate_or_mark(source, key, true, &mut bypass.marked).is_err() {
-                return Ok(None); // the drop of `bypass` unmarks the blocks
+            if self.invalidate_or_mark(source, key, true, &mut excluded.marked).is_err() {
+                return Ok(None);
             }
         }
         // Before the write: whether it succeeds or not, the old bytes may be gone.
-        source.writes.change_unsynced(|unsynced| unsynced.written.insert(bypass.sectors.clone()));
-        bypass.is_begun = true;
-        Ok(Some(bypass))
+        excluded.note();
+        Ok(Some(Bypass { excluded: Some(excluded) }))
     }
 }
 

@@ -14,7 +14,7 @@ use offlock_sync::atomic::{Ordering, fence};
 use offlock_sync::{Arc, check, step};
 
 use super::Shared;
-use super::completion::{Batch, Change, DeviceChange};
+use super::completion::{Change, make};
 use super::pool::Lane;
 use super::write::is_marked;
 use super::write_back::Selection;
@@ -23,7 +23,7 @@ use crate::engine::refuses_wait;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::{Operation, Source};
-use crate::wait::{block_on, contain, is_blocking};
+use crate::wait::{block_on, is_blocking};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
@@ -99,21 +99,10 @@ impl Shared {
             }
             source.writes.change_unsynced(Unsynced::begin_sync);
             self.counters.syncs.add(1);
-            let batch = Batch::new(source).await;
-            step!("sync: ask the device", {
-                // SAFETY: the batch is neither moved nor forgotten until the wait below.
-                let sync = unsafe { DeviceChange::new(&batch, 0, Change::Sync) };
-                // If the device panics, the sync is dropped, which ends it.
-                let _ = contain(|| source.device.begin(sync));
-            });
-            batch.wait().await;
-            match batch.result(0) {
-                Ok(()) => true,
-                Err(errno) => {
-                    source.writes.poison(errno.unwrap_or(libc::EIO));
-                    false
-                }
-            }
+            let mut result = Ok(());
+            step!("sync: ask the device", result = make(source, Change::Sync).await);
+            let poison = |errno: &Option<i32>| source.writes.poison(errno.unwrap_or(libc::EIO));
+            result.inspect_err(poison).is_ok()
         };
         let durable = || source.writes.change_unsynced(Unsynced::end_sync);
         if source.writes.group.join(losses, sync, durable).await {
