@@ -360,7 +360,7 @@ impl Device {
     /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
     /// earlier errors. Ignores blocks beyond the end of the device.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.block_on(self.shared.flush_range(&self.source, blocks))
+        self.block_on(self.shared.flush(&self.source, blocks))
     }
 
     /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
@@ -562,7 +562,7 @@ impl Device {
     /// Tries each block once, goes on after one that fails, and returns the first error. Each handle gets an
     /// error of another call or of the cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
-        let result = self.block_on(self.shared.flush(&self.source));
+        let result = self.block_on(self.shared.flush(&self.source, 0..u64::MAX));
         self.or_earlier(result)
     }
 

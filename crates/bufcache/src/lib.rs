@@ -53,7 +53,7 @@
 //!
 //! # Threads
 //!
-//! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices without `begin_`
+//! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices that begin no
 //! methods, and writes dirty blocks back; `bufcache-timer` ends waits of tasks in time.
 //!
 //! # Waits without an end

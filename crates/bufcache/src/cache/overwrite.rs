@@ -175,9 +175,6 @@ impl Shared {
             let home = self.lookup.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
-            if word.has(WRITE) && is_blocking && hazard::protected_by_me(entry) > 0 {
-                return Err(OverwriteBlocked::Error(key, GetError::WouldDeadlock));
-            }
             if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
                 return Err(OverwriteBlocked::Marked(key, word.frame()));
             }

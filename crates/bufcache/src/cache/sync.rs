@@ -21,7 +21,6 @@ use super::write_back::Selection;
 use crate::dirty::{Extents, Stage, Unsynced, WriteError};
 use crate::engine::refuses_wait;
 use crate::error::GetError;
-use crate::hazard;
 use crate::source::{Operation, Source};
 use crate::wait::{block_on, is_blocking};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
@@ -39,14 +38,8 @@ impl Shared {
         source.writes.poisoned().map_or(Ok(()), |errno| Err(WriteError::Poisoned { errno }))
     }
 
-    /// Writes all dirty blocks to the device, which does not make them durable.
-    pub(crate) async fn flush(&self, source: &Arc<Source>) -> Result<(), WriteError> {
-        self.check_sync(source)?;
-        self.flush_selected(source, &Selection::all()).await
-    }
-
-    /// Writes the dirty blocks of a range to the device.
-    pub(crate) async fn flush_range(
+    /// Writes the dirty blocks of a range to the device, which does not make them durable.
+    pub(crate) async fn flush(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
@@ -70,7 +63,7 @@ impl Shared {
     /// Makes all blocks durable that were dirtied before this call.
     pub(crate) async fn sync(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let losses = source.writes.group.losses();
-        let flushed = self.flush(source).await;
+        let flushed = self.flush(source, 0..u64::MAX).await;
         if flushed == Err(WriteError::Closed) {
             return flushed;
         }
@@ -226,9 +219,6 @@ impl Shared {
             // Before the test for `DIRTY`: a block that the device has just written still has the
             // flag, but is about to become clean.
             if word.has(WRITE | BACK) {
-                if word.has(WRITE) && hazard::protected_by_me(entry) > 0 {
-                    return Err(GetError::WouldDeadlock);
-                }
                 self.wait_for_mark(word.frame(), key, is_marked, &mut since).await?;
                 continue;
             }
@@ -314,7 +304,7 @@ impl Shared {
     async fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // No discard or zero runs once the whole device is excluded.
         drop(source.writes.excluded.enter(0..u64::MAX).await);
-        let (blocks, mut since) = (is_blocking().await, None);
+        let mut since = None;
         for place in 0..self.lookup.places() {
             let entry = self.lookup.entry(place);
             loop {
@@ -323,12 +313,8 @@ impl Shared {
                 if check!("close: no thread writes the block", !is_written) {
                     break;
                 }
-                let block = source.block(key);
-                if blocks && hazard::protected_by_me(entry) > 0 {
-                    return Err(WriteError::WouldDeadlock { block: Some(block) });
-                }
                 let waited = self.wait_for_mark(word.frame(), key, is_marked, &mut since).await;
-                waited.map_err(|error| WriteError::of_wait(error, block))?;
+                waited.map_err(|error| WriteError::of_wait(error, source.block(key)))?;
             }
         }
         Ok(())

@@ -151,10 +151,9 @@ impl Shared {
                 slot.clear(); // the mark keeps the buffer
                 return Ok(Locked { source: Some(Arc::clone(source)), frame, fill });
             }
-            let found = self.lookup.find(key).map(|entry| (entry, entry.word()));
-            if let Some((entry, word)) = found.filter(|(_, word)| is_marked_or_pinned(*word)) {
-                let is_own = || word.has(WRITE) && hazard::protected_by_me(entry) > 0;
-                if blocks && (is_own() || (is_marked(word) && !source.may_wait())) {
+            let found = self.lookup.find(key).map(Entry::word);
+            if let Some(word) = found.filter(|word| is_marked_or_pinned(*word)) {
+                if blocks && is_marked(word) && !source.may_wait() {
                     return Err(GetError::WouldDeadlock);
                 }
                 if !blocks && queued.is_none() {
@@ -358,8 +357,8 @@ impl Shared {
     }
 
     /// Waits for the writer, the write-back or the last pin of a block, while `waited_for` holds for its
-    /// word; at most for the patience of the cache. The caller has neither slot nor pin. May return early,
-    /// so the caller looks the block up again.
+    /// word; at most for the patience of the cache. Refuses to wait for a guard of this thread. The caller has
+    /// neither slot nor pin. May return early, so the caller looks the block up again.
     pub(super) async fn wait_for_mark(
         &self,
         frame: Frame,
@@ -367,6 +366,10 @@ impl Shared {
         waited_for: fn(EntryWord) -> bool,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
+        let is_own = |entry: &Entry| entry.word().has(WRITE) && hazard::protected_by_me(entry) > 0;
+        if is_blocking().await && self.lookup.find(key).is_some_and(is_own) {
+            return Err(GetError::WouldDeadlock);
+        }
         let end = self.waiting.end(since)?;
         let look = || {
             // With the waker in the set: either this finds that the block is free, or the thread

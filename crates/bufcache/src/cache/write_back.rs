@@ -357,13 +357,16 @@ impl Shared {
                 Err(obstacle) => obstacle,
             };
             self.write_window(source, window).await;
-            let of_wait = |error| WriteError::of_wait(error, source.block(next.key));
             let waited = match obstacle {
                 WriteBackSkip::Log(number) => {
                     flushed = number;
                     self.flush_log(source, next, number).await
                 }
-                _ => self.wait_until_unmarked(next, &mut since).await.map_err(of_wait),
+                _ => {
+                    let waited =
+                        self.wait_for_mark(next.frame, next.key, is_marked, &mut since).await;
+                    waited.map_err(|error| WriteError::of_wait(error, source.block(next.key)))
+                }
             };
             if let Err(error) = waited {
                 window.gave_up |= matches!(error, WriteError::Busy { .. });
@@ -371,21 +374,6 @@ impl Shared {
                 return false;
             }
         }
-    }
-
-    /// Waits for the end of a write or write-back of the block by another thread. May return early:
-    /// the caller tries again.
-    async fn wait_until_unmarked(
-        &self,
-        DirtyBlock { key, frame }: DirtyBlock,
-        since: &mut Option<Instant>,
-    ) -> Result<(), GetError> {
-        let entry = self.entry(frame);
-        let is_own = || entry.word().has(WRITE) && hazard::protected_by_me(entry) > 0;
-        if is_blocking().await && is_own() {
-            return Err(GetError::WouldDeadlock);
-        }
-        self.wait_for_mark(frame, key, is_marked, since).await
     }
 
     /// Marks a dirty block if it may be written now. The log is durable up to `flushed`.

@@ -93,14 +93,14 @@ impl Device {
     /// [`flush`](Self::flush) for tasks.
     pub async fn flush_async(&self) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
-        let result = run(async move { source.cache.flush(&source).await }).await;
+        let result = run(async move { source.cache.flush(&source, 0..u64::MAX).await }).await;
         self.or_earlier(result)
     }
 
     /// [`flush_range`](Self::flush_range) for tasks.
     pub async fn flush_range_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let source = Arc::clone(&self.source);
-        run(async move { source.cache.flush_range(&source, blocks).await }).await
+        run(async move { source.cache.flush(&source, blocks).await }).await
     }
 
     /// [`sync`](Self::sync) for tasks.
