@@ -86,20 +86,16 @@ mod lent {
     use aio_reap::Engine;
 
     std::thread_local! {
-        /// The lent engines with the numbers of their guards, ascending. The thread uses the last.
-        static LENT: RefCell<Vec<(u64, Rc<Engine>)>> = const { RefCell::new(Vec::new()) };
+        static LENT: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
     }
 
-    /// Returns the lent engine that this thread uses. `None` without one, and while the thread ends.
+    /// Returns the engine that this thread has lent. `None` without one, and while the thread ends.
     pub(crate) fn lent_engine() -> Option<Rc<Engine>> {
-        LENT.try_with(|lent| lent.borrow().last().map(|(_, engine)| Rc::clone(engine)))
-            .ok()
-            .flatten()
+        LENT.try_with(|lent| lent.borrow().clone()).ok().flatten()
     }
 
     /// Makes [`FileDevice`](crate::FileDevice)s use the engine for readahead, and for operations
-    /// that tasks begin on this thread, until the guard drops. Of several lent engines, the thread uses
-    /// the one that was lent last. The guards may drop in any order.
+    /// that tasks begin on this thread, until the guard drops.
     ///
     /// These operations end when the thread turns the engine, as each request of an engine does. A call
     /// of the cache never turns it, and submits without a look at completions: inside a call of the cache
@@ -110,31 +106,30 @@ mod lent {
     /// of another, is refused with `WouldDeadlock`: turn the engine, or use the async form. Changes (writes,
     /// syncs, discards) of a device in an engine count for each call that blocks for changes of the
     /// device. If the requests of the program leave no slot, a thread of the cache makes the operation.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the thread has lent an engine.
+    #[track_caller]
     pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
-        let number = LENT.with_borrow_mut(|lent| {
-            let number = lent.last().map_or(0, |(number, _)| number + 1);
-            lent.push((number, Rc::clone(engine)));
-            number
+        LENT.with_borrow_mut(|lent| {
+            assert!(lent.is_none(), "the thread has lent an engine");
+            *lent = Some(Rc::clone(engine));
         });
-        LentEngine { number, _thread: PhantomData }
+        LentEngine { _thread: PhantomData }
     }
 
     /// The guard of a lent engine, from [`lend_engine`].
     #[derive(Debug)]
     #[must_use = "the engine is lent only while the guard lives"]
     pub struct LentEngine {
-        number: u64,
         _thread: PhantomData<*const ()>,
     }
 
     impl Drop for LentEngine {
         fn drop(&mut self) {
             // Perhaps the last handle of the engine, so it is not dropped under the borrow.
-            let _ended = LENT.try_with(|lent| {
-                let mut lent = lent.borrow_mut();
-                let at = lent.iter().position(|(number, _)| *number == self.number)?;
-                Some(lent.remove(at).1)
-            });
+            let _ended = LENT.try_with(RefCell::take);
         }
     }
 }

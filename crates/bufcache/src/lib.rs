@@ -53,8 +53,8 @@
 //!
 //! # Threads
 //!
-//! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices that begin no
-//! methods, and writes dirty blocks back; `bufcache-timer` ends waits of tasks in time.
+//! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices for
+//! tasks, and writes dirty blocks back; `bufcache-timer` ends waits of tasks in time.
 //!
 //! # Waits without an end
 //!

@@ -36,7 +36,6 @@ use super::write::is_marked;
 use crate::dirty::{DirtyList, Unsynced, WriteError, errno_of};
 use crate::error::GetError;
 use crate::frames::{Frame, FrameMemory};
-use crate::hazard;
 use crate::policy::is_evictable_but_dirty;
 use crate::source::{Operation, Source};
 use crate::wait::{block_on, contain, is_blocking};
