@@ -134,48 +134,25 @@ impl From<offlock_percpu::AllocError> for GetError {
     }
 }
 
-/// Why a load failed. The frame's header has its [`code`](Self::code) for the threads that wait.
+/// Why a load failed: an errno, or one of the codes below. In the header of the frame for the threads that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
-    Errno(i32),
-    Short,
-    Verify,
-    Panicked,
-    NoMemory,
-    Closed,
-}
+pub(crate) struct Failure(pub(crate) i32);
 
 impl Failure {
-    pub(crate) fn code(self) -> i32 {
-        match self {
-            Self::Errno(errno) => errno.max(1),
-            Self::Short => -1,
-            Self::Verify => -2,
-            Self::Panicked => -3,
-            Self::NoMemory => -4,
-            Self::Closed => -5,
-        }
-    }
-
-    pub(crate) fn from_code(code: i32) -> Self {
-        match code {
-            -1 => Self::Short,
-            -2 => Self::Verify,
-            -3 => Self::Panicked,
-            -4 => Self::NoMemory,
-            -5 => Self::Closed,
-            errno => Self::Errno(errno),
-        }
-    }
+    pub(crate) const SHORT: Self = Self(-1);
+    pub(crate) const VERIFY: Self = Self(-2);
+    pub(crate) const PANICKED: Self = Self(-3);
+    pub(crate) const NO_MEMORY: Self = Self(-4);
+    pub(crate) const CLOSED: Self = Self(-5);
 
     pub(crate) fn of(self, block: u64) -> GetError {
         match self {
-            Self::Errno(errno) => GetError::Io { errno, block },
-            Self::Short => GetError::ShortRead { block },
-            Self::Verify => GetError::Verify { block },
-            Self::Panicked => GetError::Panicked { block },
-            Self::NoMemory => GetError::NoMemory,
-            Self::Closed => GetError::Closed,
+            Self::SHORT => GetError::ShortRead { block },
+            Self::VERIFY => GetError::Verify { block },
+            Self::PANICKED => GetError::Panicked { block },
+            Self::NO_MEMORY => GetError::NoMemory,
+            Self::CLOSED => GetError::Closed,
+            Self(errno) => GetError::Io { errno, block },
         }
     }
 }

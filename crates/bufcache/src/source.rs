@@ -144,17 +144,17 @@ impl Source {
         let offset = Self::offset(key);
         let count = match result {
             Ok(count) => count.min(bytes.len()),
-            Err(error) => return Err(Failure::Errno(errno_of(&error))),
+            Err(error) => return Err(Failure(errno_of(&error))),
         };
         // Only the device's own end may be inside a block. The device may be a part of a file that
         // goes on behind it.
         let there = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
         if count < there {
-            return Err(Failure::Short);
+            return Err(Failure::SHORT);
         }
         bytes[there..].fill(0);
         match &self.writes.options.verify {
-            Some(verify) if !verify(self.block(key), bytes) => Err(Failure::Verify),
+            Some(verify) if !verify(self.block(key), bytes) => Err(Failure::VERIFY),
             _ => Ok(()),
         }
     }

@@ -107,7 +107,7 @@ impl Load {
         let slot = source.writes.options.verify.is_some().then(|| source.cache.protect_own(frame));
         let accepted = contain(|| source.accept(key, bytes, result));
         slot.flatten().inspect(|slot| slot.clear());
-        match accepted.unwrap_or(Err(Failure::Panicked)) {
+        match accepted.unwrap_or(Err(Failure::PANICKED)) {
             Ok(()) => source.cache.publish(frame, own),
             Err(failure) => _ = source.cache.fail(&source, key, frame, failure, own),
         }
@@ -132,7 +132,7 @@ impl Load {
         slot.inspect(|slot| slot.clear());
         match read {
             Ok(result) => self.end(result, own),
-            Err(_) => step!("load: tell of the panic", self.give_up(Failure::Panicked)),
+            Err(_) => step!("load: tell of the panic", self.give_up(Failure::PANICKED)),
         }
     }
 
@@ -186,9 +186,9 @@ impl DerefMut for Load {
 impl Drop for Load {
     fn drop(&mut self) {
         let failure = if std::thread::panicking() {
-            Failure::Panicked
+            Failure::PANICKED
         } else {
-            Failure::Errno(libc::ECANCELED)
+            Failure(libc::ECANCELED)
         };
         self.source.cache.fail(&self.source, self.key, self.frame, failure, 0);
     }
@@ -446,7 +446,7 @@ impl Shared {
         let entry = self.entry(frame);
         let slot = match hazard::protect_kept(entry) {
             Ok(slot) => slot,
-            Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
+            Err(_) => return Err(self.fail(source, key, frame, Failure::NO_MEMORY, 0)),
         };
         self.frames.admit(&self.lookup, frame, key);
         self.frames.writing(frame);
@@ -457,7 +457,7 @@ impl Shared {
         fence(Ordering::SeqCst);
         if source.writes.refuses_writers() {
             slot.clear();
-            return Err(self.fail(source, key, frame, Failure::Closed, 0));
+            return Err(self.fail(source, key, frame, Failure::CLOSED, 0));
         }
         entry.publish_locked();
         Ok(Protected { slot, frame })
@@ -505,7 +505,7 @@ impl Shared {
     /// Returns the load of an entry that was just inserted. `None` if the device is closed.
     fn load(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Load> {
         let Some(load) = Load::new(source, key, frame, blocks) else {
-            self.fail(source, key, frame, Failure::Closed, 0);
+            self.fail(source, key, frame, Failure::CLOSED, 0);
             return None;
         };
         self.frames.admit(&self.lookup, frame, key);
@@ -573,7 +573,7 @@ impl Shared {
     /// Returns the error of a load that has failed, whose entry the caller has pinned.
     fn check_load(&self, source: &Source, key: Key, place: Place) -> Result<(), GetError> {
         let word = self.lookup.entry(place).word();
-        let failure = || Failure::from_code(self.frames.header(word.frame()).failure());
+        let failure = || Failure(self.frames.header(word.frame()).failure());
         if word.has(FAILED) { Err(failure().of(source.block(key))) } else { Ok(()) }
     }
 
