@@ -185,11 +185,8 @@ impl DerefMut for Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        let failure = if std::thread::panicking() {
-            Failure::PANICKED
-        } else {
-            Failure(libc::ECANCELED)
-        };
+        let failure =
+            if std::thread::panicking() { Failure::PANICKED } else { Failure(libc::ECANCELED) };
         self.source.cache.fail(&self.source, self.key, self.frame, failure, 0);
     }
 }
@@ -355,9 +352,7 @@ impl Shared {
             let is_absent =
                 |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
             if spare.is_none() && is_absent(found) {
-                let may_load = blocks
-                    || fill == Fill::Caller
-                    || self.write_back.may_load(source, self.frames.capacity());
+                let may_load = blocks || fill == Fill::Caller || self.write_back.may_load(source);
                 spare = if may_load { self.spare(search) } else { None };
                 if spare.is_none() {
                     return Ok(EnterResult::NoBuffer);
@@ -475,7 +470,7 @@ impl Shared {
     ) -> GetError {
         let entry = self.entry(frame);
         let header = self.frames.header(frame);
-        header.set_failure(failure.code());
+        header.set_failure(failure.0);
         self.frames.withdraw(frame);
         let home = self.lookup.lock(key);
         home.hide(header.place());
@@ -657,9 +652,7 @@ impl Shared {
             return Ok(None);
         }
         self.write_back.note_want(source);
-        if !self.write_back.may_load(source, self.frames.capacity())
-            || !self.frames.is_worth_a_buffer(&self.lookup, key)
-        {
+        if !self.write_back.may_load(source) || !self.frames.is_worth_a_buffer(&self.lookup, key) {
             return Ok(None);
         }
         let entered = self.enter(source, key, Fill::Claim, Search::Short, false)?;

@@ -345,7 +345,7 @@ pub(crate) fn make(
             hits: HitCounters::new(),
             ids: WordLock::new(Ids::default()),
         },
-        write_back: WriteBack::new(limits),
+        write_back: WriteBack::new(limits, count << shift),
         waiting: Waiting::new(patience),
         counters: Counters::new(),
     })

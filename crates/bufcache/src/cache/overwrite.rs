@@ -306,7 +306,7 @@ impl Shared {
         }
         let is_long = blocks.end.saturating_sub(blocks.start) > self.frames.count() as u64;
         let sectors = source.sectors_of(blocks.clone());
-        if is_long || self.write_back.has_many_extents(source, self.frames.count()) {
+        if is_long || self.write_back.has_many_extents(source) {
             return Ok(None);
         }
         // Reserved first: once blocks are marked, no step that unmarks them may fail.

@@ -70,6 +70,10 @@ const TOGETHER: usize = if cfg!(offlock_model) { 2 } else { 16 };
 pub(crate) struct WriteBack {
     pub(super) pool: Pool,
     dirty_bytes: AtomicUsize,
+    /// The capacity of the cache in bytes, and the dirty bytes above which the cleaner begins, and writers wait.
+    room: usize,
+    begin: usize,
+    most: usize,
     /// The number of attached devices. A hint, so a plain atomic, which no model explores.
     devices: std::sync::atomic::AtomicUsize,
     /// The number of devices that have asked for a buffer. A hint, as `devices`.
@@ -79,10 +83,14 @@ pub(crate) struct WriteBack {
 }
 
 impl WriteBack {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, room: usize) -> Self {
+        let share = |of_256: u32| (room as u64 * u64::from(of_256) / 256) as usize;
         Self {
             pool: Pool::new(limits),
             dirty_bytes: AtomicUsize::new(0),
+            room,
+            begin: share(limits.begin),
+            most: share(limits.most),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
             since: coarse_clock(),
@@ -153,21 +161,19 @@ impl WriteBack {
     }
 
     /// Returns whether a sync is due because the unsynced sectors are in many ranges.
-    pub(super) fn has_many_extents(&self, source: &Source, frames: usize) -> bool {
+    pub(super) fn has_many_extents(&self, source: &Source) -> bool {
         // The devices share the limit of the cache, which is about 3 % of its memory.
         let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
-        let most = MOST_EXTENTS.max(4 * frames / devices);
+        let most = MOST_EXTENTS.max(4 * (self.room >> source.shift) / devices);
         source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 
     /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are
     /// dirty, but enough for the cleaner to begin, wakes it.
-    fn is_too_dirty(&self, room: usize) -> bool {
-        let dirty = self.dirty_bytes() as u64 * 256;
-        let capacity = room as u64;
-        let limits = self.pool.limits;
-        let too_dirty = dirty > capacity * u64::from(limits.most);
-        if !too_dirty && dirty > capacity * u64::from(limits.begin) {
+    fn is_too_dirty(&self) -> bool {
+        let dirty = self.dirty_bytes();
+        let too_dirty = dirty > self.most;
+        if !too_dirty && dirty > self.begin {
             self.pool.hurry();
         }
         too_dirty
@@ -176,11 +182,6 @@ impl WriteBack {
     /// Makes the cleaner begin a round now.
     pub(super) fn hurry(&self) {
         self.pool.hurry();
-    }
-
-    /// Returns the most bytes that may be dirty.
-    fn most_dirty(&self, room: usize) -> usize {
-        (room as u64 * u64::from(self.pool.limits.most) / 256) as usize
     }
 
     pub(crate) fn add_device(&self) {
@@ -212,22 +213,22 @@ impl WriteBack {
     }
 
     /// Returns whether a task may begin one more load of the device, which has asked for a buffer.
-    pub(super) fn may_load(&self, source: &Source, room: usize) -> bool {
+    pub(super) fn may_load(&self, source: &Source) -> bool {
         let wanting = self.wanting.load(Ordering::Relaxed).max(1); // a hint, as the next
         let quiet = self.devices.load(Ordering::Relaxed).saturating_sub(wanting).min(QUIET);
-        let share = (room / (wanting + quiet)).max(1 << source.shift);
+        let share = (self.room / (wanting + quiet)).max(1 << source.shift);
         wanting + quiet == 1 || source.in_flight.count() << source.shift < share
     }
 
     /// Returns whether one more block of the device may become dirty now.
-    fn may_dirty(&self, source: &Source, room: usize) -> bool {
+    fn may_dirty(&self, source: &Source) -> bool {
         if self.has_one_device() {
             return true;
         }
         let load = &source.writes.load;
         let is_within = || {
-            let free = self.most_dirty(room).saturating_sub(self.dirty_bytes());
-            let floor = (room / FLOOR).max(1 << source.shift);
+            let free = self.most.saturating_sub(self.dirty_bytes());
+            let floor = (self.room / FLOOR).max(1 << source.shift);
             load.dirty_bytes() < free.max(floor)
         };
         // Without dirty buffers no write is left that could succeed and end the refusal.
@@ -824,7 +825,7 @@ impl Shared {
     /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
     /// failure poisons the device, so later calls report it.
     pub(super) async fn limit_extents(&self, source: &Arc<Source>) {
-        if self.write_back.has_many_extents(source, self.frames.count()) {
+        if self.write_back.has_many_extents(source) {
             let _ = self.sync_device(source, source.writes.group.losses()).await;
         }
     }
@@ -906,7 +907,7 @@ const QUIET: usize = 3;
 impl Shared {
     /// Returns whether a thread that is about to dirty a block writes other blocks first.
     pub(crate) fn must_clean(&self, source: &Source) -> bool {
-        self.write_back.is_too_dirty(self.frames.capacity()) && !self.write_back.is_shared(source)
+        self.write_back.is_too_dirty() && !self.write_back.is_shared(source)
     }
 
     /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
@@ -943,7 +944,7 @@ impl Shared {
 
     /// Returns whether the block may become dirty now, or is dirty already.
     pub(super) fn may_dirty(&self, source: &Source, key: Key) -> bool {
-        self.write_back.may_dirty(source, self.frames.capacity()) || self.is_dirty(key)
+        self.write_back.may_dirty(source) || self.is_dirty(key)
     }
 
     /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.

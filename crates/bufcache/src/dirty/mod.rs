@@ -594,11 +594,7 @@ impl AttachOptions {
 
 impl fmt::Debug for AttachOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AttachOptions")
-            .field("verify", &self.verify.is_some())
-            .field("before_write", &self.before_write.is_some())
-            .field("wal", &self.wal.is_some())
-            .finish_non_exhaustive()
+        f.debug_struct("AttachOptions").finish_non_exhaustive()
     }
 }
 
