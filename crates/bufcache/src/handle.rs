@@ -86,15 +86,12 @@ impl Cache {
         let id = self.shared.take_id().inspect_err(|_| {
             identity.inspect(|&identity| self.shared.lookup.detach(identity));
         })?;
-        let writes = Writes::new(id, options);
-        let cache = Arc::clone(&self.shared);
         self.shared.write_back.add_device();
-        let in_flight = InFlight::new();
         let source = Arc::new(Source {
-            cache,
+            cache: Arc::clone(&self.shared),
             device,
             identity,
-            in_flight,
+            in_flight: InFlight::new(),
             in_engines: AtomicUsize::new(0),
             id,
             shift,
@@ -102,10 +99,9 @@ impl Cache {
             len,
             is_read_only,
             write_depth,
-            writes,
+            writes: Writes::new(id, options),
         });
-        let alive = Arc::new(Alive(Arc::clone(&source)));
-        let shared = Arc::clone(&self.shared);
+        let (shared, alive) = (Arc::clone(&self.shared), Arc::new(Alive(Arc::clone(&source))));
         Ok(Device { shared, source, alive, seen: AtomicU64::new(0) })
     }
 

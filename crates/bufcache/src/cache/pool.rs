@@ -19,7 +19,6 @@ use offlock_sync::std_lock::{Condvar, Mutex, MutexGuard};
 use offlock_sync::{Arc, spawn, step};
 
 use super::miss::Load;
-use super::write_back::Limits;
 use crate::frames::Frame;
 use crate::source::Source;
 use crate::wait::contain_job;
@@ -63,7 +62,6 @@ impl Lane {
 /// Starts the threads and queues jobs for them.
 pub(crate) struct Pool {
     queue: Arc<Queue>,
-    pub(super) limits: Limits,
 }
 
 struct Queue {
@@ -234,7 +232,7 @@ impl State {
 }
 
 impl Pool {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new() -> Self {
         let state = State {
             devices: Vec::new(),
             turn: 0,
@@ -247,7 +245,7 @@ impl Pool {
             spare: Default::default(),
         };
         let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
-        Self { queue: Arc::new(queue), limits }
+        Self { queue: Arc::new(queue) }
     }
 
     /// Queues a job for a thread. Returns whether it waits for those before it. A thread that needs the block
@@ -258,7 +256,7 @@ impl Pool {
     /// The job, if no thread can be started or there is no memory to queue it.
     pub(super) fn queue(&self, device: u16, lane: Lane, job: Job) -> Result<bool, Job> {
         let mut state = self.queue.state.lock();
-        let has_thread = self.ensure_idle_thread(&mut state) || state.threads > 0;
+        let has_thread = Queue::ensure_idle_thread(&self.queue, &mut state) || state.threads > 0;
         let (work, at) = (state.work(device), lane as usize);
         if !has_thread || work.queues[at].try_reserve(1).is_err() {
             return Err(job);
@@ -297,7 +295,7 @@ impl Pool {
         let tell = HAS_ROUNDS && !state.timed;
         if tell {
             // If no thread can be started, a sync or a thread that needs memory writes the buffers.
-            self.ensure_idle_thread(&mut state);
+            Queue::ensure_idle_thread(&self.queue, &mut state);
         }
         drop(state);
         if tell {
@@ -337,11 +335,6 @@ impl Pool {
             self.queue.changed.notify_one();
         }
     }
-
-    /// Starts a thread if none waits for a job. Returns whether one waits now.
-    fn ensure_idle_thread(&self, state: &mut State) -> bool {
-        Queue::ensure_idle_thread(&self.queue, state, self.limits)
-    }
 }
 
 impl Drop for Pool {
@@ -354,30 +347,31 @@ impl Drop for Pool {
 }
 
 impl Queue {
-    fn ensure_idle_thread(queue: &Arc<Self>, state: &mut State, limits: Limits) -> bool {
+    /// Starts a thread if none waits for a job. Returns whether one waits now.
+    fn ensure_idle_thread(queue: &Arc<Self>, state: &mut State) -> bool {
         if state.idle > 0 {
             return true;
         }
         let new = Arc::clone(queue);
-        let started = spawn("bufcache".into(), move || Self::work(&new, limits)).is_ok();
+        let started = spawn("bufcache".into(), move || Self::work(&new)).is_ok();
         // Counts as waiting from now on, so that no other thread is started instead.
         state.threads += usize::from(started);
         state.idle += usize::from(started);
         started
     }
 
-    fn work(queue: &Arc<Self>, limits: Limits) {
+    fn work(queue: &Arc<Self>) {
         let mut state = queue.state.lock();
         state.idle -= 1;
         while let Some((id, lane, job)) = queue.next_job(&mut state) {
-            if state.needs_another(id) && Self::ensure_idle_thread(queue, &mut state, limits) {
+            if state.needs_another(id) && Self::ensure_idle_thread(queue, &mut state) {
                 queue.changed.notify_one();
             }
             drop(state);
             match job {
                 Job::Load(load) => contain_job(|| load.read_here(0)),
                 Job::Clean(source, urgent) => {
-                    contain_job(|| source.cache.clean(&source, limits, urgent));
+                    contain_job(|| source.cache.clean(&source, urgent));
                     // Separately, because a drop that panics while another panic unwinds aborts.
                     contain_job(|| drop(source));
                 }

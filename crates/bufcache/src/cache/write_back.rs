@@ -74,6 +74,8 @@ pub(crate) struct WriteBack {
     room: usize,
     begin: usize,
     most: usize,
+    /// A buffer that has been dirty for so many milliseconds is written.
+    age: u64,
     /// The number of attached devices. A hint, so a plain atomic, which no model explores.
     devices: std::sync::atomic::AtomicUsize,
     /// The number of devices that have asked for a buffer. A hint, as `devices`.
@@ -86,11 +88,12 @@ impl WriteBack {
     pub(super) fn new(limits: Limits, room: usize) -> Self {
         let share = |of_256: u32| (room as u64 * u64::from(of_256) / 256) as usize;
         Self {
-            pool: Pool::new(limits),
+            pool: Pool::new(),
             dirty_bytes: AtomicUsize::new(0),
             room,
             begin: share(limits.begin),
             most: share(limits.most),
+            age: limits.age.as_millis().try_into().unwrap_or(u64::MAX),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
             since: coarse_clock(),
@@ -811,11 +814,9 @@ impl Default for Limits {
 impl Shared {
     /// Writes the buffers of a device that are due in this round: all dirty ones if it is `urgent`,
     /// otherwise those that are old enough.
-    pub(super) fn clean(&self, source: &Arc<Source>, limits: Limits, urgent: bool) {
-        let before = match limits.age.as_millis() {
-            _ if urgent => u64::MAX,
-            age => self.write_back.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
-        };
+    pub(super) fn clean(&self, source: &Arc<Source>, urgent: bool) {
+        let old = self.write_back.now().saturating_sub(self.write_back.age);
+        let before = if urgent { u64::MAX } else { old };
         let selection = Selection { before, wait: false, ..Selection::all() };
         // The device remembers an error for its handles.
         block_on(self.write_back(source, &selection));

@@ -187,11 +187,6 @@ impl MemoryDevice {
         Self { bytes: RwLock::new(bytes) }
     }
 
-    /// Returns the bytes of the device.
-    pub fn into_bytes(self) -> Vec<u8> {
-        self.bytes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     fn bytes(&self) -> RwLockReadGuard<'_, Vec<u8>> {
         self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
