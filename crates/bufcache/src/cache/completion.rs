@@ -25,6 +25,7 @@ use offlock_sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use offlock_sync::{Arc, order, step, thread_id};
 
 use super::pool::Lane;
+use crate::device::retry_interrupted;
 use crate::dirty::errno_of;
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
@@ -181,14 +182,7 @@ impl Completion {
     /// operation with its result.
     fn call(mut self, mut method: impl FnMut(&Source) -> io::Result<()>) {
         let Some((source, _)) = &self.of else { return };
-        let result = contain(|| {
-            loop {
-                match method(source) {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    result => break result,
-                }
-            }
-        });
+        let result = contain(|| retry_interrupted(|| method(source)));
         match result {
             Ok(result) => self.finish(result),
             Err(_) => self.end(PANICKED),

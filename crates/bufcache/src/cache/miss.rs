@@ -24,6 +24,7 @@ use offlock_sync::{Arc, check, step, thread_id};
 use super::evict::{BufferWait, Search};
 use super::pool::{Job, Lane};
 use super::{Protected, Shared};
+use crate::device::retry_interrupted;
 #[cfg(feature = "aio-reap")]
 use crate::engine::InEngine;
 use crate::engine::refuses_wait;
@@ -121,14 +122,8 @@ impl Load {
         // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this
         // borrow.
         let bytes = unsafe { bytes.as_mut() };
-        let read = contain(|| {
-            loop {
-                match self.source.device.read(self.offset(), bytes) {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    result => break result,
-                }
-            }
-        });
+        let read = || retry_interrupted(|| self.source.device.read(self.offset(), bytes));
+        let read = contain(read);
         slot.inspect(|slot| slot.clear());
         match read {
             Ok(result) => self.end(result, own),

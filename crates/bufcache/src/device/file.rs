@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 
 #[cfg(feature = "aio-reap")]
 use super::engine;
-use super::{BlockDevice, read_only};
+use super::{BlockDevice, read_only, retry_interrupted};
 #[cfg(feature = "aio-reap")]
 use crate::cache::{DeviceChange, Load};
 
@@ -298,16 +298,6 @@ fn is_unknown(error: &io::Error) -> bool {
 
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-/// Repeats the call while a signal interrupts it.
-fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
 }
 
 /// Returns the alignment that `O_DIRECT` needs: from `statx` (Linux 6.1), else the sector size of a

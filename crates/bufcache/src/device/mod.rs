@@ -143,6 +143,16 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 }
 
+/// Repeats the call while a signal interrupts it.
+pub(crate) fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Returns the error of a change of a read-only device.
 fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
