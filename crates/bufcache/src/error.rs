@@ -212,26 +212,3 @@ impl From<BuildError> for io::Error {
         Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_of_a_limit_names_the_limit_and_the_value() {
-        let texts = [
-            (GetError::OutOfRange { block: 7, blocks: 5 }.to_string(), ["7", "5 blocks"]),
-            (GetError::TooManyPins.to_string(), ["65535", "pins"]),
-            (BuildError::BlockSize(1000).to_string(), ["1000", "65,536"]),
-            (BuildError::Capacity(1000).to_string(), ["1000", "536870911"]),
-            (BuildError::DeviceTooLarge(1 << 60).to_string(), ["1152921504606846976", "2^48"]),
-            (
-                BuildError::Misaligned { block_size: 512, alignment: 4096 }.to_string(),
-                ["512", "4096"],
-            ),
-        ];
-        for (text, parts) in texts {
-            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
-        }
-    }
-}

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use bufcache::{AttachOptions, Cache, Device, GetError, WriteError};
+use bufcache::{AttachOptions, BuildError, Cache, Device, GetError, WriteError};
 use bufcache_test::{Fault, Operation};
 use testkit::block_on;
 
@@ -230,5 +230,20 @@ fn a_bypass_has_the_errno_of_its_write() {
     for (error, errno) in errors {
         let bypass = device.try_bypass(5..6).unwrap().unwrap();
         assert_eq!(bypass.finish(Err(error)), Err(WriteError::Io { errno, block: 5 }));
+    }
+}
+
+#[test]
+fn an_error_of_a_limit_names_the_limit_and_the_value() {
+    let texts = [
+        (GetError::OutOfRange { block: 7, blocks: 5 }.to_string(), ["7", "5 blocks"]),
+        (GetError::TooManyPins.to_string(), ["65535", "pins"]),
+        (BuildError::BlockSize(1000).to_string(), ["1000", "65,536"]),
+        (BuildError::Capacity(1000).to_string(), ["1000", "536870911"]),
+        (BuildError::DeviceTooLarge(1 << 60).to_string(), ["1152921504606846976", "2^48"]),
+        (BuildError::Misaligned { block_size: 512, alignment: 4096 }.to_string(), ["512", "4096"]),
+    ];
+    for (text, parts) in texts {
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
 }
