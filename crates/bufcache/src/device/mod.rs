@@ -66,9 +66,7 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Begins to read a block, and returns without a wait. Any thread [ends](Load::finish) the
     /// [`Load`] once the bytes are there.
-    ///
-    /// By default a thread of the cache calls [`read`](Self::read), or the calling thread if it
-    /// [blocks](Load::is_blocking) for the block anyway.
+    /// By default [defers](Load::defer) it to [`read`](Self::read).
     fn begin_read(&self, load: Load) {
         load.defer();
     }
@@ -99,9 +97,7 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Begins to write, discard, zero or sync, and returns without a wait. Any thread
     /// [ends](DeviceChange::finish) the [`DeviceChange`]. Several writes may be in flight, which do not overlap.
-    ///
-    /// By default a thread of the cache calls the blocking method, or the calling thread if it
-    /// [blocks](DeviceChange::is_blocking) for the change anyway.
+    /// By default [defers](DeviceChange::defer) the change to the blocking method.
     fn begin(&self, change: DeviceChange) {
         change.defer();
     }

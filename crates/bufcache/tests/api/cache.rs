@@ -86,6 +86,19 @@ fn a_buffer_has_so_many_pins_and_no_more() {
 }
 
 #[test]
+fn inv06_a_shrink_leaves_blocks_alone_that_are_in_use() {
+    let cache = Cache::builder(64 * 512).block_size(512).build().unwrap();
+    let disk = MemoryDevice::new([[7; 512 * 64], [9; 512 * 64]].concat());
+    let disk = cache.attach(disk).unwrap();
+    (0..64).for_each(|block| drop(disk.get(block).unwrap()));
+    let held: Vec<_> = (5..64).step_by(8).map(|block| disk.get(block).unwrap()).collect();
+    (0..8).for_each(|_| _ = cache.shrink(64));
+    assert_eq!(cache.stats().bytes, held.len() * 512);
+    (64..128).for_each(|block| assert_eq!(disk.get(block).unwrap()[0], 9));
+    assert!(held.iter().all(|block| block.iter().all(|&byte| byte == 7)));
+}
+
+#[test]
 fn devices_that_are_gone_give_their_numbers_back_and_leave_no_blocks() {
     let cache = Cache::new(64 * SIZE).unwrap();
     let kept = cache.attach(MemoryDevice::new(vec![255; SIZE])).unwrap();
