@@ -234,7 +234,6 @@ pub struct DeviceChange {
 
 /// What a [`DeviceChange`] does. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub enum Change<'c> {
     /// Writes parts that are adjacent on the device.
     Write {

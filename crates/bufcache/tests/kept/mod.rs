@@ -213,7 +213,9 @@ impl BlockDevice for KeptDevice {
         let kept = match change.change() {
             Change::Write { .. } => &self.writes,
             Change::Sync => &self.syncs,
-            _ => return self.keep(&self.ranges, change, DeviceChange::defer),
+            Change::Discard { .. } | Change::Zero { .. } => {
+                return self.keep(&self.ranges, change, DeviceChange::defer);
+            }
         };
         match self.defers(change.is_blocking()) {
             true => change.defer(),

@@ -541,7 +541,7 @@ impl BlockDevice for Volume {
                 Change::Discard { offset, len } | Change::Zero { offset, len } => {
                     inner.discard(offset, len).await
                 }
-                _ => inner.sync().await,
+                Change::Sync => inner.sync().await,
             };
             change.finish(result);
         });
