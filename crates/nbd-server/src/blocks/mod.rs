@@ -35,11 +35,11 @@ mod tests;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
+use aio_reap::{AlignedBuf, Engine, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, FileDevice, GetError, Load, WriteError,
 };
@@ -377,25 +377,19 @@ impl Image {
         Ok(done)
     }
 
-    /// Widens the buffer of a READ to its [`ReadRange`], and claims the blocks that are missing and
-    /// to be kept. Returns the buffer unchanged if no block was claimed and the image can be read at
-    /// the READ's own range.
-    pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
+    /// Widens the buffer of a READ to the bytes to transfer, and claims the blocks that are missing and
+    /// to be kept. These are the READ's own bytes if no block was claimed and the image can be read
+    /// there.
+    pub(crate) fn fill(&self, offset: u64, buf: &mut AlignedBuf) -> Fill {
         let len = buf.len();
-        let is_aligned = self.is_aligned(offset, len);
+        let own = ReadRange { start: offset, len, head: 0, wanted: len };
         let is_kept = self.cacheable_blocks(offset, len).is_some() && {
             // Ordering: Relaxed; a hint.
             let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
             !(follows && len >= SCAN)
         };
         let range = self.read_range(offset, len as u64);
-        let Some(range) = range.filter(|range| range.len <= buf.capacity()) else {
-            return Err(buf);
-        };
-        if is_aligned && !is_kept {
-            return Err(buf);
-        }
-        buf.set_len(range.len);
+        let range = range.filter(|range| range.len <= buf.capacity()).unwrap_or(own);
         let mut loads = Vec::new();
         if is_kept {
             let blocks = covering(range.start, range.start + range.len as u64);
@@ -407,11 +401,10 @@ impl Image {
                 }
             }
         }
-        if loads.is_empty() && is_aligned {
-            buf.set_len(len);
-            return Err(buf);
-        }
-        Ok(Fill { buf, range, loads })
+        let is_own = loads.is_empty() && self.is_aligned(offset, len);
+        let range = if is_own { own } else { range };
+        buf.set_len(range.len);
+        Fill { range, loads }
     }
 
     /// Writes the dirty blocks of a range to the image, not necessarily to stable storage.
@@ -532,11 +525,10 @@ impl From<TransferError> for io::Error {
     }
 }
 
-/// The buffer of a READ of whole blocks, and the claimed loads of the blocks to keep. Dropping it
-/// ends the loads.
+/// The bytes that a READ transfers, and the claimed loads of the blocks to keep. Dropping it ends the
+/// loads, whose blocks are not kept then.
 #[derive(Debug)]
 pub(crate) struct Fill {
-    buf: AlignedBuf,
     range: ReadRange,
     loads: Vec<Load>,
 }
@@ -547,14 +539,15 @@ impl Fill {
         self.range.start
     }
 
-    /// Passes the blocks that were read to the cache, even if an error followed them. Returns the
-    /// number of requested bytes that were read, and the buffer with these bytes. An error beyond
-    /// the requested bytes is ignored.
+    /// Passes the blocks that were read into `buf` to the cache, even if an error followed them, and
+    /// moves the requested bytes to its front. Returns how many of these were read. An error beyond the
+    /// requested bytes is ignored.
     pub(crate) fn finish(
         self,
         result: Result<usize, TransferError>,
-    ) -> (io::Result<usize>, AlignedBuf) {
-        let Self { mut buf, range: ReadRange { start, head, wanted: len, .. }, loads } = self;
+        buf: &mut AlignedBuf,
+    ) -> io::Result<usize> {
+        let Self { range: ReadRange { start, head, wanted: len, .. }, loads } = self;
         // The number of bytes read from `at` on, of `wanted` bytes.
         let read = |at: usize, wanted: usize| match result {
             Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
@@ -569,44 +562,10 @@ impl Fill {
             }
             load.finish(result);
         }
-        let result = read(head, len);
         if head > 0 {
             buf.copy_within(head..head + len, 0);
         }
         buf.set_len(len);
-        (result, buf)
-    }
-}
-
-impl Deref for Fill {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.buf
-    }
-}
-
-impl DerefMut for Fill {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.buf
-    }
-}
-
-// SAFETY: the pointer and length are those of `buf`, which is not touched until the engine returns
-// the `Fill`.
-unsafe impl IoBuf for Fill {
-    fn as_ptr(&self) -> *const u8 {
-        IoBuf::as_ptr(&self.buf)
-    }
-
-    fn len(&self) -> usize {
-        IoBuf::len(&self.buf)
-    }
-}
-
-// SAFETY: as above; the pointer is the same.
-unsafe impl IoBufMut for Fill {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        IoBufMut::as_mut_ptr(&mut self.buf)
+        read(head, len)
     }
 }

@@ -31,14 +31,9 @@ fn read(image: &Image, file: &File, offset: u64, len: usize) -> (io::Result<Vec<
     if image.try_read(offset, &mut buf) {
         return (Ok(buf.to_vec()), true);
     }
-    let (result, buf) = match image.fill(offset, buf) {
-        Ok(mut fill) => {
-            let count = read_up_to(file, fill.offset(), &mut fill.buf).unwrap();
-            let (result, buf) = fill.finish(Ok(count));
-            (result, buf)
-        }
-        Err(mut buf) => (read_up_to(file, offset, &mut buf), buf),
-    };
+    let fill = image.fill(offset, &mut buf);
+    let count = read_up_to(file, fill.offset(), &mut buf).unwrap();
+    let result = fill.finish(Ok(count), &mut buf);
     (result.map(|count| buf[..count].to_vec()), false)
 }
 
@@ -138,11 +133,12 @@ fn what_was_read_before_an_error_is_used() {
         let (offset, len) = (100, 2 * BLOCK - 50); // ends 50 bytes into the third block
         let mut buf = AlignedBuf::zeroed(room(&image, offset, len), ALIGN);
         buf.set_len(len);
-        let fill = image.fill(offset, buf).unwrap();
-        let start = fill.offset();
-        let (result, fill) = engine.read(&attached, fill, start).submit().unwrap().wait();
+        let fill = image.fill(offset, &mut buf);
+        assert!(!fill.loads.is_empty());
+        let reading = engine.read(&attached, buf, fill.offset()).submit();
+        let (result, mut buf) = reading.unwrap().wait();
         assert_eq!(result.unwrap_err().transferred(), read);
-        let (result, buf) = fill.finish(result.map_err(Into::into));
+        let result = fill.finish(result.map_err(Into::into), &mut buf);
         assert_eq!(result.is_ok(), answered, "{read}");
         if answered {
             assert!(buf[..result.unwrap()] == bytes[100..][..len]);
@@ -183,10 +179,8 @@ fn an_image_is_read_by_its_own_unit() {
         image.next.store(offset, Ordering::Relaxed);
         let mut buf = AlignedBuf::zeroed(room(&image, offset, len), ALIGN);
         buf.set_len(len);
-        let (start, asked) = match image.fill(offset, buf) {
-            Ok(fill) => (fill.offset(), fill.buf.len()),
-            Err(buf) => (offset, buf.len()),
-        };
+        let start = image.fill(offset, &mut buf).offset();
+        let asked = buf.len();
         assert!((start | asked as u64).is_multiple_of(512), "{offset} {len}: {start} {asked}");
         assert!(read(&image, &file, offset, len).0.unwrap() == bytes[offset as usize..][..len]);
     }

@@ -10,13 +10,12 @@
 
 use std::future::poll_fn;
 use std::io::{self, IoSliceMut};
-use std::ops::DerefMut;
 use std::os::fd::AsFd;
 #[cfg(test)]
 use std::sync::Arc;
 use std::task::Poll;
 
-use aio_reap::{AlignedBuf, IoBufMut};
+use aio_reap::AlignedBuf;
 use bufcache::GetError;
 use nbd_protocol::Request;
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -85,24 +84,17 @@ impl Newer {
 }
 
 impl Job {
-    pub(super) async fn read(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+    pub(super) async fn read(&self, mut buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
         let Request { offset, len, .. } = self.request;
         let newer = match self.newer().await {
             Ok(newer) => newer,
             Err(error) => return (Err(self.image.of_get(error)), buf),
         };
-        let (result, mut buf) = match self.image.fill(offset, buf) {
-            Ok(fill) => {
-                let start = fill.offset();
-                let (result, fill) = self.read_image(fill, start).await;
-                fill.finish(result)
-            }
-            Err(buf) => {
-                let (result, buf) = self.read_image(buf, offset).await;
-                (result.map_err(Into::into), buf)
-            }
-        };
-        let result = result.and_then(|count| match (count as u64) < len {
+        // A future that is dropped ends its loads before the engine's read. That keeps no block, and
+        // delays no WRITE that waits for a load.
+        let fill = self.image.fill(offset, &mut buf);
+        let (result, mut buf) = self.read_image(buf, fill.offset()).await;
+        let result = fill.finish(result, &mut buf).and_then(|count| match (count as u64) < len {
             true => Err(os(libc::EIO)), // the image has been truncated since it was opened
             false => Ok(()),
         });
@@ -144,13 +136,14 @@ impl Job {
 
     /// Reads from the image, past the cache. What the page cache has is copied at once, but not for a
     /// large READ, which would delay small ones of the worker.
-    async fn read_image<B>(&self, mut buf: B, start: u64) -> (Result<usize, TransferError>, B)
-    where
-        B: IoBufMut + DerefMut<Target = [u8]> + Send + 'static,
-    {
+    async fn read_image(
+        &self,
+        mut buf: AlignedBuf,
+        start: u64,
+    ) -> (Result<usize, TransferError>, AlignedBuf) {
         match &self.source {
             Source::File(file) => {
-                let len = <[u8]>::len(&buf);
+                let len = buf.len();
                 let now = self.image.is_buffered && len as u64 <= SMALL;
                 if now && read_now(file, &mut buf, start) == Some(len) {
                     return (Ok(len), buf);
