@@ -30,9 +30,10 @@ const SHARE: usize = 4;
 /// Half-open connections that a peer may always have, for servers with a low limit.
 /// Clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
-/// Most connections that wait, of all peers. Each has a descriptor; further ones evict or are refused
-/// at once.
-const MOST_WAITING: usize = 64;
+/// Most connections that wait, of all peers. Each has a descriptor. A peer has at most as many places to
+/// wait as it leaves to others, so one alone has half of them; its further connections evict or are
+/// refused at once.
+const MOST_WAITING: usize = 128;
 
 /// The limits of one server, and the connections that count.
 #[derive(Debug)]
@@ -259,42 +260,27 @@ impl<S> Default for Waiting<S> {
 pub(crate) type Admitted<S> = (S, Permit, Option<(Id, usize)>);
 
 impl<S> Waiting<S> {
-    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, one may evict
-    /// at once, so that a crowd of silent clients does not keep it out: this one, or the newest of the
-    /// peer that has most of the places, whose place this one then has.
+    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, it may evict at
+    /// once, so that a crowd of silent clients does not keep it out.
     pub(crate) fn admit(
         &mut self,
         limits: &Arc<ConnectionLimits>,
-        mut socket: S,
-        mut peer: Peer,
+        socket: S,
+        peer: Peer,
         now: Instant,
     ) -> Option<Result<Admitted<S>, (Peer, Refused)>> {
-        if let Ok((permit, evicted)) = limits.admit(peer, false) {
-            return Some(Ok((socket, permit, evicted)));
-        }
-        let until = now + waits::PLACE;
-        if self.queue.len() >= MOST_WAITING {
-            if let Some(at) = self.newest_of_crowd(peer.key()) {
-                let other = self.queue.remove(at)?;
-                self.queue.push_back(Queued { socket, peer, until });
-                (socket, peer) = (other.socket, other.peer);
+        let its = self.queue.iter().filter(|one| one.peer.key() == peer.key()).count();
+        let may_wait = its + self.queue.len() < MOST_WAITING;
+        match limits.admit(peer, !may_wait) {
+            Err(_) if may_wait => {
+                self.queue.push_back(Queued { socket, peer, until: now + waits::PLACE });
+                None
             }
-            let admitted = limits.admit(peer, true).map_err(|reason| (peer, reason));
-            return Some(admitted.map(|(permit, evicted)| (socket, permit, evicted)));
+            admitted => Some(match admitted {
+                Ok((permit, evicted)) => Ok((socket, permit, evicted)),
+                Err(reason) => Err((peer, reason)),
+            }),
         }
-        self.queue.push_back(Queued { socket, peer, until });
-        None
-    }
-
-    /// Returns the place of the newest connection of the peer that has most of the places. `None` if
-    /// it has at most one more than `peer`.
-    fn newest_of_crowd(&self, peer: PeerKey) -> Option<usize> {
-        let mut counts = HashMap::<_, usize>::new();
-        self.queue.iter().for_each(|one| *counts.entry(one.peer.key()).or_default() += 1);
-        let its = counts.get(&peer).copied().unwrap_or_default();
-        let (crowd, most) = counts.into_iter().max_by_key(|&(_, count)| count)?;
-        let newest = self.queue.iter().rposition(|one| one.peer.key() == crowd);
-        newest.filter(|_| most > its + 1)
     }
 
     /// Returns a waiting connection that is admitted, or that has waited long enough and found none
@@ -525,7 +511,7 @@ mod tests {
             waiting.next(&limits, now + waits::PLACE).unwrap().unwrap_err(),
             (A, Refused::Peer(1))
         );
-        for socket in 0..MOST_WAITING {
+        for socket in 0..MOST_WAITING / 2 {
             assert!(waiting.admit(&limits, socket, A, now).is_none());
         }
         let refused = waiting.admit(&limits, 0, A, now).unwrap();
@@ -570,22 +556,17 @@ mod tests {
         assert_eq!((socket, evicted), (25, None));
     }
 
-    /// A crowd of one peer has all places to wait. Connections of another peer get their share.
     #[test]
-    fn a_crowd_gives_places_to_wait_up_to_others() {
+    fn a_crowd_leaves_places_to_wait_to_others() {
         let limits = ConnectionLimits::new(1, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let (mut first, _) = admit(&limits, A, 0).unwrap();
         assert!(first.finish_handshake());
-        for socket in 0..MOST_WAITING {
-            assert!(waiting.admit(&limits, socket, A, now).is_none());
-        }
-        for nr in 1..=MOST_WAITING / 2 {
-            let displaced = waiting.admit(&limits, 1000 + nr, B, now).unwrap();
-            assert_eq!(displaced.unwrap_err(), (A, Refused::Peer(1)));
-        }
-        let refused = waiting.admit(&limits, 2000, B, now).unwrap();
-        assert_eq!(refused.unwrap_err().0, B, "it has as many as the crowd");
+        let mut crowd = |peer| {
+            let admit = |socket: &usize| waiting.admit(&limits, *socket, peer, now).is_some();
+            (0..).find(admit).expect("a limit")
+        };
+        assert_eq!([A, B, C, A].map(&mut crowd), [MOST_WAITING / 2, MOST_WAITING / 4, 16, 0]);
         drop(first);
         assert_eq!(waiting.next(&limits, now).unwrap().unwrap().0, 0, "the oldest is the first");
     }
@@ -595,7 +576,7 @@ mod tests {
         let limits = ConnectionLimits::new(1, None).unwrap();
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let (first, _) = admit(&limits, A, 0).unwrap();
-        for socket in 0..MOST_WAITING {
+        for socket in 0..MOST_WAITING / 2 {
             assert!(waiting.admit(&limits, socket, A, now).is_none());
         }
         let (_, _permit, evicted) = waiting.admit(&limits, 0, A, now).unwrap().unwrap();
