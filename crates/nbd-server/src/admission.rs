@@ -1,10 +1,9 @@
 //! Admission of operations: how many run, and which queued operation runs next.
 //!
 //! ```text
-//!  start ─┬─► run               below the limit: no queue is used
-//!         └─► image ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
+//!  start ───► image ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
 //!             image ─► ...                                                              │
-//!                             an operation has ended ◄── the next of the image in turn ─┘
+//!                      below the limit: run ◄── the next operation of the image in turn ◄─┘
 //! ```
 //!
 //! A worker's engine belongs to its thread, and so do the queues: one per worker and image, without
@@ -129,21 +128,6 @@ impl<T> Admission<T> {
         is_within_share(queue.running(), self.limit.saturating_sub(self.running))
     }
 
-    fn acquire(&mut self, queue: &Queue<T>) {
-        queue.running.set(queue.running() + 1);
-        self.running += 1;
-    }
-
-    /// Returns whether an operation may run at once: none is queued, and its image may have one
-    /// more. The caller must [`end`](Self::end) it then.
-    pub(crate) fn begin(&mut self, queue: &Queue<T>) -> bool {
-        let may = self.waiting == 0 && self.allows(queue);
-        if may {
-            self.acquire(queue);
-        }
-        may
-    }
-
     /// Releases the place of an operation that has ended.
     pub(crate) fn end(&mut self, queue: &Queue<T>) {
         queue.running.set(queue.running() - 1);
@@ -165,7 +149,8 @@ impl<T> Admission<T> {
         Ok(())
     }
 
-    /// Admits the next operation of the first image in turn that may have one more.
+    /// Admits the next operation of the first image in turn that may have one more. The caller must
+    /// [`end`](Self::end) it.
     pub(crate) fn next(&mut self) -> Option<T> {
         if self.running >= self.limit {
             return None;
@@ -173,7 +158,8 @@ impl<T> Admission<T> {
         let at = self.turns.iter().position(|queue| self.allows(queue))?;
         let queue = self.turns.remove(at)?;
         let (value, _) = queue.core.borrow_mut().pop()?;
-        self.acquire(&queue);
+        queue.running.set(queue.running() + 1);
+        self.running += 1;
         if queue.waiting() > 0 {
             self.turns.push_back(queue);
         }
@@ -237,11 +223,6 @@ mod tests {
             assert!(pushed.is_ok());
         }
 
-        /// Begins as many operations as may run. Returns their number.
-        fn begin_all(&mut self, image: usize) -> usize {
-            (0..).find(|_| !self.admission.begin(&self.queues[image])).expect("a limit")
-        }
-
         fn end(&mut self, image: usize) {
             self.admission.end(&self.queues[image]);
         }
@@ -261,6 +242,19 @@ mod tests {
 
         fn rest(&mut self) -> Vec<T> {
             std::iter::from_fn(|| self.pop()).collect()
+        }
+    }
+
+    impl<T: Default> Images<T> {
+        /// Begins as many operations as may run. Returns their number.
+        fn begin_all(&mut self, image: usize) -> usize {
+            let begin = |images: &mut Self| {
+                images.push(image, Class::SmallRead, T::default());
+                images.admission.next().is_some()
+            };
+            let begun = (0..).find(|_| !begin(self)).expect("a limit");
+            self.admission.drop_if(|_| true, drop); // the last one
+            begun
         }
     }
 

@@ -116,7 +116,8 @@ pub(crate) struct Args {
 
     /// Most requests that each worker has in flight in the kernel.
     ///
-    /// Further requests wait. Flushes and small reads go first, large writes last.
+    /// Further requests wait: small reads go first, large writes last. At most 16 flushes, trims and
+    /// queries of holes are in progress beside these.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Resources")]
     pub(crate) depth: u32,
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{Agreed, Command, Handshake, NbdError, ReplyHeader, Request, TlsPolicy};
+use nbd_protocol::{Agreed, Command, Handshake, HeaderStyle, NbdError, Request, TlsPolicy};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll::EventFlags;
 use socket2::Socket;
@@ -14,9 +14,9 @@ use socket2::Socket;
 use crate::connection_limits::Permit;
 use crate::export::Export;
 use crate::extents;
-use crate::memory::{Account, BufferPool, OutOfMemory};
+use crate::memory::{Account, BufferPool, Limit};
 use crate::registry::{Connection, Listed};
-use crate::requests::{Step, Target, WorkerImage};
+use crate::requests::{Step, WorkerImage};
 use crate::tls::{Tls, Wire};
 
 /// Most requests and replies that a connection may have outstanding. Beyond it no further requests
@@ -42,15 +42,6 @@ pub(crate) enum Phase {
     Lingering(Instant),
 }
 
-/// Why a connection's next request does not start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BlockedOn {
-    /// The connection's own limits: replies must leave, or requests end.
-    Own,
-    /// Other connections hold the worker's memory or its places for requests.
-    Others,
-}
-
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// The TLS session, if the client has asked for one.
@@ -71,7 +62,7 @@ pub(crate) struct Conn {
     /// must wait.
     pub(crate) unread: Vec<u8>,
     /// What the next request waits for.
-    pub(crate) blocked: Option<BlockedOn>,
+    pub(crate) blocked: Option<Limit>,
     /// Bytes received so far.
     pub(crate) received: u64,
     /// When a WRITE's payload last made progress, and the bytes received until then.
@@ -150,11 +141,6 @@ impl Conn {
         self.wants_input() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
     }
 
-    /// Receives available input.
-    pub(crate) fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        Wire { socket: &self.socket, tls: self.tls.as_deref_mut() }.read(buf)
-    }
-
     /// Starts TLS, after the reply that announces it was sent.
     pub(crate) fn start_tls(
         &mut self,
@@ -196,7 +182,7 @@ impl Conn {
     /// its events are registered with epoll again.
     pub(crate) fn block(
         &mut self,
-        wait: BlockedOn,
+        wait: Limit,
         blocked: &mut VecDeque<Id>,
         sendable: &mut Vec<Id>,
     ) {
@@ -214,12 +200,12 @@ impl Conn {
     }
 
     /// Queues the reply of a request, and releases the buffer that the request no longer needs.
-    pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
-        if let Some(spent) = step.spent {
+    pub(crate) fn take(&mut self, mut step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
+        if let Some(spent) = step.spent.take() {
             memory.release(spent, Some(&mut self.account));
         }
         self.active -= 1;
-        self.out.replies.push_back(Pending { header: step.header, data: step.data });
+        self.out.replies.push_back(step);
         self.queue_send(sendable);
     }
 
@@ -228,29 +214,34 @@ impl Conn {
         matches!(&self.phase, Phase::Transmission(session) if session.writes_long())
     }
 
-    /// If a part of a long WRITE's payload is missing, receives it into its buffer, and later bytes
-    /// into `ahead`.
-    pub(crate) fn receive_in_place(&mut self, ahead: &mut [u8]) -> Option<io::Result<InPlace>> {
+    /// Receives available input: the missing part of a WRITE's payload into its buffer, and later
+    /// bytes into `ahead`.
+    pub(crate) fn receive(&mut self, ahead: &mut [u8]) -> io::Result<Received> {
         let Self { phase, socket, tls, .. } = self;
-        let Phase::Transmission(session) = phase else { return None };
-        if !session.writes_long() {
-            return None;
-        }
-        let space = session.payload_space()?;
-        let missing = space.len();
         let mut wire = Wire { socket, tls: tls.as_deref_mut() };
-        let received = wire.read_vectored(&mut [IoSliceMut::new(space), IoSliceMut::new(ahead)]);
-        Some(received.map(|count| {
-            let part = count.min(missing);
-            session.payload_received(part);
-            self.received += count as u64;
-            InPlace { count, missing: missing - part, ahead: count - part }
-        }))
+        let payload = match phase {
+            Phase::Transmission(session) => session.payload(),
+            _ => None,
+        };
+        let received = match payload {
+            None => wire.read(ahead).map(|count| Received { count, missing: 0, ahead: count })?,
+            Some((buf, filled)) => {
+                let missing = buf.len() - *filled;
+                let space = IoSliceMut::new(&mut buf[*filled..]);
+                let count = wire.read_vectored(&mut [space, IoSliceMut::new(ahead)])?;
+                let part = count.min(missing);
+                *filled += part;
+                Received { count, missing: missing - part, ahead: count - part }
+            }
+        };
+        self.received += received.count as u64;
+        Ok(received)
     }
 }
 
-/// The result of [`Conn::receive_in_place`].
-pub(crate) struct InPlace {
+/// The result of [`Conn::receive`].
+pub(crate) struct Received {
+    /// Bytes received; 0 at the end of input.
     pub(crate) count: usize,
     /// Bytes of the payload that are still missing.
     pub(crate) missing: usize,
@@ -263,7 +254,7 @@ pub(crate) struct InPlace {
 pub(crate) struct Output {
     /// Bytes of the handshake, which precede all replies.
     pub(crate) handshake: Vec<u8>,
-    replies: VecDeque<Pending>,
+    replies: VecDeque<Step>,
     /// Bytes of the first handshake or reply that were sent.
     sent: usize,
     /// The kernel's memory per reply of the last send, while the client has not read it.
@@ -272,17 +263,6 @@ pub(crate) struct Output {
     pub(crate) unread: usize,
     /// Since when the client has taken no byte.
     pub(crate) stuck: Option<Instant>,
-}
-
-struct Pending {
-    header: ReplyHeader,
-    data: Option<AlignedBuf>,
-}
-
-impl Pending {
-    fn len(&self) -> usize {
-        self.header.as_slice().len() + self.data.as_ref().map_or(0, |data| data.len())
-    }
 }
 
 /// How much of the output a send took.
@@ -386,9 +366,7 @@ impl Output {
 
     /// Releases all buffers of a closed connection.
     pub(crate) fn discard(&mut self, memory: &mut BufferPool) {
-        for data in self.replies.drain(..).filter_map(|reply| reply.data) {
-            memory.release(data, None);
-        }
+        self.replies.drain(..).for_each(|reply| reply.release(memory));
     }
 }
 
@@ -400,7 +378,7 @@ const IN_PLACE: usize = 32 << 10;
 pub(crate) struct Session {
     /// The export with the size that the client was told; the image may have grown since.
     export: Export,
-    pub(crate) target: Target,
+    pub(crate) image: Rc<WorkerImage>,
     agreed: Agreed,
     stream: Stream,
     /// Bytes of the payload of the last request; 0 if it was refused.
@@ -423,7 +401,7 @@ pub(crate) enum Next {
     /// More bytes are needed.
     More,
     /// The request must wait for a buffer; its header was not consumed.
-    NoMemory(OutOfMemory),
+    Blocked(Limit),
     /// A request to carry out, with the buffer that a READ or BLOCK_STATUS fills or the data of a
     /// WRITE.
     Start(Request, Command, Option<AlignedBuf>),
@@ -436,9 +414,17 @@ pub(crate) enum Next {
 impl Session {
     /// Makes a session. `image` is the image of the export.
     pub(crate) fn new(export: Export, image: Rc<WorkerImage>, agreed: Agreed) -> Self {
-        let unit = export.info.min_block.max(1).into();
-        let target = Target { image, unit, style: agreed.style };
-        Self { export, target, agreed, stream: Stream::Header, last_payload: 0 }
+        Self { export, image, agreed, stream: Stream::Header, last_payload: 0 }
+    }
+
+    /// Returns the granularity of the export's extents, in bytes.
+    pub(crate) fn unit(&self) -> u64 {
+        self.export.info.min_block.max(1).into()
+    }
+
+    /// Returns the style of reply headers.
+    pub(crate) fn style(&self) -> HeaderStyle {
+        self.agreed.style
     }
 
     /// Consumes bytes from the front of `input` until they make a request.
@@ -477,8 +463,8 @@ impl Session {
                     if let Some(room) = room {
                         match memory.acquire(room, account) {
                             Ok(taken) => buf = Some(taken),
-                            Err(OutOfMemory::System) => checked = Err(NbdError::NoMem),
-                            Err(short) => return Next::NoMemory(short),
+                            Err(Limit::System) => checked = Err(NbdError::NoMem),
+                            Err(limit) => return Next::Blocked(limit),
                         }
                     }
                     *input = &input[used..];
@@ -534,18 +520,11 @@ impl Session {
         matches!(self.stream, Stream::Payload { .. })
     }
 
-    /// Returns the space for the missing part of a WRITE's payload, to receive it in place.
-    pub(crate) fn payload_space(&mut self) -> Option<&mut [u8]> {
+    /// Returns the buffer of an incomplete WRITE, and the number of bytes in it.
+    fn payload(&mut self) -> Option<(&mut AlignedBuf, &mut usize)> {
         match &mut self.stream {
-            Stream::Payload { buf, filled, .. } => Some(&mut buf[*filled..]),
+            Stream::Payload { buf, filled, .. } => Some((buf, filled)),
             _ => None,
-        }
-    }
-
-    /// Records that `count` bytes were received into [`payload_space`](Self::payload_space).
-    pub(crate) fn payload_received(&mut self, count: usize) {
-        if let Stream::Payload { filled, .. } = &mut self.stream {
-            *filled += count;
         }
     }
 
@@ -560,6 +539,8 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use nbd_protocol::ReplyHeader;
+
     use super::*;
 
     /// A socket that takes `step` bytes at a time.
@@ -594,7 +575,7 @@ mod tests {
         let costs = [1, 32].map(|replies| {
             for cookie in 0..replies {
                 let header = ReplyHeader::simple(cookie, Ok(()));
-                out.replies.push_back(Pending { header, data: None });
+                out.replies.push_back(Step { header, data: None, spent: None });
             }
             out.send(&mut socket, &mut memory, &mut account).unwrap();
             out.reply_cost
@@ -616,7 +597,7 @@ mod tests {
                 expected.extend(header.as_slice());
                 let data = (cookie % 3 == 0).then_some(data);
                 expected.extend(data.as_deref().unwrap_or_default());
-                out.replies.push_back(Pending { header, data });
+                out.replies.push_back(Step { header, data, spent: None });
             }
             let mut socket = Trickle { taken: Vec::new(), step };
             while out.send(&mut socket, &mut memory, &mut account).unwrap() == Sent::Blocked {}

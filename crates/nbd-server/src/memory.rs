@@ -7,7 +7,7 @@
 //! waited longest.
 //!
 //! The system may have less memory than these limits allow (`ulimit -v`, a container). If it has no
-//! memory for a buffer, the buffer's request fails ([`OutOfMemory::System`]), and the server
+//! memory for a buffer, the buffer's request fails ([`Limit::System`]), and the server
 //! continues.
 
 use std::sync::OnceLock;
@@ -79,14 +79,14 @@ pub(crate) struct Account {
     bytes: usize,
 }
 
-/// The limit that refused a buffer.
+/// What a connection's next request must wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutOfMemory {
-    /// The connection's limit: wait for its own replies to leave.
+pub(crate) enum Limit {
+    /// The connection's own limits: replies must leave, or requests end.
     Connection,
-    /// The worker's limit: wait for other connections.
+    /// Other connections hold the worker's memory or its places for requests.
     Worker,
-    /// The system has no memory for the buffer now.
+    /// The system has no memory for the buffer now: the request fails.
     System,
 }
 
@@ -119,18 +119,18 @@ impl BufferPool {
         &mut self,
         len: usize,
         account: &mut Account,
-    ) -> Result<AlignedBuf, OutOfMemory> {
+    ) -> Result<AlignedBuf, Limit> {
         let class = class_of(len);
         let size = size_of(class);
         let held = account.bytes + size;
         let budget = self.budget(size);
         if held > RESERVE {
             if account.bytes > 0 && held > (2 * budget.limit / SHARE).max(LARGEST) {
-                return Err(OutOfMemory::Connection);
+                return Err(Limit::Connection);
             }
             if budget.awaited || budget.used + size > budget.limit {
                 budget.awaited = true;
-                return Err(OutOfMemory::Worker);
+                return Err(Limit::Worker);
             }
         }
         let mut buf = match self.free[class].pop() {
@@ -142,7 +142,7 @@ impl BufferPool {
                 Some(buf) => buf,
                 None => {
                     self.free_all();
-                    allocate(size).ok_or(OutOfMemory::System)?
+                    allocate(size).ok_or(Limit::System)?
                 }
             },
         };
@@ -232,14 +232,14 @@ mod tests {
         let mut memory = BufferPool::new(0);
         let (mut hog, mut other) = (Account::default(), Account::default());
         let held = memory.acquire(32 << 20, &mut hog).unwrap();
-        assert_eq!(memory.acquire(4096, &mut hog).unwrap_err(), OutOfMemory::Connection);
+        assert_eq!(memory.acquire(4096, &mut hog).unwrap_err(), Limit::Connection);
         // The budget of small requests is untouched.
-        assert_eq!(memory.acquire(3 << 20, &mut other).unwrap_err(), OutOfMemory::Worker);
+        assert_eq!(memory.acquire(3 << 20, &mut other).unwrap_err(), Limit::Worker);
         let small: Vec<_> = (0..16).map(|_| memory.acquire(2 << 20, &mut other).unwrap()).collect();
         let mut third = Account::default();
-        assert_eq!(memory.acquire(1 << 20, &mut third).unwrap_err(), OutOfMemory::Worker);
+        assert_eq!(memory.acquire(1 << 20, &mut third).unwrap_err(), Limit::Worker);
         let queue: Vec<_> = (0..64).map(|_| memory.acquire(4096, &mut third).unwrap()).collect();
-        assert_eq!(memory.acquire(4096, &mut third).unwrap_err(), OutOfMemory::Worker);
+        assert_eq!(memory.acquire(4096, &mut third).unwrap_err(), Limit::Worker);
         for buf in queue {
             memory.release(buf, Some(&mut third));
         }
@@ -258,9 +258,9 @@ mod tests {
         let mut memory = BufferPool::new(0);
         let (mut hog, mut account) = (Account::default(), Account::default());
         let held = memory.acquire(32 << 20, &mut hog).unwrap();
-        assert_eq!(memory.acquire(32 << 20, &mut account).unwrap_err(), OutOfMemory::Worker);
+        assert_eq!(memory.acquire(32 << 20, &mut account).unwrap_err(), Limit::Worker);
         memory.release(held, Some(&mut hog));
-        assert_eq!(memory.acquire(3 << 20, &mut hog).unwrap_err(), OutOfMemory::Worker);
+        assert_eq!(memory.acquire(3 << 20, &mut hog).unwrap_err(), Limit::Worker);
         memory.forget_refusals();
         assert!(memory.acquire(32 << 20, &mut account).is_ok());
     }

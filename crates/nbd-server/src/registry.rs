@@ -2,14 +2,14 @@
 //!
 //! A worker changes the list once for each connection, never for a request. The main thread
 //! iterates over the list without holding a lock, to count the connections of each export. When
-//! the server stops, it closes the list, so that no connection enters it, and drains it to tell
-//! each connection to end.
+//! the server stops, it closes the list, so that no connection enters it. Then each worker ends its
+//! connections.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use percpu_list::{Deadlock, Entry, PerCpuList};
-use radix_ctx::{CtxTable, Id};
+use percpu_list::{Entry, PerCpuList};
+use radix_ctx::CtxTable;
 
 use crate::export::ExportTable;
 
@@ -17,20 +17,13 @@ use crate::export::ExportTable;
 pub(crate) type Listed = Entry<Client>;
 
 /// A connection in the list of sessions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Client {
-    pub(crate) id: Id,
-    /// The index of its worker.
-    pub(crate) worker: usize,
     /// The name of its export, once it is negotiated.
     export: OnceLock<String>,
 }
 
 impl Client {
-    pub(crate) fn new(id: Id, worker: usize) -> Self {
-        Self { id, worker, export: OnceLock::new() }
-    }
-
     pub(crate) fn set_export(&self, name: &str) {
         let _ = self.export.set(name.to_owned()); // unset before: a connection negotiates once
     }
@@ -38,16 +31,6 @@ impl Client {
 
 /// All sessions of the server. A worker adds a session in the slot of its CPU.
 pub(crate) type Registry = PerCpuList<Client>;
-
-/// Refuses further sessions, removes all from the list, and calls `tell` once with each. Returns their
-/// number.
-pub(crate) fn end(sessions: &Registry, mut tell: impl FnMut(&Client)) -> Result<usize, Deadlock> {
-    sessions.close()?;
-    sessions.drain().try_fold(0, |told, client| {
-        tell(&*client?);
-        Ok(told + 1)
-    })
-}
 
 /// Returns the number of sessions of each export: those of the command line, and others that are
 /// open. Sessions may come and go during the iteration; a session that stays is seen once.

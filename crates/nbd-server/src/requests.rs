@@ -1,19 +1,17 @@
 //! The requests of one worker: answered from the cache, run as futures within a limit, or queued.
 //!
 //! ```text
-//!  start ─► answered from the cache ──────────────────────────────────────► reply
-//!      └─► below the limit? ─yes─► a future (commands, tasks) ─► its end ─► reply
-//!                └─no─► a queue (admission) ─────┘ ◄── an operation ends ─┘
+//!  start ─► answered from the cache ─────────────────────────────────────────────────────► reply
+//!      └─► a queue (admission) ─ below the limit ─► a future (commands, tasks) ─► its end ─► reply
+//!                 ▲ an operation ends ───────────────────────────────────────────────┘
 //! ```
 //!
-//! A blocking operation ([`Operation::is_blocking`]) may occupy one of the cache's few threads, or the
-//! file, for long. So the worker runs and queues only a few of them among the other operations, and
-//! READs find free places. Further blocking operations wait in a queue of their own.
+//! A blocking operation ([`Operation::kind`]) may occupy one of the cache's few threads, or the file,
+//! for long. So blocking operations have a limit and queues of their own, and READs find free places.
 //!
 //! A request that has begun runs to its end even if its connection is closed. A queued request of a
 //! closed connection is dropped.
 
-use std::collections::VecDeque;
 use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -29,7 +27,8 @@ use tracing::warn;
 use crate::admission::{Admission, Class, Queue, may_queue};
 use crate::blocks::{Image, Source};
 use crate::commands::Job;
-use crate::memory::ALIGN;
+use crate::conn::Session;
+use crate::memory::{ALIGN, BufferPool};
 use crate::registry::Connection;
 use crate::tasks::{self, Panicked, Tasks};
 
@@ -72,23 +71,20 @@ fn changes(command: Command) -> bool {
     !matches!(command, Command::Read { .. } | Command::BlockStatus { .. })
 }
 
-/// Most blocking operations that run or wait among the others. As many as an image has
-/// threads in the cache. With a small depth it is half of the depth, but at least 4.
-const MAX_BLOCKING: usize = 16;
+/// Most running blocking operations, besides the others. As many as an image has threads in the
+/// cache. With a small depth it is half of the depth, but at least 4.
+pub(crate) const MAX_BLOCKING: usize = 16;
 
 /// The requests of a worker, and the engine that carries them out.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
     /// The images that connections of the worker have open, or that its operations use.
     images: Vec<Weak<WorkerImage>>,
-    tasks: Tasks<Ended>,
+    tasks: Tasks<Operation>,
     /// Most running or queued operations: see [`Limits`].
     most: usize,
-    admission: Admission<Waiting>,
-    /// Admits blocking operations to `admission`.
-    blocking: Admission<Waiting>,
-    /// Operations from the queues that ended when they were started.
-    ended: VecDeque<Ended>,
+    /// By [`Operation::kind`].
+    admissions: [Admission<Operation>; 2],
     pub(crate) counters: Counters,
     /// Requests that ended after their connection was closed.
     #[cfg(test)]
@@ -102,12 +98,9 @@ impl Requests {
         Self {
             engine,
             images: Vec::new(),
-            tasks: Tasks::new(depth, waker),
+            tasks: Tasks::new(waker),
             most,
-            admission: Admission::new(depth),
-            blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING)),
-            // Full capacity from the start, so that it does not grow while requests are served.
-            ended: VecDeque::with_capacity(most),
+            admissions: [depth, (depth / 2).clamp(4, MAX_BLOCKING)].map(Admission::new),
             counters: Counters::default(),
             #[cfg(test)]
             closed: 0,
@@ -127,30 +120,35 @@ impl Requests {
     }
 
     /// Returns whether one more request of this image may run or queue.
-    pub(crate) fn has_room(&self, WorkerImage { queue, blocking, .. }: &WorkerImage) -> bool {
-        let used = self.admission.running() + self.waiting();
-        may_queue(self.most, used, || queue.running() + queue.waiting() + blocking.waiting())
+    pub(crate) fn has_room(&self, image: &WorkerImage) -> bool {
+        let its = |queue: &Rc<Queue<_>>| queue.running() + queue.waiting();
+        may_queue(self.most, self.running() + self.waiting(), || image.queues.iter().map(its).sum())
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.admission.running() + self.waiting() == 0 && self.ended.is_empty()
+        self.running() + self.waiting() == 0
     }
 
     /// Returns whether [`complete`](Self::complete) has nothing to return.
     pub(crate) fn nothing_completed(&self) -> bool {
-        self.ended.is_empty() && !self.tasks.is_ready()
+        !self.tasks.is_ready()
     }
 
     /// Returns the number of running operations.
-    #[cfg(test)]
-    pub(crate) fn begun(&self) -> usize {
-        self.admission.running()
+    pub(crate) fn running(&self) -> usize {
+        self.admissions.iter().map(Admission::running).sum()
+    }
+
+    /// Returns the number of queued operations.
+    pub(crate) fn waiting(&self) -> usize {
+        self.admissions.iter().map(Admission::waiting).sum()
     }
 
     /// Returns the number of running operations of each image that has some.
     pub(crate) fn begun_by_image(&self) -> Vec<(String, usize)> {
         let images = self.images.iter().filter_map(Weak::upgrade);
-        let begun = images.map(|its| (its.image.name.clone(), its.queue.running()));
+        let running = |its: &WorkerImage| its.queues.iter().map(|queue| queue.running()).sum();
+        let begun = images.map(|its| (its.image.name.clone(), running(&its)));
         begun.filter(|&(_, count)| count > 0).collect()
     }
 
@@ -160,29 +158,36 @@ impl Requests {
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
-        target: &Target,
+        session: &Session,
         request: Request,
         command: Command,
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
         self.count(command, request.len);
         let mut written = 0;
-        let image = &target.image;
+        let (image, style) = (&session.image, session.style());
         // A request that the cache answers needs no operation and no reference to its connection.
         if let Some(result) = self.answer(&image.image, command, &request, &mut buf, &mut written) {
-            let result = self.reply_result(&request, result);
-            return Some(Step::reply((&request, command), target, result, buf));
+            return Some(self.reply((&request, command), style, result, buf));
         }
+        let job = Job {
+            engine: Rc::clone(&self.engine),
+            source: image.source.clone(),
+            image: Arc::clone(&image.image),
+            unit: session.unit(),
+            style,
+            command,
+            request,
+            written,
+        };
         let operation =
-            Operation { conn: conn.clone(), target: target.clone(), request, command, written };
-        let is_excess = operation.is_blocking() && !self.blocking.begin(&image.blocking);
-        if !is_excess && self.admission.begin(&image.queue) {
-            return self.begin(operation, buf).map(|ended| self.end(ended));
+            Operation { conn: conn.clone(), image: Rc::clone(image), job, buf, result: Ok(()) };
+        let (kind, class) = (operation.kind(), operation.class());
+        if let Err(operation) = self.admissions[kind].push(&image.queues[kind], class, operation) {
+            let no_memory = Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            return Some(self.reply((&request, command), style, no_memory, operation.buf));
         }
-        if let Some(ended) = self.queue(is_excess, (operation, buf)) {
-            return Some(self.end(ended));
-        }
-        self.admit(); // a queued operation may be able to run
+        self.admit();
         None
     }
 
@@ -242,14 +247,16 @@ impl Requests {
         }
     }
 
-    /// Returns the number of queued operations.
-    pub(crate) fn waiting(&self) -> usize {
-        self.admission.waiting() + self.blocking.waiting()
-    }
-
-    /// Counts and logs a failure, and turns it into the error that the client gets.
-    fn reply_result(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
-        result.map_err(|error| {
+    /// Makes the reply of a request. Counts and logs a failure, and turns it into the error that the
+    /// client gets.
+    fn reply(
+        &mut self,
+        (request, command): (&Request, Command),
+        style: HeaderStyle,
+        result: io::Result<()>,
+        buf: Option<AlignedBuf>,
+    ) -> Step {
+        let result = result.map_err(|error| {
             self.counters.errors += 1;
             // Not a failure: the client asked for zeros only if the image makes them fast.
             let is_fast = request.flags.contains(CommandFlags::FAST_ZERO);
@@ -263,123 +270,45 @@ impl Requests {
                 warn!(command, offset, len, failures, %error, "the image failed a request");
             }
             NbdError::from(&error)
-        })
-    }
-
-    /// Starts an admitted operation. Returns it if it ends at once.
-    fn begin(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Ended> {
-        let Operation { ref target, request, command, written, .. } = operation;
-        let job = Job {
-            engine: Rc::clone(&self.engine),
-            source: target.image.source.clone(),
-            image: Arc::clone(&target.image.image),
-            unit: target.unit,
-            style: target.style,
-            command,
-            request,
-            written,
-        };
-        let size = buf.as_ref().map(AlignedBuf::capacity);
-        let ended = self.tasks.spawn(async move {
-            let image = &operation.target.image.image;
-            let (mut result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
-                image.fail();
-                // The panic dropped the buffer, or the engine still has it. Return another one of
-                // its size, to credit the account.
-                let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
-                (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
-            });
-            if result.is_ok() && image.has_failed() && changes(command) {
-                result = Err(io::Error::from_raw_os_error(libc::EIO)); // it failed meanwhile
-            }
-            Ended { operation, result, buf }
-        })?;
-        self.release_place(&ended.operation);
-        Some(ended)
-    }
-
-    /// Releases the place of an operation that has ended.
-    fn release_place(&mut self, operation: &Operation) {
-        let image = &operation.target.image;
-        self.admission.end(&image.queue);
-        if operation.is_blocking() {
-            self.blocking.end(&image.blocking);
-        }
-    }
-
-    /// Returns the reply of an operation that has ended.
-    fn end(&mut self, Ended { operation, result, buf }: Ended) -> Step {
-        let Operation { ref request, command, ref target, .. } = operation;
-        let result = self.reply_result(request, result);
-        Step::reply((request, command), target, result, buf)
-    }
-
-    /// Queues an operation; with `is_excess`, among the blocking operations beyond the limit.
-    /// Returns it with an error if there is no memory.
-    fn queue(&mut self, is_excess: bool, waiting: Waiting) -> Option<Ended> {
-        let image = Rc::clone(&waiting.0.target.image);
-        let (class, is_blocking) = (waiting.0.class(), waiting.0.is_blocking());
-        let pushed = match is_excess {
-            true => self.blocking.push(&image.blocking, class, waiting),
-            false => self.admission.push(&image.queue, class, waiting),
-        };
-        let (operation, buf) = pushed.err()?;
-        if is_blocking && !is_excess {
-            self.blocking.end(&image.blocking);
-        }
-        Some(Ended { operation, result: Err(io::Error::from_raw_os_error(libc::ENOMEM)), buf })
+        });
+        Step::reply((request, command), style, result, buf)
     }
 
     /// Starts queued operations, as far as the limits allow.
     fn admit(&mut self) {
-        loop {
-            let ended = if let Some(waiting) = self.blocking.next() {
-                self.queue(false, waiting)
-            } else if let Some((operation, buf)) = self.admission.next() {
-                self.begin(operation, buf)
-            } else {
-                return;
-            };
-            self.ended.extend(ended);
+        for admission in &mut self.admissions {
+            while let Some(operation) = admission.next() {
+                self.tasks.spawn(operation.run());
+            }
         }
     }
 
     /// Drops the queued operations of a closed connection. `give` gets their buffers.
     pub(crate) fn abandon(&mut self, conn: Id, mut give: impl FnMut(AlignedBuf)) {
-        let is_its = |(operation, _): &Waiting| CtxRef::id(&operation.conn) == conn;
-        let Self { admission, blocking, .. } = self;
-        blocking.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
-        admission.drop_if(is_its, |(operation, buf)| {
-            if operation.is_blocking() {
-                blocking.end(&operation.target.image.blocking);
-            }
-            buf.into_iter().for_each(&mut give);
-        });
-        self.admit(); // may start blocking operations of other connections
+        for admission in &mut self.admissions {
+            let is_its = |operation: &Operation| CtxRef::id(&operation.conn) == conn;
+            admission.drop_if(is_its, |operation| operation.buf.into_iter().for_each(&mut give));
+        }
     }
 
-    /// Polls woken operations until one ends. Returns its reply and the slot of its connection;
-    /// `None` if no operation ends. If the connection is closed, only the buffer is returned.
-    pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Option<AlignedBuf>>> {
-        let ended = self.ended.pop_front().or_else(|| {
-            let ended = self.tasks.next()?;
-            self.release_place(&ended.operation);
-            self.admit(); // a slot is free
-            Some(ended)
-        })?;
-        let conn = &ended.operation.conn;
-        let slot = *conn.slot.get().expect("its worker set it before its first request");
-        let closed = CtxRef::is_removed(conn);
-        let step = self.end(ended);
-        if closed {
+    /// Polls woken operations until one ends. Returns the slot of its connection, unless this is closed,
+    /// and its reply; `None` if no operation ends.
+    pub(crate) fn complete(&mut self) -> Option<(Option<usize>, Step)> {
+        let operation = self.tasks.next()?;
+        let kind = operation.kind();
+        self.admissions[kind].end(&operation.image.queues[kind]);
+        self.admit(); // a place is free
+        let Operation { conn, job, buf, result, .. } = operation;
+        let step = self.reply((&job.request, job.command), job.style, result, buf);
+        if CtxRef::is_removed(&conn) {
             // The request was carried out nevertheless.
             #[cfg(test)]
             {
                 self.closed += 1;
             }
-            return Some(Err(step.data.or(step.spent)));
+            return Some((None, step));
         }
-        Some(Ok((slot, step)))
+        Some((Some(*conn.slot.get().expect("its worker set it before its first request")), step))
     }
 }
 
@@ -393,9 +322,6 @@ pub(crate) struct Step {
     pub(crate) spent: Option<AlignedBuf>,
 }
 
-/// A queued operation, and its buffer.
-pub(crate) type Waiting = (Operation, Option<AlignedBuf>);
-
 /// An image within one worker. Shared by the worker's connections that have it open, and by their
 /// operations.
 pub(crate) struct WorkerImage {
@@ -403,57 +329,57 @@ pub(crate) struct WorkerImage {
     /// last reference to the image.
     pub(crate) source: Source<File>,
     pub(crate) image: Arc<Image>,
-    pub(crate) queue: Rc<Queue<Waiting>>,
-    /// The queue of blocking operations.
-    pub(crate) blocking: Rc<Queue<Waiting>>,
+    /// By [`Operation::kind`].
+    pub(crate) queues: [Rc<Queue<Operation>>; 2],
 }
 
 impl WorkerImage {
     pub(crate) fn new(image: Arc<Image>, source: Source<File>) -> Rc<Self> {
-        Rc::new(Self { source, image, queue: Queue::new(), blocking: Queue::new() })
+        Rc::new(Self { source, image, queues: [Queue::new(), Queue::new()] })
     }
 }
 
-/// The image and the export of a connection's requests.
-#[derive(Clone)]
-pub(crate) struct Target {
-    pub(crate) image: Rc<WorkerImage>,
-    /// The granularity of the export's extents, in bytes.
-    pub(crate) unit: u64,
-    /// The style of reply headers.
-    pub(crate) style: HeaderStyle,
-}
-
-/// A request that was not answered at once.
+/// A request that was not answered at once, until its reply.
 pub(crate) struct Operation {
-    pub(crate) conn: CtxRef<Connection>,
-    pub(crate) target: Target,
-    pub(crate) request: Request,
-    pub(crate) command: Command,
-    /// Bytes of a WRITE that are in the cache already.
-    pub(crate) written: usize,
-}
-
-/// An operation that has ended, and its buffer.
-pub(crate) struct Ended {
-    pub(crate) operation: Operation,
-    pub(crate) result: io::Result<()>,
-    pub(crate) buf: Option<AlignedBuf>,
+    conn: CtxRef<Connection>,
+    image: Rc<WorkerImage>,
+    job: Job,
+    buf: Option<AlignedBuf>,
+    /// The result, once the operation has ended.
+    result: io::Result<()>,
 }
 
 impl Operation {
-    /// Returns whether the operation may keep a thread of the cache or the kernel's lock of the file
-    /// for long.
-    pub(crate) fn is_blocking(&self) -> bool {
-        let Self { command, .. } = self;
-        matches!(command, Command::Flush | Command::BlockStatus { .. })
-            || matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. })
+    /// Carries the request out.
+    async fn run(mut self) -> Self {
+        let Self { image: its, job, buf, .. } = &mut self;
+        let image = &its.image;
+        let size = buf.as_ref().map(AlignedBuf::capacity);
+        let run = job.run(buf.take());
+        let (mut result, buf) = tasks::contain(run).await.unwrap_or_else(|Panicked| {
+            image.fail();
+            // The panic dropped the buffer, or the engine still has it. Return another one of its size,
+            // to credit the account.
+            let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
+            (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
+        });
+        if result.is_ok() && image.has_failed() && changes(job.command) {
+            result = Err(io::Error::from_raw_os_error(libc::EIO)); // it failed meanwhile
+        }
+        Self { result, buf, ..self }
+    }
+
+    /// Returns 1 for a blocking operation, which may keep a thread of the cache or the kernel's lock of
+    /// the file for long, and 0 for a transfer.
+    fn kind(&self) -> usize {
+        let transfers = matches!(self.job.command, Command::Read { .. } | Command::Write { .. });
+        usize::from(!transfers)
     }
 
     /// Returns the priority of the operation in a queue.
-    pub(crate) fn class(&self) -> Class {
-        let len = self.request.len;
-        match self.command {
+    fn class(&self) -> Class {
+        let len = self.job.request.len;
+        match self.job.command {
             Command::Flush => Class::Sync,
             Command::BlockStatus { .. } => Class::SmallRead,
             Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. } => {
@@ -465,14 +391,23 @@ impl Operation {
 }
 
 impl Step {
+    /// Returns the bytes of the reply.
+    pub(crate) fn len(&self) -> usize {
+        self.header.as_slice().len() + self.data.as_ref().map_or(0, |data| data.len())
+    }
+
+    /// Releases the buffer of a reply that is not sent, because its connection is closed.
+    pub(crate) fn release(self, memory: &mut BufferPool) {
+        self.data.into_iter().chain(self.spent).for_each(|buf| memory.release(buf, None));
+    }
+
     /// Makes the reply of a request.
-    pub(crate) fn reply(
+    fn reply(
         (request, command): (&Request, Command),
-        target: &Target,
+        style: HeaderStyle,
         result: Result<(), NbdError>,
         buf: Option<AlignedBuf>,
     ) -> Self {
-        let style = target.style;
         match (command, result) {
             (Command::Read { .. }, Ok(())) => {
                 let header = ReplyHeader::read_data(request, style);

@@ -1,14 +1,10 @@
 //! The running operations of one worker, each a future.
 //!
 //! ```text
-//!  wake, on any thread ─► ready list ─► the worker polls the future ─► Pending, or its result
-//!                            └─► notifies the worker, if the list was empty, from another thread
+//!  wake, on any thread ─► list of woken futures ─► the worker polls the future ─► Pending, or its result
+//!                            └─► notifies the worker: the first wake since, from another thread
 //! ```
-//!
-//! A waker names a slot in the table of futures. If the slot belongs to another future by the time
-//! the waker is used, that future is polled once in vain.
 
-use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -16,99 +12,76 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use offlock_sync::{Mutex, thread_id};
-use slab::Slab;
+use futures_util::stream::{FuturesUnordered, Stream};
+use offlock_sync::thread_id;
 
 /// The futures of one worker.
 pub(crate) struct Tasks<T> {
-    futures: Slab<Pin<Box<dyn Future<Output = T>>>>,
-    /// The waker of each slot, made once.
-    wakers: Vec<Arc<TaskWaker>>,
-    ready: Arc<Ready>,
+    futures: FuturesUnordered<Pin<Box<dyn Future<Output = T>>>>,
+    woken: Arc<Woken>,
+    /// Wakes by `woken`.
+    waker: Waker,
 }
 
-struct Ready {
-    /// Slots whose futures are to be polled.
-    places: Mutex<VecDeque<usize>>,
+/// Wakes the worker.
+struct Woken {
+    /// A future may have to be polled.
+    is_set: AtomicBool,
     /// The id of the thread that polls.
     worker: u64,
     notifier: Waker,
 }
 
-struct TaskWaker {
-    place: usize,
-    /// Whether the slot is on the ready list.
-    is_listed: AtomicBool,
-    ready: Arc<Ready>,
-}
-
-impl Wake for TaskWaker {
+impl Wake for Woken {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Ordering: AcqRel, here and in `Tasks::next`. If the slot is listed already, the swap
-        // there reads the value stored here, which carries the waking thread's earlier writes to
-        // the poll.
-        if self.is_listed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let mut places = self.ready.places.lock();
-        let was_empty = places.is_empty();
-        places.push_back(self.place);
-        drop(places);
-        // The worker checks the list before it sleeps, so its own wakes need no notification.
-        if was_empty && thread_id() != self.ready.worker {
-            self.ready.notifier.wake_by_ref();
+        // Ordering: AcqRel, here and in `Tasks::next`. If the flag is set already, the swap there reads
+        // the value stored here, so that the future that was listed before this call is polled.
+        let was_set = self.is_set.swap(true, Ordering::AcqRel);
+        // The worker checks the flag before it sleeps, so its own wakes need no notification.
+        if !was_set && thread_id() != self.worker {
+            self.notifier.wake_by_ref();
         }
     }
 }
 
 impl<T> Tasks<T> {
     /// Makes the tasks of the calling thread. A wake by another thread wakes `notifier`.
-    pub(crate) fn new(capacity: usize, notifier: Waker) -> Self {
-        let places = Mutex::new(VecDeque::with_capacity(capacity));
-        let ready = Arc::new(Ready { places, worker: thread_id(), notifier });
-        Self { futures: Slab::with_capacity(capacity), wakers: Vec::new(), ready }
+    pub(crate) fn new(notifier: Waker) -> Self {
+        let is_set = AtomicBool::new(false);
+        let woken = Arc::new(Woken { is_set, worker: thread_id(), notifier });
+        let waker = Waker::from(Arc::clone(&woken));
+        Self { futures: FuturesUnordered::new(), woken, waker }
     }
 
-    /// Returns whether a future is to be polled.
+    /// Returns whether a future may have to be polled.
     pub(crate) fn is_ready(&self) -> bool {
-        !self.ready.places.lock().is_empty()
+        self.woken.is_set.load(Ordering::Acquire)
     }
 
-    /// Polls a new future. Returns its result if it is ready; otherwise a later
-    /// [`next`](Self::next) does.
-    pub(crate) fn spawn(&mut self, future: impl Future<Output = T> + 'static) -> Option<T> {
-        let place = self.futures.insert(Box::pin(future));
-        if place == self.wakers.len() {
-            let (is_listed, ready) = (AtomicBool::new(false), Arc::clone(&self.ready));
-            self.wakers.push(Arc::new(TaskWaker { place, is_listed, ready }));
-        }
-        self.poll(place)
+    /// Adds a future, for [`next`](Self::next) to poll.
+    pub(crate) fn spawn(&mut self, future: impl Future<Output = T> + 'static) {
+        self.futures.push(Box::pin(future));
+        self.woken.is_set.store(true, Ordering::Release);
     }
 
-    /// Polls woken futures until one of them ends.
+    /// Polls woken futures until one of them ends. Returns `None` if none ends, or if one yields
+    /// before: then [`is_ready`](Self::is_ready) stays true.
     pub(crate) fn next(&mut self) -> Option<T> {
-        loop {
-            let place = self.ready.places.lock().pop_front()?;
-            self.wakers[place].is_listed.swap(false, Ordering::AcqRel); // see `wake_by_ref`
-            if self.futures.contains(place) {
-                let ended = self.poll(place);
-                if ended.is_some() {
-                    return ended;
-                }
-            }
+        if !self.woken.is_set.swap(false, Ordering::AcqRel) {
+            return None;
         }
-    }
-
-    fn poll(&mut self, place: usize) -> Option<T> {
-        let waker = Waker::from(Arc::clone(&self.wakers[place]));
-        let polled = self.futures[place].as_mut().poll(&mut Context::from_waker(&waker));
-        let Poll::Ready(result) = polled else { return None };
-        drop(self.futures.remove(place));
-        Some(result)
+        let mut context = Context::from_waker(&self.waker);
+        match Pin::new(&mut self.futures).poll_next(&mut context) {
+            Poll::Ready(Some(ended)) => {
+                self.woken.is_set.store(true, Ordering::Release); // there may be more
+                Some(ended)
+            }
+            Poll::Ready(None) | Poll::Pending => None,
+        }
     }
 }
 
@@ -153,13 +126,19 @@ mod tests {
     #[test]
     fn a_woken_task_is_polled_and_another_threads_wake_notifies_once() {
         let calls = WakeCount::new();
-        let mut tasks = Tasks::new(1, calls.waker());
-        assert_eq!(tasks.spawn(async { 3 }), Some(3));
+        let mut tasks = Tasks::new(calls.waker());
+        tasks.spawn(async { 3 });
+        assert_eq!((tasks.next(), tasks.next()), (Some(3), None));
         let (flag, waker) = (Arc::new(AtomicBool::new(false)), Rc::default());
-        assert_eq!((tasks.spawn(wait_for(&flag, &waker)), tasks.futures.len()), (None, 1));
+        tasks.spawn(wait_for(&flag, &waker));
+        let rest = |tasks: &mut Tasks<_>| while tasks.is_ready() {
+            assert_eq!(tasks.next(), None);
+        };
+        rest(&mut tasks);
         let waker: Waker = waker.borrow_mut().take().unwrap();
         waker.wake_by_ref();
-        assert!(tasks.is_ready() && tasks.next().is_none() && !tasks.is_ready());
+        assert!(tasks.is_ready());
+        rest(&mut tasks);
         assert_eq!(calls.count(), 0, "its own thread's wake");
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -170,9 +149,7 @@ mod tests {
         });
         assert_eq!((tasks.next(), tasks.next(), tasks.futures.len()), (Some(7), None, 0));
         assert_eq!(calls.count(), 1);
-        // A waker of a task that has ended.
-        waker.wake();
+        waker.wake(); // of a task that has ended
         assert_eq!(tasks.next(), None);
-        assert_eq!(tasks.spawn(async { 4 }), Some(4), "its place is used again");
     }
 }

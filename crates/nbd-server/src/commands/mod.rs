@@ -97,7 +97,7 @@ async fn change<F: Future<Output = Result<(), WriteError>>>(
 impl Job {
     /// Carries out the command. `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a
     /// WRITE.
-    pub(crate) async fn run(self, buf: Option<AlignedBuf>) -> Ended {
+    pub(crate) async fn run(&self, buf: Option<AlignedBuf>) -> Ended {
         let Request { offset, len, .. } = self.request;
         let end = offset + len;
         match (self.command, buf) {

@@ -390,7 +390,8 @@ fn many_durable_writes_end_beside_a_flush() {
             let ask = |command, request: Request, len: usize| {
                 let mut buf = AlignedBuf::zeroed(len.max(1), ALIGN);
                 buf.set_len(len);
-                Box::pin(lab.job(command, request).run(Some(buf)))
+                let job = lab.job(command, request);
+                Box::pin(async move { job.run(Some(buf)).await })
             };
             let write = |nr: u64| ask(write(true), request((100 + nr) * BLOCK as u64, 100), 100);
             let flush = |_| ask(FLUSH, request(0, 0), 0);

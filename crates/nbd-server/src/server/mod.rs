@@ -28,8 +28,8 @@ use crate::metrics::{Metrics, Reporter};
 #[cfg(feature = "objects")]
 use crate::notifier::waker;
 use crate::notifier::{eventfd, notify};
-use crate::registry::{self, Connection, Registry};
-use crate::requests::{Counters, Limits};
+use crate::registry::{Connection, Registry};
+use crate::requests::{Counters, Limits, MAX_BLOCKING};
 #[cfg(feature = "objects")]
 use crate::volume::Volume;
 use crate::waits;
@@ -349,13 +349,10 @@ impl Server {
         self.listeners = Listeners::none();
         self.waiting = Waiting::default();
         self.metrics = None;
-        // A worker ends its listed sessions, and refuses connections that are on their way to it.
-        let told = registry::end(&self.shared.registry, |client| {
-            self.reporter.workers[client.worker].send(Message::End(client.id));
-        });
-        match told {
-            Ok(sessions) => info!(sessions, "told to end"),
-            Err(error) => warn!(%error, "not every session is known; the workers end the others"),
+        // A worker ends its sessions, and refuses connections that are on their way to it.
+        match self.shared.registry.close() {
+            Ok(()) => info!(sessions = self.shared.registry.len(), "told to end"),
+            Err(error) => warn!(%error, "connections on their way are not refused"),
         }
         for worker in &self.reporter.workers {
             worker.send(Message::Stop);
@@ -400,9 +397,10 @@ fn default_workers() -> usize {
 }
 
 /// Returns the number of slots of a worker's engine, of 192 bytes each. Write-backs leave half of them
-/// ([`Engine::is_half_free`]) to the `depth` requests of clients. In one half a write-back has room beside these.
+/// ([`Engine::is_half_free`]) to the requests of clients: `depth`, and the blocking ones beside them. In one half
+/// a write-back has room beside these.
 pub(crate) fn slots(depth: usize) -> usize {
-    2 * (depth + WRITE_BACK)
+    2 * (depth + MAX_BLOCKING + WRITE_BACK)
 }
 
 fn start_worker(
@@ -428,7 +426,7 @@ fn start_worker(
         let made = builder.build().map_err(io::Error::from).and_then(|engine| {
             log_backend(number, &engine);
             let memory = (MEMORY / count).max(LEAST);
-            Worker::new(shared, engine, limits, memory, (number, count), inbox)
+            Worker::new(shared, engine, limits, memory, count > 1, inbox)
         });
         match made {
             Ok(worker) => {

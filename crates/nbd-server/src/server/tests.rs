@@ -100,15 +100,10 @@ fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
 fn a_connection_goes_to_the_worker_that_is_less_busy() {
     let options = ["--workers", "2", "--size", "1M", "--backend", "threads", "--cache", "4M"];
     serve(&options, |lab| {
-        let registry = &lab.reporter.shared.registry;
-        let by_worker = || {
-            let mut counts = [0; 2];
-            registry.iter().for_each(|client| counts[client.worker] += 1);
-            counts
-        };
+        let placed = || [0, 1].map(|worker| lab.reporter.workers[worker].load.connections());
         let mut busy = client(lab);
         let _idle = client(lab);
-        assert_eq!(by_worker(), [1, 1], "they are placed in turn");
+        assert_eq!(placed(), [1, 1], "they are placed in turn");
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let reader = scope.spawn(|| read_on(&mut busy, &stop));
@@ -121,14 +116,14 @@ fn a_connection_goes_to_the_worker_that_is_less_busy() {
             loop {
                 wait_until(differ);
                 let another = client(lab);
-                let placed = by_worker();
+                let now = placed();
                 let still_differ = differ();
                 drop(another);
                 if still_differ {
-                    assert_eq!(placed, [1, 2]);
+                    assert_eq!(now, [1, 2]);
                     break;
                 }
-                wait_until(|| by_worker() == [1, 1]);
+                wait_until(|| placed() == [1, 1]);
             }
             stop.store(true, Ordering::Relaxed);
             reader.join().unwrap();

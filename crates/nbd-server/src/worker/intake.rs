@@ -10,10 +10,10 @@ use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{Conns, EVICTED, Worker};
-use crate::conn::{BlockedOn, InPlace, Next, OUTSTANDING, Phase, Session};
+use crate::conn::{Next, OUTSTANDING, Phase, Received, Session};
 use crate::connection_limits::Peer;
 use crate::export::Opening;
-use crate::memory::{self, OutOfMemory};
+use crate::memory::{self, Limit};
 use crate::requests::Step;
 
 /// Most bytes that a receive in place takes beyond the payload: the next header, and a part of its
@@ -35,7 +35,7 @@ enum Parsed {
     /// At most a part of a request.
     Part,
     /// The bytes must wait, and were not consumed.
-    Blocked(BlockedOn),
+    Blocked(Limit),
     /// The connection ends: no further bytes are wanted.
     Last,
 }
@@ -89,58 +89,34 @@ impl Worker {
             return self.discard_input(slot);
         }
         for _ in 0..PAYLOADS {
-            if !self.conns.open[slot].writes_long() {
-                return self.receive_some(slot, usize::MAX).map(drop);
+            let conn = &mut self.conns.open[slot];
+            let is_long = conn.writes_long();
+            // The unread bytes, at most the start of a header, come before the new ones.
+            let have = conn.unread.len();
+            self.scratch[..have].copy_from_slice(&conn.unread);
+            // A short receive leaves the payload of the next long WRITE to be received in place.
+            let end = if is_long { have + AHEAD } else { self.scratch.len() };
+            let Received { count, missing, ahead } =
+                match conn.receive(&mut self.scratch[have..end]) {
+                    Ok(received) => received,
+                    Err(error) if is_transient(&error) => return Ok(()),
+                    Err(error) => return Err(error.to_string()),
+                };
+            if count == 0 {
+                self.end_of_input(slot);
+                return Ok(());
             }
-            let ahead = &mut self.scratch[..AHEAD];
-            let Some(received) = self.conns.open[slot].receive_in_place(ahead) else {
-                // A short receive leaves the payload of the next long WRITE to be received in place.
-                if self.receive_some(slot, AHEAD)? < AHEAD {
-                    return Ok(()); // nothing more has arrived
-                }
-                if !self.conns.open[slot].wants_input() {
-                    return Ok(());
-                }
-                continue;
-            };
-            match received {
-                Ok(InPlace { count: 0, .. }) => {
-                    self.end_of_input(slot);
-                    return Ok(());
-                }
-                // The payload is complete: start its request now.
-                Ok(InPlace { missing: 0, ahead, .. }) => self.parse_scratch(slot, ahead)?,
-                Ok(_) => return Ok(()), // nothing more has arrived
-                Err(error) if is_transient(&error) => return Ok(()),
-                Err(error) => return Err(error.to_string()),
+            if missing > 0 {
+                return Ok(()); // nothing more has arrived
             }
-            if !self.conns.open[slot].wants_input() {
+            self.parse_scratch(slot, have + ahead)?;
+            // The first is true after a payload, whose request was started above.
+            let may_be_more = count > ahead || ahead == AHEAD;
+            if !is_long || !may_be_more || !self.conns.open[slot].wants_input() {
                 return Ok(());
             }
         }
         Ok(()) // epoll reports the rest
-    }
-
-    /// Receives at most `most` bytes into the scratch buffer and parses them. Returns their number.
-    fn receive_some(&mut self, slot: usize, most: usize) -> Result<usize, String> {
-        // The unread bytes, at most the start of a header, come before the new ones.
-        let conn = &mut self.conns.open[slot];
-        let have = conn.unread.len();
-        self.scratch[..have].copy_from_slice(&conn.unread);
-        let end = self.scratch.len().min(have.saturating_add(most));
-        match conn.receive(&mut self.scratch[have..end]) {
-            Ok(0) => {
-                self.end_of_input(slot);
-                Ok(0)
-            }
-            Ok(count) => {
-                conn.received += count as u64;
-                self.parse_scratch(slot, have + count)?;
-                Ok(count)
-            }
-            Err(error) if is_transient(&error) => Ok(0),
-            Err(error) => Err(error.to_string()),
-        }
     }
 
     /// Parses the first `len` bytes of the scratch buffer, and keeps the bytes that must wait.
@@ -241,7 +217,7 @@ impl Worker {
         let Phase::Handshake(handshake, _) = &mut conn.phase else { return Ok(Parsed::Part) };
         let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
         if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
-            return Ok(Parsed::Blocked(BlockedOn::Others));
+            return Ok(Parsed::Blocked(Limit::Worker));
         }
         let opening = Opening::new(exports);
         let (peer, is_tls) = (conn.permit.peer, conn.tls.is_some());
@@ -289,10 +265,10 @@ impl Worker {
         let conn = &mut conns[slot];
         let Phase::Transmission(session) = &mut conn.phase else { return Parsed::Part };
         if conn.active + conn.out.len() >= OUTSTANDING {
-            return Parsed::Blocked(BlockedOn::Own);
+            return Parsed::Blocked(Limit::Connection);
         }
-        if !requests.has_room(&session.target.image) {
-            return Parsed::Blocked(BlockedOn::Others);
+        if !requests.has_room(&session.image) {
+            return Parsed::Blocked(Limit::Worker);
         }
         if !conn.out.reserve(conn.active + 1) {
             warn!(conn = %CtxRef::id(&conn.ctx), "no memory for a reply, the connection ends");
@@ -300,16 +276,13 @@ impl Worker {
         }
         let step = match session.next(input, memory, &mut conn.account) {
             Next::More => return Parsed::Part,
-            Next::NoMemory(OutOfMemory::Connection) => return Parsed::Blocked(BlockedOn::Own),
-            Next::NoMemory(OutOfMemory::Worker | OutOfMemory::System) => {
-                return Parsed::Blocked(BlockedOn::Others);
-            }
+            Next::Blocked(limit) => return Parsed::Blocked(limit),
             Next::Start(_, Command::Disconnect, _) => {
                 debug!(conn = %conn.id(), "disconnect");
                 return Parsed::Last;
             }
             Next::Start(request, command, buf) => {
-                requests.start(&conn.ctx, &session.target, request, command, buf)
+                requests.start(&conn.ctx, session, request, command, buf)
             }
             Next::Refuse(request, error) => {
                 conn.refused += 1;
@@ -321,7 +294,7 @@ impl Worker {
                 self.deadlines.refused_memory |=
                     error == NbdError::NoMem && conn.out.stuck.is_none();
                 requests.counters.errors += 1;
-                Some(Step::refuse(&request, session.target.style, error))
+                Some(Step::refuse(&request, session.style(), error))
             }
             Next::OutOfStep(error) => {
                 // Requests before this one still get their replies.

@@ -73,10 +73,10 @@ use socket2::Socket;
 use tracing::{info, warn};
 
 pub(crate) use self::load::WorkerLoad;
-use crate::conn::{BlockedOn, Conn, Phase, Sent};
+use crate::conn::{Conn, Phase, Sent};
 use crate::connection_limits::Permit;
 use crate::export::ExportTable;
-use crate::memory::BufferPool;
+use crate::memory::{BufferPool, Limit};
 use crate::notifier::{eventfd, notify, waker};
 use crate::registry::{Client, Connection, Connections, Registry};
 use crate::requests::{Counters, Limits, Requests};
@@ -100,11 +100,10 @@ const INBOX: u64 = u64::MAX - 1;
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>, Permit),
     Report(Sender<WorkerReport>),
-    /// The session was removed from the list: answer its pending requests, then close it.
-    End(Id),
     /// Close the connection: it has not finished its handshake, and a newer one takes its place.
     Evict(Id),
-    /// Finish the requests in flight, then end. Each listed session was told to end before.
+    /// Answer the requests in flight, close the connections, then end. The list of sessions was closed
+    /// before, so that no connection enters it.
     Stop,
 }
 
@@ -175,8 +174,6 @@ pub(crate) struct Worker {
     deadlines: Deadlines,
     inbox: Receiver<Message>,
     notifier: Arc<OwnedFd>,
-    /// The index of this worker.
-    number: usize,
     load: Arc<WorkerLoad>,
     /// There are several workers, so this one measures its load for the placement of new
     /// connections.
@@ -188,14 +185,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Makes a worker of the calling thread, which owns the engine. `workers` is the number of
+    /// Makes a worker of the calling thread, which owns the engine. `has_peers`: there are several
     /// workers.
     pub(crate) fn new(
         shared: Shared,
         engine: Engine,
         limits: Limits,
         memory: usize,
-        (number, workers): (usize, usize),
+        has_peers: bool,
         (inbox, receiver): (Inbox, Receiver<Message>),
     ) -> io::Result<Self> {
         let Inbox { notifier, load, .. } = inbox;
@@ -219,9 +216,8 @@ impl Worker {
             deadlines: Deadlines::default(),
             inbox: receiver,
             notifier,
-            number,
             load,
-            has_peers: workers > 1,
+            has_peers,
             scratch: vec![0; SCRATCH].into(),
             again: false,
             busy_poll: BusyPoll::default(),
@@ -310,19 +306,12 @@ impl Worker {
             let mut progress = false;
             {
                 let _plug = engine.plug();
-                while let Some(completed) = self.requests.complete() {
+                while let Some((slot, step)) = self.requests.complete() {
                     progress = true;
-                    match completed {
-                        Ok((slot, step)) => {
-                            self.conns.open[slot].take(
-                                step,
-                                &mut self.memory,
-                                &mut self.conns.sendable,
-                            );
-                        }
-                        Err(buf) => {
-                            buf.into_iter().for_each(|buf| self.memory.release(buf, None));
-                        }
+                    let Conns { open, sendable, .. } = &mut self.conns;
+                    match slot {
+                        Some(slot) => open[slot].take(step, &mut self.memory, sendable),
+                        None => step.release(&mut self.memory),
                     }
                 }
                 progress |= self.send_replies();
@@ -419,7 +408,6 @@ impl Worker {
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // fails if the reporter no longer waits
                 }
-                Ok(Message::End(id)) => self.end(id),
                 Ok(Message::Evict(id)) => self.close(id, EVICTED),
                 Ok(Message::Stop) => self.stop(),
                 Err(TryRecvError::Empty) => return,
@@ -430,7 +418,7 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
-        let listed = match self.shared.registry.insert(Client::new(id, self.number)) {
+        let listed = match self.shared.registry.insert(Client::default()) {
             Ok(listed) => listed,
             Err(InsertError { reason, .. }) => {
                 info!(conn = %id, peer = %permit.peer, %reason, "connection refused");
@@ -512,24 +500,21 @@ struct Deadlines {
 }
 
 impl Worker {
-    /// Ends a session: reads no more requests, and answers those in flight.
-    fn end(&mut self, id: Id) {
-        let Some(slot) = self.slot_of(id) else { return };
-        if matches!(self.conns.open[slot].phase, Phase::Handshake(..) | Phase::Transmission(_)) {
-            self.drain(slot);
-            self.send_replies();
-        }
-    }
-
-    /// Begins to stop: the worker ends once it has no connection. It closes the connections that
-    /// are not finished in time. Each listed session was told to [`end`](Self::end) before.
+    /// Begins to stop: ends each session, which reads no more requests and answers those in flight. The
+    /// worker ends once it has no connection. It closes the connections that are not finished in time.
     fn stop(&mut self) {
         if self.deadlines.stopping.is_some() {
             return;
         }
         self.deadlines.stopping = Some(Instant::now() + waits::STOP);
-        let left: Vec<_> = self.conns.open.iter().map(|(_, conn)| conn.id()).collect();
-        left.into_iter().for_each(|id| self.end(id));
+        let slots: Vec<_> = self.conns.open.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let phase = &self.conns.open[slot].phase;
+            if matches!(phase, Phase::Handshake(..) | Phase::Transmission(_)) {
+                self.drain(slot);
+            }
+        }
+        self.send_replies();
     }
 
     /// Returns whether the worker has stopped: no connection is left or on its way, and no request
@@ -552,7 +537,7 @@ impl Worker {
         }
         self.deadlines.next_look = Some(now + waits::TICK);
         // A stuck connection does harm only while another one waits for memory or is refused it.
-        let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
+        let waits = |conn: &Conn| conn.blocked == Some(Limit::Worker) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.deadlines.refused_memory);
         let harm = refused || self.conns.open.iter().any(|(_, conn)| waits(conn));
         let mut late = Vec::new();

@@ -25,7 +25,7 @@ impl Lab {
     }
 
     /// Sends the replies of requests that the cache answered.
-    fn complete_round(&mut self) {
+    pub(super) fn complete_round(&mut self) {
         let engine = Rc::clone(&self.worker.requests.engine);
         self.worker.complete_round(&engine);
     }
@@ -33,7 +33,7 @@ impl Lab {
     /// Waits until every running operation has ended, except those that the script holds.
     pub(super) fn rest(&mut self) {
         self.complete_round();
-        while self.worker.requests.begun() > self.script.in_flight() {
+        while self.worker.requests.running() > self.script.in_flight() {
             std::thread::yield_now();
             self.complete_round();
         }
@@ -114,7 +114,7 @@ fn a_write_waits_for_a_read_of_its_block() {
     lab.ask(&mut reader, cmd::READ, NONE);
     lab.ask_for(&mut writer, cmd::WRITE, NONE, 2, BLOCK);
     lab.complete_round();
-    assert!(lab.worker.requests.begun() > lab.script.in_flight());
+    assert!(lab.worker.requests.running() > lab.script.in_flight());
     // Other requests continue, even for the same block.
     lab.ask_for(&mut writer, cmd::READ, NONE, 3, BLOCK);
     assert_eq!(lab.script.in_flight(), 2);

@@ -234,7 +234,7 @@ fn crash(seed: u64) {
             let threads = aio_reap::BackendKind::Threads;
             let engine = Engine::builder().depth(16).threads(4).backend(threads).build().unwrap();
             let limits = Limits { depth: 16, most: 64 };
-            let worker = Worker::new(shared, engine, limits, 0, (number, WORKERS), inbox);
+            let worker = Worker::new(shared, engine, limits, 0, true, inbox);
             worker.unwrap().run().unwrap();
         })
     };
