@@ -52,20 +52,19 @@ struct State {
     /// A connection was not admitted, and may wait for a place.
     has_waiting: bool,
     next_ticket: u64,
-    /// Connections that have a place, half-open ones included.
-    open: usize,
-    /// The half-open connections by ticket, the oldest first.
-    half_open: BTreeMap<u64, HalfOpen>,
+    /// The connections that have a place, by ticket: the oldest first.
+    open: BTreeMap<u64, Place>,
     counts: HashMap<PeerKey, Counts>,
     /// A connection has finished its handshake.
     has_served: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct HalfOpen {
+#[derive(Debug)]
+struct Place {
     peer: PeerKey,
+    is_half_open: bool,
     /// The connection and its worker, once a worker is chosen.
-    place: Option<(Id, usize)>,
+    location: Option<(Id, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,8 +90,6 @@ pub(crate) struct Permit {
     limits: Arc<ConnectionLimits>,
     pub(crate) peer: Peer,
     ticket: u64,
-    /// The connection has finished its handshake, and so cannot be evicted.
-    is_open: bool,
 }
 
 impl ConnectionLimits {
@@ -111,7 +108,7 @@ impl ConnectionLimits {
 
     /// Returns whether there is no connection.
     pub(crate) fn is_unused(&self) -> bool {
-        self.state.lock().open == 0
+        self.state.lock().open.is_empty()
     }
 
     /// Returns the descriptor that is readable when a connection that waits may be admitted.
@@ -149,7 +146,7 @@ impl ConnectionLimits {
             (Some(Refused::Peer(max_per_peer)), Some(key))
         } else if counts.half_open >= self.max_half_open {
             (Some(Refused::HalfOpen(self.max_half_open)), Some(key))
-        } else if state.open >= self.max {
+        } else if state.open.len() >= self.max {
             let most = state.counts.iter().max_by_key(|(_, counts)| counts.half_open);
             (Some(Refused::Server(self.max)), most.map(|(&most, _)| most))
         } else {
@@ -161,72 +158,66 @@ impl ConnectionLimits {
         }
         let ticket = state.next_ticket;
         state.next_ticket += 1;
-        state.open += 1;
-        state.half_open.insert(ticket, HalfOpen { peer: key, place: None });
+        state.open.insert(ticket, Place { peer: key, is_half_open: true, location: None });
         let counts = state.counts.entry(key).or_default();
         counts.open += 1;
         counts.half_open += 1;
-        Ok((Permit { limits: Arc::clone(self), peer, ticket, is_open: false }, evicted))
+        Ok((Permit { limits: Arc::clone(self), peer, ticket }, evicted))
     }
 }
 
 impl State {
     /// Evicts the peer's oldest half-open connection, and frees its place.
     fn evict(&mut self, peer: PeerKey) -> Option<(Id, usize)> {
-        let oldest =
-            self.half_open.iter().find(|(_, half)| half.peer == peer && half.place.is_some());
-        let (&ticket, &HalfOpen { place, .. }) = oldest?;
-        self.end_half_open(ticket);
-        self.free_place(peer);
-        place
+        let may =
+            |place: &Place| place.peer == peer && place.is_half_open && place.location.is_some();
+        let oldest = self.open.iter().find(|(_, place)| may(place)).map(|(&ticket, _)| ticket);
+        self.free(oldest?)?.location
     }
 
-    /// Removes a half-open connection. Returns false if it was evicted or has finished its
-    /// handshake.
-    fn end_half_open(&mut self, ticket: u64) -> bool {
-        let Some(HalfOpen { peer, .. }) = self.half_open.remove(&ticket) else { return false };
-        self.counts.entry(peer).or_default().half_open -= 1;
-        true
-    }
-
-    /// Frees the place of one of the peer's connections, which is no longer half-open.
-    fn free_place(&mut self, peer: PeerKey) {
-        self.open -= 1;
-        let counts = self.counts.entry(peer).or_default();
+    /// Frees the place of a connection. Returns `None` if it was evicted.
+    fn free(&mut self, ticket: u64) -> Option<Place> {
+        let place = self.open.remove(&ticket)?;
+        let counts = self.counts.entry(place.peer).or_default();
         counts.open -= 1;
+        counts.half_open -= usize::from(place.is_half_open);
         if counts.open == 0 {
-            self.counts.remove(&peer);
+            self.counts.remove(&place.peer);
         }
+        Some(place)
     }
 }
 
 impl Permit {
     /// Records the connection and its worker. From now on it may be evicted.
     pub(crate) fn set_location(&self, id: Id, worker: usize) {
-        if let Some(half) = self.limits.state.lock().half_open.get_mut(&self.ticket) {
-            half.place = Some((id, worker));
+        if let Some(place) = self.limits.state.lock().open.get_mut(&self.ticket) {
+            place.location = Some((id, worker));
         }
     }
 
     /// Ends the handshake; the connection keeps its place. Returns `false` if it was evicted.
     pub(crate) fn finish_handshake(&mut self) -> bool {
         let state = &mut *self.limits.state.lock();
-        self.is_open = state.end_half_open(self.ticket);
-        state.has_served |= self.is_open;
+        let Some(place) = state.open.get_mut(&self.ticket) else { return false };
+        if std::mem::replace(&mut place.is_half_open, false) {
+            state.counts.entry(place.peer).or_default().half_open -= 1;
+        }
+        state.has_served = true;
         if state.has_waiting {
             notify(&self.limits.freed); // the peer may have one more half-open connection
         }
-        self.is_open
+        true
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let state = &mut *self.limits.state.lock();
-        if self.is_open || state.end_half_open(self.ticket) {
-            state.free_place(self.peer.key());
-        }
-        if let (0, true, Some(fd)) = (state.open, state.has_served, &self.limits.all_served) {
+        state.free(self.ticket);
+        if let (true, true, Some(fd)) =
+            (state.open.is_empty(), state.has_served, &self.limits.all_served)
+        {
             notify(fd);
         }
         if state.has_waiting {
