@@ -17,60 +17,54 @@ use std::sync::Arc;
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::wire::state;
-use nbd_protocol::{Extent, HeaderStyle};
+use nbd_protocol::{Extent, Request};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tracing::debug;
 
-use crate::blocks::{Image, Source};
+use crate::blocks::Source;
+use crate::commands::Job;
 
 /// The size of the buffer of a request: the smallest size of a buffer. Finding two extents takes
 /// two system calls.
 pub(crate) const ROOM: usize = 4096;
 
-/// Fills the buffer of a BLOCK_STATUS for a range of the image. Extents begin and end at multiples
-/// of `unit`.
-pub(crate) async fn find(
-    image: &Arc<Image>,
-    (offset, len): (u64, u64),
-    (one, unit): (bool, u64),
-    style: HeaderStyle,
-    buf: &mut AlignedBuf,
-) -> io::Result<()> {
-    let end = offset + len; // `Request::check` has checked that it is within the export
-    let all_data = move || vec![Extent { len, flags: 0 }];
-    let most = if one { 1 } else { ROOM / Extent::size(style) };
-    let found = match image.write_back(offset..end).await {
-        Ok(()) => {
-            let asked = Arc::clone(image);
-            let ask = move |_: &_| match &asked.source {
-                Source::File(file) => extents(of_file(file), (offset, end), unit, most),
-                #[cfg(feature = "objects")]
-                Source::Volume(volume) => {
-                    extents(|at, end| Ok(volume.part(at, end)), (offset, end), unit, most)
-                }
-                #[cfg(test)]
-                Source::Device(_, Some(file)) => extents(of_file(file), (offset, end), unit, most),
-                #[cfg(test)]
-                Source::Device(_, None) => Ok(all_data()),
-            };
-            image.device.call_async(ask).await?
+impl Job {
+    /// Fills the buffer of a BLOCK_STATUS. Extents begin and end at multiples of the export's unit.
+    pub(crate) async fn block_status(&self, one: bool, buf: &mut AlignedBuf) -> io::Result<()> {
+        let Self { image, request: Request { offset, len, .. }, .. } = self;
+        let (unit, style, offset, len) = (self.unit, self.style, *offset, *len);
+        let end = offset + len; // `Request::check` has checked that it is within the export
+        let most = if one { 1 } else { ROOM / Extent::size(style) };
+        let found = match image.write_back(offset..end).await {
+            Ok(()) => {
+                let asked = Arc::clone(image);
+                let part = move |at, end| match &asked.source {
+                    Source::File(file) => part(file, at, end),
+                    #[cfg(feature = "objects")]
+                    Source::Volume(volume) => Ok(volume.part(at, end)),
+                    #[cfg(test)]
+                    Source::Device(_, file) => part(file, at, end),
+                };
+                let ask = move |_: &_| extents(part, (offset, end), unit, most);
+                image.device.call_async(ask).await?
+            }
+            Err(error) => {
+                debug!(%error, "the cache cannot be written back: holes are not told");
+                vec![Extent { len, flags: 0 }]
+            }
+        };
+        buf.set_len(found.len() * Extent::size(style));
+        for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::size(style))) {
+            if style.is_extended() {
+                bytes.copy_from_slice(&extent.encode64());
+            } else {
+                // Not longer than the request, whose length has 32 bits.
+                bytes.copy_from_slice(&extent.encode32().unwrap_or_default());
+            }
         }
-        Err(error) => {
-            debug!(%error, "the cache cannot be written back: holes are not told");
-            all_data()
-        }
-    };
-    buf.set_len(found.len() * Extent::size(style));
-    for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::size(style))) {
-        if style.is_extended() {
-            bytes.copy_from_slice(&extent.encode64());
-        } else {
-            // Not longer than the request, whose length has 32 bits.
-            bytes.copy_from_slice(&extent.encode32().unwrap_or_default());
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns at most `most` extents from `start` to `end`. Each begins and ends at a multiple of
@@ -108,11 +102,6 @@ fn extents(
         at = next;
     }
     Ok(found)
-}
-
-/// Returns the holes and the data of a file.
-fn of_file(file: &File) -> impl Fn(u64, u64) -> io::Result<(bool, u64)> + '_ {
-    move |at, end| part(file, at, end)
 }
 
 /// Returns whether there is a hole at `at`, and the end of that hole or data, at most `end`. If the
@@ -155,7 +144,7 @@ mod tests {
         for at in (0..len).step_by(128 << 10).map(|at| at + (64 << 10)) {
             file.write_all_at(&[1; 64 << 10], at).unwrap();
         }
-        let hole = extents(of_file(&file), (0, 4096), 1, 1).unwrap()
+        let hole = extents(|at, end| part(&file, at, end), (0, 4096), 1, 1).unwrap()
             == [Extent { len: 4096, flags: HOLE }];
         if !hole {
             println!("no holes here");
@@ -164,7 +153,7 @@ mod tests {
     }
 
     fn of(file: &File, start: u64, end: u64, unit: u64, most: usize) -> Vec<(u64, u64)> {
-        let found = extents(of_file(file), (start, end), unit, most).unwrap();
+        let found = extents(|at, end| part(file, at, end), (start, end), unit, most).unwrap();
         found.iter().map(|extent| (extent.len, extent.flags)).collect()
     }
 

@@ -13,11 +13,13 @@
 //! closed connection is dropped.
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Waker;
 
 use aio_reap::{AlignedBuf, Engine, File};
+use futures_util::FutureExt;
 use nbd_protocol::{
     ALLOCATION_ID, Command, CommandFlags, Extent, HeaderStyle, NbdError, ReplyHeader, Request,
 };
@@ -30,7 +32,7 @@ use crate::commands::Job;
 use crate::conn::Session;
 use crate::memory::{ALIGN, BufferPool};
 use crate::registry::Connection;
-use crate::tasks::{self, Panicked, Tasks};
+use crate::tasks::Tasks;
 
 /// The number of failures that are all logged.
 const LOGGED: u64 = 64;
@@ -355,8 +357,9 @@ impl Operation {
         let Self { image: its, job, buf, .. } = &mut self;
         let image = &its.image;
         let size = buf.as_ref().map(AlignedBuf::capacity);
-        let run = job.run(buf.take());
-        let (mut result, buf) = tasks::contain(run).await.unwrap_or_else(|Panicked| {
+        // A panic, which the hook has reported, ends the request and not its worker.
+        let run = AssertUnwindSafe(job.run(buf.take())).catch_unwind();
+        let (mut result, buf) = run.await.unwrap_or_else(|_| {
             image.fail();
             // The panic dropped the buffer, or the engine still has it. Return another one of its size,
             // to credit the account.

@@ -5,9 +5,8 @@
 //!                            └─► notifies the worker: the first wake since, from another thread
 //! ```
 
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -85,26 +84,10 @@ impl<T> Tasks<T> {
     }
 }
 
-/// The error of a future that panicked. The panic hook has reported the panic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Panicked;
-
-/// Catches a panic of the future, so that one request does not end its worker.
-pub(crate) async fn contain<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
-    let mut future = pin!(future);
-    poll_fn(|context| {
-        // Unwind safety: the future is not polled again.
-        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-            Ok(poll) => poll.map(Ok),
-            Err(_) => Poll::Ready(Err(Panicked)),
-        }
-    })
-    .await
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+    use std::future::poll_fn;
     use std::rc::Rc;
 
     use testkit::WakeCount;
@@ -131,8 +114,10 @@ mod tests {
         assert_eq!((tasks.next(), tasks.next()), (Some(3), None));
         let (flag, waker) = (Arc::new(AtomicBool::new(false)), Rc::default());
         tasks.spawn(wait_for(&flag, &waker));
-        let rest = |tasks: &mut Tasks<_>| while tasks.is_ready() {
-            assert_eq!(tasks.next(), None);
+        let rest = |tasks: &mut Tasks<_>| {
+            while tasks.is_ready() {
+                assert_eq!(tasks.next(), None);
+            }
         };
         rest(&mut tasks);
         let waker: Waker = waker.borrow_mut().take().unwrap();

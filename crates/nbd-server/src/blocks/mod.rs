@@ -39,7 +39,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aio_reap::{AlignedBuf, Engine, RequestError};
+use aio_reap::{AlignedBuf, Engine};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, FileDevice, GetError, Load, WriteError,
 };
@@ -99,9 +99,9 @@ pub(crate) enum Source<F> {
     /// A volume on an object store.
     #[cfg(feature = "objects")]
     Volume(Arc<Volume>),
-    /// A test's device, called on a thread of the cache. If there is a file, an engine reads it.
+    /// A test's device, written on a thread of the cache. An engine reads its file.
     #[cfg(test)]
-    Device(Arc<dyn BlockDevice>, Option<F>),
+    Device(Arc<dyn BlockDevice>, F),
 }
 
 impl Source<File> {
@@ -113,9 +113,7 @@ impl Source<File> {
             #[cfg(feature = "objects")]
             Self::Volume(volume) => Source::Volume(Arc::clone(volume)),
             #[cfg(test)]
-            Self::Device(device, file) => {
-                Source::Device(Arc::clone(device), file.as_ref().map(attach).transpose()?)
-            }
+            Self::Device(device, file) => Source::Device(Arc::clone(device), attach(file)?),
         })
     }
 }
@@ -262,14 +260,14 @@ impl Image {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Returns the file of the image. A volume, and a test's image, may have none.
+    /// Returns the file of the image, unless it is a volume.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.source {
             Source::File(file) => Some(file),
             #[cfg(feature = "objects")]
             Source::Volume(_) => None,
             #[cfg(test)]
-            Source::Device(_, file) => file.as_ref(),
+            Source::Device(_, file) => Some(file),
         }
     }
 
@@ -499,31 +497,8 @@ pub(crate) fn covering(offset: u64, end: u64) -> Range<u64> {
     offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
 }
 
-/// Why a read or write of an image failed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TransferError {
-    pub(crate) errno: i32,
-    /// Bytes that were transferred before the failure.
-    pub(crate) transferred: usize,
-}
-
-impl From<RequestError> for TransferError {
-    fn from(error: RequestError) -> Self {
-        Self { errno: error.errno(), transferred: error.transferred() }
-    }
-}
-
-impl From<io::Error> for TransferError {
-    fn from(error: io::Error) -> Self {
-        Self { errno: error.raw_os_error().unwrap_or(libc::EIO), transferred: 0 }
-    }
-}
-
-impl From<TransferError> for io::Error {
-    fn from(error: TransferError) -> Self {
-        Self::from_raw_os_error(error.errno)
-    }
-}
+/// The bytes that a read or write of an image has transferred, and its result.
+pub(crate) type Transferred = (usize, io::Result<()>);
 
 /// The bytes that a READ transfers, and the claimed loads of the blocks to keep. Dropping it ends the
 /// loads, whose blocks are not kept then.
@@ -544,15 +519,15 @@ impl Fill {
     /// requested bytes is ignored.
     pub(crate) fn finish(
         self,
-        result: Result<usize, TransferError>,
+        (count, result): Transferred,
         buf: &mut AlignedBuf,
     ) -> io::Result<usize> {
         let Self { range: ReadRange { start, head, wanted: len, .. }, loads } = self;
         // The number of bytes read from `at` on, of `wanted` bytes.
-        let read = |at: usize, wanted: usize| match result {
-            Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
-            Err(error) if error.transferred >= at + wanted => Ok(wanted),
-            Err(error) => Err(io::Error::from(error)),
+        let errno = result.err().map(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        let read = |at: usize, wanted: usize| match errno {
+            Some(errno) if count < at + wanted => Err(io::Error::from_raw_os_error(errno)),
+            _ => Ok(count.saturating_sub(at).min(wanted)),
         };
         for mut load in loads {
             let at = (load.offset() - start) as usize;

@@ -33,7 +33,7 @@ fn read(image: &Image, file: &File, offset: u64, len: usize) -> (io::Result<Vec<
     }
     let fill = image.fill(offset, &mut buf);
     let count = read_up_to(file, fill.offset(), &mut buf).unwrap();
-    let result = fill.finish(Ok(count), &mut buf);
+    let result = fill.finish((count, Ok(())), &mut buf);
     (result.map(|count| buf[..count].to_vec()), false)
 }
 
@@ -137,8 +137,9 @@ fn what_was_read_before_an_error_is_used() {
         assert!(!fill.loads.is_empty());
         let reading = engine.read(&attached, buf, fill.offset()).submit();
         let (result, mut buf) = reading.unwrap().wait();
-        assert_eq!(result.unwrap_err().transferred(), read);
-        let result = fill.finish(result.map_err(Into::into), &mut buf);
+        let error = result.unwrap_err();
+        assert_eq!(error.transferred(), read);
+        let result = fill.finish((read, Err(error.into())), &mut buf);
         assert_eq!(result.is_ok(), answered, "{read}");
         if answered {
             assert!(buf[..result.unwrap()] == bytes[100..][..len]);

@@ -33,8 +33,7 @@ use aio_reap::{AlignedBuf, Engine, File};
 use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
-use crate::blocks::{BLOCK, Image, Source, TransferError, covering, ignore_earlier};
-use crate::extents;
+use crate::blocks::{BLOCK, Image, Source, Transferred, ignore_earlier};
 use crate::memory::{self, MOST_ZEROS, ZEROS};
 use crate::waits;
 
@@ -106,16 +105,14 @@ impl Job {
                 (result, Some(buf))
             }
             (Command::Write { fua }, Some(buf)) => {
-                let (mut result, buf) = self.write(buf).await;
+                let (mut result, buf) = self.write(offset, buf, self.written).await;
                 if fua && result.is_ok() {
                     result = self.write_through().await;
                 }
                 (result, Some(buf))
             }
             (Command::BlockStatus { one }, Some(mut buf)) => {
-                let (range, how) = ((offset, len), (one, self.unit));
-                let found = extents::find(&self.image, range, how, self.style, &mut buf).await;
-                (found, Some(buf))
+                (self.block_status(one, &mut buf).await, Some(buf))
             }
             (Command::Flush, buf) => (self.image.sync().await, buf),
             (Command::Trim { fua }, buf) => {
@@ -153,18 +150,18 @@ impl Job {
         } else {
             (inner.start * BLOCK as u64, end.min(inner.end * BLOCK as u64))
         };
-        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
         // Both ends together are shorter than two blocks.
-        for (from, to) in [(offset, start), (stop, end)] {
-            let zeros = &zeros[..(to - from) as usize];
-            if zeros.is_empty() {
-                continue;
-            }
-            if self.image.is_bypassed() {
-                self.write_image(zeros, 0..zeros.len(), from, None).await.0?;
-            } else {
-                self.write_cached(from, zeros).await?;
-            }
+        self.write_zeros(offset, start).await?;
+        self.write_zeros(stop, end).await
+    }
+
+    /// Writes zeros as a WRITE does.
+    async fn write_zeros(&self, mut start: u64, end: u64) -> io::Result<()> {
+        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
+        while start < end {
+            let part = (end - start).min(ZEROS as u64);
+            self.write(start, &zeros[..part as usize], 0).await.0?;
+            start += part;
         }
         Ok(())
     }
@@ -175,7 +172,6 @@ impl Job {
 
     /// Zeroes whole blocks. With `no_hole` they stay allocated.
     async fn zero(&self, blocks: Range<u64>, no_hole: bool, fast: bool) -> io::Result<()> {
-        let len = self.image.len();
         if !no_hole {
             let result = self.discard(blocks.clone()).await;
             if !is_unsupported(&result) {
@@ -192,19 +188,8 @@ impl Job {
         if (blocks.end - blocks.start).saturating_mul(BLOCK as u64) > MOST_ZEROS {
             return Err(os(libc::EINVAL));
         }
-        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let start = at * BLOCK as u64;
-            let stop = (blocks.end * BLOCK as u64).min(len).min(start + ZEROS as u64);
-            let part = 0..(stop - start) as usize;
-            match self.image.is_bypassed() {
-                true => self.write_image(zeros, part, start, None).await.0?,
-                false => self.write_blocks(at, zeros, part).await.0?,
-            }
-            at = covering(start, stop).end;
-        }
-        Ok(())
+        let end = (blocks.end * BLOCK as u64).min(self.image.len());
+        self.write_zeros(blocks.start * BLOCK as u64, end).await
     }
 }
 
@@ -218,17 +203,15 @@ impl Image {
 }
 
 /// Submits a read or write to the engine once it has room, and waits for the result.
-async fn transfer<B: 'static>(
-    request: aio_reap::Request<'_, B>,
-) -> (Result<usize, TransferError>, B) {
+async fn transfer<B: 'static>(request: aio_reap::Request<'_, B>) -> (Transferred, B) {
     match request.submit_async().await {
-        Ok(transfer) => {
-            let (result, buf) = transfer.await;
-            (result.map_err(Into::into), buf)
-        }
+        Ok(transfer) => match transfer.await {
+            (Ok(count), buf) => ((count, Ok(())), buf),
+            (Err(error), buf) => ((error.transferred(), Err(error.into())), buf),
+        },
         Err(refused) => {
-            let errno = refused.errno();
-            (Err(TransferError { errno, transferred: 0 }), refused.into_request().into_buf())
+            let error = os(refused.errno());
+            ((0, Err(error)), refused.into_request().into_buf())
         }
     }
 }

@@ -11,8 +11,6 @@
 use std::future::poll_fn;
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
-#[cfg(test)]
-use std::sync::Arc;
 use std::task::Poll;
 
 use aio_reap::AlignedBuf;
@@ -22,7 +20,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::{Job, os, transfer};
 use crate::admission::SMALL;
-use crate::blocks::{BLOCK, Image, Source, TransferError, covering};
+use crate::blocks::{BLOCK, Image, Source, Transferred, covering};
 use crate::memory;
 
 /// Most dirty blocks that a READ copies before it has the rest written back and lets other requests
@@ -136,32 +134,23 @@ impl Job {
 
     /// Reads from the image, past the cache. What the page cache has is copied at once, but not for a
     /// large READ, which would delay small ones of the worker.
-    async fn read_image(
-        &self,
-        mut buf: AlignedBuf,
-        start: u64,
-    ) -> (Result<usize, TransferError>, AlignedBuf) {
+    async fn read_image(&self, mut buf: AlignedBuf, start: u64) -> (Transferred, AlignedBuf) {
         match &self.source {
             Source::File(file) => {
                 let len = buf.len();
                 let now = self.image.is_buffered && len as u64 <= SMALL;
                 if now && read_now(file, &mut buf, start) == Some(len) {
-                    return (Ok(len), buf);
+                    return ((len, Ok(())), buf);
                 }
                 transfer(self.engine.read(file, buf, start)).await
             }
             #[cfg(feature = "objects")]
-            Source::Volume(volume) => {
-                (volume.read_async(start, &mut buf).await.map_err(Into::into), buf)
-            }
+            Source::Volume(volume) => match volume.read_async(start, &mut buf).await {
+                Ok(count) => ((count, Ok(())), buf),
+                Err(error) => ((0, Err(error)), buf),
+            },
             #[cfg(test)]
-            Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
-            #[cfg(test)]
-            Source::Device(device, None) => {
-                let (device, mut buf) = (Arc::clone(device), buf);
-                let read = move |_: &_| (device.read(start, &mut buf).map_err(Into::into), buf);
-                self.image.device.call_async(read).await
-            }
+            Source::Device(_, file) => transfer(self.engine.read(file, buf, start)).await,
         }
     }
 }

@@ -16,23 +16,28 @@ use crate::memory::ALIGN;
 use crate::waits;
 
 impl Job {
-    pub(super) async fn write(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
-        let Request { offset, len, .. } = self.request;
+    /// Writes a buffer, of which `written` bytes are in the cache already.
+    pub(super) async fn write<B: Bytes>(
+        &self,
+        offset: u64,
+        buf: B,
+        written: usize,
+    ) -> (io::Result<()>, B) {
         if self.image.is_bypassed() {
             let whole = 0..buf.len();
             let (result, buf, _) = self.write_image(buf, whole, offset, None).await;
             return (result, buf);
         }
-        if self.image.bypasses_cache(len, true) {
-            return self.write_around(buf).await;
+        if self.image.bypasses_cache(buf.len() as u64, true) {
+            return self.write_around(offset, buf).await;
         }
-        (self.write_cached(offset + self.written as u64, &buf[self.written..]).await, buf)
+        (self.write_cached(offset + written as u64, &buf[written..]).await, buf)
     }
 
     /// Writes to the cache. A whole block that gets no buffer is written to the image instead.
     /// Either all buffers are in use, or the image's last write-back failed; in that case the image
     /// takes the block or returns its error.
-    pub(super) async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+    async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         let image = &self.image;
         loop {
             let done = image.try_write(offset, bytes).map_err(|error| image.of_get(error))?;
@@ -79,8 +84,7 @@ impl Job {
     }
 
     /// Writes whole blocks to the image, and the parts of blocks at the ends to the cache.
-    async fn write_around(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
-        let Request { offset, .. } = self.request;
+    async fn write_around<B: Bytes>(&self, offset: u64, buf: B) -> (io::Result<()>, B) {
         let end = offset + buf.len() as u64;
         let inner = self.image.inner(offset, end);
         if inner.is_empty() {
@@ -100,7 +104,7 @@ impl Job {
 
     /// Writes a part of a buffer to the image. Only a write by the engine has a
     /// bypass, which the engine holds together with the buffer.
-    pub(super) async fn write_image<B: Bytes>(
+    async fn write_image<B: Bytes>(
         &self,
         buf: B,
         part: Range<usize>,
@@ -110,8 +114,8 @@ impl Job {
         match &self.source {
             Source::File(file) => {
                 let write = self.engine.write(file, Part { buf, part, bypass }, start);
-                let (result, Part { buf, bypass, .. }) = transfer(write).await;
-                (result.map(drop).map_err(Into::into), buf, bypass)
+                let ((_, result), Part { buf, bypass, .. }) = transfer(write).await;
+                (result, buf, bypass)
             }
             // If the future is dropped, the server ends: no newer write can come before this one.
             #[cfg(feature = "objects")]
@@ -132,7 +136,7 @@ impl Job {
     /// Writes whole blocks from a part of a buffer to the image, and removes them from the cache.
     /// This task writes them, unless the cache must wait for a block: then a thread of the cache
     /// does.
-    pub(super) async fn write_blocks<B: Bytes>(
+    async fn write_blocks<B: Bytes>(
         &self,
         first: u64,
         buf: B,
