@@ -284,12 +284,10 @@ impl Server {
         let load = |&number: &usize| self.reporter.workers[number].load.get();
         let Some(number) = from_next.min_by_key(load) else { return };
         let inbox = &self.reporter.workers[number];
-        let announced = inbox.load.reserve();
+        inbox.load.reserve();
         permit.set_location(id, number);
-        if !announced || !inbox.send(Message::Serve(socket, ctx, permit)) {
-            if announced {
-                inbox.load.release();
-            }
+        if !inbox.send(Message::Serve(socket, ctx, permit)) {
+            inbox.load.release();
             let _ = self.shared.connections.remove(id); // no worker has got it
         }
         self.next_worker = (number + 1) % count;

@@ -47,7 +47,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
     });
     registry.validate();
     assert!(registry.is_empty() && connections.is_empty(), "a connection is left");
-    assert!(workers.iter().all(|worker| worker.load.close()), "or counted");
+    assert!(workers.iter().all(|worker| worker.load.connections() == 0), "or counted");
     (result, std::fs::read(image).unwrap())
 }
 

@@ -73,7 +73,9 @@ impl Worker {
             Phase::Transmission(session) => session.is_inside_payload() && conn.blocked.is_none(),
             _ => false,
         };
-        self.deadlines.watching |= inside;
+        if inside {
+            self.deadlines.watch();
+        }
         let goes_on = |&(_, before): &(Instant, u64)| conn.received >= before + PROGRESS;
         if !inside {
             conn.stalled = None;

@@ -7,8 +7,6 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The value of `connections` after the worker has stopped.
-const CLOSED: usize = usize::MAX;
 /// The time after which work counts half. Longer than most clients pause.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 /// A worker with this much recent work is busy. A worker that works all the time has between one
@@ -43,34 +41,23 @@ impl WorkerLoad {
     /// connection goes to the worker with the least.
     pub(crate) fn get(&self) -> usize {
         let is_busy = self.work_at(self.start.elapsed()) >= BUSY.as_nanos() as u64;
-        self.connections().saturating_add(if is_busy { BUSY_COUNTS_AS } else { 0 })
+        self.connections() + if is_busy { BUSY_COUNTS_AS } else { 0 }
     }
 
-    /// Returns the worker's connections, or [`CLOSED`] if it has stopped.
+    /// Returns the worker's connections.
     pub(crate) fn connections(&self) -> usize {
-        // Ordering: Relaxed, here and below. A connection is handed over by the worker's inbox. No
-        // connection is on its way after `close`, because all changes of this word have one order.
+        // Ordering: Relaxed, here and below. A connection is handed over by the worker's inbox.
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection before it is sent to the worker. Returns `false` if the worker has
-    /// stopped.
-    pub(crate) fn reserve(&self) -> bool {
-        let more = |count: usize| (count != CLOSED).then(|| count + 1);
-        self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    /// Counts a connection before it is sent to the worker.
+    pub(crate) fn reserve(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Stops counting a connection that was closed, or was not sent after all.
     pub(crate) fn release(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Refuses connections from now on. Returns `false`, without effect, if the worker has a
-    /// connection or one is on its way.
-    pub(crate) fn close(&self) -> bool {
-        let closed =
-            self.connections.compare_exchange(0, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
-        closed.is_ok() || closed == Err(CLOSED)
     }
 
     /// Adds the time of a round, which began at `woke` and ends now. Called by the worker only.
@@ -102,19 +89,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stopped_worker_takes_no_connection() {
-        let load = WorkerLoad::new(Instant::now());
-        assert!(load.reserve() && !load.close(), "one is on its way");
-        assert!(load.reserve());
-        assert_eq!(load.get(), 2);
-        load.release();
-        load.release();
-        assert!(load.close() && !load.reserve() && load.close());
-        load.add(Duration::ZERO, BUSY);
-        assert_eq!(load.get(), CLOSED, "after each other worker");
-    }
-
-    #[test]
     fn work_is_forgotten_by_halves() {
         let load = WorkerLoad::new(Instant::now());
         load.add(HALF_LIFE / 2, HALF_LIFE / 2);
@@ -129,7 +103,7 @@ mod tests {
         let load = |milliseconds, connections| {
             let load = WorkerLoad::new(Instant::now());
             load.add(Duration::ZERO, Duration::from_millis(milliseconds));
-            (0..connections).for_each(|_| assert!(load.reserve()));
+            (0..connections).for_each(|_| load.reserve());
             load.get()
         };
         assert!(load(0, 4) < load(900, 1) && load(900, 1) < load(0, 6));

@@ -292,11 +292,9 @@ impl Worker {
         if found?.is_some() {
             return Ok(());
         }
-        let ticking = self.deadlines.watching || self.deadlines.stopping.is_some();
-        let tick = ticking.then_some(waits::TICK);
         // `TICK` is less than a second.
-        let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
-        poll(tick.as_ref()).map(drop)
+        const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: waits::TICK.subsec_nanos() as i64 };
+        poll(self.deadlines.next_check.map(|_| &TICK)).map(drop)
     }
 
     /// Answers completed operations, unblocks connections, and sends replies, until there is
@@ -361,7 +359,7 @@ impl Worker {
                 Ok(Sent::All) => out.stuck = None,
                 Ok(Sent::Blocked) => {
                     out.stuck.get_or_insert_with(Instant::now);
-                    self.deadlines.watching = true;
+                    self.deadlines.watch();
                 }
                 Err(error) => {
                     self.close(id, &error.to_string());
@@ -378,7 +376,7 @@ impl Worker {
                     continue;
                 }
                 conn.phase = Phase::Lingering(Instant::now() + waits::LINGER);
-                self.deadlines.watching = true;
+                self.deadlines.watch();
             }
             if conn.has_plaintext() {
                 self.conns.undrained.push(id);
@@ -442,7 +440,7 @@ impl Worker {
             return;
         }
         entry.insert(conn);
-        self.deadlines.watching = true;
+        self.deadlines.watch();
         self.queue_send(id); // the greeting
         self.send_replies();
     }
@@ -491,12 +489,16 @@ impl Worker {
 struct Deadlines {
     /// Set once the worker is to end; it closes what is left at this time.
     stopping: Option<Instant>,
-    /// Some connection has a deadline.
-    watching: bool,
+    /// The next check. `None` while no connection has a deadline.
+    next_check: Option<Instant>,
     /// The system had no memory for a request since the last check.
     refused_memory: bool,
-    /// The next check. `None` before the first.
-    next_look: Option<Instant>,
+}
+
+impl Deadlines {
+    fn watch(&mut self) {
+        self.next_check.get_or_insert_with(|| Instant::now() + waits::TICK);
+    }
 }
 
 impl Worker {
@@ -507,6 +509,7 @@ impl Worker {
             return;
         }
         self.deadlines.stopping = Some(Instant::now() + waits::STOP);
+        self.deadlines.watch();
         let slots: Vec<_> = self.conns.open.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let phase = &self.conns.open[slot].phase;
@@ -517,31 +520,26 @@ impl Worker {
         self.send_replies();
     }
 
-    /// Returns whether the worker has stopped: no connection is left or on its way, and no request
-    /// is in flight.
+    /// Returns whether the worker has stopped: no connection is left and no request is in flight. None is
+    /// on its way, because the main thread sends [`Message::Stop`] last.
     fn has_stopped(&self) -> bool {
-        let done = self.deadlines.stopping.is_some()
-            && self.conns.open.is_empty()
-            && self.requests.is_idle();
-        done && self.load.close()
+        let is_stopping = self.deadlines.stopping.is_some();
+        is_stopping && self.conns.open.is_empty() && self.requests.is_idle()
     }
 
     /// Closes connections past a deadline. Does so at most once per tick.
     fn check_deadlines(&mut self) {
-        if !self.deadlines.watching && self.deadlines.stopping.is_none() {
-            return;
-        }
+        let Some(due) = self.deadlines.next_check else { return };
         let now = Instant::now();
-        if self.deadlines.next_look.is_some_and(|next| now < next) {
+        if now < due {
             return;
         }
-        self.deadlines.next_look = Some(now + waits::TICK);
         // A stuck connection does harm only while another one waits for memory or is refused it.
         let waits = |conn: &Conn| conn.blocked == Some(Limit::Worker) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.deadlines.refused_memory);
         let harm = refused || self.conns.open.iter().any(|(_, conn)| waits(conn));
         let mut late = Vec::new();
-        self.deadlines.watching = false;
+        let mut has_more = self.deadlines.stopping.is_some();
         for (_, conn) in &self.conns.open {
             let stuck = conn.stuck().is_some_and(|since| now >= since + waits::STUCK);
             match conn.phase {
@@ -558,11 +556,12 @@ impl Worker {
                     late.push((conn.id(), "it took no replies while the server stopped"));
                 }
                 Phase::Handshake(..) | Phase::Draining(Some(_)) | Phase::Lingering(_) => {
-                    self.deadlines.watching = true;
+                    has_more = true;
                 }
-                _ => self.deadlines.watching |= conn.stuck().is_some(),
+                _ => has_more |= conn.stuck().is_some(),
             }
         }
+        self.deadlines.next_check = has_more.then(|| now + waits::TICK);
         for (id, reason) in late {
             self.close(id, reason);
         }
