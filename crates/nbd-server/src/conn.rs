@@ -32,14 +32,14 @@ const SEND_COST: usize = 640;
 
 /// The phase of a connection.
 pub(crate) enum Phase {
-    /// The client negotiates, until the deadline.
-    Handshake(Handshake, Instant),
+    /// The client negotiates.
+    Handshake(Handshake),
     Transmission(Session),
-    /// No more input is read; replies are still sent, those of a handshake until its deadline.
-    Draining(Option<Instant>),
-    /// Everything was sent. Further input is discarded until the deadline, because closing a TCP
-    /// connection with unread input resets it, and the client may lose replies.
-    Lingering(Instant),
+    /// No more input is read; replies are still sent.
+    Draining,
+    /// Everything was sent. Further input is discarded, because closing a TCP connection with unread
+    /// input resets it, and the client may lose replies.
+    Lingering,
 }
 
 pub(crate) struct Conn {
@@ -55,6 +55,9 @@ pub(crate) struct Conn {
     /// The entry in the list of sessions, with what the list shows of the connection.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
+    /// When the connection is closed: that of its handshake, also for the last replies of one that failed,
+    /// and that of [`Phase::Lingering`].
+    pub(crate) deadline: Option<Instant>,
     pub(crate) account: Account,
     /// Requests that were started and have no reply yet.
     pub(crate) active: usize,
@@ -99,7 +102,8 @@ impl Conn {
             ctx,
             permit,
             listed,
-            phase: Phase::Handshake(handshake, deadline),
+            phase: Phase::Handshake(handshake),
+            deadline: Some(deadline),
             account: Account::default(),
             active: 0,
             unread: Vec::new(),
@@ -125,9 +129,9 @@ impl Conn {
     /// Returns whether input from the client is wanted now.
     pub(crate) fn wants_input(&self) -> bool {
         match &self.phase {
-            Phase::Handshake(..) | Phase::Transmission(_) => self.blocked.is_none(),
-            Phase::Draining(_) => false,
-            Phase::Lingering(_) => true,
+            Phase::Handshake(_) | Phase::Transmission(_) => self.blocked.is_none(),
+            Phase::Draining => false,
+            Phase::Lingering => true,
         }
     }
 
@@ -168,7 +172,7 @@ impl Conn {
     /// Returns whether every request was answered and no more input is wanted.
     pub(crate) fn is_finished(&self) -> bool {
         let is_sent = self.out.is_empty() && !self.holds_output();
-        matches!(self.phase, Phase::Draining(_)) && self.active == 0 && is_sent
+        matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
     }
 
     /// Adds the connection to the list of sendable ones.

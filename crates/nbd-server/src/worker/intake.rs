@@ -87,7 +87,7 @@ impl Worker {
     /// Receives and parses a scratch buffer of bytes, or a few long payloads in place. An error is
     /// a reason to close the connection.
     fn receive(&mut self, slot: usize) -> Result<(), String> {
-        if matches!(self.conns.open[slot].phase, Phase::Lingering(_)) {
+        if matches!(self.conns.open[slot].phase, Phase::Lingering) {
             return self.discard_input(slot);
         }
         for _ in 0..PAYLOADS {
@@ -169,12 +169,7 @@ impl Worker {
         let conn = &mut self.conns.open[slot];
         conn.unread = Vec::new();
         (conn.blocked, conn.stalled) = (None, None);
-        let deadline = match conn.phase {
-            Phase::Handshake(_, deadline) | Phase::Draining(Some(deadline)) => Some(deadline),
-            _ => None,
-        };
-        let old = std::mem::replace(&mut conn.phase, Phase::Draining(deadline));
-        if let Phase::Transmission(session) = old {
+        if let Phase::Transmission(session) = std::mem::replace(&mut conn.phase, Phase::Draining) {
             if let Some(buf) = session.abandon() {
                 self.memory.release(buf, Some(&mut conn.account));
             }
@@ -189,8 +184,8 @@ impl Worker {
         let mut input = bytes;
         let last = loop {
             let parsed = match self.conns.open[slot].phase {
-                Phase::Draining(_) | Phase::Lingering(_) => Parsed::Part,
-                Phase::Handshake(..) => self.negotiate(slot, &mut input)?,
+                Phase::Draining | Phase::Lingering => Parsed::Part,
+                Phase::Handshake(_) => self.negotiate(slot, &mut input)?,
                 Phase::Transmission(_) => self.start_request(slot, &mut input),
             };
             if !matches!(parsed, Parsed::Whole) {
@@ -216,7 +211,7 @@ impl Worker {
         let Self { conns, requests, memory, shared, .. } = self;
         let (conns, sendable, exports) = (&mut conns.open, &mut conns.sendable, &shared.exports);
         let conn = &mut conns[slot];
-        let Phase::Handshake(handshake, _) = &mut conn.phase else { return Ok(Parsed::Part) };
+        let Phase::Handshake(handshake) = &mut conn.phase else { return Ok(Parsed::Part) };
         let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
         if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
             return Ok(Parsed::Blocked(Limit::Worker));
@@ -251,6 +246,7 @@ impl Worker {
                 let image = requests.open(&export.image).map_err(|error| error.to_string())?;
                 conn.listed.set_export(&export.info.name);
                 conn.phase = Phase::Transmission(Session::new(export, image, negotiated.agreed()));
+                conn.deadline = None;
                 Ok(Parsed::Whole)
             }
             HandshakeStep::Close(reason) => {
@@ -331,7 +327,7 @@ impl Worker {
                     progress |= used > 0;
                     unread.drain(..used);
                     let conn = &mut self.conns.open[slot];
-                    if matches!(conn.phase, Phase::Handshake(..) | Phase::Transmission(_)) {
+                    if matches!(conn.phase, Phase::Handshake(_) | Phase::Transmission(_)) {
                         conn.unread = unread;
                     }
                     self.watch_payload(slot); // the payload may have got its memory just now

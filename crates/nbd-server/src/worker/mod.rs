@@ -375,7 +375,8 @@ impl Worker {
                     self.close(id, "done");
                     continue;
                 }
-                conn.phase = Phase::Lingering(Instant::now() + waits::LINGER);
+                conn.phase = Phase::Lingering;
+                conn.deadline = Some(Instant::now() + waits::LINGER);
                 self.deadlines.watch();
             }
             if conn.has_plaintext() {
@@ -513,7 +514,7 @@ impl Worker {
         let slots: Vec<_> = self.conns.open.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let phase = &self.conns.open[slot].phase;
-            if matches!(phase, Phase::Handshake(..) | Phase::Transmission(_)) {
+            if matches!(phase, Phase::Handshake(_) | Phase::Transmission(_)) {
                 self.drain(slot);
             }
         }
@@ -541,25 +542,21 @@ impl Worker {
         let mut late = Vec::new();
         let mut has_more = self.deadlines.stopping.is_some();
         for (_, conn) in &self.conns.open {
-            let stuck = conn.stuck().is_some_and(|since| now >= since + waits::STUCK);
-            match conn.phase {
-                Phase::Handshake(_, deadline) | Phase::Draining(Some(deadline))
-                    if now >= deadline =>
-                {
-                    late.push((conn.id(), "no handshake within 10 s"));
+            let is_past = |deadline: Option<Instant>| deadline.is_some_and(|limit| now >= limit);
+            let reason = if is_past(conn.deadline) {
+                match conn.phase {
+                    Phase::Lingering => "done",
+                    _ => "no handshake within 10 s",
                 }
-                Phase::Lingering(deadline) if now >= deadline => late.push((conn.id(), "done")),
-                _ if harm && stuck => {
-                    late.push((conn.id(), "it stands still, and others wait for its memory"));
-                }
-                _ if self.deadlines.stopping.is_some_and(|limit| now >= limit) => {
-                    late.push((conn.id(), "it took no replies while the server stopped"));
-                }
-                Phase::Handshake(..) | Phase::Draining(Some(_)) | Phase::Lingering(_) => {
-                    has_more = true;
-                }
-                _ => has_more |= conn.stuck().is_some(),
-            }
+            } else if harm && is_past(conn.stuck().map(|since| since + waits::STUCK)) {
+                "it stands still, and others wait for its memory"
+            } else if is_past(self.deadlines.stopping) {
+                "it took no replies while the server stopped"
+            } else {
+                has_more |= conn.deadline.is_some() || conn.stuck().is_some();
+                continue;
+            };
+            late.push((conn.id(), reason));
         }
         self.deadlines.next_check = has_more.then(|| now + waits::TICK);
         for (id, reason) in late {

@@ -142,6 +142,7 @@ impl Lab {
         let conn = &mut self.worker.conns.open[slot];
         conn.listed.set_export(&export.info.name);
         conn.phase = Phase::Transmission(Session::new(export, image, Agreed::default()));
+        conn.deadline = None;
         (id, client)
     }
 
