@@ -277,7 +277,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 
 /// Returns the number of a group. Looks up a name with `getgrnam_r`.
 fn parse_group(text: &str) -> Result<u32, String> {
-    let number = text.parse().ok();
+    let number = text.parse().ok().filter(|&number| number != u32::MAX); // no group: chown(2)
     let number = number.or_else(|| uzers::get_group_by_name(text).map(|group| group.gid()));
     number.ok_or_else(|| format!("there is no group '{text}'"))
 }
@@ -305,6 +305,7 @@ mod tests {
         assert_eq!(parse_group("root"), Ok(0));
         assert!(parse_group("no such group").unwrap_err().contains("no such group"));
         assert!(parse_group("a\0b").is_err());
+        assert!(parse_group("4294967295").is_err(), "chown takes it for the group as it is");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::PanicHookInfo;
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender, TrySendError};
 use std::thread;
@@ -43,7 +43,7 @@ pub(crate) struct LogWriter;
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = Entry::Text(bytes.to_vec());
-        if queue().is_none_or(|queue| queue.try_send(text).is_err()) {
+        if QUEUE.as_ref().is_none_or(|queue| queue.try_send(text).is_err()) {
             // Ordering: Relaxed, all; a count that publishes nothing.
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
@@ -55,17 +55,13 @@ impl Write for LogWriter {
     }
 }
 
-/// Returns the queue of the thread that writes the log, which the first call starts. `None` if the
-/// system has no thread for it.
-fn queue() -> Option<&'static SyncSender<Entry>> {
-    static QUEUE: OnceLock<Option<SyncSender<Entry>>> = OnceLock::new();
-    let start = || {
-        let (sender, receiver) = mpsc::sync_channel(MOST);
-        let spawned = thread::Builder::new().name("log".into()).spawn(move || run(&receiver));
-        spawned.ok().map(|_| sender)
-    };
-    QUEUE.get_or_init(start).as_ref()
-}
+/// The queue of the thread that writes the log, which the first use starts. `None` if the system has no
+/// thread for it.
+static QUEUE: LazyLock<Option<SyncSender<Entry>>> = LazyLock::new(|| {
+    let (sender, receiver) = mpsc::sync_channel(MOST);
+    let spawned = thread::Builder::new().name("log".into()).spawn(move || run(&receiver));
+    spawned.ok().map(|_| sender)
+});
 
 fn run(queue: &Receiver<Entry>) {
     let stderr = io::stderr();
@@ -102,7 +98,7 @@ pub(crate) fn panics() -> u64 {
 
 /// Waits until the log is written, or for a second if standard error takes nothing.
 pub(crate) fn flush() {
-    let Some(queue) = queue() else { return };
+    let Some(queue) = &*QUEUE else { return };
     let (done, written) = mpsc::channel();
     let since = Instant::now();
     let mut entry = Entry::Flush(done);
