@@ -173,6 +173,10 @@ impl Server {
     pub(crate) fn accept_until(&mut self, stop: BorrowedFd<'_>) -> Result<(), ServerError> {
         let mut idle_check = self.shared.exports.has_folder().then(Instant::now);
         loop {
+            // Before the wait, so that a volume that ends notifies `ended`.
+            if !self.ended_volumes().is_empty() {
+                return Ok(()); // the stop says so
+            }
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
             let freed = Arc::clone(self.limits.freed());
             let fds = [stop, self.ended.as_fd(), freed.as_fd()];
@@ -190,10 +194,7 @@ impl Server {
             let ready = fds.iter().filter(|fd| !fd.revents().is_empty());
             let ready: Vec<_> = ready.map(|fd| fd.as_fd().as_raw_fd()).collect();
             let is_ready = |fd: BorrowedFd<'_>| ready.contains(&fd.as_raw_fd());
-            if !self.ended_volumes().is_empty() {
-                return Ok(()); // the stop says so
-            }
-            if is_ready(self.ended.as_fd()) && !is_ready(stop) {
+            if is_ready(self.ended.as_fd()) && !is_ready(stop) && self.ended_volumes().is_empty() {
                 return Err(ServerError::Worker("one ended by itself".into()));
             }
             if is_ready(stop) {

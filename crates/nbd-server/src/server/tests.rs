@@ -131,6 +131,28 @@ fn a_connection_goes_to_the_worker_that_is_less_busy() {
     });
 }
 
+#[cfg(feature = "objects")]
+#[test]
+fn a_volume_that_ends_is_the_end_of_a_server_without_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let image = ["--image", "memory:///v?size=1M", "--workers", "1"];
+    let args = [&["offlock-nbd", "--socket", socket.to_str().unwrap()], &image[..]].concat();
+    let mut server = Server::start(&Args::parse_from(args), vec![]).unwrap();
+    let exports = Arc::clone(&server.shared.exports);
+    let (stop, stopped) = UnixStream::pair().unwrap();
+    let accepted = thread::spawn(move || {
+        let accepted = server.accept_until(stop.as_fd());
+        accepted.and_then(|()| server.stop())
+    });
+    thread::sleep(Duration::from_millis(20)); // by now it waits for a client
+    exports.volumes().for_each(|(_, volume)| volume.end_by("of a test"));
+    wait_until(|| accepted.is_finished());
+    drop(stopped);
+    let error = accepted.join().unwrap().unwrap_err();
+    assert!(matches!(&error, ServerError::Ended(all) if all == &["'v': of a test"]), "{error}");
+}
+
 #[test]
 fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
     serve(&["--workers", "2", "--size", "1M"], |lab| {

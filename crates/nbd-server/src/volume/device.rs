@@ -94,6 +94,11 @@ impl Volume {
         end.reason
     }
 
+    #[cfg(test)]
+    pub(crate) fn end_by(&self, reason: &'static str) {
+        self.inner.end_by(reason);
+    }
+
     /// Runs an operation on the threads of the volume. It goes on if the future is dropped.
     async fn run<T: Send + 'static>(
         &self,
