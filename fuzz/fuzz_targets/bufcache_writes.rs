@@ -6,5 +6,5 @@
 mod driven;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    driven::run(input, driven::Lie::None);
+    driven::run(input, None);
 });

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::{Bound, Range, RangeBounds};
+use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
@@ -30,8 +31,11 @@ pub enum Fault {
     Revert,
     /// The operation begins this much later.
     Delay(Duration),
-    /// The operation panics before it changes anything.
+    /// The operation panics before it changes anything, without a message. A sync then gives up its writes as one that
+    /// fails.
     Panic,
+    /// The operation succeeds and does nothing: a device that lies.
+    Skipped,
 }
 
 /// A fault and its condition.
@@ -84,13 +88,14 @@ pub struct FaultDevice<D> {
     /// Held while the inner device is changed, so that changes have an order.
     log: Mutex<Option<Log>>,
     holds: Holds,
-    hook: Mutex<Option<Arc<Hook>>>,
+    hook: Mutex<Option<Arc<Hook<u64>>>>,
+    end_hook: Mutex<Option<Arc<Hook<bool>>>>,
 }
 
-/// Called with each operation and its offset.
-struct Hook(Box<dyn Fn(Operation, u64) + Send + Sync>);
+/// Called with each operation, and its offset or whether it has failed.
+struct Hook<T>(Box<dyn Fn(Operation, T) + Send + Sync>);
 
-impl fmt::Debug for Hook {
+impl<T> fmt::Debug for Hook<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hook")
     }
@@ -149,8 +154,8 @@ impl Drop for Hold<'_> {
 impl<D: BlockDevice> FaultDevice<D> {
     /// Returns a device without faults.
     pub fn new(inner: D) -> Self {
-        let (faults, log, hook) = Default::default();
-        Self { inner, faults, log, holds: Holds::default(), hook }
+        let (faults, log, holds, hook, end_hook) = Default::default();
+        Self { inner, faults, log, holds, hook, end_hook }
     }
 
     /// Returns the inner device.
@@ -202,6 +207,12 @@ impl<D: BlockDevice> FaultDevice<D> {
     /// meets its faults, in the place of the hook before. A panic of `hook` is one of the operation.
     pub fn on_operation(&self, hook: impl Fn(Operation, u64) + Send + Sync + 'static) {
         *self.hook.lock() = Some(Arc::new(Hook(Box::new(hook))));
+    }
+
+    /// Calls `hook` with the kind of each operation at its end, and with true if it has failed: has panicked, has read
+    /// too little, or returns an error but `Interrupted`. In the place of the hook before.
+    pub fn on_end(&self, hook: impl Fn(Operation, bool) + Send + Sync + 'static) {
+        *self.end_hook.lock() = Some(Arc::new(Hook(Box::new(hook))));
     }
 
     /// Removes all faults.
@@ -285,6 +296,23 @@ impl<D: BlockDevice> FaultDevice<D> {
         before.iter().try_for_each(|(offset, bytes)| self.inner.write(*offset, bytes))
     }
 
+    /// Makes an operation, and tells of its end. A result that is too small, `least`, is a failure.
+    fn ends(
+        &self,
+        operation: Operation,
+        least: usize,
+        make: impl FnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let hook = self.end_hook.lock().clone();
+        let mut end = Ends { hook, operation, has_failed: true };
+        let result = make();
+        end.has_failed = match &result {
+            Ok(count) => *count < least,
+            Err(error) => error.kind() != io::ErrorKind::Interrupted,
+        };
+        result
+    }
+
     /// Counts an operation. Returns its number.
     fn begin(&self, operation: Operation) -> u64 {
         let count = &mut self.faults.lock().counts[operation as usize];
@@ -293,10 +321,6 @@ impl<D: BlockDevice> FaultDevice<D> {
     }
 
     /// Holds an operation that has begun. Returns its fault and its delay.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the fault is [`Fault::Panic`].
     fn meet(
         &self,
         (operation, number): (Operation, u64),
@@ -322,13 +346,24 @@ impl<D: BlockDevice> FaultDevice<D> {
             }
         }
         drop(faults);
-        assert!(found != Some(Fault::Panic), "a fault that was asked for");
         (found, delay)
     }
 
     /// Makes and records a change. `apply` gets an offset of the device and the same range relative
     /// to the offset of the operation.
     fn change(
+        &self,
+        operation: Operation,
+        offset: u64,
+        change: Change<'_>,
+        durable: bool,
+        apply: impl Fn(u64, Range<u64>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let make = || self.change_now(operation, offset, change, durable, apply).map(|()| 0);
+        self.ends(operation, 0, make).map(drop)
+    }
+
+    fn change_now(
         &self,
         operation: Operation,
         offset: u64,
@@ -349,9 +384,10 @@ impl<D: BlockDevice> FaultDevice<D> {
             apply(offset + part.start, part)
         };
         let result = match fault {
-            None | Some(Fault::Delay(_) | Fault::Panic) => apply(0..len),
+            None | Some(Fault::Delay(_)) => apply(0..len),
+            Some(Fault::Skipped) => Ok(()),
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
-            Some(Fault::Revert) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Some(Fault::Revert | Fault::Panic) => Err(io::Error::from_raw_os_error(libc::EIO)),
             Some(Fault::Short(bytes)) => match (bytes as u64).min(len) {
                 0 => Ok(()),
                 bytes => apply(0..bytes),
@@ -366,9 +402,80 @@ impl<D: BlockDevice> FaultDevice<D> {
             if applied {
                 log.applied(number);
             }
-            log.end(number, result.is_ok());
+            log.end(number, result.is_ok() && fault != Some(Fault::Skipped));
         }
+        drop(log);
+        panic_if(fault);
         result
+    }
+
+    fn read_now(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let number = self.begin(Operation::Read);
+        let (fault, delay) = self.meet((Operation::Read, number), offset, buf.len() as u64);
+        pause(delay);
+        match fault {
+            Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Revert) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Some(Fault::Panic) => resume_unwind(Box::new(())),
+            Some(Fault::Short(bytes)) => Ok(self.inner.read(offset, buf)?.min(bytes)),
+            Some(Fault::Torn(sectors)) => {
+                let count = self.inner.read(offset, buf)?;
+                for (at, sector) in (0..).zip(buf[..count].chunks_mut(SECTOR as usize)) {
+                    if !is_set(sectors, at) {
+                        sector.fill(0);
+                    }
+                }
+                Ok(count)
+            }
+            Some(Fault::Skipped) => Ok(buf.len()),
+            None | Some(Fault::Delay(_)) => self.inner.read(offset, buf),
+        }
+    }
+
+    fn sync_now(&self) -> io::Result<()> {
+        let count = self.begin(Operation::Sync);
+        let number = self.log.lock().as_mut().map(Log::begin_sync);
+        let (fault, delay) = self.meet((Operation::Sync, count), 0, u64::MAX);
+        pause(delay);
+        let failed = || Err(io::Error::from_raw_os_error(libc::EIO));
+        let result = match fault {
+            Some(Fault::Skipped) => return Ok(()),
+            None | Some(Fault::Delay(_)) => {
+                let gave_up = std::mem::take(&mut self.faults.lock().gave_up);
+                if gave_up { failed() } else { self.inner.sync() }
+            }
+            Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Short(_) | Fault::Torn(_) | Fault::Revert | Fault::Panic) => failed(),
+        };
+        if let Some((log, number)) = self.log.lock().as_mut().zip(number) {
+            let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+            if fault == Some(Fault::Revert) {
+                self.revert(log, log.begin_of(number))?;
+            }
+            log.end_sync(number, result.is_ok(), result.as_ref().is_err_and(interrupted));
+        }
+        panic_if(fault);
+        result
+    }
+}
+
+/// Panics, without a message, if that is the fault of an operation, whose failure is recorded.
+fn panic_if(fault: Option<Fault>) {
+    if fault == Some(Fault::Panic) {
+        resume_unwind(Box::new(()));
+    }
+}
+
+/// The end of an operation. Its drop calls the hook.
+struct Ends {
+    hook: Option<Arc<Hook<bool>>>,
+    operation: Operation,
+    has_failed: bool,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.hook.iter().for_each(|hook| hook.0(self.operation, self.has_failed));
     }
 }
 
@@ -396,6 +503,10 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         self.inner.identity()
     }
 
+    fn write_depth(&self) -> usize {
+        self.inner.write_depth()
+    }
+
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
     }
@@ -405,24 +516,8 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let number = self.begin(Operation::Read);
-        let (fault, delay) = self.meet((Operation::Read, number), offset, buf.len() as u64);
-        pause(delay);
-        match fault {
-            Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
-            Some(Fault::Revert) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Some(Fault::Short(bytes)) => Ok(self.inner.read(offset, buf)?.min(bytes)),
-            Some(Fault::Torn(sectors)) => {
-                let count = self.inner.read(offset, buf)?;
-                for (at, sector) in (0..).zip(buf[..count].chunks_mut(SECTOR as usize)) {
-                    if !is_set(sectors, at) {
-                        sector.fill(0);
-                    }
-                }
-                Ok(count)
-            }
-            None | Some(Fault::Delay(_) | Fault::Panic) => self.inner.read(offset, buf),
-        }
+        let len = buf.len();
+        self.ends(Operation::Read, len, || self.read_now(offset, buf))
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -466,26 +561,6 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let count = self.begin(Operation::Sync);
-        let number = self.log.lock().as_mut().map(Log::begin_sync);
-        let (fault, delay) = self.meet((Operation::Sync, count), 0, u64::MAX);
-        pause(delay);
-        let failed = || Err(io::Error::from_raw_os_error(libc::EIO));
-        let result = match fault {
-            None | Some(Fault::Delay(_) | Fault::Panic) => {
-                let gave_up = std::mem::take(&mut self.faults.lock().gave_up);
-                if gave_up { failed() } else { self.inner.sync() }
-            }
-            Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
-            Some(Fault::Short(_) | Fault::Torn(_) | Fault::Revert) => failed(),
-        };
-        if let Some((log, number)) = self.log.lock().as_mut().zip(number) {
-            let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
-            if fault == Some(Fault::Revert) {
-                self.revert(log, log.begin_of(number))?;
-            }
-            log.end_sync(number, result.is_ok(), result.as_ref().is_err_and(interrupted));
-        }
-        result
+        self.ends(Operation::Sync, 0, || self.sync_now().map(|()| 0)).map(drop)
     }
 }

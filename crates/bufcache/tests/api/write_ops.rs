@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bufcache::{Cache, MemoryDevice, WriteError};
 use bufcache_test::{Fault, FaultDevice, Operation};
-use driven::{Lie, REVERTS};
+use driven::REVERTS;
 use proptest::prelude::*;
 
 proptest! {
@@ -22,7 +22,7 @@ proptest! {
         steps in prop::collection::vec(any::<[u8; 2]>(), 0..300),
     ) {
         for first in [first & !REVERTS, first | REVERTS] {
-            driven::run(&[&[first], steps.as_flattened()].concat(), Lie::None);
+            driven::run(&[&[first], steps.as_flattened()].concat(), None);
         }
     }
 }
@@ -31,11 +31,11 @@ proptest! {
 fn inv22_every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/bufcache_writes");
     testkit::corpus::replay(corpus, 12, 1_000, |input| {
-        let steps = driven::run(input, Lie::None);
+        let steps = driven::run(input, None);
         let mut input = input.to_vec();
         if let Some(first) = input.first_mut() {
             *first ^= REVERTS;
-            driven::run(&input, Lie::None);
+            driven::run(&input, None);
         }
         steps
     });
@@ -46,21 +46,21 @@ const SYNCED: [u8; 9] = [2, 5, 2, 10, 0, 5, 4, 23, 0];
 
 #[test]
 fn inv22_of_a_device_that_does_what_it_says_nothing_is_lost() {
-    assert_eq!(driven::run(&SYNCED, Lie::None), 4);
+    assert_eq!(driven::run(&SYNCED, None), 4);
 }
 
 /// What these tests find where a sync does not reach the device.
 #[test]
 #[should_panic = "was promised"]
 fn inv22_a_sync_that_does_nothing_is_found() {
-    driven::run(&SYNCED, Lie::Sync);
+    driven::run(&SYNCED, Some(Operation::Sync));
 }
 
 /// What these tests find where a write does not reach the device.
 #[test]
 #[should_panic = "written back"]
 fn inv22_a_write_that_does_nothing_is_found() {
-    driven::run(&[2, 5, 2, 5, 6, 10, 0], Lie::Write);
+    driven::run(&[2, 5, 2, 5, 6, 10, 0], Some(Operation::Write));
 }
 
 /// Each is a block that is lost or counts as durable where the cache forgets, beside an operation that stands
@@ -82,7 +82,7 @@ fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
     ];
     for history in histories {
         let input = [&[0], history.as_flattened()].concat();
-        assert_eq!(driven::run(&input, Lie::None), history.len());
+        assert_eq!(driven::run(&input, None), history.len());
     }
 }
 
@@ -92,7 +92,7 @@ fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
 fn inv20_a_reset_waits_for_the_writes_past_the_cache_that_a_failed_sync_may_have_given_up() {
     for first in [0, REVERTS] {
         let input = [first, 233, 43, 141, 13, 178, 47, 67, 29];
-        assert_eq!(driven::run(&input, Lie::None), 4);
+        assert_eq!(driven::run(&input, None), 4);
     }
 }
 
@@ -108,7 +108,7 @@ fn inv24_what_was_read_again_is_lost_with_the_write() {
         for again in [&[GIVES_UP, READ][..], &[READ]] {
             let history = [&EVICTED, again, &RESET, &[READ]].concat();
             let input = [&[first], history.as_flattened()].concat();
-            assert_eq!(driven::run(&input, Lie::None), history.len());
+            assert_eq!(driven::run(&input, None), history.len());
         }
     }
 }

@@ -101,7 +101,7 @@ impl Machine<'_> {
         let disk = self.disk(which);
         disk.close(operation, how >= 5);
         if fails {
-            disk.fail(operation, libc::EIO);
+            disk.fail(operation, Fault::Error(libc::EIO));
         }
         let thread = Builder::new().name(BESIDE.into()).spawn(call).expect("a thread");
         disk.wait_for_gate(|| thread.is_finished());

@@ -1,8 +1,7 @@
 //! A device whose sectors say which they are and what was put there last, and that fails as it is told
 //! to. It records what is left of it after a loss of power.
 
-use std::io::{self, IoSlice};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -18,33 +17,11 @@ pub(super) const BLOCKS: u64 = 12;
 /// How long the cache waits.
 pub(super) const PATIENCE: Duration = Duration::from_micros(100);
 
-/// What a device says that is not so: for tests of what looks at it.
-#[allow(dead_code, reason = "the fuzzer's devices do not lie")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Lie {
-    #[default]
-    None,
-    /// Syncs do nothing.
-    Sync,
-    /// Every other write does nothing.
-    Write,
-}
-
-/// What goes wrong with an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    Fault(Fault),
-    /// It panics, without a message.
-    Panic,
-}
-
 #[derive(Debug, Default)]
 struct State {
-    next: [Option<Next>; 5],
     failures: [u64; 5],
     /// A write of the cleaner has failed.
     cleaner_failed: bool,
-    writes: u64,
     /// How often unsynced writes were given up.
     reverts: u64,
     gate: Gate,
@@ -69,21 +46,35 @@ fn is_thread(name: &str) -> bool {
     thread::current().name() == Some(name)
 }
 
+/// The device, and what is known of its operations.
 pub(super) struct Disk {
-    faulty: FaultDevice<MemoryDevice>,
-    state: Mutex<State>,
-    changed: Condvar,
-    how: How,
+    pub(super) device: Arc<FaultDevice<MemoryDevice>>,
+    known: Arc<Known>,
+    /// It gives unsynced writes up and serves the older bytes again, when a sync fails and before.
+    reverts: bool,
 }
 
-/// What is special about a device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct How {
-    pub(super) lie: Lie,
-    /// It gives unsynced writes up and serves the older bytes again, when a sync fails and before.
-    pub(super) reverts: bool,
-    /// The cleaner's writes take longer than the cache waits.
-    pub(super) cleans_slowly: bool,
+#[derive(Debug, Default)]
+struct Known {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Known {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits where the gate is closed for an operation, before it or `after` it.
+    fn pass(&self, operation: Operation, after: bool) {
+        let mut state = self.state();
+        if state.gate == Gate::Closed(operation, after) && is_thread(BESIDE) {
+            state.gate = Gate::Reached;
+            self.changed.notify_all();
+            let is_closed = |state: &mut State| state.gate == Gate::Reached;
+            drop(self.changed.wait_while(state, is_closed));
+        }
+    }
 }
 
 /// A sector with the value put there; 0 is zeros.
@@ -121,16 +112,33 @@ pub(super) fn is_whole(block: u64, bytes: &[u8]) -> bool {
 }
 
 impl Disk {
-    /// Each sector has the value 1.
-    pub(super) fn new(how: How) -> Self {
+    /// Each sector has the value 1. The cleaner's writes take longer than the cache waits if it `cleans_slowly`.
+    /// Operations of the kind `lies` do nothing.
+    pub(super) fn new(lies: Option<Operation>, reverts: bool, cleans_slowly: bool) -> Self {
         let bytes = (0..BLOCKS as usize * PARTS).flat_map(|sector| stamp(sector, 1)).collect();
-        let faulty = FaultDevice::new(MemoryDevice::new(bytes));
-        faulty.record().expect("memory is read");
-        Self { faulty, state: Mutex::default(), changed: Condvar::new(), how }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let device = Arc::new(FaultDevice::new(MemoryDevice::new(bytes)));
+        device.record().expect("memory is read");
+        if let Some(lies) = lies {
+            device.inject(lies, .., Fault::Skipped);
+        }
+        let known = Arc::new(Known::default());
+        let [begins, ends] = [(); 2].map(|()| Arc::clone(&known));
+        device.on_operation(move |operation, _| {
+            if cleans_slowly && operation == Operation::Write && is_thread(CLEANER) {
+                thread::sleep(20 * PATIENCE);
+            }
+            begins.pass(operation, false);
+        });
+        device.on_end(move |operation, has_failed| {
+            let is_revert = reverts && has_failed && operation == Operation::Sync;
+            ends.state().reverts += u64::from(is_revert);
+            ends.pass(operation, true);
+            let mut state = ends.state();
+            state.failures[operation as usize] += u64::from(has_failed);
+            let is_write = has_failed && operation == Operation::Write;
+            state.cleaner_failed |= is_write && is_thread(CLEANER);
+        });
+        Self { device, known, reverts }
     }
 
     /// Lets something go wrong with the next operation of a kind. Returns whether it is a write, which may
@@ -138,199 +146,80 @@ impl Disk {
     pub(super) fn arm(&self, kind: u8, what: u8) -> bool {
         let kinds = [Operation::Read, Operation::Write, Operation::Zero, Operation::Discard];
         let operation = kinds.get(usize::from(kind % 5)).copied().unwrap_or(Operation::Sync);
-        let errno = |number| Next::Fault(Fault::Error(number));
-        if self.how.reverts && operation == Operation::Sync && matches!(what % 10, 0 | 1 | 6) {
-            if what % 10 == 6 {
-                self.faulty.give_up_writes().expect("memory is written");
-                self.state().reverts += 1;
-            } else {
-                self.state().next[operation as usize] = Some(Next::Fault(Fault::Revert));
+        let is_read = operation == Operation::Read;
+        let fault = match what % 10 {
+            6 if self.reverts && operation == Operation::Sync => {
+                self.device.give_up_writes().expect("memory is written");
+                self.known.state().reverts += 1;
+                return false;
             }
-            return false;
-        }
-        let next = match what % 10 {
-            0 | 1 => errno(libc::EIO),
-            2 => errno(libc::ENOSPC),
-            3 => errno(libc::EINTR),
-            4 => errno(libc::ENXIO),
-            5 => errno(libc::EOPNOTSUPP),
-            6 => Next::Fault(Fault::Short(SECTOR)),
+            0 | 1 => Fault::Error(libc::EIO),
+            2 => Fault::Error(libc::ENOSPC),
+            3 => Fault::Error(libc::EINTR),
+            4 => Fault::Error(libc::ENXIO),
+            5 => Fault::Error(libc::EOPNOTSUPP),
+            6 => Fault::Short(SECTOR),
             // A read has zeros for what it lacks, which is whole, too.
-            7 if operation != Operation::Read => Next::Fault(Fault::Torn(1)),
-            8 if operation != Operation::Read => Next::Fault(Fault::Torn(2)),
-            _ => Next::Panic,
+            7 if !is_read => Fault::Torn(1),
+            8 if !is_read => Fault::Torn(2),
+            _ => Fault::Panic,
         };
-        self.state().next[operation as usize] = Some(next);
-        next == errno(libc::ENXIO) && operation == Operation::Write
+        self.fail(operation, fault);
+        operation == Operation::Write && fault == Fault::Error(libc::ENXIO)
     }
 
-    /// Lets the next operation of the kind fail with this errno; a sync of a device that
-    /// [reverts](How::reverts) gives up its writes.
-    pub(super) fn fail(&self, operation: Operation, errno: i32) {
-        let is_revert = self.how.reverts && operation == Operation::Sync;
-        let fault = if is_revert { Fault::Revert } else { Fault::Error(errno) };
-        self.state().next[operation as usize] = Some(Next::Fault(fault));
-    }
-
-    pub(super) fn disarm(&self) {
-        self.state().next = [None; 5];
+    /// Lets the next operation of the kind fail; a sync of a device that reverts, by a loss of its writes.
+    pub(super) fn fail(&self, operation: Operation, fault: Fault) {
+        let is_kept = matches!(fault, Fault::Panic | Fault::Error(libc::EINTR));
+        let is_revert = self.reverts && operation == Operation::Sync && !is_kept;
+        self.device.inject_next(operation, if is_revert { Fault::Revert } else { fault });
     }
 
     /// How many operations of the kind have failed, but for those that were interrupted.
     pub(super) fn failures(&self, operation: Operation) -> u64 {
-        self.state().failures[operation as usize]
+        self.known.state().failures[operation as usize]
     }
 
-    fn count_failure(&self, operation: Operation) {
-        let mut state = self.state();
-        state.failures[operation as usize] += 1;
-        state.cleaner_failed |= operation == Operation::Write && is_thread(CLEANER);
+    /// Whether a write has failed on the cleaner's thread, at any time between two steps.
+    pub(super) fn has_cleaner_failed(&self) -> bool {
+        self.known.state().cleaner_failed
+    }
+
+    /// How often it has given up unsynced writes.
+    pub(super) fn reverts(&self) -> u64 {
+        self.known.state().reverts
     }
 
     /// Lets the next operation of the kind stand still, if the thread [`BESIDE`] makes it.
     pub(super) fn close(&self, operation: Operation, after: bool) {
-        self.state().gate = Gate::Closed(operation, after);
+        self.known.state().gate = Gate::Closed(operation, after);
     }
 
     /// Waits until an operation stands still, or until `is_over` returns true.
     pub(super) fn wait_for_gate(&self, is_over: impl Fn() -> bool) {
-        let mut state = self.state();
+        let mut state = self.known.state();
         while state.gate != Gate::Reached && !is_over() {
-            let wait = self.changed.wait_timeout(state, PATIENCE);
+            let wait = self.known.changed.wait_timeout(state, PATIENCE);
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Lets the operation that stands still go on.
     pub(super) fn open(&self) {
-        self.state().gate = Gate::Open;
-        self.changed.notify_all();
-    }
-
-    fn pass(&self, operation: Operation, after: bool) {
-        let mut state = self.state();
-        if state.gate == Gate::Closed(operation, after) && is_thread(BESIDE) {
-            state.gate = Gate::Reached;
-            self.changed.notify_all();
-            let open = |state: &mut State| state.gate == Gate::Reached;
-            drop(self.changed.wait_while(state, open));
-        }
-    }
-
-    /// Whether a write has failed on the cleaner's thread, at any time between two steps.
-    pub(super) fn has_cleaner_failed(&self) -> bool {
-        self.state().cleaner_failed
-    }
-
-    /// How often it has given up unsynced writes.
-    pub(super) fn reverts(&self) -> u64 {
-        self.state().reverts
+        self.known.state().gate = Gate::Open;
+        self.known.changed.notify_all();
     }
 
     /// What the device has.
     pub(super) fn values(&self, block: u64) -> Vec<u32> {
         let mut bytes = [0; SIZE];
-        self.faulty.inner().read(block * SIZE as u64, &mut bytes).expect("memory is read");
+        self.device.inner().read(block * SIZE as u64, &mut bytes).expect("memory is read");
         values(block as usize * PARTS, &bytes)
     }
 
     /// What it may have if the power goes now.
     pub(super) fn after_power_cut(&self, choose: impl FnMut(u64, usize) -> usize) -> Vec<u32> {
-        let image = self.faulty.after_power_cut(self.faulty.moments(), choose);
+        let image = self.device.after_power_cut(self.device.moments(), choose);
         values(0, &image.expect("it is recorded"))
-    }
-
-    fn meet<T>(
-        &self,
-        operation: Operation,
-        run: impl FnOnce(&FaultDevice<MemoryDevice>) -> io::Result<T>,
-    ) -> io::Result<T> {
-        self.pass(operation, false);
-        let next = self.state().next[operation as usize].take();
-        match next {
-            None => {}
-            Some(Next::Fault(fault)) => self.faulty.inject_next(operation, fault),
-            Some(Next::Panic) => {
-                if self.how.reverts && operation == Operation::Sync {
-                    // What this one gives up is reported as lost by the reset, and does not change later.
-                    self.faulty.inject_next(operation, Fault::Error(libc::EIO));
-                    let _ = self.faulty.sync();
-                    self.faulty.heal();
-                }
-                self.count_failure(operation);
-                std::panic::resume_unwind(Box::new(()));
-            }
-        }
-        let result = run(&self.faulty);
-        self.faulty.heal();
-        let reverted = result.is_err() && next == Some(Next::Fault(Fault::Revert));
-        self.state().reverts += u64::from(reverted);
-        self.pass(operation, true);
-        let short = matches!(next, Some(Next::Fault(Fault::Short(_))));
-        let failed = match &result {
-            Ok(_) => short,
-            Err(error) => error.kind() != io::ErrorKind::Interrupted,
-        };
-        if failed {
-            self.count_failure(operation);
-        }
-        result
-    }
-
-    fn write_one(&self, offset: u64, buf: &[u8], durable: bool) -> io::Result<()> {
-        if self.how.cleans_slowly && is_thread(CLEANER) {
-            thread::sleep(20 * PATIENCE);
-        }
-        let number = {
-            let mut state = self.state();
-            state.writes += 1;
-            state.writes
-        };
-        self.meet(Operation::Write, |faulty| match durable {
-            _ if self.how.lie == Lie::Write && number % 2 == 0 => Ok(()),
-            true => faulty.write_vectored(offset, &[IoSlice::new(buf)], true),
-            false => faulty.write(offset, buf),
-        })
-    }
-}
-
-impl BlockDevice for Disk {
-    fn len(&self) -> u64 {
-        BLOCKS * SIZE as u64
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.meet(Operation::Read, |faulty| faulty.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_one(offset, buf, false)
-    }
-
-    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
-        if let ([part], true) = (parts, durable) {
-            return self.write_one(offset, part, true);
-        }
-        let mut at = offset;
-        for part in parts {
-            self.write(at, part)?;
-            at += part.len() as u64;
-        }
-        if durable { self.sync() } else { Ok(()) }
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.meet(Operation::Zero, |faulty| faulty.zero(offset, len))
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.meet(Operation::Discard, |faulty| faulty.discard(offset, len))
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.meet(Operation::Sync, |faulty| match self.how.lie {
-            Lie::Sync => Ok(()),
-            _ => faulty.sync(),
-        })
     }
 }

@@ -19,11 +19,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard, WriteError};
-use bufcache_test::Operation;
+use bufcache_test::{Fault, Operation};
 
 use beside::Beside;
-pub(crate) use disk::Lie;
-use disk::{BLOCKS, Disk, How, PARTS, PATIENCE, SECTOR, SIZE, is_whole, stamp, values};
+use disk::{BLOCKS, Disk, PARTS, PATIENCE, SECTOR, SIZE, is_whole, stamp, values};
 use model::Model;
 
 /// Blocks that fit.
@@ -129,12 +128,13 @@ pub(crate) const CLEANS_SLOWLY: u8 = 8;
 /// Bit of the first byte: the calls that may wait are those of a task. The bits above it make the cache smaller.
 pub(crate) const TASK: u8 = 16;
 
-/// Drives a cache by `input` and returns how many steps it were.
+/// Drives a cache by `input` and returns how many steps it were. Operations of the devices of the kind `lies` do
+/// nothing.
 ///
 /// # Panics
 ///
 /// Panics if the cache does what it must not.
-pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
+pub(crate) fn run(input: &[u8], lies: Option<Operation>) -> usize {
     let mut bytes = input.iter().copied();
     let first = bytes.next().unwrap_or(0);
     let limit = MOST - usize::from(first >> 5) % MOST;
@@ -148,7 +148,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         .unwrap();
     let (reverts, cleans_slowly) = (first & REVERTS != 0, first & CLEANS_SLOWLY != 0);
     let mut places = [0, 1].map(|_| Place {
-        disk: Arc::new(Disk::new(How { lie, reverts, cleans_slowly })),
+        disk: Arc::new(Disk::new(lies, reverts, cleans_slowly)),
         handles: [const { OnceCell::new() }; LIVES],
         loss: Arc::default(),
     });
@@ -213,7 +213,7 @@ fn attach(cache: &Cache, place: &Place, life: usize) {
         .verify(is_whole)
         .before_write(is_whole)
         .on_loss(move |error| _ = loss.set(error));
-    let device = cache.attach_with(Arc::clone(&place.disk), options).unwrap();
+    let device = cache.attach_with(Arc::clone(&place.disk.device), options).unwrap();
     place.handles[life].set(device).expect("one after the other");
 }
 
@@ -241,7 +241,7 @@ impl<'d> Machine<'d> {
             14 if how % 2 == 1 => self.write_around(which, few),
             14 => {
                 if how % 4 == 2 {
-                    self.disk(which).fail(Operation::Discard, libc::EOPNOTSUPP);
+                    self.disk(which).fail(Operation::Discard, Fault::Error(libc::EOPNOTSUPP));
                 }
                 self.discard(which, few);
             }

@@ -511,7 +511,7 @@ impl<'d> Machine<'d> {
         self.end_beside();
         self.look_around(0);
         self.kept.drain(..).for_each(|holding| holding.check());
-        (0..2).for_each(|which| self.disk(which).disarm());
+        (0..2).for_each(|which| self.disk(which).device.heal());
         if !dropped {
             for which in 0..2 {
                 // A device that has given up writes says so at the next sync.
@@ -550,7 +550,7 @@ pub(super) fn write_past(
         Some(bypass) if by_caller => {
             let write = AssertUnwindSafe(|| {
                 loop {
-                    match disk.write(blocks.start * SIZE as u64, bytes) {
+                    match disk.device.write(blocks.start * SIZE as u64, bytes) {
                         Err(error) if error.kind() == ErrorKind::Interrupted => {}
                         result => return result,
                     }
