@@ -1,30 +1,11 @@
 //! What each call returns where its operation of the device fails, and what is there then: for each kind of failure,
 //! of a thread and of a task.
 
-use std::io;
+use crate::calls::*;
+use crate::world::*;
 
-use bufcache::{AttachOptions, BuildError, Cache, Device, GetError, WriteError};
-use bufcache_test::{Fault, Operation};
-use testkit::block_on;
-
-use crate::kept::Begun;
-use crate::world::{LONG, SIZE, fill, kept, new, with};
-
-/// A call that has to do with block 1, which the device does not have or has not made durable, or with block 5, which
-/// is not cached.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Call {
-    Get,
-    Flush,
-    Sync,
-    WriteThrough,
-    WriteAround,
-    Discard,
-    Zero,
-    Close,
-}
-
-use Call::*;
+/// The device does not have block 1 or has not made it durable, and block 5 is not cached.
+const AT: At = (5, 1..2);
 
 /// Each call, and an operation that it makes.
 const CALLS: [(Call, Operation); 11] = [
@@ -41,36 +22,8 @@ const CALLS: [(Call, Operation); 11] = [
     (Close, Operation::Sync),
 ];
 
-type Told = Result<(), WriteError>;
-
-fn by_thread(device: &Device, call: Call) -> Told {
-    match call {
-        Get => Ok(device.get(5).map(drop)?),
-        Flush => device.flush(),
-        Sync => device.sync(),
-        WriteThrough => device.write_through(1..2),
-        WriteAround => device.write_around(1, &[3; SIZE]),
-        Discard => device.discard(1..2),
-        Zero => device.zero(1..2),
-        Close => device.close(),
-    }
-}
-
-async fn by_task(device: &Device, call: Call) -> Told {
-    match call {
-        Get => Ok(device.get_async(5).await.map(drop)?),
-        Flush => device.flush_async().await,
-        Sync => device.sync_async().await,
-        WriteThrough => device.write_through_async(1..2).await,
-        Discard => device.discard_async(1..2).await,
-        Zero => device.zero_async(1..2).await,
-        Close => device.close_async().await,
-        WriteAround => device.call_async(move |device| by_thread(device, call)).await,
-    }
-}
-
-fn make(device: &Device, call: Call, of_task: bool) -> Told {
-    if of_task { block_on(by_task(device, call)) } else { by_thread(device, call) }
+fn make(device: &Device, call: Call, of_task: bool) -> Result<(), WriteError> {
+    crate::calls::make(device, call, AT, of_task).map(drop)
 }
 
 /// How an operation fails: as a device fails it, or as one that begins its operations drops or panics at it.

@@ -6,6 +6,7 @@
 mod adaptive;
 mod attach;
 mod cache;
+mod calls;
 mod claims;
 mod closing;
 mod crash;

@@ -5,43 +5,18 @@
 //! may wait would wait.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Waker};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
 
-use bufcache::Device;
-use testkit::wait::wait_for;
-use testkit::{WakeCount, block_on};
-
-use crate::kept::{Begun, KeptDevice};
-use crate::world::{LONG, Releases, SIZE, kept};
+use crate::calls::*;
+use crate::world::*;
 
 /// Longer than a thread takes that waits for nothing.
 const MOMENT: Duration = Duration::from_millis(10);
 /// The patience of a call that is refused.
 const SHORT: Duration = Duration::from_millis(60);
 
-/// A call that has to do with block 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Call {
-    Get,
-    GetMut,
-    Create,
-    Invalidate,
-    Flush,
-    Sync,
-    WriteThrough,
-    Discard,
-    Zero,
-    WriteAround,
-    Reset,
-    Close,
-}
-
-use Call::*;
+/// The calls have to do with block 1.
+const AT: At = (1, 0..3);
 
 const CALLS: [Call; 12] = [
     Get,
@@ -61,10 +36,11 @@ const CALLS: [Call; 12] = [
 /// The first byte that a get returns, or the name of the error.
 type Told = Result<Option<u8>, String>;
 
-fn told<T>(result: Result<T, impl fmt::Debug>) -> Told {
-    result.map(|_| None).map_err(|error| {
+fn told(result: Result<Option<u8>, impl fmt::Debug>) -> Told {
+    result.map_err(|error| {
         let error = format!("{error:?}");
-        error.split(' ').next().unwrap_or_default().to_string()
+        let name = error.trim_start_matches("Get(").split([' ', ')']).next();
+        name.unwrap_or_default().to_string()
     })
 }
 
@@ -73,51 +49,9 @@ fn done(call: Call, byte: u8) -> Told {
     Ok((call == Get).then_some(byte))
 }
 
-fn by_thread(disk: &Device, call: Call) -> Told {
-    match call {
-        Get => {
-            disk.get(1).map_or_else(|error| told(Err::<(), _>(error)), |block| Ok(Some(block[0])))
-        }
-        GetMut => told(disk.get_mut(1)),
-        Create => told(disk.create(1)),
-        Invalidate => told(disk.invalidate(1)),
-        Flush => told(disk.flush()),
-        Sync => told(disk.sync()),
-        WriteThrough => told(disk.write_through(1..2)),
-        Discard => told(disk.discard(0..3)),
-        Zero => told(disk.zero(0..3)),
-        WriteAround => told(disk.write_around(0, &[3; 3 * SIZE])),
-        Reset => told(disk.reset()),
-        Close => told(disk.close()),
-    }
-}
-
-async fn by_task(disk: &Device, call: Call) -> Told {
-    match call {
-        Get => {
-            let got = disk.get_async(1).await;
-            got.map_or_else(|error| told(Err::<(), _>(error)), |block| Ok(Some(block[0])))
-        }
-        GetMut => told(disk.get_mut_async(1).await),
-        Create => told(disk.create_async(1).await),
-        Flush => told(disk.flush_async().await),
-        Sync => told(disk.sync_async().await),
-        WriteThrough => told(disk.write_through_async(1..2).await),
-        Discard => told(disk.discard_async(0..3).await),
-        Zero => told(disk.zero_async(0..3).await),
-        Close => told(disk.close_async().await),
-        Invalidate | WriteAround | Reset => {
-            disk.call_async(move |disk| by_thread(disk, call)).await
-        }
-    }
-}
-
 fn begin(disk: &Device, call: Call, of_task: bool) -> JoinHandle<Told> {
     let disk = disk.clone();
-    thread::spawn(move || match of_task {
-        true => block_on(by_task(&disk, call)),
-        false => by_thread(&disk, call),
-    })
+    thread::spawn(move || told(make(&disk, call, AT, of_task)))
 }
 
 #[track_caller]
@@ -129,7 +63,7 @@ fn end(call: JoinHandle<Told>) -> Told {
 /// What has block 1, or the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Holder {
-    Load,
+    Loading,
     Claim,
     WriteGuard,
     /// Of a block that is not dirty: no list has it.
@@ -157,11 +91,11 @@ fn hold<'d>(
     disk: &'d Device,
     holder: Holder,
 ) -> (u8, Box<dyn FnOnce() + 'd>) {
-    if !matches!(holder, Load | Claim | Zeroing) {
+    if !matches!(holder, Loading | Claim | Zeroing) {
         disk.create(1).unwrap().fill(2);
     }
     let (byte, end): (_, Box<dyn FnOnce()>) = match holder {
-        Load => {
+        Loading => {
             disk.readahead(1..2);
             (1, Box::new(|| kept.release()))
         }
@@ -263,7 +197,7 @@ fn check_end_of_patience(holder: Holder, call: Call, of_task: bool, is_endless: 
         return assert_eq!(end(begun), done(call, byte), "{what}");
     }
     // A close does without the end of a load.
-    let is_without = call == Close && matches!(holder, Load | Claim);
+    let is_without = call == Close && matches!(holder, Loading | Claim);
     let expected = if is_without { done(call, byte) } else { Err("Busy".into()) };
     assert_eq!(end(begun), expected, "{what}");
     assert!(began.elapsed() >= SHORT - MOMENT, "refused at once: {what}");
@@ -278,7 +212,7 @@ fn check_task_that_is_gone(holder: Holder, call: Call) {
     let _releases = Releases(&kept);
     let (_, ends) = hold(&kept, &disk, holder);
     let woken = WakeCount::new();
-    let mut task = Box::pin(by_task(&disk, call));
+    let mut task = Box::pin(by_task(&disk, call, AT));
     let waker = woken.waker();
     assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "{what}");
     drop((task, waker));
@@ -295,14 +229,17 @@ fn check_tries(holder: Holder, waits: &[Call]) {
     thread::scope(|scope| {
         let (disk, before) = (&disk, cache.stats());
         let tries = move || {
-            let tries =
-                [told(disk.try_get(1)), told(disk.try_get_mut(1)), told(disk.try_create(1))];
+            let tries = [
+                disk.try_get(1).map(drop),
+                disk.try_get_mut(1).map(drop),
+                disk.try_create(1).map(drop),
+            ];
             (tries, disk.try_bypass(0..3).unwrap().is_none())
         };
         let (tries, is_excluded) = scope.spawn(tries).join().unwrap();
         let refused = [Get, GetMut, Create].map(|call| waits.contains(&call));
         assert_eq!(
-            tries.each_ref().map(|told| *told == Err("WouldBlock".into())),
+            tries.each_ref().map(|told| *told == Err(GetError::WouldBlock)),
             refused,
             "{tries:?}"
         );
@@ -325,7 +262,7 @@ const WAITING: [Call; 11] =
 
 #[test]
 fn inv02_calls_wait_for_a_load() {
-    check(Load, &WAITING[..8], &WAITING[..7]);
+    check(Loading, &WAITING[..8], &WAITING[..7]);
     check(Claim, &WAITING[..8], &WAITING[..7]);
 }
 
@@ -374,7 +311,7 @@ fn a_thread_that_would_wait_for_itself_is_refused() {
             let (_cache, disk, kept) = kept(patience);
             let _releases = Releases(&kept);
             let (byte, ends) = hold(&kept, &disk, holder);
-            let told = by_thread(&disk, call);
+            let told = told(make(&disk, call, AT, false));
             let is_refused = told == Err("WouldDeadlock".into());
             assert_eq!(is_refused, refused.contains(&call), "{call:?} beside an own {holder:?}");
             assert!(
