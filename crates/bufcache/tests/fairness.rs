@@ -150,29 +150,9 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
     assert_eq!(hung.get(0).unwrap()[0], 7);
 }
 
+/// Also to those that have asked for nothing yet.
 #[test]
 fn inv25_reads_that_hang_leave_the_others_their_share() {
-    let cache = cache();
-    let keeps = Arc::new(KeptDevice::new(4 * BLOCKS * SIZE));
-    let hung = cache.attach(Arc::clone(&keeps)).unwrap();
-    let ([written, read], _) = others(&cache, true);
-    hung.readahead(0..8); // an eighth of the cache at a time
-    for first in (8..BLOCKS as u64).step_by(8) {
-        hung.readahead(first..first + 8);
-    }
-    // Three devices want buffers.
-    assert_eq!(keeps.loads().len(), BLOCKS / 3 + 1);
-    assert!(cache.stats().ahead_dropped > 0);
-    let refused = testkit::block_on(hung.get_async(100)).map(drop);
-    assert_eq!(refused, Err(GetError::NoFreeBuffers));
-    others_are_fast(&written, &read);
-    keeps.loads().clear();
-    assert!(testkit::block_on(written.get_async(1)).is_ok());
-}
-
-/// A device that hangs leaves a share also for those that have asked for nothing yet.
-#[test]
-fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
     let readahead = |hung: &Device, block| hung.readahead(block..block + 1);
     let get = |hung: &Device, block| {
         let mut get = Box::pin(hung.get_async(block));
@@ -183,11 +163,11 @@ fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
     type Read<'r> = &'r dyn Fn(&Device, u64);
     let ways: [(&str, Read<'_>); 3] =
         [("readahead", &readahead), ("get_async", &get), ("claim", &claim)];
-    for (way, read) in ways {
+    for ((way, read), came_before) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let cache = cache();
         let keeps = Arc::new(KeptDevice::new(4 * BLOCKS * SIZE));
         let hung = cache.attach(Arc::clone(&keeps)).unwrap();
-        let ([written, other], _) = others(&cache, false);
+        let ([written, other], _) = others(&cache, came_before);
         (0..BLOCKS as u64).for_each(|block| read(&hung, block));
         let held = (0..BLOCKS as u64).filter(|&block| hung.is_cached(block)).count();
         assert_eq!(held, BLOCKS / 3 + 1, "by {way}");
@@ -240,21 +220,12 @@ fn inv25_a_failing_device_without_dirty_buffers_may_have_one() {
     device.sync().unwrap();
 }
 
-#[test]
-fn inv25_a_device_that_hangs_does_not_keep_the_cleaner_from_others() {
-    the_cleaner_beside::<1>();
-}
-
+/// One device's blocks are written without a sync.
 #[test]
 fn inv25_three_devices_that_hang_do_not_keep_the_cleaner_from_others() {
-    the_cleaner_beside::<3>();
-}
-
-/// So many devices that hang, and one whose blocks are written without a sync.
-fn the_cleaner_beside<const HUNG: usize>() {
     let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.patience(PATIENCE).write_back_after(Duration::ZERO).build().unwrap();
-    let disks = [(); HUNG].map(|()| Arc::new(FaultDevice::new(memory())));
+    let disks = [(); 3].map(|()| Arc::new(FaultDevice::new(memory())));
     let hung = disks.each_ref().map(|disk| cache.attach(Arc::clone(disk)).unwrap());
     let healthy = cache.attach(memory()).unwrap();
     let held = disks.each_ref().map(|disk| disk.hold(Operation::Write)); // dropped before the devices

@@ -42,7 +42,7 @@ fn by_thread(disk: &Device, call: Call, (block, wiped): At) -> Done {
         Zero => disk.zero(wiped)?,
         WriteAround => disk.write_around(wiped.start, &vec![3; wiped.count() * SIZE])?,
         Reset => _ = disk.reset()?,
-        Close => disk.clone().close()?,
+        Close => disk.close()?,
     }
     Ok(None)
 }
@@ -57,7 +57,7 @@ pub(crate) async fn by_task(disk: &Device, call: Call, (block, wiped): At) -> Do
         WriteThrough => disk.write_through_async(1..2).await?,
         Discard => disk.discard_async(wiped).await?,
         Zero => disk.zero_async(wiped).await?,
-        Close => disk.clone().close_async().await?,
+        Close => disk.close_async().await?,
         Invalidate | WriteAround | Reset => {
             let at = (block, wiped);
             return disk.call_async(move |disk| by_thread(disk, call, at)).await;

@@ -22,19 +22,22 @@ fn inv02_a_claim_is_a_load_that_its_holder_fills() {
     assert_eq!((load.offset(), load.len()), (3 * SIZE as u64, SIZE));
     assert!(disk.claim(3).unwrap().is_none(), "somebody has it");
     assert_eq!(disk.try_get(3).unwrap_err(), GetError::WouldBlock);
-    let waits = thread::spawn({
+    let waits = [false, true].map(|of_task| {
         let disk = disk.clone();
-        move || disk.get(3).map(|block| block[0])
+        thread::spawn(move || match of_task {
+            true => block_on(disk.get_async(3)).map(|block| block[0]),
+            false => disk.get(3).map(|block| block[0]),
+        })
     });
-    while cache.stats().waited == 0 {
-        thread::yield_now();
-    }
+    wait_for("both waits", || cache.stats().waited == 2);
     load.fill(9);
     load.finish(Ok(SIZE));
-    assert_eq!(waits.join().unwrap(), Ok(9), "who waits has what the claim brought");
+    let told = waits.map(|waits| waits.join().unwrap());
+    assert_eq!(told, [Ok(9); 2], "who waits has what the claim brought");
     assert_eq!(disk.get(3).unwrap()[SIZE - 1], 9);
     assert!(disk.claim(3).unwrap().is_none(), "it is there");
-    assert_eq!(cache.stats().misses, 1);
+    assert_eq!((cache.stats().misses, cache.stats().reads), (1, 1));
+    assert_eq!((0..8).map(|_| cache.shrink(8)).sum::<usize>(), 1, "a pin was kept");
     let none = GetError::OutOfRange { block: 8, blocks: 8 };
     assert_eq!(disk.claim(8).unwrap_err(), none);
 }

@@ -253,6 +253,11 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
     assert_eq!(engine.block_on(discard).unwrap(), Ok(()));
     assert_eq!(engine.block_on(device.zero_async(4..1000)).unwrap(), Ok(()));
     assert_eq!(engine.block_on(device.get_async(998)).unwrap().unwrap()[0], 0);
+    assert_eq!(engine.block_on(device.sync_async()).unwrap(), Ok(()));
+    device.create(5).unwrap().fill(9);
+    let before = engine.stats().accepted;
+    assert_eq!(engine.block_on(device.write_through_async(5..6)).unwrap(), Ok(()));
+    assert_eq!(engine.stats().accepted - before, 2, "a durable write is a write and a sync");
     // What is in an engine that ends is written all the same.
     device.create(1).unwrap().fill(9);
     mem::forget(engine.plug());

@@ -122,3 +122,12 @@ fn inv26_dirty_buffers_are_written_behind_older_ones_that_cannot_be() {
         assert_eq!(disk.get(block).map(|guard| guard[0]), Ok(7));
     }
 }
+
+/// A task does not write dirty buffers itself. A cleaner with nothing to do for an hour does.
+#[test]
+fn inv26_a_task_that_is_refused_wakes_the_cleaner_for_the_next() {
+    let (_cache, disk, _) = crate::world::new();
+    (0..16).for_each(|block| crate::world::fill(&disk, block, 2));
+    assert_eq!(block_on(disk.get_async(20)).err(), Some(GetError::NoFreeBuffers));
+    wait_for("a buffer", || block_on(disk.get_async(20)).is_ok());
+}

@@ -39,26 +39,6 @@ fn inv13_readahead_neither_waits_nor_fails() {
 }
 
 #[test]
-fn inv13_readahead_takes_no_buffer_that_is_in_use_and_keeps_none() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
-    let cache = Cache::builder(4 * SIZE).patience(Duration::from_secs(60)).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
-    let guards: Vec<_> = (0..4).map(|block| disk.get(block).unwrap()).collect();
-    disk.readahead(9..10);
-    thread::sleep(Duration::from_millis(50));
-    assert_eq!(device.count(Operation::Read), 4);
-    drop(guards);
-    disk.readahead(9..10);
-    wait_for("it is read", || device.count(Operation::Read) == 5);
-    let freed = std::cell::Cell::new(0);
-    wait_for("no buffer is pinned", || {
-        freed.set(freed.get() + cache.shrink(usize::MAX));
-        freed.get() == 4
-    });
-    assert_eq!(cache.stats().evictions, 5);
-}
-
-#[test]
 fn a_cache_ends_while_it_reads_ahead() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
     device.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));

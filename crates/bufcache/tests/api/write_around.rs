@@ -106,17 +106,3 @@ fn an_empty_bypass_excludes_nothing() {
     inside.finish(Ok(())).unwrap();
     device.discard(0..10).unwrap();
 }
-
-/// What was discarded and not synced is remembered, part by part: not without end.
-#[test]
-fn what_is_discarded_here_and_there_is_made_durable_before_it_takes_much_memory() {
-    const PARTS: u64 = 17_000;
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 2 * PARTS as usize * SIZE])));
-    let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
-    let device = cache.attach(Arc::clone(&disk)).unwrap();
-    for part in 0..PARTS {
-        device.discard(2 * part..2 * part + 1).unwrap();
-    }
-    assert_eq!(disk.count(Operation::Sync), 1);
-    device.close().unwrap();
-}

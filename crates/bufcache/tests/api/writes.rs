@@ -178,79 +178,66 @@ fn a_block_that_cannot_be_read_is_created_also_beside_its_reader() {
     assert_eq!(device.get(5).unwrap()[0], 7);
 }
 
-/// What was written and not synced may be in 16,384 ranges, or in four for each buffer if that is more: then it is
-/// synced, so that the memory for the ranges is bounded.
+/// What was written or discarded and not synced may be in 16,384 ranges, or in four for each buffer if that is
+/// more, which the devices share: then it is synced, so that the memory for the ranges is bounded.
 #[test]
 fn many_unsynced_ranges_are_synced() {
-    for (buffers, most) in [(2048, 16_384), (6144, 24_576)] {
-        let cache = Cache::builder(buffers * 512).block_size(512).build().unwrap();
-        let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 64_000 * 512])));
-        let device = cache.attach(Arc::clone(&disk)).unwrap();
+    let device = |cache: &Cache| {
+        let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 64_000 * SIZE])));
+        (cache.attach(Arc::clone(&disk)).unwrap(), disk)
+    };
+    let write = |device: &Device, block: u64| device.create(2 * block).unwrap().fill(1);
+    let rows = [(2048, 1, 16_384, false), (6144, 1, 24_576, false), (6144, 2, 16_384, false)];
+    for (buffers, devices, most, discards) in rows.into_iter().chain([(16, 1, 16_384, true)]) {
+        let cache = Cache::builder(buffers * SIZE).block_size(SIZE).build().unwrap();
+        let all: Vec<_> = (0..devices).map(|_| device(&cache)).collect();
+        let (device, disk) = &all[0];
         let count_syncs = || {
             device.flush().unwrap();
             device.discard(60_000..60_001).unwrap(); // which looks at the ranges first
             disk.count(Operation::Sync)
         };
-        let write = |block: u64| device.create(2 * block).unwrap().fill(1);
-        (0..most - 1).for_each(write);
-        assert_eq!(count_syncs(), 0, "of {buffers} buffers"); // the discard adds a range
-        (most - 1..most + 1).for_each(write);
-        assert_eq!(count_syncs(), 1, "of {buffers} buffers");
+        let change = |block: u64| match discards {
+            true => device.discard(2 * block..2 * block + 1).unwrap(),
+            false => write(device, block),
+        };
+        (0..most - 1).for_each(change);
+        assert_eq!(count_syncs(), 0, "{buffers} buffers, {devices} devices"); // it adds a range
+        (most - 1..most + 1).for_each(change);
+        assert_eq!(count_syncs(), 1, "{buffers} buffers, {devices} devices");
     }
-}
-
-/// A device that makes each write when it begins, within a millisecond, and looks at how many blocks the
-/// cache has made clean.
-struct Immediate {
-    inner: MemoryDevice,
-    cache: Mutex<Option<Cache>>,
-    begun: AtomicU64,
-    /// The most blocks that were written and not clean.
-    most: AtomicU64,
-}
-
-impl BlockDevice for Immediate {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        if let Some(cache) = &*self.cache.lock().unwrap() {
-            let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-            self.most.fetch_max(begun - cache.stats().written, Ordering::Relaxed);
-            thread::sleep(Duration::from_millis(1));
-        }
-        self.inner.write(offset, buf)
-    }
-
-    fn write_depth(&self) -> usize {
-        256
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
-    }
+    // The cleaner looks at them as well.
+    let builder = Cache::builder(2048 * SIZE).block_size(SIZE);
+    let cache = builder.write_back_after(Duration::ZERO).build().unwrap();
+    let (device, disk) = device(&cache);
+    (0..16_386).for_each(|block| write(&device, block));
+    wait_for("a sync", || disk.count(Operation::Sync) == 1);
 }
 
 /// A thread that writes block after block makes them clean on its way: another one may wait for them.
 #[test]
 fn blocks_become_clean_while_a_thread_writes_others() {
-    let inner = MemoryDevice::new(vec![0; 1000 * SIZE]);
-    let (cache, begun, most) = (Mutex::new(None), AtomicU64::new(0), AtomicU64::new(0));
-    let disk = Arc::new(Immediate { inner, cache, begun, most });
+    let mut kept = KeptDevice::new(1000 * SIZE);
+    kept.depth = 256;
+    kept.does(Begun::Deferred);
+    let disk = Arc::new(FaultDevice::new(kept));
     let builder = Cache::builder(600 * SIZE).block_size(SIZE).dirty_limits(100, 100);
     let cache = builder.write_back_after(LONG * 60).build().unwrap();
     let device = cache.attach(Arc::clone(&disk)).unwrap();
     (0..250).for_each(|block| fill(&device, 2 * block, 1));
-    *disk.cache.lock().unwrap() = Some(cache);
+    // The most blocks that were written and not clean.
+    let (most, cache) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Some(cache))));
+    let (begun, seen, counts) = (AtomicU64::new(0), Arc::clone(&most), Arc::clone(&cache));
+    disk.on_operation(move |operation, _| {
+        if let (Operation::Write, Some(cache)) = (operation, &*counts.lock().unwrap()) {
+            let begun = begun.fetch_add(1, Ordering::Relaxed) + 1;
+            seen.fetch_max(begun - cache.stats().written, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
     device.flush().unwrap();
-    disk.cache.lock().unwrap().take();
-    assert_eq!(disk.begun.load(Ordering::Relaxed), 250);
-    assert_eq!(disk.most.load(Ordering::Relaxed), 32);
+    cache.lock().unwrap().take(); // it keeps the device, whose hook keeps it
+    assert_eq!((disk.count(Operation::Write), most.load(Ordering::Relaxed)), (250, 32));
 }
 
 #[test]
@@ -266,37 +253,4 @@ fn a_buffer_whose_eviction_had_to_wait_for_its_write_is_evicted_next() {
     disk.flush().unwrap();
     (65..70).for_each(|block| drop(disk.get(block).unwrap()));
     assert_eq!((cached(0..32), cached(32..64)), (27, 31));
-}
-
-/// Blocks that are read again and again stay beside a stream of blocks that are created once, and written
-/// when a part of the cache is dirty.
-#[test]
-fn created_blocks_do_not_displace_those_in_use() {
-    const BLOCKS: u64 = 1000;
-    const HOT: u64 = 150;
-    let hits = |percent: u64| {
-        let builder = Cache::builder(BLOCKS as usize * 512).block_size(512).eviction(Eviction::A2);
-        let builder = builder.dirty_limits(100, 100).write_back_after(LONG * 60);
-        let cache = builder.build().unwrap();
-        let disk = cache.attach(MemoryDevice::new(vec![0; 20_000 * 512])).unwrap();
-        for _ in 0..2 {
-            (0..HOT).for_each(|block| drop(disk.get(block).unwrap()));
-        }
-        let (mut found, mut asked) = (0, 0);
-        for at in 0..10_000 {
-            disk.create(1000 + at).unwrap().fill(1);
-            if at % (BLOCKS * percent / 100) == 0 {
-                disk.flush().unwrap();
-            }
-            if at % 8 == 0 {
-                let block = at / 8 % HOT;
-                found += u64::from(disk.is_cached(block));
-                asked += 1;
-                drop(disk.get(block).unwrap());
-            }
-        }
-        found * 100 / asked
-    };
-    let hits = [10, 25, 50, 75].map(hits);
-    assert!(hits.iter().all(|&hits| hits > 90), "percent of the reads: {hits:?}");
 }
