@@ -75,28 +75,3 @@ fn errors_are_send_and_return_the_message() {
     let error = Queue::<u8>::new(0).map(drop).unwrap_err();
     assert_eq!(error, BuildError::Limits { messages: 0, reserved: 0 });
 }
-
-/// The faults of a message are reported in the order of the kernel's queue: its priority,
-/// and then the state of the queue.
-#[test]
-fn the_first_failed_check_is_the_reason() {
-    let queue = Queue::<u32>::new(1).unwrap();
-    let reason = |sent: Result<(), SendError<u32>>| {
-        let error = sent.unwrap_err();
-        assert_eq!(error.value, 10);
-        error.reason
-    };
-    for closed in [false, true] {
-        if closed {
-            queue.close();
-        } else {
-            queue.send(1, 1).unwrap();
-        }
-        for sent in [queue.send(10, 32_768), queue.try_send(10, 32_768)] {
-            assert_eq!(reason(sent), SendRefused::BadPriority { priority: 32_768 });
-        }
-        let expected = if closed { SendRefused::Closed } else { SendRefused::Full };
-        assert_eq!(reason(queue.try_send(10, 1)), expected);
-    }
-    assert_eq!((queue.receive(), queue.try_receive()), (Ok((1, 1)), Err(ReceiveError::Closed)));
-}

@@ -1,11 +1,7 @@
 //! Limits of a queue, and its core.
 #![cfg(not(offlock_model))]
 
-use std::sync::Arc;
-
-use mq_rbtree::{
-    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused,
-};
+use mq_rbtree::{BuildError, Core, Levels, PRIORITIES, Queue, RbTree, SendRefused};
 
 /// Returns the reason why a message is refused now.
 fn refused<T, L: Levels>(
@@ -72,30 +68,6 @@ fn a_reservation_beyond_the_indices_is_refused() {
     (1..64).for_each(|_| core.push(1, 1).unwrap());
     core.validate();
     assert_eq!((core.capacity(), core.pop()), (64, Some((1, 1))));
+    assert_eq!(core.push(PRIORITIES, 7), Err(7));
     core.validate(); // the hint tells of the free slot
-}
-
-/// The public interface of the core.
-#[test]
-fn a_core_is_a_queue_without_a_lock() {
-    fn check<L: Levels<Priority = u32>>(has_bounds: bool) {
-        let mut core = Core::<Arc<u32>, L>::new(2);
-        core.reserve(70).unwrap();
-        assert!(core.capacity() >= 70);
-        let message = Arc::new(1);
-        for n in 0..70 {
-            core.push(n % 9 * 4_000, Arc::clone(&message)).unwrap();
-            core.validate();
-        }
-        let bad = core.push(PRIORITIES, Arc::clone(&message));
-        assert_eq!(bad.is_err(), has_bounds);
-        let first = if has_bounds { 32_000 } else { PRIORITIES };
-        assert_eq!(core.pop().map(|(_, priority)| priority), Some(first));
-        core.validate();
-        drop((bad, core));
-        assert_eq!(Arc::strong_count(&message), 1);
-    }
-    check::<Bitmap>(true);
-    check::<RbTree<u32>>(false);
-    assert_eq!(Queue::<u8>::new(1).unwrap().try_receive(), Err(ReceiveError::Empty));
 }

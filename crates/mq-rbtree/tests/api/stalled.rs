@@ -289,13 +289,3 @@ fn inv24_a_claimed_place_is_taken() {
     assert!(queue.drain().into_iter().eq([(2, 2), (1, 1)]));
     queue.validate();
 }
-
-#[test]
-fn a_claim_that_could_not_be_stored_is_refused() {
-    let queue: Queue<u64> = Queue::new(8).unwrap();
-    assert!(queue.claim(1, 5).is_none(), "there is no memory yet");
-    let queue = warm(8);
-    assert!(queue.claim(1, 40_000).is_none());
-    queue.claim(1, 5).unwrap()();
-    assert_eq!(queue.receive(), Ok((1, 5)));
-}
