@@ -364,12 +364,13 @@ fn a_panicking_waker_does_not_stop_other_wake_ups() {
 #[test]
 fn a_received_message_is_dropped_if_a_waker_panics() {
     type Messages = Queue<Arc<()>>;
-    let receives: [fn(&Messages); 5] = [
+    let receives: [fn(&Messages); 6] = [
         |queue| drop(queue.receive()),
         |queue| drop(queue.try_receive()),
         |queue| drop(poll(&mut Box::pin(queue.receive_async()), Waker::noop().clone())),
         |queue| assert!(queue.try_receive_batch(&mut Vec::new(), 1).is_err()),
         |queue| drop(queue.drain()),
+        |queue| drop(queue.try_receive_guard().unwrap().accept()),
     ];
     for (nth, receive) in receives.into_iter().enumerate() {
         let (queue, message): (Messages, _) = (Queue::new(1).unwrap(), Arc::new(()));
