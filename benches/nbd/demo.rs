@@ -59,14 +59,17 @@ pub(crate) fn measure(
 }
 
 fn figures(socket: &Path, cpu: usize, mixed: Duration) -> io::Result<Figures> {
-    let options = DemoOptions { mixed, at_least: 0, progress: false, ..DemoOptions::default() };
+    let options = DemoOptions { mixed, at_least: 0, ..DemoOptions::default() };
     let report = with_cpus(&[cpu], || client::run(socket, &options)).map_err(io::Error::other)?;
+    let find = |phase: &client::Phase, name: &str| {
+        phase.kinds().into_iter().find(|kind| kind.name.starts_with(name))
+    };
     let of = |name: &str| {
-        let kind = report.kinds.iter().find(|kind| kind.name.starts_with(name));
+        let kind = find(&report.mixed, name);
         kind.ok_or_else(|| io::Error::other(format!("no {name}: the phase was too short")))
     };
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let (flush, fua, trim) = (of("flush")?, of("write 4 KiB, FUA")?, of("trim")?);
-    let alone = report.trims.first().map_or(0.0, |trims| trims.count as f64); // in a second
+    let alone = find(&report.trims, "trim").map_or(0.0, |trims| trims.count as f64); // in a second
     Ok([report.mixed.rate(), ms(flush.p50), ms(flush.p99), ms(fua.p50), ms(trim.p50), alone])
 }

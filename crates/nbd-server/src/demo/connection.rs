@@ -10,7 +10,7 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nbd_protocol::wire::cmd;
@@ -25,7 +25,7 @@ use rustix::net::{SendFlags, send};
 use slab::Slab;
 
 use super::model::{DemoError, Kind, Next, Op, Plan, Region, put_pattern};
-use super::report::Tally;
+use super::report::Phase;
 
 /// How long the server may be silent before the client gives up.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -33,14 +33,6 @@ const SILENCE: Duration = Duration::from_secs(30);
 const MAX_IN_FLIGHT: usize = 8 << 20;
 /// Least room for one receive: many small replies in one system call.
 const RECEIVED: usize = 256 << 10;
-
-/// The progress of a phase, and whether it must stop.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    pub(super) bytes: AtomicU64,
-    pub(super) ops: AtomicU64,
-    pub(super) stop: AtomicBool,
-}
 
 /// A request that was queued or sent.
 #[derive(Debug)]
@@ -111,19 +103,19 @@ impl Connection {
         &mut self,
         region: &mut Region,
         plan: impl Plan,
-        progress: &Progress,
-    ) -> Result<Tally, DemoError> {
+        stop: &AtomicBool,
+    ) -> Result<Phase, DemoError> {
         Run {
             connection: self,
             region,
-            progress,
+            stop,
             in_flight: Slab::new(),
             bytes: 0,
             unsent: Vec::new(),
             sent: 0,
             input: Vec::new(),
             sequence: 0,
-            tally: Tally::default(),
+            phase: Phase::default(),
         }
         .run(plan)
     }
@@ -133,7 +125,8 @@ impl Connection {
 struct Run<'a> {
     connection: &'a Connection,
     region: &'a mut Region,
-    progress: &'a Progress,
+    /// Another connection has failed.
+    stop: &'a AtomicBool,
     /// The low half of a cookie is a key here.
     in_flight: Slab<InFlight>,
     /// Payload of the requests in flight, in bytes.
@@ -145,16 +138,16 @@ struct Run<'a> {
     input: Vec<u8>,
     /// Makes every cookie of a connection's phase different, the high half.
     sequence: u64,
-    tally: Tally,
+    phase: Phase,
 }
 
 impl Run<'_> {
-    fn run(mut self, mut plan: impl Plan) -> Result<Tally, DemoError> {
+    fn run(mut self, mut plan: impl Plan) -> Result<Phase, DemoError> {
         let mut ended = false;
         loop {
             // Ordering: Relaxed; it only asks to stop. The error that caused it is returned by
             // `join`.
-            if self.progress.stop.load(Ordering::Relaxed) {
+            if self.stop.load(Ordering::Relaxed) {
                 return Err(DemoError::Stopped);
             }
             while !ended
@@ -168,7 +161,7 @@ impl Run<'_> {
                 }
             }
             if self.in_flight.is_empty() && ended {
-                return Ok(self.tally);
+                return Ok(self.phase);
             }
             if !self.in_flight.is_empty() && self.send()? {
                 self.receive()?;
@@ -297,10 +290,7 @@ impl Run<'_> {
             return Err(DemoError::Stray(what));
         }
         self.region.end(&op);
-        self.tally.count(op.kind, start.elapsed(), len);
-        // Ordering: Relaxed, both; the progress bar's counters, they publish nothing.
-        self.progress.bytes.fetch_add(len.into(), Ordering::Relaxed);
-        self.progress.ops.fetch_add(1, Ordering::Relaxed);
+        self.phase.count(op.kind, start.elapsed(), len);
         self.bytes -= payload(&op);
         Ok(())
     }

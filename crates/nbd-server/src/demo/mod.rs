@@ -16,18 +16,17 @@ mod model;
 mod report;
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use nbd_protocol::TransmissionFlags;
 
-use self::connection::{Connection, Progress};
+use self::connection::Connection;
 pub(crate) use self::model::DemoError;
-use self::model::{Kind, Layout, Mixed, Plan, Region, Sweep};
-pub(crate) use self::report::DemoReport;
-use self::report::{PhaseReport, TRIMS_AT_A_TIME, Tally};
+use self::model::{Layout, Mixed, Plan, Region, sweep};
+use self::report::TRIMS_AT_A_TIME;
+pub(crate) use self::report::{DemoReport, Phase};
 
 /// The time of the phase of TRIMs.
 const TRIMS: Duration = Duration::from_secs(1);
@@ -45,20 +44,12 @@ pub(crate) struct DemoOptions {
     pub(crate) mixed: Duration,
     /// Minimum number of requests of each connection in the mixed phase.
     pub(crate) at_least: u64,
-    /// Show a progress bar on stderr, if that is a terminal.
-    pub(crate) progress: bool,
 }
 
 impl Default for DemoOptions {
-    /// 4 connections with 32 requests in flight for 8 seconds, under a progress bar.
+    /// 4 connections with 32 requests in flight for 8 seconds.
     fn default() -> Self {
-        Self {
-            connections: 4,
-            depth: 32,
-            mixed: Duration::from_secs(8),
-            at_least: 1000,
-            progress: true,
-        }
+        Self { connections: 4, depth: 32, mixed: Duration::from_secs(8), at_least: 1000 }
     }
 }
 
@@ -96,54 +87,34 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
         ..DemoReport::default()
     };
 
-    let bar = Bar::new(options.progress);
-    let sweep = |regions: &[Region], write| -> Vec<_> {
-        let parts = regions.iter().enumerate();
-        parts.map(|(nr, region)| Sweep::new(region, layout.shared_part(nr as u64), write)).collect()
+    let offered = connections[0].export().flags;
+    let sweeps = |regions: &[Region], write| -> Vec<_> {
+        let parts = (0..).zip(regions);
+        parts.map(|(nr, region)| sweep(region, layout.shared_part(nr), write, offered)).collect()
     };
+    let seeds = (0..wanted as u64).map(|nr| SEED.wrapping_add(nr));
 
-    bar.phase("fill", layout.bytes());
-    let plans = sweep(&regions, true);
-    let (fill, _) = phase(&mut connections, &mut regions, plans, |p| bar.bytes(p))?;
-    report.fill = fill;
+    let plans = sweeps(&regions, true);
+    report.fill = phase(&mut connections, &mut regions, plans)?;
 
-    bar.phase("mixed", options.mixed.as_millis() as u64);
-    let start = Instant::now();
-    let plans = (0..wanted as u64)
-        .map(|nr| {
-            let seed = SEED.wrapping_add(nr);
-            Mixed::new(&layout, seed, start + options.mixed, options.at_least)
-        })
-        .collect();
-    let show = |p: &Progress| bar.time(start.elapsed(), p);
-    let (mixed, tally) = phase(&mut connections, &mut regions, plans, show)?;
-    report.mixed = mixed;
-    report.kinds = tally.kinds();
+    let until = Instant::now() + options.mixed;
+    let mixed = |seed| Mixed::new(&layout, seed, until, options.at_least);
+    let plans = seeds.clone().map(mixed).collect();
+    report.mixed = phase(&mut connections, &mut regions, plans)?;
 
-    if connections[0].export().flags.contains(TransmissionFlags::SEND_TRIM) {
-        bar.phase("trims", TRIMS.as_millis() as u64);
-        connections
-            .iter_mut()
-            .for_each(|connection| connection.depth = (TRIMS_AT_A_TIME / wanted).max(1));
-        let start = Instant::now();
-        let plans = (0..wanted as u64)
-            .map(|nr| Mixed::trims(&layout, SEED.wrapping_add(nr), start + TRIMS))
-            .collect();
-        let show = |p: &Progress| bar.time(start.elapsed(), p);
-        let (_, tally) = phase(&mut connections, &mut regions, plans, show)?;
-        report.trims = tally.kinds();
-        report.trims.retain(|kind| kind.name == Kind::Trim.name()); // and not the last FLUSH
+    if offered.contains(TransmissionFlags::SEND_TRIM) {
+        let depth = (TRIMS_AT_A_TIME / wanted).max(1);
+        connections.iter_mut().for_each(|connection| connection.depth = depth);
+        let until = Instant::now() + TRIMS;
+        let plans = seeds.map(|seed| Mixed::trims(&layout, seed, until)).collect();
+        report.trims = phase(&mut connections, &mut regions, plans)?;
         connections.iter_mut().for_each(|connection| connection.depth = options.depth);
     }
 
     // Every region is read back by a connection that did not write it.
     regions.rotate_left(1);
-    bar.phase("verify", layout.bytes());
-    let plans = sweep(&regions, false);
-    let (verify, _) = phase(&mut connections, &mut regions, plans, |p| bar.bytes(p))?;
-    report.verify = verify;
-    report.image_verified = verify.read == layout.bytes() && layout.bytes() == size;
-    bar.0.finish_and_clear();
+    let plans = sweeps(&regions, false);
+    report.verify = phase(&mut connections, &mut regions, plans)?;
 
     for connection in connections {
         connection.close()?;
@@ -151,90 +122,40 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     Ok(report)
 }
 
-/// Runs one plan per connection, each on a thread of its own, while the calling thread shows the
-/// progress.
+/// Runs one plan per connection, each on a thread of its own.
 fn phase<P: Plan + Send>(
     connections: &mut [Connection],
     regions: &mut [Region],
     plans: Vec<P>,
-    show: impl Fn(&Progress),
-) -> Result<(PhaseReport, Tally), DemoError> {
-    let progress = Progress::default();
+) -> Result<Phase, DemoError> {
+    let stop = AtomicBool::new(false);
     let start = Instant::now();
-    let results: Vec<Result<Tally, DemoError>> = thread::scope(|scope| {
-        let threads: Vec<_> = connections
-            .iter_mut()
-            .zip(regions.iter_mut())
-            .zip(plans)
-            .map(|((connection, region), plan)| {
-                let progress = &progress;
-                scope.spawn(move || {
-                    let result = connection.run(region, plan, progress);
-                    if result.is_err() {
-                        // Ordering: Relaxed; the other connections only stop. The error is returned
-                        // by `join`.
-                        progress.stop.store(true, Ordering::Relaxed);
-                    }
-                    result
-                })
+    let results: Vec<Result<Phase, DemoError>> = thread::scope(|scope| {
+        let parts = connections.iter_mut().zip(regions).zip(plans);
+        let threads = parts.map(|((connection, region), plan)| {
+            let stop = &stop;
+            scope.spawn(move || {
+                let result = connection.run(region, plan, stop);
+                if result.is_err() {
+                    // Ordering: Relaxed; the other connections only stop. The error is returned
+                    // by `join`.
+                    stop.store(true, Ordering::Relaxed);
+                }
+                result
             })
-            .collect();
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            show(&progress);
-            thread::sleep(Duration::from_millis(20));
-        }
+        });
+        let threads: Vec<_> = threads.collect();
         threads.into_iter().map(|t| t.join().expect("a demo thread panicked")).collect()
     });
-    let elapsed = start.elapsed();
-
-    let mut total = Tally::default();
-    let mut failure = None;
+    let mut total = Phase { elapsed: start.elapsed(), ..Phase::default() };
+    // The error of the connection that failed first is the cause, not that of one that was stopped.
+    let mut stopped = None;
     for result in results {
         match result {
-            Ok(tally) => total.add(&tally),
-            // The error of the connection that failed first is the cause, not that of one that was
-            // stopped.
-            Err(DemoError::Stopped) if failure.is_some() => {}
-            Err(error) if matches!(failure, None | Some(DemoError::Stopped)) => {
-                failure = Some(error);
-            }
-            Err(_) => {}
+            Ok(phase) => total.add(&phase),
+            Err(DemoError::Stopped) => stopped = Some(DemoError::Stopped),
+            Err(error) => return Err(error),
         }
     }
-    match failure {
-        Some(error) => Err(error),
-        None => Ok((total.phase(elapsed), total)),
-    }
-}
-
-/// The progress bar over the phases.
-struct Bar(ProgressBar);
-
-impl Bar {
-    fn new(visible: bool) -> Self {
-        let bar = if visible { ProgressBar::new(1) } else { ProgressBar::hidden() };
-        let template = "{spinner} {prefix:>6} [{bar:40}] {percent:>3}%  {msg}";
-        let style = ProgressStyle::with_template(template).expect("the template is constant");
-        Self(bar.with_style(style.progress_chars("=> ")))
-    }
-
-    fn phase(&self, name: &'static str, length: u64) {
-        self.0.set_prefix(name);
-        self.0.set_message("");
-        self.0.set_length(length);
-        self.0.set_position(0);
-    }
-
-    fn bytes(&self, progress: &Progress) {
-        let bytes = progress.bytes.load(Ordering::Relaxed);
-        self.0.set_message(format!("{} MiB", bytes >> 20));
-        self.0.set_position(bytes);
-    }
-
-    fn time(&self, elapsed: Duration, progress: &Progress) {
-        let ops = progress.ops.load(Ordering::Relaxed) as f64;
-        let rate = ops / elapsed.as_secs_f64().max(0.001);
-        self.0.set_message(format!("{rate:.0} requests/s"));
-        self.0.set_position(elapsed.as_millis() as u64);
-    }
+    stopped.map_or(Ok(total), Err)
 }

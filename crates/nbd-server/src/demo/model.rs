@@ -19,6 +19,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
+use std::vec;
 
 use nbd_protocol::{ClientError, NbdError, TransmissionFlags};
 
@@ -60,11 +61,6 @@ impl Layout {
     /// Returns the smallest usable size for `regions` regions, in bytes.
     pub(super) fn smallest(regions: u64) -> u64 {
         (4 * LARGE * regions * 8).div_ceil(7).next_multiple_of(8) * BLOCK as u64
-    }
-
-    /// Returns the size of all whole blocks, in bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.blocks * BLOCK as u64
     }
 
     pub(super) fn region(&self, nr: u64) -> Region {
@@ -317,37 +313,31 @@ pub(super) trait Plan {
     fn next(&mut self, region: &Region, offered: TransmissionFlags) -> Next;
 }
 
-/// Every block of a region, and of a part of the shared ones, once and in order.
-#[derive(Debug)]
-pub(super) struct Sweep {
-    left: Vec<Range<u64>>,
+/// Every block of a region, and of a part of the shared ones, once and in order. Writes are followed by a FLUSH, if the
+/// server offers it.
+pub(super) fn sweep(
+    region: &Region,
+    shared: Range<u64>,
     write: bool,
-    flush: bool,
-}
-
-impl Sweep {
-    pub(super) fn new(region: &Region, shared: Range<u64>, write: bool) -> Self {
-        let own = region.first..region.first + region.states.len() as u64;
-        Self { left: vec![own, shared], write, flush: write }
+    offered: TransmissionFlags,
+) -> vec::IntoIter<Op> {
+    let kind = if write { Kind::LargeWrite } else { Kind::LargeRead };
+    let own = region.first..region.first + region.states.len() as u64;
+    let of = |range: Range<u64>| {
+        let starts = range.clone().step_by(SWEEP as usize);
+        starts.map(move |start| Op::new(kind, start..range.end.min(start + SWEEP)))
+    };
+    let mut ops: Vec<_> = of(shared).chain(of(own)).collect();
+    ops.iter_mut().for_each(|op| op.fill = write);
+    if write && offered.contains(TransmissionFlags::SEND_FLUSH) {
+        ops.push(Op::new(Kind::Flush, 0..0));
     }
+    ops.into_iter()
 }
 
-impl Plan for Sweep {
-    fn next(&mut self, _region: &Region, offered: TransmissionFlags) -> Next {
-        while let Some(range) = self.left.last_mut() {
-            if range.is_empty() {
-                self.left.pop();
-                continue;
-            }
-            let blocks = range.start..range.end.min(range.start + SWEEP);
-            range.start = blocks.end;
-            let kind = if self.write { Kind::LargeWrite } else { Kind::LargeRead };
-            return Next::Send(Op { fill: self.write, ..Op::new(kind, blocks) });
-        }
-        if std::mem::take(&mut self.flush) && offered.contains(TransmissionFlags::SEND_FLUSH) {
-            return Next::Send(Op::new(Kind::Flush, 0..0));
-        }
-        Next::End
+impl Plan for vec::IntoIter<Op> {
+    fn next(&mut self, _region: &Region, _offered: TransmissionFlags) -> Next {
+        Iterator::next(self).map_or(Next::End, Next::Send)
     }
 }
 

@@ -14,21 +14,25 @@ const LONGEST: u64 = 60_000_000_000;
 
 /// The measurements of one connection, or all of them, in one phase.
 #[derive(Clone, Debug)]
-pub(super) struct Tally {
-    /// Nanoseconds, per [`Kind`] in the order of [`Kind::ALL`].
-    latency: Vec<Histogram<u64>>,
-    read: u64,
-    written: u64,
+pub(crate) struct Phase {
+    /// Nanoseconds from a request's creation to its last reply, per [`Kind`] in the order of [`Kind::ALL`].
+    pub(super) latency: Vec<Histogram<u64>>,
+    /// Bytes read and compared.
+    pub(crate) read: u64,
+    pub(crate) written: u64,
+    /// The time from the first request to the last reply.
+    pub(crate) elapsed: Duration,
 }
 
-impl Default for Tally {
+impl Default for Phase {
     fn default() -> Self {
         let new = || Histogram::new_with_bounds(1, LONGEST, 2).expect("constant bounds are valid");
-        Self { latency: Kind::ALL.map(|_| new()).into(), read: 0, written: 0 }
+        let latency = Kind::ALL.map(|_| new()).into();
+        Self { latency, read: 0, written: 0, elapsed: Duration::ZERO }
     }
 }
 
-impl Tally {
+impl Phase {
     pub(super) fn count(&mut self, kind: Kind, latency: Duration, len: u32) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(LONGEST);
         self.latency[kind as usize].saturating_record(nanos);
@@ -47,50 +51,28 @@ impl Tally {
         self.written += other.written;
     }
 
-    pub(super) fn phase(&self, elapsed: Duration) -> PhaseReport {
-        let requests = self.latency.iter().map(Histogram::len).sum();
-        PhaseReport { requests, read: self.read, written: self.written, elapsed }
+    fn requests(&self) -> u64 {
+        self.latency.iter().map(Histogram::len).sum()
     }
 
-    pub(super) fn kinds(&self) -> Vec<KindReport> {
+    /// Requests per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.requests() as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// The latencies of each kind of request that there were.
+    pub(crate) fn kinds(&self) -> Vec<KindReport> {
         let rows = Kind::ALL.iter().zip(&self.latency).filter(|(_, latency)| !latency.is_empty());
         rows.map(|(kind, latency)| {
             let at = |quantile| Duration::from_nanos(latency.value_at_quantile(quantile));
-            KindReport {
-                name: kind.name(),
-                count: latency.len(),
-                p50: at(0.5),
-                p99: at(0.99),
-                max: Duration::from_nanos(latency.max()),
-            }
+            let (p50, p99, max) = (at(0.5), at(0.99), Duration::from_nanos(latency.max()));
+            KindReport { name: kind.name(), count: latency.len(), p50, p99, max }
         })
         .collect()
     }
 }
 
-/// One phase of all connections.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PhaseReport {
-    pub(crate) requests: u64,
-    /// Bytes read and compared.
-    pub(crate) read: u64,
-    pub(crate) written: u64,
-    /// The time from the first request to the last reply.
-    pub(crate) elapsed: Duration,
-}
-
-impl PhaseReport {
-    pub(crate) fn rate(&self) -> f64 {
-        self.requests as f64 / self.elapsed.as_secs_f64().max(1e-9)
-    }
-
-    /// Bytes read and written, in MiB per second.
-    pub(crate) fn throughput(&self) -> f64 {
-        mib(self.read + self.written) / self.elapsed.as_secs_f64().max(1e-9)
-    }
-}
-
-/// Latencies of one kind of request in the mixed phase.
+/// Latencies of one kind of request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindReport {
     pub(crate) name: &'static str,
@@ -108,22 +90,18 @@ pub(crate) struct DemoReport {
     pub(crate) structured: usize,
     pub(crate) depth: usize,
     /// The image written once, in order.
-    pub(crate) fill: PhaseReport,
-    pub(crate) mixed: PhaseReport,
+    pub(crate) fill: Phase,
+    pub(crate) mixed: Phase,
+    /// TRIMs without other requests, few at a time, if the server has them; and a FLUSH.
+    pub(crate) trims: Phase,
     /// The image read once, in order.
-    pub(crate) verify: PhaseReport,
-    /// Latencies of the mixed phase, from a request's creation to its last reply.
-    pub(crate) kinds: Vec<KindReport>,
-    /// TRIMs without other requests, few at a time.
-    pub(crate) trims: Vec<KindReport>,
-    /// Whether every byte of the image was read back and was correct.
-    pub(crate) image_verified: bool,
+    pub(crate) verify: Phase,
 }
 
 impl DemoReport {
-    /// Returns the number of bytes that were read and compared, in all phases.
-    pub(crate) fn bytes_verified(&self) -> u64 {
-        self.fill.read + self.mixed.read + self.verify.read
+    /// Returns whether every byte of the image was read back and was correct.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.verify.read == self.size
     }
 }
 
@@ -139,46 +117,42 @@ impl fmt::Display for DemoReport {
             self.depth
         )?;
         let random = format!("random requests for {:.0} s", self.mixed.elapsed.as_secs_f64());
-        writeln!(
-            f,
-            "  {:<28} {:>10} {:>8} {:>12} {:>8}",
-            "", "requests", "seconds", "requests/s", "MiB/s"
-        )?;
+        let head = ["", "requests", "seconds", "requests/s", "MiB/s"].map(String::from);
+        row(f, &head)?;
         for (name, phase) in [
-            ("write the whole image", self.fill),
-            (random.as_str(), self.mixed),
-            ("read the whole image", self.verify),
+            ("write the whole image", &self.fill),
+            (random.as_str(), &self.mixed),
+            ("read the whole image", &self.verify),
         ] {
-            writeln!(
-                f,
-                "  {name:<28} {:>10} {:>8.1} {:>12.0} {:>8.0}",
-                phase.requests,
-                phase.elapsed.as_secs_f64(),
-                phase.rate(),
-                phase.throughput()
-            )?;
+            let seconds = phase.elapsed.as_secs_f64();
+            let (count, rate) = (phase.requests().to_string(), format!("{:.0}", phase.rate()));
+            let bytes = format!("{:.0}", mib(phase.read + phase.written) / seconds.max(1e-9));
+            row(f, &[name.into(), count, format!("{seconds:.1}"), rate, bytes])?;
         }
-        writeln!(
-            f,
-            "\n  {:<28} {:>10} {:>8} {:>12} {:>8}",
-            "latency of random requests", "requests", "p50", "p99", "max"
-        )?;
-        let only_trims = format!("trims alone, {TRIMS_AT_A_TIME} at a time");
-        let trims = self.trims.iter().map(|kind| (&*only_trims, kind));
-        for (name, kind) in self.kinds.iter().map(|kind| (kind.name, kind)).chain(trims) {
+        writeln!(f)?;
+        let head = ["latency of random requests", "requests", "p50", "p99", "max"];
+        row(f, &head.map(String::from))?;
+        let trims = self.trims.kinds().into_iter().filter(|kind| kind.name == Kind::Trim.name());
+        let trims = trims.map(|kind| (format!("trims alone, {TRIMS_AT_A_TIME} at a time"), kind));
+        let kinds = self.mixed.kinds().into_iter().map(|kind| (kind.name.to_string(), kind));
+        for (name, kind) in kinds.chain(trims) {
             let [p50, p99, max] = [kind.p50, kind.p99, kind.max].map(short);
-            let count = kind.count;
-            writeln!(f, "  {name:<28} {count:>10} {p50:>8} {p99:>12} {max:>8}")?;
+            row(f, &[name, kind.count.to_string(), p50, p99, max])?;
         }
         writeln!(
             f,
             "  A latency includes the wait behind the other requests in flight: {} x {} of them.",
             self.connections, self.depth
         )?;
-        let verdict = if self.image_verified { "every byte of the image right" } else { "NOT ALL" };
-        let read = mib(self.bytes_verified());
+        let verdict = if self.is_verified() { "every byte of the image right" } else { "NOT ALL" };
+        let read = mib(self.fill.read + self.mixed.read + self.verify.read);
         write!(f, "\n  verified: {read:.0} MiB were read and compared, {verdict}")
     }
+}
+
+/// A row of a table: a name and four figures.
+fn row(f: &mut fmt::Formatter<'_>, [name, a, b, c, d]: &[String; 5]) -> fmt::Result {
+    writeln!(f, "  {name:<28} {a:>10} {b:>8} {c:>12} {d:>8}")
 }
 
 /// Up to 10,000 us, and beyond that in ms.

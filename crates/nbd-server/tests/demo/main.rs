@@ -15,37 +15,29 @@ use server::{Fault, Server};
 const SIZE: u64 = 16 << 20;
 
 fn run(server: &Server) -> Result<DemoReport, DemoError> {
-    let options = DemoOptions {
-        connections: 3,
-        depth: 16,
-        mixed: Duration::ZERO,
-        at_least: 2000,
-        progress: false,
-    };
+    let options = DemoOptions { connections: 3, depth: 16, mixed: Duration::ZERO, at_least: 2000 };
     demo::run(server.socket(), &options)
 }
 
 #[test]
 fn a_good_server_passes_and_every_byte_is_compared() {
     let server = Server::start(SIZE, Fault::None);
-    let mut report = run(&server).unwrap();
-    assert!(report.image_verified);
+    let report = run(&server).unwrap();
+    assert!(report.is_verified());
     assert_eq!((report.size, report.connections, report.structured), (SIZE, 3, 2));
     assert_eq!(report.fill.written, SIZE);
     assert_eq!(report.verify.read, SIZE);
-    assert_eq!(report.bytes_verified(), report.mixed.read + SIZE);
+    let kinds = report.mixed.kinds();
     let count = |name: &str| {
-        report.kinds.iter().find(|kind| kind.name.starts_with(name)).map_or(0, |kind| kind.count)
+        kinds.iter().find(|kind| kind.name.starts_with(name)).map_or(0, |kind| kind.count)
     };
     let (reads, writes) = (count("read 4"), count("write 4"));
     assert!(reads > writes && writes > 0, "{report}");
     for kind in ["large read", "large write", "trim", "zero", "flush"] {
         assert!(count(kind) > 0, "no {kind}: {report}");
     }
-    report.kinds[0].p99 = Duration::from_micros(9_999);
-    report.kinds[0].max = Duration::from_micros(25_400);
     let page = report.to_string();
-    assert!(page.contains(" 9999 us    25 ms\n") && page.contains("3 x 16"), "{page}");
+    assert!(page.contains("3 x 16"), "{page}");
     assert!(page.contains("every byte of the image right"), "{page}");
 }
 
@@ -53,37 +45,37 @@ fn a_good_server_passes_and_every_byte_is_compared() {
 fn a_server_without_options_gets_plain_requests_on_one_connection() {
     let server = Server::start(SIZE, Fault::Plain);
     let report = run(&server).unwrap();
-    assert!(report.image_verified);
+    assert!(report.is_verified());
     assert_eq!(report.connections, 1);
-    assert!(report.kinds.iter().all(|kind| kind.name.contains("read") || kind.name.contains("wr")));
+    assert!(
+        report
+            .mixed
+            .kinds()
+            .iter()
+            .all(|kind| kind.name.contains("read") || kind.name.contains("wr"))
+    );
 }
 
 #[test]
-fn wrong_data_is_noticed() {
-    for fault in [Fault::LostWrite, Fault::FlippedBit, Fault::WriteElsewhere, Fault::LostZeroes] {
-        let server = Server::start(SIZE, fault);
-        let result = run(&server);
-        assert!(matches!(result, Err(DemoError::WrongData { .. })), "{fault:?}: {result:?}");
+fn each_fault_is_noticed() {
+    type IsTold = fn(&DemoError) -> bool;
+    let data: IsTold = |error| matches!(error, DemoError::WrongData { .. });
+    let stray: IsTold = |error| matches!(error, DemoError::Stray(_));
+    for (fault, is_told) in [
+        (Fault::LostWrite, data),
+        (Fault::FlippedBit, data),
+        (Fault::WriteElsewhere, data),
+        (Fault::LostZeroes, data),
+        (Fault::WrongCookie, stray),
+        (Fault::SimpleReplyToStructuredRead, stray),
+        (Fault::ShortData, stray),
+        (Fault::Garbage, |error| matches!(error, DemoError::Protocol(_))),
+        (Fault::Error, |error| matches!(error, DemoError::Failed { error: NbdError::Io, .. })),
+        (Fault::Hangup, |error| matches!(error, DemoError::Lost(_))),
+    ] {
+        let error = run(&Server::start(SIZE, fault)).expect_err("a fault");
+        assert!(is_told(&error), "{fault:?}: {error:?}");
     }
-}
-
-#[test]
-fn broken_replies_are_noticed() {
-    for fault in [Fault::WrongCookie, Fault::SimpleReplyToStructuredRead, Fault::ShortData] {
-        let server = Server::start(SIZE, fault);
-        let result = run(&server);
-        assert!(matches!(result, Err(DemoError::Stray(_))), "{fault:?}: {result:?}");
-    }
-    let server = Server::start(SIZE, Fault::Garbage);
-    assert!(matches!(run(&server), Err(DemoError::Protocol(_))));
-}
-
-#[test]
-fn errors_and_lost_connections_end_the_demo() {
-    let server = Server::start(SIZE, Fault::Error);
-    assert!(matches!(run(&server), Err(DemoError::Failed { error: NbdError::Io, .. })));
-    let server = Server::start(SIZE, Fault::Hangup);
-    assert!(matches!(run(&server), Err(DemoError::Lost(_))));
 }
 
 #[test]
