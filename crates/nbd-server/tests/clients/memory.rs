@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 use crate::client::{Client, MIB, cmd, err, header, opt};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
-use crate::server::Launch;
+use crate::server::{Launch, Server};
 
 /// Starts the rest of the command line with 120 MiB of address space.
 const LIMITED: [&str; 6] = [
@@ -37,11 +37,7 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
     image::with_parts(&image, 64 * MIB, 16, 43)?;
     let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
     let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
-    let mut crowd = (0..CLIENTS).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
-    for client in &mut crowd {
-        let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
-        client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
-    }
+    let crowd = hogs(&server, CLIENTS, LEN)?;
     // All at the same time: a client that takes no reply for some seconds is closed.
     let taken = std::thread::scope(|scope| {
         let take = |mut client: Client| -> Res<(Client, u32)> {
@@ -103,6 +99,15 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
+/// Clients that send 8 READs of `len` bytes and take no reply.
+fn hogs(server: &Server, count: u32, len: u32) -> Res<Vec<Client>> {
+    let mut hogs = (0..count).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
+    let one = |i| header(0, cmd::READ, i, i * u64::from(len), len);
+    let reads: Vec<u8> = (0..8).flat_map(one).collect();
+    hogs.iter_mut().try_for_each(|client| client.send(&reads))?;
+    Ok(hogs)
+}
+
 /// Takes the replies of 8 READs of `len` bytes. Returns how many were refused for want of memory.
 fn take_replies(client: &mut Client, image: &Path, len: u32) -> Res<u32> {
     let mut refused = 0;
@@ -128,15 +133,7 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
     let launch = Launch::new(lab, Backend::Threads).image(&image).image_as(&long, &image);
     let launch = launch.arg("--workers").arg("1").arg("--cache").arg("16M");
     let mut server = launch.through(LIMITED).start()?;
-    let mut hogs = Vec::new();
-    for len in [4 << 20, 256 << 10] {
-        for _ in 0..20 {
-            let mut client = server.client()?;
-            let one = |i| header(0, cmd::READ, i, i * u64::from(len), len);
-            client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
-            hogs.push(client);
-        }
-    }
+    let crowds = [hogs(&server, 20, 4 << 20)?, hogs(&server, 20, 256 << 10)?];
     let mut option = b"IHAVEOPT".to_vec();
     option.extend([opt::LIST, 0].map(u32::to_be_bytes).concat());
     let mut crowd = Vec::new();
@@ -146,7 +143,7 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
         client.send(&[vec![0, 0, 0, 3], option.repeat(TIMES)].concat())?;
         crowd.push(client);
     }
-    drop(hogs);
+    drop(crowds);
     for client in &mut crowd {
         let reply = client.recv_vec(TIMES * long.len())?;
         check!(reply.starts_with(&0x3e889045565a9u64.to_be_bytes()), "no reply to LIST");
@@ -164,11 +161,7 @@ fn stuck(lab: &Lab) -> Res {
         Launch::new(lab, Backend::Threads).parts(64 * MIB, 16, 43)?.arg("--workers").arg("1");
     let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
     let mut other = server.client()?;
-    let mut hogs = (0..20).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
-    for client in &mut hogs {
-        let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
-        client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
-    }
+    let hogs = hogs(&server, 20, LEN)?;
     let mut reads = |wanted: fn(&Result<Vec<u8>, u32>) -> bool| {
         wait_until(|| {
             std::thread::sleep(Duration::from_millis(50));

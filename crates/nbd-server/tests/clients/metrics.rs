@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +23,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
         trial("metrics/a_stopped_server_keeps_its_clients", &[], stopped),
-        trial("metrics/the_socket_is_as_the_other", &[], socket),
     ]
 }
 
@@ -212,23 +210,4 @@ fn stopped(lab: &Lab) -> Res {
     stream.read_to_string(&mut text)?;
     check!(text.starts_with("HTTP/1.0 200 OK"), "{text:?}");
     server.stop()
-}
-
-fn socket(lab: &Lab) -> Res {
-    let (server, path) = start(lab)?;
-    let mode = std::fs::metadata(&path)?.permissions().mode() & 0o777;
-    check!(mode == 0o600, "mode {mode:o}");
-    drop(server); // SIGKILL: the file stays
-    check!(path.exists(), "the killed server had no socket file");
-    let (server, path) = start(lab)?;
-    values(&path)?;
-    let other = lab.path("b.img");
-    image::sparse(&other, MIB)?;
-    let second = Launch::bare(lab).on_socket("s2").image(&other).arg("--metrics").arg(&path);
-    let (code, log) = second.start_refused()?;
-    check!(code == 1 && log.contains("metrics"), "exit code {code}: {log}");
-    values(&path)?;
-    server.stop()?;
-    check!(!path.exists() && !lab.path("s2").exists(), "a socket is left");
-    Ok(())
 }

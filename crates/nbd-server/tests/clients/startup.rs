@@ -115,20 +115,28 @@ fn failed_size(lab: &Lab) -> Res {
     Ok(())
 }
 
-/// A socket file left by a killed server does not keep the next one from starting; a socket in
-/// use does.
+/// A socket file left by a killed server does not keep the next one from starting; a socket in use does. The same for
+/// that of the metrics, which only its user may open.
 fn stale_socket(lab: &Lab) -> Res {
-    let image = lab.path("a.img");
-    image::sparse(&image, MIB)?;
-    let launch = || Launch::new(lab, Backend::Threads).image(&image);
-    drop(launch().start()?); // SIGKILL: the file stays
-    check!(lab.path("s").exists(), "the killed server had no socket file");
-    let mut server = launch().start()?;
+    let launch = |socket: &str| Launch::bare(lab).on_socket(socket).sparse(MIB);
+    drop(launch("s")?.metrics().start()?); // SIGKILL: the files stay
+    let files = ["s", "metrics"].map(|name| lab.path(name));
+    check!(files.iter().all(|file| file.exists()), "the killed server had no socket files");
+    let mut server = launch("s")?.metrics().start()?;
+    let mode = fs::metadata(&files[1])?.permissions().mode() & 0o777;
+    check!(mode == 0o600, "mode {mode:o}");
     let other = lab.path("b.img");
     image::sparse(&other, MIB)?;
-    refused(Launch::new(lab, Backend::Threads).image(&other), "s")?;
+    let other = |socket: &str| Launch::bare(lab).on_socket(socket).image(&other);
+    for (launch, file) in [(other("s"), &files[0]), (other("s2").metrics(), &files[1])] {
+        refused(launch, &file.to_string_lossy())?;
+    }
+    server.figures()?;
     server.still_serves()?;
-    server.stop()
+    server.stop()?;
+    let left = files.iter().chain([&lab.path("s2")]).any(|file| file.exists());
+    check!(!left, "a socket is left");
+    Ok(())
 }
 
 /// The lock on an open file keeps a second server from writing and from changing its size, unless told `--no-lock`; it

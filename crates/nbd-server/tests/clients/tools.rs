@@ -17,7 +17,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("nbdinfo_lists_exports", &[Need::NbdInfo], lists_exports));
     trials.extend(per_backend(all, "qemu_io_patterns", &[Need::QemuIo], patterns));
     trials.extend(per_backend(all, "qemu_io_discard_and_zeroes", &[Need::QemuIo], discard));
-    trials.extend(per_backend(all, "qemu_io_fua_and_flush", &[Need::QemuIo], fua));
     trials.extend(per_backend(all, "qemu_io_many_in_flight", &[Need::QemuIo], many_in_flight));
     trials
 }
@@ -117,7 +116,7 @@ fn qemu_io(lab: &Lab, server: &Server, commands: &[&str]) -> Res<String> {
     Ok(text)
 }
 
-/// Patterns written through the server lie in the file, and come back through it.
+/// Patterns written through the server, with FUA and without, lie in the file, and come back through it.
 fn patterns(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 64 * MIB)?;
@@ -136,6 +135,13 @@ fn patterns(lab: &Lab, backend: Backend) -> Res {
             "read -P 0 68k 1M",
             "read -P 0x33 1234567 4321",
             "read -P 0x77 63M 1M",
+            "write -f -P 0x42 16M 4k", // with FUA; that it reaches the disk: `durability`
+            "write -f -P 0x43 17M 2M",
+            "write -f -z 18M 64k",
+            "flush",
+            "read -P 0x42 16M 4k",
+            "read -P 0x43 17M 1M",
+            "read -P 0 18M 64k",
         ],
     )?;
     // A second client sees the same.
@@ -197,27 +203,6 @@ fn discard(lab: &Lab, backend: Backend) -> Res {
         check!(freed <= 7 * MIB, "{freed} bytes freed: a write of zeroes without -u punched");
     }
     Ok(())
-}
-
-/// Writes with FUA, and writes followed by a flush. (That they reach the disk: `durability`.)
-fn fua(lab: &Lab, backend: Backend) -> Res {
-    let server = Launch::new(lab, backend).sparse(16 * MIB)?.start()?;
-    qemu_io(
-        lab,
-        &server,
-        &[
-            "write -f -P 0x42 0 4k",
-            "write -f -P 0x43 1M 2M",
-            "write -f -z 2M 64k",
-            "write -P 0x44 8M 128k",
-            "flush",
-            "read -P 0x42 0 4k",
-            "read -P 0x43 1M 1M",
-            "read -P 0 2M 64k",
-            "read -P 0x44 8M 128k",
-        ],
-    )?;
-    server.stop()
 }
 
 /// qemu-io's asynchronous commands: many requests in flight on one connection.
