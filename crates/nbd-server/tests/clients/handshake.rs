@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 
-use crate::client::{MIB, be32, info_data, opt, rep};
+use crate::client::{MAX_PAYLOAD, MIB, info_data, opt, rep};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, trial};
 use crate::server::{Launch, Server};
@@ -11,7 +11,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("handshake/garbage_closes", &[], garbage),
         trial("handshake/answers_to_options", &[], options),
-        trial("handshake/list_and_info", &[], list_and_info),
     ]
 }
 
@@ -49,7 +48,12 @@ fn options(lab: &Lab) -> Res {
     }
     check!(aborted.option(opt::ABORT, &[])? == rep::ACK, "ABORT");
     aborted.closed()?;
-    client.go("vol")?;
+    check!(client.info_or_go(opt::INFO, "vol")? == rep::ACK, "INFO");
+    let info = std::mem::take(&mut client.export);
+    let most = info.blocks.ok_or("no block sizes although they were asked for")?.2;
+    check!((info.size, most) == (4 * MIB, MAX_PAYLOAD), "{info:?}");
+    client.go("")?; // the default export is the first image
+    check!(client.export == info, "GO says {:?}, INFO said {info:?}", client.export);
     check!(client.read(0, 4096)?.is_ok(), "a read after the handshake");
     client.disconnect()?;
     let mut client = server.greeted()?;
@@ -88,29 +92,5 @@ fn garbage(lab: &Lab) -> Res {
         server.logged_since(seen, "client flags that do not exist")?;
     }
     server.still_serves()?;
-    server.stop()
-}
-
-fn list_and_info(lab: &Lab) -> Res {
-    let server = start(lab)?;
-    let mut client = server.greeted()?;
-    client.send_option(opt::LIST, &[])?;
-    let (kind, data) = client.option_reply(opt::LIST)?;
-    // The name's length, the name, and whatever description the server likes.
-    let listed = be32(&data) == 3 && data[4..].starts_with(b"vol");
-    check!(kind == rep::SERVER && listed, "LIST: {kind:#x} {data:?}");
-    let (kind, _) = client.option_reply(opt::LIST)?;
-    check!(kind == rep::ACK, "the end of LIST: {kind:#x}");
-
-    let kind = client.info_or_go(opt::INFO, "vol")?;
-    check!(kind == rep::ACK, "INFO: reply {kind:#x}");
-    let info = client.export;
-    check!(info.size == 4 * MIB, "size {}", info.size);
-    let blocks = info.blocks.ok_or("no block sizes although they were asked for")?;
-    check!(blocks.2 == crate::client::MAX_PAYLOAD, "maximum block size {}", blocks.2);
-    client.export = Default::default();
-    client.go("")?; // the default export is the first image
-    check!(client.export == info, "GO says {:?}, INFO said {info:?}", client.export);
-    client.disconnect()?;
     server.stop()
 }

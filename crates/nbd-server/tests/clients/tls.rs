@@ -12,7 +12,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, cmd, opt, rep};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
 use crate::need::Need;
 use crate::server::{Launch, Server};
 
@@ -331,7 +331,9 @@ fn end_behind_data(lab: &Lab) -> Res {
             }
         }
         if goodbye {
-            let Some(reply) = answer.last_chunk() else { fail!("no reply in {answer:x?}") };
+            let Some(reply) = answer.last_chunk() else {
+                crate::lab::fail!("no reply in {answer:x?}")
+            };
             let (answer, cookie) = crate::client::parse_simple(reply)?;
             answer.ok("FLUSH in front of the goodbye")?;
             check!(cookie == 77, "a reply to {cookie}");
@@ -373,26 +375,24 @@ fn broken(lab: &Lab) -> Res {
 /// An address that other machines reach wants TLS, or the word of the user.
 fn insecure(lab: &Lab) -> Res {
     image::sparse(&lab.path("a.img"), MIB)?;
-    let open = || {
-        let launch = Launch::new(lab, Backend::Threads).image(&lab.path("a.img"));
-        launch.arg("--tcp").arg("0.0.0.0:0")
-    };
-    let (code, log) = open().start_refused()?;
-    check!(code == 1 && log.contains("--tls require"), "exit code {code}: {log}");
+    let bare = || Launch::new(lab, Backend::Threads).image(&lab.path("a.img"));
+    let open = || bare().arg("--tcp").arg("0.0.0.0:0");
     // The same for a socket that was handed over.
-    let socket = || std::net::TcpListener::bind("0.0.0.0:0").map(|tcp| vec![tcp.into()]);
-    let given = |sockets| {
-        Launch::new(lab, Backend::Threads).image(&lab.path("a.img")).handed_over(sockets, None)
+    let given = || -> Res<Launch<'_>> {
+        let socket = std::net::TcpListener::bind("0.0.0.0:0")?;
+        Ok(bare().handed_over(vec![socket.into()], None))
     };
-    let (code, log) = given(socket()?).start_refused()?;
-    check!(code == 1 && log.contains("--tls require"), "exit code {code}: {log}");
-    given(socket()?).arg("--insecure").start()?.stop()?;
-    let (code, log) = launch(lab, Backend::Threads, "off", &lab.path("pki")).start_refused()?;
-    check!(code == 1 && log.contains("--tls-certificates needs"), "exit code {code}: {log}");
-    let server = open().arg("--insecure").start()?;
-    if !server.listeners.iter().any(|listener| listener.starts_with("tcp:0.0.0.0:")) {
-        fail!("{:?}", server.listeners);
+    for (launch, wanted) in [
+        (open(), "--tls require"),
+        (given()?, "--tls require"),
+        (launch(lab, Backend::Threads, "off", &lab.path("pki")), "--tls-certificates needs"),
+    ] {
+        let (code, log) = launch.start_refused()?;
+        check!(code == 1 && log.contains(wanted), "exit code {code}: {log}");
     }
+    given()?.arg("--insecure").start()?.stop()?;
+    let server = open().arg("--insecure").start()?;
+    check!(server.tcp()?.ip().is_unspecified(), "{:?}", server.listeners);
     server.stop()
 }
 
