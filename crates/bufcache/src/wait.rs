@@ -166,29 +166,33 @@ impl Wake for Running {
 /// # Panics
 ///
 /// Panics if the operation panics.
-pub(crate) async fn run<F>(future: F) -> F::Output
+pub(crate) fn run<F>(future: F) -> impl Future<Output = F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    let reply = Reply::new();
-    let (end, mut future) = (Arc::clone(&reply), Some(Box::pin(future)));
-    // A future that has panicked is neither polled nor dropped, because the device may still use memory
-    // that the future owns.
-    let poll = move |context: &mut Context<'_>| {
-        let polled = contain(|| future.as_mut().map(|future| future.as_mut().poll(context)));
-        match polled {
-            Ok(polled) => polled.unwrap_or(Poll::Pending).map(Ok),
-            Err(panicked) => {
-                mem::forget(future.take());
-                Poll::Ready(Err(panicked))
+    // Here, so that the future of the caller has no room for it.
+    let mut future = Some(Box::pin(future));
+    async move {
+        let reply = Reply::new();
+        let end = Arc::clone(&reply);
+        // A future that has panicked is neither polled nor dropped, because the device may still use
+        // memory that the future owns.
+        let poll = move |context: &mut Context<'_>| {
+            let polled = contain(|| future.as_mut().map(|future| future.as_mut().poll(context)));
+            match polled {
+                Ok(polled) => polled.unwrap_or(Poll::Pending).map(Ok),
+                Err(panicked) => {
+                    mem::forget(future.take());
+                    Poll::Ready(Err(panicked))
+                }
             }
+        };
+        let future: Boxed = Box::pin(async move { end.end(poll_fn(poll).await) });
+        Arc::new(Running(Mutex::new(State { future: Some(future), woken: false }))).wake();
+        match reply.wait().await {
+            Ok(result) => result,
+            Err(Panicked) => panic!("an operation of the cache has panicked"),
         }
-    };
-    let future: Boxed = Box::pin(async move { end.end(poll_fn(poll).await) });
-    Arc::new(Running(Mutex::new(State { future: Some(future), woken: false }))).wake();
-    match reply.wait().await {
-        Ok(result) => result,
-        Err(Panicked) => panic!("an operation of the cache has panicked"),
     }
 }
 
