@@ -87,6 +87,8 @@ pub(crate) struct Requests {
     most: usize,
     /// By [`Operation::kind`].
     admissions: [Admission<Operation>; 2],
+    /// Running operations for which [`Operation::needs_thread`] returns true.
+    on_threads: usize,
     pub(crate) counters: Counters,
     /// Requests that ended after their connection was closed.
     #[cfg(test)]
@@ -103,6 +105,7 @@ impl Requests {
             tasks: Tasks::new(waker),
             most,
             admissions: [depth, (depth / 2).clamp(4, MAX_BLOCKING)].map(Admission::new),
+            on_threads: 0,
             counters: Counters::default(),
             #[cfg(test)]
             closed: 0,
@@ -134,6 +137,11 @@ impl Requests {
     /// Returns whether [`complete`](Self::complete) has nothing to return.
     pub(crate) fn nothing_completed(&self) -> bool {
         !self.tasks.is_ready()
+    }
+
+    /// Returns whether threads of the kernel may be at work for running operations.
+    pub(crate) fn need_threads(&self) -> bool {
+        self.on_threads > 0
     }
 
     /// Returns the number of running operations.
@@ -280,6 +288,7 @@ impl Requests {
     fn admit(&mut self) {
         for admission in &mut self.admissions {
             while let Some(operation) = admission.next() {
+                self.on_threads += usize::from(operation.needs_thread());
                 self.tasks.spawn(operation.run());
             }
         }
@@ -298,6 +307,7 @@ impl Requests {
     pub(crate) fn complete(&mut self) -> Option<(Option<usize>, Step)> {
         let operation = self.tasks.next()?;
         let kind = operation.kind();
+        self.on_threads -= usize::from(operation.needs_thread());
         self.admissions[kind].end(&operation.image.queues[kind]);
         self.admit(); // a place is free
         let Operation { conn, job, buf, result, .. } = operation;
@@ -377,6 +387,12 @@ impl Operation {
     fn kind(&self) -> usize {
         let transfers = matches!(self.job.command, Command::Read { .. } | Command::Write { .. });
         usize::from(!transfers)
+    }
+
+    /// Returns whether a thread of the kernel may make the operation: one that changes a file on the
+    /// page cache. READs of such files wait for the device without a thread.
+    fn needs_thread(&self) -> bool {
+        self.image.image.is_buffered && changes(self.job.command)
     }
 
     /// Returns the priority of the operation in a queue.

@@ -39,7 +39,8 @@
 //! A client that works through a queue of requests answers within microseconds, which is less than
 //! it takes to put the thread to sleep and wake it. Each failed poll doubles the number of sleeps
 //! until the next poll, and each success halves it. A client on the same CPU cannot run while the
-//! worker polls, so a server on one CPU soon stops polling.
+//! worker polls, so a server on one CPU soon stops polling. It does not poll while threads of the
+//! kernel work for it, which may need the CPU.
 //!
 //! # Batching
 //!
@@ -288,9 +289,11 @@ impl Worker {
         if std::mem::take(&mut self.again) {
             return poll(Some(&NOW)).map(drop);
         }
-        let found = self.busy_poll.run(|| poll(Some(&NOW)));
-        if found?.is_some() {
-            return Ok(());
+        if !self.requests.need_threads() {
+            let found = self.busy_poll.run(|| poll(Some(&NOW)));
+            if found?.is_some() {
+                return Ok(());
+            }
         }
         // `TICK` is less than a second.
         const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: waits::TICK.subsec_nanos() as i64 };

@@ -44,7 +44,8 @@ fn remount(
     for (nr, export) in exports.fixed.iter_mut().enumerate() {
         let file = export.image.file().unwrap();
         let mut backing = Backing::open(file).unwrap();
-        backing.is_buffered = false; // so that the scripted engine makes the reads
+        // So that the scripted engine makes the reads, except of a third image.
+        backing.is_buffered = nr == 2;
         if nr == 0 {
             backing.device = disk.clone();
             if !engines_write {
@@ -711,4 +712,25 @@ fn polls_in_vain_become_rare_and_success_brings_them_back() {
     }
     assert!(polls(&mut busy_poll, NEVER) > 0 && polls(&mut busy_poll, 1) == 0);
     assert_eq!(polls(&mut busy_poll, 2), 2, "a single poll in vain costs one sleep");
+}
+
+#[test]
+fn a_worker_polls_except_while_threads_of_the_kernel_work_for_it() {
+    let reads = (2, cmd::READ, SMALL as usize + 1); // too large to be copied at once
+    let rows = [((0, cmd::WRITE, BLOCK), true), (reads, true), ((2, cmd::WRITE, BLOCK), false)];
+    for ((export, command, len), polls) in rows {
+        let mut lab = images(3, "0", Limits { depth: MOST, most: MOST });
+        let mut client = lab.client_of(export);
+        lab.ask_for(&mut client, command, NONE, 1, len);
+        assert_eq!(lab.script.in_flight(), 1);
+        lab.worker.deadlines.watch(); // so that the wait ends
+        for running in [1, 0] {
+            lab.worker.busy_poll = BusyPoll::default();
+            lab.worker.wait(&mut Vec::with_capacity(8)).unwrap();
+            let polled = lab.worker.busy_poll.penalty > 0;
+            assert_eq!(polled, polls || running == 0, "{export} {command} {running}");
+            (0..running).for_each(|_| lab.complete());
+        }
+        lab.ends_empty([client]);
+    }
 }
