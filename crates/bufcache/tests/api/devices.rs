@@ -16,7 +16,7 @@ fn errno<T>(result: io::Result<T>) -> Option<i32> {
 }
 
 /// 200,000 bytes, each the number of its sector.
-fn numbered() -> Vec<u8> {
+pub(crate) fn numbered() -> Vec<u8> {
     (0..200_000).map(|at| (at / 512) as u8).collect()
 }
 

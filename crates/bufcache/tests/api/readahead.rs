@@ -1,13 +1,9 @@
 //! Readahead, and what is read once.
 
+use crate::devices::numbered;
 use crate::world::*;
 
 const SIZE: usize = 4096;
-
-/// 200,000 bytes, each the number of its sector.
-fn numbered() -> Vec<u8> {
-    (0..200_000).map(|at| (at / 512) as u8).collect()
-}
 
 #[test]
 fn inv13_readahead_neither_waits_nor_fails() {

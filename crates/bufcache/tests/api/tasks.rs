@@ -7,23 +7,8 @@ use bufcache::OwnedWriteGuard;
 
 use crate::world::*;
 
-const SIZE: usize = 4096;
 /// A call that waits for the holder of a block takes the patience of [`new`].
 const FAST: Duration = Duration::from_secs(30);
-
-type Disk = Arc<FaultDevice<MemoryDevice>>;
-
-fn new() -> (Cache, Device, Disk) {
-    patient(Duration::from_secs(60))
-}
-
-fn patient(patience: Duration) -> (Cache, Device, Disk) {
-    let builder = Cache::builder(16 * SIZE).write_back_after(Duration::from_secs(3600));
-    let cache = builder.dirty_limits(50, 75).patience(patience).build().unwrap();
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 64 * SIZE])));
-    let device = cache.attach(Arc::clone(&disk)).unwrap();
-    (cache, device, disk)
-}
 
 fn begin(future: impl Future) {
     // The call may have ended already: a thread of the cache makes it.
@@ -50,7 +35,7 @@ fn inv17_a_call_is_told_of_a_write_error_once() {
 /// It is long enough for what happens before its end, also on a busy machine.
 #[test]
 fn two_waits_of_one_task_of_which_one_ends_early_leave_the_other_its_time() {
-    let (_cache, device, _disk) = patient(Duration::from_secs(1));
+    let (_cache, device, _disk) = patient(Duration::from_secs(1), 16, AttachOptions::new());
     let device = &device;
     let get = |block| -> Got<'_> { Box::pin(async move { device.get_async(block).await.err() }) };
     let (mut ends, mut waits) = (get(2), get(1));
@@ -207,7 +192,7 @@ fn tasks_get_a_block_in_the_order_in_which_they_came() {
 #[test]
 fn a_task_that_is_not_polled_keeps_the_block_from_no_other() {
     const PATIENCE: Duration = Duration::from_secs(10);
-    let (_cache, device, _disk) = patient(PATIENCE); // the second waits for a quarter of it
+    let (_cache, device, _disk) = patient(PATIENCE, 16, AttachOptions::new()); // the second waits for a quarter of it
     let held = block_on(device.create_async(0)).unwrap();
     let mut context = Context::from_waker(Waker::noop());
     let [mut first, mut second] = [(); 2].map(|()| count_at(&device, 0));
@@ -262,9 +247,7 @@ impl Wake for Inline {
 #[test]
 fn tasks_that_are_polled_where_they_are_woken_do_not_overflow_the_stack() {
     const TASKS: usize = 20_000;
-    let builder = Cache::builder(16 * SIZE).patience(Duration::from_secs(600));
-    let cache = builder.build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE])).unwrap();
+    let (_cache, device, _disk) = patient(Duration::from_secs(600), 16, AttachOptions::new());
     let pin = block_on(device.get_async(0)).unwrap();
     let (tell, told) = channel();
     for _ in 0..TASKS {
@@ -427,9 +410,9 @@ fn inv23_the_thread_that_ends_a_close_does_not_wait_for_the_device() {
     assert_eq!(hung.end_syncs(), 1);
     wait_for("the drop of the device", || Arc::strong_count(&hung) == 1);
     assert_eq!(hung.blocked(), ["bufcache"]);
-    let mut bytes = [0; crate::world::SIZE];
-    hung.read(crate::world::SIZE as u64, &mut bytes).unwrap();
-    assert_eq!(bytes, [7; crate::world::SIZE]);
+    let mut bytes = [0; SIZE];
+    hung.read(SIZE as u64, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; SIZE]);
 }
 
 /// Returns the time that this thread has run: other programs do not change it.
