@@ -5,7 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::frames::MOST_FRAMES;
-use crate::word::{MOST_PINS, SECTOR_BITS, TooManyPins};
+use crate::word::{MOST_PINS, SECTOR_BITS};
 
 /// Returns the system's text of an errno.
 pub(crate) fn system(errno: &i32) -> io::Error {
@@ -113,12 +113,6 @@ impl GetError {
             Self::TooManyPins => libc::EOVERFLOW,
             Self::NoMemory => libc::ENOMEM,
         }
-    }
-}
-
-impl From<TooManyPins> for GetError {
-    fn from(_: TooManyPins) -> Self {
-        Self::TooManyPins
     }
 }
 

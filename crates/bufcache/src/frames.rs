@@ -1,12 +1,12 @@
 //! Memory for buffers: one region, in frames of one size, each aligned to it.
 //!
 //! The region is reserved at once, and the system backs a frame with memory at its first use. This
-//! module has the bytes and a header for each frame; the lists of free frames are in
-//! [`Lists`](crate::cache::evict::Lists), under its lock.
+//! module has the bytes and a header for each frame; the free frames are in
+//! [`Policy`](crate::policy::Policy), under its lock.
 //!
 //! # Invariants
 //!
-//! 1. The thread that takes a frame off the free list owns its bytes until the entry with the frame
+//! 1. The thread that takes a free frame owns its bytes until the entry with the frame
 //!    is `VALID`. From then on the bytes are read-only, and a reader keeps the entry by a slot or a
 //!    pin. The exception is a word with `WRITE` whose entry no other slot names: its writer owns
 //!    the bytes.
@@ -17,7 +17,6 @@ use std::ptr::{self, NonNull};
 
 use offlock_percpu::AllocError;
 use offlock_sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use offlock_sync::thread_id;
 
 /// Names a frame by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,8 +32,8 @@ pub(crate) const NIL: u32 = u32::MAX;
 /// bits.
 pub(crate) const MOST_FRAMES: usize = (1 << 29) - 1;
 
-/// The loader of a frame that an engine of a thread fills. No thread has this number.
-const IN_ENGINE: u64 = u64::MAX;
+/// The [loader](Header::loader) of a frame that an engine of a thread fills. No thread has this number.
+pub(crate) const IN_ENGINE: u64 = u64::MAX;
 
 /// The state of a frame beside the word of its entry. Hits never access it.
 #[derive(Debug)]
@@ -53,7 +52,8 @@ pub(crate) struct Header {
     failed: AtomicBool,
     /// The time at which the buffer became dirty, in milliseconds since the cache was made.
     since: AtomicU64,
-    /// The thread that [claimed](crate::Device::claim) the load, or [`IN_ENGINE`], or 0.
+    /// The thread that [claimed](crate::Device::claim) the load, or [`IN_ENGINE`], or 0. If the
+    /// claimer waits for the block, it waits for itself.
     loader: AtomicU64,
 }
 
@@ -69,36 +69,18 @@ impl Header {
         self.loader.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that this thread has claimed the load. If it then waits for the block, it waits for
-    /// itself.
-    pub(crate) fn set_claimed(&self) {
-        // Ordering: Relaxed; only this thread compares the number with its own.
-        self.loader.store(thread_id(), Ordering::Relaxed);
+    /// Returns the thread that claimed the load, which may have passed it to another thread;
+    /// [`IN_ENGINE`]; or 0.
+    pub(crate) fn loader(&self) -> u64 {
+        // Ordering: Relaxed; a thread finds its own store, and any other value is not its number. The
+        // fence in `refuses_wait` orders `IN_ENGINE`.
+        self.loader.load(Ordering::Relaxed)
     }
 
-    /// Returns whether this thread claimed the load. It may have passed the load to another thread.
-    pub(crate) fn is_claimed_by_me(&self) -> bool {
-        // Ordering: Relaxed; the thread finds its own store, and any other value is not its number.
-        self.loader.load(Ordering::Relaxed) == thread_id()
-    }
-
-    /// Notes that the load is in an engine of the calling thread.
-    #[cfg(feature = "aio-reap")]
-    pub(crate) fn set_in_engine(&self) {
-        // Ordering: Relaxed; the fence in `refuses_wait` orders it.
-        self.loader.store(IN_ENGINE, Ordering::Relaxed);
-    }
-
-    /// Notes that the load is in no engine.
-    pub(crate) fn set_not_in_engine(&self) {
-        // Ordering: Relaxed; a thread that reads the earlier value is refused a wait, which it may be.
-        self.loader.store(0, Ordering::Relaxed);
-    }
-
-    /// Returns whether the load is in an engine of a thread.
-    pub(crate) fn is_in_engine(&self) -> bool {
-        // Ordering: Relaxed; the fence in `refuses_wait` orders it.
-        self.loader.load(Ordering::Relaxed) == IN_ENGINE
+    pub(crate) fn set_loader(&self, loader: u64) {
+        // Ordering: Relaxed; as in `loader`. A thread that reads the earlier value `IN_ENGINE` is
+        // refused a wait, which it may be.
+        self.loader.store(loader, Ordering::Relaxed);
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -244,10 +226,9 @@ impl FrameMemory {
     /// Reports a read of the frame's bytes to a model.
     #[inline(always)]
     pub(crate) fn reading(&self, frame: Frame) {
-        #[cfg(offlock_loom)]
-        // SAFETY: invariant 1 excludes writers; loom reports a violation.
-        self.shadows[frame.0 as usize].with(|at| unsafe { at.read() });
-        let _ = frame;
+        if cfg!(offlock_loom) {
+            self.reading_at(self.bytes(frame));
+        }
     }
 
     /// Reports a read of these bytes, which are those of a frame, to a model.
@@ -397,7 +378,7 @@ pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocErr
     Ok(values.into())
 }
 
-// Lists of frames: of dirty buffers through their headers, and of the policy through nodes.
+// Lists of frames: of dirty buffers through their headers, and of the policy through links of its own.
 //
 // Nothing here allocates after `new`.
 
@@ -419,7 +400,7 @@ pub(crate) struct List {
 
 // Ordering: Relaxed, also in `List`; the lock of the list orders the accesses.
 impl Links {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [previous, next] = [NIL; 2].map(std::sync::atomic::AtomicU32::new);
         Self { previous, next }
     }
@@ -446,27 +427,30 @@ impl List {
 
     /// Inserts a frame that is on no list through these links, as the newest.
     pub(crate) fn push<'l>(&mut self, frame: Frame, links: impl Fn(u32) -> &'l Links) {
-        let own = links(frame.0);
-        own.previous.store(NIL, Ordering::Relaxed);
-        own.next.store(self.first, Ordering::Relaxed);
-        match self.first {
-            NIL => self.last = frame.0,
-            first => links(first).previous.store(frame.0, Ordering::Relaxed),
-        }
-        self.first = frame.0;
-        self.len += 1;
+        self.insert(frame, (NIL, self.first), links);
     }
 
     /// Inserts a frame that is on no list through these links, as the oldest.
     pub(crate) fn push_last<'l>(&mut self, frame: Frame, links: impl Fn(u32) -> &'l Links) {
-        let own = links(frame.0);
-        own.previous.store(self.last, Ordering::Relaxed);
-        own.next.store(NIL, Ordering::Relaxed);
-        match self.last {
-            NIL => self.first = frame.0,
-            last => links(last).next.store(frame.0, Ordering::Relaxed),
+        self.insert(frame, (self.last, NIL), links);
+    }
+
+    fn insert<'l>(
+        &mut self,
+        Frame(frame): Frame,
+        (previous, next): (u32, u32),
+        links: impl Fn(u32) -> &'l Links,
+    ) {
+        links(frame).previous.store(previous, Ordering::Relaxed);
+        links(frame).next.store(next, Ordering::Relaxed);
+        match previous {
+            NIL => self.first = frame,
+            previous => links(previous).next.store(frame, Ordering::Relaxed),
         }
-        self.last = frame.0;
+        match next {
+            NIL => self.last = frame,
+            next => links(next).previous.store(frame, Ordering::Relaxed),
+        }
         self.len += 1;
     }
 
@@ -485,68 +469,6 @@ impl List {
         }
         self.len -= 1;
     }
-}
-
-/// The list that a node is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum On {
-    /// No list: the frame is free, or a thread owns it.
-    None,
-    /// A list of the policy, which defines the numbers.
-    Policy(u8),
-    /// The list of invalidated buffers, which are freed when no slot and no pin holds them.
-    Dead,
-}
-
-/// The nodes of all frames, each on at most one list.
-#[derive(Debug)]
-pub(crate) struct Nodes(Box<[(Links, On)]>);
-
-impl Nodes {
-    pub(crate) fn new(frames: usize) -> Result<Self, AllocError> {
-        let mut nodes = Vec::new();
-        nodes.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
-        nodes.extend((0..frames).map(|_| (Links::new(), On::None)));
-        Ok(Self(nodes.into()))
-    }
-
-    pub(crate) fn on(&self, frame: Frame) -> On {
-        self.0[frame.0 as usize].1
-    }
-
-    /// Returns the frame that is newer than another one on a list of the policy.
-    pub(crate) fn newer(&self, frame: Frame) -> Option<Frame> {
-        let (links, on) = &self.0[frame.0 as usize];
-        links.newer().filter(|_| matches!(on, On::Policy(_)))
-    }
-
-    /// Inserts a frame that is on no list at the front.
-    pub(crate) fn push(&mut self, list: &mut List, frame: Frame, on: On) {
-        debug_assert!(self.on(frame) == On::None);
-        self.0[frame.0 as usize].1 = on;
-        list.push(frame, |at| &self.0[at as usize].0);
-    }
-
-    /// Inserts a frame that is on no list at the end.
-    pub(crate) fn push_last(&mut self, list: &mut List, frame: Frame, on: On) {
-        debug_assert!(self.on(frame) == On::None);
-        self.0[frame.0 as usize].1 = on;
-        list.push_last(frame, |at| &self.0[at as usize].0);
-    }
-
-    /// Removes a frame from the list that it is on.
-    pub(crate) fn remove(&mut self, list: &mut List, frame: Frame) {
-        debug_assert!(self.on(frame) != On::None);
-        self.0[frame.0 as usize].1 = On::None;
-        list.remove(frame, |at| &self.0[at as usize].0);
-    }
-}
-
-/// A buffer to evict: its frame and its entry.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) frame: Frame,
-    pub(crate) place: Place,
 }
 
 #[cfg(all(test, not(offlock_model)))]

@@ -19,7 +19,7 @@ use crate::dirty::{AttachOptions, WriteError, Writes};
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, MOST_FRAMES};
 use crate::hazard::Slot;
-use crate::policy::{Eviction, Policy, sampled_blocks};
+use crate::policy::Eviction;
 use crate::source::{InFlight, Source};
 use crate::stats::CacheStats;
 use crate::wait::{block_on, runs_operation};
@@ -81,10 +81,12 @@ impl Cache {
         // The last question: a device that panics here has no number and is not noted as attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
-            self.shared.lookup.attach(identity)?;
+            if !self.shared.lookup.ids.lock().attach(identity) {
+                return Err(BuildError::Attached);
+            }
         }
         let id = self.shared.take_id().inspect_err(|_| {
-            identity.inspect(|&identity| self.shared.lookup.detach(identity));
+            identity.inspect(|&identity| self.shared.lookup.ids.lock().detach(identity));
         })?;
         self.shared.write_back.add_device();
         let source = Arc::new(Source {
@@ -291,13 +293,8 @@ impl Builder {
         if count == 0 || count > MOST_FRAMES {
             return Err(BuildError::Capacity(self.capacity));
         }
-        let (rule, sampled) = match self.eviction {
-            Eviction::Adaptive => (Eviction::A2, sampled_blocks(count)),
-            fixed => (fixed, 0),
-        };
-        let policy = Policy::new(rule, count).map_err(|_| BuildError::NoMemory)?;
         let waits = (self.patience, self.limits);
-        let shared = cache::make((count, size.ilog2()), (policy, sampled), waits)
+        let shared = cache::make((count, size.ilog2()), self.eviction, waits)
             .map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }
@@ -458,8 +455,8 @@ impl Device {
         self.shared.counters.get.add(1);
         let entered = self.shared.miss(&self.source, key, Fill::Read, Duration::ZERO).await?;
         let pin = self.pin_entered(entered)?.expect("`miss` waits for a buffer and a discard");
-        self.shared.wait_for_load(&self.source, key, pin.place).await?;
-        self.shared.frames.reading(self.shared.frame_at(pin.place));
+        self.shared.wait_for_load(&self.source, key, pin.frame).await?;
+        self.shared.frames.reading(pin.frame);
         Ok(pin)
     }
 
@@ -478,15 +475,16 @@ impl Device {
     /// Returns a pin on a buffer that was entered.
     fn pin_entered(&self, entered: EnterResult) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
-        let place = match entered {
-            EnterResult::Pinned(place) => place,
+        let frame = match entered {
+            EnterResult::Pinned(frame) => frame,
             EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => {
-                shared.pin_protected(buffer)?
+                shared.pin_protected(&buffer)?;
+                buffer.frame
             }
             _ => return Ok(None),
         };
-        let bytes = shared.frames.bytes(shared.frame_at(place));
-        Ok(Some(Pin { device: self.clone(), place, bytes }))
+        let bytes = shared.frames.bytes(frame);
+        Ok(Some(Pin { device: self.clone(), frame, bytes }))
     }
 
     /// Returns a guard of the buffer of a block if it is cached. Wait-free.
@@ -729,8 +727,7 @@ impl<'d> ReadGuard<'d> {
         entry.pin_and_read_on()?;
         let word = entry.word();
         debug_assert!(word.has(VALID));
-        let place = self.device.shared.frames.header(word.frame()).place();
-        Ok(Pin { device: self.device.clone(), place, bytes: self.bytes })
+        Ok(Pin { device: self.device.clone(), frame: word.frame(), bytes: self.bytes })
     }
 }
 
@@ -758,7 +755,7 @@ impl Drop for ReadGuard<'_> {
 #[must_use = "the buffer is kept only while the pin lives"]
 pub struct Pin {
     device: Device,
-    place: u32,
+    frame: Frame,
     bytes: NonNull<[u8]>,
 }
 
@@ -782,10 +779,10 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let shared = &self.device.shared;
         // The bytes of a load that is not over were not read through this pin.
-        if cfg!(offlock_loom) && shared.has_ended(self.place) {
+        if cfg!(offlock_loom) && shared.has_ended(self.frame) {
             shared.frames.reading_at(self.bytes);
         }
-        shared.unpin_place(self.place);
+        shared.unpin(self.frame);
     }
 }
 

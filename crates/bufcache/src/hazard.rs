@@ -83,16 +83,14 @@ pub(crate) fn is_protected(at: &Entry, mine: Option<&Slot>) -> bool {
     let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
     // of the readers that have left.
-    records()
-        .flat_map(|record| &record.slots)
-        .any(|slot| ptr::eq(slot.0.load(order), at) && !ptr::eq(slot, mine))
+    slots().any(|slot| ptr::eq(slot.0.load(order), at) && !ptr::eq(slot, mine))
 }
 
 /// Ends the protection of the entries at these addresses, by guards that the program forgot. The
 /// caller drops their table, so that entries of another table may get the same addresses.
 #[cfg(not(offlock_model))] // a model forgets no guard
 pub(crate) fn end_of(entries: &std::ops::Range<*const Entry>) {
-    for slot in records().flat_map(|record| &record.slots) {
+    for slot in slots() {
         // Ordering: Relaxed, all. No thread changes a slot that names an entry of a table without
         // users (invariant 2 of `records`). The allocator carries the null to the users of the next
         // table at this address.
@@ -106,15 +104,9 @@ pub(crate) fn end_of(entries: &std::ops::Range<*const Entry>) {
 
 /// Returns how many of this thread's slots protect the entry.
 pub(crate) fn protected_by_me(entry: &Entry) -> usize {
-    let mut count = 0;
-    let mut at = MINE.with(Cell::get);
-    while let Some(record) = at {
-        // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
-        let names = |slot: &&Slot| ptr::eq(slot.0.load(Ordering::Relaxed), entry);
-        count += record.slots.iter().filter(names).count();
-        at = record.more();
-    }
-    count
+    // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
+    let names = |slot: &&Slot| ptr::eq(slot.0.load(Ordering::Relaxed), entry);
+    mine().flat_map(|record| &record.slots).filter(names).count()
 }
 
 /// Sets `protected[i]` for each `entries[i]` that a slot protects, by one fence and one scan for all.
@@ -123,7 +115,7 @@ pub(crate) fn protected_by_me(entry: &Entry) -> usize {
 pub(crate) fn mark_protected<const N: usize>(entries: &[&Entry], protected: &mut [bool; N]) {
     step!("scan: the words are changed before", barrier());
     let acquire = order!(Acquire, "scan: the bytes were read before");
-    for slot in records().flat_map(|record| &record.slots) {
+    for slot in slots() {
         // Ordering: Acquire pairs with the Release in `clear`; the caller's use of the frame comes
         // after the reads of the readers that have left.
         let at = slot.0.load(acquire);
@@ -149,16 +141,10 @@ pub(crate) fn is_left(entry: &Entry) -> bool {
 }
 
 /// Protects `entry` by a slot of this thread. The protection holds if [`Entry::look`] then finds
-/// the entry live.
+/// the entry live. Also returns the number of the slot's record, which is from 0 and unique among
+/// records.
 #[inline(always)]
-pub(crate) fn protect(entry: &Entry) -> Result<&'static Slot, AllocError> {
-    protect_numbered(entry).map(|(slot, _)| slot)
-}
-
-/// As [`protect`], but also returns the number of the slot's record, which is from 0 and unique
-/// among records.
-#[inline(always)]
-pub(crate) fn protect_numbered(entry: &Entry) -> Result<(&'static Slot, u32), AllocError> {
+pub(crate) fn protect(entry: &Entry) -> Result<(&'static Slot, u32), AllocError> {
     let found = free_slot()?;
     found.0.set(entry);
     Ok(found)
@@ -185,13 +171,6 @@ pub(crate) fn protect_kept(entry: &Entry) -> Result<&'static Slot, AllocError> {
     Ok(slot)
 }
 
-/// Returns the number of the record that this thread claimed last: from 0, and unique among
-/// records. `None` if the thread has never protected an entry.
-#[inline(always)]
-pub(crate) fn number() -> Option<u32> {
-    MINE.with(Cell::get).map(|record| record.number)
-}
-
 /// Makes sure that the next [`protect`] of this thread does not allocate.
 pub(crate) fn reserve() -> Result<(), AllocError> {
     free_slot().map(drop)
@@ -202,12 +181,8 @@ pub(crate) fn reserve() -> Result<(), AllocError> {
 #[cold]
 #[inline(never)]
 fn more_slots() -> Result<(&'static Slot, u32), AllocError> {
-    let mut at = MINE.with(Cell::get);
-    while let Some(record) = at {
-        if let Some(slot) = record.free_slot() {
-            return Ok((slot, record.number));
-        }
-        at = record.more();
+    if let Some(found) = mine().find_map(|record| Some((record.free_slot()?, record.number))) {
+        return Ok(found);
     }
     let new = claim()?;
     let first = MINE.with(|mine| mine.replace(Some(new)));
@@ -297,6 +272,16 @@ impl Record {
             }
         }
     }
+}
+
+/// Returns the records of this thread.
+fn mine() -> impl Iterator<Item = &'static Record> {
+    std::iter::successors(MINE.with(Cell::get), |record| record.more())
+}
+
+/// Returns the slots of all threads.
+fn slots() -> impl Iterator<Item = &'static Slot> {
+    records().flat_map(|record| &record.slots)
 }
 
 /// Returns all records of the process.
@@ -424,8 +409,7 @@ fn release_at_end(new: &'static Record) {
 mod exit_tests {
     use std::thread;
 
-    use super::protect;
-    use super::records;
+    use super::{protect, records};
     use crate::word::Entry;
 
     /// Protects an entry when its thread ends.
@@ -434,7 +418,7 @@ mod exit_tests {
     impl Drop for Late {
         fn drop(&mut self) {
             let entry = Entry::new();
-            protect(&entry).unwrap().clear();
+            protect(&entry).unwrap().0.clear();
         }
     }
 
@@ -452,7 +436,7 @@ mod exit_tests {
                     FIRST.with(|_| ());
                     let entry = Entry::new();
                     if first {
-                        protect(&entry).unwrap().clear();
+                        protect(&entry).unwrap().0.clear();
                     }
                     LAST.with(|_| ());
                 });

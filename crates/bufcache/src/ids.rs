@@ -5,7 +5,6 @@
 //! of all retired numbers: once in 65,535 devices if few are attached at a time.
 
 use std::collections::BTreeSet;
-use std::mem;
 
 /// The identity of a device: see [`BlockDevice::identity`](crate::BlockDevice::identity).
 pub(crate) type Identity = (u64, u64);
@@ -19,8 +18,6 @@ pub(crate) struct Ids {
     given: u16,
     /// Numbers of detached devices that may have buffers in the table.
     retired: BTreeSet<u16>,
-    /// Retired numbers of which a buffer could not be dropped: retired again by [`clean`](Self::clean).
-    kept: BTreeSet<u16>,
     /// Numbers of detached devices without buffers in the table.
     clean: BTreeSet<u16>,
 }
@@ -59,23 +56,12 @@ impl Ids {
         self.retired.contains(&id)
     }
 
-    /// Returns how many numbers are retired.
-    pub(crate) fn retired(&self) -> usize {
-        self.retired.len()
-    }
-
-    /// Keeps a retired number from the next [`clean`](Self::clean): a buffer of its is still in the
-    /// table.
-    pub(crate) fn keep(&mut self, id: u16) {
-        self.retired.remove(&id);
-        self.kept.insert(id);
-    }
-
-    /// Frees all retired numbers but those that are kept. The table has no buffers of theirs, and no
-    /// number was free.
-    pub(crate) fn clean(&mut self) {
+    /// Frees the retired numbers except `kept`, of which a buffer is still in the table. No number
+    /// was free.
+    pub(crate) fn clean(&mut self, kept: BTreeSet<u16>) {
         debug_assert!(self.clean.is_empty());
-        self.clean = mem::replace(&mut self.retired, mem::take(&mut self.kept));
+        self.clean = &self.retired - &kept;
+        self.retired = kept;
     }
 }
 
@@ -93,20 +79,16 @@ mod tests {
         for id in [u16::MAX, 1, 700, 64] {
             ids.retire(id);
         }
-        assert_eq!((ids.take(), ids.retired()), (None, 4));
+        assert_eq!(ids.take(), None);
         assert!(ids.is_retired(64) && !ids.is_retired(65));
-        ids.clean();
+        ids.clean(BTreeSet::new());
         assert!(!ids.is_retired(64));
         ids.retire(65);
         let again: Vec<_> = std::iter::from_fn(|| ids.take()).collect();
         assert_eq!(again, [1, 64, 700, u16::MAX]);
-        ids.clean();
-        assert_eq!((ids.take(), ids.take()), (Some(65), None));
-        [3, 64, 65].into_iter().for_each(|id| ids.retire(id));
-        ids.keep(64);
-        assert_eq!((ids.retired(), ids.is_retired(64)), (2, false));
-        ids.clean();
+        [3, 64].into_iter().for_each(|id| ids.retire(id));
+        ids.clean(BTreeSet::from([64]));
         assert_eq!((ids.take(), ids.take(), ids.take()), (Some(3), Some(65), None));
-        assert_eq!((ids.retired(), ids.is_retired(64)), (1, true));
+        assert!(ids.is_retired(64), "a buffer of it is in the table");
     }
 }

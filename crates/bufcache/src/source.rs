@@ -47,7 +47,7 @@ impl fmt::Debug for Source {
 impl Drop for Source {
     fn drop(&mut self) {
         self.cache.write_back.remove_device(self);
-        self.cache.lookup.retire_id(self.id);
+        self.cache.lookup.ids.lock().retire(self.id);
     }
 }
 
@@ -106,7 +106,7 @@ impl Source {
 
     pub(crate) fn detach_now(&self) {
         if let Some(identity) = self.identity {
-            self.cache.lookup.detach(identity);
+            self.cache.lookup.ids.lock().detach(identity);
         }
     }
 

@@ -33,6 +33,7 @@
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{check, order, step};
 
+use crate::error::GetError;
 use crate::frames::Frame;
 
 /// Names a block by its device and its first sector. 0 names no block.
@@ -159,10 +160,6 @@ pub(crate) struct Entry {
     key: AtomicU64,
     word: AtomicU64,
 }
-
-/// A buffer has [`MOST_PINS`] pins.
-#[derive(Debug)]
-pub(crate) struct TooManyPins;
 
 /// The largest number of pins of one buffer.
 pub(crate) const MOST_PINS: u64 = 0xffff;
@@ -304,7 +301,7 @@ impl Entry {
 
     /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
     /// pin, even if a writer waits for the slot.
-    pub(crate) fn pin_and_read_on(&self) -> Result<(), TooManyPins> {
+    pub(crate) fn pin_and_read_on(&self) -> Result<(), GetError> {
         let pin = |seen| {
             let unmarked = check!("pin: no writer waits for the slot", !EntryWord(seen).has(WRITE));
             let next = (seen + PIN) | if unmarked { 0 } else { READER_PIN };
@@ -314,15 +311,15 @@ impl Entry {
         // `Slot::clear` carries `READER_PIN` and the pin to the writer or evictor, which scans
         // the slots before it loads the word.
         let relaxed = Ordering::Relaxed;
-        self.word.fetch_update(relaxed, relaxed, pin).map(drop).map_err(|_| TooManyPins)
+        self.word.fetch_update(relaxed, relaxed, pin).map(drop).map_err(|_| GetError::TooManyPins)
     }
 
     /// Adds a pin, by which the caller waits for a load or a write to end.
-    pub(crate) fn pin(&self) -> Result<(), TooManyPins> {
+    pub(crate) fn pin(&self) -> Result<(), GetError> {
         let mut seen = self.word();
         loop {
             if seen.pins() == MOST_PINS {
-                return Err(TooManyPins);
+                return Err(GetError::TooManyPins);
             }
             match self.try_pin(seen) {
                 Ok(()) => return Ok(()),

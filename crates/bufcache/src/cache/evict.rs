@@ -19,9 +19,9 @@ use super::miss::Pinned;
 use super::write::is_marked;
 use super::{Lookup, Shared, new_counter};
 use crate::error::GetError;
-use crate::frames::{Frame, FrameMemory, List, Nodes, On, Place, Victim};
+use crate::frames::{Frame, FrameMemory};
 use crate::hazard;
-use crate::policy::{Buffers, Eviction, Looks, PASSES, Policy, Samples, Shadows};
+use crate::policy::{Eviction, Looks, PASSES, Policy, Samples, Shadows, sampled_blocks};
 use crate::source::Source;
 use crate::stats::Counter;
 use crate::wait::is_blocking;
@@ -40,6 +40,9 @@ const IN_A_ROW: usize = if cfg!(offlock_model) { 1 } else { 1024 };
 /// The same for a cache of which less than a sixteenth is clean. The thread that waits then writes
 /// 64 buffers, and its next search finds them after 64 visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
+
+/// The buffers of one eviction.
+type Batch = ArrayVec<Frame, BATCH>;
 
 /// The number of buffers that a search visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +96,7 @@ impl BufferWait {
 ///    visits.
 pub(crate) struct Frames {
     memory: FrameMemory,
-    pub(super) lists: WordLock<Lists>,
+    pub(super) lists: WordLock<Policy>,
     /// Hits of sampled blocks, for the shadows.
     pub(super) samples: Samples,
     shadows: WordLock<Option<Shadows>>,
@@ -114,30 +117,20 @@ impl Deref for Frames {
     }
 }
 
-/// The buffers of a cache, for its policy.
-struct Placed<'f>(&'f Lookup, &'f Frames);
-
-impl Buffers for Placed<'_> {
-    fn entry(&self, frame: Frame) -> &Entry {
-        self.1.entry(self.0, frame)
-    }
-
-    fn victim(&self, frame: Frame) -> Victim {
-        Victim { frame, place: self.1.memory.header(frame).place() }
-    }
-}
-
 impl Frames {
-    /// Returns `count` frames of `1 << shift` bytes, with shadows of about `sampled` blocks each unless that
-    /// is 0.
+    /// Returns `count` frames of `1 << shift` bytes.
     pub(super) fn new(
         (count, shift): (usize, u32),
-        (policy, sampled): (Policy, usize),
+        eviction: Eviction,
     ) -> Result<Self, AllocError> {
+        let (rule, sampled) = match eviction {
+            Eviction::Adaptive => (Eviction::A2, sampled_blocks(count)),
+            fixed => (fixed, 0),
+        };
         let memory = FrameMemory::new(count, shift)?;
         Ok(Self {
             memory,
-            lists: WordLock::new(Lists::new(count, policy)?),
+            lists: WordLock::new(Policy::new(rule, count)?),
             shadows: WordLock::new(if sampled > 0 { Some(Shadows::new(sampled)?) } else { None }),
             samples: Samples::new(sampled, count)?,
             is_selective: std::sync::atomic::AtomicBool::new(false),
@@ -149,7 +142,7 @@ impl Frames {
     /// Returns the bytes of the buffers in use, and the rule in force.
     pub(crate) fn state(&self) -> (usize, Eviction) {
         let lists = self.lists.lock();
-        (self.memory.bytes_of(lists.in_use), lists.policy.rule())
+        (self.memory.bytes_of(lists.in_use()), lists.rule())
     }
 
     /// Returns the entry of a frame that the caller keeps.
@@ -181,8 +174,8 @@ impl Frames {
                 if let Some(frame) = lists.take() {
                     return Some(frame);
                 }
-                lists.policy.note_full();
-                let all = lists.policy.len();
+                lists.note_full();
+                let all = lists.len();
                 looks.pass = looked / all.max(1);
                 self.choose(lookup, &mut lists, &mut victims, BATCH, &mut looks);
                 all
@@ -191,7 +184,7 @@ impl Frames {
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
             if self.free_marked(lookup, victims, &mut looks) + self.free_dead(lookup, dead) > 0 {
                 (looked, idle) = (0, 0);
-                looks.start_over();
+                looks.main = 0; // all lists are visited again
                 continue;
             }
             if looks.has_met_dirty {
@@ -209,17 +202,16 @@ impl Frames {
     fn choose(
         &self,
         lookup: &Lookup,
-        lists: &mut Lists,
+        lists: &mut Policy,
         victims: &mut Batch,
         most: usize,
         looks: &mut Looks,
     ) {
         // Fewer in a small cache, of which a whole batch would be a large part.
         let most = most.min(BATCH).min((self.memory.count() / 64).max(1));
-        let Lists { nodes, policy, .. } = lists;
         while victims.len() < most {
-            let Some(victim) = policy.pick(nodes, &Placed(lookup, self), looks) else { break };
-            victims.push(victim);
+            let Some(frame) = lists.pick(|frame| self.entry(lookup, frame), looks) else { break };
+            victims.push(frame);
         }
     }
 
@@ -229,15 +221,13 @@ impl Frames {
         if victims.is_empty() {
             return 0;
         }
-        let entries: [_; BATCH] = std::array::from_fn(|at| {
-            let at = at.min(victims.len() - 1);
-            lookup.entry(victims[at].place)
-        });
+        let place_of = |&frame: &Frame| self.memory.header(frame).place();
+        let places: ArrayVec<_, BATCH> = victims.iter().map(place_of).collect();
+        let entries: ArrayVec<_, BATCH> = places.iter().map(|&at| lookup.entry(at)).collect();
         let mut in_use = [false; BATCH];
-        let marked = &entries[..victims.len()];
-        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use));
+        step!("evict: scan the slots", hazard::mark_protected(&entries, &mut in_use));
         for at in 0..victims.len() {
-            let (entry, place) = (entries[at], victims[at].place);
+            let (entry, place) = (entries[at], places[at]);
             // A guard may have become a pin since the mark. The pin comes before the clear of its
             // slot, so it is here if the scan did not find the slot.
             in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
@@ -253,17 +243,17 @@ impl Frames {
         // Backwards, because the frame freed last is taken first: so blocks that are loaded one
         // after another get ascending addresses again, which the CPU prefetches.
         for at in (0..victims.len()).rev() {
-            let frame = victims[at].frame;
+            let frame = victims[at];
             if !in_use[at] {
                 lists.give(frame);
                 freed += 1;
                 continue;
             }
             if check!("evict: the buffer is not stale", !entries[at].word().has(STALE)) {
-                lists.keep(frame, looks);
+                lists.keep(frame);
+                looks.main += 1;
             } else {
-                let Lists { nodes, dead, .. } = &mut *lists;
-                nodes.push(dead, frame, On::Dead); // invalidated meanwhile
+                lists.bury(frame); // invalidated meanwhile
             }
         }
         drop(lists);
@@ -273,40 +263,26 @@ impl Frames {
 
     /// Frees one of the `most` oldest invalidated buffers, if one of them is not in use. Returns
     /// the number freed.
-    fn free_dead(&self, lookup: &Lookup, most: usize) -> usize {
-        // Buffers in use go to the front of the list.
-        let mut left = self.lists.lock().dead.len.min(most);
-        while left > 0 {
-            if self.free_last_dead(lookup) > 0 {
+    pub(super) fn free_dead(&self, lookup: &Lookup, most: usize) -> usize {
+        let mut lists = self.lists.lock();
+        for _ in 0..lists.dead().min(most) {
+            let Some(frame) = lists.take_dead() else { break };
+            drop(lists);
+            let entry = self.entry(lookup, frame);
+            debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
+            // The entry is hidden, so it gets no new users.
+            let is_unused = hazard::is_left(entry);
+            if is_unused {
+                lookup.free(self.memory.header(frame).place());
+            }
+            lists = self.lists.lock();
+            if is_unused {
+                lists.give(frame);
                 return 1;
             }
-            left -= 1;
+            lists.bury(frame); // at the other end of the list
         }
         0
-    }
-
-    /// Frees the oldest invalidated buffer if it is not in use. Returns the number freed.
-    pub(super) fn free_last_dead(&self, lookup: &Lookup) -> usize {
-        let mut lists = self.lists.lock();
-        let Lists { nodes, dead, .. } = &mut *lists;
-        let Some(frame) = dead.last() else { return 0 };
-        nodes.remove(dead, frame);
-        drop(lists);
-        let entry = self.entry(lookup, frame);
-        debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
-        // The entry is hidden, so it gets no new users.
-        let unused = hazard::is_left(entry);
-        if unused {
-            lookup.free(self.memory.header(frame).place());
-        }
-        let mut lists = self.lists.lock();
-        let Lists { nodes, dead, .. } = &mut *lists;
-        if unused {
-            lists.give(frame);
-        } else {
-            nodes.push(dead, frame, On::Dead);
-        }
-        usize::from(unused)
     }
 
     /// Frees a frame that is on no list.
@@ -318,7 +294,7 @@ impl Frames {
     /// Returns the number of evicted buffers.
     pub(crate) fn shrink(&self, lookup: &Lookup, buffers: usize) -> usize {
         let mut freed = 0;
-        let mut left = self.lists.lock().policy.len();
+        let mut left = self.lists.lock().len();
         let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.free_dead(lookup, LOOKS as usize);
@@ -339,8 +315,7 @@ impl Frames {
     /// Puts a buffer that is being loaded on a list of the policy.
     pub(super) fn admit(&self, lookup: &Lookup, frame: Frame, key: Key) {
         let mut lists = self.lists.lock();
-        let Lists { nodes, policy, .. } = &mut *lists;
-        policy.insert(nodes, &Placed(lookup, self), frame, key);
+        lists.insert(|frame| self.entry(lookup, frame), frame, key);
         let is_full = lists.is_nearly_full();
         drop(lists);
         self.note_miss(lookup, key, is_full);
@@ -357,8 +332,7 @@ impl Frames {
         let mut lists = self.lists.lock();
         // If the buffer is on no list, an evictor has it, and will find it stale.
         if lists.withdraw(frame) {
-            let Lists { nodes, dead, .. } = &mut *lists;
-            nodes.push(dead, frame, On::Dead);
+            lists.bury(frame);
         }
     }
 
@@ -374,11 +348,8 @@ impl Frames {
     /// Passes a hit of a block whose word says `SAMPLED` to the shadows. Does not write to shared
     /// memory.
     #[cold]
-    pub(crate) fn note_hit(&self, key: Key) {
-        if !self.samples.is_open() {
-            return;
-        }
-        if let Some(record) = hazard::number() {
+    pub(crate) fn note_hit(&self, key: Key, record: u32) {
+        if self.samples.is_open() {
             self.samples.add(record, key);
         }
     }
@@ -401,7 +372,7 @@ impl Frames {
         }
         changes |= shadows.request(Samples::tag(key), false);
         if changes {
-            self.lists.lock().policy.set_rule(shadows.rule());
+            self.lists.lock().set_rule(shadows.rule());
             self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
         }
     }
@@ -414,7 +385,7 @@ impl Frames {
             return true;
         }
         let mut lists = self.lists.lock();
-        let is_worth = lists.has_room() || lists.policy.knows(key);
+        let is_worth = lists.has_room() || lists.knows(key);
         drop(lists);
         if !is_worth {
             self.claims_refused.add(1);
@@ -489,9 +460,9 @@ impl Shared {
                     self.wait_for_mark(word.frame(), key, is_marked, &mut since).await?;
                 }
                 Some(word) if word.has(IO) => {
-                    let Some(place) = self.pin_loading(key) else { continue };
-                    let _pinned = Pinned::new(self, self.lookup.entry(place));
-                    let loaded = self.wait_for_load(source, key, place).await;
+                    let Some(frame) = self.pin_loading(key) else { continue };
+                    let _pinned = Pinned(self, frame);
+                    let loaded = self.wait_for_load(source, key, frame).await;
                     loaded
                         .or_else(|error| if error.is_of_a_read() { Ok(()) } else { Err(error) })?;
                 }
@@ -500,14 +471,14 @@ impl Shared {
         }
     }
 
-    /// Pins the entry of a block that is being read or written. Returns the number of the entry.
-    fn pin_loading(&self, key: Key) -> Option<Place> {
+    /// Pins the buffer of a block that is being read or written.
+    fn pin_loading(&self, key: Key) -> Option<Frame> {
         let home = self.lookup.lock(key);
         let entry = home.find()?;
         let word = entry.word();
         let may_pin = word.has(IO | WRITE) && word.pins() < MOST_PINS;
         let is_pinned = may_pin && entry.try_pin(word).is_ok();
-        is_pinned.then(|| self.frames.header(word.frame()).place())
+        is_pinned.then(|| word.frame())
     }
 
     /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
@@ -541,7 +512,7 @@ impl Shared {
             // the buffer marked may put it on that list first. Without the slot it could be freed
             // there, and this thread would move the frame of another block.
             let mut slot = None;
-            step!("invalidate: protect the entry", slot = Some(hazard::protect(entry)?));
+            step!("invalidate: protect the entry", slot = Some(hazard::protect(entry)?.0));
             let clear = || slot.inspect(|slot| slot.clear());
             if entry.try_change(word, STALE, DIRTY | WAITED).is_err() {
                 clear();
@@ -557,84 +528,8 @@ impl Shared {
             clear();
             // Also those that wait for pins of this buffer: the next buffer of the block has none.
             self.wake_if(word.has(WAITED), frame);
-            self.frames.free_last_dead(&self.lookup);
+            self.frames.free_dead(&self.lookup, 1);
             return Ok(Some(true));
         }
-    }
-}
-
-/// The buffers of one eviction.
-type Batch = ArrayVec<Victim, BATCH>;
-
-// The frames of a cache under one lock, which misses take: free ones, and buffers in the order of
-// eviction.
-//
-// Nothing here allocates after `new`, and no call walks a list further than its budget.
-
-/// The lists of a cache.
-#[derive(Debug)]
-pub(crate) struct Lists {
-    pub(crate) nodes: Nodes,
-    pub(crate) policy: Policy,
-    pub(crate) dead: List,
-    /// The number of the first frame that was never used.
-    fresh: u32,
-    /// Used frames that are free now. The one that was freed last is taken first.
-    free: Vec<Frame>,
-    /// The number of frames.
-    limit: usize,
-    in_use: usize,
-}
-
-impl Lists {
-    pub(crate) fn new(frames: usize, policy: Policy) -> Result<Self, AllocError> {
-        let mut free = Vec::new();
-        free.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
-        let (nodes, dead) = (Nodes::new(frames)?, List::new());
-        Ok(Self { nodes, policy, dead, fresh: 0, free, limit: frames, in_use: 0 })
-    }
-
-    /// Takes a free frame, if there is one.
-    pub(crate) fn take(&mut self) -> Option<Frame> {
-        if self.in_use >= self.limit {
-            return None;
-        }
-        self.in_use += 1;
-        let freed = self.free.pop();
-        Some(freed.unwrap_or_else(|| {
-            self.fresh += 1;
-            Frame(self.fresh - 1)
-        }))
-    }
-
-    /// Frees a frame that is on no list.
-    pub(crate) fn give(&mut self, frame: Frame) {
-        self.in_use -= 1;
-        self.free.push(frame); // within the capacity reserved in `new`
-    }
-
-    /// Returns whether more frames are free than evictions leave: one in 64. Evictions are in
-    /// batches of as many at most, by each thread that misses.
-    pub(crate) fn has_room(&self) -> bool {
-        self.limit.saturating_sub(self.in_use) > self.limit / 64
-    }
-
-    /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
-    pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
-        let Self { nodes, policy, .. } = self;
-        let On::Policy(list) = nodes.on(frame) else { return false };
-        policy.remove(nodes, frame, list);
-        true
-    }
-
-    /// Puts a buffer that was not evicted back, as the last to be evicted.
-    pub(crate) fn keep(&mut self, frame: Frame, looks: &mut Looks) {
-        self.policy.keep(&mut self.nodes, frame);
-        looks.main += 1;
-    }
-
-    /// Returns whether a miss has found the cache full, and not much has become free since.
-    pub(crate) fn is_nearly_full(&self) -> bool {
-        self.policy.is_full() && 16 * self.policy.len() >= 15 * self.limit
     }
 }

@@ -13,10 +13,10 @@
 //! the frame back. A thread that blocks may read the device itself: then the load ends before the thread
 //! begins to wait.
 
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
-use std::{fmt, io, ptr};
+use std::{fmt, io};
 
 use offlock_sync::atomic::{Ordering, fence};
 use offlock_sync::{Arc, check, step, thread_id};
@@ -29,11 +29,11 @@ use crate::device::retry_interrupted;
 use crate::engine::InEngine;
 use crate::engine::refuses_wait;
 use crate::error::{Failure, GetError};
-use crate::frames::{Frame, Place};
+use crate::frames::{Frame, IN_ENGINE};
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
 use crate::wait::{block_on, contain, is_blocking};
-use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE};
+use crate::word::{BACK, Entry, EntryWord, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
 ///
@@ -48,13 +48,17 @@ pub struct Load {
     frame: Frame,
     /// The thread that began the load and waits for it; 0 for a task, readahead or a claim.
     requester: u64,
+    /// The failure that the drop reports; `None` once the load has ended.
+    failure: Option<Failure>,
 }
 
 impl Load {
     /// Returns a load of an inserted entry. `None` if the device is closed.
     pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Self> {
         let requester = if blocks { thread_id() } else { 0 };
-        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, requester })
+        let source = Operation::begin(Arc::clone(source))?;
+        let failure = Some(Failure(libc::ECANCELED));
+        Some(Self { source, key, frame, requester, failure })
     }
 
     /// Returns the number of the device.
@@ -82,7 +86,7 @@ impl Load {
         if self.is_blocking() {
             return self.read_here(1);
         }
-        self.source.cache.frames.header(self.frame).set_not_in_engine();
+        self.source.cache.frames.header(self.frame).set_loader(0);
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
         match cache.write_back.pool.queue(self.device(), Lane::Load, Job::Load(self)) {
             Ok(true) => step!("defer: wake those who may read it", cache.waiting.wake(frame)),
@@ -100,24 +104,32 @@ impl Load {
     }
 
     /// Ends the load. `own` of the other pins belong to the calling thread, which needs no wake-up.
-    fn end(self, result: io::Result<usize>, own: u64) {
-        let (source, key, frame) = self.into_parts();
-        let mut bytes = source.cache.frames.bytes(frame);
-        // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
+    fn end(mut self, result: io::Result<usize>, own: u64) {
+        self.failure = None;
+        let (source, cache, frame) = (&*self.source, &self.source.cache, self.frame);
+        let mut bytes = cache.frames.bytes(frame);
+        // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this
+        // borrow.
         let bytes = unsafe { bytes.as_mut() };
-        let slot = source.writes.options.verify.is_some().then(|| source.cache.protect_own(frame));
-        let accepted = contain(|| source.accept(key, bytes, result));
+        let slot = source.writes.options.verify.is_some().then(|| self.protect());
+        let accepted = contain(|| source.accept(self.key, bytes, result));
         slot.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::PANICKED)) {
-            Ok(()) => source.cache.publish(frame, own),
-            Err(failure) => _ = source.cache.fail(&source, key, frame, failure, own),
+            Ok(()) => cache.publish(frame, own),
+            Err(failure) => _ = cache.fail(source, self.key, frame, failure, own),
         }
+    }
+
+    /// Sets a slot for the buffer, which this thread reads, so that a get of the block by its device or
+    /// verifier returns [`GetError::WouldDeadlock`].
+    fn protect(&self) -> Option<&'static Slot> {
+        hazard::protect_kept(self.source.cache.entry(self.frame)).ok()
     }
 
     /// Reads the block on this thread, to which `own` of the other pins belong. Each waiter gets a
     /// panic of the device as an error.
-    pub(super) fn read_here(self, own: u64) {
-        let slot = self.source.cache.protect_own(self.frame);
+    pub(super) fn read_here(mut self, own: u64) {
+        let slot = self.protect();
         let mut bytes = self.source.cache.frames.bytes(self.frame);
         // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this
         // borrow.
@@ -127,7 +139,7 @@ impl Load {
         slot.inspect(|slot| slot.clear());
         match read {
             Ok(result) => self.end(result, own),
-            Err(_) => step!("load: tell of the panic", self.give_up(Failure::PANICKED)),
+            Err(_) => step!("load: tell of the panic", self.failure = Some(Failure::PANICKED)),
         }
     }
 
@@ -135,31 +147,12 @@ impl Load {
     /// operation counts until the returned value drops.
     #[cfg(feature = "aio-reap")]
     pub(crate) fn enter_engine(&self) -> InEngine {
-        self.source.cache.frames.header(self.frame).set_in_engine();
+        self.source.cache.frames.header(self.frame).set_loader(IN_ENGINE);
         InEngine::new(None)
     }
 
     pub(super) fn frame(&self) -> Frame {
         self.frame
-    }
-
-    fn give_up(self, failure: Failure) {
-        let (source, key, frame) = self.into_parts();
-        source.cache.fail(&source, key, frame, failure, 0);
-    }
-
-    /// Takes the load apart, for a caller that ends it.
-    fn into_parts(self) -> (Operation<Arc<Source>>, Key, Frame) {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither dropped nor used for its source any more.
-        let source = unsafe { ptr::read(&raw const this.source) };
-        (source, this.key, this.frame)
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        let mut bytes = self.source.cache.frames.bytes(self.frame);
-        // SAFETY: invariant 1 of `frames`: the frame is the load's until the entry is published.
-        unsafe { bytes.as_mut() }
     }
 }
 
@@ -167,21 +160,23 @@ impl Deref for Load {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: as in `bytes_mut`.
+        // SAFETY: invariant 1 of `frames`: the frame is the load's until the entry is published.
         unsafe { self.source.cache.frames.bytes(self.frame).as_ref() }
     }
 }
 
 impl DerefMut for Load {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
+        let mut bytes = self.source.cache.frames.bytes(self.frame);
+        // SAFETY: as in `deref`.
+        unsafe { bytes.as_mut() }
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        let failure =
-            if std::thread::panicking() { Failure::PANICKED } else { Failure(libc::ECANCELED) };
+        let Some(failure) = self.failure else { return };
+        let failure = if std::thread::panicking() { Failure::PANICKED } else { failure };
         self.source.cache.fail(&self.source, self.key, self.frame, failure, 0);
     }
 }
@@ -201,27 +196,12 @@ pub(super) struct Spare<'c> {
     pub(super) frame: Frame,
 }
 
-/// A pin of this thread on an entry. Its drop unpins, also in a panic.
-pub(super) struct Pinned<'c> {
-    cache: &'c Shared,
-    entry: &'c Entry,
-}
-
-impl<'c> Pinned<'c> {
-    /// Takes over a pin that the entry has.
-    pub(super) fn new(cache: &'c Shared, entry: &'c Entry) -> Self {
-        Self { cache, entry }
-    }
-
-    /// Leaves the pin to the caller.
-    pub(super) fn into_pin(self) {
-        mem::forget(self);
-    }
-}
+/// A pin of this thread on a buffer, which it takes over. Its drop unpins, also in a panic.
+pub(super) struct Pinned<'c>(pub(super) &'c Shared, pub(super) Frame);
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.cache.unpin(self.entry);
+        self.0.unpin(self.1);
     }
 }
 
@@ -253,9 +233,9 @@ pub(crate) enum Fill {
 pub(crate) enum EnterResult {
     /// The buffer is cached, and a slot of the caller protects it.
     Cached(Protected),
-    /// The number of an entry that is pinned for the caller. The block is being read or written, or
-    /// its load has just ended.
-    Pinned(Place),
+    /// The buffer is pinned for the caller. The block is being read or written, or its load has just
+    /// ended.
+    Pinned(Frame),
     /// The block was not cached. The caller fills the buffer, as its writer.
     Locked(Protected),
     /// The block was not cached. The caller loads it into the frame.
@@ -272,15 +252,13 @@ impl Shared {
     #[inline(never)]
     pub(crate) fn get(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
         self.counters.get.add(1);
-        let wait = BufferWait::new(self.waiting.patience);
-        let mut entered = self.enter(source, key, Fill::Read, wait.search, true)?;
-        if matches!(entered, EnterResult::Excluded | EnterResult::NoBuffer) {
-            entered = block_on(self.enter_later(source, key, Fill::Read, entered, wait))?;
-        }
-        match entered {
-            EnterResult::Pinned(place) => self.protect_loaded(source, key, place),
-            EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => Ok(buffer),
-            _ => unreachable!("it has waited for a buffer and a discard, and claims nothing"),
+        let mut wait = BufferWait::new(self.waiting.patience);
+        loop {
+            match self.enter(source, key, Fill::Read, wait.search, true)? {
+                EnterResult::Pinned(frame) => return self.protect_loaded(source, key, frame),
+                EnterResult::Cached(buffer) | EnterResult::Locked(buffer) => return Ok(buffer),
+                later => block_on(self.wait_to_enter(source, key, later, &mut wait))?,
+            }
         }
     }
 
@@ -293,33 +271,32 @@ impl Shared {
         fill: Fill,
         patience: Duration,
     ) -> Result<EnterResult, GetError> {
-        let wait = BufferWait::new(patience);
-        let entered = self.enter(source, key, fill, wait.search, is_blocking().await)?;
-        self.enter_later(source, key, fill, entered, wait).await
+        let (blocks, mut wait) = (is_blocking().await, BufferWait::new(patience));
+        loop {
+            // Also after a wait for a buffer, because the block may be cached then.
+            match self.enter(source, key, fill, wait.search, blocks)? {
+                later @ (EnterResult::Excluded | EnterResult::NoBuffer) => {
+                    self.wait_to_enter(source, key, later, &mut wait).await?;
+                }
+                entered => return Ok(entered),
+            }
+        }
     }
 
-    /// The part of [`miss`](Self::miss) after the first look, which returned `entered`.
-    async fn enter_later(
+    /// Waits until a block that is excluded, or for which there is no buffer, may be entered.
+    async fn wait_to_enter(
         &self,
         source: &Arc<Source>,
         key: Key,
-        fill: Fill,
-        mut entered: EnterResult,
-        mut wait: BufferWait,
-    ) -> Result<EnterResult, GetError> {
-        let blocks = is_blocking().await;
-        loop {
-            match entered {
-                EnterResult::Excluded if blocks && !source.may_wait() => {
-                    return Err(GetError::WouldDeadlock);
-                }
-                EnterResult::Excluded => source.writes.excluded.wait(key.sector()).await,
-                EnterResult::NoBuffer => self.wait_for_buffers(Some(source), &mut wait).await?,
-                entered => return Ok(entered),
-            }
-            // Also after a wait for a buffer, because the block may be cached then.
-            entered = self.enter(source, key, fill, wait.search, blocks)?;
+        later: EnterResult,
+        wait: &mut BufferWait,
+    ) -> Result<(), GetError> {
+        match later {
+            EnterResult::NoBuffer => return self.wait_for_buffers(Some(source), wait).await,
+            _ if is_blocking().await && !source.may_wait() => return Err(GetError::WouldDeadlock),
+            _ => source.writes.excluded.wait(key.sector()).await,
         }
+        Ok(())
     }
 
     /// Looks a block up, and pins its entry if another thread reads or writes it. Inserts a block
@@ -383,17 +360,18 @@ impl Shared {
                 self.frames.header(frame).set_place(place);
                 drop(home);
                 self.counters.miss_locked.add(1);
-                match fill {
-                    Fill::Read => {}
-                    Fill::Caller => {
-                        return self.create(source, key, frame).map(EnterResult::Locked);
+                return Ok(match fill {
+                    Fill::Caller => EnterResult::Locked(self.create(source, key, frame)?),
+                    Fill::Claim => EnterResult::Claimed(frame),
+                    Fill::Read => {
+                        // The load may have ended when `begin_read` returns. A panic drops it, which
+                        // fails it and wakes the waiters.
+                        if let Some(load) = self.load(source, key, frame, blocks) {
+                            let _ = contain(|| source.device.begin_read(load));
+                        }
+                        EnterResult::Pinned(frame)
                     }
-                    Fill::Claim => return Ok(EnterResult::Claimed(frame)),
-                }
-                let pinned = Pinned::new(self, self.lookup.entry(place));
-                self.begin(source, key, frame, blocks);
-                pinned.into_pin();
-                return Ok(EnterResult::Pinned(place));
+                });
             }
             let Some(entry) = found else { continue };
             let word = entry.word();
@@ -410,7 +388,7 @@ impl Shared {
                 drop(home);
                 drop(spare); // other threads may need the frame meanwhile
                 self.counters.get_locked_waited.add(1);
-                return Ok(EnterResult::Pinned(self.frames.header(word.frame()).place()));
+                return Ok(EnterResult::Pinned(word.frame()));
             }
             drop(home);
             // Another thread evicts the entry, or has changed it.
@@ -475,21 +453,8 @@ impl Shared {
         if others || before.has(WAITED) {
             step!("fail: wake those who wait", self.waiting.wake(frame));
         }
-        self.unpin(entry);
+        self.unpin(frame);
         failure.of(source.block(key))
-    }
-
-    /// Sets a slot for a buffer that this thread reads, so that a get of the block by its device or
-    /// verifier returns [`GetError::WouldDeadlock`].
-    fn protect_own(&self, frame: Frame) -> Option<&'static Slot> {
-        hazard::protect_kept(self.entry(frame)).ok()
-    }
-
-    /// Begins the load of an entry that was just inserted. It may have ended when this returns.
-    fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) {
-        let Some(load) = self.load(source, key, frame, blocks) else { return };
-        // A panic drops the load, which fails it and wakes the waiters.
-        let _ = contain(|| source.device.begin_read(load));
     }
 
     /// Returns the load of an entry that was just inserted. `None` if the device is closed.
@@ -514,18 +479,17 @@ impl Shared {
         }
     }
 
-    /// Waits until the load or write of an entry ends that the caller has pinned. The patience of the
+    /// Waits until the load or write of a buffer ends that the caller has pinned. The patience of the
     /// cache limits the wait for a writer, which may wait for a guard of the caller.
     pub(crate) async fn wait_for_load(
         &self,
         source: &Source,
         key: Key,
-        place: Place,
+        frame: Frame,
     ) -> Result<(), GetError> {
-        let entry = self.lookup.entry(place);
-        let frame = entry.word().frame();
+        let entry = self.entry(frame);
         let blocks = is_blocking().await;
-        if blocks && self.frames.header(frame).is_claimed_by_me() {
+        if blocks && self.frames.header(frame).loader() == thread_id() {
             // This thread may have the load. Then no other thread ends it.
             let (mut rounds, mut since) = (16, None);
             while entry.word().has(IO) {
@@ -557,34 +521,32 @@ impl Shared {
             let look = || (!entry.word().has(IO | WRITE)).then_some(());
             self.waiting.wait(frame.0.into(), end, look).await.ok_or(GetError::Busy)?;
         }
-        self.check_load(source, key, place)
+        self.check_load(source, key, entry.word())
     }
 
-    /// Returns the error of a load that has failed, whose entry the caller has pinned.
-    fn check_load(&self, source: &Source, key: Key, place: Place) -> Result<(), GetError> {
-        let word = self.lookup.entry(place).word();
+    /// Returns the error of a load that has failed, whose buffer, with that word, the caller has pinned.
+    fn check_load(&self, source: &Source, key: Key, word: EntryWord) -> Result<(), GetError> {
         let failure = || Failure(self.frames.header(word.frame()).failure());
         if word.has(FAILED) { Err(failure().of(source.block(key))) } else { Ok(()) }
     }
 
-    /// Waits, as a thread, for the end of a load or write of an entry that the thread has pinned, and
+    /// Waits, as a thread, for the end of a load or write of a buffer that the thread has pinned, and
     /// protects the buffer.
     pub(super) fn protect_loaded(
         &self,
         source: &Source,
         key: Key,
-        place: Place,
+        frame: Frame,
     ) -> Result<Protected, GetError> {
-        let entry = self.lookup.entry(place);
-        let _pinned = Pinned::new(self, entry);
-        if self.has_ended(place) {
-            self.check_load(source, key, place)?;
+        let (entry, _pinned) = (self.entry(frame), Pinned(self, frame));
+        let word = entry.word();
+        if word.has(IO | WRITE) {
+            block_on(self.wait_for_load(source, key, frame))?;
         } else {
-            block_on(self.wait_for_load(source, key, place))?;
+            self.check_load(source, key, word)?;
         }
         // The pin keeps the entry until the slot is visible: `unpin` orders the two.
         let slot = hazard::protect_kept(entry)?;
-        let frame = entry.word().frame();
         self.frames.reading(frame);
         Ok(Protected { slot, frame })
     }
@@ -592,50 +554,34 @@ impl Shared {
     /// Returns an error if this thread must not block for the load of a frame, because it is in an
     /// engine and may wait for this thread; see [`engine`](crate::engine).
     pub(super) fn check_wait_for_load(&self, frame: Frame) -> Result<(), GetError> {
-        let refused = refuses_wait(|| self.frames.header(frame).is_in_engine());
+        let refused = refuses_wait(|| self.frames.header(frame).loader() == IN_ENGINE);
         let may_wait = check!("wait: the load is in no engine", !refused);
         if may_wait { Ok(()) } else { Err(GetError::WouldDeadlock) }
     }
 
-    /// Returns whether the load or write of an entry has ended. The caller has pinned the entry.
-    pub(crate) fn has_ended(&self, place: Place) -> bool {
-        !self.lookup.entry(place).word().has(IO | WRITE)
+    /// Returns whether the load or write of a buffer has ended. The caller has pinned the buffer.
+    pub(crate) fn has_ended(&self, frame: Frame) -> bool {
+        !self.entry(frame).word().has(IO | WRITE)
     }
 
-    /// Returns the frame of an entry that the caller has pinned.
-    pub(crate) fn frame_at(&self, place: Place) -> Frame {
-        self.lookup.entry(place).word().frame()
+    /// Converts the protection by a slot into a pin.
+    pub(crate) fn pin_protected(&self, buffer: &Protected) -> Result<(), GetError> {
+        let pinned = self.entry(buffer.frame).pin();
+        buffer.slot.clear();
+        pinned
     }
 
-    /// Converts the protection by a slot into a pin. Returns the number of the entry.
-    pub(crate) fn pin_protected(
-        &self,
-        Protected { slot, frame }: Protected,
-    ) -> Result<Place, GetError> {
-        let pinned = self.entry(frame).pin();
-        let place = self.frames.header(frame).place();
-        slot.clear();
-        pinned?;
-        Ok(place)
-    }
-
-    /// Unpins the entry at `place`.
-    pub(crate) fn unpin_place(&self, place: Place) {
-        self.unpin(self.lookup.entry(place));
-    }
-
-    /// Unpins an entry. The last pin of a failed load gives the frame back.
-    pub(crate) fn unpin(&self, entry: &Entry) {
+    /// Unpins a buffer. The last pin of a failed load gives the frame back.
+    pub(crate) fn unpin(&self, frame: Frame) {
+        let entry = self.entry(frame);
         let left = entry.unpin();
         if check!("unpin: it was the last pin", left.pins() == 0) && left.has(FAILED) {
-            let frame = left.frame();
             self.lookup.free(self.frames.header(frame).place());
             self.frames.give(frame);
         } else if left.pins() == 0 && left.has(WAITED) && !left.has(WRITE | BACK) {
             // Without pins and marks the block can be locked, so no waiter needs the flag. If the
             // entry is another block's by now, the drop of that block's last pin wakes its waiters.
             let _ = entry.try_change(left, 0, WAITED);
-            let frame = left.frame();
             step!("unpin: wake the tasks that wait to write", self.waiting.wake(frame));
         }
     }
@@ -653,7 +599,7 @@ impl Shared {
         let entered = self.enter(source, key, Fill::Claim, Search::Short, false)?;
         let EnterResult::Claimed(frame) = entered else {
             match entered {
-                EnterResult::Pinned(place) => self.unpin_place(place),
+                EnterResult::Pinned(frame) => self.unpin(frame),
                 EnterResult::Cached(buffer) => buffer.slot.clear(),
                 _ => {}
             }
@@ -661,7 +607,7 @@ impl Shared {
         };
         self.counters.get.add(1);
         let load = self.load(source, key, frame, false).ok_or(GetError::Closed)?;
-        self.frames.header(frame).set_claimed();
+        self.frames.header(frame).set_loader(thread_id());
         Ok(Some(load))
     }
 }

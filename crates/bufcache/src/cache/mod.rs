@@ -34,6 +34,7 @@ mod waiting;
 mod write;
 mod write_back;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::time::Duration;
@@ -55,8 +56,8 @@ use self::write_back::WriteBack;
 use crate::error::{BuildError, GetError};
 use crate::frames::Frame;
 use crate::hazard::{self, Slot};
-use crate::ids::{Identity, Ids};
-use crate::policy::Policy;
+use crate::ids::Ids;
+use crate::policy::Eviction;
 use crate::source::Source;
 use crate::stats::{Counter, HitCounters};
 use crate::table::Table;
@@ -141,7 +142,7 @@ pub(crate) struct Lookup {
     /// The number of hits, except for those in `Counters::get`.
     hits: HitCounters,
     /// The numbers and identities of the devices.
-    ids: WordLock<Ids>,
+    pub(crate) ids: WordLock<Ids>,
 }
 
 impl Deref for Lookup {
@@ -163,7 +164,7 @@ impl Lookup {
     #[inline(always)]
     fn look_up(&self, key: Key) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
-        let (slot, record) = hazard::protect_numbered(entry).ok()?;
+        let (slot, record) = hazard::protect(entry).ok()?;
         if let Some(word) = entry.look(key) {
             if word.is_readable() {
                 entry.count_hit(word);
@@ -207,21 +208,6 @@ impl Lookup {
         let few = few.into_iter().flatten().map(|sector| Key::new(source.id, sector));
         few.chain(all.into_iter().flatten())
     }
-
-    /// Notes that a file is attached, so that it is not attached twice.
-    pub(crate) fn attach(&self, identity: Identity) -> Result<(), BuildError> {
-        if self.ids.lock().attach(identity) { Ok(()) } else { Err(BuildError::Attached) }
-    }
-
-    /// Notes that a file is not attached any more: no operation of it is in flight.
-    pub(crate) fn detach(&self, identity: Identity) {
-        self.ids.lock().detach(identity);
-    }
-
-    /// Retires the number of a dropped device.
-    pub(crate) fn retire_id(&self, id: u16) {
-        self.ids.lock().retire(id);
-    }
 }
 
 #[cfg(not(offlock_model))]
@@ -235,10 +221,10 @@ impl Shared {
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
     #[inline(always)]
     pub(crate) fn hit(&self, key: Key) -> Option<Protected> {
-        let (buffer, is_sampled, _) = self.lookup.look_up(key)?;
+        let (buffer, is_sampled, record) = self.lookup.look_up(key)?;
         self.frames.reading(buffer.frame);
         if is_sampled {
-            self.frames.note_hit(key);
+            self.frames.note_hit(key, record);
         }
         Some(buffer)
     }
@@ -252,7 +238,7 @@ impl Shared {
             self.counters.get.add(1);
         }
         if is_sampled {
-            self.frames.note_hit(key);
+            self.frames.note_hit(key, record);
         }
         Some(buffer)
     }
@@ -293,17 +279,15 @@ impl Shared {
         if let Some(id) = ids.take() {
             return Ok(id);
         }
-        if ids.retired() == 0 {
-            return Err(BuildError::TooManyDevices);
-        }
         // No thread inserts blocks of retired numbers any more, so one walk finds them all. The
         // lock of the numbers carries the earlier insertions.
+        let mut kept = BTreeSet::new();
         for key in self.lookup.keys() {
             if ids.is_retired(key.device()) && !self.drop_retired(key)? {
-                ids.keep(key.device());
+                kept.insert(key.device());
             }
         }
-        ids.clean();
+        ids.clean(kept);
         ids.take().ok_or(BuildError::TooManyDevices)
     }
 
@@ -331,15 +315,14 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Returns the shared state of a cache of `count` buffers of `1 << shift` bytes. The cache has shadows
-/// of about `sampled` blocks each, unless that is 0.
+/// Returns the shared state of a cache of `count` buffers of `1 << shift` bytes.
 pub(crate) fn make(
     (count, shift): (usize, u32),
-    policy_and_sampled: (Policy, usize),
+    eviction: Eviction,
     (patience, limits): (Duration, Limits),
 ) -> Result<Shared, AllocError> {
     Ok(Shared {
-        frames: Frames::new((count, shift), policy_and_sampled)?,
+        frames: Frames::new((count, shift), eviction)?,
         lookup: Lookup {
             table: Table::new(count)?,
             hits: HitCounters::new(),

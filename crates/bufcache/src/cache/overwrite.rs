@@ -224,7 +224,7 @@ impl Shared {
         let home = self.lookup.lock(key);
         let entry = self.entry(frame);
         // As in `try_invalidate`: the slot keeps the frame until it is on the list of the dead.
-        let slot = hazard::protect(entry).expect("a slot is reserved");
+        let (slot, _) = hazard::protect(entry).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);

@@ -113,12 +113,12 @@ impl Shared {
             None => match self.enter(source, key, fill, search, true)? {
                 EnterResult::Locked(buffer) => buffer,
                 EnterResult::Cached(buffer) => self.lock_protected(source, buffer, true)?,
-                EnterResult::Pinned(place) if self.has_ended(place) && fill == Fill::Read => {
-                    let buffer = self.protect_loaded(source, key, place)?;
+                EnterResult::Pinned(frame) if self.has_ended(frame) && fill == Fill::Read => {
+                    let buffer = self.protect_loaded(source, key, frame)?;
                     self.lock_protected(source, buffer, true)?
                 }
-                EnterResult::Pinned(place) => {
-                    self.unpin_place(place);
+                EnterResult::Pinned(frame) => {
+                    self.unpin(frame);
                     return Err(GetError::WouldBlock);
                 }
                 _ => return Err(GetError::WouldBlock),
@@ -200,13 +200,13 @@ impl Shared {
                     slot.clear(); // the mark keeps the buffer
                     return Ok(Some(Locked { source: own, frame, fill }));
                 }
-                EnterResult::Pinned(place) => {
-                    let entry = self.lookup.entry(place);
-                    let _pinned = Pinned::new(self, entry);
+                EnterResult::Pinned(frame) => {
+                    let entry = self.entry(frame);
+                    let _pinned = Pinned(self, frame);
                     if entry.word().has(WRITE) {
                         return Ok(None);
                     }
-                    match self.wait_for_load(source, key, place).await {
+                    match self.wait_for_load(source, key, frame).await {
                         // Another thread's read of the block failed, which this one overwrites.
                         Err(error) if fill == Fill::Caller && error.is_of_a_read() => {
                             return Ok(None);
@@ -214,7 +214,7 @@ impl Shared {
                         loaded => loaded?,
                     }
                     let slot = hazard::protect_kept(entry)?; // kept by the pin
-                    Protected { slot, frame: entry.word().frame() }
+                    Protected { slot, frame }
                 }
                 EnterResult::Cached(buffer) => buffer,
                 _ => return Ok(None),

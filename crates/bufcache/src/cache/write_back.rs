@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 
 use super::Shared;
 use super::completion::{Batch, Change, DeviceChange, Outcome, RUNS};
-use super::evict::{LOOKS, Lists};
+use super::evict::LOOKS;
 use super::pool::Pool;
 use super::write::is_marked;
 use crate::dirty::{DirtyList, Unsynced, WriteError, errno_of};
@@ -627,8 +627,7 @@ impl Shared {
     /// Makes the written buffers that were due for eviction the next victims, in the order of `blocks`.
     fn evict_next(&self, blocks: &[DirtyBlock]) {
         let mut lists = self.frames.lists.lock();
-        let Lists { nodes, policy, .. } = &mut *lists;
-        blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
+        blocks.iter().rev().for_each(|one| lists.evict_next(one.frame));
     }
 
     /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.
@@ -770,9 +769,7 @@ impl Shared {
         while !visits.is_empty() {
             let lists = self.frames.lists.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
-                let Some(frame) = lists.policy.next_due(&lists.nodes, at) else {
-                    return blocks;
-                };
+                let Some(frame) = lists.next_due(at) else { return blocks };
                 at = Some(frame);
                 let entry = self.entry(frame);
                 let (word, key) = (entry.word(), entry.key());

@@ -97,7 +97,7 @@ impl Bare {
 
     /// Reads the bytes under a hazard slot like a hit. Returns `None` if the block may not be read.
     fn read(&self) -> Option<u64> {
-        let slot = hazard::protect(&self.entry).ok()?;
+        let (slot, _) = hazard::protect(&self.entry).ok()?;
         let there = self.entry.look(Self::key()).is_some_and(EntryWord::is_readable);
         // SAFETY: the slot keeps the entry as it is.
         let bytes = there.then(|| self.bytes.with(|at| unsafe { at.read() }));
@@ -141,7 +141,7 @@ impl Bare {
     /// Protects the block by both slots of a record. Returns false if a slot cannot be had.
     fn protect_twice(&self) -> bool {
         let slots = [(); 2].map(|()| hazard::protect(&self.entry));
-        slots.iter().flatten().for_each(|slot| slot.clear());
+        slots.iter().flatten().for_each(|(slot, _)| slot.clear());
         slots.iter().all(Result::is_ok)
     }
 

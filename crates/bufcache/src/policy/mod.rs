@@ -1,7 +1,7 @@
 //! The eviction policy: which buffer is evicted first.
 //!
-//! The policy is a few lists of nodes, changed under the lock of [`Lists`](crate::cache::evict::Lists). Hits
-//! reach it as a count of two bits in each entry's word, which hits stop writing at 3.
+//! The policy is a few lists of frames under one lock. Hits reach it as a count of two bits in each
+//! entry's word, which hits stop writing at 3.
 //!
 //! An adaptive cache also has [`Shadows`]: small directories of keys, one for each rule. They get
 //! the requests for a sample of the blocks, and the cache follows the rule whose shadow had the
@@ -11,11 +11,13 @@
 
 mod shadow;
 
+use std::mem;
+
 use offlock_percpu::AllocError;
 use offlock_sync::check;
 
 pub(crate) use self::shadow::{Samples, Shadows, sampled_blocks};
-use crate::frames::{Frame, List, Nodes, On, Victim, boxed};
+use crate::frames::{Frame, Links, List, boxed};
 use crate::word::{BACK, DIRTY, EVICT, Entry, EntryWord, IO, Key, NEW, STALE, VALID, WRITE};
 
 /// How buffers are chosen for eviction.
@@ -81,33 +83,10 @@ impl Looks {
         }
     }
 
-    /// Returns whether uses still keep a buffer.
-    fn count_uses(&self) -> bool {
-        self.pass < USE_PASSES
-    }
-
     /// Returns whether a list of `len` buffers, of which `seen` were visited, has more to visit.
-    pub(crate) fn has_more(&self, seen: usize, len: usize) -> bool {
+    fn has_more(&self, seen: usize, len: usize) -> bool {
         seen < len.min(self.most.unwrap_or(usize::MAX))
     }
-
-    /// A buffer of the main list stays because it was used, and may be evicted at the next visit.
-    fn lower(&mut self) {
-        self.main = if self.most.is_some() { 0 } else { self.main + 1 };
-    }
-
-    /// A buffer was evicted, so all lists are visited again.
-    pub(crate) fn start_over(&mut self) {
-        self.main = 0;
-    }
-}
-
-/// The buffers of the cache, or of a shadow, as a policy uses them.
-pub(crate) trait Buffers {
-    /// Returns the entry that has the frame.
-    fn entry(&self, frame: Frame) -> &Entry;
-    /// Returns the buffer as a victim.
-    fn victim(&self, frame: Frame) -> Victim;
 }
 
 /// Returns whether a buffer is live, and not pinned, loaded or written.
@@ -164,26 +143,59 @@ pub(crate) fn mark(entry: &Entry) -> bool {
 //
 // S3-FIFO is by Yang, Zhang, Qiu, Yue and Rashmi (SOSP 2023).
 
-const NEWER: u8 = 0;
-const OLDER: u8 = 1;
-const MAIN: u8 = 2;
-/// On main, until it is written: it was the next victim of probation, or of main, but dirty.
-const DUE_ON_PROBATION: u8 = 3;
-const DUE_ON_MAIN: u8 = 4;
+/// Where a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum On {
+    /// On no list: the frame is free, or a thread owns it.
+    Nothing,
+    Newer,
+    Older,
+    Main,
+    /// On main, until it is written: it was the next victim of probation, but dirty.
+    MainDueOnProbation,
+    /// The same of the next victim of main.
+    MainDue,
+    /// On the list of invalidated buffers, which are freed when no slot and no pin holds them.
+    Dead,
+}
+
+impl On {
+    /// Returns the number of the list of a frame that is on one.
+    fn list(self) -> usize {
+        debug_assert!(self != Self::Nothing);
+        match self {
+            Self::Newer => 0,
+            Self::Older => 1,
+            Self::Dead => 3,
+            _ => 2,
+        }
+    }
+
+    /// Returns whether a frame is on a list from which it may be evicted.
+    fn is_live(self) -> bool {
+        !matches!(self, Self::Nothing | Self::Dead)
+    }
+}
 
 /// Ghosts per buffer. With one, the trace P3 with room for 5 % has 2 points fewer hits.
 const GHOSTS: usize = 2;
 
-/// The lists of a cache, or of a shadow.
+/// The frames of a cache, or of a shadow: the free ones, and lists of the buffers.
+///
+/// Nothing here allocates after `new`, and no call walks a list further than its budget.
 #[derive(Debug)]
 pub(crate) struct Policy {
-    newer: List,
-    older: List,
-    main: List,
+    nodes: Box<[(Links, On)]>,
+    /// At [`On::list`].
+    lists: [List; 4],
     ghost: Ghost,
     rule: Eviction,
-    /// The buffers of the cache.
-    most: usize,
+    /// The number of frames that may be in use.
+    limit: usize,
+    /// The number of the first frame that was never used.
+    fresh: u32,
+    /// Used frames that are free now. The one that was freed last is taken first.
+    free: Vec<Frame>,
     /// The buffers of probation.
     probation: usize,
     /// Set until a miss finds the cache full. Later, room in the main list is not a reason to
@@ -192,21 +204,74 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// Returns the empty lists of a cache of `most` buffers.
-    pub(crate) fn new(rule: Eviction, most: usize) -> Result<Self, AllocError> {
-        let [newer, older, main] = [List::new(); 3];
-        let ghost = Ghost::new(if rule == Eviction::Clock { 1 } else { most * GHOSTS })?;
-        let mut new = Self { newer, older, main, ghost, rule, most, probation: 0, filling: true };
+    /// Returns the empty lists of a cache of so many frames.
+    pub(crate) fn new(rule: Eviction, frames: usize) -> Result<Self, AllocError> {
+        let (mut nodes, mut free) = (Vec::new(), Vec::new());
+        nodes.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
+        nodes.extend((0..frames).map(|_| (Links::new(), On::Nothing)));
+        free.try_reserve_exact(frames).map_err(|_| AllocError::new())?;
+        let mut new = Self {
+            nodes: nodes.into(),
+            lists: [List::new(); 4],
+            ghost: Ghost::new(if rule == Eviction::Clock { 1 } else { frames * GHOSTS })?,
+            rule,
+            limit: frames,
+            fresh: 0,
+            free,
+            probation: 0,
+            filling: true,
+        };
         new.set_rule(rule);
         Ok(new)
+    }
+
+    /// Takes a free frame, if there is one.
+    pub(crate) fn take(&mut self) -> Option<Frame> {
+        if self.in_use() >= self.limit {
+            return None;
+        }
+        let freed = self.free.pop();
+        Some(freed.unwrap_or_else(|| {
+            self.fresh += 1;
+            Frame(self.fresh - 1)
+        }))
+    }
+
+    /// Frees a frame that is on no list.
+    pub(crate) fn give(&mut self, frame: Frame) {
+        self.free.push(frame); // within the capacity reserved in `new`
+    }
+
+    /// Returns whether more frames are free than evictions leave: one in 64. Evictions are in
+    /// batches of as many at most, by each thread that misses.
+    pub(crate) fn has_room(&self) -> bool {
+        self.limit.saturating_sub(self.in_use()) > self.limit / 64
+    }
+
+    /// Limits the frames in use. Frames beyond the limit stay in use until they are freed.
+    pub(crate) fn set_limit(&mut self, frames: usize) {
+        let frames = frames.min(self.nodes.len());
+        self.filling |= frames > self.limit;
+        self.limit = frames;
+        self.set_rule(self.rule);
+    }
+
+    /// Returns the number of frames in use.
+    pub(crate) fn in_use(&self) -> usize {
+        self.fresh as usize - self.free.len()
+    }
+
+    /// Returns whether more frames are in use than the limit.
+    pub(crate) fn exceeds_limit(&self) -> bool {
+        self.in_use() > self.limit
     }
 
     /// Sets the rule.
     pub(crate) fn set_rule(&mut self, rule: Eviction) {
         self.rule = rule;
         self.probation = match rule {
-            Eviction::A2 | Eviction::Adaptive => (self.most / 10).max(1),
-            Eviction::A2Small => (self.most / 100).max(1),
+            Eviction::A2 | Eviction::Adaptive => (self.limit / 10).max(1),
+            Eviction::A2Small => (self.limit / 100).max(1),
             Eviction::Clock => 0,
         };
     }
@@ -215,9 +280,9 @@ impl Policy {
         self.rule
     }
 
-    /// Returns whether a miss has found the cache full since it last grew.
-    pub(crate) fn is_full(&self) -> bool {
-        !self.filling
+    /// Returns whether a miss has found the cache full, and not much has become free since.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        !self.filling && 16 * self.len() >= 15 * self.limit
     }
 
     /// Notes that a miss has found the cache full.
@@ -226,29 +291,37 @@ impl Policy {
         self.ghost.resize(self.len() * GHOSTS);
     }
 
-    /// Sets the number of buffers of the cache.
-    pub(crate) fn resize(&mut self, most: usize) {
-        self.filling |= most > self.most;
-        self.most = most;
-        self.set_rule(self.rule);
-    }
-
-    /// Returns the number of buffers on the lists.
+    /// Returns the number of live buffers on the lists.
     pub(crate) fn len(&self) -> usize {
-        self.newer.len + self.older.len + self.main.len
+        self.on_probation() + self.len_of(On::Main)
     }
 
     /// Returns the number of buffers on probation.
     fn on_probation(&self) -> usize {
-        self.newer.len + self.older.len
+        self.len_of(On::Newer) + self.len_of(On::Older)
     }
 
-    fn list(&mut self, which: u8) -> &mut List {
-        match which {
-            NEWER => &mut self.newer,
-            OLDER => &mut self.older,
-            _ => &mut self.main,
-        }
+    fn len_of(&self, on: On) -> usize {
+        self.lists[on.list()].len
+    }
+
+    fn last(&self, on: On) -> Option<Frame> {
+        self.lists[on.list()].last()
+    }
+
+    /// Puts a frame that is on no list on one, as the newest.
+    fn push(&mut self, frame: Frame, on: On) {
+        let Self { nodes, lists, .. } = self;
+        debug_assert!(nodes[frame.0 as usize].1 == On::Nothing);
+        nodes[frame.0 as usize].1 = on;
+        lists[on.list()].push(frame, |at| &nodes[at as usize].0);
+    }
+
+    /// Removes a frame from the list that it is on.
+    fn unlink(&mut self, frame: Frame) {
+        let Self { nodes, lists, .. } = self;
+        let on = mem::replace(&mut nodes[frame.0 as usize].1, On::Nothing);
+        lists[on.list()].remove(frame, |at| &nodes[at as usize].0);
     }
 
     /// Returns whether a block that is not cached was evicted from probation or refused lately. If not,
@@ -257,70 +330,68 @@ impl Policy {
         self.ghost.knows(key)
     }
 
-    /// Inserts a buffer that is on no list.
-    pub(crate) fn insert(
+    /// Inserts a buffer that is on no list. `entry_of` returns the entry of a frame.
+    pub(crate) fn insert<'e>(
         &mut self,
-        nodes: &mut Nodes,
-        buffers: &impl Buffers,
+        entry_of: impl Fn(Frame) -> &'e Entry,
         frame: Frame,
         key: Key,
     ) {
-        let room = self.main.len + 1 + self.probation <= self.most;
+        let room = self.len_of(On::Main) + 1 + self.probation <= self.limit;
         let goes_to_main = self.rule == Eviction::Clock
             || (self.filling && room)
-            || (self.ghost.take(key) && self.passes_gate(nodes, buffers));
-        let entry = buffers.entry(frame);
+            || (self.ghost.take(key) && self.passes_gate(&entry_of));
+        let entry = entry_of(frame);
         // A load that is likely to be used again has the flag from its beginning.
         if entry.word().has(NEW) == goes_to_main {
             entry.change(NEW * u64::from(!goes_to_main), NEW);
         }
         if goes_to_main {
-            return self.keep(nodes, frame);
+            return self.keep(frame);
         }
-        nodes.push(&mut self.newer, frame, On::Policy(NEWER));
+        self.push(frame, On::Newer);
         // The oldest buffer of the newer half moves to the older half.
-        if self.newer.len > self.probation / 2 {
-            if let Some(aged) = self.newer.last() {
-                nodes.remove(&mut self.newer, aged);
-                buffers.entry(aged).change(0, NEW);
-                nodes.push(&mut self.older, aged, On::Policy(OLDER));
+        if self.len_of(On::Newer) > self.probation / 2 {
+            if let Some(aged) = self.last(On::Newer) {
+                self.unlink(aged);
+                entry_of(aged).change(0, NEW);
+                self.push(aged, On::Older);
             }
         }
     }
 
     /// Returns whether a ghost may enter main. Otherwise main's oldest buffer loses a use.
-    fn passes_gate(&mut self, nodes: &mut Nodes, buffers: &impl Buffers) -> bool {
+    fn passes_gate<'e>(&mut self, entry_of: impl Fn(Frame) -> &'e Entry) -> bool {
         // After a change of the rule, main has room until probation has become small. With a room of
         // probation's part alone, the trace P3 with room for 5 % has 2 points fewer hits.
         if self.rule != Eviction::A2Small || self.on_probation() > 2 * self.probation {
             return true;
         }
-        let Some(oldest) = self.main.last() else { return true };
-        let is_used = buffers.entry(oldest).take_used(|used| used.saturating_sub(1)) > 0;
+        let Some(oldest) = self.last(On::Main) else { return true };
+        let is_used = entry_of(oldest).take_used(|used| used.saturating_sub(1)) > 0;
         if is_used {
-            nodes.remove(&mut self.main, oldest);
-            self.keep(nodes, oldest);
+            self.unlink(oldest);
+            self.keep(oldest);
         }
         !is_used
     }
 
     /// Removes the next victim from its list and marks it `EVICT`. Returns `None` if `looks` allows
     /// no further visit.
-    pub(crate) fn pick(
+    pub(crate) fn pick<'e>(
         &mut self,
-        nodes: &mut Nodes,
-        buffers: &impl Buffers,
+        entry_of: impl Fn(Frame) -> &'e Entry,
         looks: &mut Looks,
-    ) -> Option<Victim> {
+    ) -> Option<Frame> {
         while looks.left > 0 && !looks.has_met_dirty {
             looks.left -= 1;
-            let which = self.next_list(looks);
-            let frame = self.list(which).last()?;
-            let entry = buffers.entry(frame);
-            let takes_one = which == MAIN && self.rule != Eviction::Clock;
+            let on = self.next_list(looks);
+            let frame = self.last(on)?;
+            let entry = entry_of(frame);
+            let takes_one = on == On::Main && self.rule != Eviction::Clock;
             let stays = entry.take_used(|used| if takes_one { used.saturating_sub(1) } else { 0 })
                 > 0
-                && looks.count_uses();
+                && looks.pass < USE_PASSES;
             looks.lowered |= stays;
             let is_marked = !stays && mark(entry);
             let is_due = !stays && !is_marked && looks.until_dirty;
@@ -328,76 +399,93 @@ impl Policy {
                 looks.has_met_dirty = true; // it stays the next victim
                 return None;
             }
-            nodes.remove(self.list(which), frame);
+            self.unlink(frame);
             if is_marked {
-                if which != MAIN {
+                if on != On::Main {
                     self.ghost.add(entry.key());
                 }
-                return Some(buffers.victim(frame));
+                return Some(frame);
             }
-            if which == NEWER {
+            if on == On::Newer {
                 entry.change(0, NEW);
             }
-            let on = match which {
-                _ if stays || !entry.word().has(DIRTY) => MAIN,
-                MAIN => DUE_ON_MAIN,
-                _ => DUE_ON_PROBATION,
+            let kept_on = match on {
+                _ if stays || !entry.word().has(DIRTY) => On::Main,
+                On::Main => On::MainDue,
+                _ => On::MainDueOnProbation,
             };
-            nodes.push(&mut self.main, frame, On::Policy(on));
-            if stays && which == MAIN {
-                looks.lower();
-            } else {
-                looks.main += 1;
-            }
+            self.push(frame, kept_on);
+            // A used buffer of main may be evicted at the next visit.
+            let starts_over = stays && on == On::Main && looks.most.is_some();
+            looks.main = if starts_over { 0 } else { looks.main + 1 };
         }
         None
     }
 
     /// Returns the list that has the next victim.
-    fn next_list(&self, looks: &Looks) -> u8 {
-        if self.on_probation() < self.probation && looks.has_more(looks.main, self.main.len) {
-            MAIN
-        } else if !self.older.is_empty() {
-            OLDER
-        } else if !self.newer.is_empty() {
-            NEWER
+    fn next_list(&self, looks: &Looks) -> On {
+        if self.on_probation() < self.probation && looks.has_more(looks.main, self.len_of(On::Main))
+        {
+            On::Main
+        } else if self.len_of(On::Older) > 0 {
+            On::Older
+        } else if self.len_of(On::Newer) > 0 {
+            On::Newer
         } else {
-            MAIN
+            On::Main
         }
     }
 
     /// Returns the buffer that would be the next victim, or that would be it after another one.
-    pub(crate) fn next_due(&self, nodes: &Nodes, after: Option<Frame>) -> Option<Frame> {
-        if let Some(frame) = after {
-            return nodes.newer(frame);
-        }
-        match self.next_list(&Looks::new(None)) {
-            NEWER => self.newer.last(),
-            OLDER => self.older.last(),
-            _ => self.main.last(),
-        }
+    pub(crate) fn next_due(&self, after: Option<Frame>) -> Option<Frame> {
+        let Some(frame) = after else { return self.last(self.next_list(&Looks::new(None))) };
+        let (links, on) = &self.nodes[frame.0 as usize];
+        links.newer().filter(|_| on.is_live())
     }
 
-    /// Inserts a buffer into main, at the back of the order of eviction.
-    pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
-        nodes.push(&mut self.main, frame, On::Policy(MAIN));
+    /// Puts a buffer that is on no list on main, as the last to be evicted.
+    pub(crate) fn keep(&mut self, frame: Frame) {
+        self.push(frame, On::Main);
     }
 
     /// Makes a buffer that was due for eviction, but dirty, the next victim of its list. The caller has
     /// written the frame's block; by now the frame may be free, or have another block.
-    pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
-        let list = match nodes.on(frame) {
-            On::Policy(DUE_ON_PROBATION) => OLDER,
-            On::Policy(DUE_ON_MAIN) => MAIN,
+    pub(crate) fn evict_next(&mut self, frame: Frame) {
+        let on = match self.nodes[frame.0 as usize].1 {
+            On::MainDueOnProbation => On::Older,
+            On::MainDue => On::Main,
             _ => return, // if it is on no list, an evictor is about to keep it
         };
-        nodes.remove(&mut self.main, frame);
-        nodes.push_last(self.list(list), frame, On::Policy(list));
+        self.unlink(frame);
+        let Self { nodes, lists, .. } = self;
+        nodes[frame.0 as usize].1 = on;
+        lists[on.list()].push_last(frame, |at| &nodes[at as usize].0);
     }
 
-    /// Removes a buffer from the given list, which it is on.
-    pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
-        nodes.remove(self.list(list), frame);
+    /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
+    pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
+        let is_live = self.nodes[frame.0 as usize].1.is_live();
+        if is_live {
+            self.unlink(frame);
+        }
+        is_live
+    }
+
+    /// Returns the number of invalidated buffers.
+    pub(crate) fn dead(&self) -> usize {
+        self.len_of(On::Dead)
+    }
+
+    /// Puts an invalidated buffer that is on no list on the list of the dead.
+    pub(crate) fn bury(&mut self, frame: Frame) {
+        self.push(frame, On::Dead);
+    }
+
+    /// Takes the oldest buffer off the list of the dead.
+    pub(crate) fn take_dead(&mut self) -> Option<Frame> {
+        let frame = self.last(On::Dead)?;
+        self.unlink(frame);
+        Some(frame)
     }
 }
 
@@ -462,7 +550,7 @@ impl Ghost {
         let Some(at) = set.iter().position(|seen| seen.tag == tag && seen.when != 0) else {
             return false;
         };
-        let seen = std::mem::take(&mut set[at]);
+        let seen = mem::take(&mut set[at]);
         self.is_young(seen)
     }
 

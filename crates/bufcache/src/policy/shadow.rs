@@ -18,10 +18,10 @@ use arrayvec::ArrayVec;
 use offlock_percpu::AllocError;
 use offlock_sync::WordLock;
 
-use super::{Buffers, Eviction, Looks, Policy};
-use crate::frames::{Frame, Nodes, Place, Victim, boxed};
+use super::{Eviction, Looks, Policy};
+use crate::frames::{Frame, Place, boxed};
 use crate::table::Table;
-use crate::word::{Entry, EntryWord, Key};
+use crate::word::{EntryWord, Key};
 
 /// The planned number of blocks of a shadow, at most. 512 are no better; with 128, a loop of 1.01
 /// times the capacity is not distinguished from one that fits.
@@ -57,91 +57,69 @@ pub(crate) fn sampled_blocks(count: usize) -> usize {
     if blocks < FEWEST_BLOCKS { 0 } else { blocks }
 }
 
-/// The table of a shadow.
-#[derive(Debug)]
-struct Blocks {
-    table: Table,
-    /// The entry of each frame.
-    places: Box<[Place]>,
-}
-
-impl Buffers for Blocks {
-    fn entry(&self, frame: Frame) -> &Entry {
-        self.table.entry(self.places[frame.0 as usize])
-    }
-
-    fn victim(&self, frame: Frame) -> Victim {
-        Victim { frame, place: self.places[frame.0 as usize] }
-    }
-}
-
 /// The simulation of one rule.
 #[derive(Debug)]
 struct Shadow {
-    nodes: Nodes,
     policy: Policy,
-    blocks: Blocks,
-    /// Frames without a block.
-    free: Vec<Frame>,
-    /// The largest number of blocks.
-    room: usize,
+    table: Table,
+    /// The number of the entry of each frame.
+    places: Box<[Place]>,
     /// The number of hits, weighted by [`DECAY`].
     hits: f32,
 }
 
 impl Shadow {
     fn new(rule: Eviction, blocks: usize) -> Result<Self, AllocError> {
-        let mut free = Vec::new();
-        free.try_reserve_exact(blocks).map_err(|_| AllocError::new())?;
-        free.extend((0..blocks as u32).map(Frame));
         Ok(Self {
-            nodes: Nodes::new(blocks)?,
             policy: Policy::new(rule, blocks)?,
-            blocks: Blocks { table: Table::new(blocks)?, places: boxed(0, blocks)? },
-            free,
-            room: blocks,
+            table: Table::new(blocks)?,
+            places: boxed(0, blocks)?,
             hits: 0.0,
         })
     }
 
-    fn len(&self) -> usize {
-        self.blocks.places.len() - self.free.len()
-    }
-
+    /// Sets the largest number of blocks.
     fn set_room(&mut self, blocks: usize) {
-        self.room = blocks.clamp(1, self.blocks.places.len());
-        self.policy.resize(self.room);
-        self.evict_to(self.room);
+        self.policy.set_limit(blocks.max(1));
+        while self.policy.exceeds_limit() && self.evict().is_some() {}
     }
 
-    fn evict_to(&mut self, blocks: usize) {
-        while self.len() > blocks {
-            self.policy.note_full();
-            let mut looks = Looks::new(None);
-            looks.left = u32::MAX; // no buffer is pinned here, so the search ends
-            let Some(victim) = self.policy.pick(&mut self.nodes, &self.blocks, &mut looks) else {
-                return;
-            };
-            let entry = self.blocks.table.entry(victim.place);
-            self.blocks.table.lock(entry.key()).hide(victim.place);
-            self.blocks.table.free(victim.place);
-            self.free.push(victim.frame); // within the capacity reserved in `new`
-        }
+    fn evict(&mut self) -> Option<()> {
+        self.policy.note_full();
+        let mut looks = Looks::new(None);
+        looks.left = u32::MAX; // no buffer is pinned here, so the search ends
+        let Self { table, places, .. } = self;
+        let entry_of = |frame: Frame| table.entry(places[frame.0 as usize]);
+        let frame = self.policy.pick(entry_of, &mut looks)?;
+        let place = places[frame.0 as usize];
+        table.lock(table.entry(place).key()).hide(place);
+        table.free(place);
+        self.policy.give(frame);
+        Some(())
     }
 
     fn request(&mut self, key: Key) {
-        if let Some(entry) = self.blocks.table.find(key) {
+        if let Some(entry) = self.table.find(key) {
             entry.count_hit(entry.word());
             self.hits += 1.0;
             return;
         }
-        self.evict_to(self.room - 1);
-        let Some(frame) = self.free.pop() else { return };
-        let place = self.blocks.table.lock(key).insert(EntryWord::loading(frame));
-        let Some(place) = place else { return self.free.push(frame) };
-        self.blocks.places[frame.0 as usize] = place;
-        self.blocks.entry(frame).publish();
-        self.policy.insert(&mut self.nodes, &self.blocks, frame, key);
+        let frame = loop {
+            match self.policy.take() {
+                Some(frame) => break frame,
+                None if self.evict().is_none() => return,
+                None => {}
+            }
+        };
+        let place = self.table.lock(key).insert(EntryWord::loading(frame));
+        let Some(place) = place else {
+            self.policy.give(frame);
+            return;
+        };
+        self.places[frame.0 as usize] = place;
+        self.table.entry(place).publish();
+        let Self { table, places, .. } = self;
+        self.policy.insert(|frame| table.entry(places[frame.0 as usize]), frame, key);
     }
 }
 
@@ -414,8 +392,7 @@ mod tests {
             if at >= room {
                 shadows.follow(room);
             }
-            let blocks = &shadows.of[shadows.in_force].blocks;
-            let hit = blocks.table.find(Key::new(1, tag.into())).is_some();
+            let hit = shadows.of[shadows.in_force].table.find(Key::new(1, tag.into())).is_some();
             shadows.request(tag, hit);
         }
         shadows.rule()
@@ -435,7 +412,9 @@ mod tests {
     #[test]
     fn shadows_have_the_room_of_the_sampled_blocks_in_the_cache() {
         let mut shadows = Shadows::new(64).unwrap();
-        let lens = |shadows: &Shadows| shadows.of.iter().map(Shadow::len).collect::<Vec<_>>();
+        let lens = |shadows: &Shadows| {
+            shadows.of.iter().map(|shadow| shadow.policy.in_use()).collect::<Vec<_>>()
+        };
         (0..200).for_each(|tag| _ = shadows.request(tag, false));
         assert_eq!(lens(&shadows), [80; 3]);
         for cached in [70, 60] {
