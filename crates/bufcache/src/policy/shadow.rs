@@ -34,9 +34,6 @@ const FEWEST_BLOCKS: usize = 16;
 const DECAY: f32 = 0.97;
 /// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
-/// The cache is short of hits if it has a smaller part of those of the shadow of its rule. With 3/4,
-/// the trace P3 with room for 5 % has 0.8 points fewer hits.
-const SHORT: f32 = 0.5;
 /// A cache may refuse blocks if a smaller share of the requests hits than this. To fill
 /// buffers costs more than the hits save if fewer than one in eight is used again.
 const FEW: f32 = 1.0 / 8.0;
@@ -141,10 +138,6 @@ pub(crate) struct Shadows {
     /// The number of requests, and of those that hit in the cache, weighted by [`DECAY`].
     requests: f32,
     found: f32,
-    /// The hits of the rule in force and of the cache after the last comparison.
-    last: (f32, f32),
-    /// The number of comparisons in a row at which the cache was [`SHORT`] of hits.
-    short: u32,
     /// Set while the cache [refuses](Self::is_selective) blocks.
     is_selective: bool,
     /// The comparisons until the cache may refuse blocks again, and those of the next
@@ -167,8 +160,6 @@ impl Shadows {
             sum: 0,
             requests: 0.0,
             found: 0.0,
-            last: (0.0, 0.0),
-            short: 0,
             is_selective: false,
             pause: (0, PAUSE.start),
         })
@@ -225,16 +216,11 @@ impl Shadows {
 
     /// Chooses the rule with the most hits, and whether the cache refuses blocks.
     fn compare(&mut self) {
-        self.check_promise();
-        let before = self.in_force;
-        let mut most = HYSTERESIS * self.of[before].hits + 1.0;
+        let mut most = HYSTERESIS * self.of[self.in_force].hits + 1.0;
         for (at, shadow) in self.of.iter().enumerate() {
             if shadow.hits > most {
                 (most, self.in_force) = (shadow.hits, at);
             }
-        }
-        if self.in_force != before {
-            self.short = 0;
         }
         self.choose_selection();
         let room = (self.sum + self.planned / 2) / self.planned;
@@ -245,20 +231,6 @@ impl Shadows {
         }
         self.requests *= DECAY;
         self.found *= DECAY;
-        self.last = (self.of[self.in_force].hits, self.found);
-    }
-
-    /// Forgets the hits of the shadow of the rule in force if the cache was [`SHORT`] of them at three
-    /// comparisons in a row, so that another rule gets its turn: the shadow has hits that the cache
-    /// does not have, for example because a loop fits in the shadow only. Few hits say nothing.
-    fn check_promise(&mut self) {
-        let hits = &mut self.of[self.in_force].hits;
-        let (promised, real) = (*hits - self.last.0, self.found - self.last.1);
-        let is_short = promised > FEW * self.planned as f32 && real < SHORT * promised;
-        self.short = if is_short { self.short + 1 } else { 0 };
-        if self.short == 3 {
-            (*hits, self.short) = (0.0, 0);
-        }
     }
 
     /// Decides whether the cache [refuses](Self::is_selective) blocks.
@@ -422,19 +394,6 @@ mod tests {
             (0..128).for_each(|tag| _ = shadows.request(tag, false));
             assert_eq!(lens(&shadows), [cached; 3]);
         }
-    }
-
-    #[test]
-    fn a_rule_whose_promise_the_cache_does_not_keep_is_replaced() {
-        let mut shadows = Shadows::new(64).unwrap();
-        (0..64).for_each(|tag| _ = shadows.request(tag, false));
-        shadows.follow(64);
-        for round in 0..4 {
-            (0..64).for_each(|tag| _ = shadows.request(tag, round < 2));
-        }
-        assert_eq!(shadows.rule(), Eviction::A2, "two rounds ended short of hits");
-        (0..64).for_each(|tag| _ = shadows.request(tag, false));
-        assert_ne!(shadows.rule(), Eviction::A2);
     }
 
     #[test]
