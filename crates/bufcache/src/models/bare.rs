@@ -8,7 +8,7 @@ use offlock_sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use offlock_sync::cell::UnsafeCell;
 use offlock_sync::{model, thread};
 
-use super::world::{beside, thoroughly};
+use super::world::{beside, race, thoroughly};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard;
@@ -38,9 +38,14 @@ impl Bare {
 
     /// Returns an entry whose block is being loaded.
     fn loading() -> Self {
-        let bare = Self::empty();
-        assert!(bare.entry.take(Self::key(), EntryWord::loading(Frame(0))));
+        let bare = Self { entry: Entry::new(), bytes: UnsafeCell::new(0) };
+        bare.begin_load();
         bare
+    }
+
+    /// Takes the free entry for the block.
+    fn begin_load(&self) {
+        assert!(self.entry.take(Self::key(), EntryWord::loading(Frame(0))));
     }
 
     /// Ends the load of the block with `bytes`.
@@ -59,17 +64,6 @@ impl Bare {
         self.bytes.with_mut(|at| unsafe { at.write(bytes) });
         self.entry.change(0, WRITE);
         slot.clear();
-    }
-
-    /// Returns an entry that holds no block.
-    fn empty() -> Self {
-        Self { entry: Entry::new(), bytes: UnsafeCell::new(0) }
-    }
-
-    /// Begins a load like a miss, and ends it with the bytes that `device` returns.
-    fn claim(&self, device: impl FnOnce() -> u64) {
-        assert!(self.entry.take(Self::key(), EntryWord::loading(Frame(0))));
-        self.load(device());
     }
 
     /// Uses the entry of an evicted block, hides the block and frees the entry. `is_first` says whether
@@ -105,28 +99,6 @@ impl Bare {
         bytes
     }
 
-    /// Writes the bytes under `WRITE`, unless the block is being written to the device.
-    fn write(&self, bytes: u64) {
-        let seen = self.entry.word();
-        if !seen.has(BACK) && self.entry.try_change(seen, WRITE, 0).is_ok() {
-            // SAFETY: the mark keeps other threads away.
-            self.bytes.with_mut(|at| unsafe { at.write(bytes) });
-            self.entry.change(0, WRITE);
-        }
-    }
-
-    /// Returns the bytes that a write-back gives the device under `BACK`, unless a thread writes them.
-    fn write_back(&self) -> Option<u64> {
-        let seen = self.entry.word();
-        let marked = !seen.has(WRITE) && self.entry.try_change(seen, BACK, 0).is_ok();
-        marked.then(|| {
-            // SAFETY: the mark keeps writers away.
-            let bytes = self.bytes.with(|at| unsafe { at.read() });
-            self.entry.change(0, BACK);
-            bytes
-        })
-    }
-
     /// Reads the bytes under a pin and drops the pin. After the last pin it uses the entry, like the
     /// thread that frees the block of a failed load.
     fn leave(&self) {
@@ -150,28 +122,17 @@ impl Bare {
         assert!(self.entry.try_pin(self.entry.word()).is_ok());
     }
 
-    /// Waits under a pin until the block may be read, and returns the bytes.
-    fn wait(&self) -> u64 {
-        self.entry.pin().unwrap();
-        while !self.entry.word().is_readable() {
-            thread::yield_now();
-        }
-        self.read_and_unpin()
-    }
-
     /// Pins the block if it may be read and has not changed since the look at its word. Returns the
     /// bytes.
     fn pin_and_read(&self) -> Option<u64> {
         let seen = self.entry.word();
         let pinned = seen.is_readable() && self.entry.try_pin(seen).is_ok();
-        pinned.then(|| self.read_and_unpin())
-    }
-
-    fn read_and_unpin(&self) -> u64 {
-        // SAFETY: the pin keeps the entry as it is.
-        let bytes = self.bytes.with(|at| unsafe { at.read() });
-        self.entry.unpin();
-        bytes
+        pinned.then(|| {
+            // SAFETY: the pin keeps the entry as it is.
+            let bytes = self.bytes.with(|at| unsafe { at.read() });
+            self.entry.unpin();
+            bytes
+        })
     }
 
     /// Turns a waiter's pin into a hazard slot and returns the bytes read under it.
@@ -263,41 +224,22 @@ impl BareWrites {
 /// At least one of the two sees the other.
 #[test]
 fn inv06_a_slot_against_a_scan() {
-    thoroughly(reads_against_an_evictor);
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new());
+        let reads = |bare: Arc<Bare>| assert!([None, Some(7)].contains(&bare.read()));
+        let (evicted, ()) = race(&bare, |bare| bare.evict(), reads);
+        assert!(!evicted || bare.read().is_none());
+    });
 }
 
-fn reads_against_an_evictor() {
-    let bare = Arc::new(Bare::new());
-    let reads = beside(&bare, |bare| assert!([None, Some(7)].contains(&bare.read())));
-    let evicted = bare.evict();
-    reads.join().unwrap();
-    assert!(!evicted || bare.read().is_none());
-}
-
-/// A check of the pins and the slots finds one of the two.
+/// A check of the pins and the slots finds one of the two. The slot is a plain store: the release of
+/// the pin carries it.
 #[test]
 fn inv06_a_pin_becomes_a_slot() {
-    thoroughly(wakes_against_a_reclaim);
-}
-
-fn wakes_against_a_reclaim() {
-    let bare = Arc::new(Bare::new());
-    bare.pin();
-    let wakes = beside(&bare, |bare| assert_eq!(bare.wake(), 7));
-    bare.invalidate();
-    wakes.join().unwrap();
-}
-
-/// A thread that waited for a load sets its slot by a plain store: the release of its pin carries
-/// the slot to the evictor.
-#[test]
-fn inv06_a_pin_becomes_a_slot_before_an_eviction() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
         bare.pin();
-        let wakes = beside(&bare, |bare| assert_eq!(bare.wake(), 7));
-        bare.evict();
-        wakes.join().unwrap();
+        race(&bare, |bare| bare.invalidate(), |bare| assert_eq!(bare.wake(), 7));
     });
 }
 
@@ -316,41 +258,9 @@ fn inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left() {
 
 fn taken_from_its_user(is_first: bool) {
     let bare = Arc::new(Bare::new());
-    let takes = beside(&bare, |bare| (0..2).any(|_| bare.take_over()));
-    bare.give_back(is_first);
-    let taken = takes.join().unwrap();
+    let takes = |bare: Arc<Bare>| (0..2).any(|_| bare.take_over());
+    let ((), taken) = race(&bare, |bare| bare.give_back(is_first), takes);
     assert!(taken || bare.take_over(), "the place is not free");
-}
-
-#[test]
-fn inv03_a_block_that_is_found_has_its_bytes() {
-    thoroughly(|| {
-        let bare = Arc::new(Bare::empty());
-        let loads = beside(&bare, |bare| bare.claim(|| 9));
-        assert!(bare.read().is_none_or(|read| read == 9));
-        loads.join().unwrap();
-    });
-}
-
-#[test]
-fn inv03_a_block_that_is_created() {
-    thoroughly(|| {
-        let bare = Arc::new(Bare::loading());
-        let creates = beside(&bare, |bare| bare.create(9));
-        assert!(bare.read().is_none_or(|read| read == 9));
-        creates.join().unwrap();
-    });
-}
-
-/// Each finds the word as it was before the other marked it.
-#[test]
-fn inv15_a_write_against_a_write_back() {
-    thoroughly(|| {
-        let bare = Arc::new(Bare::new());
-        let writes = beside(&bare, |bare| bare.write(9));
-        assert!([None, Some(7), Some(9)].contains(&bare.write_back()));
-        writes.join().unwrap();
-    });
 }
 
 /// The last of two threads that waited for a load that failed comes after the other.
@@ -359,9 +269,7 @@ fn inv06_the_last_pin() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
         (0..2).for_each(|_| bare.pin());
-        let leaves = beside(&bare, |bare| bare.leave());
-        bare.leave();
-        leaves.join().unwrap();
+        race(&bare, |bare| bare.leave(), |bare| bare.leave());
     });
 }
 
@@ -370,19 +278,7 @@ fn inv06_the_last_pin() {
 fn inv10_a_creator_against_an_invalidation() {
     thoroughly(|| {
         let bare = Arc::new(Bare::loading());
-        let creates = beside(&bare, |bare| bare.create(9));
-        bare.invalidate();
-        creates.join().unwrap();
-    });
-}
-
-#[test]
-fn inv03_a_thread_that_waits_under_its_pin() {
-    thoroughly(|| {
-        let bare = Arc::new(Bare::loading());
-        let loads = beside(&bare, |bare| bare.load(9));
-        assert_eq!(bare.wait(), 9);
-        loads.join().unwrap();
+        race(&bare, |bare| bare.invalidate(), |bare| bare.create(9));
     });
 }
 
@@ -392,14 +288,15 @@ fn inv03_a_thread_that_waits_under_its_pin() {
 fn inv03_a_pin_of_a_block_that_was_loaded_again() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
-        let loads = beside(&bare, |bare| {
+        let loads = |bare: Arc<Bare>| {
             if bare.evict() {
                 bare.give_back(false);
-                bare.claim(|| 9);
+                bare.begin_load();
+                bare.load(9);
             }
-        });
-        assert!([None, Some(7), Some(9)].contains(&bare.pin_and_read()));
-        loads.join().unwrap();
+        };
+        let (read, ()) = race(&bare, |bare| bare.pin_and_read(), loads);
+        assert!([None, Some(7), Some(9)].contains(&read));
     });
 }
 
@@ -408,12 +305,8 @@ fn inv03_a_pin_of_a_block_that_was_loaded_again() {
 fn inv06_a_record_of_a_thread_that_has_ended() {
     thoroughly(|| {
         let bare = Arc::new(Bare::new());
-        let [reads, other] = [(); 2].map(|()| {
-            let bare = Arc::clone(&bare);
-            thread::spawn(move || assert!(bare.protect_twice()))
-        });
-        reads.join().unwrap();
-        other.join().unwrap();
+        let threads = [(); 2].map(|()| beside(&bare, |bare| assert!(bare.protect_twice())));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
@@ -429,18 +322,19 @@ fn operation() -> InFlight {
 fn inv23_the_last_operation() {
     thoroughly(|| {
         let all = Arc::new((operation(), AtomicBool::new(false), AtomicBool::new(false)));
-        let ends = beside(&all, |all| {
-            let (device, worked, closed) = &*all;
-            worked.store(true, Relaxed);
-            let detaches = device.end();
-            assert!(!detaches || closed.load(Relaxed));
+        let refuses = |all: &Arc<(InFlight, AtomicBool, AtomicBool)>| {
+            all.2.store(true, Relaxed);
+            let detaches = all.0.refuse();
+            assert!(!detaches || all.1.load(Relaxed));
+            detaches
+        };
+        let (here, other) = race(&all, refuses, |all| {
+            all.1.store(true, Relaxed);
+            let detaches = all.0.end();
+            assert!(!detaches || all.2.load(Relaxed));
             detaches
         });
-        let (device, worked, closed) = &*all;
-        closed.store(true, Relaxed);
-        let detaches = device.refuse();
-        assert!(!detaches || worked.load(Relaxed));
-        assert_ne!(detaches, ends.join().unwrap());
+        assert_ne!(here, other);
     });
 }
 
@@ -448,12 +342,12 @@ fn inv23_the_last_operation() {
 fn inv23_an_operation_that_is_waited_for() {
     thoroughly(|| {
         let both = Arc::new((operation(), AtomicBool::new(false)));
-        let ends = beside(&both, |both| {
+        let looks = |both: &Arc<(InFlight, AtomicBool)>| both.0.any() || both.1.load(Relaxed);
+        let (is_over, ()) = race(&both, looks, |both| {
             both.1.store(true, Relaxed);
             assert!(!both.0.end());
         });
-        assert!(both.0.any() || both.1.load(Relaxed));
-        ends.join().unwrap();
+        assert!(is_over);
     });
 }
 
@@ -462,15 +356,16 @@ fn inv23_an_operation_that_is_waited_for() {
 fn inv19_the_last_handle_against_a_write_that_fails() {
     thoroughly(|| {
         let both = Arc::new((operation(), Entry::new()));
-        let (device, entry) = &*both;
-        entry.change(BACK, 0);
-        let fails = beside(&both, |both| {
+        both.1.change(BACK, 0);
+        let abandons = |both: &Arc<(InFlight, Entry)>| {
+            both.0.abandon();
+            !both.1.word().has(BACK)
+        };
+        let (drops, fails) = race(&both, abandons, |both| {
             both.1.change(0, BACK);
             both.0.is_abandoned()
         });
-        device.abandon();
-        let drops = !entry.word().has(BACK);
-        assert!(fails.join().unwrap() || drops);
+        assert!(drops || fails);
     });
 }
 
@@ -507,11 +402,11 @@ fn inv20_a_sync_that_a_reset_overtakes() {
 fn inv24_the_end_of_a_reset() {
     thoroughly(|| {
         let both = Arc::new((BareWrites::new(), AtomicBool::new(false)));
-        let (device, dirtied) = &*both;
-        assert!(!device.sync(|| false) && device.is_poisoned());
-        let resets = beside(&both, |both| both.0.reset(|| both.1.store(true, Relaxed)));
-        assert!(device.is_poisoned() || dirtied.load(Relaxed));
-        resets.join().unwrap();
+        assert!(!both.0.sync(|| false) && both.0.is_poisoned());
+        let looks = |both: &Arc<(BareWrites, AtomicBool)>| {
+            assert!(both.0.is_poisoned() || both.1.load(Relaxed));
+        };
+        race(&both, looks, |both| both.0.reset(|| both.1.store(true, Relaxed)));
     });
 }
 
@@ -546,10 +441,7 @@ fn inv18_three_syncs_that_fail() {
             };
             assert!(!block_on(group.join(group.losses(), fails, || ())));
         };
-        let others = [(); 2].map(|()| {
-            let group = Arc::clone(&group);
-            thread::spawn(move || sync(group))
-        });
+        let others = [(); 2].map(|()| beside(&group, sync));
         sync(group);
         others.into_iter().for_each(|other| other.join().unwrap());
     });

@@ -3,30 +3,14 @@
 use crate::GetError;
 use offlock_sync::model;
 
-use super::world::{World, beside, look, thoroughly};
-
-#[test]
-fn inv03_a_lookup_that_finds_a_block_finds_its_bytes() {
-    thoroughly(|| {
-        let world = World::new(1);
-        let loads = beside(&world, |world| world.read(1));
-        for _ in 0..2 {
-            if let Ok(guard) = world.disk.try_get(1) {
-                look(&guard, 1);
-            }
-        }
-        loads.join().unwrap();
-    });
-}
+use super::world::{World, beside, look, race, thoroughly};
 
 /// The loser's buffer is of use again: both are had at once.
 #[test]
 fn inv02_two_misses_read_once() {
     model(|| {
         let world = World::new(2);
-        let reads = beside(&world, |world| world.read(1));
-        world.read(1);
-        reads.join().unwrap();
+        race(&world, |world| world.read(1), |world| world.read(1));
         assert_eq!(world.reads(), 1);
         world.both_are_of_use();
         assert_eq!(world.reads(), 2);
@@ -50,39 +34,27 @@ fn inv02_two_misses_and_one_buffer() {
 /// One is told by the device, the other by the one; or both read, and the second well.
 #[test]
 fn inv12_a_failed_load_is_an_error_of_its_waiters() {
-    model(|| {
-        let world = World::failing(2, 1);
-        let failed = GetError::Io { errno: libc::EIO, block: 1 };
-        let waits = {
-            let world = world.clone();
-            move || match world.disk.get(1) {
-                Ok(guard) => look(&guard, 1),
-                Err(error) => assert_eq!((error, world.reads()), (failed, 1)),
-            }
-        };
-        let loads = || world.disk.get(1).map(drop);
-        assert_eq!(world.with_other(loads, waits), Err(failed));
-        world.both_are_of_use();
-    });
+    let failed = GetError::Io { errno: libc::EIO, block: 1 };
+    model(move || is_told_to_both(&World::failing(2, 1), failed));
 }
 
-/// The thread that reads is told, and so is the other, which waits or reads again.
 #[test]
 fn inv12_a_loader_that_panics_is_an_error_of_its_waiters() {
-    model(|| {
-        let world = World::panicking(2, 1);
-        let told = GetError::Panicked { block: 1 };
-        let waits = {
-            let world = world.clone();
-            move || match world.disk.get(1) {
-                Ok(guard) => look(&guard, 1),
-                Err(error) => assert_eq!((error, world.reads()), (told, 1)),
-            }
-        };
-        let loads = || world.disk.get(1).map(drop);
-        assert_eq!(world.with_other(loads, waits), Err(told));
-        world.both_are_of_use();
-    });
+    let failed = GetError::Panicked { block: 1 };
+    model(move || is_told_to_both(&World::panicking(2, 1), failed));
+}
+
+fn is_told_to_both(world: &World, failed: GetError) {
+    let waits = {
+        let world = world.clone();
+        move || match world.disk.get(1) {
+            Ok(guard) => look(&guard, 1),
+            Err(error) => assert_eq!((error, world.reads()), (failed, 1)),
+        }
+    };
+    let loads = || world.disk.get(1).map(drop);
+    assert_eq!(world.with_other(loads, waits), Err(failed));
+    world.both_are_of_use();
 }
 
 /// A get that loses the race frees the buffer that it took, for a thread that has none. Too large

@@ -5,16 +5,13 @@
 //! A planted bug is named by the label of a step; [`mutants`] demands that each is caught.
 
 mod bare;
-mod bypass;
 mod completion;
-mod discard;
 mod disk;
 mod engine;
 mod evict;
-mod invalidate;
 mod load;
 mod mutants;
-mod sync;
+mod overwrite;
 mod task;
 mod world;
 mod write;

@@ -65,16 +65,8 @@ fn inv02_a_task_is_woken() {
 #[test]
 fn inv02_a_requester_that_is_gone() {
     thoroughly(|| {
-        let world = World::later(1, 0);
-        let alarm = Arc::new(Alarm::default());
-        let mut asks = Box::pin(world.disk.get_async(1));
-        begin(&mut asks, &alarm);
-        drop(asks);
-        dawdle();
-        look(&world.disk.get(1).unwrap(), 1);
-        world.join();
-        assert_eq!(world.reads(), 1);
-        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
+        let (world, told) = without_its_requester(World::later(1, 0));
+        assert_eq!((told, world.reads()), (Ok(()), 1));
         look(&world.disk.get(2).unwrap(), 2);
     });
 }
@@ -83,21 +75,25 @@ fn inv02_a_requester_that_is_gone() {
 #[test]
 fn inv12_a_requester_that_is_gone_of_a_load_that_fails() {
     model(|| {
-        let world = World::later(2, 1);
-        let alarm = Arc::new(Alarm::default());
-        let mut asks = Box::pin(world.disk.get_async(1));
-        begin(&mut asks, &alarm);
-        drop(asks);
-        dawdle();
-        let told = world.disk.get(1).map(|guard| look(&guard, 1));
-        world.join();
+        let (world, told) = without_its_requester(World::later(2, 1));
         // By the load, or not: then it was over.
         assert_eq!(told.is_ok(), world.reads() == 2);
         assert_eq!(told.err().unwrap_or(FAILED), FAILED);
-        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
-        let (one, two) = (world.disk.get(1).unwrap(), world.disk.get(2).unwrap());
-        assert_ne!(one.as_ptr(), two.as_ptr());
+        world.both_are_of_use();
     });
+}
+
+/// Gets block 1 while another thread loads it for a task that is gone.
+fn without_its_requester(world: World) -> (World, Result<(), GetError>) {
+    let alarm = Arc::new(Alarm::default());
+    let mut asks = Box::pin(world.disk.get_async(1));
+    begin(&mut asks, &alarm);
+    drop(asks);
+    dawdle();
+    let told = world.disk.get(1).map(|guard| look(&guard, 1));
+    world.join();
+    assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
+    (world, told)
 }
 
 const FAILED: GetError = GetError::Io { errno: libc::EIO, block: 1 };
@@ -184,29 +180,13 @@ fn inv23_calls_of_tasks() {
     });
 }
 
-/// A task that wants to write waits for a reader and is gone.
-#[test]
-fn inv23_a_writer_that_is_gone() {
-    thoroughly(|| {
-        let world = World::new(2);
-        let alarm = Arc::new(Alarm::default());
-        let held = world.disk.get(1).unwrap().pin().unwrap(); // a guard of this thread is refused at once
-        assert!(begin(&mut Box::pin(world.disk.get_mut_async(1)), &alarm));
-        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
-        drop(held);
-        look(&block_on(world.disk.get_mut_async(1)).unwrap(), 1);
-        world.read(1);
-        world.end();
-    });
-}
-
-/// The task behind it is woken.
+/// A task that wants to write waits for a reader and is gone. The task behind it is woken.
 #[test]
 fn inv23_a_writer_that_is_gone_leaves_the_line() {
     model(|| {
         let world = World::new(2);
         let alarm = Arc::new(Alarm::default());
-        let held = world.disk.get(1).unwrap().pin().unwrap();
+        let held = world.disk.get(1).unwrap().pin().unwrap(); // a guard of this thread is refused at once
         let mut gone = Box::pin(world.disk.get_mut_async(1));
         assert!(begin(&mut gone, &alarm));
         let waits = beside(&world.disk, |disk| look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
@@ -216,6 +196,7 @@ fn inv23_a_writer_that_is_gone_leaves_the_line() {
         assert_eq!(alarm.bell.load(), 1);
         drop(gone);
         waits.join().unwrap();
+        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
         world.end();
     });
 }

@@ -33,6 +33,16 @@ pub(super) fn beside<S: Clone + Send + 'static, T: Send + 'static>(
     thread::spawn(move || f(shared))
 }
 
+/// Runs `here` in this thread and `other` in another one. Returns the results of both.
+pub(super) fn race<S: Clone + Send + 'static, H, T: Send + 'static>(
+    shared: &S,
+    here: impl FnOnce(&S) -> H,
+    other: impl FnOnce(S) -> T + Send + 'static,
+) -> (H, T) {
+    let other = beside(shared, other);
+    (here(shared), other.join().unwrap())
+}
+
 /// A cache of a few buffers.
 pub(super) fn builder(buffers: usize, patience: Duration) -> Builder {
     let builder = Cache::builder(buffers * SIZE).block_size(SIZE);

@@ -1,18 +1,30 @@
-//! Writers against readers and the device, and what a sync says.
+//! Writers against readers, evictors, the device and the log; syncs and durable writes against write-back.
 
 use std::time::Duration;
 
-use crate::{Builder, Device, GetError, WriteGuard};
+use crate::{Device, GetError, WriteGuard};
 use offlock_sync::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
 use super::task::block_on;
-use super::world::{beside, dawdle, thoroughly};
+use super::world::{beside, dawdle, race, thoroughly};
 
 #[test]
 fn inv15_a_writer_against_a_reader() {
-    thoroughly(|| against_a_reader(small(2)));
+    thoroughly(|| {
+        let (_disk, device) = world();
+        drop(device.get(0).unwrap());
+        let reads = |device: Device| {
+            if let Ok(guard) = device.try_get(0) {
+                let first = guard[0];
+                dawdle();
+                assert!(guard.iter().all(|byte| *byte == first));
+            }
+        };
+        race(&device, |device| fill(device, 0, 1), reads);
+        assert_eq!(device.get(0).unwrap()[0], 1);
+    });
 }
 
 /// A getter that finds a block in creation waits for the guard, and not longer than the cache's patience.
@@ -40,21 +52,6 @@ fn against_a_creator(
     let guard = create(&device, 0).unwrap();
     gets.join().unwrap();
     drop(guard);
-}
-
-fn against_a_reader(builder: Builder) {
-    let (_disk, device) = of(builder);
-    drop(device.get(0).unwrap());
-    let reads = beside(&device, |device| {
-        if let Ok(guard) = device.try_get(0) {
-            let first = guard[0];
-            dawdle();
-            assert!(guard.iter().all(|byte| *byte == first));
-        }
-    });
-    fill(&device, 0, 1);
-    reads.join().unwrap();
-    assert_eq!(device.get(0).unwrap()[0], 1);
 }
 
 #[test]
@@ -114,23 +111,32 @@ fn inv15_a_writer_against_the_device() {
     thoroughly(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
-        let flushes = beside(&device, |device| device.flush().unwrap());
-        fill(&device, 0, 2);
-        flushes.join().unwrap();
+        race(&device, |device| fill(device, 0, 2), |device| device.flush().unwrap());
         device.sync().unwrap();
         assert_eq!(disk.durable(0), 2);
     });
 }
 
-/// Whoever writes it back, a sync says that it is durable only once it is.
+/// Whichever thread writes the block, it is durable once the call has returned.
 #[test]
 fn inv20_a_sync_against_the_cleaner() {
-    model(|| {
+    against_the_cleaner(|device| {
+        dawdle();
+        device.sync().unwrap();
+    });
+}
+
+#[test]
+fn inv20_a_durable_write_against_the_cleaner() {
+    against_the_cleaner(|device| device.write_through(0..1).unwrap());
+}
+
+fn against_the_cleaner(make_durable: fn(&Device)) {
+    model(move || {
         let (disk, device) = world();
         fill(&device, 0, 1);
         let flushes = beside(&device, |device| device.flush().unwrap());
-        dawdle();
-        device.sync().unwrap();
+        make_durable(&device);
         assert_eq!(disk.durable(0), 1);
         flushes.join().unwrap();
     });
@@ -214,19 +220,6 @@ fn inv17_a_write_that_fails() {
 }
 
 #[test]
-fn inv16_behind_the_log() {
-    thoroughly(|| {
-        let (disk, device) = of(small(2).patience(Duration::ZERO));
-        let mut guard = device.get_mut(0).unwrap();
-        guard.fill(1);
-        guard.set_lsn(7);
-        drop(guard);
-        device.flush().unwrap();
-        assert_eq!(disk.state(|state| state.log), 7);
-    });
-}
-
-#[test]
 fn inv19_a_writer_against_a_close() {
     thoroughly(|| against_a_close(true, Device::get_mut));
 }
@@ -281,5 +274,103 @@ fn a_buffer_that_was_due_is_evicted_once_written() {
         writes.join().unwrap();
         get(6);
         assert!(!device.is_cached(0));
+    });
+}
+
+/// A miss evicts the only buffer either before the writer has dirtied it, or once the device has the
+/// bytes.
+#[test]
+fn inv15_a_writer_against_an_evictor() {
+    model(|| {
+        let (disk, device) = of(small(1));
+        drop(device.get(0).unwrap());
+        race(&device, |device| fill(device, 0, 1), |device| drop(device.get(1).unwrap()));
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
+    });
+}
+
+/// While the log is flushed for a block, that is written once more, and needs more of the log.
+#[test]
+fn inv16_the_log_against_a_writer() {
+    thoroughly(|| {
+        let (disk, device) = world();
+        disk.logs.store(true, Relaxed);
+        let logged = |byte: u8| {
+            let mut guard = device.get_mut(0).unwrap();
+            guard.set_lsn(byte.into());
+            guard.fill(byte);
+        };
+        logged(1);
+        let flushes = beside(&device, |device| device.flush().unwrap());
+        logged(2);
+        flushes.join().unwrap();
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 2);
+    });
+}
+
+/// A flush ends while a sync of the device runs. The sync does not make its block durable, so a
+/// durable write of the block, which finds it clean, syncs the device again.
+#[test]
+fn inv20_what_is_flushed_during_a_sync() {
+    model(|| {
+        let (disk, device) = world();
+        let syncs = beside(&device, |device| device.sync().unwrap());
+        fill(&device, 0, 1);
+        device.flush().unwrap();
+        syncs.join().unwrap();
+        device.write_through(0..1).unwrap();
+        assert_eq!(disk.durable(0), 1);
+    });
+}
+
+/// Of two at a time the device fails one, and gives up what was written before: what a sync has
+/// said of is there.
+#[test]
+fn inv18_a_sync_beside_one_that_fails() {
+    model(|| {
+        let (disk, device) = world();
+        disk.giving_up.store(1, Relaxed);
+        fill(&device, 0, 1);
+        let (synced, other) =
+            race(&device, |device| device.sync().is_ok(), |device| device.sync().is_ok());
+        assert!(!synced && !other || disk.durable(0) == 1);
+        assert!(!synced || !other, "one has failed");
+        // The other has forgotten nothing of what the device gave up.
+        assert!(device.reset().unwrap().is_empty(), "it is cached");
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
+    });
+}
+
+/// Between the write-back of a sync and its call of the device, another sync fails, which loses the block, and
+/// a reset makes it dirty again. Then neither a sync nor a durable write may vouch for it.
+#[test]
+fn inv18_a_sync_against_one_that_fails_and_a_reset() {
+    against_a_reset(|device| device.sync().is_ok());
+}
+
+#[test]
+fn inv18_a_durable_write_against_a_sync_that_fails_and_a_reset() {
+    against_a_reset(|device| device.flush().is_ok() && device.write_through(0..1).is_ok());
+}
+
+fn against_a_reset(makes_durable: fn(&Device) -> bool) {
+    model(move || {
+        let (disk, device) = world();
+        disk.giving_up.store(1, Relaxed);
+        fill(&device, 0, 1);
+        let resets = beside(&device, |device| {
+            device.sync().is_ok() || device.reset().is_ok_and(|lost| lost.is_empty())
+        });
+        let is_durable = makes_durable(&device);
+        assert!(!is_durable || disk.durable(0) == 1, "it is dirty");
+        assert!(resets.join().unwrap(), "it is cached");
+        let _ = device.reset().unwrap();
+        let _earlier = device.sync();
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
     });
 }
