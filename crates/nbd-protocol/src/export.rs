@@ -103,9 +103,9 @@ pub struct ListedExport {
 /// struct Table(BTreeMap<String, u64>); // names and sizes
 ///
 /// impl Exports for Table {
-///     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-///         let (name, size) = self.0.get_key_value(name)?;
-///         Some(Cow::Owned(ExportInfo::new(name, *size)))
+///     fn find(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
+///         let (name, size) = self.0.get_key_value(name).ok_or("no such export")?;
+///         Ok(Cow::Owned(ExportInfo::new(name, *size)))
 ///     }
 ///
 ///     fn list(&self) -> Vec<ListedExport> {
@@ -115,23 +115,24 @@ pub struct ListedExport {
 /// }
 ///
 /// let table = Table(BTreeMap::from([("disk".to_string(), 1 << 20)]));
-/// assert_eq!(table.find("disk").map(|export| export.size), Some(1 << 20));
-/// assert!(table.find("other").is_none());
+/// assert_eq!(table.find("disk").map(|export| export.size), Ok(1 << 20));
+/// assert!(table.find("other").is_err());
 /// ```
 pub trait Exports {
     /// Returns the export called `name`, for its description. The empty name is that of the default export.
-    fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>>;
+    ///
+    /// # Errors
+    ///
+    /// The message for the client if there is no such export, or it cannot be served.
+    fn find(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str>;
 
-    /// Returns the export called `name` for a client that is about to use it. May return `None` where
-    /// [`find`](Self::find) does not.
-    fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+    /// Returns the export called `name` for a client that is about to use it.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`find`](Self::find). May fail where that does not.
+    fn open(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
         self.find(name)
-    }
-
-    /// Returns the message for the client if the last [`find`](Self::find) or [`open`](Self::open) returned
-    /// `None`.
-    fn refusal(&self) -> Cow<'static, str> {
-        Cow::Borrowed("no such export")
     }
 
     /// Returns all canonical names and descriptions, in the order in which LIST shows them.
@@ -140,10 +141,10 @@ pub trait Exports {
 
 /// Exports in order; the first is also the default.
 impl Exports for [ExportInfo] {
-    fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+    fn find(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
         let found =
             if name.is_empty() { self.first() } else { self.iter().find(|e| e.name == name) };
-        found.map(Cow::Borrowed)
+        found.map(Cow::Borrowed).ok_or("no such export")
     }
 
     fn list(&self) -> Vec<ListedExport> {

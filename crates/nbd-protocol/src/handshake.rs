@@ -482,23 +482,25 @@ impl Handshake {
             }
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => match MetaRequest::parse(data) {
                 None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
-                Some(request) if exports.find(request.name).is_none() => {
-                    put_reply(out, option, rep::ERR_UNKNOWN, &[], exports.refusal().as_bytes());
-                }
-                Some(request) => {
-                    let found = request.answer(option, out);
-                    if option == opt::SET_META_CONTEXT && found {
-                        self.allocation = Some(request.name.to_owned());
+                Some(request) => match exports.find(request.name) {
+                    Err(refusal) => {
+                        put_reply(out, option, rep::ERR_UNKNOWN, &[], refusal.as_bytes());
                     }
-                }
+                    Ok(_) => {
+                        let found = request.answer(option, out);
+                        if option == opt::SET_META_CONTEXT && found {
+                            self.allocation = Some(request.name.to_owned());
+                        }
+                    }
+                },
             },
             _ => match InfoRequest::parse(data) {
                 None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
                 Some(request) => match look_up(exports, option, request.name) {
-                    None => {
-                        put_reply(out, option, rep::ERR_UNKNOWN, &[], exports.refusal().as_bytes());
+                    Err(refusal) => {
+                        put_reply(out, option, rep::ERR_UNKNOWN, &[], refusal.as_bytes());
                     }
-                    Some(export) => {
+                    Ok(export) => {
                         request.answer(option, &export, self.style, out);
                         if option == opt::GO {
                             let block_sizes = request.wants(crate::InfoType::BlockSize);
@@ -520,7 +522,7 @@ impl Handshake {
         let Some(name) = name(data) else {
             return Step::Close(CloseReason::BadExportName);
         };
-        let Some(export) = exports.open(name) else {
+        let Ok(export) = exports.open(name) else {
             return Step::Close(CloseReason::UnknownExport(name.to_owned()));
         };
         out.extend_from_slice(&size_and_flags(&export, self.style));
@@ -548,7 +550,7 @@ fn look_up<'a>(
     exports: &'a (impl Exports + ?Sized),
     option: u32,
     name: &str,
-) -> Option<Cow<'a, ExportInfo>> {
+) -> Result<Cow<'a, ExportInfo>, &'static str> {
     if option == opt::GO { exports.open(name) } else { exports.find(name) }
 }
 

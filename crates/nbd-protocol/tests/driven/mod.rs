@@ -69,7 +69,7 @@ fn session(input: &[u8], piece: usize) {
     let agreed = negotiated.agreed();
     assert!(agreed.style.has_chunks() || !agreed.allocation);
     let Negotiated { export, .. } = negotiated;
-    let Some(export) = exports[..].find(&export) else { panic!("ready with unknown {export:?}") };
+    let Ok(export) = exports[..].find(&export) else { panic!("ready with unknown {export:?}") };
     let mut rest = &input[used..];
     while let Ok(Some((request, used))) = Request::parse(rest, agreed.style) {
         assert_eq!(used, agreed.style.request_len());

@@ -348,46 +348,39 @@ impl ExportTable {
 pub(crate) struct Opening<'t> {
     table: &'t ExportTable,
     pub(crate) opened: RefCell<Option<Export>>,
-    /// Why the last export was not found.
-    refusal: RefCell<&'static str>,
 }
 
 impl<'t> Opening<'t> {
     pub(crate) fn new(table: &'t ExportTable) -> Self {
-        Self { table, opened: RefCell::default(), refusal: RefCell::default() }
-    }
-
-    /// Keeps why an export cannot be served, for the client and for the log. The client is told no
-    /// path and no error of the system.
-    fn note<T>(&self, name: &str, found: Result<Option<T>, Problem>) -> Option<T> {
-        self.refusal.replace("no such export");
-        found.unwrap_or_else(|problem| {
-            warn!(name, %problem, "an export is not served");
-            self.refusal.replace(match problem {
-                Problem::TooLarge(_) => "the export is too large for the server",
-                Problem::Locked => "the export is in use by another program",
-                Problem::TooMany(_) => "the server has too many exports open",
-                _ => "the export cannot be opened: the log of the server has the reason",
-            });
-            None
-        })
+        Self { table, opened: RefCell::default() }
     }
 }
 
+/// Returns an export that was found. If it cannot be served, the log has the reason. The client is told no path
+/// and no error of the system.
+fn found<T>(name: &str, found: Result<Option<T>, Problem>) -> Result<T, &'static str> {
+    let found = found.map_err(|problem| {
+        warn!(name, %problem, "an export is not served");
+        match problem {
+            Problem::TooLarge(_) => "the export is too large for the server",
+            Problem::Locked => "the export is in use by another program",
+            Problem::TooMany(_) => "the server has too many exports open",
+            _ => "the export cannot be opened: the log of the server has the reason",
+        }
+    });
+    found?.ok_or("no such export")
+}
+
 impl Exports for Opening<'_> {
-    fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        self.note(name, self.table.find_export(name)).map(Cow::Owned)
+    fn find(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
+        found(name, self.table.find_export(name)).map(Cow::Owned)
     }
 
-    fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        let export = self.note(name, self.table.open_export(name))?;
+    fn open(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
+        let export = found(name, self.table.open_export(name))?;
         let info = export.info.clone();
         self.opened.replace(Some(export));
-        Some(Cow::Owned(info))
-    }
-
-    fn refusal(&self) -> Cow<'static, str> {
-        (*self.refusal.borrow()).into()
+        Ok(Cow::Owned(info))
     }
 
     fn list(&self) -> Vec<ListedExport> {
