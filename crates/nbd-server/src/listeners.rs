@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use nbd_protocol::TlsPolicy;
 use socket2::{Socket, Type};
 use thiserror::Error;
-use tracing::info;
 
 use crate::args::Args;
 
@@ -176,9 +175,6 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
     let said = |name: &str| std::env::var(name).ok();
     let mine = said("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
     if !mine {
-        if let Some(pid) = said("LISTEN_PID") {
-            info!(pid, "sockets were handed to another process");
-        }
         return Ok(vec![]);
     }
     let count = said("LISTEN_FDS").unwrap_or_default();

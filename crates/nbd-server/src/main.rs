@@ -45,7 +45,7 @@ use std::env;
 use std::error::Error;
 use std::fs::{self, Permissions};
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -74,8 +74,13 @@ fn main() -> ExitCode {
     if let Some(status) = snapshots() {
         return status;
     }
-    let starter = Starter::find();
+    let handed_over = listeners::handed_over();
     let args = Args::parse_or_exit();
+    // SAFETY: the process has one thread: nothing before starts another one.
+    let starter = args.fork.then(|| unsafe { Starter::fork() });
+    if let Some(Ok(Err(code))) = starter {
+        return code;
+    }
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
     start_log(default);
@@ -83,11 +88,11 @@ fn main() -> ExitCode {
     diagnostics::report_panics();
     raise_descriptor_limit();
     ignore_sigxfsz();
-    let done = match starter {
-        Err(error) => Err(error.into()),
-        Ok(_) if demo => demonstrate(args).map(|()| ExitCode::SUCCESS),
-        Ok(None) if args.fork => fork(),
-        Ok(starter) => serve(args, starter),
+    let done = match (starter.transpose(), handed_over) {
+        (Err(error), _) => Err(error.into()),
+        (_, Err(error)) => Err(error.into()),
+        (_, Ok(handed_over)) if demo => demonstrate(args, &handed_over),
+        (Ok(starter), Ok(handed_over)) => serve(args, handed_over, starter.and_then(Result::ok)),
     };
     done.unwrap_or_else(|error| {
         // If the log takes nothing, the exit code still reports the failure.
@@ -170,24 +175,18 @@ fn ignore_sigxfsz() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Starts the server in the background.
-fn fork() -> Result<ExitCode, Box<dyn Error>> {
-    if !listeners::handed_over()?.is_empty() {
-        return Err(
-            "--fork: sockets were handed over to this process, and it is about to end".into()
-        );
-    }
-    Ok(process::start()?)
-}
-
 /// Serves the images until a signal arrives, the command of `--run` ends, or, with
 /// `--exit-with-last`, the last client leaves. SIGHUP lets exports grow with their files.
-fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
-    let handed_over = listeners::handed_over()?;
+fn serve(
+    mut args: Args,
+    handed_over: Vec<OwnedFd>,
+    starter: Option<Starter>,
+) -> Result<ExitCode, Box<dyn Error>> {
     let mut own_folder = None;
     if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
         if args.run.is_none() {
-            let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
+            let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over to this \
+                           process (LISTEN_PID), to be reached by";
             diagnostics::flush(); // `exit` drops nothing
             Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
         }
@@ -234,8 +233,8 @@ fn print(text: String) -> Result<(), String> {
 const DEMO_SIZE: u64 = 256 << 20;
 
 /// Serves a temporary image to the built-in client, and prints the results.
-fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
-    if !listeners::handed_over()?.is_empty() {
+fn demonstrate(mut args: Args, handed_over: &[OwnedFd]) -> Result<ExitCode, Box<dyn Error>> {
+    if !handed_over.is_empty() {
         return Err(
             "sockets were handed over, and there is nothing to serve: --image or --export-dir"
                 .into(),
@@ -266,7 +265,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
          offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock\n"
     ))?;
     server.stop()?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Makes a folder that only this user can enter, and that is removed when it is dropped.

@@ -1,7 +1,7 @@
 //! The process: a server in the background (`--fork`, `--pid-file`), and the shell command of `--run`.
 //!
-//! The process that the user started runs the same command line again, waits until the new process
-//! listens, and ends. A process never forks while it has threads.
+//! The process that the user started forks before it has threads, waits until the new process listens, and
+//! ends.
 
 use std::io::{PipeWriter, Read, Write};
 use std::os::fd::AsFd;
@@ -13,42 +13,39 @@ use std::{fs, io, thread};
 
 use nbd_protocol::TlsPolicy;
 use rustix::fs::FileType;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, waitid};
 
-/// The environment variable of the background process. Its standard input is the pipe.
-const READY: &str = "OFFLOCK_READY";
-
-/// Runs this program again, and waits until the new process listens or has ended. Returns the exit
-/// code for the process that the user started.
-pub(crate) fn start() -> io::Result<ExitCode> {
-    let (mut ready, theirs) = io::pipe()?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .env(READY, "1")
-        .stdin(theirs) // then only the new process holds the pipe open
-        .spawn()?;
-    if ready.read(&mut [0])? > 0 {
-        return Ok(ExitCode::SUCCESS);
-    }
-    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
-}
-
-/// The pipe to the process that the user started, which waits. Dropping it without
+/// The pipe to the process that the user started, which waits. Its end without a
 /// [`report`](Self::report) tells that process that the server did not start.
 pub(crate) struct Starter(PipeWriter);
 
 impl Starter {
-    /// Returns `None` in the process that the user started. In the background process leaves the
-    /// session and the terminal of that one.
-    pub(crate) fn find() -> io::Result<Option<Self>> {
-        if std::env::var_os(READY).is_none() {
-            return Ok(None);
+    /// Goes on in a new process without the session and the terminal of this one. In this process,
+    /// waits until the new one listens or has ended, and returns the exit code.
+    ///
+    /// # Safety
+    ///
+    /// The process has one thread.
+    pub(crate) unsafe fn fork() -> io::Result<Result<Self, ExitCode>> {
+        let (mut ready, theirs) = io::pipe()?;
+        // SAFETY: there is no other thread, whose locks the new process would find locked.
+        let new = match unsafe { libc::fork() } {
+            ..0 => return Err(io::Error::last_os_error()),
+            0 => {
+                rustix::process::setsid()?;
+                rustix::stdio::dup2_stdin(fs::File::open("/dev/null")?)?;
+                return Ok(Ok(Self(theirs)));
+            }
+            new => Pid::from_raw(new),
+        };
+        drop(theirs); // then only the new process holds the pipe open
+        if ready.read(&mut [0])? > 0 {
+            return Ok(Err(ExitCode::SUCCESS));
         }
-        let pipe = io::stdin().as_fd().try_clone_to_owned()?;
-        rustix::stdio::dup2_stdin(fs::File::open("/dev/null")?)?;
-        rustix::process::setsid()?;
-        Ok(Some(Self(pipe.into())))
+        let ended = rustix::process::waitpid(new, WaitOptions::empty())?;
+        let code = ended.and_then(|(_, status)| status.exit_status());
+        let code = code.and_then(|code| u8::try_from(code).ok());
+        Ok(Err(code.map_or(ExitCode::FAILURE, ExitCode::from)))
     }
 
     /// Reports that the server listens. Later output is discarded, because standard output and
@@ -141,9 +138,13 @@ impl RunCommand {
     /// Returns the exit code, as a shell would, if the command has ended. Otherwise asks the
     /// command to end (SIGTERM).
     pub(crate) fn end(mut self) -> Option<u8> {
-        let Ok(Some(status)) = self.0.try_wait() else {
-            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-            return None;
+        let status = match self.0.try_wait() {
+            Ok(Some(status)) => status,
+            Ok(None) => {
+                let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+                return None;
+            }
+            Err(_) => return None, // SIGCHLD is ignored: the kernel keeps no status
         };
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
         Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))

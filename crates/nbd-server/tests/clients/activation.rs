@@ -8,13 +8,14 @@ use std::process;
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB};
-use crate::lab::{Lab, Res, check, trial};
+use crate::lab::{Lab, Res, check, signal, trial, wait_until};
 use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("activation/several_sockets", &[], several),
         trial("activation/a_client_that_came_first", &[], came_first),
+        trial("activation/in_the_background", &[], in_background),
         trial("activation/sockets_of_another_process", &[], of_another),
         trial("activation/what_is_no_listening_socket", &[], no_listeners),
     ]
@@ -66,6 +67,20 @@ fn came_first(lab: &Lab) -> Res {
     let server = launch(lab)?.handed_over(vec![unix.into()], None).start()?;
     works(client)?;
     server.stop()
+}
+
+/// The process in the background has the sockets of the one that was started.
+fn in_background(lab: &Lab) -> Res {
+    let (path, pid_file) = (lab.path("given"), lab.path("pid"));
+    let unix = UnixListener::bind(&path)?;
+    let server = launch(lab)?.handed_over(vec![unix.into()], None).arg("--fork");
+    let (code, _, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
+    check!(code == 0, "exit code {code}:\n{log}");
+    let worked = works(Client::connect(&path));
+    signal(std::fs::read_to_string(&pid_file)?.trim().parse()?, libc::SIGTERM);
+    let ended = wait_until(|| (!pid_file.exists()).then_some(()));
+    check!(ended.is_some(), "it goes on after SIGTERM");
+    worked
 }
 
 /// What is in the environment for another process is not looked at.
