@@ -112,15 +112,6 @@ pub(crate) fn flush() {
     let _ = written.recv_timeout(waits::OUTPUT.saturating_sub(since.elapsed())); // then without it
 }
 
-/// Flushes the log when it is dropped, at the end of the main thread or as a panic unwinds it.
-pub(crate) struct FlushAtEnd;
-
-impl Drop for FlushAtEnd {
-    fn drop(&mut self) {
-        flush();
-    }
-}
-
 /// Writes to standard output on a thread of its own, and waits a second for it. If the output takes
 /// nothing for that long, the server goes on without it.
 pub(crate) fn print(text: String) -> io::Result<()> {

@@ -26,7 +26,9 @@ impl FromStr for ImageSpec {
     /// Parses an `--image`. As in QEMU's options, `,,` is a comma of the path. Without a name, the
     /// last part of the path is the name. `=` behind a `/` belongs to the path.
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut parts = parts(text).into_iter();
+        // No argument of a command has a NUL.
+        let text_of_parts = text.replace(",,", "\0");
+        let mut parts = text_of_parts.split(',').map(|part| part.replace('\0', ","));
         let image = parts.next().unwrap_or_default();
         let mut spec = Self::default();
         match image.split_once('=') {
@@ -67,20 +69,6 @@ impl FromStr for ImageSpec {
         }
         Ok(spec)
     }
-}
-
-/// Splits at single commas. A double comma becomes a single one.
-fn parts(text: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut chars = text.chars().peekable();
-    while let Some(char) = chars.next() {
-        if char == ',' && chars.next_if_eq(&',').is_none() {
-            parts.push(String::new());
-        } else {
-            parts.last_mut().expect("there is one").push(char);
-        }
-    }
-    parts
 }
 
 #[cfg(test)]

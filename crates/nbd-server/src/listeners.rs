@@ -89,8 +89,7 @@ impl Listeners {
             all.push(listener);
         }
         if let Some(path) = &args.socket {
-            let access = Access { mode: args.socket_mode, group: args.socket_group };
-            let (socket, file) = listen_unix(path, access)?;
+            let (socket, file) = listen_unix(path, args.socket_mode, args.socket_group)?;
             all.push(Listener::new(socket, Some(file))?);
         }
         if let Some(address) = args.tcp {
@@ -202,23 +201,12 @@ fn admit(args: &Args, address: SocketAddr) -> Result<(), ListenError> {
     Err(ListenError::Insecure(address))
 }
 
-/// The users that may connect to a Unix socket.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Access {
-    /// Permission bits: a client needs the write permission.
-    pub(crate) mode: u32,
-    pub(crate) group: Option<u32>,
-}
-
-impl Access {
-    /// Access for the user that started the server, and for root.
-    pub(crate) const OWNER: Self = Self { mode: 0o600, group: None };
-}
-
-/// Binds a Unix socket. Replaces the socket of a server that was killed.
+/// Binds a Unix socket with these permissions: a client needs that to write. Replaces the socket of a
+/// server that was killed.
 pub(crate) fn listen_unix(
     path: &Path,
-    access: Access,
+    mode: u32,
+    group: Option<u32>,
 ) -> Result<(Socket, SocketFile), ListenError> {
     let fail = |error| ListenError::Address { address: format!("'{}'", path.display()), error };
     // The socket of a killed server refuses connections, so it can be removed.
@@ -245,12 +233,12 @@ pub(crate) fn listen_unix(
     rustix::process::umask(old);
     let listener = bound.map_err(fail)?;
     let file = SocketFile::new(path); // removes the file if a later step fails
-    let opened = match access.group {
+    let opened = match group {
         Some(group) => std::os::unix::fs::chown(path, None, Some(group)),
         None => Ok(()),
     };
     opened
-        .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(access.mode)))
+        .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(mode)))
         .and_then(|()| listener.set_nonblocking(true))
         .map_err(fail)?;
     Ok((listener.into(), file))
@@ -264,9 +252,9 @@ mod tests {
     fn the_socket_of_another_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listen = || listen_unix(&path, Access::OWNER).unwrap();
+        let listen = || listen_unix(&path, 0o600, None).unwrap();
         let (first, its) = listen();
-        assert!(listen_unix(&path, Access::OWNER).is_err(), "another socket listens there");
+        assert!(listen_unix(&path, 0o600, None).is_err(), "another socket listens there");
         std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is not reused
         let (_second, others) = listen();
         drop((first, its));

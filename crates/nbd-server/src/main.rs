@@ -64,7 +64,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Args;
 use crate::demo::DemoOptions;
-use crate::diagnostics::{FlushAtEnd, LogWriter};
+use crate::diagnostics::LogWriter;
 use crate::image_spec::ImageSpec;
 use crate::process::{PidFile, RunCommand, Starter};
 use crate::server::{Server, ServerError};
@@ -84,7 +84,6 @@ fn main() -> ExitCode {
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
     start_log(default);
-    let _flush = FlushAtEnd;
     diagnostics::report_panics();
     raise_descriptor_limit();
     ignore_sigxfsz();
@@ -94,14 +93,16 @@ fn main() -> ExitCode {
         (_, Ok(handed_over)) if demo => demonstrate(args, &handed_over),
         (Ok(starter), Ok(handed_over)) => serve(args, handed_over, starter.and_then(Result::ok)),
     };
-    done.unwrap_or_else(|error| {
+    let code = done.unwrap_or_else(|error| {
         // If the log takes nothing, the exit code still reports the failure.
         let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
         match error.downcast_ref() {
             Some(ServerError::Ended(_)) => ExitCode::from(3),
             _ => ExitCode::FAILURE,
         }
-    })
+    });
+    diagnostics::flush(); // that of a panic flushes, too
+    code
 }
 
 /// Carries out `offlock-nbd snapshot ...`. `None` for another command line.
@@ -113,11 +114,11 @@ fn snapshots() -> Option<ExitCode> {
     let parsed = volume::snapshot::SnapshotArgs::try_parse_from(name.chain(words));
     let args = parsed.unwrap_or_else(|error| args::without_credentials(error).exit());
     start_log(LevelFilter::WARN);
-    let _flush = FlushAtEnd;
     let done = args.run().map_err(|error| error.to_string()).and_then(print);
     let failed = done.inspect_err(|error| {
         let _ = LogWriter.write(format!("offlock-nbd: {error}\n").as_bytes());
     });
+    diagnostics::flush();
     Some(if failed.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -25,7 +25,7 @@ use socket2::Socket;
 use tracing::{debug, warn};
 
 use crate::diagnostics;
-use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
+use crate::listeners::{ListenError, SocketFile, listen_unix};
 use crate::registry::{by_export, by_name};
 use crate::waits;
 use crate::worker::{Inbox, Message, Shared, WorkerReport};
@@ -71,7 +71,7 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
-        let (listener, file) = listen_unix(path, Access::OWNER)?;
+        let (listener, file) = listen_unix(path, 0o600, None)?;
         listener.set_nonblocking(false)?;
         let accepts = UnixListener::from(OwnedFd::from(listener.try_clone()?));
         let run = move || serve(&accepts, &|| text(&reporter));

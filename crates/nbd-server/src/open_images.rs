@@ -112,7 +112,7 @@ impl OpenImages {
         slots.iter().filter_map(|slot| slot.0.lock().image.clone()).collect()
     }
 
-    /// Grows images with their files, by whole blocks.
+    /// Grows images with their files, by whole blocks. Clients that connect later see the new sizes.
     pub(crate) fn grow(&self) {
         self.each(grow);
     }
@@ -490,7 +490,7 @@ mod tests {
             let image = table.images.get((1, 2, 3), || {
                 let opened = Backing::open(&other(&dir))?;
                 other(&dir).set_len(long)?;
-                scope.spawn(|| table.grow());
+                scope.spawn(|| table.images.grow());
                 thread::sleep(Duration::from_millis(20)); // by now a look that does not wait has ended
                 table.blocks.attach("a".into(), opened)
             });

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nbd_protocol::{
     Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING,
@@ -285,17 +285,6 @@ impl ExportTable {
     fn images(&self) -> Vec<Arc<Image>> {
         let fixed = self.fixed.iter().map(|export| Arc::clone(&export.image));
         fixed.chain(self.images.all()).collect()
-    }
-
-    /// Grows images with their files, by whole blocks. Clients that connect later see the new
-    /// sizes.
-    pub(crate) fn grow(&self) {
-        self.images.grow();
-    }
-
-    /// Releases images of the folder that were idle for [`waits::IDLE`].
-    pub(crate) fn release_idle(&self, now: Instant) {
-        self.images.release_idle(now, waits::IDLE);
     }
 
     /// Returns an upper bound of the memory for the replies to `input` bytes of options.

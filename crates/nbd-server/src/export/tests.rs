@@ -1,6 +1,7 @@
 //! Folders, the names of exports, and images that were renamed or replaced.
 
 use std::fs::{File, OpenOptions};
+use std::time::Instant;
 
 use clap::Parser;
 use testkit::wait_until;
@@ -53,8 +54,8 @@ fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
         assert_eq!(table.size_of("d"), Some(2), "and yet it is there");
         assert_eq!(table.open_export("b").ok().flatten().unwrap().image.len(), 8192);
         table.sync().unwrap();
-        table.release_idle(Instant::now());
-        table.release_idle(Instant::now() + Duration::from_secs(60));
+        table.images.release_idle(Instant::now(), waits::IDLE);
+        table.images.release_idle(Instant::now() + Duration::from_secs(60), waits::IDLE);
         wait_until(|| table.opened_size("d").is_some()); // once another image is released
     }
 }

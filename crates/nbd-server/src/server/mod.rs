@@ -162,7 +162,7 @@ impl Server {
         let grow = move || {
             for _ in signals.forever() {
                 let Some(exports) = exports.upgrade() else { return };
-                exports.grow();
+                exports.images.grow();
             }
         };
         thread::Builder::new().name("grow".into()).spawn(grow).map(drop)
@@ -211,7 +211,7 @@ impl Server {
             }
             let now = Instant::now();
             if idle_check.is_some_and(|due| now >= due) {
-                self.shared.exports.release_idle(now);
+                self.shared.exports.images.release_idle(now, waits::IDLE);
                 idle_check = Some(now + waits::IDLE_CHECK);
             }
         }
