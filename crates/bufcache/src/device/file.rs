@@ -234,10 +234,10 @@ impl BlockDevice for FileDevice {
         engine::begin(&self.shared, change);
     }
 
-    /// The kernel makes an engine's writes, discards and zeroes of a file on the page cache one
-    /// after the other. So a write-back waits once for those before it if it begins all writes at a
-    /// time, and no write of the disk is among them that could delay a read. An engine takes as many as
-    /// leave half of it free.
+    /// The kernel makes an engine's writes of a file on the page cache one after the other, and its
+    /// discards and zeroes at the same time, in threads that wait for the lock of the file. So a
+    /// write-back waits once for those before it if it begins all writes at a time, and no write of the
+    /// disk is among them that could delay a read. An engine takes as many as leave half of it free.
     #[cfg(feature = "aio-reap")]
     fn write_depth(&self) -> usize {
         let is_on_page_cache = self.alignment == 1 && self.identity.1 != u64::MAX; // no block device
