@@ -112,3 +112,19 @@ fn a_request_that_waits_for_a_thread_is_cancelled_and_notifies() {
     assert_eq!(nops.map(errno), [None, Some(CANCELLED), None]);
     open.wait().0.unwrap();
 }
+
+/// A job that finds every thread of the pool busy starts one more.
+#[test]
+fn a_busy_thread_does_not_delay_the_next_request() {
+    let threads = Engine::builder().backend(BackendKind::Threads).threads(2);
+    let engine = threads.build().unwrap();
+    let (_folder, path) = fifo();
+    let open = engine.open(&path, OpenOptions::read_only()).submit().unwrap();
+    let nop = engine.nop().submit().unwrap();
+    engine.wait(Some(Duration::from_secs(60))).unwrap();
+    let done = nop.is_done();
+    // Before a panic, because the drop of the engine waits for the open.
+    std::fs::File::options().write(true).open(&path).unwrap();
+    assert!(done, "it waits for the open");
+    open.wait().0.unwrap();
+}
