@@ -1,10 +1,9 @@
-//! `LgLock` on the real kernel: its errors, the state after a panic, an exited thread or a
-//! forgotten guard, and sums under migration.
+//! `LgLock` on the real kernel: its errors, the state after a panic or an exited thread, and sums under
+//! migration.
 //!
 //! Every test passes with and without rseq.
 
 use std::cell::RefCell;
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -74,15 +73,6 @@ fn a_panic_inside_a_guard_unlocks_and_poisons_nothing() {
     assert!(panicked.is_err());
     assert_eq!(*lock.local_on(ZERO).unwrap(), 8, "the value at the panic");
     assert!(lock.global().is_ok());
-}
-
-#[test]
-fn a_forgotten_guard_keeps_its_slot_and_no_other() {
-    let lock = LgLock::new(|_| 0);
-    mem::forget(lock.local_on(ZERO).unwrap());
-    assert_eq!(lock.local_on(ZERO).err(), Some(LockError::Deadlock));
-    assert_eq!(lock.global().err(), Some(LockError::Deadlock));
-    assert!(lock.capacity() == 1 || lock.local_on(CpuId::new(1)).is_ok());
 }
 
 /// The destructor of a guard in a thread-local variable unlocks when the thread ends.
