@@ -152,10 +152,7 @@ impl Conn {
         memory: &mut BufferPool,
     ) -> io::Result<()> {
         // No plaintext may follow this reply. None is queued, because the client waits for it.
-        let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
-        if sent == Sent::Blocked {
-            return Err(ErrorKind::WouldBlock.into());
-        }
+        self.out.send(&mut &self.socket, memory, &mut self.account)?;
         self.tls = Some(tls);
         self.used_tls = true;
         Ok(())
@@ -269,14 +266,6 @@ pub(crate) struct Output {
     pub(crate) stuck: Option<Instant>,
 }
 
-/// How much of the output a send took.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    All,
-    /// The socket takes no more now.
-    Blocked,
-}
-
 impl Output {
     /// Returns the number of replies that were not sent completely.
     pub(crate) fn len(&self) -> usize {
@@ -292,13 +281,14 @@ impl Output {
         self.replies.try_reserve(replies).is_ok()
     }
 
-    /// Sends as much as the socket takes. Releases the buffers of sent replies to `memory`.
+    /// Sends all output. Releases the buffers of sent replies to `memory`. Fails with `WouldBlock` if the
+    /// socket takes no more now.
     pub(crate) fn send(
         &mut self,
         socket: &mut impl Write,
         memory: &mut BufferPool,
         account: &mut Account,
-    ) -> io::Result<Sent> {
+    ) -> io::Result<()> {
         while !self.is_empty() {
             let mut pieces = [IoSlice::new(&[]); PIECES];
             let (used, wanted) = self.gather(&mut pieces);
@@ -313,15 +303,14 @@ impl Output {
                     self.stuck = None;
                     if count < wanted {
                         // A stream socket accepts fewer bytes only if it is full.
-                        return Ok(Sent::Blocked);
+                        return Err(ErrorKind::WouldBlock.into());
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Sent::Blocked),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(Sent::All)
+        Ok(())
     }
 
     /// Fills `pieces` from the front of the queue. Returns their number and their bytes.
@@ -604,7 +593,7 @@ mod tests {
                 out.replies.push_back(Step { header, data, spent: None });
             }
             let mut socket = Trickle { taken: Vec::new(), step };
-            while out.send(&mut socket, &mut memory, &mut account).unwrap() == Sent::Blocked {}
+            while out.send(&mut socket, &mut memory, &mut account).is_err() {}
             assert!(socket.taken == expected, "step {step}");
             assert!(out.is_empty());
         }

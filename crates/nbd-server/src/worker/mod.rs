@@ -74,7 +74,7 @@ use socket2::Socket;
 use tracing::{info, warn};
 
 pub(crate) use self::load::WorkerLoad;
-use crate::conn::{Conn, Phase, Sent};
+use crate::conn::{Conn, Phase};
 use crate::connection_limits::Permit;
 use crate::export::ExportTable;
 use crate::memory::{BufferPool, Limit};
@@ -350,17 +350,11 @@ impl Worker {
             let Conn { out, socket, tls, account, .. } = conn;
             let waiting = out.len();
             let mut wire = Wire { socket, tls: tls.as_deref_mut() };
-            let sent = match out.send(&mut wire, &mut self.memory, account) {
-                Ok(Sent::All) => match wire.flush() {
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Sent::Blocked),
-                    flushed => flushed.map(|()| Sent::All),
-                },
-                other => other,
-            };
+            let sent = out.send(&mut wire, &mut self.memory, account).and_then(|()| wire.flush());
             left |= out.len() < waiting;
             match sent {
-                Ok(Sent::All) => out.stuck = None,
-                Ok(Sent::Blocked) => {
+                Ok(()) => out.stuck = None,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     out.stuck.get_or_insert_with(Instant::now);
                     self.deadlines.watch();
                 }
