@@ -317,10 +317,12 @@ impl Policy {
         lists[on.list()].push(frame, |at| &nodes[at as usize].0);
     }
 
-    /// Removes a frame from the list that it is on.
-    fn unlink(&mut self, frame: Frame) {
+    /// Removes a frame from the list that it is on, which the caller knows.
+    #[inline]
+    fn unlink(&mut self, frame: Frame, on: On) {
         let Self { nodes, lists, .. } = self;
-        let on = mem::replace(&mut nodes[frame.0 as usize].1, On::Nothing);
+        debug_assert!(nodes[frame.0 as usize].1.list() == on.list());
+        nodes[frame.0 as usize].1 = On::Nothing;
         lists[on.list()].remove(frame, |at| &nodes[at as usize].0);
     }
 
@@ -353,7 +355,7 @@ impl Policy {
         // The oldest buffer of the newer half moves to the older half.
         if self.len_of(On::Newer) > self.probation / 2 {
             if let Some(aged) = self.last(On::Newer) {
-                self.unlink(aged);
+                self.unlink(aged, On::Newer);
                 entry_of(aged).change(0, NEW);
                 self.push(aged, On::Older);
             }
@@ -370,7 +372,7 @@ impl Policy {
         let Some(oldest) = self.last(On::Main) else { return true };
         let is_used = entry_of(oldest).take_used(|used| used.saturating_sub(1)) > 0;
         if is_used {
-            self.unlink(oldest);
+            self.unlink(oldest, On::Main);
             self.keep(oldest);
         }
         !is_used
@@ -399,7 +401,7 @@ impl Policy {
                 looks.has_met_dirty = true; // it stays the next victim
                 return None;
             }
-            self.unlink(frame);
+            self.unlink(frame, on);
             if is_marked {
                 if on != On::Main {
                     self.ghost.add(entry.key());
@@ -456,7 +458,7 @@ impl Policy {
             On::MainDue => On::Main,
             _ => return, // if it is on no list, an evictor is about to keep it
         };
-        self.unlink(frame);
+        self.unlink(frame, On::Main);
         let Self { nodes, lists, .. } = self;
         nodes[frame.0 as usize].1 = on;
         lists[on.list()].push_last(frame, |at| &nodes[at as usize].0);
@@ -464,11 +466,11 @@ impl Policy {
 
     /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
     pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
-        let is_live = self.nodes[frame.0 as usize].1.is_live();
-        if is_live {
-            self.unlink(frame);
+        let on = self.nodes[frame.0 as usize].1;
+        if on.is_live() {
+            self.unlink(frame, on);
         }
-        is_live
+        on.is_live()
     }
 
     /// Returns the number of invalidated buffers.
@@ -484,7 +486,7 @@ impl Policy {
     /// Takes the oldest buffer off the list of the dead.
     pub(crate) fn take_dead(&mut self) -> Option<Frame> {
         let frame = self.last(On::Dead)?;
-        self.unlink(frame);
+        self.unlink(frame, On::Dead);
         Some(frame)
     }
 }
