@@ -235,15 +235,16 @@ impl Worker {
                 Ok(Parsed::Part)
             }
             HandshakeStep::Ready(negotiated) => {
-                if !conn.permit.finish_handshake() {
-                    return Err(EVICTED.into());
-                }
                 let Some(export) = opening.opened.into_inner() else {
                     return Err("no export was opened".into()); // `Ready` follows an open
                 };
+                let image = requests.open(&export.image).map_err(|error| error.to_string())?;
+                // The last step that may fail: from here on the client counts as served.
+                if !conn.permit.finish_handshake() {
+                    return Err(EVICTED.into());
+                }
                 let name = &export.info.name;
                 info!(conn = %conn.id(), %peer, tls = is_tls, export = name, "negotiated");
-                let image = requests.open(&export.image).map_err(|error| error.to_string())?;
                 conn.listed.set_export(&export.info.name);
                 conn.phase = Phase::Transmission(Session::new(export, image, negotiated.agreed()));
                 conn.deadline = None;

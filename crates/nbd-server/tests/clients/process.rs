@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 use crate::client::{Client, MIB, cmd};
 use crate::image;
@@ -22,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("process/run", &[Need::NbdInfo], run),
         trial("process/run_is_ended_with_the_server", &[], run_is_ended),
         trial("process/exit_with_last", &[], exit_with_last),
+        trial("process/client_without_image", &[], client_without_image),
         trial("process/socket_access", &[], socket_access),
         trial("process/hang_up_grows_exports", &[Need::NbdInfo], hang_up),
     ]
@@ -159,6 +161,25 @@ fn exit_with_last(lab: &Lab) -> Res {
     second.disconnect()?;
     server.finished()?;
     Ok(())
+}
+
+/// With `--exit-with-last`, a client whose image cannot be attached does not end the server.
+fn client_without_image(lab: &Lab) -> Res {
+    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
+    let mut server = server.start()?;
+    let mut refused = server.greeted()?;
+    // The worker duplicates the descriptor of the image, which now fails.
+    let pid = Pid::from_raw(server.pid() as i32);
+    let limit = |limit| prlimit(pid, Resource::Nofile, limit);
+    let before = limit(Rlimit { current: Some(3), ..getrlimit(Resource::Nofile) })?;
+    check!(refused.go("vol").is_err(), "the export was opened without a descriptor");
+    drop(refused);
+    server.logged("connection closed")?;
+    std::thread::sleep(Duration::from_millis(100));
+    server.still_runs()?;
+    limit(before)?;
+    server.client()?.disconnect()?;
+    server.finished()
 }
 
 fn socket_access(lab: &Lab) -> Res {
