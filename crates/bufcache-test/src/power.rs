@@ -52,8 +52,7 @@ pub enum Outcome {
 pub enum Operation {
     /// [`BlockDevice::read`](bufcache::BlockDevice::read).
     Read,
-    /// [`BlockDevice::write`](bufcache::BlockDevice::write) and
-    /// [`BlockDevice::write_durable`](bufcache::BlockDevice::write_durable).
+    /// [`BlockDevice::write`](bufcache::BlockDevice::write), durable or not.
     Write,
     /// [`BlockDevice::zero`](bufcache::BlockDevice::zero).
     Zero,
