@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-#[cfg(not(feature = "objects"))]
 use crate::values::uri;
 #[cfg(feature = "objects")]
-use crate::volume::VolumeUrl;
+use crate::volume::{CREDENTIALS, VolumeUrl};
 
 /// The export that an `--image` describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,6 +43,13 @@ impl FromStr for ImageSpec {
         if spec.path.as_os_str().is_empty() {
             return Err(format!("'{text}' names no file"));
         }
+        let scheme = spec.path.to_str().and_then(uri).map(|(scheme, _)| scheme);
+        #[cfg(feature = "objects")]
+        if scheme.is_some_and(|scheme| scheme != "file")
+            && text.split_once("://").is_some_and(|(_, rest)| rest.contains('@'))
+        {
+            return Err(CREDENTIALS.into()); // also if a comma of the secret has split the address
+        }
         #[cfg(feature = "objects")]
         if let Some(url) = spec.path.to_str().and_then(VolumeUrl::parse).transpose()? {
             if spec.path.as_os_str() == &*image {
@@ -53,7 +59,7 @@ impl FromStr for ImageSpec {
             spec.volume = Some(url);
         }
         #[cfg(not(feature = "objects"))]
-        if let Some((scheme, _)) = spec.path.to_str().and_then(uri) {
+        if let Some(scheme) = scheme {
             return Err(format!(
                 "'{scheme}://' begins a URI, and an image is a file or a block device of this machine; \
                  volumes on object stores need a server built with --features objects"
@@ -96,6 +102,7 @@ mod tests {
         assert_eq!((&*spec.name, spec.read_only), ("vol", true));
         assert_eq!(spec.volume.and_then(|url| url.size), Some(1 << 30));
         assert_eq!(parse("root=file:///srv/v?size=1G").unwrap().name, "root");
+        assert_eq!(parse("a@b=s3://bucket/v").unwrap().name, "a@b");
         assert!(parse("file:///v,size=1M").unwrap_err().contains("'size=1M'"));
     }
 

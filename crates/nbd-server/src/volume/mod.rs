@@ -42,4 +42,4 @@ pub(crate) use self::device::Volume;
 pub(crate) use self::open::{OpenOptions, VolumeError};
 pub(crate) use self::patch::BLOCK;
 pub(crate) use self::store::{Requests, without_credentials};
-pub(crate) use self::url::VolumeUrl;
+pub(crate) use self::url::{CREDENTIALS, VolumeUrl};

@@ -26,6 +26,10 @@ pub(crate) enum Scheme {
     Memory,
 }
 
+/// Why an address with `@` is refused.
+pub(crate) const CREDENTIALS: &str = "an address of a volume has no credentials: they come from the environment \
+                                      (AWS_ACCESS_KEY_ID ...)";
+
 impl VolumeUrl {
     /// The most bytes of a volume: as many as the cache can number.
     pub(crate) const MOST: u64 = 1 << 57;
@@ -38,11 +42,7 @@ impl VolumeUrl {
     fn of(scheme: &str, rest: &str) -> Result<Self, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         if rest.contains('@') && scheme != "file" {
-            return Err(
-                "an address of a volume has no credentials: they come from the environment \
-                        (AWS_ACCESS_KEY_ID ...)"
-                    .into(),
-            );
+            return Err(CREDENTIALS.into());
         }
         let parsed = match scheme {
             "s3" => Scheme::S3,
