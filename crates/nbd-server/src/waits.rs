@@ -12,7 +12,7 @@
 //! | the lock of an image of the command line | [`LOCK`] | the server does not start |
 //! | a free buffer of the cache | [`BUFFER`] | the command writes or reads past the cache, or fails |
 //! | a busy block | [`BLOCK`] | the command fails |
-//! | a worker's figures | [`REPORT`] | the metrics are without them |
+//! | a worker's figures | [`REPORT`] | the metrics are without its part, and without the counters of all workers |
 //! | a client of the metrics | [`METRICS`] | its connection is closed |
 //! | standard output and error | [`OUTPUT`] | the text is lost |
 //!

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use testkit::wait_until;
 
 use super::*;
+use crate::metrics;
 
 const BLOCK: usize = 4096;
 /// A server that is silent for this long has failed.
@@ -163,6 +164,8 @@ fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
         reporter.workers.push(dead);
         reporter.patience = Duration::from_millis(10);
         assert!(reporter.reports().len() <= 2);
+        let page = metrics::text(&reporter);
+        assert!(page.contains("in_flight") && !page.contains("requests_total"), "{page}");
     });
 }
 
