@@ -128,7 +128,8 @@ impl From<offlock_percpu::AllocError> for GetError {
     }
 }
 
-/// Why a load failed: an errno, or one of the codes below. In the header of the frame for the threads that wait.
+/// Why a load failed: an errno, or one of the codes below. The header of the frame keeps it for the
+/// threads that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure(pub(crate) i32);
 

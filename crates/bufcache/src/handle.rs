@@ -43,8 +43,8 @@ impl Cache {
 
     /// Attaches a device.
     ///
-    /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
-    /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
+    /// The device is dropped after its last handle, guard and pin, or when a round of the cleaner that
+    /// has begun before ends. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
     /// these are used up, a call searches the whole table for buffers of dropped devices, and frees
     /// their numbers.
     ///
@@ -55,7 +55,7 @@ impl Cache {
         self.attach_with(device, AttachOptions::new())
     }
 
-    /// Attaches a device with options: verifiers and a log.
+    /// Attaches a device with options, for example verifiers or a log.
     pub fn attach_with(
         &self,
         device: impl IntoDevice,
@@ -78,7 +78,8 @@ impl Cache {
         let blocks = len.div_ceil(block_size as u64);
         let identity = device.identity();
         let write_depth = device.write_depth();
-        // The last question: a device that panics here has no number and is not noted as attached.
+        // Called last: if the device panics in one of these calls, it has no number and does not count
+        // as attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
             if !self.shared.lookup.ids.lock().attach(identity) {
@@ -148,7 +149,7 @@ impl Clone for Device {
     }
 }
 
-/// Ends with the last handle of a device.
+/// Its drop, with the last handle of a device, flushes and detaches the device.
 #[derive(Debug)]
 struct Alive(Arc<Source>);
 
@@ -309,7 +310,7 @@ impl Device {
     ///
     /// Returns `None` if the block is cached or being read, if no buffer is free, or if other
     /// devices are attached and this one has its share of the cache in loads that have not ended. A
-    /// cache with [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a
+    /// cache with [`Eviction::Adaptive`] also refuses the first claim of a
     /// block while hardly a buffer is free (one in 64 may be) and fewer than one request in eight
     /// hits, because most blocks would be evicted before they are used. It grants the second claim, if not
     /// much else was claimed in between. A refused claim counts neither as a get nor as a miss.
@@ -595,7 +596,7 @@ impl Device {
     ///
     /// A block behind the present end of a [growing](crate::AttachOptions::growing) device stays
     /// behind it, also if it was dirty: its get fails with
-    /// [`GetError::ShortRead`](crate::GetError::ShortRead). If the device fails, each block is as before, or
+    /// [`GetError::ShortRead`]. If the device fails, each block is as before, or
     /// zeros.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
@@ -797,7 +798,7 @@ impl Drop for Pin {
 #[must_use = "the buffer is the holder's only while the guard lives"]
 pub struct Exclusive<D: Borrow<Device>> {
     device: D,
-    /// That of the thread, if the guard is bound to one.
+    /// The hazard slot, if the guard is bound to a thread.
     slot: Option<&'static Slot>,
     frame: Frame,
     bytes: NonNull<[u8]>,

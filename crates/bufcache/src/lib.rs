@@ -54,7 +54,7 @@
 //! # Threads
 //!
 //! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices for
-//! tasks, and writes dirty blocks back; `bufcache-timer` ends waits of tasks in time.
+//! tasks, and writes dirty blocks back; `bufcache-timer` ends waits of tasks whose time is over.
 //!
 //! # Waits without an end
 //!

@@ -212,7 +212,7 @@ pub fn s3_fifo(keys: &[u32], room: usize) -> u64 {
 
 /// The rules A2 and A2Small of bufcache, each part of which can be left out.
 ///
-/// The default is A2: S3-FIFO with four changes. See `policy/lists.rs` of bufcache.
+/// The default is A2: S3-FIFO with four changes. See `policy/mod.rs` of bufcache.
 #[derive(Clone, Copy, Debug)]
 pub struct A2 {
     /// The blocks of the cache for each block on probation.

@@ -189,8 +189,9 @@ impl Completion {
         }
     }
 
-    /// Ends the operation, unless it has ended. The batch may be gone when this returns. Keeps the cache, not
-    /// the device, past the end, for the waiters in it; to take these allocates.
+    /// Ends the operation, unless it has ended. The batch may be gone when this returns. Keeps a reference
+    /// to the cache, not to the device, past the end, because the cache has the waker of the issuer.
+    /// Taking the waker out may allocate.
     fn end(&mut self, result: i32) {
         let Some((source, batch)) = self.of.take() else { return };
         let cache = Arc::clone(&source.cache);

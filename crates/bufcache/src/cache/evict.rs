@@ -34,10 +34,10 @@ const BATCH: usize = 8;
 /// The most buffers that one eviction visits under the lock: 64 took 2 us if half were dirty. A
 /// model has one or two.
 pub(super) const LOOKS: u32 = if cfg!(offlock_model) { 2 } else { 24 };
-/// A short search ends after so many buffers in a row that are in use and were not used lately. A
-/// guess: a pass over so many takes less time than a wait.
+/// A short search ends after so many buffers in a row that are in use and were not used lately. A pass
+/// over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(offlock_model) { 1 } else { 1024 };
-/// The same for a cache of which less than a sixteenth is clean. The thread that waits then writes
+/// As [`IN_A_ROW`], for a cache of which less than a sixteenth is clean. The thread that waits then writes
 /// 64 buffers, and its next search finds them after 64 visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
 
@@ -253,7 +253,7 @@ impl Frames {
                 lists.keep(frame);
                 looks.main += 1;
             } else {
-                lists.bury(frame); // invalidated meanwhile
+                lists.push_dead(frame); // invalidated meanwhile
             }
         }
         drop(lists);
@@ -280,7 +280,7 @@ impl Frames {
                 lists.give(frame);
                 return 1;
             }
-            lists.bury(frame); // at the other end of the list
+            lists.push_dead(frame); // at the other end of the list
         }
         0
     }
@@ -332,7 +332,7 @@ impl Frames {
         let mut lists = self.lists.lock();
         // If the buffer is on no list, an evictor has it, and will find it stale.
         if lists.withdraw(frame) {
-            lists.bury(frame);
+            lists.push_dead(frame);
         }
     }
 

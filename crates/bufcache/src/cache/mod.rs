@@ -154,8 +154,9 @@ impl Deref for Lookup {
     }
 }
 
-/// So many entries of the table are looked at one after the other in the time of one lookup, which takes a lock and
-/// misses the CPU's caches: 1.1 to 2 ns against 70 to 150 ns, measured by discards of 2 GiB with caches of 4 and 16 GiB.
+/// The number of entries of the table that a walk visits in the time of one lookup, which takes a lock
+/// and misses the CPU's caches: 1.1 to 2 ns against 70 to 150 ns, measured by discards of 2 GiB with
+/// caches of 4 and 16 GiB.
 const ENTRIES: u64 = if cfg!(offlock_model) { 1 } else { 64 };
 
 impl Lookup {

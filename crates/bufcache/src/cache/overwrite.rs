@@ -33,8 +33,8 @@ pub(crate) enum Overwrite<'b> {
 /// Dirty blocks that are marked `BACK`.
 type Marked = Vec<(Key, Frame)>;
 
-/// A range of a device that is excluded from the cache while the device changes. Its drop ends that, and leaves
-/// the dirty blocks as they are.
+/// A range of a device that is excluded from the cache while the device changes. The drop ends the
+/// exclusion, and leaves the dirty blocks dirty.
 #[derive(Debug)]
 struct ExcludedRange {
     source: Operation<Arc<Source>>,
@@ -43,8 +43,8 @@ struct ExcludedRange {
 }
 
 impl ExcludedRange {
-    /// Notes that the device may have changed the range, and not durably.
-    fn note(&self) {
+    /// Adds the range to the unsynced sectors: the device may have changed it, and not durably.
+    fn note_unsynced(&self) {
         let written = self.sectors.clone();
         self.source.writes.change_unsynced(|unsynced| unsynced.written.insert(written));
     }
@@ -90,7 +90,8 @@ impl Shared {
         // The cleaner does this only for devices with dirty blocks.
         self.limit_extents(source).await;
         self.check_sync(source)?;
-        mem::forget(source.writes.excluded.enter(sectors.clone()).await); // `excluded` ends it
+        // The drop of the `ExcludedRange` ends the exclusion.
+        mem::forget(source.writes.excluded.enter(sectors.clone()).await);
         let mut excluded = ExcludedRange { source: operation, sectors, marked: Vec::new() };
         // Before blocks are marked, because an error after that would leave them marked.
         hazard::reserve().map_err(GetError::from)?;
@@ -98,7 +99,8 @@ impl Shared {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
         self.invalidate_or_mark_all(&mut excluded).await?;
-        // Before the operation, because it may lose the old contents even if it fails.
+        // Noted before the operation, because it may lose the old contents even if it fails. `new`
+        // are the sectors that were not unsynced before.
         let sectors = &excluded.sectors;
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
@@ -128,7 +130,8 @@ impl Shared {
                 }
             });
         } else {
-            excluded.note(); // again, because a sync that began meanwhile does not make it durable
+            // Again, because a sync that began meanwhile does not make the change durable.
+            excluded.note_unsynced();
         }
         if is_write && result.is_ok() {
             source.writes.load.set_succeeding();
@@ -277,7 +280,8 @@ impl Bypass {
 
     fn end(&mut self, result: io::Result<()>) -> Result<(), WriteError> {
         let Some(excluded) = self.excluded.take() else { return Ok(()) };
-        excluded.note(); // again, because a sync that began meanwhile does not make the write durable
+        // Again, because a sync that began meanwhile does not make the write durable.
+        excluded.note_unsynced();
         if result.is_ok() {
             excluded.source.writes.load.set_succeeding();
             excluded.source.cache.counters.write_calls.add(1);
@@ -330,7 +334,7 @@ impl Shared {
             }
         }
         // Before the write: whether it succeeds or not, the old bytes may be gone.
-        excluded.note();
+        excluded.note_unsynced();
         Ok(Some(Bypass { excluded: Some(excluded) }))
     }
 }

@@ -43,10 +43,11 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// The most blocks that a write-back has marked at a time. A MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(offlock_model) { 2 } else { 256 };
-/// A device may make each write when it begins. After this time a write-back begins no more of them before it
-/// has made the blocks clean that it has written: a call may wait for one of these.
+/// After this time a write-back begins no further write before it has made the written blocks clean,
+/// because a call may wait for one of them. Matters for a device that makes each write in
+/// [`begin`](crate::BlockDevice::begin).
 const ROUND: Duration = Duration::from_millis(10);
-/// The number of writes after each of which a write-back looks at the time.
+/// A write-back reads the clock once for this many writes.
 const LOOK_AT_TIME: usize = 32;
 /// The most written blocks that become clean under one hold of each lock. A microsecond if
 /// no header is in a CPU cache. A model has two.
@@ -265,7 +266,8 @@ struct Window<'t> {
     /// Set in the second pass, over the blocks that other threads had marked in the first. It waits for
     /// each of them.
     waits: bool,
-    /// Set once the wait for a block that another thread had marked has timed out. The write-back does not wait for such a block again.
+    /// Set once the wait for a block that another thread had marked has timed out. The write-back
+    /// does not wait for such a block again.
     gave_up: bool,
 }
 
@@ -422,7 +424,8 @@ impl Shared {
 
     /// Returns whether a marked block may be written now, or why not.
     ///
-    /// While `BACK` is set no log position is raised, because that needs `WRITE`. So a positive answer stays true.
+    /// While `BACK` is set no log position is raised, because that needs `WRITE`. So a positive answer
+    /// stays true.
     fn may_write(
         &self,
         source: &Source,
@@ -511,8 +514,8 @@ impl Shared {
                     Some(writing) => writing.end().await,
                     None => false,
                 };
-                let has_run = |result| check!("write-back: the device has it", result == Ok(()));
-                let written = runs().filter(|(_, result)| has_run(*result));
+                let is_written = |result| check!("write-back: the device has it", result == Ok(()));
+                let written = runs().filter(|(_, result)| is_written(*result));
                 let mut written = written.flat_map(|(run, _)| run).copied();
                 loop {
                     let some: ArrayVec<_, TOGETHER> = written.by_ref().take(TOGETHER).collect();
@@ -828,8 +831,9 @@ impl Shared {
         }
     }
 
-    /// Does a write-back for a future that waits for its end: on the stack of a thread that blocks, where
-    /// it allocates nothing, and otherwise on the heap. The other future stays small.
+    /// Makes a write-back within another operation. If a thread blocks, the future of the write-back is
+    /// on its stack and allocates nothing. For a task it is on the heap, so that the future of the
+    /// operation stays small.
     async fn write_back_inside(&self, source: &Arc<Source>, selection: &Selection) -> Summary {
         if is_blocking().await {
             return block_on(self.write_back(source, selection));

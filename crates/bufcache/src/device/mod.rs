@@ -65,8 +65,8 @@ pub trait BlockDevice: Send + Sync + 'static {
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
     /// Begins to read a block, and returns without a wait. Any thread [ends](Load::finish) the
-    /// [`Load`] once the bytes are there.
-    /// By default [defers](Load::defer) it to [`read`](Self::read).
+    /// [`Load`] once the bytes are there. By default [defers](Load::defer) the load to
+    /// [`read`](Self::read).
     fn begin_read(&self, load: Load) {
         load.defer();
     }

@@ -113,7 +113,7 @@ pub(crate) struct Unsynced {
     syncing_reloaded: Extents,
 }
 
-/// The largest number of ranges that were read back. Like the limit of the written ranges.
+/// The most ranges that were read back; more become one range. As many as written ranges before a sync.
 const MOST_RELOADED: usize = 16 << 10;
 
 impl Unsynced {
@@ -429,7 +429,7 @@ pub enum WriteError {
     NoMemory,
 }
 
-/// Returns the begin of a message about a block, if there is one.
+/// Returns the beginning of a message about a block, or an empty string without a block.
 fn of_block(block: &Option<u64>) -> String {
     block.map(|block| format!("block {block}: ")).unwrap_or_default()
 }
@@ -522,14 +522,15 @@ impl AttachOptions {
         Self::default()
     }
 
-    /// Allows the device to become longer while it is attached: a block behind its end can be asked for, and is read and
-    /// written once the device has it. Until then a get of the block fails, as the device reads too little.
+    /// Allows the device to become longer while it is attached. The cache accepts any block behind
+    /// the end: the program knows the length. A get of such a block fails with
+    /// [`GetError::ShortRead`] until the device has the block.
     ///
-    /// The program knows the length: the cache accepts a block anywhere behind the end. A file becomes longer by its
-    /// write or zero; another device refuses them, and the block stays dirty.
+    /// A write or a zero behind the end makes a file longer; another device may refuse it, and then the
+    /// block stays dirty.
     ///
-    /// A block is written as a whole, so the device must grow by whole blocks. A device whose length is not a multiple of
-    /// the block size when it is attached keeps that length.
+    /// A block is written as a whole, so the device must grow by whole blocks. A device whose length
+    /// is not a multiple of the block size when it is attached keeps that length.
     pub fn growing(mut self) -> Self {
         self.grows = true;
         self
@@ -537,7 +538,7 @@ impl AttachOptions {
 
     /// Sets a check of each block that is read, by its number and its bytes. A block for which
     /// `verify` returns false is not cached, and its gets fail with
-    /// [`GetError::Verify`](crate::GetError::Verify).
+    /// [`GetError::Verify`].
     ///
     /// `verify` may [get](crate::Device::get) other blocks, but must not block for a future of the
     /// device: the threads that would end it may all be in `verify`.
@@ -552,9 +553,9 @@ impl AttachOptions {
     /// Other threads may read the block meanwhile, so a checksum must be stored under the write
     /// guard. `look` runs inside a write-back, which may be that of a [close](crate::Device::close) or
     /// a [reset](crate::Device::reset): a call of either in `look` then waits for itself, without an
-    /// end. A flush or sync in `look` fails with [`WriteError::Busy`](crate::WriteError::Busy). `look` must
-    /// get no block that is not cached: the write-back of a task may run on the thread that ends all waits
-    /// of the cache in time, and a get may have to wait for one of these.
+    /// end. A flush or sync in `look` fails with [`WriteError::Busy`]. `look` must
+    /// get no block that is not cached: the write-back of a task may run on the thread that ends timed
+    /// waits of the cache, and the get may have to wait for that thread.
     pub fn before_write(
         mut self,
         look: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
@@ -608,7 +609,7 @@ impl fmt::Debug for AttachOptions {
 // released between these. Each insertion has a serial number that no insertion into any list
 // repeats, so a walk detects that the frame it stands at was taken off meanwhile.
 
-/// FrameMemory of one piece of a walk. A few microseconds if no header is in a CPU cache.
+/// The most frames of one piece of a walk. A few microseconds if no header is in a CPU cache.
 const PIECE: usize = if cfg!(offlock_model) { 1 } else { 64 };
 
 /// A doubly linked list of frames.
@@ -719,7 +720,7 @@ impl DirtyList {
 // checkpoint beside a guard that is held must keep the log of its changes. It is forgotten when the
 // block becomes clean or is dropped, before another thread can write the block.
 
-/// The smallest position of each such block of a device, by its frame.
+/// The smallest log position of each block whose changes the device does not have, by its frame.
 #[derive(Debug, Default)]
 pub(crate) struct Positions(WordLock<BTreeMap<Frame, u64>>);
 
@@ -737,8 +738,9 @@ impl Positions {
         self.0.lock().remove(&frame);
     }
 
-    /// Returns the smallest position. Looks at all, under the lock that writers with a position take: 0.3 ms of
-    /// 100,000. A checkpoint asks for it; an order by position would cost each change two more steps in a tree.
+    /// Returns the smallest position. Visits all of them under the lock that [`add`](Self::add) takes:
+    /// 0.3 ms for 100,000. Only checkpoints call this; an order by position would cost each change two
+    /// more steps in a tree.
     pub(crate) fn first(&self) -> Option<u64> {
         self.0.lock().values().min().copied()
     }

@@ -1,9 +1,9 @@
 //! Calls for tasks of any runtime.
 //!
-//! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
-//! thread of the cache makes other calls that may block, and then wakes the task. A future begins
-//! its call when it is first polled. Dropping it does not cancel the call, but ends a wait for the
-//! holder of a block. Its errors are those of the blocking form.
+//! Each step of a write-back, a sync or a discard runs on the thread that ends the step before. Other
+//! calls that may block run on a thread of the cache, which then wakes the task. A future begins its
+//! call when it is first polled. Dropping the future does not cancel the call, but ends a wait for
+//! the holder of a block. The errors are those of the blocking form.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ impl Device {
         Self { seen: AtomicU64::new(self.seen.load(Ordering::Relaxed)), ..self.clone() }
     }
 
-    /// Notes what the clone of a call has seen.
+    /// Notes the errors that the clone of a call has seen.
     fn see<T>(&self, (result, seen): (T, u64)) -> T {
         // A larger position is that of a later error, which another call has reported meanwhile.
         self.seen.fetch_max(seen, Ordering::Relaxed);
@@ -67,9 +67,9 @@ impl Device {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// A guard of the thread that polls the task is not the task's, and its drop is waited for. Fails with
-    /// [`GetError::Busy`] also if the tasks in line before keep the block for longer than the patience in all,
-    /// or if threads, which overtake tasks, lock it again and again.
+    /// A guard of the thread that polls the task does not belong to the task, which waits for its drop.
+    /// Fails with [`GetError::Busy`] also if the tasks that are queued before this one keep the block for
+    /// longer than the patience altogether, or if threads, which overtake tasks, lock it again and again.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);

@@ -153,7 +153,7 @@ enum On {
     Main,
     /// On main, until it is written: it was the next victim of probation, but dirty.
     MainDueOnProbation,
-    /// The same of the next victim of main.
+    /// On main, until it is written: it was the next victim of main, but dirty.
     MainDue,
     /// On the list of invalidated buffers, which are freed when no slot and no pin holds them.
     Dead,
@@ -364,8 +364,9 @@ impl Policy {
 
     /// Returns whether a ghost may enter main. Otherwise main's oldest buffer loses a use.
     fn passes_gate<'e>(&mut self, entry_of: impl Fn(Frame) -> &'e Entry) -> bool {
-        // After a change of the rule, main has room until probation has become small. With a room of
-        // probation's part alone, the trace P3 with room for 5 % has 2 points fewer hits.
+        // After a change of the rule, ghosts enter main freely until probation has become small. With
+        // a limit of `probation` in place of twice that, the trace P3 with room for 5 % has 2 points
+        // fewer hits.
         if self.rule != Eviction::A2Small || self.on_probation() > 2 * self.probation {
             return true;
         }
@@ -438,7 +439,7 @@ impl Policy {
         }
     }
 
-    /// Returns the buffer that would be the next victim, or that would be it after another one.
+    /// Returns the next victim, or the buffer behind `after` on the list of the next victim.
     pub(crate) fn next_due(&self, after: Option<Frame>) -> Option<Frame> {
         let Some(frame) = after else { return self.last(self.next_list(&Looks::new(None))) };
         let (links, on) = &self.nodes[frame.0 as usize];
@@ -479,7 +480,7 @@ impl Policy {
     }
 
     /// Puts an invalidated buffer that is on no list on the list of the dead.
-    pub(crate) fn bury(&mut self, frame: Frame) {
+    pub(crate) fn push_dead(&mut self, frame: Frame) {
         self.push(frame, On::Dead);
     }
 
