@@ -55,15 +55,15 @@ pub(crate) struct Conn {
     /// The entry in the list of sessions, with what the list shows of the connection.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
-    /// When the connection is closed: that of its handshake, also for the last replies of one that failed,
-    /// and that of [`Phase::Lingering`].
+    /// When the connection is closed: during its handshake, also while the last replies of a handshake
+    /// that failed are sent, and in [`Phase::Lingering`].
     pub(crate) deadline: Option<Instant>,
     pub(crate) account: Account,
     /// Requests that were started and have no reply yet.
     pub(crate) active: usize,
     /// Bytes received and not parsed: a part of a header, or the bytes of and after a request that
     /// must wait.
-    pub(crate) unread: Vec<u8>,
+    pub(crate) unparsed: Vec<u8>,
     /// What the next request waits for.
     pub(crate) blocked: Option<Limit>,
     /// Bytes received so far.
@@ -106,7 +106,7 @@ impl Conn {
             deadline: Some(deadline),
             account: Account::default(),
             active: 0,
-            unread: Vec::new(),
+            unparsed: Vec::new(),
             blocked: None,
             received: 0,
             stalled: None,
@@ -201,7 +201,12 @@ impl Conn {
     }
 
     /// Queues the reply of a request, and releases the buffer that the request no longer needs.
-    pub(crate) fn take(&mut self, mut step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
+    pub(crate) fn queue_reply(
+        &mut self,
+        mut step: Step,
+        memory: &mut BufferPool,
+        sendable: &mut Vec<Id>,
+    ) {
         if let Some(spent) = step.spent.take() {
             memory.release(spent, Some(&mut self.account));
         }
@@ -260,7 +265,7 @@ pub(crate) struct Output {
     sent: usize,
     /// The kernel's memory per reply of the last send, while the client has not read it.
     pub(crate) reply_cost: usize,
-    /// An upper bound of the unread bytes of the client, with the kernel's overhead.
+    /// An upper bound of the sent bytes that the client has not read, with the kernel's overhead.
     pub(crate) unread: usize,
     /// Since when the client has taken no byte.
     pub(crate) stuck: Option<Instant>,
@@ -503,7 +508,7 @@ impl Session {
     }
 
     /// Returns whether the last request is a WRITE whose payload is better received in place than
-    /// copied. Most often another long WRITE follows such a one.
+    /// copied. Most often another long WRITE follows a long WRITE.
     pub(crate) fn writes_long(&self) -> bool {
         self.last_payload >= IN_PLACE
     }

@@ -250,7 +250,7 @@ impl Folder {
         }
     }
 
-    /// Tells of files that cannot be exports because of their names. Those that begin with a dot are
+    /// Logs the files that cannot be exports because of their names. Names that begin with a dot are
     /// left out on purpose.
     pub(crate) fn warn_of_bad_names(&self) {
         let Ok(entries) = Dir::read_from(&self.dir) else { return };
@@ -357,7 +357,8 @@ fn lock_to_read(file: &File) -> io::Result<()> {
     taken.inspect_err(|_| drop(unlock(file))) // the error says what failed first
 }
 
-/// Fails if another program may not be beside a reader: it writes, or lets no other program read.
+/// Fails if a program that excludes this reader uses the file: one that writes, or that lets no other
+/// program read.
 fn refuse_conflicts(file: &File) -> io::Result<()> {
     let excluded = EXCLUDES.into_iter().map(|number| PERMISSION + number);
     let refused = READS.into_iter().map(|number| NOT_SHARED + number);

@@ -38,7 +38,7 @@ const LONGEST: usize = 16 << 10;
 /// After a failure no client is accepted for a while: usually the process is out of descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What asks the server for its figures.
+/// Asks the workers for their figures.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) workers: Vec<Inbox>,
@@ -82,7 +82,7 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        let _ = self.listener.shutdown(Shutdown::Both); // ends the accept; fails for no listener
+        let _ = self.listener.shutdown(Shutdown::Both); // ends the accept
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             warn!("a thread of the metrics panicked");
         }
@@ -108,7 +108,7 @@ fn serve(listener: &UnixListener, page: &(impl Fn() -> String + Sync)) {
                 // Closed with the end of its thread.
                 let its = Arc::new(Client { stream, has_asked: false.into() });
                 clients.push_back(Arc::downgrade(&its));
-                // A panic is counted and in the log; the scope would add its own.
+                // The hook has counted and logged a panic. Uncaught, it would also panic the scope.
                 let run = move || {
                     let answered = catch_unwind(AssertUnwindSafe(|| its.answer(page)));
                     if let Ok(Err(error)) = answered {
@@ -128,7 +128,7 @@ fn serve(listener: &UnixListener, page: &(impl Fn() -> String + Sync)) {
 
 struct Client {
     stream: UnixStream,
-    /// Its request is whole. Ordering: Relaxed, all; a hint.
+    /// The request was received completely. Ordering: Relaxed, all; a hint.
     has_asked: AtomicBool,
 }
 
@@ -146,7 +146,7 @@ impl Client {
     /// Receives a request within [`waits::METRICS`], and sends the response within it.
     fn answer(&self, page: impl FnOnce() -> String) -> io::Result<()> {
         let mut stream = &self.stream;
-        // No time left is an error of what sets it.
+        // If no time is left, setting the timeout fails, because it is zero.
         let left = |since: Instant| Some(waits::METRICS.saturating_sub(since.elapsed()));
         let (mut request, mut bytes, since) = (Vec::new(), [0; 4096], Instant::now());
         while !is_whole(&request) && request.len() < LONGEST {
@@ -161,7 +161,7 @@ impl Client {
         self.has_asked.store(is_whole(&request), Ordering::Relaxed);
         let response = respond(&request, page);
         let since = Instant::now();
-        // The kernel takes the time for each of its buffers, so a write is of one.
+        // The kernel applies the timeout to each of its buffers, so each write fills at most one.
         for part in response.chunks(4096) {
             stream.set_write_timeout(left(since))?;
             stream.write_all(part)?;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  export of the command line ──────────────────────────┐
-//!  connection ─► target ─► image as its worker uses it ─┼─► Image: the file, its lock, its blocks
-//!  operation, call of a thread ─────────────────────────┤
+//!  connection ─► session ─► WorkerImage ────────────────┼─► Image: the file, its lock, its blocks
+//!  operation, other call ───────────────────────────────┤
 //!  OpenImages ─ identity of the file ─► Slot ───────────┘
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! The measurements of the demo, and its part of the page.
+//! The measurements of the demo, and how they are printed.
 
 use std::fmt;
 use std::time::Duration;

@@ -38,8 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const READ_AHEAD: usize = 1 << 20;
 /// The regions that one batch of a TRIM changes at most.
 const REGIONS: u64 = 1024;
-/// The records of the log after which a table of them is written. The database counts their bytes only, and a record of some
-/// bytes, as that of a TRIM, takes about 700 bytes of memory.
+/// A table of the log's records is written after this many. The database counts only their bytes, but
+/// a small record, such as that of a TRIM, takes about 700 bytes of memory.
 const RECORDS: u64 = 1 << 16;
 
 pub(super) enum Database {

@@ -93,9 +93,9 @@ impl Worker {
         for _ in 0..PAYLOADS {
             let conn = &mut self.conns.open[slot];
             let is_long = conn.writes_long();
-            // The unread bytes, at most the start of a header, come before the new ones.
-            let have = conn.unread.len();
-            self.scratch[..have].copy_from_slice(&conn.unread);
+            // The unparsed bytes, at most the start of a header, come before the new ones.
+            let have = conn.unparsed.len();
+            self.scratch[..have].copy_from_slice(&conn.unparsed);
             // A short receive leaves the payload of the next long WRITE to be received in place.
             let end = if is_long { have + AHEAD } else { self.scratch.len() };
             let Received { count, missing, ahead } =
@@ -127,10 +127,10 @@ impl Worker {
         let parsed = self.parse(slot, &scratch[..len]).map(|used| {
             let conn = &mut self.conns.open[slot];
             let left = &scratch[used..len];
-            conn.unread.clear();
-            let has_memory = memory::reserve(&mut conn.unread, left.len());
+            conn.unparsed.clear();
+            let has_memory = memory::reserve(&mut conn.unparsed, left.len());
             if has_memory {
-                conn.unread.extend_from_slice(left);
+                conn.unparsed.extend_from_slice(left);
             }
             has_memory
         });
@@ -167,7 +167,7 @@ impl Worker {
     /// Stops reading from a connection, which is closed once its replies are sent.
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns.open[slot];
-        conn.unread = Vec::new();
+        conn.unparsed = Vec::new();
         (conn.blocked, conn.stalled) = (None, None);
         if let Phase::Transmission(session) = std::mem::replace(&mut conn.phase, Phase::Draining) {
             if let Some(buf) = session.abandon() {
@@ -303,7 +303,7 @@ impl Worker {
         };
         conn.active += 1;
         if let Some(step) = step {
-            conn.take(step, memory, sendable);
+            conn.queue_reply(step, memory, sendable);
         }
         Parsed::Whole
     }
@@ -322,14 +322,14 @@ impl Worker {
             if conn.blocked.take().is_none() {
                 continue;
             }
-            let mut unread = std::mem::take(&mut conn.unread);
-            match self.parse(slot, &unread) {
+            let mut unparsed = std::mem::take(&mut conn.unparsed);
+            match self.parse(slot, &unparsed) {
                 Ok(used) => {
                     progress |= used > 0;
-                    unread.drain(..used);
+                    unparsed.drain(..used);
                     let conn = &mut self.conns.open[slot];
                     if matches!(conn.phase, Phase::Handshake(_) | Phase::Transmission(_)) {
-                        conn.unread = unread;
+                        conn.unparsed = unparsed;
                     }
                     self.watch_payload(slot); // the payload may have got its memory just now
                     let conn = &self.conns.open[slot];

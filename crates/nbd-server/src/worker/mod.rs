@@ -311,7 +311,7 @@ impl Worker {
                     progress = true;
                     let Conns { open, sendable, .. } = &mut self.conns;
                     match slot {
-                        Some(slot) => open[slot].take(step, &mut self.memory, sendable),
+                        Some(slot) => open[slot].queue_reply(step, &mut self.memory, sendable),
                         None => step.release(&mut self.memory),
                     }
                 }
@@ -518,8 +518,8 @@ impl Worker {
         self.send_replies();
     }
 
-    /// Returns whether the worker has stopped: no connection is left and no request is in flight. None is
-    /// on its way, because the main thread sends [`Message::Stop`] last.
+    /// Returns whether the worker has stopped: no connection is left and no request is in flight. No
+    /// connection is on its way, because the main thread sends [`Message::Stop`] last.
     fn has_stopped(&self) -> bool {
         let is_stopping = self.deadlines.stopping.is_some();
         is_stopping && self.conns.open.is_empty() && self.requests.is_idle()
