@@ -29,7 +29,6 @@ use tracing::warn;
 use crate::admission::{Admission, Class, Queue, may_queue};
 use crate::blocks::{Image, Source};
 use crate::commands::Job;
-use crate::conn::Session;
 use crate::memory::{ALIGN, BufferPool};
 use crate::registry::Connection;
 use crate::tasks::Tasks;
@@ -164,18 +163,18 @@ impl Requests {
 
     /// Starts a request. Returns its reply if it was answered at once.
     ///
-    /// `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a WRITE.
+    /// `unit` is the granularity of the export's extents, in bytes. `buf` is the buffer of a READ or
+    /// BLOCK_STATUS, or the data of a WRITE.
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
-        session: &Session,
+        (image, unit, style): (&Rc<WorkerImage>, u64, HeaderStyle),
         request: Request,
         command: Command,
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
         self.count(command, request.len);
         let mut written = 0;
-        let (image, style) = (&session.image, session.style());
         // A request that the cache answers needs no operation and no reference to its connection.
         if let Some(result) = self.answer(&image.image, command, &request, &mut buf, &mut written) {
             return Some(self.reply((&request, command), style, result, buf));
@@ -184,7 +183,7 @@ impl Requests {
             engine: Rc::clone(&self.engine),
             source: image.source.clone(),
             image: Arc::clone(&image.image),
-            unit: session.unit(),
+            unit,
             style,
             command,
             request,

@@ -281,6 +281,7 @@ impl Worker {
                 return Parsed::Last;
             }
             Next::Start(request, command, buf) => {
+                let session = (&session.image, session.unit(), session.style());
                 requests.start(&conn.ctx, session, request, command, buf)
             }
             Next::Refuse(request, error) => {
