@@ -74,6 +74,7 @@ fn main() -> ExitCode {
     if let Some(status) = snapshots() {
         return status;
     }
+    set_signals();
     let handed_over = listeners::handed_over();
     let args = Args::parse_or_exit();
     // SAFETY: the process has one thread: nothing before starts another one.
@@ -86,7 +87,6 @@ fn main() -> ExitCode {
     start_log(default);
     diagnostics::report_panics();
     raise_descriptor_limit();
-    ignore_sigxfsz();
     let done = match (starter.transpose(), handed_over) {
         (Err(error), _) => Err(error.into()),
         (_, Err(error)) => Err(error.into()),
@@ -169,11 +169,13 @@ fn check_descriptors(most: u32) -> Result<(), String> {
 }
 
 /// Ignores SIGXFSZ, so that a write beyond the file size limit (`ulimit -f`) fails with EFBIG and
-/// does not end the process.
-fn ignore_sigxfsz() {
-    // SAFETY: ignoring a signal installs no handler, so no code of this process runs in signal
-    // context.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+/// does not end the process. Does not ignore SIGCHLD, as a program may that started this one: then
+/// the kernel keeps no exit status of a child.
+fn set_signals() {
+    for (signal, action) in [(libc::SIGXFSZ, libc::SIG_IGN), (libc::SIGCHLD, libc::SIG_DFL)] {
+        // SAFETY: neither is a handler, so no code of this process runs in signal context.
+        unsafe { libc::signal(signal, action) };
+    }
 }
 
 /// Serves the images until a signal arrives, the command of `--run` ends, or, with

@@ -138,13 +138,10 @@ impl RunCommand {
     /// Returns the exit code, as a shell would, if the command has ended. Otherwise asks the
     /// command to end (SIGTERM).
     pub(crate) fn end(mut self) -> Option<u8> {
-        let status = match self.0.try_wait() {
-            Ok(Some(status)) => status,
-            Ok(None) => {
-                let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-                return None;
-            }
-            Err(_) => return None, // SIGCHLD is ignored: the kernel keeps no status
+        // Fails only without a child.
+        let Some(status) = self.0.try_wait().ok()? else {
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+            return None;
         };
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
         Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))

@@ -117,6 +117,11 @@ fn run(lab: &Lab) -> Res {
 
     let server = launch(Launch::bare(lab))?.arg("--run").arg("kill -9 $$");
     check!(server.run_to_end()?.0 == 137, "the exit code of a signal");
+
+    // The program that starts the server may ignore the ends of its children.
+    let server = launch(Launch::bare(lab))?.through(["env", "--ignore-signal=CHLD"]);
+    let server = server.arg("--run").arg("exit 5");
+    check!(server.run_to_end()?.0 == 5, "the exit code while SIGCHLD is ignored");
     Ok(())
 }
 
