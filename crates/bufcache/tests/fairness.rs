@@ -214,6 +214,10 @@ fn inv25_a_failing_device_without_dirty_buffers_may_have_one() {
     device.get_mut(0).unwrap().fill(7);
     assert!(device.flush().is_err());
     assert_eq!(device.get_mut(1).err(), Some(GetError::Io { errno: libc::EIO, block: 1 }));
+    device.try_bypass(2..3).unwrap().expect("no block is in the way").finish(Ok(())).unwrap();
+    drop(device.get_mut(1).expect("a write past the cache has succeeded"));
+    assert!(device.flush().is_err());
+    assert_eq!(device.get_mut(1).err(), Some(GetError::Io { errno: libc::EIO, block: 1 }));
     device.invalidate(0).unwrap();
     device.get_mut(1).expect("no write has failed that is still owed").fill(7);
     assert!(device.sync().is_err(), "it tells of the earlier error");

@@ -89,3 +89,35 @@ fn inv18_a_discard_that_the_device_does_not_know_loses_nothing() {
     // It was clean, and so was forgotten; and it was written.
     assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(3..4)));
 }
+
+/// As above, while a sync runs that began after the discard.
+#[test]
+fn inv18_a_discard_that_the_device_does_not_know_loses_nothing_beside_a_sync_that_fails() {
+    let (_cache, device, disk) = new();
+    disk.inject_next(Operation::Discard, Fault::Error(libc::EOPNOTSUPP));
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    let (discards, syncs) = (disk.hold(Operation::Discard), disk.hold(Operation::Sync));
+    thread::scope(|scope| {
+        let discard = scope.spawn(|| device.discard(2..5));
+        discards.wait();
+        let sync = scope.spawn(|| device.sync());
+        syncs.wait();
+        drop(discards);
+        discard.join().unwrap().unwrap_err();
+        drop(syncs);
+        sync.join().unwrap().unwrap_err();
+    });
+    assert!(device.reset().unwrap().is_empty());
+}
+
+/// Any of its sectors may have changed, also if the device says that it cannot write.
+#[test]
+fn inv18_a_write_past_the_cache_that_fails_is_lost() {
+    let (_cache, device, disk) = new();
+    disk.inject_next(Operation::Write, Fault::Error(libc::EOPNOTSUPP));
+    let error = WriteError::Io { errno: libc::EOPNOTSUPP, block: 2 };
+    assert_eq!(device.write_around(2, &[9; SIZE]), Err(error));
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
+    assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(2..3)));
+}
