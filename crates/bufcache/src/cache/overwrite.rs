@@ -93,7 +93,7 @@ impl Shared {
         // The drop of the `ExcludedRange` ends the exclusion.
         mem::forget(source.writes.excluded.enter(sectors.clone()).await);
         let mut excluded = ExcludedRange { source: operation, sectors, marked: Vec::new() };
-        // Before blocks are marked, because an error after that would leave them marked.
+        // Before the device changes, because `drop_marked` waits for memory if the thread has no slot.
         hazard::reserve().map_err(GetError::from)?;
         if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
@@ -313,7 +313,7 @@ impl Shared {
         if is_long || self.write_back.has_many_extents(source) {
             return Ok(None);
         }
-        // Reserved first: once blocks are marked, no step that unmarks them may fail.
+        // As in `overwrite`, if this thread ends the bypass.
         hazard::reserve().map_err(GetError::from)?;
         let operation = Operation::begin(Arc::clone(source)).ok_or(WriteError::Closed)?;
         if !source.writes.excluded.try_enter(&sectors) {
