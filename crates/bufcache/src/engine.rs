@@ -109,7 +109,7 @@ mod lent {
     ///
     /// # Panics
     ///
-    /// Panics if the thread has lent an engine.
+    /// Panics if the thread has lent an engine already.
     #[track_caller]
     pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
         LENT.with_borrow_mut(|lent| {

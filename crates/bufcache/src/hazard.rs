@@ -71,7 +71,7 @@ impl Slot {
     ///
     /// Panics if the slot is null, which that of a guard is not.
     pub(crate) fn entry(&self) -> NonNull<Entry> {
-        // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
+        // Ordering: Relaxed; only this thread stores (invariant 2 of the records).
         NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard protects an entry")
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn is_protected(at: &Entry, mine: Option<&Slot>) -> bool {
 pub(crate) fn end_of(entries: &std::ops::Range<*const Entry>) {
     for slot in slots() {
         // Ordering: Relaxed, all. No thread changes a slot that names an entry of a table without
-        // users (invariant 2 of `records`). The allocator carries the null to the users of the next
+        // users (invariant 2 of the records). The allocator carries the null to the users of the next
         // table at this address.
         let at = slot.0.load(Ordering::Relaxed);
         if entries.contains(&at.cast_const()) {
@@ -104,7 +104,7 @@ pub(crate) fn end_of(entries: &std::ops::Range<*const Entry>) {
 
 /// Returns how many of this thread's slots protect the entry.
 pub(crate) fn protected_by_me(entry: &Entry) -> usize {
-    // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
+    // Ordering: Relaxed; only this thread stores (invariant 2 of the records).
     let names = |slot: &&Slot| ptr::eq(slot.0.load(Ordering::Relaxed), entry);
     mine().flat_map(|record| &record.slots).filter(names).count()
 }

@@ -49,9 +49,8 @@ impl FileDevice {
     /// # Errors
     ///
     /// The error of a system call that asks for the size, the flags or the mark of the file, or that
-    /// duplicates the descriptor. `EINVAL` for
-    /// a file that is open for writing with `O_APPEND`, by which the system would write each block
-    /// at the end of the file.
+    /// duplicates the descriptor. `EINVAL` for a file that is open for writing with `O_APPEND`, by which
+    /// the system would write each block at the end of the file.
     pub fn new(mut file: File) -> io::Result<Self> {
         // SAFETY: `F_GETFL` takes no pointer.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };

@@ -183,8 +183,8 @@ impl Shadows {
 
     /// Notes the number of sampled blocks in the full cache.
     ///
-    /// The capacity of each shadow follows it: an expected number is off by some percent, which
-    /// decides whether a loop fits, and each working set has another number.
+    /// The capacity of each shadow follows this number. An expected number would be off by some
+    /// percent, which decide whether a loop fits, and each working set has another number.
     pub(crate) fn follow(&mut self, cached: usize) {
         if self.cached == 0 {
             (self.left, self.sum) = (self.planned, 0);

@@ -375,9 +375,9 @@ impl Image {
         Ok(done)
     }
 
-    /// Widens the buffer of a READ to the bytes to transfer, and claims the blocks that are missing and
-    /// to be kept. These are the READ's own bytes if no block was claimed and the image can be read
-    /// there.
+    /// Claims the missing blocks of a READ that are to be kept, and sets the length of its buffer to the
+    /// bytes to transfer: those of whole units, or the requested bytes alone if no block was claimed
+    /// and the image can be read there.
     pub(crate) fn fill(&self, offset: u64, buf: &mut AlignedBuf) -> Fill {
         let len = buf.len();
         let own = ReadRange { start: offset, len, head: 0, wanted: len };

@@ -6,8 +6,8 @@ use crate::values::{parse_size, uri};
 /// `memory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeUrl {
-    /// The address without the options, which is shown. It has no secrets: credentials come from
-    /// the environment.
+    /// The address without the options, for messages and the log. It has no secrets, because
+    /// credentials come from the environment.
     pub(crate) address: String,
     pub(crate) scheme: Scheme,
     pub(crate) bucket: String,
@@ -100,7 +100,7 @@ impl VolumeUrl {
         self.address.rsplit('/').next().unwrap_or_default()
     }
 
-    /// Returns whether the store lacks overwrites under a condition.
+    /// Returns whether the store is a folder, which has no conditional overwrites.
     pub(crate) fn is_local(&self) -> bool {
         self.scheme == Scheme::File
     }
