@@ -8,7 +8,7 @@
 //! ```text
 //!  main: accept, ─► worker: epoll ─► requests ─► commands ─┬─► aio-reap engine ─► image
 //!  signals          (conn,           (tasks,     (futures) └─► bufcache (blocks)
-//!  (server,          session)         admission)
+//!  (server,          intake)          admission)
 //!   registry)
 //! ```
 
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
             _ => ExitCode::FAILURE,
         }
     });
-    diagnostics::flush(); // that of a panic flushes, too
+    diagnostics::flush(); // after a panic of this thread, the hook has flushed
     code
 }
 
