@@ -4,22 +4,33 @@
 use harness::{Plan, Ratio, Report};
 
 use crate::device::Device;
+use crate::readers;
 use crate::reads::{Kind, Rows, fio_batched, fio_length, measure};
-use crate::{ours, peers, raw};
+#[cfg(feature = "runtimes")]
+use crate::runtimes;
 
 const OURS: &str = "aio-reap io_uring";
 const AIO: &str = "aio-reap Linux AIO";
 const DEPTH: usize = 32;
+/// The runtimes whose tasks wait for a ring.
+const TASKS_ON_RINGS: &[&str] =
+    if cfg!(feature = "runtimes") { &["tokio-uring", "monoio", "compio"] } else { &[] };
 
 /// Ours, the bare ring, and the runtimes that were compiled in.
 fn rows() -> Rows {
-    let mut rows: Rows = vec![
-        (OURS, Kind::Thread(ours::uring)),
-        (AIO, Kind::Thread(ours::aio)),
-        ("io-uring", Kind::Thread(raw::reads)),
-    ];
-    rows.extend(peers::rows());
-    rows
+    #[cfg(not(feature = "runtimes"))]
+    println!("# built without runtimes: --features runtimes adds tokio-uring, monoio and compio");
+    vec![
+        (OURS, Kind::Reader(readers::uring)),
+        (AIO, Kind::Reader(readers::aio)),
+        ("io-uring", Kind::Reader(readers::raw)),
+        #[cfg(feature = "runtimes")]
+        ("tokio-uring", Kind::Reader(runtimes::tokio_uring)),
+        #[cfg(feature = "runtimes")]
+        ("monoio", Kind::Reader(runtimes::monoio)),
+        #[cfg(feature = "runtimes")]
+        ("compio", Kind::Reader(runtimes::compio)),
+    ]
 }
 
 pub(crate) fn run_ram(plan: &Plan, report: &mut Report) {
@@ -36,7 +47,7 @@ pub(crate) fn run_ram(plan: &Plan, report: &mut Report) {
     report.compare(&rounds, &[OURS, AIO]);
     report.record("A2.raw.tput", rounds.tput_ratio(OURS, "io-uring"));
     report.record("A2.fio_batched.tput", rounds.tput_ratio(OURS, "fio io_uring batched"));
-    if !peers::TASKS_ON_RINGS.is_empty() {
+    if !TASKS_ON_RINGS.is_empty() {
         // The best of those that could be measured: one that does not run here is no competitor.
         let ratio = |peer: &&str| {
             let ratio = rounds.tput_ratio(OURS, peer);
@@ -45,7 +56,7 @@ pub(crate) fn run_ram(plan: &Plan, report: &mut Report) {
             }
             ratio
         };
-        let best = peers::TASKS_ON_RINGS.iter().filter_map(ratio).reduce(Ratio::lower);
+        let best = TASKS_ON_RINGS.iter().filter_map(ratio).reduce(Ratio::lower);
         report.record("A2.best_runtime.tput", best);
     }
 }

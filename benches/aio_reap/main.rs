@@ -15,9 +15,7 @@ mod device;
 mod disks;
 mod nop;
 mod nops;
-mod ours;
-mod peers;
-mod raw;
+mod readers;
 mod reads;
 #[cfg(feature = "runtimes")]
 mod runtimes;
@@ -45,5 +43,5 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    harness::run("aio_reap", include_str!("main.rs"), &raw::FLAGS, [2_000, 10_000], FAMILIES)
+    harness::run("aio_reap", include_str!("main.rs"), &readers::FLAGS, [2_000, 10_000], FAMILIES)
 }

@@ -108,91 +108,55 @@ macro_rules! flags {
     }};
 }
 
-struct TokioUring {
-    file: Rc<tokio_uring::fs::File>,
-    runtime: tokio_uring::Runtime,
-    depth: usize,
-}
-
-pub(crate) fn tokio_uring(job: &Job) -> io::Result<Box<dyn Reader>> {
+pub(crate) fn tokio_uring(job: &Job) -> io::Result<Reader> {
     let mut builder = tokio_uring::builder();
     builder.entries(job.depth as u32).uring_builder(&flags!());
     let runtime = tokio_uring::Runtime::new(&builder)?;
-    let file = open(&job.path)?;
+    let (file, depth) = (open(&job.path)?, job.depth);
     let file = Rc::new(runtime.block_on(async { tokio_uring::fs::File::from_std(file) }));
-    Ok(Box::new(TokioUring { file, runtime, depth: job.depth }))
-}
-
-impl Reader for TokioUring {
-    fn read(&mut self, feed: &Rc<Feed>) {
-        self.runtime.block_on(async {
-            let tasks: Vec<_> = (0..self.depth)
-                .map(|_| tokio_uring::spawn(reads!(self.file, feed, pair)))
-                .collect();
+    Ok(Box::new(move |feed: &Rc<Feed>| {
+        runtime.block_on(async {
+            let spawn = |_| tokio_uring::spawn(reads!(file, feed, pair));
+            let tasks: Vec<_> = (0..depth).map(spawn).collect();
             for task in tasks {
                 task.await.expect("a task");
             }
         });
-    }
+    }))
 }
 
-struct Monoio {
-    file: Rc<monoio::fs::File>,
-    runtime: monoio::Runtime<monoio::IoUringDriver>,
-    depth: usize,
-}
-
-pub(crate) fn monoio(job: &Job) -> io::Result<Box<dyn Reader>> {
+pub(crate) fn monoio(job: &Job) -> io::Result<Reader> {
     let builder = monoio::RuntimeBuilder::<monoio::IoUringDriver>::new();
     let mut runtime = builder.with_entries(job.depth as u32).uring_builder(flags!()).build()?;
-    let file = open(&job.path)?;
+    let (file, depth) = (open(&job.path)?, job.depth);
     let file = Rc::new(runtime.block_on(async { monoio::fs::File::from_std(file) })?);
-    Ok(Box::new(Monoio { file, runtime, depth: job.depth }))
-}
-
-impl Reader for Monoio {
-    fn read(&mut self, feed: &Rc<Feed>) {
-        let Self { file, runtime, depth } = self;
+    Ok(Box::new(move |feed: &Rc<Feed>| {
         runtime.block_on(async {
-            let tasks: Vec<_> =
-                (0..*depth).map(|_| monoio::spawn(reads!(file, feed, pair))).collect();
+            let spawn = |_| monoio::spawn(reads!(file, feed, pair));
+            let tasks: Vec<_> = (0..depth).map(spawn).collect();
             for task in tasks {
                 task.await;
             }
         });
-    }
+    }))
 }
 
-struct Compio {
-    file: Rc<compio::fs::File>,
-    runtime: compio::runtime::Runtime,
-    depth: usize,
-}
-
-pub(crate) fn compio(job: &Job) -> io::Result<Box<dyn Reader>> {
+pub(crate) fn compio(job: &Job) -> io::Result<Reader> {
     let mut proactor = compio::driver::ProactorBuilder::new();
     proactor.driver_type(compio::driver::DriverType::IoUring).capacity(job.depth as u32);
     proactor.coop_taskrun(true).taskrun_flag(true).single_issuer(true);
     let runtime = compio::runtime::RuntimeBuilder::new().with_proactor(proactor).build()?;
     let mut options = compio::fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECT);
-    let file = Rc::new(runtime.block_on(options.open(&job.path))?);
-    Ok(Box::new(Compio { file, runtime, depth: job.depth }))
-}
-
-impl Reader for Compio {
-    fn read(&mut self, feed: &Rc<Feed>) {
-        self.runtime.block_on(async {
-            let tasks: Vec<_> = (0..self.depth)
-                .map(|_| {
-                    compio::runtime::spawn(reads!(self.file, feed, |BufResult(result, buf)| (
-                        result, buf
-                    )))
-                })
-                .collect();
+    let (file, depth) = (Rc::new(runtime.block_on(options.open(&job.path))?), job.depth);
+    let split = |BufResult(result, buf)| (result, buf);
+    Ok(Box::new(move |feed: &Rc<Feed>| {
+        runtime.block_on(async {
+            let spawn = |_| compio::runtime::spawn(reads!(file, feed, split));
+            let tasks: Vec<_> = (0..depth).map(spawn).collect();
             for task in tasks {
                 task.await.expect("a task");
             }
         });
-    }
+    }))
 }

@@ -2,12 +2,11 @@
 //! same bytes, and a sync after as many of them, each time.
 
 use std::fs::File;
-use std::hint::black_box;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use bufcache::{BlockDevice, Cache, FileDevice};
+use bufcache::{Cache, FileDevice};
 use harness::timed::{Row, measure};
 use harness::{Plan, Random, Report};
 
@@ -60,30 +59,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     named.as_file().sync_all().expect(DISK);
     let file = || File::options().read(true).write(true).open(named.path()).expect(DISK);
     let group = format!("{BATCH} pages at random, and a sync");
-    let rounds = measure(&group, &plan, vec![ours(file()), pwrite(file())]);
+    let [rounds] = measure([&group], &plan, vec![ours(file()), pwrite(file())]);
     report.compare(&rounds, &["bufcache"]);
     let ratio = rounds.time_ratio("bufcache", "pwrite, fdatasync");
     report.record("B12.sync512.pwrite_fdatasync", ratio);
-}
-
-/// A device that takes what it is given and has it nowhere.
-pub(crate) struct Nowhere;
-
-impl BlockDevice for Nowhere {
-    fn len(&self) -> u64 {
-        1 << 45
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        Ok(buf.len())
-    }
-
-    fn write(&self, _: u64, buf: &[u8]) -> io::Result<()> {
-        black_box(buf);
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
 }

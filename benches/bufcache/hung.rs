@@ -1,63 +1,26 @@
 //! B13: gets on a healthy device beside one that answers nothing, which has readers, writers and dirty blocks.
 
-use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Device};
-use harness::timed::on_one_cpu;
-use harness::{Plan, Report, median};
+use bufcache::{Cache, Device};
+use bufcache_test::{FaultDevice, Operation};
+use harness::timed::measure;
+use harness::{Plan, Ratio, Report};
 
-use crate::ours::{MANY, OPEN, Slow, times};
+use crate::ours::{Numbers, OPEN, few, percentile_of, times};
 use crate::pages::PAGE;
 
+const ALONE: &str = "alone";
+const BESIDE: &str = "beside a device that hangs";
 const ROOM: usize = 4096;
 /// Gets of a window, of twice as many blocks as there is room for.
 const GETS: u64 = 20_000;
 
-/// Whether the device answers, and the calls that wait for it.
-#[derive(Clone, Default)]
-struct Hung(Arc<(Mutex<bool>, Condvar)>);
-
-impl Hung {
-    fn wait(&self) {
-        let (answers, changed) = &*self.0;
-        let answers = answers.lock().expect("no panic under the lock");
-        drop(changed.wait_while(answers, |answers| !*answers).expect("no panic under the lock"));
-    }
-
-    fn answer(&self) {
-        let (answers, changed) = &*self.0;
-        *answers.lock().expect("no panic under the lock") = true;
-        changed.notify_all();
-    }
-}
-
-impl BlockDevice for Hung {
-    fn len(&self) -> u64 {
-        MANY
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.wait();
-        Ok(buf.len())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        self.wait();
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.wait();
-        Ok(())
-    }
-}
-
 fn cache(read: Duration) -> (Cache, Device) {
     let cache = Cache::new(ROOM * PAGE).expect(OPEN);
-    let device = cache.attach(Slow(read)).expect(OPEN);
+    let device = cache.attach(Numbers(read)).expect(OPEN);
     (cache, device)
 }
 
@@ -69,18 +32,19 @@ fn gets(device: &Device) -> f64 {
 /// The target is about a device as fast as they come. With one that takes no time the figure is that of the evictor,
 /// which passes by the dirty blocks of the other device.
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    beside_hung(plan, Duration::ZERO);
-    let ratio = beside_hung(plan, Duration::from_micros(10));
+    beside_hung(plan, report, Duration::ZERO);
+    let ratio = beside_hung(plan, report, Duration::from_micros(10));
     report.record("B13.get_beside_hung_device", ratio);
 }
 
 /// Returns the p99 of gets beside a hung device over the p99 without it. Each read takes `read`.
-fn beside_hung(plan: &Plan, read: Duration) -> Option<f64> {
+fn beside_hung(plan: &Plan, report: &Report, read: Duration) -> Option<Ratio> {
     let (_alone_cache, alone) = cache(read);
     let (beside_cache, beside) = cache(read);
-    let hung = Hung::default();
-    let disk = beside_cache.attach(hung.clone()).expect(OPEN);
-    let ratios: Vec<[f64; 3]> = thread::scope(|scope| {
+    let hung = Arc::new(FaultDevice::new(Numbers(Duration::ZERO)));
+    let held = [Operation::Read, Operation::Write, Operation::Sync].map(|kind| hung.hold(kind));
+    let disk = beside_cache.attach(Arc::clone(&hung)).expect(OPEN);
+    let rounds = thread::scope(|scope| {
         for reader in 0..2 {
             let disk = &disk;
             scope.spawn(move || drop(disk.get(1 << 20 | reader)));
@@ -89,19 +53,14 @@ fn beside_hung(plan: &Plan, read: Duration) -> Option<f64> {
         scope.spawn(|| (0..ROOM as u64).try_for_each(|block| disk.create(block).map(drop)));
         gets(&beside); // whose device wants buffers from here on
         thread::sleep(2 * plan.window);
-        let round = |_| {
-            let [alone, beside] = on_one_cpu(|| [&alone, &beside].map(gets));
-            [alone, beside, beside / alone]
-        };
-        let ratios = (0..plan.rounds.min(15)).map(round).collect();
-        hung.answer();
-        ratios
+        let rows =
+            vec![percentile_of(ALONE, || gets(&alone)), percentile_of(BESIDE, || gets(&beside))];
+        let group = format!("p99 of gets, reads of {read:?}");
+        let [rounds] = measure([&group], &few(plan), rows);
+        drop(held);
+        rounds
     });
-    let of = |at: usize| median(&ratios.iter().map(|round| round[at]).collect::<Vec<_>>());
-    let [alone_ns, beside_ns] = [0, 1].map(|at| of(at).unwrap_or(f64::NAN));
-    println!(
-        "- reads of {read:?}: p99 {alone_ns:.0} ns, beside a device that hangs {beside_ns:.0}"
-    );
+    report.show(&rounds);
     println!("- bufcache: {}", beside_cache.stats());
-    of(2)
+    rounds.time_ratio(BESIDE, ALONE)
 }

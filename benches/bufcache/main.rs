@@ -58,11 +58,6 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    harness::run(
-        "bufcache",
-        include_str!("main.rs"),
-        &offlock_percpu::capabilities(),
-        [800, 15_000],
-        FAMILIES,
-    )
+    let about = offlock_percpu::capabilities();
+    harness::run("bufcache", include_str!("main.rs"), &about, [800, 15_000], FAMILIES)
 }

@@ -8,6 +8,7 @@
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache};
 use harness::timed::{Row, measure};
@@ -15,9 +16,8 @@ use harness::{Case, Group, Plan, Report, two};
 use lru::LruCache;
 use rustc_hash::FxBuildHasher;
 
-use crate::back::Nowhere;
 use crate::keys::zipf;
-use crate::ours::{OPEN, Ours};
+use crate::ours::{Numbers, OPEN, Ours};
 use crate::pages::{PAGE, Pages, fill, place};
 use crate::peers::{Moka, Quick};
 
@@ -110,7 +110,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
 /// Misses that write their page, so that each evicted page is written to a device that takes no time.
 pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let cache = Cache::builder(FULL * PAGE).dirty_limits(100, 100).build().expect(OPEN);
-    let device = cache.attach(Nowhere).expect(OPEN);
+    let device = cache.attach(Numbers(Duration::ZERO)).expect(OPEN);
     let mut new = 0;
     let ours = Row::new(Ours::NAME, move || {
         for _ in 0..BATCH {
@@ -122,6 +122,7 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let mut new = 0;
     // The thread that inserts a page writes the evicted page to the device.
     let room = NonZeroUsize::new(FULL).expect("room for a page");
+    let device = Numbers(Duration::ZERO);
     let mut map = LruCache::<u64, Box<[u8]>, _>::with_hasher(room, FxBuildHasher);
     let lru = Row::new("LruCache", move || {
         for _ in 0..BATCH {
@@ -129,12 +130,13 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
             let mut page = vec![0; PAGE].into_boxed_slice();
             fill(new, &mut page);
             if let Some((number, old)) = map.push(new, page) {
-                Nowhere.write(number * PAGE as u64, &old).expect(OPEN);
+                device.write(number * PAGE as u64, &old).expect(OPEN);
             }
         }
         BATCH
     });
-    let rounds = measure("write and evict what was written, 4k pages", plan, vec![ours, lru]);
+    let group = "write and evict what was written, 4k pages";
+    let [rounds] = measure([group], plan, vec![ours, lru]);
     report.compare(&rounds, &[Ours::NAME]);
     report.record("B12.dirty_evict.map", rounds.time_ratio(Ours::NAME, "LruCache"));
     println!("- bufcache: {}", cache.stats());

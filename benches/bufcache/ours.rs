@@ -5,38 +5,37 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use bufcache::{BlockDevice, Cache, Device};
-use harness::percentile;
+use harness::timed::{Row, on_one_cpu};
+use harness::{Plan, percentile};
 
 use crate::pages::{PAGE, Pages, fill, word};
 
-/// A device of so many pages, each of which says its number: nothing is stored.
-pub(crate) struct Numbers(pub(crate) u64);
+/// A device of which each page says its number: nothing is stored. A read spins until this time is over; a write
+/// takes none.
+pub(crate) struct Numbers(pub(crate) Duration);
 
 impl BlockDevice for Numbers {
+    /// More pages than anything here asks for.
     fn len(&self) -> u64 {
-        self.0 * PAGE as u64
+        1 << 47
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let start = (self.0 > Duration::ZERO).then(Instant::now);
         fill(offset / PAGE as u64, buf);
-        Ok(buf.len())
-    }
-}
-
-/// A device whose reads spin for this duration.
-pub(crate) struct Slow(pub(crate) Duration);
-
-impl BlockDevice for Slow {
-    fn len(&self) -> u64 {
-        MANY
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let start = Instant::now();
-        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
+        while start.is_some_and(|start| start.elapsed() < self.0) {
             spin_loop();
         }
         Ok(buf.len())
+    }
+
+    fn write(&self, _: u64, buf: &[u8]) -> io::Result<()> {
+        black_box(buf);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -50,8 +49,15 @@ pub(crate) fn times(device: &Device, blocks: impl Iterator<Item = u64>, percent:
     percentile(&blocks.map(time).collect::<Vec<_>>(), percent).unwrap_or(f64::NAN)
 }
 
-/// More pages than anything here asks for.
-pub(crate) const MANY: u64 = 1 << 35;
+/// The row `name/1`, of which an operation takes this percentile, in nanoseconds.
+pub(crate) fn percentile_of<'a>(name: &str, mut ns: impl FnMut() -> f64 + 'a) -> Row<'a> {
+    Row::of_windows(format!("{name}/1"), 1, move |_| Some([1e9 / on_one_cpu(&mut ns)]))
+}
+
+/// Rounds for windows that are measured without a limit of their time.
+pub(crate) fn few(plan: &Plan) -> Plan {
+    Plan { rounds: plan.rounds.min(15), limit: Duration::MAX, ..plan.clone() }
+}
 
 /// The message of `expect`: no get is refused.
 pub(crate) const OPEN: &str = "memory, a device of numbers that does not fail, and no fork";
@@ -74,7 +80,7 @@ impl Pages for Ours {
 
     fn new(room: usize) -> Self {
         let cache = Cache::new(room * PAGE).expect(OPEN);
-        let device = cache.attach(Numbers(MANY)).expect(OPEN);
+        let device = cache.attach(Numbers(Duration::ZERO)).expect(OPEN);
         Self { device }
     }
 

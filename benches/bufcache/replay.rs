@@ -124,13 +124,16 @@ impl Quick {
 }
 
 fn row<'a, B: Buffers>(buffers: &'a B, gets: &'a [BufferEvent]) -> Row<'a> {
-    let row = Row::new(B::NAME, move || {
-        for &get in gets {
-            assert_eq!(black_box(buffers.read(get)), u64::from(get.address));
-        }
-        gets.len() as u64
-    });
-    row.before(|| buffers.empty())
+    Row::after(
+        B::NAME,
+        || buffers.empty(),
+        move || {
+            for &get in gets {
+                assert_eq!(black_box(buffers.read(get)), u64::from(get.address));
+            }
+            gets.len() as u64
+        },
+    )
 }
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
@@ -138,7 +141,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let gets = gets(&recording);
         let (ours, quick) = (Ours::new(), Quick::new());
         let name = format!("{}, {} gets", recording.name, gets.len());
-        let rounds = measure(&name, plan, vec![row(&ours, &gets), row(&quick, &gets)]);
+        let [rounds] = measure([&name], plan, vec![row(&ours, &gets), row(&quick, &gets)]);
         report.compare(&rounds, &[Ours::NAME]);
         let ratio = rounds.time_ratio(Ours::NAME, Quick::NAME);
         report.record(&format!("B5.{}.quick_cache", recording.name), ratio);

@@ -6,11 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use bufcache::{Cache, Device};
-use harness::timed::on_one_cpu;
-use harness::{Plan, Report, allowed_cpus, median, pin};
+use harness::timed::measure;
+use harness::{Plan, Report, allowed_cpus, pin};
 
-use crate::ours::{OPEN, Slow, times};
+use crate::ours::{Numbers, OPEN, few, percentile_of, times};
 
+const ALONE: &str = "alone";
+const BESIDE: &str = "beside reads of 100 us";
 const BLOCK: usize = 512;
 const HOT: u64 = 1024;
 const ROOM: usize = 4096;
@@ -28,7 +30,7 @@ fn hits(device: &Device) -> f64 {
 fn cache() -> (Cache, Device) {
     let builder = Cache::builder(ROOM * BLOCK).block_size(BLOCK);
     let cache = builder.dirty_limits(50, 75).build().expect(OPEN);
-    let device = cache.attach(Slow(Duration::ZERO)).expect(OPEN);
+    let device = cache.attach(Numbers(Duration::ZERO)).expect(OPEN);
     for number in (1 << 20..(1 << 20) + ROOM as u64).chain(0..HOT).chain(0..HOT) {
         drop(device.get(number).expect(OPEN));
     }
@@ -43,11 +45,11 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         return println!("# not measured: hits beside a slow device: one CPU");
     }
     let (cache, device) = cache();
-    let slow = cache.attach(Slow(SLOW)).expect(OPEN);
+    let slow = cache.attach(Numbers(SLOW)).expect(OPEN);
     let (busy, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let ratios: Vec<[f64; 3]> = thread::scope(|scope| {
+    let rounds = thread::scope(|scope| {
         let (sender, turns) = channel::<()>();
-        let (busy, over, slow) = (&busy, &over, &slow);
+        let (busy, over, slow, device) = (&busy, &over, &slow, &device);
         scope.spawn(move || {
             pin(cpus[1]);
             let mut fresh = 0;
@@ -61,25 +63,20 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
                 over.store(true, Ordering::Relaxed);
             }
         });
-        on_one_cpu(|| {
-            let round = |_| {
-                let alone = hits(&device);
-                busy.store(true, Ordering::Relaxed);
-                sender.send(()).expect("it waits for turns");
-                let beside = hits(&device);
-                busy.store(false, Ordering::Relaxed);
-                while !over.swap(false, Ordering::Relaxed) {
-                    thread::yield_now();
-                }
-                [alone, beside, beside / alone]
-            };
-            let rounds = (0..plan.rounds.min(15)).map(round).collect();
-            drop(sender);
-            rounds
-        })
+        let beside = move || {
+            busy.store(true, Ordering::Relaxed);
+            sender.send(()).expect("it waits for turns");
+            let beside = hits(device);
+            busy.store(false, Ordering::Relaxed);
+            while !over.swap(false, Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            beside
+        };
+        let rows = vec![percentile_of(ALONE, || hits(device)), percentile_of(BESIDE, beside)];
+        let [rounds] = measure(["p99.9 of hits"], &few(plan), rows); // drops the sender
+        rounds
     });
-    let of = |at: usize| median(&ratios.iter().map(|round| round[at]).collect::<Vec<_>>());
-    let [alone, beside] = [0, 1].map(|at| of(at).unwrap_or(f64::NAN));
-    println!("- a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
-    report.record("B6.hit_p999_beside_slow_read", of(2));
+    report.show(&rounds);
+    report.record("B6.hit_p999_beside_slow_read", rounds.time_ratio(BESIDE, ALONE));
 }

@@ -75,7 +75,7 @@ impl<Q: Queue> Kind<Q> {
     fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         self.0.iter().map(|deep| {
             let name = name(Q::NAME, deep.borrow().levels, deep.borrow().depth);
-            Row::new(&name, || deep.borrow_mut().exchange()).before(|| deep.borrow_mut().refill())
+            Row::after(&name, || deep.borrow_mut().refill(), || deep.borrow_mut().exchange())
         })
     }
 }
@@ -85,7 +85,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let (ours, tree) = (Kind::<Ours>::new(&all), Kind::<Tree>::new(&all));
     let (heap, asynchronous) = (Kind::<PlHeap>::new(&all), Kind::<AsyncPriority>::new(&all));
     let rows = ours.rows().chain(tree.rows()).chain(heap.rows()).chain(asynchronous.rows());
-    let rounds = measure("send and receive, deep", plan, rows.collect());
+    let [rounds] = measure(["send and receive, deep"], plan, rows.collect());
     report.show(&rounds);
     for levels in all {
         let deep = |of| name(of, levels, DEPTH);

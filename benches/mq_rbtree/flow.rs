@@ -1,9 +1,10 @@
 //! M4: one thread sends, another receives. M10: four send and four receive, on two CPUs.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
-use harness::timed::{Timed, at_once, repeat};
-use harness::{Plan, Report, Rounds, allowed_cpus, two};
+use harness::timed::{Row, at_once, measure};
+use harness::{Plan, Report, allowed_cpus, two};
 
 use crate::kernel::Kernel;
 use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
@@ -16,40 +17,42 @@ const MESSAGES: u64 = 10_000;
 /// Priorities in turn.
 const LEVELS: u64 = 8;
 
-/// Sends and receives a window's messages, with so many threads on each side.
-type Row = (&'static str, Box<dyn Fn(usize) -> Timed>);
-
-fn row<Q: Queue>() -> Row {
-    let queue = Q::new(MOST);
-    let window = move |pairs| {
+/// Sends and receives a window's messages, with half of so many threads on each side.
+fn rows<Q: Queue>(threads: &[usize]) -> Vec<Row<'static>> {
+    let queue = Arc::new(Q::new(MOST));
+    let row = |&threads: &usize| {
+        let (queue, pairs) = (Arc::clone(&queue), threads / 2);
         let each = MESSAGES / pairs as u64;
-        at_once(2 * pairs, |thread| {
-            if thread < pairs {
-                (0..each).for_each(|n| queue.send(n, (n % LEVELS) as u32));
-            } else {
-                (0..each).for_each(|_| {
-                    black_box(queue.receive());
-                });
-            }
+        Row::of_windows(format!("{}/{threads}", Q::NAME), 1, move |plan| {
+            let timed = at_once(2 * pairs, |thread| {
+                if thread < pairs {
+                    (0..each).for_each(|n| queue.send(n, (n % LEVELS) as u32));
+                } else {
+                    (0..each).for_each(|_| _ = black_box(queue.receive()));
+                }
+            });
+            // Threads that share a CPU never overlap.
+            let is_shared = threads > allowed_cpus().len();
+            let min_overlap = if is_shared { 0.0 } else { plan.min_overlap };
+            timed.throughput(min_overlap, MESSAGES).map(|rate| [rate])
         })
     };
-    (Q::NAME, Box::new(window))
+    threads.iter().map(row).collect()
 }
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let threads: Vec<usize> = plan.threads.iter().copied().filter(|n| *n > 1).collect();
     let rows = [
-        row::<Ours>(),
-        row::<Tree>(),
-        row::<Kernel>(),
-        row::<PlHeap>(),
-        row::<AsyncPriority>(),
-        row::<Crossbeam>(),
-        row::<Kanal>(),
+        rows::<Ours>(&threads),
+        rows::<Tree>(&threads),
+        rows::<Kernel>(&threads),
+        rows::<PlHeap>(&threads),
+        rows::<AsyncPriority>(&threads),
+        rows::<Crossbeam>(&threads),
+        rows::<Kanal>(&threads),
     ];
     println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
-    let threads = plan.threads.iter().copied().filter(|threads| *threads > 1);
-    let cases = threads.flat_map(|threads| rows.iter().map(move |row| (row, threads)));
-    let rounds = measure(plan, "one sends, one receives", &cases.collect::<Vec<_>>());
+    let [rounds] = measure(["one sends, one receives"], plan, rows.into_iter().flatten().collect());
     report.compare(&rounds, &[Ours::NAME, Tree::NAME]);
     let peers =
         [("kernel", Kernel::NAME), ("pl_heap", PlHeap::NAME), ("crossbeam", Crossbeam::NAME)];
@@ -62,28 +65,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
 const MANY: usize = 8;
 
 pub(crate) fn run_many(plan: &Plan, report: &mut Report) {
-    let rows = [row::<Ours>(), row::<Tree>(), row::<PlHeap>(), row::<Crossbeam>()];
-    let cases: Vec<_> = rows.iter().map(|row| (row, MANY)).collect();
-    let rounds = measure(plan, "four send, four receive", &cases);
+    let rows =
+        [rows::<Ours>, rows::<Tree>, rows::<PlHeap>, rows::<Crossbeam>].map(|rows| rows(&[MANY]));
+    let [rounds] = measure(["four send, four receive"], plan, rows.into_iter().flatten().collect());
     report.compare(&rounds, &[Ours::NAME, Tree::NAME]);
     let ratio =
         |peer| rounds.time_ratio(&format!("{}/{MANY}", Ours::NAME), &format!("{peer}/{MANY}"));
     report.record("M10.crossbeam", ratio(Crossbeam::NAME));
     report.record("M10.pl_heap", ratio(PlHeap::NAME));
-}
-
-fn measure(plan: &Plan, group: &str, cases: &[(&Row, usize)]) -> Rounds {
-    let cpus = allowed_cpus().len();
-    let names = cases.iter().map(|((name, _), threads)| (format!("{name}/{threads}"), 1));
-    let mut rounds = Rounds::new(group, names);
-    repeat(plan, || {
-        rounds.round(plan.retries, |index| {
-            let ((_, window), threads) = cases[index];
-            let timed = window(threads / 2);
-            // Threads that share a CPU never overlap.
-            let counts = threads > cpus || timed.overlap() >= plan.min_overlap;
-            counts.then(|| MESSAGES as f64 / timed.whole.as_secs_f64())
-        });
-    });
-    rounds
 }

@@ -41,11 +41,6 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    harness::run(
-        "mq_rbtree",
-        include_str!("main.rs"),
-        &offlock_percpu::capabilities(),
-        [1_500, 10_000],
-        FAMILIES,
-    )
+    let about = offlock_percpu::capabilities();
+    harness::run("mq_rbtree", include_str!("main.rs"), &about, [1_500, 10_000], FAMILIES)
 }

@@ -5,25 +5,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::task::{Context, Poll, Waker};
+use std::thread;
 
 use parking_lot::{Condvar, Mutex};
+use testkit::block_on::unparker;
 
 use crate::queue::{OPEN, Queue};
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 thread_local! {
-    static WAKER: Waker = Waker::from(Arc::new(Unpark(thread::current())));
+    static WAKER: Waker = unparker();
 }
 
 /// Runs a future on this thread, which sleeps while that is not ready.

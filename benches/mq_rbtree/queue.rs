@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use harness::Case;
+use harness::{Case, Random};
 use mq_rbtree::{Bitmap, Builder, Levels, RbTree};
 
 /// An implementation. Static dispatch throughout.
@@ -66,27 +66,20 @@ pub(crate) type Ours = mq_rbtree::Queue<u64, Bitmap>;
 pub(crate) type Tree = mq_rbtree::Queue<u64, RbTree<u32>>;
 
 /// Priorities one after the other, without order: the same for every implementation.
-#[derive(Clone)]
 pub(crate) struct Priorities {
-    state: u64,
+    random: Random,
     levels: u32,
 }
 
 impl Priorities {
     pub(crate) fn new(levels: u32) -> Self {
-        Self { state: 0x9E37_79B9_7F4A_7C15, levels }
+        Self { random: Random::new(1), levels }
     }
 
-    /// The next; xorshift.
+    /// The next.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> u32 {
-        if self.levels == 1 {
-            return 0;
-        }
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        (((self.state >> 32) * u64::from(self.levels)) >> 32) as u32
+        if self.levels == 1 { 0 } else { self.random.below(self.levels as usize) as u32 }
     }
 }
 

@@ -49,13 +49,8 @@ const TUNABLES: &str = "GLIBC_TUNABLES";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let families = if rows::has_sections() { FAMILIES } else { WITHOUT_RSEQ };
-    harness::run(
-        "percpu",
-        include_str!("main.rs"),
-        &offlock_percpu::capabilities(),
-        [1_500, 60_000],
-        families,
-    )
+    let about = offlock_percpu::capabilities();
+    harness::run("percpu", include_str!("main.rs"), &about, [1_500, 60_000], families)
 }
 
 /// Runs this bench once more in a process whose libc registers no rseq area: prints its tables, and takes its

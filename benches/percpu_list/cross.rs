@@ -8,12 +8,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_utils::CachePadded;
-use harness::timed::{at_once, wait};
+use harness::timed::{Row, at_once, measure, wait};
 use harness::{Plan, Report, two};
 
-use crate::paired::{Handed, Row, measure};
 use crate::peers::{MutexList, MutexSlab, Owning, ShardedSlab};
-use crate::registry::Registry;
+use crate::registry::{Handed, Registry};
 
 /// Objects on their way, at most.
 const PLACES: usize = 64;
@@ -22,7 +21,7 @@ const OBJECTS: usize = 40_000;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let rows = vec![row::<Owning>(), row::<MutexList>(), row::<MutexSlab>(), row::<ShardedSlab>()];
-    let rounds = measure("one adds, the other removes", plan, rows);
+    let [rounds] = measure(["one adds, the other removes"], plan, rows);
     report.compare(&rounds, &[Owning::NAME]);
     let ratio = rounds.tput_ratio(&two(Owning::NAME), &two(MutexList::NAME));
     report.record("L4.mutex_list.tput", ratio);
@@ -42,11 +41,11 @@ impl<T> Place<T> {
 
 fn row<R: Registry>() -> Row<'static> {
     let registry = R::new();
-    let objects: Vec<R::Object> = (0..PLACES as u64).map(|n| registry.object(n)).collect();
+    let objects: Vec<R::Object> = (0..PLACES as u64).map(R::Object::from).collect();
     let places: Vec<CachePadded<Place<R::Ticket>>> =
         (0..PLACES).map(|_| CachePadded::new(Place::new())).collect();
-    Row::new(R::NAME, OBJECTS as u64, move || {
-        at_once(2, |thread| {
+    Row::of_windows(two(R::NAME), 2, move |plan| {
+        let timed = at_once(2, |thread| {
             for n in 0..OBJECTS {
                 let (object, place) = (&objects[n % PLACES], &places[n % PLACES]);
                 // Ordering: Acquire loads pair with the Release store of the other thread; they
@@ -65,6 +64,7 @@ fn row<R: Registry>() -> Row<'static> {
                     place.full.store(false, Ordering::Release);
                 }
             }
-        })
+        });
+        timed.throughput(plan.min_overlap, OBJECTS as u64).map(|rate| [rate])
     })
 }

@@ -15,7 +15,6 @@
 
 mod cross;
 mod pair;
-mod paired;
 mod peers;
 mod registry;
 mod replay;
@@ -37,11 +36,6 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    harness::run(
-        "percpu_list",
-        include_str!("main.rs"),
-        &offlock_percpu::capabilities(),
-        [1_500, 10_000],
-        FAMILIES,
-    )
+    let about = offlock_percpu::capabilities();
+    harness::run("percpu_list", include_str!("main.rs"), &about, [1_500, 10_000], FAMILIES)
 }

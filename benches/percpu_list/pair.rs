@@ -32,7 +32,7 @@ fn pair<R: Registry>(entries: &Arc<Entries<R>>, name: &str, threads: usize) -> C
     let entries = Arc::clone(entries);
     Case::new(name, threads, move |thread| {
         let entries = Arc::clone(&entries);
-        let object = entries.registry.object(thread as u64);
+        let object = R::Object::from(thread as u64);
         move |_| {
             let ticket = black_box(entries.registry.add(&object));
             assert!(entries.registry.remove(&object, ticket));

@@ -32,10 +32,6 @@ impl Registry for Owning {
         Self(PerCpuList::new())
     }
 
-    fn object(&self, number: u64) -> u64 {
-        number
-    }
-
     #[inline(always)]
     fn add(&self, number: &u64) -> Entry<u64> {
         self.0.insert(*number).expect(FREE)
@@ -67,8 +63,10 @@ intrusive_adapter!(NodeAdapter = UnsafeRef<Node>: Node { link => LinkedListLink 
 
 type Nodes = LinkedList<NodeAdapter>;
 
-fn node(number: u64) -> Box<Node> {
-    Box::new(Node { number, link: LinkedListLink::new() })
+impl From<u64> for Box<Node> {
+    fn from(number: u64) -> Self {
+        Self::new(Node { number, link: LinkedListLink::new() })
+    }
 }
 
 #[inline(always)]
@@ -100,10 +98,6 @@ impl Registry for MutexList {
 
     fn new() -> Self {
         Self(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))))
-    }
-
-    fn object(&self, number: u64) -> Box<Node> {
-        node(number)
     }
 
     #[inline(always)]
@@ -145,10 +139,6 @@ impl Registry for ShardedList {
         let shards = (0..4 * cpus.next_power_of_two())
             .map(|_| CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))));
         Self { shards: shards.collect(), added: AtomicU64::new(0), count: AtomicUsize::new(0) }
-    }
-
-    fn object(&self, number: u64) -> Box<Node> {
-        node(number)
     }
 
     #[inline(always)]
@@ -198,8 +188,10 @@ impl Address {
     }
 }
 
-fn plain(number: u64) -> Box<Plain> {
-    Box::new(Plain { number })
+impl From<u64> for Box<Plain> {
+    fn from(number: u64) -> Self {
+        Self::new(Plain { number })
+    }
 }
 
 /// A slab of addresses under one mutex.
@@ -212,10 +204,6 @@ impl Registry for MutexSlab {
 
     fn new() -> Self {
         Self(CachePadded::new(Mutex::new(Slab::new())))
-    }
-
-    fn object(&self, number: u64) -> Box<Plain> {
-        plain(number)
     }
 
     #[inline(always)]
@@ -247,10 +235,6 @@ impl Registry for ShardedSlab {
         Self(sharded_slab::Slab::new())
     }
 
-    fn object(&self, number: u64) -> Box<Plain> {
-        plain(number)
-    }
-
     #[inline(always)]
     fn add(&self, object: &Box<Plain>) -> usize {
         self.0.insert(Address::of(object)).expect("far below its limit")
@@ -273,10 +257,6 @@ impl Registry for Dash {
 
     fn new() -> Self {
         Self(DashMap::with_hasher(FxBuildHasher))
-    }
-
-    fn object(&self, number: u64) -> u64 {
-        number
     }
 
     #[inline(always)]

@@ -4,19 +4,18 @@
 //! least. An intrusive list links the object; a slab keeps its address; a list that owns values keeps
 //! the value.
 
+use std::cell::UnsafeCell;
+
 /// An implementation. Static dispatch throughout.
 pub(crate) trait Registry: Send + Sync + Sized + 'static {
     /// The name in the tables.
     const NAME: &'static str;
-    /// The registered object, which exists before it is added and after it is removed.
-    type Object: Send + Sync;
+    /// The registered object, made of its number, which exists before it is added and after it is removed.
+    type Object: From<u64> + Send + Sync;
     /// The handle by which a program removes an object.
     type Ticket: Send + Sync;
 
     fn new() -> Self;
-
-    /// Object `n`, on no list.
-    fn object(&self, n: u64) -> Self::Object;
 
     /// Adds an object, which is not there.
     fn add(&self, object: &Self::Object) -> Self::Ticket;
@@ -46,7 +45,7 @@ impl<R: Registry> Entries<R> {
         let registry = R::new();
         // All objects first: so they lie in memory in the order in which they are added.
         let objects: Vec<R::Object> =
-            (0..count as u64).map(|n| registry.object(first + n)).collect();
+            (0..count as u64).map(|n| R::Object::from(first + n)).collect();
         let entry = |object| {
             let ticket = registry.add(&object);
             (object, Some(ticket))
@@ -72,5 +71,35 @@ impl<R: Registry> Drop for Entries<R> {
                 self.registry.remove(object, ticket);
             }
         }
+    }
+}
+
+/// A value that two threads use in turns: one puts it, the other takes it.
+pub(crate) struct Handed<T>(UnsafeCell<Option<T>>);
+
+// SAFETY: by the contracts of `put` and `take` one thread at a time uses it, and it moves a `T`.
+unsafe impl<T: Send> Sync for Handed<T> {}
+
+impl<T> Handed<T> {
+    pub(crate) fn new() -> Self {
+        Self(UnsafeCell::new(None))
+    }
+
+    /// # Safety
+    ///
+    /// The other thread has done with it, and this one has seen that.
+    #[inline(always)]
+    pub(crate) unsafe fn put(&self, value: T) {
+        // SAFETY: by the contract of this function no other thread uses it now.
+        unsafe { *self.0.get() = Some(value) };
+    }
+
+    /// # Safety
+    ///
+    /// As for [`put`](Self::put).
+    #[inline(always)]
+    pub(crate) unsafe fn take(&self) -> Option<T> {
+        // SAFETY: by the contract of this function no other thread uses it now.
+        unsafe { (*self.0.get()).take() }
     }
 }

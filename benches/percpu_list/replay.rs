@@ -16,14 +16,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::timed::{at_once, wait};
+use harness::timed::{Row, at_once, measure, wait};
 use harness::{Plan, Ratio, Report, Table, allowed_cpus, number, pin, two};
 use percpu_list::Stats;
 use recordings::{BUILD16, CPUS, DBENCH64, FileEvent as Event, Recording};
 
-use crate::paired::{Handed, Row, measure};
 use crate::peers::{MutexList, Owning};
-use crate::registry::Registry;
+use crate::registry::{Handed, Registry};
 
 /// The seed's table: workload, removals, and hits of the CPU and of the node in percent.
 const PUBLISHED: [(&str, &str, f64, f64); 3] = [
@@ -109,7 +108,8 @@ fn throughput(
 ) -> Option<Ratio> {
     let script = Script::new(events);
     let rows = vec![row::<Owning>(&script), row::<MutexList>(&script)];
-    let rounds = measure(&format!("replay {}, per event", recording.name), plan, rows);
+    let group = format!("replay {}, per event", recording.name);
+    let [rounds] = measure([&group], plan, rows);
     report.compare(&rounds, &[Owning::NAME]);
     rounds.tput_ratio(&two(Owning::NAME), &two(MutexList::NAME))
 }
@@ -178,11 +178,11 @@ struct File<T> {
 
 fn row<R: Registry>(script: &Script) -> Row<'_> {
     let registry = R::new();
-    let objects: Vec<R::Object> = (0..script.objects as u64).map(|n| registry.object(n)).collect();
+    let objects: Vec<R::Object> = (0..script.objects as u64).map(R::Object::from).collect();
     let files: Vec<File<R::Ticket>> = (0..script.objects)
         .map(|_| File { added: AtomicBool::new(false), ticket: Handed::new() })
         .collect();
-    Row::new(R::NAME, script.events, move || {
+    Row::of_windows(two(R::NAME), 2, move |plan| {
         let timed = at_once(2, |thread| {
             for step in &script.threads[thread] {
                 let (object, file) = (&objects[step.object as usize], &files[step.object as usize]);
@@ -213,6 +213,6 @@ fn row<R: Registry>(script: &Script) -> Row<'_> {
                 registry.remove(object, ticket); // still open at the end
             }
         }
-        timed
+        timed.throughput(plan.min_overlap, script.events).map(|rate| [rate])
     })
 }

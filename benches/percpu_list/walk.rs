@@ -25,7 +25,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         row(SNAPSHOT, || list.lock_all().expect(FREE).iter().sum()),
         row(UNLOCKED, || list.iter().map(|value| *value).sum()),
     ];
-    let rounds = measure("walk 100 k entries, per entry", plan, rows);
+    let [rounds] = measure(["walk 100 k entries, per entry"], plan, rows);
     report.compare(&rounds, &[OURS, SNAPSHOT, UNLOCKED]);
     report.record("L6.lock_all_walk.slab", rounds.time_ratio(OURS, MutexSlab::NAME));
     report.record("L6.iter.slab", rounds.time_ratio(UNLOCKED, MutexSlab::NAME));

@@ -3,8 +3,8 @@
 //! A removal is measured from the call until the values are dropped. No other thread runs: a grace
 //! period costs least then, and the 500 drops weigh most.
 
-use harness::timed::{Clock, least_disturbed, on_one_cpu, repeat};
-use harness::{Plan, Report, Rounds};
+use harness::timed::{Row, measure};
+use harness::{Plan, Report};
 
 use crate::map::{Map, Value, value};
 use crate::ours::Ctx;
@@ -16,38 +16,29 @@ const ONE: &str = "remove and wait, one";
 const ONE_BY_ONE: &str = "remove and wait, 500 times";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let quiet = measure(plan, "close, quiet");
+    let rows = vec![
+        row(TOGETHER, CONTEXTS, together),
+        row(ONE, 1, one_by_one),
+        row(ONE_BY_ONE, CONTEXTS, one_by_one),
+    ];
+    let [quiet] = measure(["close, quiet"], plan, rows);
     report.compare(&quiet, &[TOGETHER]);
     report.record("R12.close_all_vs_one", quiet.time_ratio(TOGETHER, ONE));
 }
 
-/// Closes all that is in a table.
-type Close = fn(&Ctx<Value>);
-
-/// An operation is a close: of all, of one, of all one by one.
-fn measure(plan: &Plan, group: &str) -> Rounds {
-    let closes: [(&str, usize, Close); 3] =
-        [(TOGETHER, CONTEXTS, together), (ONE, 1, one_by_one), (ONE_BY_ONE, CONTEXTS, one_by_one)];
-    let mut rounds = Rounds::new(group, closes.iter().map(|(name, ..)| (format!("{name}/1"), 1)));
-    on_one_cpu(|| {
-        repeat(plan, || {
-            rounds.round(plan.retries, |index| {
-                let (_, contexts, close) = closes[index];
-                least_disturbed(plan, || {
-                    let mut clock = Clock::default();
-                    while clock.wall < plan.window {
-                        let (map, _) = Ctx::filled(contexts, value);
-                        clock.add(|| {
-                            close(&map);
-                            1
-                        });
-                    }
-                    clock.window()
-                })
+/// An operation closes all that is in a table, which is made anew for each.
+fn row(name: &str, contexts: usize, close: fn(&Ctx<Value>)) -> Row<'static> {
+    Row::clocked(
+        name,
+        || (),
+        move |[clock]| {
+            let (map, _) = Ctx::filled(contexts, value);
+            clock.add(|| {
+                close(&map);
+                1
             });
-        });
-    });
-    rounds
+        },
+    )
 }
 
 /// The message of `expect`: no wait is refused.

@@ -57,7 +57,7 @@ pub(crate) fn run_1m(plan: &Plan, report: &mut Report) {
         warm(Arc::new(Filled::<Dash<Value>>::new(n, &order))),
         warm(Arc::new(Filled::<Sharded<Value>>::new(n, &order))),
     ];
-    let rounds = measure("get, 1M entries", plan, rows);
+    let [rounds] = measure(["get, 1M entries"], plan, rows);
     report.compare(&rounds, &[OURS]);
     record(report, &rounds, "R3");
 
@@ -104,10 +104,10 @@ fn cases<M: Map<Value>>(plan: &Plan, order: &[u32], n: usize) -> Vec<Case<'stati
 /// Lookups with a guard each, after a walk.
 fn warm<M: Map<Value>>(filled: Arc<Filled<M>>) -> Row<'static> {
     let (mut at, walked) = (0, Arc::clone(&filled));
-    let row = Row::new(M::NAME, move || {
+    let walk = move || walked.lookups_held(&walked.ascending, 0, walked.ascending.len() as u64);
+    Row::after(M::NAME, walk, move || {
         filled.lookups(&filled.keys, at, MANY);
         at += MANY as usize;
         MANY
-    });
-    row.before(move || walked.lookups_held(&walked.ascending, 0, walked.ascending.len() as u64))
+    })
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             row::<Dash<Value>>(&order, n),
             row::<Slots<Value>>(&order, n),
         ];
-        let rounds = measure(&format!("walk, per entry of {name}"), plan, rows);
+        let [rounds] = measure([&format!("walk, per entry of {name}")], plan, rows);
         report.compare(&rounds, &["radix-ctx"]);
         report.record(&format!("R8.papaya@{name}"), rounds.time_ratio("radix-ctx", "papaya"));
     }
@@ -41,9 +41,12 @@ fn row<M: Walk<Value>>(order: &[u32], n: usize) -> Row<'static> {
         black_box(sum);
     };
     let walked = Arc::clone(&filled);
-    let row = Row::new(M::NAME, move || {
-        (0..walks).for_each(|_| walk(&filled));
-        (walks * n) as u64
-    });
-    row.before(move || walk(&walked))
+    Row::after(
+        M::NAME,
+        move || walk(&walked),
+        move || {
+            (0..walks).for_each(|_| walk(&filled));
+            (walks * n) as u64
+        },
+    )
 }

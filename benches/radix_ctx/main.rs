@@ -45,11 +45,6 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    harness::run(
-        "radix_ctx",
-        include_str!("main.rs"),
-        &offlock_percpu::capabilities(),
-        [1_000, 7_000],
-        FAMILIES,
-    )
+    let about = offlock_percpu::capabilities();
+    harness::run("radix_ctx", include_str!("main.rs"), &about, [1_000, 7_000], FAMILIES)
 }

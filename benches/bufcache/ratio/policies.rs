@@ -35,32 +35,35 @@ fn bufcache(keys: &[u32], room: usize, eviction: Eviction) -> u64 {
     bufcache_replay::hits(keys, room, eviction).expect(OPEN)
 }
 
-/// Replays the keys on a cache of one part, which is best for its hits.
+/// Counts the keys that are there. What is not there is inserted.
+fn replay(keys: &[u32], mut has: impl FnMut(u32) -> bool) -> u64 {
+    keys.iter().filter(|key| has(**key)).count() as u64
+}
+
+/// A cache of one part, which is best for its hits.
 fn quick_cache(keys: &[u32], room: usize) -> u64 {
     let mut cache = quick_cache::unsync::Cache::<u32, ()>::new(room);
-    let hit = |key: &&u32| {
-        let hit = cache.get(*key).is_some();
+    replay(keys, |key| {
+        let hit = cache.get(&key).is_some();
         if !hit {
-            cache.insert(**key, ());
+            cache.insert(key, ());
         }
         hit
-    };
-    keys.iter().filter(hit).count() as u64
+    })
 }
 
 /// W-TinyLFU. It evicts after each insert here, not when it finds the time.
 fn moka(keys: &[u32], room: usize) -> u64 {
     let builder = moka::sync::Cache::<u32, ()>::builder().max_capacity(room as u64);
     let cache = builder.build_with_hasher(FxBuildHasher);
-    let hit = |key: &&u32| {
-        let hit = cache.get(*key).is_some();
+    replay(keys, |key| {
+        let hit = cache.get(&key).is_some();
         if !hit {
-            cache.insert(**key, ());
+            cache.insert(key, ());
             cache.run_pending_tasks();
         }
         hit
-    };
-    keys.iter().filter(hit).count() as u64
+    })
 }
 
 /// foyer's S3-FIFO, in one part.
@@ -70,12 +73,11 @@ fn foyer(keys: &[u32], room: usize) -> u64 {
     let builder = builder.with_hash_builder(FxBuildHasher);
     let config = foyer_memory::S3FifoConfig::default();
     let cache = builder.with_eviction_config(config).build::<foyer_memory::CacheProperties>();
-    let hit = |key: &&u32| {
-        let hit = cache.get(*key).is_some();
+    replay(keys, |key| {
+        let hit = cache.get(&key).is_some();
         if !hit {
-            cache.insert(**key, ());
+            cache.insert(key, ());
         }
         hit
-    };
-    keys.iter().filter(hit).count() as u64
+    })
 }

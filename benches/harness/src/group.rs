@@ -198,7 +198,8 @@ impl<'a> Group<'a> {
                     rounds.round(plan.retries, |index| {
                         let window = || run(index, chunks[index], plan.window);
                         if cases[index].threads == 1 {
-                            return least_disturbed(plan, window);
+                            let [throughput] = least_disturbed(plan, || [window()]);
+                            return Some(throughput);
                         }
                         let window = window();
                         (window.overlap() >= plan.min_overlap).then(|| window.throughput())

@@ -1,7 +1,7 @@
 //! Numbers that look random, the same in every run.
 
 /// xorshift64.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
@@ -12,6 +12,7 @@ impl Random {
 
     /// Any but 0.
     #[expect(clippy::should_implement_trait, reason = "it has no end")]
+    #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -20,6 +21,7 @@ impl Random {
     }
 
     /// Below `limit`.
+    #[inline]
     pub fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }

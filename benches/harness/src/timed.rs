@@ -1,6 +1,6 @@
 //! Rows that the generic loop of [`Group`](crate::Group) cannot measure: each window needs something done
-//! before it, or its operations are counted from outside. One thread, on one CPU; the rounds, the
-//! ratios and the rule about disturbed windows are the harness's.
+//! before it, has several figures, or is a piece of work and not a time. The rounds, the ratios and the rule
+//! about disturbed windows are the harness's.
 
 use std::fs;
 use std::hint;
@@ -13,47 +13,80 @@ use crate::group::Plan;
 use crate::rounds::Rounds;
 use crate::window::{Span, Window};
 
-/// One row, called `name/1`.
-pub struct Row<'a> {
+/// Measures a window; `None` is one that does not count.
+type Measure<'a, const N: usize> = Box<dyn FnMut(&Plan) -> Option<[f64; N]> + 'a>;
+
+/// One row. A window of it gives `N` figures, each of them operations per second.
+pub struct Row<'a, const N: usize = 1> {
     name: String,
-    /// A function that runs before each window and is not timed.
-    before: Box<dyn FnMut() + 'a>,
-    /// Some operations; how many.
-    run: Box<dyn FnMut() -> u64 + 'a>,
+    threads: usize,
+    window: Measure<'a, N>,
 }
 
 impl<'a> Row<'a> {
-    /// A row whose window is as many runs of `run` as fit.
+    /// The row `name/1`, on one CPU: a window is as many runs as fit of `run`, which does some operations and
+    /// says how many.
     pub fn new(name: &str, run: impl FnMut() -> u64 + 'a) -> Self {
-        Self { name: name.to_string(), before: Box::new(|| ()), run: Box::new(run) }
+        Self::after(name, || (), run)
     }
 
-    /// Sets a function that runs before each window.
-    #[must_use]
-    pub fn before(self, before: impl FnMut() + 'a) -> Self {
-        Self { before: Box::new(before), ..self }
+    /// Such a row with a function that runs before each window and is not timed.
+    pub fn after(name: &str, before: impl FnMut() + 'a, mut run: impl FnMut() -> u64 + 'a) -> Self {
+        Self::clocked(name, before, move |[clock]| clock.add(&mut run))
     }
 }
 
-/// Measures the rows, interleaved.
-pub fn measure(group: &str, plan: &Plan, mut rows: Vec<Row<'_>>) -> Rounds {
-    let mut rounds = Rounds::new(group, rows.iter().map(|row| (format!("{}/1", row.name), 1)));
-    on_one_cpu(|| {
-        repeat(plan, || {
-            rounds.round(plan.retries, |index| {
-                let row = &mut rows[index];
-                least_disturbed(plan, || {
-                    (row.before)();
-                    let mut clock = Clock::default();
-                    while clock.wall < plan.window {
-                        clock.add(&mut row.run);
-                    }
-                    clock.window()
-                })
+impl<'a, const N: usize> Row<'a, N> {
+    /// The row `name/1`, on one CPU: `run` tells its clocks what is timed, and each of these is a figure.
+    pub fn clocked(
+        name: &str,
+        mut before: impl FnMut() + 'a,
+        mut run: impl FnMut(&mut [Clock; N]) + 'a,
+    ) -> Self {
+        let mut window = move |length: Duration| {
+            before();
+            let mut clocks = std::array::from_fn(|_| Clock::default());
+            while clocks.iter().map(|clock| clock.wall).sum::<Duration>() < length * N as u32 {
+                run(&mut clocks);
+            }
+            clocks.map(|clock| clock.window())
+        };
+        Self::of_windows(format!("{name}/1"), 1, move |plan| {
+            on_one_cpu(|| Some(least_disturbed(plan, || window(plan.window))))
+        })
+    }
+
+    /// A row that measures its windows itself; `None` is one that does not count. Its name ends in a slash and
+    /// the number of threads.
+    pub fn of_windows(
+        name: String,
+        threads: usize,
+        window: impl FnMut(&Plan) -> Option<[f64; N]> + 'a,
+    ) -> Self {
+        Self { name, threads, window: Box::new(window) }
+    }
+}
+
+/// Measures the rows, interleaved. Each figure of their windows has a group of its own.
+pub fn measure<const N: usize>(
+    groups: [&str; N],
+    plan: &Plan,
+    mut rows: Vec<Row<'_, N>>,
+) -> [Rounds; N] {
+    let mut all = groups
+        .map(|group| Rounds::new(group, rows.iter().map(|row| (row.name.clone(), row.threads))));
+    repeat(plan, || {
+        let mut found = vec![None; rows.len()];
+        for (at, rounds) in all.iter_mut().enumerate() {
+            rounds.round(if at == 0 { plan.retries } else { 0 }, |index| {
+                if at == 0 {
+                    found[index] = (rows[index].window)(plan);
+                }
+                found[index].map(|figures| figures[at])
             });
-        });
+        }
     });
-    rounds
+    all
 }
 
 /// Runs `f` on the first CPU that this process may use.
@@ -75,24 +108,27 @@ pub fn repeat(plan: &Plan, mut round: impl FnMut()) {
     }
 }
 
-/// The throughput of the least disturbed of a few windows; the first that is hardly disturbed.
-pub fn least_disturbed(plan: &Plan, mut window: impl FnMut() -> Window) -> Option<f64> {
+/// The throughputs of the least disturbed of a few windows; the first that is hardly disturbed.
+pub(crate) fn least_disturbed<const N: usize>(
+    plan: &Plan,
+    mut window: impl FnMut() -> [Window; N],
+) -> [f64; N] {
+    let overlap = |windows: &[Window; N]| windows.iter().map(Window::overlap).fold(1.0, f64::min);
     let mut best = window();
     for _ in 0..plan.retries {
-        if best.overlap() >= plan.min_overlap {
+        if overlap(&best) >= plan.min_overlap {
             break;
         }
         let other = window();
-        best = if other.overlap() > best.overlap() { other } else { best };
+        best = if overlap(&other) > overlap(&best) { other } else { best };
     }
-    Some(best.throughput())
+    best.map(|window| window.throughput())
 }
 
 /// Adds up what was timed.
 #[derive(Debug, Default)]
 pub struct Clock {
-    /// The time that passed.
-    pub wall: Duration,
+    wall: Duration,
     cpu: Duration,
     ops: u64,
 }
@@ -107,7 +143,7 @@ impl Clock {
     }
 
     /// All of it, as one window of one thread.
-    pub fn window(&self) -> Window {
+    fn window(&self) -> Window {
         let Self { wall, cpu, ops } = *self;
         Window::new(vec![Span { start: Duration::ZERO, end: wall, cpu, ops }])
     }
@@ -121,13 +157,14 @@ impl Clock {
 pub struct Timed {
     window: Window,
     /// The time from the first start to the last end.
-    pub whole: Duration,
+    whole: Duration,
 }
 
 impl Timed {
-    /// The part of the time in which all ran, or slept because they wanted to.
-    pub fn overlap(&self) -> f64 {
-        self.window.overlap()
+    /// Operations per second, if the part of the time in which all ran, or slept because they wanted to, is
+    /// large enough.
+    pub fn throughput(&self, min_overlap: f64, ops: u64) -> Option<f64> {
+        (self.window.overlap() >= min_overlap).then(|| ops as f64 / self.whole.as_secs_f64())
     }
 }
 

@@ -167,11 +167,8 @@ fn wall(
 /// One thread, and one context in each registry.
 fn one_context(plan: &Plan, report: &mut Report, file: &File, handle: Handle) {
     let (list, table) = (list_of(&[handle]), table_of(&[handle]));
-    let rounds = measure(
-        "a request, one context",
-        plan,
-        vec![requests("radix-ctx", file, &table), requests("list under RCU", file, &list)],
-    );
+    let rows = vec![requests("radix-ctx", file, &table), requests("list under RCU", file, &list)];
+    let [rounds] = measure(["a request, one context"], plan, rows);
     report.show(&rounds);
     report.record("R10.one_context", rounds.time_ratio("radix-ctx", "list under RCU"));
 }
