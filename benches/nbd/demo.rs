@@ -13,6 +13,7 @@ use std::time::Duration;
 use harness::{Args, Targets, with_cpus};
 
 use self::client::DemoOptions;
+pub(crate) use self::client::connection::Connection;
 use crate::servers::{NAMES, Site};
 use crate::sides::Sides;
 

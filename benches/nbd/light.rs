@@ -9,27 +9,24 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use harness::{FioSide, Random, percentile, pin, thread_cpu_time};
 use nbd_protocol::wire::cmd;
-use nbd_protocol::{
-    ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply, ReplyContent, Request,
-};
+use nbd_protocol::{CommandFlags, HeaderStyle, Reply, ReplyContent, Request};
+
+use crate::demo::Connection;
 
 /// Bytes of a read.
 pub(crate) const BLOCK: usize = 4096;
-/// A server silent for this long is given up.
-const SILENCE: Duration = Duration::from_secs(10);
 /// Received at a time, at most: more than all replies in flight.
 const BUFFER: usize = 1 << 20;
 
 /// A connection with so many reads in flight.
 struct Client {
-    stream: UnixStream,
+    connection: Connection,
     blocks: u64,
     /// The block of each read in flight, and the time at which it was sent; a cookie is an index.
     flights: Vec<(u64, Instant)>,
@@ -42,13 +39,11 @@ struct Client {
 
 impl Client {
     fn open(socket: &Path, depth: usize) -> io::Result<Self> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        stream.set_write_timeout(Some(SILENCE))?;
-        let export = negotiate(&mut stream)?;
+        // One with an odd number asks for simple replies.
+        let connection = Connection::open(socket, depth, 1).map_err(bad)?;
         Ok(Self {
-            stream,
-            blocks: export.size / BLOCK as u64,
+            blocks: connection.export().size / BLOCK as u64,
+            connection,
             flights: vec![(0, Instant::now()); depth],
             free: (0..depth).collect(),
             requests: Vec::new(),
@@ -73,16 +68,18 @@ impl Client {
                     break;
                 };
                 self.flights[slot] = (block, now);
-                let request = read_of(slot as u64, block * BLOCK as u64);
+                let (flags, command) = (CommandFlags::NONE, cmd::READ);
+                let (cookie, offset) = (slot as u64, block * BLOCK as u64);
+                let request = Request { flags, command, cookie, offset, len: BLOCK as u64 };
                 let header = request.encode(HeaderStyle::Simple).map_err(bad)?;
                 self.requests.extend(header.as_slice());
             }
             // The requests in flight fit into the socket's buffer, so this never blocks.
-            self.stream.write_all(&self.requests)?;
+            self.connection.stream.write_all(&self.requests)?;
             if self.free.len() == self.flights.len() {
                 return Ok(());
             }
-            match self.stream.read(&mut self.received[self.have..]) {
+            match self.connection.stream.read(&mut self.received[self.have..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.have += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -120,46 +117,6 @@ impl Client {
         self.have -= at;
         Ok(())
     }
-
-    /// Says goodbye, and waits until the server has closed: it keeps nothing of this then.
-    fn close(mut self) -> io::Result<()> {
-        let command = cmd::DISC;
-        let request = Request { flags: CommandFlags::NONE, command, cookie: 0, offset: 0, len: 0 };
-        self.stream.write_all(request.encode(HeaderStyle::Simple).map_err(bad)?.as_slice())?;
-        match self.stream.read(&mut self.received) {
-            Ok(0) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
-            Ok(_) => Err(bad("bytes after the end")),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
-    let mut handshake = ClientHandshake::new("", HeaderStyle::Simple);
-    let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
-    loop {
-        let (used, step) = handshake.receive(&input, &mut output).map_err(bad)?;
-        input.drain(..used);
-        match step {
-            ClientStep::Connected(export) => return Ok(export),
-            ClientStep::More => {}
-            ClientStep::StartTls | ClientStep::Listed(_) => {
-                return Err(bad("an answer to nothing"));
-            }
-        }
-        stream.write_all(&output)?;
-        output.clear();
-        match stream.read(&mut piece)? {
-            0 => return Err(ErrorKind::UnexpectedEof.into()),
-            count => input.extend_from_slice(&piece[..count]),
-        }
-    }
-}
-
-fn read_of(cookie: u64, offset: u64) -> Request {
-    let (flags, command) = (CommandFlags::NONE, cmd::READ);
-    Request { flags, command, cookie, offset, len: BLOCK as u64 }
 }
 
 fn bad(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -185,7 +142,7 @@ pub(crate) fn warm(socket: &Path, image: &File, cpu: usize) -> io::Result<()> {
                 if bytes == there { Ok(()) } else { Err(bad(format!("block {block} differs"))) }
             },
         )?;
-        client.close()
+        client.connection.close().map_err(bad)
     })
 }
 
@@ -228,7 +185,7 @@ pub(crate) fn measure(
         })?;
         let took = start.elapsed().as_secs_f64();
         for client in clients {
-            client.close()?;
+            client.connection.close().map_err(bad)?;
         }
         let used: Duration = times.iter().map(|(_, used)| *used).sum();
         let times: Vec<f64> = times.into_iter().flat_map(|(times, _)| times).collect();

@@ -46,8 +46,8 @@ struct InFlight {
 
 /// One negotiated connection.
 #[derive(Debug)]
-pub(super) struct Connection {
-    stream: UnixStream,
+pub(crate) struct Connection {
+    pub(crate) stream: UnixStream,
     export: Connected,
     /// Most requests in flight.
     pub(super) depth: usize,
@@ -55,7 +55,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects to the default export; connections with an even number ask for structured replies.
-    pub(super) fn open(socket: &Path, depth: usize, number: usize) -> Result<Self, DemoError> {
+    pub(crate) fn open(socket: &Path, depth: usize, number: usize) -> Result<Self, DemoError> {
         let connect = |source| DemoError::Connect { path: socket.to_owned(), source };
         let mut stream = UnixStream::connect(socket).map_err(connect)?;
         stream.set_read_timeout(Some(SILENCE))?;
@@ -84,12 +84,12 @@ impl Connection {
     }
 
     /// Returns the server's description of the export.
-    pub(super) fn export(&self) -> &Connected {
+    pub(crate) fn export(&self) -> &Connected {
         &self.export
     }
 
     /// Sends a disconnect request. The server closes without a reply.
-    pub(super) fn close(mut self) -> Result<(), DemoError> {
+    pub(crate) fn close(mut self) -> Result<(), DemoError> {
         let (flags, command) = (CommandFlags::NONE, cmd::DISC);
         let request = Request { flags, command, cookie: 0, offset: 0, len: 0 };
         self.stream.write_all(encode(&request, self.export.style)?.as_slice())?;

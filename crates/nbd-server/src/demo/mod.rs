@@ -11,7 +11,7 @@
 //! One thread per connection, up to `depth` requests in flight on each; replies may come in any
 //! order. Every second connection negotiates structured replies.
 
-mod connection;
+pub(crate) mod connection;
 mod model;
 mod report;
 
