@@ -6,6 +6,7 @@
 //! round 2   C A B        the median over the rounds is the figure
 //! ```
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::stats::{Ratio, median, percentile, ratios};
@@ -131,6 +132,28 @@ impl Rounds {
         self.cases.iter().filter_map(|case| case.name.rsplit_once('/'))
     }
 
+    /// Millions of operations per second by number of threads, if there are more of these than 1 and 2.
+    fn by_threads(&self) -> Option<Table> {
+        let of = |case: &Measured| case.name.rsplit_once('/')?.1.parse::<usize>().ok();
+        let threads: BTreeSet<usize> = self.cases.iter().filter_map(of).collect();
+        if threads.len() < 3 {
+            return None;
+        }
+        let mut table = Table::new(format!("{}, Mop/s by threads", self.group), &threads);
+        table.bars = (0..threads.len()).collect();
+        for (name, _) in self.names() {
+            if table.rows.iter().all(|(row, _)| row != name) {
+                let throughput = |n: &usize| {
+                    let name = format!("{name}/{n}");
+                    let case = self.cases.iter().find(|case| case.name == name)?;
+                    median(&kept(&case.throughput)).map(|throughput| throughput / 1e6)
+                };
+                table.row(name, threads.iter().map(|n| number(throughput(n), 3)));
+            }
+        }
+        Some(table)
+    }
+
     /// Finds a case by its name, in which `/1` may be left out.
     ///
     /// A name that is not there is a slip of the bench's author: an answer of `None` would print it
@@ -170,7 +193,8 @@ impl fmt::Display for Rounds {
             let times = [ns(50.0), ns(10.0), ns(90.0), mops];
             table.row(&case.name, times.into_iter().chain(counts));
         }
-        table.fmt(f)
+        table.fmt(f)?;
+        self.by_threads().map_or(Ok(()), |table| table.fmt(f))
     }
 }
 

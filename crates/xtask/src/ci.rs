@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::process::{self, At, Cmd, Error, Result, read, write};
-use crate::workspace::{Scratch, Workspace, choose, packages};
+use crate::workspace::{Workspace, choose, packages, scratch};
 use crate::{lint, litmus, results, suites, tools};
 
 /// The name of a part, and what it does.
@@ -92,8 +92,8 @@ fn promised(ws: &Workspace, line: &str) -> Result<Cmd> {
 /// that the libraries can be published.
 fn adopt(ws: &Workspace) -> Result<()> {
     let crates = ws.libraries()?;
-    let scratch = Scratch::new("adopt")?;
-    let (dir, manifest) = (&scratch.path, scratch.path.join("Cargo.toml"));
+    let scratch = scratch()?;
+    let (dir, manifest) = (scratch.path(), scratch.path().join("Cargo.toml"));
     ws.cargo("init --quiet --vcs none --lib --name adopter").arg(dir).run()?;
     for package in &crates {
         let add = ws.cargo("add --quiet --offline --manifest-path").arg(&manifest);

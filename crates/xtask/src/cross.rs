@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use crate::debian::Debian;
 use crate::process::{At, Cmd, Error, Result, folder, write};
 use crate::tools::need;
-use crate::workspace::{Crate, Scratch, TestBinary, Workspace, packages};
+use crate::workspace::{Crate, TestBinary, Workspace, packages, scratch};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian's cross packages have the libraries of the target.
@@ -139,9 +139,9 @@ pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: Guest, seconds: u32
         Guest::X86_64 => ws.cargo("test --locked --lib --tests").args(packages(crates)),
     };
     let binaries = TestBinary::build(cargo)?;
-    let scratch = Scratch::new("guest")?;
-    let archive = file_system(ws, &machine, &scratch.path, &binaries, seconds)?;
-    let said = boot(ws, &machine, &scratch.path, &archive)?;
+    let scratch = scratch()?;
+    let archive = file_system(ws, &machine, scratch.path(), &binaries, seconds)?;
+    let said = boot(ws, &machine, scratch.path(), &archive)?;
     print!("{said}");
     if said.contains("guest: FAILED") || !said.contains("guest: END") {
         return Err(Error::new("a test failed in the guest, or the guest did not reach its end"));

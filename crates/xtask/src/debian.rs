@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use crate::process::{Cmd, Error, Result, folder, read, write};
-use crate::workspace::{Scratch, Workspace, files};
+use crate::workspace::{Workspace, files, scratch};
 
 /// The packages of an architecture, and of a suite: that of this machine if none is named.
 pub(crate) struct Debian<'a> {
@@ -89,10 +89,10 @@ impl<'a> Debian<'a> {
         if mark.exists() {
             return Ok(());
         }
-        let scratch = Scratch::new("package")?;
+        let scratch = scratch()?;
         let download = self.apt("apt-get")?.words("download -qq").arg(package);
-        download.dir(&scratch.path).run()?;
-        for file in files(&scratch.path, "deb") {
+        download.dir(scratch.path()).run()?;
+        for file in files(scratch.path(), "deb") {
             self.ws.cmd("dpkg-deb").arg("--extract").arg(file).arg(into).run()?;
         }
         write(mark, "")

@@ -3,7 +3,8 @@
 //! A module is a file. A file imports another if it has a `use` line or a path that leads to an item
 //! of the other. Names are followed through re-exports to the file that defines them. Declaring a
 //! module and re-exporting its items is no import; using them is. Code under `cfg(test)` is left
-//! out. Imports that only the expansion of a macro has, and methods, which need no path, are not seen.
+//! out. Imports that only the expansion of a macro has, methods, which need no path, and imports of all names
+//! of a module, of which there are none outside of tests, are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -150,14 +151,6 @@ impl Names {
             self.uses.push(Use { path, bound, public, line });
         }
     }
-
-    /// Returns the names that are used here and that no item and no `use` line of this module has.
-    fn unbound(&self) -> impl Iterator<Item = &(Vec<String>, usize)> {
-        self.paths.iter().filter(|(path, _)| {
-            let bound = self.uses.iter().any(|each| each.bound == path[0]);
-            !bound && !self.items.contains(&path[0])
-        })
-    }
 }
 
 /// The item that a path leads to.
@@ -196,16 +189,7 @@ impl Tree {
                 }
             };
             for each in names.uses.iter().filter(|each| !each.public) {
-                let found = self.resolve(module, &each.path, 0);
-                if each.bound != "*" {
-                    add(found, each.line, each.path.last());
-                    continue;
-                }
-                for from in found.into_iter().filter_map(Found::module) {
-                    for (path, line) in names.unbound() {
-                        add(self.lookup(from, &path[0], 0), *line, path.first());
-                    }
-                }
+                add(self.resolve(module, &each.path, 0), each.line, each.path.last());
             }
             for (path, line) in &names.paths {
                 add(self.resolve(module, path, 0), *line, path.last());
@@ -216,24 +200,20 @@ impl Tree {
 
     /// Returns what a path in `module` leads to; nothing if that is in another crate.
     fn resolve(&self, module: usize, path: &[String], depth: usize) -> BTreeSet<Found> {
-        let Some((first, rest)) = path.split_first() else { return BTreeSet::new() };
-        let mut found = match first.as_str() {
-            "crate" => BTreeSet::from([Found::Module(0)]),
-            "self" => BTreeSet::from([Found::Module(module)]),
-            "super" => BTreeSet::from([Found::Module(self.modules[module].parent)]),
-            name => self.lookup(module, name, depth + 1),
-        };
-        for name in rest {
+        let mut found = BTreeSet::from([Found::Module(module)]);
+        for (at, name) in path.iter().enumerate() {
             let modules: Vec<usize> = found.iter().copied().filter_map(Found::module).collect();
             if modules.is_empty() {
                 break; // a variant, or a function of a type
             }
             let inside = |module: &usize| match name.as_str() {
+                "crate" => BTreeSet::from([Found::Module(0)]),
+                "self" => BTreeSet::from([Found::Module(*module)]),
                 "super" => BTreeSet::from([Found::Module(self.modules[*module].parent)]),
                 name => self.lookup(*module, name, depth + 1),
             };
             found = modules.iter().flat_map(inside).collect();
-            if found.is_empty() {
+            if found.is_empty() && at > 0 {
                 found.extend(modules.into_iter().map(Found::Item)); // an item that a macro defines
             }
         }
@@ -303,7 +283,7 @@ fn groups<'a>(files: &BTreeSet<&'a str>, edges: &Edges) -> BTreeSet<Vec<&'a str>
 mod tests {
     use super::*;
     use crate::process::write;
-    use crate::workspace::Scratch;
+    use crate::workspace::scratch;
 
     #[test]
     fn names_are_followed_to_the_file_that_defines_them() {
@@ -323,11 +303,11 @@ mod tests {
                 "use crate::A;\nuse crate::a::Renamed;\nfn b() { crate::D::V; mac!(super::a::other::O); }\n",
             ),
         ];
-        let scratch = Scratch::new("layers").unwrap();
+        let scratch = scratch().unwrap();
         for (path, text) in files {
-            write(scratch.path.join(path), text).unwrap();
+            write(scratch.path().join(path), text).unwrap();
         }
-        let tree = Tree::read(scratch.path.join("lib.rs")).unwrap();
+        let tree = Tree::read(scratch.path().join("lib.rs")).unwrap();
         let shown = |((from, to), lines): ((String, String), BTreeSet<(usize, String)>)| {
             lines.into_iter().map(move |(line, item)| format!("{from} -> {to}: {line} {item}"))
         };

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::debian::Debian;
 use crate::process::{self, Cmd, Error, Result, read, write};
-use crate::workspace::{Scratch, Workspace, choose, files, is_command, stem};
+use crate::workspace::{Workspace, choose, files, is_command, scratch, stem};
 
 /// Checks the tests with these names, or all if no name is given. With `bless`, writes the files
 /// of the expected verdicts instead of comparing them.
@@ -241,14 +241,14 @@ fn weakened(line: &str) -> Vec<(String, String)> {
 
 /// Returns herd7's verdict of each program of a test.
 fn verdicts(ws: &Workspace, name: &str, programs: &[Program]) -> Result<Vec<&'static str>> {
-    let folder = Scratch::new(&format!("litmus-{name}"))?;
-    let log = folder.path.join("log");
+    let folder = scratch()?;
+    let log = folder.path().join("log");
     let herd = match unpacked(ws) {
         Some(cmd) if !is_command("herd7") => cmd,
         _ => ws.cmd("herd7"),
     };
     let model = ws.root.join("litmus");
-    let mut cmd = herd.dir(&folder.path).limit(Duration::from_secs(120)).log(&log);
+    let mut cmd = herd.dir(folder.path()).limit(Duration::from_secs(120)).log(&log);
     // Assembly has the model of its architecture, which herd7 ships.
     let language = programs[0].text.split(' ').next().unwrap_or_default();
     if language == "C" {
@@ -261,7 +261,7 @@ fn verdicts(ws: &Workspace, name: &str, programs: &[Program]) -> Result<Vec<&'st
     for (number, program) in programs.iter().enumerate() {
         let (_, body) = program.text.split_once('\n').unwrap_or_default();
         write(
-            folder.path.join(format!("{number}.litmus")),
+            folder.path().join(format!("{number}.litmus")),
             format!("{language} program-{number}\n{body}"),
         )?;
         cmd = cmd.arg(format!("{number}.litmus"));

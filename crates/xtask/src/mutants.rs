@@ -9,7 +9,7 @@
 //!
 //! A survivor is a bug that no test sees, or a change that is no bug; a reader decides.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -155,8 +155,7 @@ pub(crate) fn unlabelled(ws: &Workspace, crates: &[Crate]) -> Result<()> {
         let dir = copy.root.join("crates").join(&package.name);
         let facade = if package.name == "sync" { "crate" } else { "offlock_sync" };
         let mut labels = Vec::new();
-        let found = orderings(&dir)?;
-        for (file, sites) in &found {
+        for (file, Finder { sites, .. }) in &orderings(&dir)? {
             let mut text = read(file)?;
             let shown = file.strip_prefix(&dir).unwrap_or(file).display();
             for Site { bytes, line, weaker } in sites.iter().rev() {
@@ -212,26 +211,16 @@ struct Site {
     weaker: &'static [&'static str],
 }
 
-/// Returns the sites of each file of a crate, in order, without code for tests and for model checkers.
-fn orderings(package: &Path) -> Result<Vec<(PathBuf, Vec<Site>)>> {
-    let mut all: Vec<(PathBuf, Vec<Site>)> = Vec::new();
-    visit_sources(package, |file, finder| match all.iter_mut().find(|(known, _)| known == file) {
-        Some((_, sites)) => sites.extend(finder.sites),
-        None => all.push((file.to_path_buf(), finder.sites)),
-    })?;
-    all.iter_mut().for_each(|(_, sites)| sites.sort_by_key(|site| site.bytes.start));
-    all.retain(|(_, sites)| !sites.is_empty());
-    Ok(all)
-}
-
-fn visit_sources(package: &Path, mut with: impl FnMut(&Path, Finder)) -> Result<()> {
+/// Returns what the files of a crate have, without code for tests and for model checkers.
+fn orderings(package: &Path) -> Result<BTreeMap<PathBuf, Finder>> {
+    let mut all = BTreeMap::<PathBuf, Finder>::new();
     for module in source::modules(&package.join("src/lib.rs"), is_test_or_model)? {
         let name = stem(&module.file);
         let is_model = module.file.parent().is_some_and(|folder| folder.ends_with("src/models"));
         if is_model || name.ends_with("_tests") || name == "model" || name == "planted" {
             continue; // for tests, or for model checkers, which its own name, but no `cfg`, tells of
         }
-        let mut finder = Finder::default();
+        let finder = all.entry(module.file).or_default();
         for item in module.items {
             let is_code =
                 ["fn", "const", "static", "trait", "impl"].iter().any(|word| item.is(word));
@@ -242,9 +231,9 @@ fn visit_sources(package: &Path, mut with: impl FnMut(&Path, Finder)) -> Result<
                 finder.walk(&source::without_attributes(item.tokens, is_test_or_model));
             }
         }
-        with(&module.file, finder);
     }
-    Ok(())
+    all.values_mut().for_each(|finder| finder.sites.sort_by_key(|site| site.bytes.start));
+    Ok(all)
 }
 
 #[derive(Default)]
@@ -337,8 +326,6 @@ impl Finder {
 /// its name.
 #[cfg(test)]
 mod tables {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     const HEADING: &str = "## What checks each ordering and fence";
@@ -369,10 +356,11 @@ mod tables {
             let text = read(package.dir.join("INVARIANTS.md")).unwrap();
             let rows = table(&text);
             let sources = package.dir.join("src");
-            let sites = orderings(&package.dir).unwrap();
+            let found = orderings(&package.dir).unwrap();
             let name = |file: &Path| file.strip_prefix(&sources).unwrap().display().to_string();
+            let with_sites = found.iter().filter(|(_, finder)| !finder.sites.is_empty());
             let there: BTreeMap<String, usize> =
-                sites.iter().map(|(file, sites)| (name(file), sites.len())).collect();
+                with_sites.map(|(file, finder)| (name(file), finder.sites.len())).collect();
             let mut told = BTreeMap::new();
             for (file, count) in
                 rows.iter().flat_map(|row| &row[1..]).flat_map(|cell| counted(cell))
@@ -382,10 +370,9 @@ mod tables {
             if told != there {
                 wrong.push(format!("{}: {told:?}, and the sources have {there:?}", package.name));
             }
-            let mut labels = BTreeSet::new();
-            visit_sources(&package.dir, |_, finder| labels.extend(finder.labels)).unwrap();
+            let labels: BTreeSet<&String> = found.values().flat_map(|f| &f.labels).collect();
             let named: BTreeSet<&str> = rows.iter().flat_map(|row| row[1].split(", ")).collect();
-            for label in labels.iter().filter(|label| !named.contains(&***label)) {
+            for label in labels.iter().filter(|label| !named.contains(label.as_str())) {
                 wrong.push(format!("{}: no row has the label {label}", package.name));
             }
             for row in rows.iter().filter(|row| row.len() == 5) {

@@ -72,8 +72,8 @@ pub(crate) fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) -> Result<()
 
 /// A command that prints itself, runs in a process group of its own, and reads nothing.
 ///
-/// `timeout` leads the group: it ends all of it when the time of the command is over. It gets SIGTERM, which it
-/// passes on to the group, when this program ends, by a signal or otherwise.
+/// `timeout` leads the group: it kills all of it, itself as well, when the time of the command is over. It gets
+/// SIGTERM, which it passes on to the group, when this program ends, by a signal or otherwise.
 pub(crate) struct Cmd {
     words: Vec<OsString>,
     /// Holds the settings; started by way of `timeout`.
@@ -87,7 +87,7 @@ pub(crate) struct Cmd {
 impl Cmd {
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Cmd {
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "TERM", "timeout", "--kill-after=10"]).stdin(Stdio::null());
+        command.args(["--pdeathsig", "TERM", "timeout", "--signal=KILL"]).stdin(Stdio::null());
         let words = vec![program.as_ref().into()];
         Cmd { words, command, shown: String::from("+"), log: None, limit: None }
     }
@@ -181,9 +181,6 @@ impl Cmd {
         }
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
-            // `timeout` has ended with its own child: what that one started may ignore SIGTERM.
-            let kill = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
-            let _ = Command::new("sh").arg("-c").arg(kill).status();
             let seconds = began.elapsed().as_secs();
             let message =
                 format!("{} was ended after {seconds} seconds, its time was over", name.display());
@@ -270,7 +267,7 @@ fn quote(said: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::Scratch;
+    use crate::workspace::scratch;
 
     fn sh(script: &str) -> Cmd {
         Cmd::new("sh").arg("-c").arg(script)
@@ -289,14 +286,14 @@ mod tests {
 
     #[test]
     fn a_command_past_its_time_ends_with_its_descendants() {
-        // One in the background ignores SIGTERM, which ends the shell.
+        // One in the background ignores SIGTERM.
         let script = "(trap '' TERM; sleep 301) & echo $! >pid.new; mv pid.new pid; wait";
-        let scratch = Scratch::new("limit").unwrap();
+        let scratch = scratch().unwrap();
         // On a busy machine the shell may need longer than the limit until it has written the file.
         let pid = (0..6).find_map(|attempt| {
-            let limited = sh(script).dir(&scratch.path).limit(Duration::from_secs(1 << attempt));
+            let limited = sh(script).dir(scratch.path()).limit(Duration::from_secs(1 << attempt));
             assert_eq!(limited.output().unwrap_err().status(), 124);
-            read(scratch.path.join("pid")).ok()
+            read(scratch.path().join("pid")).ok()
         });
         let stat = format!("/proc/{}/stat", pid.expect("the shell writes the file").trim());
         // It has ended, whether or not a parent has waited for it.

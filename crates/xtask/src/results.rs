@@ -50,13 +50,12 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
         let _ = write!(printed, "\n## {name}\n\n{said}");
     }
     if let Some(page) = page {
-        let peers =
-            peers(&read(ws.root.join("benches/Cargo.toml"))?, &read(ws.root.join("Cargo.lock"))?);
-        let (text, pictures) = results_page(&printed, &peers);
-        write(page, text)?;
-        for (name, picture) in pictures {
-            write(page.with_extension("").join(name), picture)?;
-        }
+        let intro = format!(
+            "# Results\n\nWritten by `cargo xtask benches --results`. The peers: {}. Programs print their \
+             versions below.",
+            peers(ws)?
+        );
+        write_page(page, &intro, &printed)?;
     }
     if failed.is_empty() {
         Ok(())
@@ -65,29 +64,26 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
     }
 }
 
-/// Returns the dependencies that a manifest pins, each with its version in a lock file.
-fn peers(manifest: &str, lock: &str) -> String {
+/// Returns the dependencies that the manifest of the benches pins, each with its version.
+fn peers(ws: &Workspace) -> Result<String> {
+    let manifest = read(ws.root.join("benches/Cargo.toml"))?;
     let pinned = manifest.lines().filter(|line| line.contains("\"=") || line.contains("\"~"));
-    let peers = pinned.filter_map(|line| {
-        let (name, rest) = line.split_once(" =")?;
-        let wanted = rest
-            .split(['=', '~'])
-            .find_map(|part| Some(part).filter(|part| part.starts_with(char::is_numeric)))?;
-        let wanted = wanted.split('"').next()?;
-        // A dependency may have another version of the same package.
-        let head = format!("name = \"{name}\"\nversion = \"");
-        let version = lock.split(&*head).skip(1).find(|version| version.starts_with(wanted))?;
-        Some(format!("{name} {}", version.split('"').next()?))
-    });
-    peers.collect::<Vec<_>>().join(", ")
+    let names: Vec<&str> = pinned.filter_map(|line| Some(line.split_once(" =")?.0)).collect();
+    let tree =
+        ws.cargo("tree --package benches --depth 1 --prefix none --all-features").output()?;
+    let is_peer = |line: &&str| names.contains(&line.split(' ').next().unwrap_or_default());
+    let peers = tree.lines().filter(is_peer).map(|line| line.trim_end_matches(" (*)"));
+    Ok(peers.collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the page: the targets, missed ones first; the rows that a peer wins; and all tables. And the
-/// pictures of the tables that ask for one by a comment `<!-- bars 0 2 -->` with the numbers of columns.
-fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
+/// Writes a page of what benches have printed: the targets, missed ones first; the rows that a peer wins; and all
+/// tables. And, beside it, the pictures of the tables that ask for one by a comment `<!-- bars 0 2 -->` with the
+/// numbers of columns.
+pub(crate) fn write_page(page: &Path, intro: &str, printed: &str) -> Result<()> {
+    let folder = page.with_extension("");
     let (mut short, mut holds, mut lost, mut tables) =
         (String::new(), String::new(), String::new(), String::new());
-    let (mut table, mut pictures) = (Vec::new(), Vec::new());
+    let (mut table, mut pictures) = (Vec::new(), 0);
     for line in printed.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         if let ["TARGET", id, "measured", measured, "bound", bound, verdict, spread @ ..] =
@@ -100,9 +96,11 @@ fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
             let _ = writeln!(lost, "- {row}");
         } else if let ["<!--", "bars", columns @ .., "-->"] = &words[..] {
             let columns: Vec<usize> = columns.iter().filter_map(|at| at.parse().ok()).collect();
-            let name = format!("{}.svg", pictures.len() + 1);
-            let _ = writeln!(tables, "![The table as bars](RESULTS/{name})");
-            pictures.push((name, bars(&table, &columns, words.contains(&"by-row"))));
+            pictures += 1;
+            let name = format!("{pictures}.svg");
+            let beside = folder.file_name().unwrap_or_default().to_string_lossy();
+            let _ = writeln!(tables, "![The table as bars]({beside}/{name})");
+            write(folder.join(name), bars(&table, &columns, words.contains(&"by-row")))?;
         } else {
             if line.starts_with("|-") {
                 table.drain(..table.len().saturating_sub(1)); // a table before this one
@@ -115,17 +113,16 @@ fn results_page(printed: &str, peers: &str) -> (String, Vec<(String, String)>) {
         }
     }
     let heading = "| target | measured | bound | | rounds |\n|---|---|---|---|---|";
-    let page = format!(
-        "# Results\n\nWritten by `cargo xtask benches --results`. Missed targets come first.\n\n\
-         {heading}\n{short}{holds}\n## Rows that a peer wins\n\n{lost}\n\
-         The peers: {peers}. Programs print their versions below.\n{tables}"
+    let text = format!(
+        "{intro} Missed targets come first.\n\n{heading}\n{short}{holds}\n## Rows that a peer wins\n\n\
+         {lost}\n{tables}"
     );
-    (page, pictures)
+    write(page, text)
 }
 
 /// Draws columns of a table: a bar for each number, on a scale for each row or for all, by their logarithms if
 /// they differ a thousandfold. The first row has the headings.
-pub(crate) fn bars(table: &[Vec<&str>], columns: &[usize], by_row: bool) -> String {
+fn bars(table: &[Vec<&str>], columns: &[usize], by_row: bool) -> String {
     const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-weight:600}\
         .c0{fill:#2a78d6}.c1{fill:#c9793f}.c2{fill:#2e915c}.c3{fill:#8c959f}\
         @media(prefers-color-scheme:dark){text{fill:#9198a1}}";

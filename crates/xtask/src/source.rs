@@ -137,20 +137,10 @@ impl Item {
 
     /// Returns the name of what the item defines; of an `impl` or a `use`, none.
     pub(crate) fn name(&self) -> Option<String> {
-        const KEYWORDS: [&str; 10] = [
-            "mod",
-            "fn",
-            "struct",
-            "enum",
-            "union",
-            "trait",
-            "type",
-            "const",
-            "static",
-            "macro_rules",
-        ];
+        const KEYWORDS: &str = "mod fn struct enum union trait type const static macro_rules";
+        let is_keyword = |word: &String| KEYWORDS.split(' ').any(|keyword| keyword == word);
         let mut words = self.words();
-        words.next().filter(|word| KEYWORDS.contains(&&**word)).and_then(|_| words.next())
+        words.next().filter(is_keyword).and_then(|_| words.next())
     }
 
     /// Returns whether every crate can use it: `pub` without parentheses.

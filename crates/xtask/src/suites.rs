@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 
 use crate::process::{self, Cmd, Error, Result, folder, logged, read};
-use crate::workspace::{Crate, Scratch, TestBinary, Workspace, choose, files, packages, stem};
+use crate::workspace::{Crate, TestBinary, Workspace, choose, files, packages, scratch, stem};
 
 /// A model checker.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -89,8 +89,8 @@ pub(crate) fn models(
             }
         }
         any |= !built.is_empty();
-        let logs = Scratch::new("models")?;
-        process::each(&built, |binary| logged(&logs.path, cmd(binary)))?;
+        let logs = scratch()?;
+        process::each(&built, |binary| logged(logs.path(), cmd(binary)))?;
     }
     if any { Ok(()) } else { Err(Error::new(format!("no model matches {}", filter.join(" ")))) }
 }
@@ -261,21 +261,21 @@ pub(crate) fn fuzz(ws: &Workspace, names: &[String], seconds: u32) -> Result<()>
     let mut targets = fuzz_targets(ws);
     choose(&mut targets, names, "fuzz target", |target, name| target == name)?;
     let build = cargo_fuzz(ws).arg("build");
-    let scratch = Scratch::new("fuzz")?;
+    let scratch = scratch()?;
     if let [only] = &targets[..] {
         build.arg(only).run()?;
-        return fuzz_command(ws, only, seconds.into(), &scratch)?.run();
+        return fuzz_command(ws, only, seconds.into(), scratch.path())?.run();
     }
     build.run()?;
     process::each(&targets, |target| {
-        logged(&scratch.path, fuzz_command(ws, target, seconds.into(), &scratch)?)
+        logged(scratch.path(), fuzz_command(ws, target, seconds.into(), scratch.path())?)
     })
 }
 
 /// The command that runs one target. What it finds goes below `scratch`: libFuzzer writes new inputs to the
 /// first folder, and the committed corpus is only read.
-fn fuzz_command(ws: &Workspace, target: &str, seconds: u64, scratch: &Scratch) -> Result<Cmd> {
-    let found = scratch.path.join(format!("found-by-{target}"));
+fn fuzz_command(ws: &Workspace, target: &str, seconds: u64, scratch: &Path) -> Result<Cmd> {
+    let found = scratch.join(format!("found-by-{target}"));
     let corpus = ws.root.join("fuzz/corpus").join(target);
     folder(&found)?;
     folder(&corpus)?;

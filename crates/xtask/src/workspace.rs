@@ -7,6 +7,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use tempfile::TempDir;
+
 use crate::process::{At, Cmd, Error, Result, folder, read, write};
 
 /// The folder and the settings with which commands run.
@@ -263,25 +265,9 @@ fn value(json: &str, key: &str) -> Option<String> {
     rest.split_once('"').map(|(value, _)| value.to_string())
 }
 
-/// A folder for temporary files, outside the workspace, which is removed when this is dropped.
-pub(crate) struct Scratch {
-    pub(crate) path: PathBuf,
-}
-
-impl Scratch {
-    /// Creates the folder. `name` is different for each one that this process has at a time.
-    pub(crate) fn new(name: &str) -> Result<Scratch> {
-        let path = env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path); // of an earlier process with the same id
-        folder(&path)?;
-        Ok(Scratch { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
+/// Creates a folder for temporary files, outside the workspace, which is removed when this is dropped.
+pub(crate) fn scratch() -> Result<TempDir> {
+    tempfile::tempdir().at(env::temp_dir())
 }
 
 /// Every file below a folder whose name has this extension, sorted.
