@@ -150,36 +150,22 @@ fn simulate(service: Service, work: u64, mode: ReapMode, requests: u64) -> io::R
     })
 }
 
+/// Throughput and times, off and on, beside [`PUBLISHED_TIMES`].
 fn print_tables(of: &str, pair: &[Simulated; 2]) {
     let reaped = reaped(of, pair.each_ref().map(|mode| Some(&mode.stats.reap_sizes)));
-    let mut times = times(
-        of,
-        pair.each_ref().map(|mode| {
-            let Simulated { throughput, mean, p99, p9999, .. } = *mode;
-            [throughput, mean, p99, p9999]
-        }),
-    );
-    times.columns.extend(["requests/s".into(), "in kernel, us".into()]);
-    for ((mode, published), at) in pair.iter().zip(PUBLISHED_RATE).zip([0, 2]) {
-        let kernel = Some(mode.in_device);
-        times.rows[at].1.extend([number(Some(mode.rate), 0), number(kernel, 1)]);
-        times.rows[at + 1].1.push(number(Some(published), 0));
+    let columns = ["MiB/s", "mean, us", "p99", "p99.99", "requests/s", "in kernel, us"];
+    let mut times = Table::new(of, columns);
+    times.bars = vec![1, 2, 3];
+    let published = PUBLISHED_TIMES.into_iter().zip(PUBLISHED_RATE);
+    for ((name, mode), (of_times, rate)) in ["off", "on"].into_iter().zip(pair).zip(published) {
+        let Simulated { throughput, mean, p99, p9999, rate: measured, in_device, .. } = *mode;
+        let row = |times: [f64; 4], rate| {
+            let times = times.map(|value| number(Some(value), 1));
+            times.into_iter().chain([number(Some(rate), 0)])
+        };
+        let kernel = number(Some(in_device), 1);
+        times.row(name, row([throughput, mean, p99, p9999], measured).chain([kernel]));
+        times.row(format!("{name}, published"), row(of_times, rate));
     }
     print!("{reaped}{times}");
-}
-
-/// Throughput and times, off and on: as [`PUBLISHED_TIMES`].
-fn times(of: &str, measured: [[f64; 4]; 2]) -> Table {
-    let columns = ["MiB/s", "mean, us", "p99", "p99.99"];
-    let mut table = Table::new(of, columns);
-    table.bars = vec![1, 2, 3];
-    for ((name, measured), published) in
-        ["off", "on"].into_iter().zip(measured).zip(PUBLISHED_TIMES)
-    {
-        for (name, row) in [(name.to_string(), measured), (format!("{name}, published"), published)]
-        {
-            table.row(name, row.map(|value| number(Some(value), 1)));
-        }
-    }
-    table
 }

@@ -17,8 +17,8 @@
 
 mod alloc;
 mod back;
+mod beside;
 mod hit;
-mod hung;
 mod keys;
 mod mix;
 mod once;
@@ -28,7 +28,6 @@ mod peers;
 mod pread;
 mod ratio;
 mod replay;
-mod slow;
 
 use std::error::Error;
 
@@ -48,13 +47,13 @@ const FAMILIES: &[Family] = &[
     ("B5 mix", mix::run),
     ("B5 B12 dirty", mix::run_dirty),
     ("B5 replay", replay::run),
-    ("B6 slow", slow::run),
+    ("B6 slow", beside::run_slow),
     ("B7 once", once::run),
     ("B8 ratio", ratio::run),
     ("B11 patterns", ratio::run_patterns),
     ("B9 pread", pread::run),
     ("B12 write-back", back::run),
-    ("B13 hung", hung::run),
+    ("B13 hung", beside::run_hung),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

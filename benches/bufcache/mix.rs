@@ -8,7 +8,6 @@
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache};
 use harness::timed::{Row, measure};
@@ -110,7 +109,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
 /// Misses that write their page, so that each evicted page is written to a device that takes no time.
 pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let cache = Cache::builder(FULL * PAGE).dirty_limits(100, 100).build().expect(OPEN);
-    let device = cache.attach(Numbers(Duration::ZERO)).expect(OPEN);
+    let device = cache.attach(Numbers).expect(OPEN);
     let mut new = 0;
     let ours = Row::new(Ours::NAME, move || {
         for _ in 0..BATCH {
@@ -122,7 +121,6 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let mut new = 0;
     // The thread that inserts a page writes the evicted page to the device.
     let room = NonZeroUsize::new(FULL).expect("room for a page");
-    let device = Numbers(Duration::ZERO);
     let mut map = LruCache::<u64, Box<[u8]>, _>::with_hasher(room, FxBuildHasher);
     let lru = Row::new("LruCache", move || {
         for _ in 0..BATCH {
@@ -130,7 +128,7 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
             let mut page = vec![0; PAGE].into_boxed_slice();
             fill(new, &mut page);
             if let Some((number, old)) = map.push(new, page) {
-                device.write(number * PAGE as u64, &old).expect(OPEN);
+                Numbers.write(number * PAGE as u64, &old).expect(OPEN);
             }
         }
         BATCH

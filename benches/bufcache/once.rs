@@ -1,10 +1,11 @@
 //! B7: threads that miss one page at once.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
 use bufcache::Cache;
+use bufcache_test::{Fault, FaultDevice, Operation};
 use harness::{Plan, Report};
 
 use crate::ours::{Numbers, OPEN};
@@ -18,7 +19,9 @@ const READ: Duration = Duration::from_micros(200);
 
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     let cache = Cache::new(2 * PAGES as usize * PAGE).expect(OPEN);
-    let device = cache.attach(Numbers(READ)).expect(OPEN);
+    let numbers = Arc::new(FaultDevice::new(Numbers));
+    numbers.inject(Operation::Read, .., Fault::Delay(READ));
+    let device = cache.attach(Arc::clone(&numbers)).expect(OPEN);
     let barrier = Barrier::new(THREADS);
     thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -31,7 +34,7 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
         }
     });
     let stats = cache.stats();
-    let reads = stats.reads as f64 / PAGES as f64;
+    let reads = numbers.count(Operation::Read) as f64 / PAGES as f64;
     println!("- {THREADS} threads, {PAGES} pages: {reads} reads a page; {stats}");
     report.record("B7.reads_per_8_missers.n", Some(reads));
 }

@@ -10,22 +10,16 @@ use harness::{Plan, percentile};
 
 use crate::pages::{PAGE, Pages, fill, word};
 
-/// A device of which each page says its number: nothing is stored. A read spins until this time is over; a write
-/// takes none.
-pub(crate) struct Numbers(pub(crate) Duration);
+/// A device of which each page says its number: nothing is stored.
+pub(crate) struct Numbers;
 
 impl BlockDevice for Numbers {
-    /// More pages than anything here asks for.
     fn len(&self) -> u64 {
-        1 << 47
+        MANY
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let start = (self.0 > Duration::ZERO).then(Instant::now);
         fill(offset / PAGE as u64, buf);
-        while start.is_some_and(|start| start.elapsed() < self.0) {
-            spin_loop();
-        }
         Ok(buf.len())
     }
 
@@ -38,6 +32,26 @@ impl BlockDevice for Numbers {
         Ok(())
     }
 }
+
+/// A device whose reads spin for this duration, and do nothing else.
+pub(crate) struct Slow(pub(crate) Duration);
+
+impl BlockDevice for Slow {
+    fn len(&self) -> u64 {
+        MANY
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let start = Instant::now();
+        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
+            spin_loop();
+        }
+        Ok(buf.len())
+    }
+}
+
+/// More bytes than anything here asks for.
+const MANY: u64 = 1 << 47;
 
 /// Returns this percentile of the nanoseconds that a get of each of these blocks takes.
 pub(crate) fn times(device: &Device, blocks: impl Iterator<Item = u64>, percent: f64) -> f64 {
@@ -80,7 +94,7 @@ impl Pages for Ours {
 
     fn new(room: usize) -> Self {
         let cache = Cache::new(room * PAGE).expect(OPEN);
-        let device = cache.attach(Numbers(Duration::ZERO)).expect(OPEN);
+        let device = cache.attach(Numbers).expect(OPEN);
         Self { device }
     }
 

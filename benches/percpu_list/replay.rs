@@ -60,19 +60,14 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("L3.mutex_list_2t.tput", worst);
 }
 
-/// A single list has no hits to count.
+/// Returns the counters of the list after all events, each on its CPU.
 fn hits(events: &[Event]) -> Option<Stats> {
-    let cpus = allowed_cpus().len();
-    if cpus < CPUS {
-        println!("# not measured: hits: recorded on {CPUS} CPUs, and this process has {cpus}");
+    let cpus = allowed_cpus();
+    if cpus.len() < CPUS {
+        let count = cpus.len();
+        println!("# not measured: hits: recorded on {CPUS} CPUs, and this process has {count}");
         return None;
     }
-    Some(sequentially(events))
-}
-
-/// Returns the counters of the list after all events, each on its CPU.
-fn sequentially(events: &[Event]) -> Stats {
-    let cpus = allowed_cpus();
     let replay = || {
         let registry = Owning::new();
         let mut open: Vec<_> = (0..files(events)).map(|_| None).collect();
@@ -92,7 +87,7 @@ fn sequentially(events: &[Event]) -> Stats {
         }
         registry.0.stats() // before the files that are still open are removed
     };
-    thread::scope(|scope| scope.spawn(replay).join().expect("a replay that ends"))
+    Some(thread::scope(|scope| scope.spawn(replay).join().expect("a replay that ends")))
 }
 
 fn files(events: &[Event]) -> usize {

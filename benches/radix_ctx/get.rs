@@ -23,14 +23,6 @@ const VEC: &str = <Slots<Value> as Map<Value>>::NAME;
 /// A million lookups take their time: this many at once.
 const MANY: u64 = 1 << 17;
 
-pub(crate) fn run_1(plan: &Plan, report: &mut Report) {
-    small(plan, report, "get, 1 entry", 1);
-}
-
-pub(crate) fn run_16(plan: &Plan, report: &mut Report) {
-    small(plan, report, "get, 16 entries", 16);
-}
-
 pub(crate) fn run_512(plan: &Plan, report: &mut Report) {
     let rounds = small(plan, report, "get, 512 entries", 512);
     report.record("R1.hashindex@512", rounds.time_ratio(OURS, INDEX));
@@ -68,7 +60,7 @@ pub(crate) fn run_1m(plan: &Plan, report: &mut Report) {
 }
 
 /// Rows of a table that the cache of a CPU holds.
-fn small(plan: &Plan, report: &mut Report, name: &str, n: usize) -> Rounds {
+pub(crate) fn small(plan: &Plan, report: &mut Report, name: &str, n: usize) -> Rounds {
     let rounds = group(plan, report, name, n);
     report.record(&format!("R1.papaya@{n}"), rounds.time_ratio(OURS, PAPAYA));
     rounds

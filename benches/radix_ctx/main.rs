@@ -29,15 +29,15 @@ use std::error::Error;
 use harness::Family;
 
 const FAMILIES: &[Family] = &[
-    ("R1 get 1", get::run_1),
-    ("R1 get 16", get::run_16),
+    ("R1 get 1", |plan, report| drop(get::small(plan, report, "get, 1 entry", 1))),
+    ("R1 get 16", |plan, report| drop(get::small(plan, report, "get, 16 entries", 16))),
     ("R1 R4 get 512", get::run_512),
     ("R2 R4 get 64k", get::run_64k),
     ("R3 R4 get 1M", get::run_1m),
     ("R5 reference", reference::run),
     ("R6 write", write::run),
-    ("R7 mix 95/5", mix::run_95),
-    ("R7 mix 50/50", mix::run_50),
+    ("R7 mix 95/5", |plan, report| mix::run(plan, report, 95)),
+    ("R7 mix 50/50", |plan, report| mix::run(plan, report, 50)),
     ("R8 walk", iterate::run),
     ("R9 memory", memory::run),
     ("R10 seed", seed::run),

@@ -107,15 +107,8 @@ impl Writer {
     }
 }
 
-pub(crate) fn run_95(plan: &Plan, report: &mut Report) {
-    run(plan, report, 95);
-}
-
-pub(crate) fn run_50(plan: &Plan, report: &mut Report) {
-    run(plan, report, 50);
-}
-
-fn run(plan: &Plan, report: &mut Report, reads: u64) {
+/// So many reads in 100 operations.
+pub(crate) fn run(plan: &Plan, report: &mut Report, reads: u64) {
     let mix = format!("{reads}_{}", 100 - reads);
     let rounds = Group::new(&format!("{reads}/{} reads/writes, 64k", 100 - reads))
         .case(Shared::<Ctx<Value>>::case(reads))

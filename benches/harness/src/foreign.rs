@@ -30,11 +30,8 @@ impl Foreign {
     pub fn share(&self) -> io::Result<f64> {
         // USER_HZ, the unit of these files, is 100 on every architecture of Linux but Alpha.
         let available = self.start.elapsed().as_secs_f64() * 100.0 * self.cpus.len() as f64;
-        Ok((self.ticks()? as f64 / available).clamp(0.0, 1.0))
-    }
-
-    fn ticks(&self) -> io::Result<i64> {
-        Ok(foreign_ticks(&self.cpus, &self.pids)? - self.ticks)
+        let ticks = foreign_ticks(&self.cpus, &self.pids)? - self.ticks;
+        Ok((ticks as f64 / available).clamp(0.0, 1.0))
     }
 }
 

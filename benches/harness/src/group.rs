@@ -9,7 +9,7 @@
 //! The workers are kept, rather than started per window, so that a peer that registers its threads
 //! does so once.
 
-use std::hint::{self, black_box};
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::args::Args;
 use crate::cpu::{allowed_cpus, pin, thread_cpu_time};
 use crate::rounds::Rounds;
-use crate::timed::{least_disturbed, repeat};
+use crate::timed::{least_disturbed, repeat, wait};
 use crate::window::{Span, Window};
 
 /// Time between two looks at the clock inside a window: far above the cost of a look (about
@@ -268,7 +268,8 @@ fn work(
         let body = bodies[order.case].get_or_insert_with(|| (case.make)(thread));
         body(order.chunk); // warm up: the caches still hold what the case before left there
         drop(ready);
-        meet(&order.ready, case.threads);
+        // Ordering: Relaxed; see `Ready`.
+        wait(|| order.ready.load(Ordering::Relaxed) >= case.threads);
         let span = measure(body, &order);
         if outbox.send(span).is_err() {
             return; // the group is over: another worker panicked
@@ -283,19 +284,6 @@ impl Drop for Ready<'_> {
     fn drop(&mut self) {
         // Ordering: Relaxed; the count only lines up the starts, it publishes nothing.
         self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Waits until all `threads` are ready.
-fn meet(ready: &AtomicUsize, threads: usize) {
-    let mut spins = 0_u32;
-    // Ordering: Relaxed; see `Ready`.
-    while ready.load(Ordering::Relaxed) < threads {
-        spins += 1;
-        if spins.is_multiple_of(1024) {
-            thread::yield_now(); // the other may need this very CPU
-        }
-        hint::spin_loop();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 
 /// Bytes of a request.
 pub(super) const BLOCK: usize = 1024;
@@ -106,13 +106,7 @@ pub(super) fn reap(handle: Handle) {
 
 /// A file of that many bytes in memory, all of them written.
 pub(super) fn file_in_memory(bytes: usize) -> io::Result<File> {
-    // SAFETY: the name is a string that ends; nothing else is handed over.
-    let fd = unsafe { libc::memfd_create(c"radix_ctx".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call above made this descriptor, and nothing else owns it.
-    let mut file = unsafe { File::from_raw_fd(fd) };
+    let mut file = tempfile::tempfile_in("/dev/shm")?;
     let mut zeros = io::Read::take(io::repeat(0), bytes as u64);
     io::copy(&mut zeros, &mut file)?;
     Ok(file)

@@ -1,7 +1,6 @@
 //! "Before": a singly linked list of contexts, walked under an RCU guard. And what both sides share:
 //! the context, and the two questions of a request.
 
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use offlock_percpu::rcu;
@@ -31,8 +30,7 @@ pub(crate) trait Registry: Sync {
     fn find(&self, id: u64) -> Option<Handle>;
 }
 
-/// The list. No context is removed while it lives; a walk takes a guard as if removals were
-/// possible.
+/// The list. No context is ever removed; a walk takes a guard as if removals were possible.
 pub(crate) struct List {
     head: AtomicPtr<Context>,
 }
@@ -45,7 +43,7 @@ impl List {
     /// Adds the context in front of all others, as the seed's list did.
     pub(crate) fn push(&mut self, mut context: Box<Context>) {
         *context.next.get_mut() = *self.head.get_mut();
-        *self.head.get_mut() = Box::into_raw(context);
+        *self.head.get_mut() = Box::leak(context);
     }
 }
 
@@ -56,7 +54,7 @@ impl Registry for List {
         // Ordering: Acquire, here and below, is what a walk needs beside writers; it costs a plain
         // load. The contexts were published by the start of the threads.
         let mut at = self.head.load(Ordering::Acquire);
-        // SAFETY: null, or from `Box::into_raw` in `push` and freed only by `drop`.
+        // SAFETY: null, or from `Box::leak` in `push`.
         while let Some(context) = unsafe { at.as_ref() } {
             if context.id == id {
                 return Some(context.aio);
@@ -64,16 +62,5 @@ impl Registry for List {
             at = context.next.load(Ordering::Acquire);
         }
         None
-    }
-}
-
-impl Drop for List {
-    fn drop(&mut self) {
-        let mut at = *self.head.get_mut();
-        while !at.is_null() {
-            // SAFETY: from `Box::into_raw` in `push`; `at` leaves it behind, so it is freed once.
-            let mut context = unsafe { Box::from_raw(at) };
-            at = std::mem::replace(context.next.get_mut(), ptr::null_mut());
-        }
     }
 }
