@@ -426,13 +426,13 @@ impl Image {
         }
     }
 
-    /// Returns the error to answer.
+    /// Returns the error of a request whose get of a block failed.
     pub(crate) fn of_get(&self, error: GetError) -> io::Error {
         let is_poisoned = matches!(error, GetError::Poisoned { .. });
         self.error(error.errno(), is_poisoned, matches!(error, GetError::Panicked { .. }))
     }
 
-    /// Returns the error to answer.
+    /// Returns the error of a request whose write, flush or sync failed.
     pub(crate) fn of_write(&self, error: WriteError) -> io::Error {
         let is_poisoned = matches!(error, WriteError::Poisoned { .. });
         self.error(error.errno(), is_poisoned, matches!(error, WriteError::Panicked { .. }))

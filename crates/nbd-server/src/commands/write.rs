@@ -57,8 +57,8 @@ impl Job {
                     self.write_blocks(piece.block, copy, 0..part.len()).await.0?;
                 }
                 Err(GetError::NoFreeBuffers) => {
-                    // By a thread of the cache: many WRITEs at a time may look at all dirty blocks.
-                    // An error says why no buffer is free.
+                    // On a thread of the cache, because many WRITEs at a time may visit all dirty
+                    // blocks. An error of this flush says why no buffer is free.
                     let all = move |device: &bufcache::Device| device.flush_range(0..u64::MAX);
                     change(|| image.device.call_async(all))
                         .await
@@ -102,8 +102,7 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image. Only a write by the engine has a
-    /// bypass, which the engine holds together with the buffer.
+    /// Writes a part of a buffer to the image. The engine holds the `bypass` together with the buffer.
     async fn write_image<B: Bytes>(
         &self,
         buf: B,
