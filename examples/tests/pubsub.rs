@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::harness::{Running, numbered, on_runtime, options, told_dropped};
+use crate::harness::{Running, numbered, on, on_runtime, options, told_dropped};
 use crate::pubsub::{FAREWELL, MAX_LINE, MAX_TOPICS, Options, RESERVED, URGENT};
 
 #[test]
@@ -54,7 +55,7 @@ fn every_command_has_one_answer() {
 fn concurrent_clients_get_each_message_once_and_in_order() {
     const CLIENTS: usize = 8;
     const MESSAGES: usize = 50;
-    on_runtime(async {
+    on(Builder::new_multi_thread().worker_threads(2), async {
         let (end, ended) = oneshot::channel::<()>();
         // Places for all messages and answers, so that nothing is dropped however slow a client is.
         let options = Options { messages: (CLIENTS + 1) * MESSAGES, ..options() };

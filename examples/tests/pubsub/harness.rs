@@ -24,9 +24,14 @@ pub(crate) fn options() -> Options {
 /// The time that a test may take, its repeated attempts included.
 const WHOLE_TEST: Duration = Duration::from_secs(300);
 
-/// Runs a test on a runtime with two threads.
+/// Runs a test and its server on one thread: while the test waits, each task that can run does so, also
+/// on a busy machine.
 pub(crate) fn on_runtime(test: impl Future<Output = io::Result<()>>) {
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    on(&mut Builder::new_current_thread(), test);
+}
+
+pub(crate) fn on(builder: &mut Builder, test: impl Future<Output = io::Result<()>>) {
+    let runtime = builder.enable_all().build().unwrap();
     runtime.block_on(async { timeout(WHOLE_TEST, test).await }).expect("the test ends").unwrap();
 }
 
@@ -145,7 +150,7 @@ impl Peer {
                 "OK PUB 1 0" => (queued, in_a_row) = (queued + 1, 0),
                 "OK PUB 0 1" => {
                     (dropped, in_a_row) = (dropped + 1, in_a_row + 1);
-                    sleep(Duration::from_millis(10)).await; // the writer may still be at work
+                    sleep(Duration::from_millis(10)).await; // the kernel may still make room
                 }
                 other => panic!("one subscriber, but {other}"),
             }
