@@ -91,12 +91,12 @@ fn mix(lab: &Lab, backend: Backend) -> Res {
     const TAIL: u64 = 1536;
     let path = lab.path("a.img");
     image::sparse(&path, CLIENTS * PART + TAIL)?;
-    let server = launch(lab, backend, &path, "16K").start()?;
+    let server = launch(lab, backend, &path, "16K").arg("--tcp").arg("0").start()?;
     let models = thread::scope(|scope| -> Res<Vec<Vec<u8>>> {
         let mut threads = Vec::new();
         for part in 0..CLIENTS {
             // Two workers have them.
-            let mut clients = [server.client()?, server.client()?];
+            let mut clients = [server.client()?, server.tcp_client()?];
             let len = PART + if part == CLIENTS - 1 { TAIL } else { 0 };
             threads.push(scope.spawn(move || {
                 let (mut model, mut random) = (vec![0; len as usize], Random::new(part + 3));
@@ -130,8 +130,10 @@ fn play(
     // With --direct it may be larger.
     let unit = clients[0].export.blocks.map_or(unit, |(least, _, _)| unit.max(least.into()));
     let end = (model.len() as u64).min(clients[0].export.size - start) / unit * unit;
-    for round in 0..150_u8 {
-        let client = &mut clients[random.below(2) as usize];
+    let noise = random.bytes((101 * BLOCK) as usize);
+    for round in 0..150 {
+        let [client, other] = clients;
+        let (client, other) = if random.below(2) == 0 { (client, other) } else { (other, client) };
         let offset = random.below(end / unit) * unit;
         let most = [1, 9, 40, 100][random.below(4) as usize] * BLOCK;
         let count = (1 + random.below(most / unit)) * unit;
@@ -141,7 +143,7 @@ fn play(
         let mine = &mut model[offset as usize..][..count as usize];
         match random.below(9) {
             0..=3 => {
-                mine.fill(round + 1);
+                mine.copy_from_slice(&noise[random.below(BLOCK) as usize..][..count as usize]);
                 client.write(at, mine, fua)?.ok("a write")?;
             }
             4 => {
@@ -160,6 +162,19 @@ fn play(
                 client.plain(cmd::TRIM, fua, at, count)?.ok("TRIM")?;
             }
             6 if random.below(3) == 0 => client.flush()?.ok("FLUSH")?,
+            7 => {
+                // Beside a WRITE, a READ is of each byte before or after it; a later READ is of that after it.
+                let old = mine.to_vec();
+                mine.copy_from_slice(&noise[random.below(BLOCK) as usize..][..count as usize]);
+                let cookie = other.request(0, cmd::READ, at, count as u32)?;
+                client.write(at, mine, fua)?.ok("a write beside a read")?;
+                other.answer(cookie)?.ok("a read beside a write")?;
+                let beside = other.recv_vec(count as usize)?;
+                let found = client.read(at, count as u32)?.unwrap_or_default();
+                let mut bytes = std::iter::zip(&old, &*mine).zip(&beside);
+                let either = bytes.all(|((old, new), byte)| byte == old || byte == new);
+                check!(either && found == mine, "round {round}, {at}, {count}: beside {either}");
+            }
             _ => {
                 let found = client.read(at, count as u32)?;
                 let same = found.as_ref().is_ok_and(|found| found == mine);
@@ -171,11 +186,11 @@ fn play(
 }
 
 /// The same for a long time. Each second a client is killed inside a request, with others in flight. What these wrote is
-/// there whole or not at all, and the server's memory does not grow.
+/// there whole or not at all, and not undone later, and the server's memory does not grow.
 fn soak(lab: &Lab, backend: Backend, time: Duration) -> Res {
     const CLIENTS: u64 = 8;
     const PART: u64 = 8 * MIB; // all of them are more than the cache holds
-    /// Behind the part of each client: the blocks that it writes when it is killed.
+    /// Behind the part of each client: the blocks that it writes when it is killed. The last one is cut off.
     const LAST: u64 = 16;
     const EACH: u64 = PART + LAST * BLOCK;
     /// What the memory may grow by, in percent.
@@ -184,27 +199,45 @@ fn soak(lab: &Lab, backend: Backend, time: Duration) -> Res {
     image::sparse(&path, CLIENTS * EACH)?;
     let server = launch(lab, backend, &path, "16M").start()?;
     let began = Instant::now();
-    let play_on = |number: u64| -> Res<Vec<u8>> {
+    let content = |at: u64, version: u64| {
+        let word = if version == 0 { 0 } else { at << 32 | version };
+        word.to_le_bytes().repeat(BLOCK as usize / 8)
+    };
+    // Of each of the last blocks, in `had`, the version that is known. It still has it, or has that of the last kill.
+    let look = |found: &[u8], at: u64, had: &mut [u64], killed: u64| -> Res {
+        for (nr, (block, had)) in found.chunks(BLOCK as usize).zip(had).enumerate() {
+            let at = at + nr as u64 * BLOCK;
+            if block == content(at, killed) && nr as u64 != LAST - 1 {
+                *had = killed;
+            }
+            check!(block == content(at, *had), "block {nr} at {at}: not {had} or {killed}");
+        }
+        Ok(())
+    };
+    let play_on = |number: u64| -> Res<(Vec<u8>, Vec<u64>, u64)> {
         let (start, mut model) = (number * EACH, vec![0; PART as usize]);
         let mut clients = [server.client()?, server.client()?];
         let (mut random, mut killed) = (Random::new(number + 1), 0);
+        let (at, mut had) = (start + PART, vec![0; LAST as usize]);
         while began.elapsed() < time {
             play(&mut clients, backend, start, &mut model, &mut random)?;
             let second = began.elapsed().as_secs();
             if second % CLIENTS != number || second <= killed {
                 continue;
             }
+            let found = clients[1].read(at, (LAST * BLOCK) as u32)?;
+            look(&found.unwrap_or_default(), at, &mut had, killed)?;
             killed = second;
             for nr in 0..LAST {
-                let at = start + PART + nr * BLOCK;
+                let at = at + nr * BLOCK;
                 let mut bytes = header(0, cmd::WRITE, nr, at, BLOCK as u32);
-                bytes.resize(bytes.len() + BLOCK as usize, second as u8);
+                bytes.extend(content(at, killed));
                 let cut = if nr == LAST - 1 { bytes.len() / 2 } else { bytes.len() };
                 clients[0].send(&bytes[..cut])?;
             }
             clients[0] = server.client()?;
         }
-        Ok(model)
+        Ok((model, had, killed))
     };
     let (models, memory) = thread::scope(|scope| -> Res<(Vec<_>, Vec<u64>)> {
         let play_on = &play_on;
@@ -225,14 +258,11 @@ fn soak(lab: &Lab, backend: Backend, time: Duration) -> Res {
     check!(!grown, "the server's memory grew from {} to {} bytes", thirds[1], thirds[2]);
     server.stop()?;
     let there = fs::read(&path)?;
-    for (number, (model, bytes)) in models.iter().zip(there.chunks(EACH as usize)).enumerate() {
-        let (part, last) = bytes.split_at(PART as usize);
+    for (number, (model, mut had, killed)) in (0..).zip(models) {
+        let (part, last) =
+            there[(number * EACH) as usize..][..EACH as usize].split_at(PART as usize);
         check!(part == model, "the part of client {number}");
-        for block in last.chunks(BLOCK as usize) {
-            let of = block[0];
-            let is_its = of == 0 || u64::from(of) % CLIENTS == number as u64;
-            check!(is_its && block.iter().all(|&byte| byte == of), "a write in flight: {of}");
-        }
+        look(last, number * EACH + PART, &mut had, killed)?;
     }
     println!("{}: {} kills, at most {} MiB", backend.name(), time.as_secs(), thirds[2] / MIB);
     Ok(())
