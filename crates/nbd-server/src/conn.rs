@@ -55,8 +55,8 @@ pub(crate) struct Conn {
     /// The entry in the list of sessions, with what the list shows of the connection.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
-    /// When the connection is closed: during its handshake, also while the last replies of a handshake
-    /// that failed are sent, and in [`Phase::Lingering`].
+    /// When the connection is closed: set during its handshake, until the last replies of a failed handshake
+    /// are sent, and in [`Phase::Lingering`].
     pub(crate) deadline: Option<Instant>,
     pub(crate) account: Account,
     /// Requests that were started and have no reply yet.

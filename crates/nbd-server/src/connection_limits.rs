@@ -251,8 +251,8 @@ impl<S> Default for Waiting<S> {
 pub(crate) type Admitted<S> = (S, Permit, Option<(Id, usize)>);
 
 impl<S> Waiting<S> {
-    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, it may evict at
-    /// once, so that a crowd of silent clients does not keep it out.
+    /// Admits a connection, or lets it wait. `None` if it waits. If too many wait already, the new one may
+    /// evict another at once, so that a crowd of silent clients does not keep it out.
     pub(crate) fn admit(
         &mut self,
         limits: &Arc<ConnectionLimits>,

@@ -79,7 +79,7 @@ pub(crate) struct Account {
     bytes: usize,
 }
 
-/// What a connection's next request must wait for.
+/// The reason why a connection's next request has no memory or no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// The connection's own limits: replies must leave, or requests end.

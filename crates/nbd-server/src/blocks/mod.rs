@@ -386,10 +386,10 @@ impl Image {
             let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
             !(follows && len >= SCAN)
         };
-        let range = self.read_range(offset, len as u64);
-        let range = range.filter(|range| range.len <= buf.capacity()).unwrap_or(own);
+        let whole = self.read_range(offset, len as u64);
+        let whole = whole.filter(|range| range.len <= buf.capacity());
         let mut loads = Vec::new();
-        if is_kept {
+        if is_kept && let Some(range) = &whole {
             let blocks = covering(range.start, range.start + range.len as u64);
             let has_room = loads.try_reserve_exact((blocks.end - blocks.start) as usize).is_ok();
             for block in blocks.filter(|_| has_room) {
@@ -400,7 +400,7 @@ impl Image {
             }
         }
         let is_own = loads.is_empty() && self.is_aligned(offset, len);
-        let range = if is_own { own } else { range };
+        let range = whole.filter(|_| !is_own).unwrap_or(own);
         buf.set_len(range.len);
         Fill { range, loads }
     }

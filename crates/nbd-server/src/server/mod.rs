@@ -195,7 +195,7 @@ impl Server {
             let ready: Vec<_> = ready.map(|fd| fd.as_fd().as_raw_fd()).collect();
             let is_ready = |fd: BorrowedFd<'_>| ready.contains(&fd.as_raw_fd());
             if is_ready(self.ended.as_fd()) && !is_ready(stop) && self.ended_volumes().is_empty() {
-                return Err(ServerError::Worker("one ended by itself".into()));
+                return Err(ServerError::Worker("a worker ended by itself".into()));
             }
             if is_ready(stop) {
                 return Ok(());
