@@ -11,8 +11,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::ValueEnum;
-
 use crate::debian::Debian;
 use crate::process::{At, Cmd, Error, Result, folder, write};
 use crate::tools::need;
@@ -22,16 +20,6 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian's cross packages have the libraries of the target.
 const SYSROOT: &str = "/usr/aarch64-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
-
-/// A guest: its architecture and its kernel.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Guest {
-    /// aarch64, with the kernel of the Debian release of this machine
-    Aarch64,
-    /// x86_64, with the newest kernel that Debian has
-    #[value(name = "x86-64")]
-    X86_64,
-}
 
 /// The `api` tests that qemu-user cannot run: it has no `pwritev2`, and takes a quarter of an hour for them.
 const NATIVE_ONLY: &str = "bufcache";
@@ -84,7 +72,8 @@ fn cross_cargo(ws: &Workspace, crates: &[Crate]) -> Result<Cmd> {
 }
 
 /// What a guest is made of.
-struct Machine {
+pub(crate) struct Machine {
+    pub(crate) name: &'static str,
     architecture: &'static str,
     /// The suite of Debian that has the kernel: that of this machine if none is named.
     suite: Option<&'static str>,
@@ -99,44 +88,45 @@ struct Machine {
     strip: &'static str,
 }
 
-impl Guest {
-    fn machine(self) -> Machine {
-        match self {
-            Guest::Aarch64 => Machine {
-                architecture: "arm64",
-                suite: None,
-                kernel: "linux-image-arm64",
-                emulator: ("qemu-system-aarch64", "qemu-system-arm"),
-                options: "-machine virt -cpu max",
-                console: "ttyAMA0",
-                loader: "lib/ld-linux-aarch64.so.1",
-                libraries: "/usr/aarch64-linux-gnu/lib",
-                strip: "aarch64-linux-gnu-strip",
-            },
-            Guest::X86_64 => Machine {
-                architecture: "amd64",
-                suite: Some("unstable"),
-                kernel: "linux-image-amd64",
-                emulator: ("qemu-system-x86_64", "qemu-system-x86"),
-                // One emulating thread: QEMU 7.2 crashes a kernel that patches its code beside other CPUs.
-                options: "-machine q35 -accel tcg,thread=single -cpu max",
-                console: "ttyS0",
-                loader: "lib64/ld-linux-x86-64.so.2",
-                libraries: "/lib/x86_64-linux-gnu",
-                strip: "strip",
-            },
-        }
-    }
-}
+const AARCH64: &str = "aarch64";
+
+pub(crate) const GUESTS: [Machine; 2] = [
+    Machine {
+        name: AARCH64,
+        architecture: "arm64",
+        suite: None,
+        kernel: "linux-image-arm64",
+        emulator: ("qemu-system-aarch64", "qemu-system-arm"),
+        options: "-machine virt -cpu max",
+        console: "ttyAMA0",
+        loader: "lib/ld-linux-aarch64.so.1",
+        libraries: "/usr/aarch64-linux-gnu/lib",
+        strip: "aarch64-linux-gnu-strip",
+    },
+    Machine {
+        name: "x86-64",
+        architecture: "amd64",
+        suite: Some("unstable"),
+        kernel: "linux-image-amd64",
+        emulator: ("qemu-system-x86_64", "qemu-system-x86"),
+        // One emulating thread: QEMU 7.2 crashes a kernel that patches its code beside other CPUs.
+        options: "-machine q35 -accel tcg,thread=single -cpu max",
+        console: "ttyS0",
+        loader: "lib64/ld-linux-x86-64.so.2",
+        libraries: "/lib/x86_64-linux-gnu",
+        strip: "strip",
+    },
+];
 
 /// Boots a guest that runs the unit tests, the `api` tests and the stress tests of these crates. Each stress test
 /// takes `seconds`.
-pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: Guest, seconds: u32) -> Result<()> {
-    let machine = guest.machine();
+pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: &str, seconds: u32) -> Result<()> {
+    let machine = GUESTS.into_iter().find(|machine| machine.name == guest);
+    let machine = machine.ok_or_else(|| Error::new(format!("no guest is called {guest}")))?;
     need(ws, &[machine.emulator, ("cpio", "cpio")])?;
     let cargo = match guest {
-        Guest::Aarch64 => cross_cargo(ws, crates)?,
-        Guest::X86_64 => ws.cargo("test --locked --lib --tests").args(packages(crates)),
+        AARCH64 => cross_cargo(ws, crates)?,
+        _ => ws.cargo("test --locked --lib --tests").args(packages(crates)),
     };
     let binaries = TestBinary::build(cargo)?;
     let scratch = scratch()?;

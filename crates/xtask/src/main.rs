@@ -21,9 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use self::cross::Guest;
 use self::process::Result;
-use self::suites::Checker;
 use self::workspace::Workspace;
 
 /// The commands that build, check and measure this workspace.
@@ -48,9 +46,10 @@ enum Command {
     Models {
         /// The libraries, such as `percpu`
         crates: Vec<String>,
-        /// With one checker only
-        #[arg(long)]
-        checker: Option<Checker>,
+        /// With one checker only: loom has every interleaving up to a number of preemptions, weak memory
+        /// included; shuttle has random schedules, sequentially consistent
+        #[arg(long, value_parser = suites::CHECKERS)]
+        checker: Option<String>,
         /// Arguments of the test programs, such as a part of a model's name
         #[arg(last = true)]
         tests: Vec<String>,
@@ -114,7 +113,9 @@ enum Command {
     },
     /// The tests and stress tests of the libraries on a kernel of Debian, under qemu-system
     Guest {
-        guest: Guest,
+        /// aarch64 with the kernel of the Debian release of this machine, or x86_64 with the newest that Debian has
+        #[arg(value_parser = cross::GUESTS.map(|guest| guest.name))]
+        guest: String,
         /// The libraries, such as `percpu`; all if none is named
         crates: Vec<String>,
         /// For each stress test
@@ -192,7 +193,7 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Ci { parts, list: false } => ci::run(ws, &parts),
         Command::Models { crates, checker, tests } => {
-            suites::models(ws, &ws.select(&crates)?, checker, &tests)
+            suites::models(ws, &ws.select(&crates)?, checker.as_deref(), &tests)
         }
         Command::Mutants { crates, patches: true, .. } => mutants::patches(ws, &crates),
         Command::Mutants { crates, random: Some(count), seed, .. } => {
@@ -218,7 +219,7 @@ fn run(command: Command) -> Result<()> {
         Command::Fallbacks => suites::fallbacks(ws),
         Command::Cross { crates, tests } => cross::cross(ws, &ws.select(&crates)?, &tests),
         Command::Guest { guest, crates, seconds } => {
-            cross::guest(ws, &ws.select(&crates)?, guest, seconds)
+            cross::guest(ws, &ws.select(&crates)?, &guest, seconds)
         }
         Command::Soak { steps, list, scale } => soak::run(ws, &steps, scale, list),
         Command::Lint => lint::lint(ws),

@@ -32,8 +32,9 @@ struct Step {
     words: String,
 }
 
-/// Runs of `cargo test --release`: the name, the count in full and its name in the environment, what is asked in
-/// words, and the arguments. `#` stands for the count.
+/// Runs of `cargo test --release`, or of `cargo xtask`: the name, the count in full and its name in the environment,
+/// if it has one there, what is asked in words, and the arguments. `#` stands for the count. `nbd-tls` is the only run
+/// with the feature, for which the main job does not wait.
 ///
 /// Cases: of `aio-reap-model` 100 of 450 to 900 operations each, this many times; of `bufcache-operations` 150
 /// operations on average.
@@ -52,6 +53,11 @@ bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test stre
 protocol-properties | 10000000 PROPTEST_CASES | # cases | -p nbd-protocol --test api
 nbd-tearings | 1000 OFFLOCK_TEARINGS | 6 x # kills | -p offlock-nbd --test clients -- --ignored --test-threads=1 stress_
 nbd-volume | 1000 OFFLOCK_TEARINGS | 2 x # kills | -p offlock-nbd --features objects --test clients -- --test-threads=1 volume/what_was
+nbd-tls | 1 - | once | -p offlock-nbd --features tls --test clients -- tls/
+mutants-patches | 1 - | each patch | xtask mutants --patches
+aarch64-qemu-user | 1 - | once | xtask cross
+guest-aarch64 | 60 - | # s each | xtask guest aarch64 --seconds #
+guest-x86-64 | 60 - | # s each | xtask guest x86-64 --seconds #
 nbd-load | 900 OFFLOCK_STRESS_SECONDS | 3 x # s, a kill each | -p offlock-nbd --test clients -- --ignored --test-threads=1 soak_
 ";
 
@@ -77,8 +83,12 @@ fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Vec<Step> {
         let &[name, count, asked, words] = &cells[..] else { unreachable!("four cells: {line}") };
         let (full, variable) = count.split_once(' ').expect("a count and a variable");
         let count = scaled(full.parse().expect("a number"));
-        let words = format!("{TEST} {}", words.replace("SERIALLY", SERIALLY));
-        step(name.to_string(), count, &[variable], None, asked, &words);
+        let words = match words.starts_with("xtask ") {
+            true => words.to_string(),
+            false => format!("{TEST} {}", words.replace("SERIALLY", SERIALLY)),
+        };
+        let settings = [variable].into_iter().filter(|variable| *variable != "-");
+        step(name.to_string(), count, &settings.collect::<Vec<_>>(), None, asked, &words);
     }
     let words = format!("{MODEL} -p offlock-percpu --lib --tests {SERIALLY}");
     let (name, no_membarrier) = ("percpu-stress-no-membarrier".to_string(), Some("no_membarrier"));
@@ -97,8 +107,6 @@ fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Vec<Step> {
             step(name, count, &[setting], Some(cfg), asked, &words);
         }
     }
-    let words = "xtask mutants --patches";
-    step("mutants-patches".to_string(), 1, &[], None, "each patch", words);
     for package in crates {
         let (name, words) = (&package.name, format!("xtask mutants {} --random #", package.name));
         step(format!("{name}-mutants-random"), scaled(50), &[], None, "# mutants", &words);
@@ -107,14 +115,6 @@ fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Vec<Step> {
         let words = format!("{TEST} -p offlock-nbd --test clients");
         step(format!("nbd-clients-{round:02}"), 1, &[], None, "once", &words);
     }
-    step("aarch64-qemu-user".to_string(), 1, &[], None, "once", "xtask cross");
-    for guest in ["aarch64", "x86-64"] {
-        let words = format!("xtask guest {guest} --seconds #");
-        step(format!("guest-{guest}"), scaled(60), &[], None, "# s each", &words);
-    }
-    // The only run with the feature, for which the main job does not wait.
-    let words = format!("{TEST} -p offlock-nbd --features tls --test clients -- tls/");
-    step("nbd-tls".to_string(), 1, &[], None, "once", &words);
     for target in fuzz_targets {
         let words = format!("xtask fuzz {target} --seconds #");
         step(format!("{target}-fuzz"), scaled(3_600), &[], None, "# s", &words);

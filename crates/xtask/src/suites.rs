@@ -4,29 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-
 use crate::process::{self, Cmd, Error, Result, folder, logged, read};
 use crate::workspace::{Crate, TestBinary, Workspace, choose, files, packages, scratch, stem};
 
-/// A model checker.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Checker {
-    /// Every interleaving up to a number of preemptions, weak memory included.
-    Loom,
-    /// Random schedules, sequentially consistent.
-    Shuttle,
-}
-
-impl Checker {
-    /// The cfg, without `offlock_`, and the test target.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Checker::Loom => "loom",
-            Checker::Shuttle => "shuttle",
-        }
-    }
-}
+/// The model checkers: the cfg of each, without `offlock_`, and its test target.
+pub(crate) const CHECKERS: [&str; 2] = ["loom", "shuttle"];
 
 /// The command that builds and runs the models of a crate under one checker. Two preemptions; three
 /// take minutes: `soak`.
@@ -66,21 +48,18 @@ fn build_models(
 pub(crate) fn models(
     ws: &Workspace,
     crates: &[Crate],
-    only: Option<Checker>,
+    only: Option<&str>,
     filter: &[String],
 ) -> Result<()> {
     let mut any = false;
-    for checker in [Checker::Loom, Checker::Shuttle] {
-        if only.is_some_and(|only| only != checker) {
-            continue;
-        }
+    for checker in CHECKERS.into_iter().filter(|checker| only.is_none_or(|only| only == *checker)) {
         let cmd = |binary: &TestBinary| {
             // The other unit tests of a library are no models.
             let all = if binary.library && filter.is_empty() { "models::" } else { "" };
             binary.cmd(ws).words(all).args(filter).env("LOOM_MAX_PREEMPTIONS", "2")
         };
         let mut built = Vec::new();
-        for binary in build_models(ws, crates, checker.name())? {
+        for binary in build_models(ws, crates, checker)? {
             let listed = cmd(&binary).arg("--list").output()?;
             if listed.lines().any(|line| line.ends_with(": test")) {
                 built.push(binary);
