@@ -188,6 +188,12 @@ fn slow_readers(lab: &Lab) -> Res {
     values(&path)?;
     server.still_serves()?;
     drop(mute);
+    // Of a silent crowd, it is not waited until each client is late: 64 are at a time, after 5 s.
+    let since = std::time::Instant::now();
+    let crowd = (0..500).map(|_| UnixStream::connect(&path)).collect::<Result<Vec<_>, _>>()?;
+    values(&path)?;
+    check!(since.elapsed() < Duration::from_secs(25), "answered after {:?}", since.elapsed());
+    drop(crowd);
     // One is being waited for: the end does not wait for it to be late.
     let silent = UnixStream::connect(&path)?;
     server.stop()?;
