@@ -327,6 +327,11 @@ impl DeviceChange {
 
 impl fmt::Debug for DeviceChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceChange").field(&self.change()).finish()
+        let (offset, parts, durable) = match self.change() {
+            Change::Write { offset, parts, durable } => (offset, parts, durable),
+            other => return f.debug_tuple("DeviceChange").field(&other).finish(),
+        };
+        let len: usize = parts.iter().map(|part| part.len()).sum(); // in place of the bytes
+        write!(f, "DeviceChange(Write {{ offset: {offset}, len: {len}, durable: {durable} }})")
     }
 }
