@@ -15,7 +15,7 @@ mod wait;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::thread::{self, ScopedJoinHandle};
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::Queue;
@@ -148,21 +148,14 @@ impl Side for Queue<Vec<u8>> {
     }
 }
 
-/// Starts threads that wait, each once the one before it waits. A sleep alone does not show that: a thread
-/// may sleep before it waits, on a busy machine.
-fn start_all<'scope, M>(
+/// Starts threads that wait, each once the one before it waits.
+fn start_all<'scope, 'env, W: FnOnce() -> Reply + Send + 'scope>(
+    scope: &'scope Scope<'scope, 'env>,
     queue: &dyn Side,
-    messages: &'scope [M],
-    start: impl Fn(&'scope M) -> ScopedJoinHandle<'scope, Reply>,
+    waits: impl Iterator<Item = W>,
 ) -> VecDeque<ScopedJoinHandle<'scope, Reply>> {
-    let started = messages.iter().enumerate().map(|(before, message)| {
-        let thread = start(message);
-        while !(queue.has_waiting(before + 1) || thread.is_finished()) {
-            thread::sleep(Duration::from_micros(200));
-        }
-        thread
-    });
-    started.collect()
+    let start = |(before, wait)| asleep(scope, wait, || queue.has_waiting(before + 1));
+    waits.enumerate().map(start).collect()
 }
 
 /// Runs an operation on a queue of at most `max` messages. Returns its replies, and the number of
@@ -187,8 +180,8 @@ fn run(queue: &dyn Side, max: usize, op: &Op) -> (Vec<Reply>, usize) {
         Op::Drain(count) => replies.extend((0..*count).map(|_| receive(How::Now))),
         // Each waiting receiver gets one message, in the order of arrival.
         Op::WaitingReceivers(messages) if queue.depth() == 0 => thread::scope(|scope| {
-            let wait = |_| asleep(scope, || queue.receive_for(Patience::For(LONG)));
-            let mut waiting = start_all(queue, messages, wait);
+            let waits = messages.iter().map(|_| || queue.receive_for(Patience::For(LONG)));
+            let mut waiting = start_all(scope, queue, waits);
             for message in messages {
                 replies.push(send(message, How::Now));
                 replies.push(waiting.pop_front().unwrap().join().unwrap());
@@ -196,11 +189,10 @@ fn run(queue: &dyn Side, max: usize, op: &Op) -> (Vec<Reply>, usize) {
         }),
         // Each waiting sender sends in its turn, as messages are received.
         Op::WaitingSenders(messages) if queue.depth() == max => thread::scope(|scope| {
-            let wait = |(message, priority): &Message| {
-                let (message, priority) = (message.clone(), *priority);
-                asleep(scope, move || queue.send_for(message, priority, Patience::For(LONG)))
-            };
-            let mut waiting = start_all(queue, messages, wait);
+            let waits = messages.iter().cloned().map(|(message, priority)| {
+                move || queue.send_for(message, priority, Patience::For(LONG))
+            });
+            let mut waiting = start_all(scope, queue, waits);
             for _ in messages {
                 replies.push(receive(How::Now));
                 replies.push(waiting.pop_front().unwrap().join().unwrap());

@@ -144,7 +144,7 @@ fn receives_before_a_later_hole() -> bool {
     queue.try_send(2, 9).unwrap();
     let received = thread::scope(|scope| {
         let receive = || queue.receive_deadline(Instant::now() + Duration::from_secs(5));
-        let receiver = asleep(scope, receive);
+        let receiver = asleep(scope, receive, || true);
         let second = queue.claim(3, 5).unwrap();
         queue.try_send(4, 4).unwrap();
         first();
