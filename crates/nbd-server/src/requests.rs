@@ -360,6 +360,10 @@ pub(crate) struct Operation {
     result: io::Result<()>,
 }
 
+/// Bytes that a thread of the kernel copies in about the time for which a worker polls. With longer WRITEs in
+/// flight a worker that does not poll leaves its READs to the ticks of the scheduler.
+const LONGEST_COPY: u64 = 256 << 10;
+
 impl Operation {
     /// Carries the request out.
     async fn run(mut self) -> Self {
@@ -388,10 +392,13 @@ impl Operation {
         usize::from(!transfers)
     }
 
-    /// Returns whether a thread of the kernel may make the operation: one that changes a file on the
-    /// page cache. READs of such files wait for the device without a thread.
+    /// Returns whether a thread of the kernel makes the operation, which needs a CPU for less time than the
+    /// worker polls: one that changes a file on the page cache, but copies no long payload. READs of
+    /// such files wait for the device without a thread.
     fn needs_thread(&self) -> bool {
-        self.image.image.is_buffered && changes(self.job.command)
+        let is_long = matches!(self.job.command, Command::Write { .. })
+            && self.job.request.len > LONGEST_COPY;
+        self.image.image.is_buffered && changes(self.job.command) && !is_long
     }
 
     /// Returns the priority of the operation in a queue.

@@ -717,7 +717,9 @@ fn polls_in_vain_become_rare_and_success_brings_them_back() {
 #[test]
 fn a_worker_polls_except_while_threads_of_the_kernel_work_for_it() {
     let reads = (2, cmd::READ, SMALL as usize + 1); // too large to be copied at once
-    let rows = [((0, cmd::WRITE, BLOCK), true), (reads, true), ((2, cmd::WRITE, BLOCK), false)];
+    let writes = |export, len| (export, cmd::WRITE, len);
+    let long = writes(2, 1 << 20);
+    let rows = [(writes(0, BLOCK), true), (reads, true), (writes(2, BLOCK), false), (long, true)];
     for ((export, command, len), polls) in rows {
         let mut lab = images(3, "0", Limits { depth: MOST, most: MOST });
         let mut client = lab.client_of(export);
