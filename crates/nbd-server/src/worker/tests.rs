@@ -170,7 +170,14 @@ impl Lab {
     fn request(&mut self, (id, client): &mut (Id, UnixStream), request: Request) {
         client.write_all(request.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
         if request.command == cmd::WRITE {
-            client.write_all(&vec![0x5a; request.len as usize]).unwrap();
+            let payload = vec![0x5a; request.len as usize];
+            let mut parts = payload.chunks(64 << 10); // the socket has room for one
+            while let Some(part) = parts.next() {
+                client.write_all(part).unwrap();
+                if parts.len() > 0 {
+                    self.receive(*id);
+                }
+            }
         }
         self.receive(*id);
     }
@@ -718,7 +725,7 @@ fn polls_in_vain_become_rare_and_success_brings_them_back() {
 fn a_worker_polls_except_while_threads_of_the_kernel_work_for_it() {
     let reads = (2, cmd::READ, SMALL as usize + 1); // too large to be copied at once
     let writes = |export, len| (export, cmd::WRITE, len);
-    let long = writes(2, 1 << 20);
+    let long = writes(2, (256 << 10) + BLOCK);
     let rows = [(writes(0, BLOCK), true), (reads, true), (writes(2, BLOCK), false), (long, true)];
     for ((export, command, len), polls) in rows {
         let mut lab = images(3, "0", Limits { depth: MOST, most: MOST });
