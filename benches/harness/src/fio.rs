@@ -138,3 +138,35 @@ fn number(value: &Value, name: &str) -> io::Result<f64> {
 fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("fio: {what}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = r#"fio: connected to NBD server
+        {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": {
+            "iops": 1234.5, "bw_bytes": 5056512,
+            "clat_ns": {"percentile": {"50.000000": 21000, "99.000000": 98000}}},
+            "write": {"iops": 0.0}, "usr_cpu": 42.5, "sys_cpu": 50.0}]}"#;
+
+    #[test]
+    fn a_report_has_the_directions_that_did_something() {
+        let mix = FioMix::parse(REPORT).unwrap();
+        let (p50, p99) = (Duration::from_micros(21), Duration::from_micros(98));
+        let reads = FioSide { iops: 1234.5, bytes: 5_056_512.0, p50, p99, busy: 0.925 };
+        assert_eq!(mix, FioMix { reads: Some(reads), writes: None, all: None });
+        let planted = [
+            ("\"error\": 0", "\"error\": 111"),
+            ("1234.5", "0.0"),
+            ("5056512", "null"),
+            ("21000", "\"x\""),
+            ("99.000000", "98.000000"),
+            ("42.5", "null"),
+            ("{", ""),
+        ];
+        for (from, to) in planted {
+            let error = FioMix::parse(&REPORT.replace(from, to)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{from} -> {to}");
+        }
+    }
+}
