@@ -107,10 +107,12 @@ pub(crate) fn measure(
                 }
             },
             Kind::Fio(args) => {
-                let (name, args) = (format!("{name}/1"), args.clone());
+                let (name, args, mut complain) =
+                    (format!("{name}/1"), args.clone(), Some(complain));
                 Row::of_windows(name, 1, move |plan| {
                     let measured = run_fio(job, device, fio_length(plan), &args);
-                    measured.map_err(complain).ok().map(|rate| [rate])
+                    let once = |error| _ = complain.take().map(|complain| complain(error));
+                    measured.map_err(once).ok().map(|rate| [rate])
                 })
             }
         }
