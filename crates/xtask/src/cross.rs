@@ -122,7 +122,7 @@ pub(crate) const GUESTS: [Machine; 2] = [
 /// takes `seconds`.
 pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: &str, seconds: u32) -> Result<()> {
     let machine = GUESTS.into_iter().find(|machine| machine.name == guest);
-    let machine = machine.ok_or_else(|| Error::new(format!("no guest is called {guest}")))?;
+    let machine = machine.expect("the command line takes the names of `GUESTS` only");
     need(ws, &[machine.emulator, ("cpio", "cpio")])?;
     let cargo = match guest {
         AARCH64 => cross_cargo(ws, crates)?,

@@ -266,9 +266,8 @@ fn cargo_fuzz(ws: &Workspace) -> Cmd {
     ws.cargo("+nightly fuzz").base_env("CARGO_TARGET_DIR", Some(ws.target.join("fuzz").into()))
 }
 
-/// The options of cargo, and those of the test programs. The tests that are skipped run the others once more,
-/// in a process of their own.
-/// Not run: cases whose memory is not given back by design, and those of the adaptive policy, for their time.
+/// The options of cargo, and those of the test programs. Skipped are tests that run others once more, in a process
+/// of their own; tests that do not give memory back, by design; and those of the adaptive policy, which take minutes.
 const SANITIZED: [(&str, &str); 7] = [
     ("-p offlock-percpu --test api --test rcu", "--skip in_a_thread_local --skip absurd_sizes"),
     ("-p aio-reap --test api", "--skip dropped_or_forgotten --skip reads_of_dropped_operations"),
