@@ -12,10 +12,11 @@
 //! The next client that opens the file gets a new image, which reads the file anew, because another
 //! program may have written to it.
 //!
-//! A thread holds the slot's lock while it opens or drops the image, so a slow file delays its own
-//! clients only. Threads that iterate over all slots leave out those that are locked, or take them
-//! last. The sync before a release does not hold the lock: the release checks afterwards whether a
-//! client has opened the image, and then keeps it.
+//! A thread holds the slot's `opening` lock while it opens or drops the image, so a slow file
+//! delays its own clients only. The `state` lock is never held during a system call, because the
+//! descriptions of exports and the server's last sync take it: neither waits for a file that hangs
+//! while it is opened or unlocked. The sync before a release holds neither lock: the release checks
+//! afterwards whether a client has opened the image, and then keeps it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -44,9 +45,13 @@ pub(crate) struct OpenImages {
     has_locks: bool,
 }
 
-/// One file's image. The lock is held while the image is opened or dropped.
+/// One file's image, and the locks to open and release it.
 #[derive(Debug, Default)]
-struct Slot(Mutex<State>);
+struct Slot {
+    /// Held while the image is opened or dropped. Locked before `state`.
+    opening: Mutex<()>,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -86,12 +91,16 @@ impl OpenImages {
             }
             Arc::clone(slots.entry(identity).or_default())
         };
-        let mut state = slot.0.lock();
-        let image = state.image.clone().map_or_else(open, Ok);
-        state.image = image.as_ref().ok().cloned();
-        state.opened += 1;
-        (state.idle_since, state.tried) = (None, false);
-        drop(state);
+        let opening = slot.opening.lock();
+        let known = slot.state.lock().image.clone();
+        let image = known.map_or_else(open, Ok);
+        {
+            let mut state = slot.state.lock();
+            state.image = image.as_ref().ok().cloned();
+            state.opened += 1;
+            (state.idle_since, state.tried) = (None, false);
+        }
+        drop(opening);
         drop(slot);
         if image.is_err() {
             prune(&mut self.slots.lock());
@@ -102,14 +111,14 @@ impl OpenImages {
     /// Returns the image of a file if it is open.
     pub(crate) fn find(&self, identity: &Identity) -> Option<Arc<Image>> {
         let slot = self.slots.lock().get(identity).cloned()?;
-        let state = slot.0.lock();
+        let state = slot.state.lock();
         state.image.clone()
     }
 
     /// Returns all images that were opened and are not released yet.
     pub(crate) fn all(&self) -> Vec<Arc<Image>> {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        slots.iter().filter_map(|slot| slot.0.lock().image.clone()).collect()
+        slots.iter().filter_map(|slot| slot.state.lock().image.clone()).collect()
     }
 
     /// Grows images with their files, by whole blocks. Clients that connect later see the new sizes.
@@ -121,12 +130,13 @@ impl OpenImages {
     /// have read the old length. The images that no thread opens come first.
     fn each(&self, look: impl Fn(&Image)) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        let is_free = |slot: &Arc<Slot>| slot.0.try_lock().is_some();
+        let is_free = |slot: &Arc<Slot>| slot.opening.try_lock().is_some();
         let (free, others): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_free);
         // Holds no lock and one image at a time, so that a file that hangs delays no client that opens its
         // image, and no release of another. The files after it are checked once it answers.
         for slot in free.into_iter().chain(others) {
-            let image = slot.0.lock().image.clone();
+            drop(slot.opening.lock());
+            let image = slot.state.lock().image.clone();
             image.iter().for_each(|image| look(image));
         }
     }
@@ -145,7 +155,7 @@ impl OpenImages {
             let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
             let release = move || drop(its.release(opened, has_lock, || {})); // an error is logged
             if thread::Builder::new().name("release".into()).spawn(release).is_err() {
-                slot.0.lock().tried = false; // no memory for a thread: try again later
+                slot.state.lock().tried = false; // no memory for a thread: try again later
             }
         }
         prune(&mut self.slots.lock());
@@ -175,14 +185,16 @@ fn grow(image: &Image) {
 
 /// Removes slots that have no image and that no thread uses.
 fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
-    slots.retain(|_, slot| Arc::get_mut(slot).is_none_or(|slot| slot.0.get_mut().image.is_some()));
+    slots.retain(|_, slot| {
+        Arc::get_mut(slot).is_none_or(|slot| slot.state.get_mut().image.is_some())
+    });
 }
 
 impl Slot {
     /// If the image has been idle for `patience`, marks it as being released, and returns how often
     /// it was opened. The caller must release it.
     fn due(&self, now: Instant, patience: Duration) -> Option<u64> {
-        let mut state = self.0.try_lock()?; // it is being opened or dropped
+        let mut state = self.state.lock();
         let state = &mut *state;
         // There is no other reference, so all earlier uses happened before.
         if Arc::get_mut(state.image.as_mut()?).is_none() {
@@ -200,7 +212,7 @@ impl Slot {
     /// nothing. Blocks.
     fn release(&self, opened: u64, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
         let image = {
-            let state = self.0.lock();
+            let state = self.state.lock();
             state.image.clone().filter(|_| state.opened == opened)
         };
         let Some(image) = image else { return Ok(()) }; // `get` has reset `tried`
@@ -215,13 +227,17 @@ impl Slot {
         })?;
         drop(image);
         // Held until the image is dropped, because the cache may have a file only once.
-        let mut state = self.0.lock();
-        (state.idle_since, state.tried) = (None, false);
-        let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
-        if state.opened != opened || !is_idle {
-            return Ok(());
-        }
-        let Some(image) = state.image.take() else { return Ok(()) };
+        let _opening = self.opening.lock();
+        let image = {
+            let mut state = self.state.lock();
+            (state.idle_since, state.tried) = (None, false);
+            let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
+            if state.opened != opened || !is_idle {
+                return Ok(());
+            }
+            state.image.take()
+        };
+        let Some(image) = image else { return Ok(()) };
         let name = image.name.clone();
         drop(image);
         // Unlock before the last descriptor is closed: an engine may close its descriptor later.
@@ -236,14 +252,16 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::sync::mpsc::{self, Receiver, Sender};
 
+    use bufcache::BlockDevice;
     use clap::Parser;
     use tempfile::TempDir;
     use testkit::wait_until;
 
     use super::*;
     use crate::args::Args;
-    use crate::blocks::Backing;
+    use crate::blocks::{Backing, Source};
     use crate::export::{Export, ExportTable};
     use crate::files::lock;
 
@@ -400,7 +418,7 @@ mod tests {
         drop(used);
         [300, 305].into_iter().for_each(at);
         let slot = table.slot();
-        assert!(!is_free(&dir) && !slot.0.lock().tried, "it is not long");
+        assert!(!is_free(&dir) && !slot.state.lock().tried, "it is not long");
         at(320);
         drop(slot);
         wait_until(|| is_free(&dir));
@@ -459,6 +477,64 @@ mod tests {
         assert_eq!(images.slots.lock().len(), 1);
     }
 
+    /// A device that is slow to close.
+    struct SlowToDrop {
+        is_dropped: Sender<()>,
+        may_end: Mutex<Receiver<()>>,
+    }
+
+    impl BlockDevice for SlowToDrop {
+        fn len(&self) -> u64 {
+            BLOCK as u64
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Drop for SlowToDrop {
+        fn drop(&mut self) {
+            let _ = self.is_dropped.send(());
+            let _ = self.may_end.lock().recv();
+        }
+    }
+
+    /// The server's last sync and the description of an export do not wait for an image that is opened or
+    /// dropped.
+    #[test]
+    fn a_slow_open_or_drop_delays_no_look() {
+        let (dir, table) = folder("0");
+        let (images, identity) = (&table.images, (1, 2, 3));
+        let (is_dropped, dropped) = mpsc::channel();
+        let (end, may_end) = mpsc::channel();
+        thread::scope(|scope| {
+            let end: Sender<()> = end; // dropped also by a panic
+            let look = || {
+                let look = scope.spawn(|| images.all().len() + images.find(&identity).iter().len());
+                wait_until(|| look.is_finished());
+                assert_eq!(look.join().unwrap(), 0);
+            };
+            let opened = images.get(identity, || {
+                look();
+                let device = Arc::new(SlowToDrop { is_dropped, may_end: Mutex::new(may_end) });
+                let source = Source::Device(device.clone(), other(&dir));
+                let backing = Backing { device, source, len: BLOCK as u64, is_buffered: false };
+                table.blocks.attach("a".into(), backing)
+            });
+            drop(opened.unwrap());
+            let release = scope.spawn(|| table.release(|| {}));
+            dropped.recv().unwrap();
+            look();
+            assert!(!release.is_finished());
+            drop(end);
+        });
+    }
+
     /// A file that hangs while its length is read delays no client that opens its image, nor does one that is slow
     /// to open delay the growth of others.
     #[test]
@@ -467,10 +543,10 @@ mod tests {
         let (images, used) = (&table.images, open(&table).unwrap());
         images.each(|image| {
             assert!(std::ptr::eq(image, &*used.image));
-            assert!(table.slot().0.try_lock().is_some(), "an open would wait");
+            assert!(table.slot().opening.try_lock().is_some(), "an open would wait");
         });
         for other in 0..8 {
-            let (seen, sees) = std::sync::mpsc::channel();
+            let (seen, sees) = mpsc::channel();
             thread::scope(|scope| {
                 let slow = images.get((other, 2, 3), || {
                     scope.spawn(move || images.each(|_| seen.send(()).unwrap()));
@@ -505,7 +581,7 @@ mod tests {
         let (dir, table) = folder("1M");
         let used = open(&table).unwrap();
         let slot = table.slot();
-        let state = slot.0.lock();
+        let state = slot.state.lock();
         thread::scope(|scope| {
             let look = scope.spawn(|| table.images.all().len());
             thread::sleep(Duration::from_millis(20)); // by now a try_lock would have failed
