@@ -25,8 +25,7 @@ impl Job {
     ) -> (io::Result<()>, B) {
         if self.image.is_bypassed() {
             let whole = 0..buf.len();
-            let (result, buf, _) = self.write_image(buf, whole, offset, None).await;
-            return (result, buf);
+            return self.write_image(buf, whole, offset, None).await;
         }
         if self.image.bypasses_cache(buf.len() as u64, true) {
             return self.write_around(offset, buf).await;
@@ -102,15 +101,16 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image. The engine holds the `bypass` together with the buffer.
+    /// Writes a part of a buffer to the image, and ends its `bypass`. The engine holds the `bypass`
+    /// together with the buffer.
     async fn write_image<B: Bytes>(
         &self,
         buf: B,
         part: Range<usize>,
         start: u64,
         bypass: Option<Box<Bypass>>,
-    ) -> (io::Result<()>, B, Option<Box<Bypass>>) {
-        match &self.source {
+    ) -> (io::Result<()>, B) {
+        let (result, buf, bypass) = match &self.source {
             Source::File(file) => {
                 let write = self.engine.write(file, Part { buf, part, bypass }, start);
                 let ((_, result), Part { buf, bypass, .. }) = transfer(write).await;
@@ -129,7 +129,12 @@ impl Job {
                 let (result, buf) = self.image.device.call_async(write).await;
                 (result, buf, bypass)
             }
-        }
+        };
+        let result = match bypass {
+            Some(bypass) => bypass.finish(result).map_err(|error| self.image.of_write(error)),
+            None => result,
+        };
+        (result, buf)
     }
 
     /// Writes whole blocks from a part of a buffer to the image, and removes them from the cache.
@@ -145,15 +150,7 @@ impl Job {
         let blocks = covering(start, start + part.len() as u64);
         match self.image.device.try_bypass(blocks) {
             Ok(Some(bypass)) => {
-                let bypass = Some(Box::new(bypass));
-                let (result, buf, bypass) = self.write_image(buf, part, start, bypass).await;
-                let result = match bypass {
-                    Some(bypass) => {
-                        bypass.finish(result).map_err(|error| self.image.of_write(error))
-                    }
-                    None => result,
-                };
-                return (result, buf);
+                return self.write_image(buf, part, start, Some(Box::new(bypass))).await;
             }
             Ok(None) => {}
             Err(error) => return (Err(self.image.of_write(error)), buf),
