@@ -66,7 +66,7 @@ use crate::args::Args;
 use crate::demo::DemoOptions;
 use crate::diagnostics::LogWriter;
 use crate::image_spec::ImageSpec;
-use crate::process::{PidFile, RunCommand, Starter};
+use crate::process::{Forked, PidFile, RunCommand, Starter};
 use crate::server::{Server, ServerError};
 
 fn main() -> ExitCode {
@@ -78,20 +78,22 @@ fn main() -> ExitCode {
     let handed_over = listeners::handed_over();
     let args = Args::parse_or_exit();
     // SAFETY: the process has one thread: nothing before starts another one.
-    let starter = args.fork.then(|| unsafe { Starter::fork() });
-    if let Some(Ok(Err(code))) = starter {
-        return code;
-    }
+    let starter = match args.fork.then(|| unsafe { Starter::fork() }) {
+        Some(Ok(Forked::Started(code))) => return code,
+        Some(Ok(Forked::Server(starter))) => Ok(Some(starter)),
+        Some(Err(error)) => Err(error),
+        None => Ok(None),
+    };
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
     start_log(default);
     diagnostics::report_panics();
     raise_descriptor_limit();
-    let done = match (starter.transpose(), handed_over) {
+    let done = match (starter, handed_over) {
         (Err(error), _) => Err(error.into()),
         (_, Err(error)) => Err(error.into()),
         (_, Ok(handed_over)) if demo => demonstrate(args, &handed_over),
-        (Ok(starter), Ok(handed_over)) => serve(args, handed_over, starter.and_then(Result::ok)),
+        (Ok(starter), Ok(handed_over)) => serve(args, handed_over, starter),
     };
     let code = done.unwrap_or_else(|error| {
         // If the log takes nothing, the exit code still reports the failure.

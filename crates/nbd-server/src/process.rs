@@ -19,14 +19,22 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_proc
 /// [`report`](Self::report) tells that process that the server did not start.
 pub(crate) struct Starter(PipeWriter);
 
+/// The process in which [`Starter::fork`] returns.
+pub(crate) enum Forked {
+    /// The new process, which is to serve.
+    Server(Starter),
+    /// The process that the user started: the new one listens or has ended. This one is to exit with the code.
+    Started(ExitCode),
+}
+
 impl Starter {
-    /// Goes on in a new process without the session and the terminal of this one. In this process,
-    /// waits until the new one listens or has ended, and returns the exit code.
+    /// Returns in a new process without the session and the terminal of this one, and in this process
+    /// once the new one listens or has ended.
     ///
     /// # Safety
     ///
     /// The process has one thread.
-    pub(crate) unsafe fn fork() -> io::Result<Result<Self, ExitCode>> {
+    pub(crate) unsafe fn fork() -> io::Result<Forked> {
         let (mut ready, theirs) = io::pipe()?;
         // SAFETY: there is no other thread, whose locks the new process would find locked.
         let new = match unsafe { libc::fork() } {
@@ -34,18 +42,18 @@ impl Starter {
             0 => {
                 rustix::process::setsid()?;
                 rustix::stdio::dup2_stdin(fs::File::open("/dev/null")?)?;
-                return Ok(Ok(Self(theirs)));
+                return Ok(Forked::Server(Self(theirs)));
             }
             new => Pid::from_raw(new),
         };
         drop(theirs); // then only the new process holds the pipe open
         if ready.read(&mut [0])? > 0 {
-            return Ok(Err(ExitCode::SUCCESS));
+            return Ok(Forked::Started(ExitCode::SUCCESS));
         }
         let ended = rustix::process::waitpid(new, WaitOptions::empty())?;
         let code = ended.and_then(|(_, status)| status.exit_status());
         let code = code.and_then(|code| u8::try_from(code).ok());
-        Ok(Err(code.map_or(ExitCode::FAILURE, ExitCode::from)))
+        Ok(Forked::Started(code.map_or(ExitCode::FAILURE, ExitCode::from)))
     }
 
     /// Reports that the server listens. Later output is discarded, because standard output and
