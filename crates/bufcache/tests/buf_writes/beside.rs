@@ -117,9 +117,8 @@ impl Machine<'_> {
         self.see_failures();
         match what {
             // Another thread may have had a block marked for longer than the cache waits.
-            What::Wipe(_)
-                if matches!(result, Err(WriteError::Busy { .. } | WriteError::Get(_))) => {}
-            What::Wipe(wipe) => self.end_wipe(&wipe, false, result),
+            What::Wipe(_) if matches!(result, Err(WriteError::Busy { .. })) => {}
+            What::Wipe(wipe) => self.end_wipe(&wipe, result),
             What::Sync(settled, failed) => {
                 let has_failed = disk.failures(Operation::Sync) > failed;
                 match result {

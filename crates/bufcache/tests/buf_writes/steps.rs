@@ -367,52 +367,32 @@ impl<'d> Machine<'d> {
 
     /// The device is to put those values there, past the cache.
     fn wipe(&mut self, wipe: &Wipe, f: impl FnMut() -> Result<(), WriteError>) {
-        let (disk, which, how) = (self.disk(wipe.which), wipe.which, wipe.how);
-        let users: Vec<_> = wipe.blocks.clone().map(|block| self.users(which, block)).collect();
-        // A task waits for a guard of its own thread as for any other.
-        let is_task = self.is_task;
-        let pinned = users.iter().any(|(guard, pin)| *pin || (is_task && *guard));
-        let result = self.patiently(f, |machine, error| match error {
-            WriteError::Busy { .. } => true,
-            // The cleaner writes a block of the range, unless a pin keeps the zeros out of the cache.
-            WriteError::Get(GetError::Busy) => {
-                let creates = how == Operation::Zero && disk.failures(how) > wipe.before;
-                !(pinned && creates)
-            }
-            WriteError::Get(GetError::NoFreeBuffers) => !machine.may_be_full(),
-            _ => false,
-        });
-        self.end_wipe(wipe, users.iter().any(|(guard, _)| *guard), result);
+        let busy = |_: &Self, error: &WriteError| matches!(error, WriteError::Busy { .. });
+        let result = self.patiently(f, busy);
+        self.end_wipe(wipe, result);
     }
 
-    /// What has become of the blocks. The calling thread has guards of some: `mine`.
-    pub(super) fn end_wipe(&mut self, wipe: &Wipe, mine: bool, result: Result<(), WriteError>) {
+    /// What has become of the blocks.
+    pub(super) fn end_wipe(&mut self, wipe: &Wipe, result: Result<(), WriteError>) {
         let &Wipe { which, how, before, open, .. } = wipe;
         let (disk, device) = (self.disk(which), self.device(which));
         let reverted = self.reverted(which);
         let is_beside = self.beside.is_some();
         let State { model, poisoned, closed, owed, .. } = &mut self.states[which];
-        // Where the device has no zeros the cache writes some.
-        let failed = disk.failures(how) > before;
-        let created = how == Operation::Zero && failed;
         match result {
             Ok(()) => {
                 assert!(open, "a device that is refused");
                 for (block, values) in wipe.each() {
                     model.became(block, values);
                     owed.remove(&block);
-                    let cached = device.is_cached(block);
-                    assert!(created || !cached, "block {block} is forgotten");
+                    assert!(!device.is_cached(block), "block {block} is forgotten");
                     let is_there = reverted || disk.values(block) == model.now(block);
-                    assert!(cached || is_there, "block {block}");
+                    assert!(is_there, "block {block}");
                 }
                 return;
             }
-            Err(WriteError::Io { .. } | WriteError::Panicked { .. }) => assert!(failed),
-            Err(WriteError::Get(GetError::WouldDeadlock)) => assert!(created && mine),
-            Err(WriteError::Get(GetError::Busy | GetError::NoFreeBuffers)) => assert!(created),
-            Err(WriteError::Get(GetError::Io { .. })) => {
-                assert!(created && disk.failures(Operation::Write) > 0);
+            Err(WriteError::Io { .. } | WriteError::Panicked { .. }) => {
+                assert!(disk.failures(how) > before);
             }
             Err(WriteError::Poisoned { .. }) => assert!(*poisoned),
             Err(WriteError::Closed) => assert!(*closed),
