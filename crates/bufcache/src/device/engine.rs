@@ -33,7 +33,7 @@ unsafe impl IoBufMut for LoadBuf {
 }
 
 /// Submits a request. Its completion calls `end` with `change` and the result of the device. If the engine
-/// refuses the request or has ended, which is no error of the device, defers the change.
+/// refuses the request, defers the change.
 fn submit<B: 'static, R: Reply<B> + 'static>(
     request: Request<'_, B, R>,
     change: DeviceChange,
@@ -47,10 +47,7 @@ fn submit<B: 'static, R: Reply<B> + 'static>(
         move |result: Result<R, RequestError>, _| {
             drop(counted); // before the operation ends, because it keeps the device
             let Some(change) = slot.take() else { return };
-            match result {
-                Err(error) if error.errno() == libc::ECANCELED => change.defer(),
-                result => end(change, result.map(drop).map_err(io::Error::from)),
-            }
+            end(change, result.map(drop).map_err(io::Error::from));
         }
     };
     if request.callback_on_turn(done).is_err() {
@@ -85,11 +82,7 @@ pub(super) fn read(file: &SharedFile, load: Load) {
     let request = engine.read(&file, LoadBuf(load), offset);
     let done = move |result: Result<usize, RequestError>, LoadBuf(load)| {
         drop(counted);
-        match result {
-            // The engine has ended, which is no error of the device.
-            Err(error) if error.errno() == libc::ECANCELED => load.defer(),
-            result => load.finish(result.map_err(Into::into)),
-        }
+        load.finish(result.map_err(Into::into));
     };
     if let Err(refused) = request.callback_on_turn(done) {
         refused.into_request().into_buf().0.defer();
