@@ -672,7 +672,7 @@ const SOME: usize = 64;
 /// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Selection {
-    /// Only blocks in this range.
+    /// Only blocks in this range. No selection has both a range and another condition.
     pub(crate) sectors: Range<u64>,
     /// The most blocks. If there are more, the oldest are taken.
     pub(crate) most: usize,
@@ -736,10 +736,10 @@ impl Shared {
         let Selection { sectors, most, before, promising, .. } = selection;
         let step = source.sectors_of_block();
         let count = sectors.end.saturating_sub(sectors.start) / step;
-        let is_short = count < len as u64 && *before == u64::MAX;
+        let is_short = count < len as u64;
         // Allocates without the lock. The length suffices, because the walk leaves out blocks that
         // became dirty after its begin.
-        let most = if is_short { count as usize } else { len }.min(*most);
+        let most = if is_short { count as usize } else { len.min(*most) };
         let mut blocks = DirtyBlocks::new();
         blocks.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
         if is_short {
@@ -747,7 +747,7 @@ impl Shared {
             let keys = sectors.clone().step_by(step as usize);
             let keys = keys.map(|sector| Key::new(source.id, sector));
             let dirty = |key| Some(DirtyBlock { key, frame: self.dirty_frame(key)? });
-            blocks.extend(keys.filter_map(dirty).take(most));
+            blocks.extend(keys.filter_map(dirty));
             return Ok(blocks);
         }
         while blocks.len() < most && !walk.is_over() {
