@@ -52,10 +52,7 @@ impl ExcludedRange {
     /// Ends the exclusion with the result of the device. After a success the dirty blocks are dropped.
     fn end(mut self, result: Outcome) -> Result<(), WriteError> {
         let block = self.source.block(Key::new(self.source.id, self.sectors.start));
-        result.map_err(|errno| match errno {
-            Some(errno) => WriteError::Io { errno, block },
-            None => WriteError::Panicked { block },
-        })?;
+        result.map_err(|errno| WriteError::of_change(errno, block))?;
         let Self { source, marked, .. } = &mut self;
         marked.drain(..).for_each(|(key, frame)| source.cache.drop_marked(source, key, frame));
         Ok(())

@@ -642,7 +642,6 @@ impl Shared {
         selection: &Selection,
         errno: Option<i32>,
     ) -> WriteError {
-        let block = source.block(dirty.key);
         let number = errno.unwrap_or(libc::EIO);
         source.writes.record(number);
         source.writes.load.set_failing(number);
@@ -652,10 +651,7 @@ impl Shared {
         self.frames.header(dirty.frame).set_failed(true);
         self.unmark_back(self.entry(dirty.frame), dirty.frame, 0);
         self.drop_if_abandoned(source, dirty.key);
-        match errno {
-            Some(errno) => WriteError::Io { errno, block },
-            None => WriteError::Panicked { block },
-        }
+        WriteError::of_change(errno, source.block(dirty.key))
     }
 
     fn unmark_back(&self, entry: &Entry, frame: Frame, clear: u64) {

@@ -435,6 +435,11 @@ fn of_block(block: &Option<u64>) -> String {
 }
 
 impl WriteError {
+    /// Returns the error of a change of that block which has failed with an errno, or panicked.
+    pub(crate) fn of_change(errno: Option<i32>, block: u64) -> Self {
+        errno.map_or(Self::Panicked { block }, |errno| Self::Io { errno, block })
+    }
+
     /// Converts the error of a wait for that block.
     pub(crate) fn of_wait(error: GetError, block: u64) -> Self {
         match error {
