@@ -6,9 +6,16 @@ use crate::{Device, GetError, WriteGuard};
 use offlock_sync::atomic::Ordering::Relaxed;
 use offlock_sync::{model, thread};
 
-use super::disk::{fill, of, small, world};
+use super::disk::{Disk, fill, of, small, world};
 use super::task::block_on;
 use super::world::{beside, dawdle, race, thoroughly};
+
+/// Fails unless a sync makes a block of these bytes durable. The first one may tell of an earlier error.
+fn becomes_durable(disk: &Disk, device: &Device, byte: u8) {
+    let _earlier = device.sync();
+    device.sync().unwrap();
+    assert_eq!(disk.durable(0), byte);
+}
 
 #[test]
 fn inv15_a_writer_against_a_reader() {
@@ -172,7 +179,7 @@ fn inv18_a_reset_against_the_cleaner() {
         }
         fails.join().unwrap();
         fill(&device, 1, 1);
-        let _ = device.sync(); // an error that was met before, perhaps
+        let _earlier = device.sync();
         device.sync().unwrap();
         let there = device.get(0).unwrap()[0];
         assert_eq!(disk.durable(0), there);
@@ -196,9 +203,7 @@ fn inv18_two_resets() {
         assert!(device.sync().is_err());
         other.join().unwrap();
         assert!(device.reset().unwrap().is_empty());
-        let _ = device.sync(); // an error that was met before, perhaps
-        device.sync().unwrap();
-        assert_eq!(disk.durable(0), 1);
+        becomes_durable(&disk, &device, 1);
     });
 }
 
@@ -213,9 +218,7 @@ fn inv17_a_write_that_fails() {
             drop(device.get(block));
         }
         assert_eq!(device.get(0).unwrap()[0], 1);
-        let _ = device.sync(); // what it met before, perhaps
-        device.sync().unwrap();
-        assert_eq!(disk.durable(0), 1);
+        becomes_durable(&disk, &device, 1);
     });
 }
 
@@ -369,8 +372,6 @@ fn against_a_reset(makes_durable: fn(&Device) -> bool) {
         assert!(!is_durable || disk.durable(0) == 1, "it is dirty");
         assert!(resets.join().unwrap(), "it is cached");
         let _ = device.reset().unwrap();
-        let _earlier = device.sync();
-        device.sync().unwrap();
-        assert_eq!(disk.durable(0), 1);
+        becomes_durable(&disk, &device, 1);
     });
 }
