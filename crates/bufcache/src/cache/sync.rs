@@ -382,6 +382,7 @@ impl Shared {
             // evictor.
             let of = Arc::clone(source);
             self.call_blocking(source.id, Lane::Task, move || {
+                // After an error the block stays: a guard that was forgotten keeps it.
                 _ = block_on(of.cache.invalidate(&of, key, 0))
             });
         }

@@ -63,7 +63,7 @@ pub(crate) struct Looks {
     pub(crate) main: usize,
     /// Whether the search ends at a buffer that is due for eviction, but dirty.
     pub(crate) until_dirty: bool,
-    /// Set if it has.
+    /// Set once the search has ended at such a buffer.
     pub(crate) has_met_dirty: bool,
     /// Visits of one list after which the search continues on another. `None`: each buffer is
     /// visited once.
