@@ -6,7 +6,7 @@
 //!                 ▲ an operation ends ───────────────────────────────────────────────┘
 //! ```
 //!
-//! A blocking operation ([`Operation::kind`]) may occupy one of the cache's few threads, or the file,
+//! A blocking operation ([`Kind::Blocking`]) may occupy one of the cache's few threads, or the file,
 //! for long. So blocking operations have a limit and queues of their own, and READs find free places.
 //!
 //! A request that has begun runs to its end even if its connection is closed. A queued request of a
@@ -84,7 +84,7 @@ pub(crate) struct Requests {
     tasks: Tasks<Operation>,
     /// Most running or queued operations: see [`Limits`].
     most: usize,
-    /// By [`Operation::kind`].
+    /// By [`Kind`].
     admissions: [Admission<Operation>; 2],
     /// Running operations for which [`Operation::needs_thread`] returns true.
     on_threads: usize,
@@ -191,7 +191,7 @@ impl Requests {
         };
         let operation =
             Operation { conn: conn.clone(), image: Rc::clone(image), job, buf, result: Ok(()) };
-        let (kind, class) = (operation.kind(), operation.class());
+        let (kind, class) = (operation.kind() as usize, operation.class());
         if let Err(operation) = self.admissions[kind].push(&image.queues[kind], class, operation) {
             let no_memory = Err(io::Error::from_raw_os_error(libc::ENOMEM));
             return Some(self.reply((&request, command), style, no_memory, operation.buf));
@@ -305,7 +305,7 @@ impl Requests {
     /// and its reply; `None` if no operation ends.
     pub(crate) fn complete(&mut self) -> Option<(Option<usize>, Step)> {
         let operation = self.tasks.next()?;
-        let kind = operation.kind();
+        let kind = operation.kind() as usize;
         self.on_threads -= usize::from(operation.needs_thread());
         self.admissions[kind].end(&operation.image.queues[kind]);
         self.admit(); // a place is free
@@ -340,7 +340,7 @@ pub(crate) struct WorkerImage {
     /// last reference to the image.
     pub(crate) source: Source<File>,
     pub(crate) image: Arc<Image>,
-    /// By [`Operation::kind`].
+    /// By [`Kind`].
     pub(crate) queues: [Rc<Queue<Operation>>; 2],
 }
 
@@ -348,6 +348,14 @@ impl WorkerImage {
     pub(crate) fn new(image: Arc<Image>, source: Source<File>) -> Rc<Self> {
         Rc::new(Self { source, image, queues: [Queue::new(), Queue::new()] })
     }
+}
+
+/// The operations that have limits and queues of their own.
+#[derive(Clone, Copy)]
+enum Kind {
+    Transfer,
+    /// May keep a thread of the cache or the kernel's lock of the file for long.
+    Blocking,
 }
 
 /// A request that was not answered at once, until its reply.
@@ -385,11 +393,11 @@ impl Operation {
         Self { result, buf, ..self }
     }
 
-    /// Returns 1 for a blocking operation, which may keep a thread of the cache or the kernel's lock of
-    /// the file for long, and 0 for a transfer.
-    fn kind(&self) -> usize {
-        let transfers = matches!(self.job.command, Command::Read { .. } | Command::Write { .. });
-        usize::from(!transfers)
+    fn kind(&self) -> Kind {
+        match self.job.command {
+            Command::Read { .. } | Command::Write { .. } => Kind::Transfer,
+            _ => Kind::Blocking,
+        }
     }
 
     /// Returns whether a thread of the kernel makes the operation, which needs a CPU for less time than the
