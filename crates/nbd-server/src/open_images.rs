@@ -60,8 +60,8 @@ struct State {
     opened: u64,
     /// When the image was first found idle.
     idle_since: Option<Instant>,
-    /// A release has begun since a client last opened the image; it may have failed.
-    tried: bool,
+    /// A release has begun, and perhaps failed, since a client last opened the image.
+    release_begun: bool,
 }
 
 impl OpenImages {
@@ -98,7 +98,7 @@ impl OpenImages {
             let mut state = slot.state.lock();
             state.image = image.as_ref().ok().cloned();
             state.opened += 1;
-            (state.idle_since, state.tried) = (None, false);
+            (state.idle_since, state.release_begun) = (None, false);
         }
         drop(opening);
         drop(slot);
@@ -155,7 +155,7 @@ impl OpenImages {
             let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
             let release = move || drop(its.release(opened, has_lock, || {})); // an error is logged
             if thread::Builder::new().name("release".into()).spawn(release).is_err() {
-                slot.state.lock().tried = false; // no memory for a thread: try again later
+                slot.state.lock().release_begun = false; // no memory for a thread: try again later
             }
         }
         prune(&mut self.slots.lock());
@@ -202,8 +202,8 @@ impl Slot {
             return None;
         }
         let since = *state.idle_since.get_or_insert(now);
-        let is_due = !state.tried && now.saturating_duration_since(since) >= patience;
-        state.tried |= is_due;
+        let is_due = !state.release_begun && now.saturating_duration_since(since) >= patience;
+        state.release_begun |= is_due;
         is_due.then_some(state.opened)
     }
 
@@ -215,7 +215,7 @@ impl Slot {
             let state = self.state.lock();
             state.image.clone().filter(|_| state.opened == opened)
         };
-        let Some(image) = image else { return Ok(()) }; // `get` has reset `tried`
+        let Some(image) = image else { return Ok(()) }; // `get` has reset `release_begun`
         let to_unlock = image
             .sync_now()
             .and_then(|()| image.file().filter(|_| has_lock).map(File::try_clone).transpose());
@@ -230,7 +230,7 @@ impl Slot {
         let _opening = self.opening.lock();
         let image = {
             let mut state = self.state.lock();
-            (state.idle_since, state.tried) = (None, false);
+            (state.idle_since, state.release_begun) = (None, false);
             let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
             if state.opened != opened || !is_idle {
                 return Ok(());
@@ -418,7 +418,7 @@ mod tests {
         drop(used);
         [300, 305].into_iter().for_each(at);
         let slot = table.slot();
-        assert!(!is_free(&dir) && !slot.state.lock().tried, "it is not long");
+        assert!(!is_free(&dir) && !slot.state.lock().release_begun, "it is not long");
         at(320);
         drop(slot);
         wait_until(|| is_free(&dir));
