@@ -233,7 +233,7 @@ impl Requests {
                         *written = done;
                         None
                     }
-                    Err(error) => Some(Err(image.of_get(error))),
+                    Err(error) => Some(Err(image.get_error_to_io(error))),
                 }
             }
             _ => None,

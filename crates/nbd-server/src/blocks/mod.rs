@@ -411,7 +411,7 @@ impl Image {
             return Ok(()); // none is dirty
         }
         let blocks = covering(bytes.start, bytes.end);
-        self.device.flush_range_async(blocks).await.map_err(|error| self.of_write(error))
+        self.device.flush_range_async(blocks).await.map_err(|error| self.write_error_to_io(error))
     }
 
     /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
@@ -427,13 +427,13 @@ impl Image {
     }
 
     /// Returns the error of a request whose get of a block failed.
-    pub(crate) fn of_get(&self, error: GetError) -> io::Error {
+    pub(crate) fn get_error_to_io(&self, error: GetError) -> io::Error {
         let is_poisoned = matches!(error, GetError::Poisoned { .. });
         self.error(error.errno(), is_poisoned, matches!(error, GetError::Panicked { .. }))
     }
 
     /// Returns the error of a request whose write, flush or sync failed.
-    pub(crate) fn of_write(&self, error: WriteError) -> io::Error {
+    pub(crate) fn write_error_to_io(&self, error: WriteError) -> io::Error {
         let is_poisoned = matches!(error, WriteError::Poisoned { .. });
         self.error(error.errno(), is_poisoned, matches!(error, WriteError::Panicked { .. }))
     }
@@ -460,7 +460,7 @@ impl Image {
         loop {
             match ignore_earlier(self.device.sync()) {
                 Err(WriteError::Busy { .. }) => {}
-                result => return result.map_err(|error| self.of_write(error)),
+                result => return result.map_err(|error| self.write_error_to_io(error)),
             }
         }
     }

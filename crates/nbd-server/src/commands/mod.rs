@@ -120,7 +120,7 @@ impl Job {
                 let result = self.discard(inner).await; // a TRIM need not trim the ends
                 let trimmed = match is_unsupported(&result) {
                     true => Ok(()), // a TRIM may have no effect
-                    false => result.map_err(|error| self.image.of_write(error)),
+                    false => result.map_err(|error| self.image.write_error_to_io(error)),
                 };
                 (self.then_sync(fua, trimmed).await, buf)
             }
@@ -175,12 +175,12 @@ impl Job {
         if !no_hole {
             let result = self.discard(blocks.clone()).await;
             if !is_unsupported(&result) {
-                return result.map_err(|error| self.image.of_write(error));
+                return result.map_err(|error| self.image.write_error_to_io(error));
             }
         }
         let result = change(|| self.image.device.zero_async(blocks.clone())).await;
         if !is_unsupported(&result) {
-            return result.map_err(|error| self.image.of_write(error));
+            return result.map_err(|error| self.image.write_error_to_io(error));
         }
         if fast {
             return Err(os(libc::EOPNOTSUPP));
@@ -198,7 +198,7 @@ impl Image {
     /// one. A sync that has begun goes on if the future is dropped.
     pub(crate) async fn sync(&self) -> io::Result<()> {
         let sync = || async { ignore_earlier(self.device.sync_async().await) };
-        change(sync).await.map_err(|error| self.of_write(error))
+        change(sync).await.map_err(|error| self.write_error_to_io(error))
     }
 }
 

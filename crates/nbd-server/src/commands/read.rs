@@ -86,7 +86,7 @@ impl Job {
         let Request { offset, len, .. } = self.request;
         let newer = match self.newer().await {
             Ok(newer) => newer,
-            Err(error) => return (Err(self.image.of_get(error)), buf),
+            Err(error) => return (Err(self.image.get_error_to_io(error)), buf),
         };
         // A future that is dropped ends its loads before the engine's read. That keeps no block, and
         // delays no WRITE that waits for a load.

@@ -39,7 +39,8 @@ impl Job {
     async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         let image = &self.image;
         loop {
-            let done = image.try_write(offset, bytes).map_err(|error| image.of_get(error))?;
+            let done =
+                image.try_write(offset, bytes).map_err(|error| image.get_error_to_io(error))?;
             (offset, bytes) = (offset + done as u64, &bytes[done..]);
             // An empty range has no part.
             let Some(piece) = image.pieces(offset, bytes.len()).next().filter(|p| p.count > 0)
@@ -61,10 +62,12 @@ impl Job {
                     let all = move |device: &bufcache::Device| device.flush_range(0..u64::MAX);
                     change(|| image.device.call_async(all))
                         .await
-                        .map_err(|error| image.of_write(error))?;
-                    self.change(piece, write).await.map_err(|error| image.of_get(error))?;
+                        .map_err(|error| image.write_error_to_io(error))?;
+                    self.change(piece, write)
+                        .await
+                        .map_err(|error| image.get_error_to_io(error))?;
                 }
-                result => result.map_err(|error| image.of_get(error))?,
+                result => result.map_err(|error| image.get_error_to_io(error))?,
             }
             (offset, bytes) = (offset + piece.count as u64, &bytes[piece.count..]);
         }
@@ -131,7 +134,9 @@ impl Job {
             }
         };
         let result = match bypass {
-            Some(bypass) => bypass.finish(result).map_err(|error| self.image.of_write(error)),
+            Some(bypass) => {
+                bypass.finish(result).map_err(|error| self.image.write_error_to_io(error))
+            }
             None => result,
         };
         (result, buf)
@@ -153,7 +158,7 @@ impl Job {
                 return self.write_image(buf, part, start, Some(Box::new(bypass))).await;
             }
             Ok(None) => {}
-            Err(error) => return (Err(self.image.of_write(error)), buf),
+            Err(error) => return (Err(self.image.write_error_to_io(error)), buf),
         }
         let since = Instant::now();
         let write = move |device: &bufcache::Device| loop {
@@ -163,7 +168,7 @@ impl Job {
             }
         };
         let (result, buf) = self.image.device.call_async(write).await;
-        (result.map_err(|error| self.image.of_write(error)), buf)
+        (result.map_err(|error| self.image.write_error_to_io(error)), buf)
     }
 
     /// Makes the data of this WRITE durable.
@@ -178,7 +183,7 @@ impl Job {
             self.image.device.flush_range_async(blocks.clone()).await?;
             ignore_earlier(self.image.device.write_through_async(blocks.clone()).await)
         };
-        change(through).await.map_err(|error| self.image.of_write(error))
+        change(through).await.map_err(|error| self.image.write_error_to_io(error))
     }
 }
 
