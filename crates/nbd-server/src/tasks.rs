@@ -37,8 +37,10 @@ impl Wake for Woken {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Ordering: AcqRel, here and in `Tasks::next`. If the flag is set already, the swap there reads
-        // the value stored here, so that the future that was listed before this call is polled.
+        // Ordering: AcqRel, with the swap in `Tasks::next`. The future was listed before this call, so a
+        // poll behind a swap that reads the value stored here finds it. If a store of the worker has
+        // replaced that value, the poll finds the future all the same or is woken again:
+        // `FuturesUnordered` registers its waker before it looks at its list.
         let was_set = self.is_set.swap(true, Ordering::AcqRel);
         // The worker checks the flag before it sleeps, so its own wakes need no notification.
         if !was_set && thread_id() != self.worker {

@@ -162,8 +162,9 @@ pub(crate) struct Image {
     longest: u64,
     /// The end of the last READ that missed the cache.
     next: AtomicU64,
-    /// A request of the image panicked. Ordering: Relaxed, all; a result that is told
-    /// after it was set fails, and the task that tells it has learned of the panic's end.
+    /// A request of the image panicked. Ordering: Relaxed, all. The store precedes the reply with the
+    /// error, and a client that has this reply reaches another worker through the kernel, which orders
+    /// the worker's load after the store.
     has_failed: AtomicBool,
     /// See [`Blocks::failed`].
     failed: Arc<Mutex<Vec<String>>>,
