@@ -345,9 +345,9 @@ impl<'t> Opening<'t> {
     }
 }
 
-/// Returns an export that was found. If it cannot be served, the log has the reason. The client is told no path
-/// and no error of the system.
-fn found<T>(name: &str, found: Result<Option<T>, Problem>) -> Result<T, &'static str> {
+/// Returns an export that was found, or else the message for the client. If the export cannot be served, the log
+/// has the reason. The client is told no path and no error of the system.
+fn or_refusal<T>(name: &str, found: Result<Option<T>, Problem>) -> Result<T, &'static str> {
     let found = found.map_err(|problem| {
         warn!(name, %problem, "an export is not served");
         match problem {
@@ -362,11 +362,11 @@ fn found<T>(name: &str, found: Result<Option<T>, Problem>) -> Result<T, &'static
 
 impl Exports for Opening<'_> {
     fn find(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
-        found(name, self.table.find_export(name)).map(Cow::Owned)
+        or_refusal(name, self.table.find_export(name)).map(Cow::Owned)
     }
 
     fn open(&self, name: &str) -> Result<Cow<'_, ExportInfo>, &'static str> {
-        let export = found(name, self.table.open_export(name))?;
+        let export = or_refusal(name, self.table.open_export(name))?;
         let info = export.info.clone();
         self.opened.replace(Some(export));
         Ok(Cow::Owned(info))
