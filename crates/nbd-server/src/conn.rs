@@ -460,8 +460,8 @@ impl Session {
                     };
                     if let Some(room) = room {
                         match memory.acquire(room, account) {
-                            Ok(taken) => buf = Some(taken),
-                            Err(Limit::System) => checked = Err(NbdError::NoMem),
+                            Ok(Some(taken)) => buf = Some(taken),
+                            Ok(None) => checked = Err(NbdError::NoMem),
                             Err(limit) => return Next::Blocked(limit),
                         }
                     }
@@ -589,7 +589,7 @@ mod tests {
             let mut expected = b"hello".to_vec();
             out.handshake = expected.clone();
             for cookie in 0..200 {
-                let mut data = memory.acquire(100, &mut account).unwrap();
+                let mut data = memory.acquire(100, &mut account).unwrap().unwrap();
                 data.fill(cookie as u8);
                 let header = ReplyHeader::simple(cookie, Ok(()));
                 expected.extend(header.as_slice());

@@ -7,8 +7,7 @@
 //! waited longest.
 //!
 //! The system may have less memory than these limits allow (`ulimit -v`, a container). If it has no
-//! memory for a buffer, the buffer's request fails ([`Limit::System`]), and the server
-//! continues.
+//! memory for a buffer, the buffer's request fails, and the server continues.
 
 use std::sync::OnceLock;
 
@@ -79,15 +78,13 @@ pub(crate) struct Account {
     bytes: usize,
 }
 
-/// The reason why a connection's next request has no memory or no place.
+/// The limit for which a connection's next request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// The connection's own limits: replies must leave, or requests end.
     Connection,
     /// Other connections hold the worker's memory or its places for requests.
     Worker,
-    /// The system has no memory for the buffer now: the request fails.
-    System,
 }
 
 impl BufferPool {
@@ -112,14 +109,15 @@ impl BufferPool {
         if size <= SMALL { &mut self.small } else { &mut self.large }
     }
 
-    /// Returns a buffer of `len` bytes, and charges the connection's account.
+    /// Returns a buffer of `len` bytes, and charges the connection's account. `None` if the system has no
+    /// memory for it now.
     ///
     /// The buffer has the content that an earlier request left in it.
     pub(crate) fn acquire(
         &mut self,
         len: usize,
         account: &mut Account,
-    ) -> Result<AlignedBuf, Limit> {
+    ) -> Result<Option<AlignedBuf>, Limit> {
         let class = class_of(len);
         let size = size_of(class);
         let held = account.bytes + size;
@@ -133,23 +131,16 @@ impl BufferPool {
                 return Err(Limit::Worker);
             }
         }
-        let mut buf = match self.free[class].pop() {
-            Some(buf) => {
-                self.free_bytes -= size;
-                buf
-            }
-            None => match allocate(size) {
-                Some(buf) => buf,
-                None => {
-                    self.free_all();
-                    allocate(size).ok_or(Limit::System)?
-                }
-            },
-        };
+        let kept = self.free[class].pop().inspect(|_| self.free_bytes -= size);
+        let buf = kept.or_else(|| allocate(size)).or_else(|| {
+            self.free_all();
+            allocate(size)
+        });
+        let Some(mut buf) = buf else { return Ok(None) };
         self.budget(size).used += size;
         account.bytes += size;
         buf.set_len(len);
-        Ok(buf)
+        Ok(Some(buf))
     }
 
     /// Returns whether the system has `bytes` bytes for the replies of a handshake. They may use
@@ -231,14 +222,16 @@ mod tests {
     fn limits_hold_and_the_reserve_is_always_there() {
         let mut memory = BufferPool::new(0);
         let (mut hog, mut other) = (Account::default(), Account::default());
-        let held = memory.acquire(32 << 20, &mut hog).unwrap();
+        let held = memory.acquire(32 << 20, &mut hog).unwrap().unwrap();
         assert_eq!(memory.acquire(4096, &mut hog).unwrap_err(), Limit::Connection);
         // The budget of small requests is untouched.
         assert_eq!(memory.acquire(3 << 20, &mut other).unwrap_err(), Limit::Worker);
-        let small: Vec<_> = (0..16).map(|_| memory.acquire(2 << 20, &mut other).unwrap()).collect();
+        let small: Vec<_> =
+            (0..16).map(|_| memory.acquire(2 << 20, &mut other).unwrap().unwrap()).collect();
         let mut third = Account::default();
         assert_eq!(memory.acquire(1 << 20, &mut third).unwrap_err(), Limit::Worker);
-        let queue: Vec<_> = (0..64).map(|_| memory.acquire(4096, &mut third).unwrap()).collect();
+        let queue: Vec<_> =
+            (0..64).map(|_| memory.acquire(4096, &mut third).unwrap().unwrap()).collect();
         assert_eq!(memory.acquire(4096, &mut third).unwrap_err(), Limit::Worker);
         for buf in queue {
             memory.release(buf, Some(&mut third));
@@ -250,18 +243,18 @@ mod tests {
         assert_eq!((memory.small.used, memory.large.used), (0, 0));
         assert_eq!((third.bytes, other.bytes), (0, 0));
         assert!(memory.free_bytes <= KEEP);
-        assert_eq!(memory.acquire(100, &mut third).unwrap().len(), 100);
+        assert_eq!(memory.acquire(100, &mut third).unwrap().unwrap().len(), 100);
     }
 
     #[test]
     fn awaited_memory_is_kept_for_the_waiting_connection() {
         let mut memory = BufferPool::new(0);
         let (mut hog, mut account) = (Account::default(), Account::default());
-        let held = memory.acquire(32 << 20, &mut hog).unwrap();
+        let held = memory.acquire(32 << 20, &mut hog).unwrap().unwrap();
         assert_eq!(memory.acquire(32 << 20, &mut account).unwrap_err(), Limit::Worker);
         memory.release(held, Some(&mut hog));
         assert_eq!(memory.acquire(3 << 20, &mut hog).unwrap_err(), Limit::Worker);
         memory.forget_refusals();
-        assert!(memory.acquire(32 << 20, &mut account).is_ok());
+        assert!(memory.acquire(32 << 20, &mut account).unwrap().is_some());
     }
 }
