@@ -405,11 +405,10 @@ impl Shared {
     /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes
     /// nothing, so waiters poll. Once the patience is over one full search is left.
     ///
-    /// Instead of a pause, the calling thread writes dirty blocks of `source`; without one, of any
-    /// device.
+    /// Instead of a pause, the calling thread writes dirty blocks of `source`.
     pub(super) async fn wait_for_buffers(
         &self,
-        source: Option<&Arc<Source>>,
+        source: &Arc<Source>,
         wait: &mut BufferWait,
     ) -> Result<(), GetError> {
         if wait.search == Search::Full {
@@ -425,9 +424,8 @@ impl Shared {
         }
         // All buffers may be dirty.
         if wait.search == Search::UntilDirty && self.is_mostly_dirty() {
-            match source {
-                Some(source) if self.write_back_due(source).await > 0 => {}
-                _ => wait.search = Search::Short,
+            if self.write_back_due(source).await == 0 {
+                wait.search = Search::Short;
             }
             return Ok(());
         }

@@ -292,7 +292,7 @@ impl Shared {
         wait: &mut BufferWait,
     ) -> Result<(), GetError> {
         match later {
-            EnterResult::NoBuffer => return self.wait_for_buffers(Some(source), wait).await,
+            EnterResult::NoBuffer => return self.wait_for_buffers(source, wait).await,
             _ if is_blocking().await && !source.may_wait() => return Err(GetError::WouldDeadlock),
             _ => source.writes.excluded.wait(key.sector()).await,
         }

@@ -317,12 +317,6 @@ impl Pool {
         removed
     }
 
-    /// Returns the `at`th device with dirty buffers.
-    pub(super) fn nth_dirty(&self, at: usize) -> Option<Arc<Source>> {
-        let state = self.queue.state.lock();
-        state.devices.iter().filter_map(|work| work.dirty.clone()).nth(at)
-    }
-
     /// Begins a round without delay, because too many buffers are dirty. Does nothing while every
     /// device with dirty buffers is being cleaned, or is about to be.
     pub(super) fn hurry(&self) {

@@ -837,26 +837,6 @@ impl Shared {
         Box::pin(self.write_back(source, selection)).await
     }
 
-    /// Writes a few buffers of the first device that has any that can be written. Returns the
-    /// number.
-    pub(super) async fn write_back_any(&self) -> usize {
-        if self.write_back.dirty_bytes() == 0 {
-            return 0;
-        }
-        for promising in [true, false] {
-            let selection = Selection::few(promising);
-            let mut at = 0;
-            while let Some(source) = self.write_back.pool.nth_dirty(at) {
-                let written = self.write_back_inside(&source, &selection).await.written;
-                if written > 0 {
-                    return written;
-                }
-                at += 1;
-            }
-        }
-        0
-    }
-
     /// Writes a few buffers of one device: those whose write has not failed, or if none of these was
     /// written, any.
     async fn write_back_some(&self, source: &Arc<Source>) -> Summary {
@@ -912,7 +892,7 @@ impl Shared {
     /// dirty.
     pub(super) async fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         if self.must_clean(source) {
-            self.write_back_for(Some(source)).await;
+            self.write_back_for(source).await;
         }
         let mut since = None;
         while !self.may_dirty(source, key) {
@@ -945,17 +925,14 @@ impl Shared {
         self.write_back.may_dirty(source) || self.is_dirty(key)
     }
 
-    /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.
-    pub(super) async fn write_back_for(&self, source: Option<&Arc<Source>>) -> usize {
-        match source {
-            Some(source) if !self.write_back.has_one_device() => {
-                if self.write_back.dirty_bytes() == 0 {
-                    return 0;
-                }
-                self.write_back.hurry();
-                self.write_back_some(source).await.written
-            }
-            _ => self.write_back_any().await,
+    /// Writes some dirty buffers of a device because a miss of it needs a buffer. Returns the number.
+    pub(super) async fn write_back_for(&self, source: &Arc<Source>) -> usize {
+        if self.write_back.dirty_bytes() == 0 {
+            return 0;
         }
+        if !self.write_back.has_one_device() {
+            self.write_back.hurry();
+        }
+        self.write_back_some(source).await.written
     }
 }
