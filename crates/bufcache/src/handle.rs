@@ -464,7 +464,7 @@ impl Device {
     /// Returns a pin on the buffer of a block, which may still be read or written. `None` if that has to
     /// wait, or fails.
     fn pin_now(&self, key: Key) -> Option<Pin> {
-        let entered = Search::NOW.into_iter().find_map(|search| {
+        let entered = [Search::Short, Search::Full].into_iter().find_map(|search| {
             match self.shared.enter(&self.source, key, Fill::Read, search, false) {
                 Ok(EnterResult::NoBuffer) => None,
                 entered => Some(entered),

@@ -57,11 +57,6 @@ pub(crate) enum Search {
     Full,
 }
 
-impl Search {
-    /// The searches of a caller that does not wait.
-    pub(crate) const NOW: [Self; 2] = [Self::Short, Self::Full];
-}
-
 /// A wait for a free buffer.
 pub(super) struct BufferWait {
     /// The begin of the wait.
