@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use bufcache::{BlockDevice, Change, DeviceChange, Load, MemoryDevice};
+use offlock_sync::{Mutex, MutexGuard};
 
 /// What a [`KeptDevice`] does with an operation that it is to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,10 +50,6 @@ struct State {
     blocked: BTreeSet<String>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl KeptDevice {
     /// Returns a device of so many ones.
     pub(crate) fn new(len: usize) -> Self {
@@ -65,42 +61,42 @@ impl KeptDevice {
 
     /// Returns the loads that have begun and not ended.
     pub(crate) fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
-        lock(&self.loads)
+        self.loads.lock()
     }
 
     /// Returns the writes that have begun and not ended.
     pub(crate) fn writes(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
-        lock(&self.writes)
+        self.writes.lock()
     }
 
     /// Returns the discards and zeros that have begun and not ended.
     pub(crate) fn ranges(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
-        lock(&self.ranges)
+        self.ranges.lock()
     }
 
     /// Returns the syncs that have begun and not ended.
     pub(crate) fn syncs(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
-        lock(&self.syncs)
+        self.syncs.lock()
     }
 
     /// Returns how many loads have begun.
     pub(crate) fn begun(&self) -> u64 {
-        lock(&self.state).loads
+        self.state.lock().loads
     }
 
     /// Returns the names of the threads that have called a blocking method that changes the device.
     pub(crate) fn blocked(&self) -> Vec<String> {
-        lock(&self.state).blocked.iter().cloned().collect()
+        self.state.lock().blocked.iter().cloned().collect()
     }
 
     /// From now on the device does this with an operation. Those that it keeps stay.
     pub(crate) fn does(&self, begun: Begun) {
-        lock(&self.state).does = begun;
+        self.state.lock().does = begun;
     }
 
     /// From now on the writes that begin in these bytes fail with this errno.
     pub(crate) fn refuse(&self, bytes: Range<u64>, errno: i32) {
-        lock(&self.state).refused = Some((bytes, errno));
+        self.state.lock().refused = Some((bytes, errno));
     }
 
     /// Makes a write that has begun, and ends it.
@@ -116,7 +112,7 @@ impl KeptDevice {
     }
 
     fn check(&self, offset: u64) -> io::Result<()> {
-        let refused = lock(&self.state).refused.clone();
+        let refused = self.state.lock().refused.clone();
         let refused = refused.filter(|(bytes, _)| bytes.contains(&offset));
         refused.map_or(Ok(()), |(_, errno)| Err(io::Error::from_raw_os_error(errno)))
     }
@@ -152,18 +148,18 @@ impl KeptDevice {
     }
 
     fn keep<T>(&self, kept: &Mutex<Vec<T>>, operation: T, defer: fn(T)) {
-        let does = lock(&self.state).does;
+        let does = self.state.lock().does;
         match does {
             Begun::Kept => {
-                lock(kept).push(operation);
+                kept.lock().push(operation);
                 // `release` may have ended the others before the push.
-                if lock(&self.state).does == Begun::Ended {
+                if self.state.lock().does == Begun::Ended {
                     self.end_all();
                 }
             }
             Begun::Deferred => defer(operation),
             Begun::Ended => {
-                lock(kept).push(operation);
+                kept.lock().push(operation);
                 self.end_all();
             }
             Begun::Dropped => {}
@@ -173,12 +169,12 @@ impl KeptDevice {
 
     fn note_that_it_blocks(&self) {
         let name = thread::current().name().unwrap_or_default().to_string();
-        lock(&self.state).blocked.insert(name);
+        self.state.lock().blocked.insert(name);
     }
 
     /// The thread that drops the last handle ends its writes and syncs itself.
     fn defers(&self, is_blocking: bool) -> bool {
-        is_blocking && lock(&self.state).does == Begun::Kept
+        is_blocking && self.state.lock().does == Begun::Kept
     }
 }
 
@@ -199,7 +195,7 @@ impl BlockDevice for KeptDevice {
         if self.reads {
             return load.defer();
         }
-        lock(&self.state).loads += 1;
+        self.state.lock().loads += 1;
         self.keep(&self.loads, load, Load::defer);
     }
 

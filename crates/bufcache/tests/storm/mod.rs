@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use bufcache::{
     AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, MemoryDevice, Pin, WriteError,
 };
 use bufcache_test::{Fault, FaultDevice, Operation};
+use offlock_sync::{Mutex, MutexGuard};
 use testkit::rng::Rng;
 use testkit::wait::wait_for;
 
@@ -105,10 +106,6 @@ pub(crate) struct World {
     reads: AtomicU64,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The bytes of a version of a block; version 0 is that of the device at its begin.
 fn stamp(block: u64, version: u64, size: usize) -> Vec<u8> {
     (block << 48 | version << 1 | 1).to_le_bytes().repeat(size / 8)
@@ -144,7 +141,7 @@ fn had<T>(result: Result<T, GetError>) -> Option<T> {
 
 impl Disk {
     fn block(&self, block: u64) -> MutexGuard<'_, Block> {
-        lock(&self.blocks[block as usize])
+        self.blocks[block as usize].lock()
     }
 
     fn begin(&self, block: u64, zeros: bool) -> Version {
@@ -187,7 +184,7 @@ impl Disk {
         });
         let promised = promised.collect();
         if now > 0 {
-            lock(&self.promises).push((now, promised));
+            self.promises.lock().push((now, promised));
         }
         true
     }
@@ -283,7 +280,7 @@ impl World {
             }
             58 => {
                 let kept = rng.usize(..3);
-                let taken: Vec<_> = lock(&self.shelf).drain(..).skip(kept).collect();
+                let taken: Vec<_> = self.shelf.lock().drain(..).skip(kept).collect();
                 taken.into_iter().for_each(|held| self.check_held(held));
             }
             59..62 if self.shape.fails => self.fail(disk, rng),
@@ -307,7 +304,7 @@ impl World {
             6 => (Operation::Write, Fault::Short(100)),
             _ => (Operation::Write, Fault::Torn(rng.u64(..1 << 20))),
         };
-        let _alone = lock(&disk.faults);
+        let _alone = disk.faults.lock();
         disk.device.heal();
         disk.device.inject_next(operation, fault);
     }
@@ -346,7 +343,7 @@ impl World {
                 let pin = guard.pin().unwrap();
                 drop(guard);
                 let first = *pin.first_chunk().unwrap();
-                lock(&self.shelf).push(Held { pin, which, block, first });
+                self.shelf.lock().push(Held { pin, which, block, first });
             }
             1 => {
                 // More than a record has slots for.
@@ -392,7 +389,7 @@ impl World {
 
     /// A write past the cache that fails changes nothing here: a torn one would leave a torn block.
     fn write_past(&self, disk: &Disk, device: &Device, block: u64, rng: &mut Rng) {
-        let _no_other_fault = lock(&disk.faults);
+        let _no_other_fault = disk.faults.lock();
         disk.device.heal();
         if self.shape.fails && rng.u64(..4) == 0 {
             disk.device.inject_next(Operation::Write, Fault::Error(libc::EIO));
@@ -482,7 +479,7 @@ impl World {
 
     /// Nothing is wrong any more: all that was written is on the devices, and each buffer is of use again.
     pub(crate) fn calm(&self) {
-        lock(&self.shelf).drain(..).for_each(|held| self.check_held(held));
+        self.shelf.lock().drain(..).for_each(|held| self.check_held(held));
         for disk in &self.disks {
             let device = disk.handle.read().unwrap();
             // The cleaner may have a block marked for longer than the cache waits.
@@ -527,7 +524,7 @@ impl World {
     fn check_moment(&self, moment: u64, images: usize, rng: &mut Rng) {
         let disk = &self.disks[0];
         let mut least = BTreeMap::new();
-        let promises = lock(&disk.promises);
+        let promises = disk.promises.lock();
         for (_, promised) in promises.iter().filter(|(since, _)| *since <= moment) {
             for (&block, &version) in promised {
                 let least = least.entry(block).or_insert(0);
