@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use crate::{AttachOptions, Device, GetError, WriteError};
@@ -13,18 +13,15 @@ use offlock_sync::{Futex, Mutex, model, thread};
 
 use super::world::{Numbered, World, beside, builder, dawdle, look, thoroughly};
 
-/// Runs a future in this thread, which sleeps where it waits.
+/// Runs a future as a task, in this thread, which sleeps where the future waits.
 pub(super) fn block_on<F: Future>(future: F) -> F::Output {
-    let alarm = Arc::new(Alarm::default());
-    let waker = Waker::from(Arc::clone(&alarm));
-    let (mut context, mut future) = (Context::from_waker(&waker), pin!(future));
-    loop {
-        let seen = alarm.bell.load();
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        alarm.bell.wait(seen);
-    }
+    let mut future = pin!(future);
+    let sleep = |woken: &Futex, seen| {
+        woken.wait(seen);
+        true
+    };
+    let output = offlock_sync::block_on(|context| future.as_mut().poll(context), sleep);
+    output.expect("it sleeps until there is one")
 }
 
 /// Wakes a thread; or panics.
