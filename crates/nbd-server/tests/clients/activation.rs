@@ -8,7 +8,8 @@ use std::process;
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB};
-use crate::lab::{Lab, Res, check, signal, trial, wait_until};
+use crate::lab::{Lab, Res, check, trial};
+use crate::process::stop_forked;
 use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -77,9 +78,7 @@ fn in_background(lab: &Lab) -> Res {
     let (code, _, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
     check!(code == 0, "exit code {code}:\n{log}");
     let worked = works(Client::connect(&path));
-    signal(std::fs::read_to_string(&pid_file)?.trim().parse()?, libc::SIGTERM);
-    let ended = wait_until(|| (!pid_file.exists()).then_some(()));
-    check!(ended.is_some(), "it goes on after SIGTERM");
+    stop_forked(&pid_file)?;
     worked
 }
 

@@ -180,10 +180,11 @@ fn die_with_parent() -> io::Result<()> {
     }
 }
 
-/// Sends `signal_number` to a child that has not been waited for.
+/// Sends `signal_number` to a process that still has this pid: a child that has not been waited for, or a
+/// server whose pid file exists.
 pub(crate) fn signal(pid: u32, signal_number: i32) {
     let pid = i32::try_from(pid).expect("Linux pids fit an i32");
-    // SAFETY: kill takes plain numbers; the pid is a child not yet reaped, so it is not reused.
+    // SAFETY: kill takes plain numbers.
     unsafe { libc::kill(pid, signal_number) };
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -61,12 +62,7 @@ fn fork(lab: &Lab) -> Res {
         client.disconnect()
     };
     let served = served();
-    signal(pid, libc::SIGTERM);
-    let ended = wait_until(|| (!pid_file.exists()).then_some(()));
-    if ended.is_none() {
-        signal(pid, libc::SIGKILL);
-        fail!("it goes on after SIGTERM");
-    }
+    stop_forked(&pid_file)?;
     served?;
     check!(!socket.exists(), "the socket is left");
     check!(fs::read(lab.path("a.img"))?[..4096] == [7; 4096], "the write is lost");
@@ -75,11 +71,19 @@ fn fork(lab: &Lab) -> Res {
     let piped = ["sh", "-c", "\"$0\" \"$@\" 2>&1 >/dev/null | cat"];
     let server = launch(Launch::bare(lab).on_socket("s"))?.through(piped).arg("--fork");
     let (code, _, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
-    let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
-    signal(pid, libc::SIGTERM);
+    stop_forked(&pid_file)?;
     check!(code == 0, "exit code {code}:\n{log}");
-    let ended = wait_until(|| (!pid_file.exists()).then_some(()));
-    check!(ended.is_some(), "the second goes on after SIGTERM");
+    Ok(())
+}
+
+/// Stops a server that `--fork` has left in the background.
+pub(crate) fn stop_forked(pid_file: &Path) -> Res {
+    let pid = fs::read_to_string(pid_file)?.trim().parse()?;
+    signal(pid, libc::SIGTERM);
+    if wait_until(|| (!pid_file.exists()).then_some(())).is_none() {
+        signal(pid, libc::SIGKILL);
+        fail!("it goes on after SIGTERM");
+    }
     Ok(())
 }
 
