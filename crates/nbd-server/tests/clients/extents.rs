@@ -136,8 +136,8 @@ fn copies(lab: &Lab, backend: Backend) -> Res {
     server.stop()
 }
 
-/// A client that did not choose the context, or asks for nothing, or past the end, is refused. Of one extent the
-/// answer is one, and what was written a moment ago, by another client, is none that is a hole until it is trimmed.
+/// BLOCK_STATUS is refused to a client that did not choose the context, and for an empty range or one past the end.
+/// With REQ_ONE the answer has one extent. A block that another client has just written is data until a TRIM.
 fn answers(lab: &Lab) -> Res {
     let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
     let mut plain = server.client()?;

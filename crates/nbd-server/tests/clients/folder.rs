@@ -110,7 +110,8 @@ fn come_and_go(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// Nothing but files of the folder, by their names. Those that no export can have are told of at the start.
+/// Only regular files directly in the folder are exports. At the start the log names files whose names are not valid for
+/// an export.
 fn no_images(lab: &Lab) -> Res {
     let (secret, dir) = (lab.path("secret"), lab.path("images"));
     image::sparse(&secret, MIB)?;

@@ -209,11 +209,12 @@ fn kills_on_s3(lab: &Lab, count: u32) -> Res {
     Ok(())
 }
 
-/// A takeover of a volume, and what its servers say when there is none or no bucket. They show no credentials.
+/// A takeover of a volume on S3, and the errors of a volume and of a bucket that do not exist. No log shows the
+/// credentials.
 fn on_s3(lab: &Lab) -> Res {
     let (_moto, endpoint) = moto(lab)?;
     let mut store = Store::s3(lab, &endpoint);
-    store.environment = environment(&endpoint); // which logs all there is
+    store.environment = environment(&endpoint); // with every line of the log
     let address = std::mem::replace(&mut store.address, "s3://no-bucket/vol".to_owned());
     let missing = store.launch("?size=64M").start_refused()?.1;
     check!(missing.contains("NoSuchBucket"), "{missing}");
@@ -224,7 +225,8 @@ fn on_s3(lab: &Lab) -> Res {
     takeover(&store)
 }
 
-/// A killed server's volume is another's, with what was flushed; one that runs has to be taken over, and ends then.
+/// The volume of a killed server is opened by the next one, and has what was flushed. The volume of a running server
+/// is opened with `--takeover` only, which ends that server.
 fn takeover(store: &Store<'_>) -> Res {
     let lab = store.lab;
     let mut killed = store.serve()?;

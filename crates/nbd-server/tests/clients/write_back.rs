@@ -163,7 +163,7 @@ fn play(
             }
             6 if random.below(3) == 0 => client.flush()?.ok("FLUSH")?,
             7 => {
-                // Beside a WRITE, a READ is of each byte before or after it; a later READ is of that after it.
+                // A READ beside a WRITE finds each byte as it was before or after it; a later READ finds all of it.
                 let old = mine.to_vec();
                 mine.copy_from_slice(&noise[random.below(BLOCK) as usize..][..count as usize]);
                 let cookie = other.request(0, cmd::READ, at, count as u32)?;
@@ -185,12 +185,13 @@ fn play(
     Ok(())
 }
 
-/// The same for a long time. Each second a client is killed inside a request, with others in flight. What these wrote is
-/// there whole or not at all, and not undone later, and the server's memory does not grow.
+/// Runs [`play`] for a long time. Each second the connection of a client is closed inside a WRITE, with others in
+/// flight: each of these is performed whole or not at all, and not undone later. The server's memory does not grow.
 fn soak(lab: &Lab, backend: Backend, time: Duration) -> Res {
     const CLIENTS: u64 = 8;
     const PART: u64 = 8 * MIB; // all of them are more than the cache holds
-    /// Behind the part of each client: the blocks that it writes when it is killed. The last one is cut off.
+    /// The number of blocks behind the part of each client. It writes them right before its connection is closed, the
+    /// last one by a request that is cut off.
     const LAST: u64 = 16;
     const EACH: u64 = PART + LAST * BLOCK;
     /// What the memory may grow by, in percent.
@@ -203,7 +204,7 @@ fn soak(lab: &Lab, backend: Backend, time: Duration) -> Res {
         let word = if version == 0 { 0 } else { at << 32 | version };
         word.to_le_bytes().repeat(BLOCK as usize / 8)
     };
-    // Of each of the last blocks, in `had`, the version that is known. It still has it, or has that of the last kill.
+    // `had` has the known version of each of the last blocks. A block has this version, or that of the last kill.
     let look = |found: &[u8], at: u64, had: &mut [u64], killed: u64| -> Res {
         for (nr, (block, had)) in found.chunks(BLOCK as usize).zip(had).enumerate() {
             let at = at + nr as u64 * BLOCK;
