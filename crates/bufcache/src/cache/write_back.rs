@@ -838,10 +838,14 @@ impl Shared {
     }
 
     /// Writes a few buffers of one device: those whose write has not failed, or if none of these was
-    /// written, any.
+    /// written and the device has refused none, any.
     async fn write_back_some(&self, source: &Arc<Source>) -> Summary {
         let summary = self.write_back_inside(source, &Selection::few(true)).await;
-        if summary.written > 0 {
+        // The oldest are often those that the device has just refused.
+        let error = summary.error;
+        if summary.written > 0
+            || matches!(error, Some(WriteError::Io { .. } | WriteError::Panicked { .. }))
+        {
             return summary;
         }
         self.write_back_inside(source, &Selection::few(false)).await
