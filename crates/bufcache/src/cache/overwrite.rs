@@ -97,13 +97,15 @@ impl Shared {
         }
         self.invalidate_or_mark_all(&mut excluded).await?;
         // Noted before the operation, because it may lose the old contents even if it fails. `new`
-        // are the sectors that were not unsynced before.
-        let sectors = &excluded.sectors;
+        // are the sectors that become unsynced by a discard or a zero.
+        let (sectors, is_write) = (&excluded.sectors, matches!(how, Overwrite::Write(_)));
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
-            new.insert(sectors.clone());
-            for known in [&unsynced.written, &unsynced.syncing] {
-                known.overlapping(sectors).for_each(|range| new.remove(&range));
+            if !is_write {
+                new.insert(sectors.clone());
+                for known in [&unsynced.written, &unsynced.syncing] {
+                    known.overlapping(sectors).for_each(|range| new.remove(&range));
+                }
             }
             unsynced.written.insert(sectors.clone());
             new
@@ -111,10 +113,10 @@ impl Shared {
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len) - offset;
         let parts = &[IoSlice::new(if let Overwrite::Write(bytes) = how { bytes } else { &[] })];
-        let (change, is_write) = match how {
-            Overwrite::Write(_) => (Change::Write { offset, parts, durable: false }, true),
-            Overwrite::Discard => (Change::Discard { offset, len }, false),
-            Overwrite::Zero => (Change::Zero { offset, len }, false),
+        let change = match how {
+            Overwrite::Write(_) => Change::Write { offset, parts, durable: false },
+            Overwrite::Discard => Change::Discard { offset, len },
+            Overwrite::Zero => Change::Zero { offset, len },
         };
         self.counters.write_calls.add(is_write.into());
         let result = make(source, change).await;
