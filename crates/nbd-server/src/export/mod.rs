@@ -231,6 +231,7 @@ impl ExportTable {
                 file.lock(patience)?;
             }
             prepare()?;
+            file.geometry(self.args.direct)?; // a file that is refused does not stay open
             let backing = Backing::open(&file.file)?;
             info!(export = name, path = %spec.path.display(), "opened");
             self.blocks.attach(name.clone(), backing).map_err(Problem::Cache)

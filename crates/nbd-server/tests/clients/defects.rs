@@ -405,6 +405,7 @@ fn large_in_folder(lab: &Lab) -> Res {
     let (kind, text) = client.option_reply(opt::GO)?;
     let text = String::from_utf8_lossy(&text).into_owned();
     check!(kind == rep::ERR_UNKNOWN && text.contains("too large"), "{kind:#x}: {text}");
+    check!(!server.descriptors()?.contains(&path), "a file that is refused stays open");
     server.logged("the cache can number")?;
     server.stop()
 }
