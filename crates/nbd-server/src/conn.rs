@@ -45,7 +45,7 @@ pub(crate) enum Phase {
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// The TLS session, if the client has asked for one.
-    pub(crate) tls: Option<Box<dyn Tls>>,
+    pub(crate) tls: Option<Box<Tls>>,
     /// TLS was started; the session may have ended.
     pub(crate) used_tls: bool,
     /// The context of the connection. Its operations have references to it.
@@ -146,11 +146,7 @@ impl Conn {
     }
 
     /// Starts TLS, after the reply that announces it was sent.
-    pub(crate) fn start_tls(
-        &mut self,
-        tls: Box<dyn Tls>,
-        memory: &mut BufferPool,
-    ) -> io::Result<()> {
+    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
         // No plaintext may follow this reply. None is queued, because the client waits for it.
         self.out.send(&mut &self.socket, memory, &mut self.account)?;
         self.tls = Some(tls);

@@ -33,8 +33,7 @@ struct Step {
 }
 
 /// Runs of `cargo test --release`, or of `cargo xtask`: the name, the count in full and its name in the environment,
-/// if it has one there, what is asked in words, and the arguments. `#` stands for the count. `nbd-tls` is the only run
-/// with the feature, for which the main job does not wait.
+/// if it has one there, what is asked in words, and the arguments. `#` stands for the count.
 ///
 /// Cases: of `aio-reap-model` 100 of 450 to 900 operations each, this many times; of `bufcache-operations` 150
 /// operations on average.
@@ -53,7 +52,6 @@ bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test stre
 protocol-properties | 10000000 PROPTEST_CASES | # cases | -p nbd-protocol --test api
 nbd-tearings | 1000 OFFLOCK_TEARINGS | 6 x # kills | -p offlock-nbd --test clients -- --ignored --test-threads=1 stress_
 nbd-volume | 1000 OFFLOCK_TEARINGS | 2 x # kills | -p offlock-nbd --features objects --test clients -- --test-threads=1 volume/what_was
-nbd-tls | 1 - | once | -p offlock-nbd --features tls --test clients -- tls/
 mutants-patches | 1 - | each patch | xtask mutants --patches
 aarch64-qemu-user | 1 - | once | xtask cross
 guest-aarch64 | 60 - | # s each | xtask guest aarch64 --seconds #

@@ -1,8 +1,4 @@
 //! TLS: real clients, wrong certificates, and what comes in plaintext where it must not.
-//!
-//! ```text
-//! cargo test -p offlock-nbd --features tls --test clients -- tls/
-//! ```
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,10 +14,6 @@ use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = vec![trial("tls/plaintext_off_this_machine", &[], insecure)];
-    if !cfg!(feature = "tls") {
-        trials.push(trial("tls/not_built_in", &[], not_built_in));
-        return trials;
-    }
     let tools = &[Need::OpenSsl, Need::QemuImg, Need::NbdInfo, Need::NbdCopy];
     trials.extend(per_backend(&Backend::ALL, "tls/copies", tools, copies));
     trials.push(trial("tls/foreign_certificates", tools, strangers));
@@ -29,7 +21,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("tls/injected_plaintext", &[Need::OpenSsl], injected));
     trials.push(trial("tls/optional", tools, optional));
     trials.push(trial("tls/revoked", tools, revoked));
-    #[cfg(feature = "tls")]
     trials.push(trial("tls/end_behind_data", &[Need::OpenSsl], end_behind_data));
     trials.push(trial("tls/broken_certificates", &[Need::OpenSsl], broken));
     trials
@@ -261,7 +252,6 @@ ca -gencrl -out ca-crl.pem
 
 /// A goodbye, or a broken record, in the same segment as a request: the connection ends, and before it the request is
 /// answered if there was a goodbye.
-#[cfg(feature = "tls")]
 fn end_behind_data(lab: &Lab) -> Res {
     use std::io::{Read, Write};
     use std::sync::Arc;
@@ -394,11 +384,4 @@ fn insecure(lab: &Lab) -> Res {
     let server = open().arg("--insecure").start()?;
     check!(server.tcp()?.ip().is_unspecified(), "{:?}", server.listeners);
     server.stop()
-}
-
-fn not_built_in(lab: &Lab) -> Res {
-    image::sparse(&lab.path("a.img"), MIB)?;
-    let (_, log) = launch(lab, Backend::Threads, "on", &lab.path("pki")).start_refused()?;
-    check!(log.contains("without TLS"), "{log}");
-    Ok(())
 }
