@@ -1,16 +1,10 @@
 //! Sockets that another process has bound, and hands to the server when it starts.
 
-use std::net::{TcpListener, UdpSocket};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::net::UdpSocket;
 use std::process;
 
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB};
-use crate::lab::{Lab, Res, check, trial};
+use crate::lab::*;
 use crate::process::stop_forked;
-use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -101,7 +95,7 @@ fn of_another(lab: &Lab) -> Res {
 fn no_listeners(lab: &Lab) -> Res {
     let udp = UdpSocket::bind("127.0.0.1:0")?;
     let unbound = std::os::unix::net::UnixStream::pair()?.0;
-    let file = std::fs::File::create(lab.path("f"))?;
+    let file = fs::File::create(lab.path("f"))?;
     let bad = [OwnedFd::from(udp), OwnedFd::from(unbound), OwnedFd::from(file)];
     for (nr, bad) in bad.into_iter().enumerate() {
         let good = UnixListener::bind(lab.path(&format!("good-{nr}")))?;

@@ -1,17 +1,8 @@
 //! Requests that must be refused, each on a session that must stay in step and go on.
 
 use std::net::Shutdown;
-use std::time::Duration;
 
-use libtest_mimic::Trial;
-
-use crate::client::{
-    Answer, Client, MAX_PAYLOAD, MIB, brief, chunk, cmd, err, flag, header, opt, rep,
-};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
-use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
@@ -101,7 +92,7 @@ fn over_the_limit(lab: &Lab, backend: Backend) -> Res {
     // 4 GiB announced, nothing sent: refused or closed, and no such buffer is made.
     let mut liar = server.client()?;
     liar.request(0, cmd::WRITE, 0, u32::MAX)?;
-    std::thread::sleep(Duration::from_millis(200));
+    thread::sleep(Duration::from_millis(200));
     let peak = server.memory("VmHWM")?;
     check!(peak < 512 * MIB, "{} MiB for a client that announced 4 GiB", peak / MIB);
     server.still_serves()?;
@@ -162,7 +153,7 @@ fn structured_reads(lab: &Lab, backend: Backend) -> Res {
     let error = client.chunk()?;
     check!([chunk::ERROR, chunk::ERROR_OFFSET].contains(&error.kind), "{error:?}");
     check!(error.done && error.cookie == cookie, "{error:?}");
-    check!(crate::client::be32(&error.payload) == err::EINVAL, "{error:?}");
+    check!(be32(&error.payload) == err::EINVAL, "{error:?}");
     let message = u16::from_be_bytes([error.payload[4], error.payload[5]]);
     let tail = if error.kind == chunk::ERROR { 0 } else { 8 };
     check!(error.payload.len() == 6 + usize::from(message) + tail, "{error:?}");
@@ -183,13 +174,13 @@ fn structured_read(client: &mut Client, flags: u16, offset: u64, len: u32) -> Re
         check!(part.cookie == cookie, "a chunk of {:#x}", part.cookie);
         let content = match part.kind {
             chunk::OFFSET_DATA => part.payload[8..].to_vec(),
-            chunk::OFFSET_HOLE => vec![0; crate::client::be32(&part.payload[8..]) as usize],
+            chunk::OFFSET_HOLE => vec![0; be32(&part.payload[8..]) as usize],
             chunk::NONE if part.done => Vec::new(),
-            kind => crate::lab::fail!("a chunk of type {kind:#x}"),
+            kind => fail!("a chunk of type {kind:#x}"),
         };
         if part.kind != chunk::NONE {
             chunks += 1;
-            let at = crate::client::be64(&part.payload).checked_sub(offset);
+            let at = be64(&part.payload).checked_sub(offset);
             let at = at.ok_or("a chunk before the range")? as usize;
             let room = bytes.get_mut(at..at + content.len()).ok_or("a chunk past the range")?;
             check!(room.iter().all(Option::is_none), "two chunks for the same bytes");
@@ -261,7 +252,7 @@ fn owed(lab: &Lab, backend: Backend, last: &[u8]) -> Res {
     client.send(&bytes)?;
     client.stream.shutdown(Shutdown::Write)?;
     // The replies do not fit the socket's buffer: most are owed when the server sees the end.
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     let mut answered = [false; 11];
     for _ in 0..11 {
         let (answer, cookie) = client.simple_reply()?;
@@ -282,7 +273,7 @@ fn owed(lab: &Lab, backend: Backend, last: &[u8]) -> Res {
 fn read_only(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::with_parts(&image, 8 * MIB, 8, 32)?;
-    let before = std::fs::read(&image)?;
+    let before = fs::read(&image)?;
     let server = Launch::new(lab, Backend::Threads).image(&image).arg("--read-only").start()?;
     let mut client = server.client()?;
     check!(client.export.flags & 2 != 0, "not marked read-only: {:#x}", client.export.flags);
@@ -295,7 +286,7 @@ fn read_only(lab: &Lab) -> Res {
     }
     client.disconnect()?;
     server.stop()?;
-    check!(std::fs::read(&image)? == before, "a read-only image changed");
+    check!(fs::read(&image)? == before, "a read-only image changed");
     Ok(())
 }
 

@@ -2,13 +2,7 @@
 //!
 //! It shares no code with the server, so that both cannot be wrong in the same way.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-
-use crate::lab::{PATIENCE, Res, check, fail};
+use crate::lab::*;
 
 /// Option numbers of the handshake.
 pub(crate) mod opt {

@@ -1,21 +1,7 @@
 //! Clients and servers that end under load: nothing acknowledged is lost, and other clients are served.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
-
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, cmd};
-use crate::image::{self, Random};
 use crate::images::fio;
-use crate::lab::{Backend, Lab, PATIENCE, Res, check, fail, per_backend, tail, wait_until};
-use crate::need::Need;
-use crate::server::Launch;
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;

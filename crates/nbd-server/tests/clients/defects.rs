@@ -1,18 +1,7 @@
 //! What a server must not do to an image, and must not stop for: read-only devices, names that a power
 //! cut takes, QEMU's locks, a log that is not read, limits, and files past what a cache can number.
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, brief, cmd, info_data, opt, rep};
-use crate::image;
-use crate::lab::{Backend, Lab, PATIENCE, Res, Tracked, check, fail, tail, trial, wait_until};
-use crate::need::{self, Need};
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

@@ -1,16 +1,6 @@
 //! The disk's own troubles: full, shrunk, unable to zero; and holes where they are allowed only.
 
-use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, brief, cmd, err, flag};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
-use crate::need::{self, Need};
-use crate::server::Launch;
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;

@@ -1,13 +1,7 @@
 //! The system calls of the server: a FLUSH, and any command with FUA, is answered only after the data was synced; a
 //! plain write is answered without (the control that shows these trials can fail). A hit calls only the socket.
 
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, cmd, flag};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
-use crate::need::Need;
-use crate::server::Launch;
+use crate::lab::*;
 use crate::trace::{Strace, strace};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -72,7 +66,7 @@ fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
             continue;
         }
         let Some(sync) = sync else {
-            crate::lab::fail!("{name}: no sync before its reply\n{}", window.text());
+            fail!("{name}: no sync before its reply\n{}", window.text());
         };
         // Without a cache the write before it has written.
         if kind != cmd::FLUSH || cached {

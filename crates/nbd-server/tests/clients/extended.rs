@@ -1,11 +1,6 @@
 //! Extended headers, by a client made by hand: requests longer than 4 GiB, and extents of as much.
 
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, be32, be64, cmd, opt, rep};
-use crate::lab::{Backend, Lab, Res, check, per_backend};
-use crate::need::Need;
-use crate::server::Launch;
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits)

@@ -1,16 +1,6 @@
 //! Which parts of an image are holes: a client that leaves them out loses nothing.
 
-use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::process::Command;
-
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, be32, chunk, cmd, err, flag, opt, rep};
-use crate::image::{self, Random};
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
-use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;

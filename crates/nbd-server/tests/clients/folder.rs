@@ -1,17 +1,8 @@
 //! A folder of images: those that are there, those that come and go, and what is none.
 
-use std::fs;
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::process::Command;
 
-use libtest_mimic::Trial;
-
-use crate::client::{MIB, be32, err, flag, opt, rep};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = per_backend(&Backend::ALL, "folder_of_images", &[], images);

@@ -1,11 +1,6 @@
 //! The handshake: what every option is answered, and what bad bytes there lead to.
 
-use libtest_mimic::Trial;
-
-use crate::client::{MAX_PAYLOAD, MIB, info_data, opt, rep};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, trial};
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

@@ -1,11 +1,6 @@
 //! Image files: sparse with random parts, and their comparison.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
-
-use crate::client::MIB;
-use crate::lab::{Res, check, fail};
+use crate::lab::*;
 
 /// A small generator (xorshift64*): the same seed gives the same bytes.
 pub(crate) struct Random(u64);

@@ -1,15 +1,6 @@
 //! Whole images through `qemu-img`, `nbdcopy` and fio, and back.
 
-use std::path::Path;
-use std::process::Command;
-
-use libtest_mimic::Trial;
-
-use crate::client::MIB;
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
-use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 /// The size of the images that are copied.
 const SIZE: u64 = 256 * MIB;

@@ -1,18 +1,30 @@
-//! One trial: its directory, its children, its deadline.
+//! One trial: its directory, its children, its deadline. And the imports of all trials.
+
+pub(crate) use std::fs::{self, File, OpenOptions};
+pub(crate) use std::io::{self, ErrorKind, Read, Write};
+pub(crate) use std::net::{SocketAddr, TcpListener, TcpStream};
+pub(crate) use std::os::fd::OwnedFd;
+pub(crate) use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+pub(crate) use std::os::unix::net::{UnixListener, UnixStream};
+pub(crate) use std::path::{Path, PathBuf};
+pub(crate) use std::process::{Command, Stdio};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub(crate) use std::sync::{Arc, Mutex, mpsc};
+pub(crate) use std::thread;
+pub(crate) use std::time::{Duration, Instant};
+
+pub(crate) use libtest_mimic::Trial;
+
+pub(crate) use crate::client::*;
+pub(crate) use crate::image::{self, Random};
+pub(crate) use crate::need::{self, Need};
+pub(crate) use crate::server::{Launch, Server};
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Child, ExitStatus};
 
-use libtest_mimic::{Completion, Failed, Trial};
-
-use crate::need::{self, Need};
+use libtest_mimic::{Completion, Failed};
 
 /// A trial's result.
 pub(crate) type Res<T = ()> = Result<T, Failed>;

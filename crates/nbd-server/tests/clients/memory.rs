@@ -1,14 +1,6 @@
 //! A server that may not have the memory that its clients ask for.
 
-use std::path::Path;
-use std::time::Duration;
-
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, cmd, err, header, opt};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 /// Starts the rest of the command line with 120 MiB of address space.
 const LIMITED: [&str; 6] = [
@@ -39,7 +31,7 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
     let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
     let crowd = hogs(&server, CLIENTS, LEN)?;
     // All at the same time: a client that takes no reply for some seconds is closed.
-    let taken = std::thread::scope(|scope| {
+    let taken = thread::scope(|scope| {
         let take = |mut client: Client| -> Res<(Client, u32)> {
             let refused = take_replies(&mut client, &image, LEN)?;
             Ok((client, refused))
@@ -68,7 +60,7 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
         cookies.push(client.request(0, cmd::WRITE, 32 * MIB, WRITE)?);
     }
     // The headers are understood, or all of them are when the worker comes to the first.
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     for (client, cookie) in crowd.iter_mut().zip(cookies) {
         let mut write = || -> Res<u32> {
             client.send(&vec![0x77; WRITE as usize])?;
@@ -164,7 +156,7 @@ fn stuck(lab: &Lab) -> Res {
     let hogs = hogs(&server, 20, LEN)?;
     let mut reads = |wanted: fn(&Result<Vec<u8>, u32>) -> bool| {
         wait_until(|| {
-            std::thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(50));
             other.read(0, LEN).ok().filter(wanted)
         })
     };

@@ -1,20 +1,8 @@
 //! The figures, for people and for programs.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
 
-use libtest_mimic::Trial;
-
-use crate::client::{MIB, cmd};
-use crate::image;
-use crate::lab::{Backend, Lab, PATIENCE, Res, check, signal, trial};
-use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -133,13 +121,13 @@ fn counts(lab: &Lab) -> Res {
 /// A file of a folder takes the name of another that a client has open: the figures have the name once.
 fn one_name(lab: &Lab) -> Res {
     let (folder, path) = (lab.path("folder"), lab.path("metrics"));
-    std::fs::create_dir(&folder)?;
+    fs::create_dir(&folder)?;
     image::sparse(&folder.join("a"), MIB)?;
     let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&folder);
     let server = launch.arg("--metrics").arg(&path).start()?;
     let first = server.client_of("a")?;
     image::sparse(&folder.join("new"), 2 * MIB)?;
-    std::fs::rename(folder.join("new"), folder.join("a"))?;
+    fs::rename(folder.join("new"), folder.join("a"))?;
     let second = server.client_of("a")?;
     let found = values(&path)?;
     let open = found.get("offlock_nbd_export_connections{export=\"a\"}");
@@ -190,7 +178,7 @@ fn slow_readers(lab: &Lab) -> Res {
     drop(mute);
     // The server has 64 clients at a time, and closes the oldest for the next one. Were each silent client
     // kept until it is late, after 5 s, this answer would take 35 s.
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     let crowd = (0..500).map(|_| UnixStream::connect(&path)).collect::<Result<Vec<_>, _>>()?;
     values(&path)?;
     check!(since.elapsed() < Duration::from_secs(25), "answered after {:?}", since.elapsed());

@@ -10,23 +10,11 @@
 //!
 //! Without `OFFLOCK_S3` it starts moto, which is slower. A peer that is not installed is left out.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-
 use harness::{Ratio, Targets};
-use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB, cmd};
-use crate::image::{self, Random};
 use crate::images::fio;
-use crate::lab::{Lab, Res, Tracked, check, fail, trial_for, wait_until};
-use crate::need::Need;
+use crate::lab::*;
 use crate::s3::{Answer, Proxy, environment, moto};
-use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
     if !cfg!(feature = "objects") {
@@ -137,7 +125,7 @@ fn s3backer(lab: &Lab, proxy: &Proxy, kib: u64) -> Res<Option<Peer>> {
     // A folder and a prefix of its own: a disk that was mounted is refused.
     let name = format!("s3backer{}", proxy.seen("").0);
     let mounted = lab.path(&name);
-    std::fs::create_dir(&mounted)?;
+    fs::create_dir(&mounted)?;
     let mut command = Command::new("s3backer");
     command.args(["-f", "--quiet", "--accessId=id", "--accessKey=key", "--size=100G"]);
     command.args([format!("--baseURL={}/", proxy.endpoint), format!("--blockSize={kib}K")]);

@@ -1,20 +1,9 @@
 //! Clients that stall, vanish or crowd: bounded memory, and the others are served meanwhile.
 
-use std::io::Write;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use libtest_mimic::Trial;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use socket2::{Domain, Socket, Type};
 
-use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, flag, header};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, signal, trial, wait_until};
-use crate::need::{self, Need};
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
@@ -73,7 +62,7 @@ fn served_meanwhile(server: &Server, time: Duration) -> Res {
         check!(client.read(32 * MIB, 1 << 17)?.is_ok(), "128 KiB meanwhile");
         let resident = server.memory("VmRSS")?;
         check!(resident < MEMORY_BOUND, "{} MiB resident", resident / MIB);
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     client.disconnect()
 }
@@ -122,16 +111,16 @@ fn slow_reader(lab: &Lab, backend: Backend) -> Res {
     let mut slow = greedy(&server)?;
     let (stop, taken) = (AtomicBool::new(false), AtomicU64::new(0));
     // Ordering: Relaxed, all; they publish nothing.
-    std::thread::scope(|scope| -> Res {
+    thread::scope(|scope| -> Res {
         let reader = scope.spawn(|| -> Res {
             while !stop.load(Ordering::Relaxed) {
                 slow.recv_vec(MIB as usize / 4)?;
                 taken.fetch_add(MIB / 4, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(20));
             }
             Ok(())
         });
-        std::thread::sleep(Duration::from_millis(300)); // the server takes all it will take
+        thread::sleep(Duration::from_millis(300)); // the server takes all it will take
         let other = one_mib_reads(lab, &server, &taken);
         stop.store(true, Ordering::Relaxed);
         reader.join().expect("the reader does not panic")?;
@@ -155,7 +144,7 @@ fn one_mib_reads(lab: &Lab, server: &Server, taken: &AtomicU64) -> Res {
         let meanwhile = taken.load(Ordering::Relaxed) - before;
         check!(bytes == Ok(wanted), "other bytes meanwhile");
         check!(meanwhile < 24 * MIB, "1 MiB beside {meanwhile} bytes of a slow reader");
-        std::thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
     }
     client.disconnect()
 }
@@ -172,16 +161,16 @@ fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
         client.request(0, cmd::WRITE, 32 * MIB, MAX_PAYLOAD)?;
         crowd.push(client);
     }
-    std::thread::sleep(Duration::from_millis(300)); // their headers are understood
+    thread::sleep(Duration::from_millis(300)); // their headers are understood
     let began = Instant::now();
     let done = AtomicBool::new(!trickle);
-    let bytes = std::thread::scope(|scope| {
+    let bytes = thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 for client in &crowd {
                     let _ = (&client.stream).write(&[7]); // it may be closed
                 }
-                std::thread::sleep(Duration::from_millis(200));
+                thread::sleep(Duration::from_millis(200));
             }
         });
         let result = other.read(0, MAX_PAYLOAD);
@@ -207,7 +196,7 @@ fn zeroes_flood(lab: &Lab, backend: Backend) -> Res {
     let shm = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
     let image = shm.path().join("a.img");
     image::sparse(&image, 64 * MIB)?;
-    std::fs::write(&image, vec![0xee; 64 << 20])?;
+    fs::write(&image, vec![0xee; 64 << 20])?;
     let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
     let mut server = launch.start()?;
     let mut client = server.client()?;
@@ -287,11 +276,11 @@ fn handshake_deadline(lab: &Lab) -> Res {
     trickling.send(&3u32.to_be_bytes())?;
     let option = [&b"IHAVEOPT"[..], &[0, 0, 0, 99, 0, 0, 0, 200], &[0; 200]].concat();
     trickling.stream.set_nonblocking(true)?;
-    let took = std::thread::scope(|scope| {
+    let took = thread::scope(|scope| {
         let silent = scope.spawn(|| silent.closed().is_ok().then(|| began.elapsed()));
         // A closed stream refuses bytes.
         let is_closed = option.iter().any(|&byte| {
-            std::thread::sleep(Duration::from_millis(200));
+            thread::sleep(Duration::from_millis(200));
             trickling.stream.write(&[byte]).is_err()
         });
         let trickling = is_closed.then(|| began.elapsed());

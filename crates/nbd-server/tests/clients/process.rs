@@ -1,19 +1,8 @@
 //! The server as a process: in the background, with a command, with its last client; and the permissions of its socket.
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
-
-use libtest_mimic::Trial;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
-use crate::client::{Client, MIB, cmd};
-use crate::image;
-use crate::lab::{Lab, PATIENCE, Res, check, fail, signal, trial, wait_until};
-use crate::need::Need;
-use crate::server::Launch;
+use crate::lab::*;
 
 const ENOSPC: u32 = 28;
 
@@ -154,7 +143,7 @@ fn exit_with_last(lab: &Lab) -> Res {
     drop(server.connect()?);
     let (first, second) = (server.client()?, server.client()?);
     first.disconnect()?;
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     server.still_runs()?;
     second.disconnect()?;
     server.finished()?;
@@ -184,7 +173,7 @@ fn client_without_image(lab: &Lab) -> Res {
     check!(refused.go("vol").is_err(), "the export was opened without a descriptor");
     drop(refused);
     server.logged("connection closed")?;
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     server.still_runs()?;
     limit(before)?;
     server.client()?.disconnect()?;

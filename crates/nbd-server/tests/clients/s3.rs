@@ -1,15 +1,9 @@
 //! A local S3 server, and a proxy before it that counts requests, delays them, and spoils some.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
+use std::io::{BufRead, BufReader};
 
-use crate::lab::{Lab, Res, Tracked, check, fail, wait_until};
+use crate::lab::*;
 
 /// What the environment of a trial's server has; the values are sought in all that the server says.
 pub(crate) const CREDENTIALS: [(&str, &str); 3] = [

@@ -2,18 +2,11 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::ExitStatus;
 
-use crate::client::Client;
-use crate::image;
-use crate::lab::{Backend, Lab, PATIENCE, Res, Tracked, check, fail, tail, wait_until};
+use crate::lab::*;
 use crate::{metrics, sandbox};
 
 /// The program under test.
@@ -298,7 +291,7 @@ impl Server {
         let read = || fs::read_to_string(&self.stderr).unwrap_or_default();
         let mut log = read();
         for _ in 0..40 {
-            std::thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(50));
             let now = read();
             if now.len() == log.len() {
                 break;

@@ -1,16 +1,7 @@
 //! Starting: what is refused with a message, how the sockets are made, which server may open an image.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Command;
-
-use libtest_mimic::Trial;
-
-use crate::client::{MIB, cmd, err};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, trial};
-use crate::server::{self, Launch, Server};
+use crate::lab::*;
+use crate::server;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

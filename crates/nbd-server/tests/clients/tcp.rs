@@ -1,13 +1,6 @@
 //! Data over TCP, where closing over unread bytes would lose what was sent.
 
-use std::time::Duration;
-
-use libtest_mimic::Trial;
-
-use crate::client::{MIB, cmd, header};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
-use crate::server::Launch;
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     per_backend(&Backend::ALL, "tcp_sigterm_delivers", &[], sigterm)
@@ -27,7 +20,7 @@ fn sigterm(lab: &Lab, backend: Backend) -> Res {
     // One reply shows that the server has all of them: they came in one segment.
     let mut first = Some(client.simple_reply()?);
     server.terminate();
-    std::thread::sleep(Duration::from_millis(200));
+    thread::sleep(Duration::from_millis(200));
     // The server does not read these any more, unless it is late to hear of the signal, nor may they
     // cost the replies before them.
     let unwanted: Vec<u8> = (100..200).flat_map(|i| header(0, cmd::READ, i, 0, 4096)).collect();
@@ -45,7 +38,7 @@ fn sigterm(lab: &Lab, backend: Backend) -> Res {
         answered |= 1 << cookie;
         let wanted = &expected[(2 * cookie * MIB) as usize..][..1 << 20];
         check!(client.recv_vec(1 << 20)? == wanted, "reply {n} has other bytes");
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
     let mut rest = Vec::new();
     let end = std::io::Read::read_to_end(&mut client.stream, &mut rest);

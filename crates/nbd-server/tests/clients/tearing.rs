@@ -11,21 +11,9 @@
 //! the kernel has the data, that a late write of the dead server cannot fall on its successor's
 //! data, and that a lock and a socket left behind keep no server out.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use libtest_mimic::Trial;
-
-use crate::client::{Answer, Client, cmd, err, flag, header, parse_simple};
-use crate::image::{self, Random};
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, wait_until};
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 const WRITERS: usize = 3;
 /// Blocks that each writer has to itself and cycles through.

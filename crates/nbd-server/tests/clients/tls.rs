@@ -1,16 +1,6 @@
 //! TLS: real clients, wrong certificates, and what comes in plaintext where it must not.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, cmd, opt, rep};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
-use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = vec![trial("tls/plaintext_off_this_machine", &[], insecure)];
@@ -154,7 +144,7 @@ fn nothing_before(lab: &Lab) -> Res {
     let server = start(lab, Backend::Threads, "require", &dir)?;
     let mut client = server.greeted()?;
     for option in [opt::LIST, opt::STRUCTURED_REPLY, opt::GO, opt::INFO, 4711] {
-        let kind = client.option(option, &crate::client::info_data("vol"))?;
+        let kind = client.option(option, &info_data("vol"))?;
         check!(kind == (1 << 31) + 5, "option {option}: {kind:#x}, wanted ERR_TLS_REQD");
     }
     let log = server.logged("TLS is required")?;
@@ -168,7 +158,7 @@ fn nothing_before(lab: &Lab) -> Res {
     // After STARTTLS the server speaks TLS or not at all.
     let mut client = server.greeted()?;
     check!(client.option(opt::STARTTLS, &[])? == rep::ACK, "STARTTLS");
-    client.send_option(opt::GO, &crate::client::info_data("vol"))?;
+    client.send_option(opt::GO, &info_data("vol"))?;
     let alert = client.recv_vec(1)?;
     check!(alert == [21], "an alert of TLS, not {alert:x?}");
     client.closed()?;
@@ -280,12 +270,12 @@ fn end_behind_data(lab: &Lab) -> Res {
         while tls.is_handshaking() || tls.wants_write() {
             tls.complete_io(&mut client.stream)?;
         }
-        let go = crate::client::info_data("vol");
+        let go = info_data("vol");
         let mut said = b"IHAVEOPT".to_vec();
         said.extend(opt::GO.to_be_bytes());
         said.extend((go.len() as u32).to_be_bytes());
         said.extend(go);
-        said.extend(crate::client::header(0, cmd::FLUSH, 77, 0, 0));
+        said.extend(header(0, cmd::FLUSH, 77, 0, 0));
         tls.writer().write_all(&said)?;
         let mut segment = Vec::new();
         if goodbye {
@@ -303,7 +293,7 @@ fn end_behind_data(lab: &Lab) -> Res {
         let mut piece = [0; 4096];
         loop {
             let count = match client.stream.read(&mut piece) {
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => 0,
                 read => read.map_err(|e| format!("goodbye {goodbye}, no end of it: {e}"))?,
             };
             if count == 0 {
@@ -321,10 +311,8 @@ fn end_behind_data(lab: &Lab) -> Res {
             }
         }
         if goodbye {
-            let Some(reply) = answer.last_chunk() else {
-                crate::lab::fail!("no reply in {answer:x?}")
-            };
-            let (answer, cookie) = crate::client::parse_simple(reply)?;
+            let Some(reply) = answer.last_chunk() else { fail!("no reply in {answer:x?}") };
+            let (answer, cookie) = parse_simple(reply)?;
             answer.ok("FLUSH in front of the goodbye")?;
             check!(cookie == 77, "a reply to {cookie}");
             let tickets = tls.tls13_tickets_received();
@@ -369,7 +357,7 @@ fn insecure(lab: &Lab) -> Res {
     let open = || bare().arg("--tcp").arg("0.0.0.0:0");
     // The same for a socket that was handed over.
     let given = || -> Res<Launch<'_>> {
-        let socket = std::net::TcpListener::bind("0.0.0.0:0")?;
+        let socket = TcpListener::bind("0.0.0.0:0")?;
         Ok(bare().handed_over(vec![socket.into()], None))
     };
     for (launch, wanted) in [

@@ -1,14 +1,6 @@
 //! nbdinfo reads every field of an export; qemu-io reads, writes, discards, zeroes and flushes.
 
-use std::process::Command;
-
-use libtest_mimic::Trial;
-
-use crate::client::{MAX_PAYLOAD, MIB};
-use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
-use crate::need::Need;
-use crate::server::{Launch, Server};
+use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;

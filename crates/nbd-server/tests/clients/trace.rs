@@ -1,10 +1,6 @@
 //! What the server does in the kernel, seen from outside: strace's log.
 
-use std::fs;
-use std::path::Path;
-
-use crate::client::REQUEST_MAGIC;
-use crate::lab::{Res, check, wait_until};
+use crate::lab::*;
 
 /// The words that run a command under strace. With `-D` the command keeps the pid that was
 /// spawned and strace is its grandchild, so signals reach the command.

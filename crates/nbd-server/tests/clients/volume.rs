@@ -6,21 +6,12 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::TcpListener;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use libtest_mimic::Trial;
-
-use crate::client::{Client, MIB, cmd, err, flag};
-use crate::image::{self, Random};
 use crate::images::fio;
-use crate::lab::{Backend, Lab, Res, check, fail, trial, trial_for, wait_until};
+use crate::lab::*;
 use crate::metrics;
-use crate::need::Need;
 use crate::s3::{Answer, Proxy, check_hidden, environment, moto};
-use crate::server::{Launch, Server, binary};
+use crate::server::binary;
 
 pub(crate) fn trials() -> Vec<Trial> {
     if !cfg!(feature = "objects") {
@@ -192,7 +183,7 @@ fn kills(store: &Store<'_>, count: u32) -> Res {
         let mut command = fio(&server, &writes);
         let _fio = lab.spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
         blocks.change(&mut client)?;
-        std::thread::sleep(Duration::from_millis(blocks.random.below(500)));
+        thread::sleep(Duration::from_millis(blocks.random.below(500)));
         server.kill();
         server.ended()?;
         server = store.serve()?;
@@ -316,7 +307,7 @@ fn snapshots(lab: &Lab) -> Res {
 fn credentials(lab: &Lab) -> Res {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let endpoint = format!("http://{}", listener.local_addr()?);
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut request = vec![0; 1 << 16];
             let count = stream.read(&mut request).unwrap_or(0);

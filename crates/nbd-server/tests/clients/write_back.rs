@@ -1,21 +1,10 @@
 //! Writes that stay in memory for a while: read by all at once, durable when they have to be, and never
 //! forgotten.
 
-use std::fs;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use libtest_mimic::Trial;
 use testkit::stress::stress_time;
 
-use crate::client::{Answer, Client, MIB, brief, cmd, err, flag, header};
 use crate::disk::on_small_disk;
-use crate::image::{self, Random};
-use crate::lab::{Backend, Lab, Res, check, per_backend, per_backend_for, trial};
-use crate::need::Need;
-use crate::server::Launch;
+use crate::lab::*;
 
 const BLOCK: u64 = 4096;
 
