@@ -197,8 +197,7 @@ fn unknown(lab: &Lab) -> Res {
     let server = start(lab, Backend::Threads, 8 * MIB)?;
     let mut client = server.client()?;
     for kind in [7u16, 8, 99, 0xffff] {
-        let answer = client.plain(kind, 0, 0, 4096)?;
-        answer.is(err::EINVAL, &format!("command {kind}"))?;
+        client.plain(kind, 0, 0, 4096)?.is(err::EINVAL, &format!("command {kind}"))?;
         in_step(&mut client)?;
     }
     for flags in [1u16 << 5, 1 << 15] {
@@ -213,7 +212,7 @@ fn unknown(lab: &Lab) -> Res {
 }
 
 fn bad_magic(lab: &Lab) -> Res {
-    let mut server = start(lab, Backend::Threads, 8 * MIB)?;
+    let server = start(lab, Backend::Threads, 8 * MIB)?;
     let mut other = server.client()?;
     let mut client = server.client()?;
     let seen = server.log().len();
@@ -221,8 +220,7 @@ fn bad_magic(lab: &Lab) -> Res {
     client.closed()?;
     server.logged_since(seen, "a request with a bad magic")?;
     in_step(&mut other)?;
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Requests in the segment of a bad magic, in front of it, are answered; then the connection ends.
@@ -240,7 +238,7 @@ fn answered_before_half(lab: &Lab, backend: Backend) -> Res {
 
 /// Sends ten READs, a WRITE, and `last`, in one piece, and shuts its side. All but `last` must be answered.
 fn owed(lab: &Lab, backend: Backend, last: &[u8]) -> Res {
-    let mut server = start(lab, backend, 64 * MIB)?;
+    let server = start(lab, backend, 64 * MIB)?;
     let mut client = server.client()?;
     let mut bytes = Vec::new();
     for cookie in 0..10u64 {
@@ -266,15 +264,14 @@ fn owed(lab: &Lab, backend: Backend, last: &[u8]) -> Res {
     }
     let rest = client.closed()?;
     check!(rest == 0, "{rest} bytes after the last reply");
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 fn read_only(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::with_parts(&image, 8 * MIB, 8, 32)?;
     let before = fs::read(&image)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--read-only").start()?;
+    let server = Launch::threads(lab).image(&image).arg("--read-only").start()?;
     let mut client = server.client()?;
     check!(client.export.flags & 2 != 0, "not marked read-only: {:#x}", client.export.flags);
     for _ in 0..2 {
@@ -295,7 +292,7 @@ fn read_only(lab: &Lab) -> Res {
 fn unaligned(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::with_parts(&image, 8 * MIB, 8, 33)?.set_len(8 * MIB + 100)?;
-    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--direct").start()?;
+    let server = Launch::threads(lab).image(&image).arg("--direct").start()?;
     let mut client = server.client()?;
     check!(client.export.size == 8 * MIB, "{} bytes", client.export.size);
     server.logged("round")?;

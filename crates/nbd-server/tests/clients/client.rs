@@ -259,6 +259,13 @@ impl Client {
         }
     }
 
+    /// Greets, and begins the transmission phase of an export with simple replies.
+    pub(crate) fn opened(mut self, export: &str) -> Res<Client> {
+        self.greet()?;
+        self.go(export)?;
+        Ok(self)
+    }
+
     pub(crate) fn go(&mut self, export: &str) -> Res {
         let kind = self.info_or_go(opt::GO, export)?;
         check!(kind == rep::ACK, "GO {export:?}: reply {kind:#x}");

@@ -15,7 +15,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn client_killed(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 64 * MIB)?;
-    let mut server = Launch::new(lab, backend).image(&image).metrics().start()?;
+    let server = Launch::new(lab, backend).image(&image).metrics().start()?;
     let socket = server.socket().to_path_buf();
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
 
@@ -26,9 +26,8 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
     };
     let outcome: Res = thread::scope(|scope| {
         let bystander = scope.spawn(|| bystander(&socket, &stop, &rounds));
-        let started = wait_until(|| (rounds.load(Ordering::Relaxed) > 0).then_some(()));
         let result = (|| {
-            check!(started.is_some(), "the bystander is not served at all");
+            eventually("the bystander is served", || rounds.load(Ordering::Relaxed) > 0)?;
             let quiet = sockets()?;
             for _ in 0..2 {
                 let before = fs::metadata(&image)?.blocks();
@@ -39,20 +38,17 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
                 let mut command = fio(&server, &[&load[..], &end[..]].concat());
                 command.current_dir(lab.dir()).stdout(std::process::Stdio::null());
                 let mut victim = lab.spawn(&mut command)?;
-                let busy = wait_until(|| {
-                    let more = fs::metadata(&image).ok()?.blocks() > before + 256;
-                    let connected = sockets().ok()? >= quiet + 4;
-                    (more && connected).then_some(())
-                });
-                check!(busy.is_some(), "fio wrote nothing");
+                eventually("fio writes", || {
+                    let grown = fs::metadata(&image).is_ok_and(|now| now.blocks() > before + 256);
+                    grown && sockets().is_ok_and(|count| count >= quiet + 4)
+                })?;
                 victim.signal(libc::SIGKILL);
                 victim.wait_for(PATIENCE)?;
                 let seen = rounds.load(Ordering::Relaxed);
-                let goes_on =
-                    wait_until(|| (rounds.load(Ordering::Relaxed) > seen + 20).then_some(()));
-                check!(goes_on.is_some(), "the other client stalled after the kill");
-                let released = wait_until(|| (sockets().ok()? <= quiet).then_some(()));
-                check!(released.is_some(), "sockets of the dead client stay open");
+                let goes_on = || rounds.load(Ordering::Relaxed) > seen + 20;
+                eventually("the other client goes on after the kill", goes_on)?;
+                let is_released = || sockets().is_ok_and(|count| count <= quiet);
+                eventually("sockets of the dead client are closed", is_released)?;
                 // Punch its part, so that the second round can be seen to write again.
                 let mut client = server.client()?;
                 client.plain(cmd::TRIM, 0, 16 * MIB, 48 * MIB)?.ok("TRIM")?;
@@ -71,15 +67,12 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
         (figures.get("offlock_nbd_connections") == Some(&0.0) && !in_flight).then_some(())
     });
     check!(empty.is_some(), "contexts of dead clients are left: {:?}", server.figures()?);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Writes and reads back 4 KiB blocks in the first 16 MiB until told to stop.
 fn bystander(socket: &Path, stop: &AtomicBool, rounds: &AtomicU64) -> Res {
-    let mut client = Client::connect(socket)?;
-    client.greet()?;
-    client.go("vol")?;
+    let mut client = Client::connect(socket)?.opened("vol")?;
     let mut random = Random::new(7);
     while !stop.load(Ordering::Relaxed) {
         let offset = 4096 * random.below(4096);
@@ -128,8 +121,8 @@ fn sessions_end(lab: &Lab, backend: Backend) -> Res {
         }
         refused
     });
-    let some = wait_until(|| (greetings.load(Ordering::Relaxed) > 2).then_some(()));
-    check!(some.is_some(), "no client is let in beside the others");
+    let are_let_in = || greetings.load(Ordering::Relaxed) > 2;
+    eventually("clients are let in beside the others", are_let_in)?;
     server.terminate();
     for client in &mut clients {
         check!(client.closed()? == 0, "bytes that were not asked for");

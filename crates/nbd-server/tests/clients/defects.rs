@@ -47,10 +47,8 @@ fn read_only_device(lab: &Lab) -> Res {
     let device = Loop::new(&image, &["-r"])?;
     let number = device.0.to_string_lossy().trim_start_matches("/dev/loop").to_string();
     lab.run_ok(Command::new("mknod").arg(dir.join("vol")).args(["b", "7", &number]))?;
-    let launch = || Launch::new(lab, Backend::Threads);
-    let (code, log) = launch().image(&device.0).start_refused()?;
-    let says = log.contains("read-only") && log.contains(&*device.0.to_string_lossy());
-    check!(code == 1 && says, "exit code {code}:\n{log}");
+    let launch = || Launch::threads(lab);
+    launch().image(&device.0).refused(1, &["read-only", &device.0.to_string_lossy()])?;
     let spec = format!("vol={},readonly", device.0.display());
     for server in [
         launch().image(&device.0).arg("--read-only"),
@@ -80,8 +78,7 @@ fn new_name(lab: &Lab) -> Res {
         let log = lab.path("strace.log");
         let out = log.to_string_lossy().into_owned();
         let words = ["strace", "-D", "-f", "-y", "-o", &out, "-e", "trace=fsync,fdatasync,write"];
-        let launch = Launch::new(lab, Backend::Threads).through(words).image(&image);
-        launch.arg("--size").arg("8M").start()?.stop()?;
+        Launch::threads(lab).through(words).image(&image).with("--size 8M").start()?.stop()?;
         let text = fs::read_to_string(&log)?;
         let listens = text.lines().position(|line| line.contains("listening on"));
         let listens = listens.ok_or("it does not say that it listens")?;
@@ -125,7 +122,7 @@ fn qemu_locks(lab: &Lab) -> Res {
     image::sparse(&image, MIB)?;
     for only_reads in [false, true] {
         let launch = || {
-            let launch = Launch::new(lab, Backend::Threads).image(&image);
+            let launch = Launch::threads(lab).image(&image);
             if only_reads { launch.arg("--read-only") } else { launch }
         };
         let server = launch().start()?;
@@ -143,8 +140,7 @@ fn qemu_locks(lab: &Lab) -> Res {
                 launch().start()?.stop()?;
                 continue;
             }
-            let (code, log) = launch().start_refused()?;
-            check!(code == 1 && log.contains("in use"), "beside QEMU {options:?}: {code}\n{log}");
+            launch().refused(1, &["in use"])?;
         }
     }
     Ok(())
@@ -167,18 +163,14 @@ fn unread_output(lab: &Lab) -> Res {
         let (name, socket) = (format!("pipe{stream}{has_ended}"), lab.path("s"));
         let held = full_pipe(lab, &name)?;
         let script = format!("exec \"$0\" \"$@\" {stream}> {}", lab.path(&name).display());
-        let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]);
+        let launch = Launch::threads(lab).through(["sh", "-c", &script]);
         let mut process = launch.sparse(MIB)?.start_silent()?;
         let early = wait_until(|| Client::connect(&socket).ok());
-        let mut early = early.ok_or("it does not listen")?;
-        early.greet()?;
-        early.go("vol")?;
+        let mut early = early.ok_or("it does not listen")?.opened("vol")?;
         let _held = (!has_ended).then_some(held);
         for nr in 0..600 {
-            let mut client = Client::connect(&socket)?;
-            let talked =
-                client.greet().and_then(|_| client.go("vol")).and_then(|()| client.read(0, 512));
-            check!(talked.is_ok_and(|read| read.is_ok()), "{name}: client {nr} is not served");
+            let mut client = Client::connect(&socket)?.opened("vol")?;
+            check!(client.read(0, 512)?.is_ok(), "{name}: client {nr} is not served");
             client.disconnect()?;
         }
         check!(early.read(0, 4096)?.is_ok(), "{name}: an early client is not served");
@@ -191,24 +183,18 @@ fn unread_output(lab: &Lab) -> Res {
 
 /// The message names standard output.
 fn unwritable_output(lab: &Lab) -> Res {
-    let launch = Launch::new(lab, Backend::Threads);
-    let launch = launch.through(["sh", "-c", "exec \"$0\" \"$@\" > /dev/full"]).sparse(MIB)?;
-    let (code, log) = launch.start_refused()?;
-    let last = log.lines().last().unwrap_or_default();
-    check!(code == 1 && last.contains("standard output"), "exit code {code}:\n{log}");
-    Ok(())
+    let launch = Launch::threads(lab).through(["sh", "-c", "exec \"$0\" \"$@\" > /dev/full"]);
+    launch.sparse(MIB)?.refused(1, &["standard output"]).map(drop)
 }
 
 /// Clients that come one after the other are one at a time: each is served, whatever the limit.
 fn one_after_another(lab: &Lab) -> Res {
-    let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?.arg("--max-connections").arg("1");
-    let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
+    let launch = Launch::threads(lab).sparse(MIB)?.with("--max-connections 1");
+    let server = launch.with("--tcp 127.0.0.1:0").start()?;
     for tcp in [false, true] {
         for nr in 0..100 {
             let client = if tcp { Client::connect_tcp(server.tcp()?) } else { server.connect() };
-            let served = client.and_then(|mut client| {
-                client.greet()?;
-                client.go("vol")?;
+            let served = client.and_then(|client| client.opened("vol")).and_then(|mut client| {
                 let read = client.read(0, 512)?;
                 client.request(0, cmd::DISC, 0, 0)?;
                 check!(read.is_ok(), "{}", brief(&read));
@@ -222,8 +208,7 @@ fn one_after_another(lab: &Lab) -> Res {
     }
     // One that stays keeps others out, and no longer than it stays.
     let first = server.client()?;
-    let second = server.client().err();
-    let second = second.ok_or("two clients at once")?;
+    let second = server.client().err().ok_or("two clients at once")?;
     let second = second.message().unwrap_or_default();
     check!(second.contains("closed"), "the second is not refused: {second}");
     first.disconnect()?;
@@ -265,7 +250,7 @@ fn size_of(server: &Server, export: &str) -> Res<u64> {
 /// A file that grows past what the cache can number grows its export up to there, and all of that works.
 fn growth_past_the_limit(lab: &Lab) -> Res {
     let (_dir, path) = huge(MIB)?;
-    let mut server = Launch::new(lab, Backend::Threads).image(&path).start()?;
+    let mut server = Launch::threads(lab).image(&path).start()?;
     OpenOptions::new().write(true).open(&path)?.set_len(CACHE_LIMIT + 4096)?;
     server.hang_up();
     let grown = || size_of(&server, "vol").ok().filter(|&size| size > MIB);
@@ -274,8 +259,7 @@ fn growth_past_the_limit(lab: &Lab) -> Res {
     works_at(&mut client, size - 8192)?;
     check!(size == CACHE_LIMIT, "{size} bytes");
     server.logged("2^57")?;
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// What is wrong is named, with the remedy that works.
@@ -283,17 +267,15 @@ fn messages(lab: &Lab) -> Res {
     let (image, plain) = (lab.path("a.img"), lab.path("plain"));
     image::sparse(&image, MIB)?;
     fs::write(&plain, "text")?;
-    let bare = || Launch::bare(lab).arg("--backend").arg("threads");
+    let bare = || Launch::bare(lab).with("--backend threads");
     let missing = lab.path("nosuch");
     let refused = |launch: Launch<'_>, wanted: &[&str], not: &str| -> Res {
-        let (code, log) = launch.start_refused()?;
-        let last = log.lines().last().unwrap_or_default();
-        let names = wanted.iter().all(|word| last.contains(word));
-        check!(code == 1 && names && !last.contains(not), "{code}, wanted {wanted:?}:\n{log}");
+        let log = launch.refused(1, wanted)?;
+        check!(!log.lines().last().unwrap_or_default().contains(not), "{log}");
         Ok(())
     };
     let served = || Launch::bare(lab).image(&image).on_socket("s");
-    refused(served().arg("--pid-file").arg("/nosuch/pid"), &["pid file", "/nosuch/pid"], "image")?;
+    refused(served().with("--pid-file /nosuch/pid"), &["pid file", "/nosuch/pid"], "image")?;
     refused(
         bare().arg("--export-dir").arg(&missing).on_socket("s"),
         &["folder", "nosuch"],
@@ -308,7 +290,7 @@ fn messages(lab: &Lab) -> Res {
     let new = bare().image(&lab.path("new")).arg("--read-only").on_socket("s");
     refused(new, &["new", "only reads"], "--size")?;
     refused(bare().image(&image).arg("--socket").arg(&plain), &["plain", "no socket"], "in use")?;
-    let direct = bare().image(Path::new("/proc/version")).arg("--read-only").arg("--direct");
+    let direct = bare().image(Path::new("/proc/version")).with("--read-only --direct");
     refused(direct.on_socket("s"), &["/proc/version", "O_DIRECT", "--direct"], "Invalid argument")?;
     check!(fs::read_to_string(&plain)? == "text", "the file was replaced");
     Ok(())
@@ -320,10 +302,9 @@ fn pid_file(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::with_parts(&image, MIB, 4, 5)?;
     let before = fs::read(&image)?;
-    let launch = || Launch::new(lab, Backend::Threads).image(&image).arg("--pid-file");
-    let (code, log) = launch().arg(&image).start_refused()?;
+    let launch = || Launch::threads(lab).image(&image).arg("--pid-file");
+    launch().arg(&image).refused(1, &["pid file"])?;
     check!(fs::read(&image).is_ok_and(|now| now == before), "the image was replaced");
-    check!(code == 1 && log.contains("pid file"), "{code}\n{log}");
     let old = lab.path("pid");
     for left in ["12345\n", ""] {
         fs::write(&old, left)?;
@@ -339,8 +320,8 @@ fn pid_file(lab: &Lab) -> Res {
 fn too_few_descriptors(lab: &Lab) -> Res {
     let limited = |limit: u32| -> Res<Launch<'_>> {
         let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
-        let launch = Launch::new(lab, Backend::Threads).sparse(MIB)?;
-        Ok(launch.arg("--workers").arg("2").through(["sh".to_string(), "-c".into(), script]))
+        let launch = Launch::threads(lab).sparse(MIB)?;
+        Ok(launch.with("--workers 2").through(["sh".to_string(), "-c".into(), script]))
     };
     let mut served = 0;
     for limit in (12..80).step_by(2) {
@@ -372,7 +353,7 @@ fn too_few_descriptors(lab: &Lab) -> Res {
 }
 
 fn log_names_peer(lab: &Lab) -> Res {
-    let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
+    let server = Launch::threads(lab).sparse(MIB)?.start()?;
     server.client()?.disconnect()?;
     let me = format!("peer=pid {}", std::process::id());
     let lines = |log: &str| log.lines().filter(|line| line.contains(&me)).count();
@@ -385,9 +366,8 @@ fn log_names_peer(lab: &Lab) -> Res {
 /// Of a folder, a client is told that the export is too large, and not that there is none. As an image it is refused.
 fn large_in_folder(lab: &Lab) -> Res {
     let (dir, path) = huge(CACHE_LIMIT + 4096)?;
-    let (code, log) = Launch::new(lab, Backend::Threads).image(&path).start_refused()?;
-    check!(code == 1 && log.contains(&format!("{CACHE_LIMIT}")), "{code}\n{log}");
-    let server = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(dir.path()).start()?;
+    Launch::threads(lab).image(&path).refused(1, &[&CACHE_LIMIT.to_string()])?;
+    let server = Launch::threads(lab).arg("--export-dir").arg(dir.path()).start()?;
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut client = server.greeted()?;
     client.send_option(opt::GO, &info_data(name))?;

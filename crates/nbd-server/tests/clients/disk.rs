@@ -34,8 +34,8 @@ fn beside_a_full_disk(lab: &Lab, backend: Backend) -> Res {
     image::sparse(&healthy, 64 * MIB)?;
     let launch =
         Launch::new(lab, backend).image(&mount.join("a.img")).image_as("healthy", &healthy);
-    let launch = launch.arg("--size").arg("64M").arg("--cache").arg("8M");
-    let mut server = launch.through(words).start()?;
+    let launch = launch.with("--size 64M --cache 8M");
+    let server = launch.through(words).start()?;
     let (mut full, mut other) = (server.client()?, server.client_of("healthy")?);
     let data = vec![0x3e; BLOCK as usize];
     let mut errors = 0;
@@ -64,8 +64,7 @@ fn beside_a_full_disk(lab: &Lab, backend: Backend) -> Res {
     other.flush()?.ok("FLUSH of the healthy image")?;
     check!(full.read(0, BLOCK as u32)? == Ok(data), "what the full disk acknowledged");
     full.plain(cmd::TRIM, 0, 0, 64 * MIB)?.ok("TRIM of everything")?;
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// The image loses its tail while it is served: reads there get EIO, the rest goes on.
@@ -102,8 +101,8 @@ fn fill(client: &mut Client, len: u64) -> Res {
 /// tmpfs punches holes, but zeroes no range in place. FAST_ZERO with NO_HOLE, which only slow writing could do, is refused
 /// and changes no byte; without FAST_ZERO the zeros are written, and allocated.
 fn slow_zero(lab: &Lab, backend: Backend) -> Res {
-    let dir = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
-    let image = dir.path().join("a.img");
+    let shm = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
+    let image = shm.path().join("a.img");
     image::sparse(&image, 16 * MIB)?;
     let server = Launch::new(lab, backend).image(&image).start()?;
     let mut client = server.client()?;

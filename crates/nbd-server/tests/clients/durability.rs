@@ -103,8 +103,8 @@ fn hit_calls(lab: &Lab, backend: Backend) -> Res {
     image::with_parts(&path, MIB, 4, 35)?;
     let words = ["strace", "-D", "-f", "-xx", "-s", "64", "-o"];
     let words = words.into_iter().chain(log.to_str());
-    let launch = Launch::new(lab, backend).image(&path).through(words).arg("--workers").arg("2");
-    let server = launch.arg("--cache").arg("4M").start()?;
+    let launch = Launch::new(lab, backend).image(&path).through(words).with("--workers 2");
+    let server = launch.with("--cache 4M").start()?;
     let mut client = server.client()?;
     let mut rows = Vec::new();
     for kind in [cmd::READ, cmd::WRITE] {

@@ -129,7 +129,7 @@ fn copies(lab: &Lab, backend: Backend) -> Res {
 /// BLOCK_STATUS is refused to a client that did not choose the context, and for an empty range or one past the end.
 /// With REQ_ONE the answer has one extent. A block that another client has just written is data until a TRIM.
 fn answers(lab: &Lab) -> Res {
-    let server = Launch::new(lab, Backend::Threads).sparse(MIB)?.start()?;
+    let server = Launch::threads(lab).sparse(MIB)?.start()?;
     let mut plain = server.client()?;
     plain.plain(cmd::BLOCK_STATUS, 0, 0, 4096)?.is(err::EINVAL, "with simple replies")?;
     plain.read(0, 512)?.map_err(|e| format!("goes on: {e}"))?;

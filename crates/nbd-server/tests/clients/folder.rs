@@ -154,10 +154,8 @@ fn no_images(lab: &Lab) -> Res {
     server.stop()?;
     // And no folder at all is an error at the start.
     for path in [lab.path("nosuch"), secret.clone()] {
-        let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&path);
-        let (code, log) = launch.start_refused()?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        check!(code == 1 && log.contains(&*name), "exit code {code}:\n{log}");
+        Launch::threads(lab).arg("--export-dir").arg(&path).refused(1, &[&name])?;
     }
     Ok(())
 }
@@ -167,16 +165,13 @@ fn locks(lab: &Lab) -> Res {
     let (server, dir) = start(lab, Backend::Threads)?;
     let mut looker = server.greeted()?;
     check!(looker.info_or_go(opt::INFO, "a.img")? == rep::ACK, "INFO");
-    let other = |name: &str| {
-        Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&dir.join(name))
-    };
+    let other = |name: &str| Launch::threads(lab).socket(&lab.path("s2")).image(&dir.join(name));
     let owner = other("a.img").start()?;
     check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is in use by another server");
     server.logged("in use")?;
     owner.stop()?;
     server.client_of("a.img")?.write(0, &[1; 512], 0)?.ok("the other server is gone")?;
-    let (code, log) = other("a.img").start_refused()?;
-    check!(code == 1 && log.contains("in use"), "exit code {code}:\n{log}");
+    other("a.img").refused(1, &["in use"])?;
     other("b.img").start()?.stop()?;
     server.stop()
 }
@@ -187,16 +182,12 @@ fn let_go(lab: &Lab) -> Res {
     let dir = lab.path("images");
     fs::create_dir(&dir)?;
     image::sparse(&dir.join("a.img"), MIB)?;
-    let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir);
-    let server = launch.start()?;
+    let server = Launch::threads(lab).arg("--export-dir").arg(&dir).start()?;
     let mut client = server.client_of("a.img")?;
     client.write(4096, &[1; 4096], 0)?.ok("a write that nobody flushes")?;
     client.disconnect()?;
     server.logged("let go")?;
-    let owner = Launch::new(lab, Backend::Threads)
-        .socket(&lab.path("s2"))
-        .image(&dir.join("a.img"))
-        .start()?;
+    let owner = Launch::threads(lab).socket(&lab.path("s2")).image(&dir.join("a.img")).start()?;
     let mut other = owner.client()?;
     check!(other.read(4096, 4096)? == Ok(vec![1; 4096]), "what was written is not there");
     check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is another's now");

@@ -10,7 +10,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn start(lab: &Lab) -> Res<Server> {
-    Launch::new(lab, Backend::Threads).parts(4 * MIB, 4, 21)?.start()
+    Launch::threads(lab).parts(4 * MIB, 4, 21)?.start()
 }
 
 /// Options that are refused, each with its answer; the session goes on, and in the end is aborted or reads.
@@ -86,6 +86,5 @@ fn garbage(lab: &Lab) -> Res {
         client.closed()?;
         server.logged_since(seen, "client flags that do not exist")?;
     }
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }

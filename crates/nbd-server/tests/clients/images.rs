@@ -49,8 +49,7 @@ fn nbdcopy(lab: &Lab, backend: Backend) -> Res {
     image::with_parts(&source, SIZE, 48, 4)?;
     image::with_parts(&first, SIZE, 32, 5)?;
     image::with_parts(&second, SIZE, 32, 6)?;
-    let launch = Launch::new(lab, backend).image(&first).image_as("two", &second);
-    let server = launch.start()?;
+    let server = Launch::new(lab, backend).image(&first).image_as("two", &second).start()?;
     let (one, two) = (server.uri("vol"), server.uri("two"));
     let copy = |from: &str, to: &str| {
         let options = ["--connections=4", "--threads=4", "--requests=16", "--flush"];

@@ -329,6 +329,12 @@ pub(crate) fn wait_until<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
+/// Fails with `what` unless `is` becomes true within [`PATIENCE`].
+pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) -> Res {
+    let is_so = wait_until(|| is().then_some(()));
+    is_so.ok_or_else(|| format!("in vain: {what}").into())
+}
+
 /// The last `lines` lines of a text, indented, for a failure message.
 pub(crate) fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();

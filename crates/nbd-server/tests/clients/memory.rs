@@ -27,8 +27,8 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
     const CLIENTS: u32 = 20;
     let image = lab.path("a.img");
     image::with_parts(&image, 64 * MIB, 16, 43)?;
-    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
-    let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
+    let launch = Launch::new(lab, backend).image(&image).with("--workers 1");
+    let mut server = launch.with("--cache 16M").through(LIMITED).start()?;
     let crowd = hogs(&server, CLIENTS, LEN)?;
     // All at the same time: a client that takes no reply for some seconds is closed.
     let taken = thread::scope(|scope| {
@@ -87,8 +87,7 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
         return Err(error);
     }
     drop(crowd);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Clients that send 8 READs of `len` bytes and take no reply.
@@ -122,9 +121,9 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::with_parts(&image, 64 * MIB, 16, 43)?;
     let long = "x".repeat(4000);
-    let launch = Launch::new(lab, Backend::Threads).image(&image).image_as(&long, &image);
-    let launch = launch.arg("--workers").arg("1").arg("--cache").arg("16M");
-    let mut server = launch.through(LIMITED).start()?;
+    let launch = Launch::threads(lab).image(&image).image_as(&long, &image);
+    let launch = launch.with("--workers 1 --cache 16M");
+    let server = launch.through(LIMITED).start()?;
     let crowds = [hogs(&server, 20, 4 << 20)?, hogs(&server, 20, 256 << 10)?];
     let mut option = b"IHAVEOPT".to_vec();
     option.extend([opt::LIST, 0].map(u32::to_be_bytes).concat());
@@ -141,17 +140,15 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
         check!(reply.starts_with(&0x3e889045565a9u64.to_be_bytes()), "no reply to LIST");
     }
     drop(crowd);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Clients that take no replies hold all the memory that the server may have. They are closed when another
 /// client's requests are refused for that.
 fn stuck(lab: &Lab) -> Res {
     const LEN: u32 = 4 << 20;
-    let launch =
-        Launch::new(lab, Backend::Threads).parts(64 * MIB, 16, 43)?.arg("--workers").arg("1");
-    let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
+    let launch = Launch::threads(lab).parts(64 * MIB, 16, 43)?.with("--workers 1");
+    let server = launch.with("--cache 16M").through(LIMITED).start()?;
     let mut other = server.client()?;
     let hogs = hogs(&server, 20, LEN)?;
     let mut reads = |wanted: fn(&Result<Vec<u8>, u32>) -> bool| {
@@ -164,6 +161,5 @@ fn stuck(lab: &Lab) -> Res {
     check!(refused.is_some(), "there is memory: nothing is shown");
     check!(reads(Result::is_ok).is_some(), "no memory although all others stand still");
     drop(hogs);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }

@@ -17,7 +17,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn start(lab: &Lab) -> Res<(Server, PathBuf)> {
     let (image, path) = (lab.path("a.img"), lab.path("metrics"));
     image::sparse(&image, MIB)?;
-    let launch = Launch::new(lab, Backend::Threads).image(&image).arg("--workers").arg("2");
+    let launch = Launch::threads(lab).image(&image).with("--workers 2");
     Ok((launch.arg("--metrics").arg(&path).start()?, path))
 }
 
@@ -123,7 +123,7 @@ fn one_name(lab: &Lab) -> Res {
     let (folder, path) = (lab.path("folder"), lab.path("metrics"));
     fs::create_dir(&folder)?;
     image::sparse(&folder.join("a"), MIB)?;
-    let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&folder);
+    let launch = Launch::threads(lab).arg("--export-dir").arg(&folder);
     let server = launch.arg("--metrics").arg(&path).start()?;
     let first = server.client_of("a")?;
     image::sparse(&folder.join("new"), 2 * MIB)?;

@@ -156,12 +156,7 @@ fn nbdkit(lab: &Lab, endpoint: &str, kib: u64) -> Res<Option<Peer>> {
     command.env("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required");
     let log = File::create(lab.path("nbdkit.log"))?;
     let process = lab.spawn(command.stdout(Stdio::null()).stderr(log))?;
-    let connect = || {
-        let mut client = Client::connect(&socket).ok()?;
-        client.greet().ok()?;
-        client.go("vol").ok()?;
-        Some(client)
-    };
+    let connect = || Client::connect(&socket).ok()?.opened("vol").ok();
     let Some(client) = wait_until(connect) else { fail!("nbdkit does not run") };
     Ok(Some(Peer { disk: Disk::Nbd(client), kib, _process: process, mounted: None }))
 }
@@ -184,7 +179,7 @@ fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
     let of_peers = Proxy::new(&store, DELAY, |_| Answer::Pass)?;
     let start = |size: &str| -> Res<Server> {
         let launch = Launch::bare(lab).on_socket("s").through(environment(&proxy.endpoint));
-        let launch = launch.through(["OFFLOCK_LOG=warn"]).arg("--cache").arg("256M");
+        let launch = launch.through(["OFFLOCK_LOG=warn"]).with("--cache 256M");
         let name = std::process::id();
         launch.arg("--image").arg(format!("vol=s3://bucket/measured-{name}?size={size}")).start()
     };
@@ -317,7 +312,7 @@ fn measure_rows(lab: &Lab, targets: &mut Targets) -> Res {
     let image = lab.path("local.img");
     image::sparse(&image, 64 * MIB)?;
     let local = Launch::bare(lab).on_socket("l").image(&image);
-    let local = local.arg("--cache").arg("256M").start()?;
+    let local = local.with("--cache 256M").start()?;
     let args = ["--rw=randread", "--bs=4k", "--iodepth=32", "--size=64M", "--time_based"];
     let last = ["--runtime=5", "--output-format=terse", "--terse-version=3"];
     let mut rates = [Vec::new(), Vec::new()];

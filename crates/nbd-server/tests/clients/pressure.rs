@@ -35,7 +35,7 @@ const MEMORY_BOUND: u64 = 512 * MIB;
 
 /// A server with one worker, so that every client shares it with the others.
 fn start(lab: &Lab, backend: Backend) -> Res<Server> {
-    Launch::new(lab, backend).parts(64 * MIB, 16, 41)?.arg("--workers").arg("1").start()
+    Launch::new(lab, backend).parts(64 * MIB, 16, 41)?.with("--workers 1").start()
 }
 
 /// Sends 1,000 READs of 32 MiB; reads nothing. The server may stop taking them.
@@ -79,7 +79,7 @@ fn stalled_writer(server: &Server) -> Res<Client> {
 /// Such clients together do not use up what all connections share. Beside them another one reads and writes, also 2 MiB at
 /// a time, as `qemu-img convert` does.
 fn crowd(lab: &Lab, backend: Backend, count: usize, member: fn(&Server) -> Res<Client>) -> Res {
-    let mut server = start(lab, backend)?;
+    let server = start(lab, backend)?;
     let crowd = (0..count).map(|_| member(&server)).collect::<Res<Vec<_>>>()?;
     served_meanwhile(&server, Duration::from_millis(1500))?;
     let mut client = server.client()?;
@@ -91,8 +91,7 @@ fn crowd(lab: &Lab, backend: Backend, count: usize, member: fn(&Server) -> Res<C
     let peak = server.memory("VmHWM")?;
     check!(peak < MEMORY_BOUND, "{} MiB at the peak", peak / MIB);
     drop(crowd);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// A client that takes no reply does not keep the server from ending, with 0.
@@ -107,7 +106,7 @@ fn sigterm_beside_a_hog(lab: &Lab) -> Res {
 /// Beside a client that takes 1,000 replies of 32 MiB slowly but steadily, so that no deadline
 /// closes it, another one's READs of 1 MiB wait for no reply of the first.
 fn slow_reader(lab: &Lab, backend: Backend) -> Res {
-    let mut server = start(lab, backend)?;
+    let server = start(lab, backend)?;
     let mut slow = greedy(&server)?;
     let (stop, taken) = (AtomicBool::new(false), AtomicU64::new(0));
     // Ordering: Relaxed, all; they publish nothing.
@@ -129,8 +128,7 @@ fn slow_reader(lab: &Lab, backend: Backend) -> Res {
     let taken = taken.into_inner();
     check!(taken >= 2 * MIB, "the slow reader took only {taken} bytes: it was not served");
     drop(slow);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Eight READs of 1 MiB, verified. The slow reader is the clock, which is as late as the machine: no
@@ -152,7 +150,7 @@ fn one_mib_reads(lab: &Lab, server: &Server, taken: &AtomicU64) -> Res {
 /// Clients announce WRITEs of 32 MiB and send no byte of them, or one now and then; a READ of 32 MiB
 /// waits until some of them are closed for it, and no longer.
 fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
-    let mut server = start(lab, backend)?;
+    let server = start(lab, backend)?;
     let wanted = image::bytes_at(&lab.path("a.img"), 0, MAX_PAYLOAD as usize)?;
     let mut other = server.client()?;
     let mut crowd = Vec::new();
@@ -187,8 +185,7 @@ fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
     check!(took > Duration::from_secs(1), "it did not have to wait: {took:?}");
     server.logged("others wait for its memory")?;
     drop(crowd);
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Where zeros must be written, 1,000 requests for 1 MiB of them do not hold 1,000 MiB.
@@ -197,8 +194,7 @@ fn zeroes_flood(lab: &Lab, backend: Backend) -> Res {
     let image = shm.path().join("a.img");
     image::sparse(&image, 64 * MIB)?;
     fs::write(&image, vec![0xee; 64 << 20])?;
-    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
-    let mut server = launch.start()?;
+    let server = Launch::new(lab, backend).image(&image).with("--workers 1").start()?;
     let mut client = server.client()?;
     let quiet = server.memory("VmRSS")?;
     let one = |i| header(flag::NO_HOLE, cmd::WRITE_ZEROES, i, (i % 63) * MIB, MIB as u32);
@@ -218,13 +214,12 @@ fn zeroes_flood(lab: &Lab, backend: Backend) -> Res {
     check!(zeroed.iter().all(|&b| b == 0), "some of it is not zero");
     let rest = image::bytes_at(&image, 63 * MIB, 1 << 20)?;
     check!(rest.iter().all(|&b| b == 0xee), "zeros beyond what was asked for");
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// Clients that end in the middle of a header, of a payload, and with replies on their way.
 fn vanishes(lab: &Lab, backend: Backend) -> Res {
-    let mut server = start(lab, backend)?;
+    let server = start(lab, backend)?;
     let mut other = server.client()?;
     let quiet = server.descriptors()?.len();
     for round in 0..20u64 {
@@ -254,20 +249,19 @@ fn vanishes(lab: &Lab, backend: Backend) -> Res {
         let bytes = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 7, 0, 0, 0, 99]].concat();
         client.send(&bytes[..len])?;
     }
-    let released = wait_until(|| (server.descriptors().ok()?.len() <= quiet).then_some(()));
-    check!(released.is_some(), "the descriptors of vanished clients stay open");
+    let are_released = || server.descriptors().is_ok_and(|open| open.len() <= quiet);
+    eventually("the descriptors of vanished clients are closed", are_released)?;
     let untouched = other.read(16 * MIB, 65536)?;
     let wanted = image::bytes_at(&lab.path("a.img"), 16 * MIB, 65536)?;
     check!(untouched == Ok(wanted), "the server and its image differ");
     check!(!untouched.is_ok_and(|b| b.contains(&0xbb)), "half a payload was written");
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// A client that says nothing, and one that trickles bytes, are closed 10 s after they came, and not
 /// much earlier; one that finished its handshake may stay silent.
 fn handshake_deadline(lab: &Lab) -> Res {
-    let mut server = start(lab, Backend::Threads)?;
+    let server = start(lab, Backend::Threads)?;
     let mut idle = server.client()?;
     let began = Instant::now();
     let mut silent = server.connect()?;
@@ -290,15 +284,13 @@ fn handshake_deadline(lab: &Lab) -> Res {
     check!(took.iter().all(is_late), "silent and trickling: closed after {took:?}");
     check!(idle.read(0, 4096)?.is_ok(), "a client past its handshake was closed too");
     server.logged("no handshake within 10 s")?;
-    server.still_serves()?;
-    server.stop()
+    server.serves_to_the_end()
 }
 
 /// With `--max-connections 32`, 200 clients connect and do not negotiate, and do so again when they are
 /// closed. Others negotiate beside them, and those that have negotiated stay.
 fn half_open(lab: &Lab) -> Res {
-    let launch = Launch::new(lab, Backend::Threads).sparse(4 * MIB)?;
-    let server = launch.arg("--max-connections").arg("32").start()?;
+    let server = Launch::threads(lab).sparse(4 * MIB)?.with("--max-connections 32").start()?;
     let mut early = server.client()?;
     let mut crowd = Vec::new();
     let mut late = Vec::new();
@@ -328,16 +320,13 @@ fn connect_from(from: [u8; 4], server: &Server) -> Res<Client> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((from, 0)).into())?;
     socket.connect(&server.tcp()?.into())?;
-    let mut client = Client::over(OwnedFd::from(socket).into())?;
-    client.greet()?;
-    client.go("vol")?;
-    Ok(client)
+    Client::over(OwnedFd::from(socket).into())?.opened("vol")
 }
 
 /// With `--max-connections 4` a third client of one address is refused, and one of another address is served.
 fn two_per_address(lab: &Lab) -> Res {
-    let launch = Launch::bare(lab).sparse(4 * MIB)?.arg("--tcp").arg("127.0.0.1:0");
-    let server = launch.arg("--max-connections").arg("4").start()?;
+    let launch = Launch::bare(lab).sparse(4 * MIB)?.with("--tcp 127.0.0.1:0");
+    let server = launch.with("--max-connections 4").start()?;
     let connect = |from| connect_from(from, &server);
     let mut two = [connect([127, 0, 0, 1])?, connect([127, 0, 0, 1])?];
     check!(connect([127, 0, 0, 1]).is_err(), "a third client of one address was served");

@@ -20,7 +20,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn launch(launch: Launch<'_>) -> Res<Launch<'_>> {
-    Ok(launch.sparse(MIB)?.arg("--backend").arg("threads"))
+    Ok(launch.sparse(MIB)?.with("--backend threads"))
 }
 
 /// The command ends once clients can connect; the server goes on until a signal, without a terminal, and
@@ -33,9 +33,7 @@ fn fork(lab: &Lab) -> Res {
     check!(said == format!("listening on unix:{}\n", socket.display()), "it said {said:?}");
     let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
     let served = || -> Res {
-        let mut client = Client::connect(&socket)?;
-        client.greet()?;
-        client.go("vol")?;
+        let mut client = Client::connect(&socket)?.opened("vol")?;
         client.write(0, &[7; 4096], 0)?.ok("write")?;
         // Its session is its own, and what it prints goes nowhere, but its log to the file that it has.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -131,9 +129,7 @@ fn run_is_ended(lab: &Lab) -> Res {
     server.signal(libc::SIGTERM);
     let ended = server.wait_for(PATIENCE)?;
     check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
-    let gone = || (!fs::exists(format!("/proc/{pid}")).unwrap_or(true)).then_some(());
-    check!(wait_until(gone).is_some(), "the command goes on");
-    Ok(())
+    eventually("the command ends", || !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 /// Neither a probe of the socket nor one client of two ends the server; the last client does.
@@ -151,12 +147,10 @@ fn exit_with_last(lab: &Lab) -> Res {
 
     // A client that waits for a place gets that of the last one.
     let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
-    let mut server = server.arg("--max-connections").arg("1").start()?;
-    let (first, mut second) = (server.client()?, server.connect()?);
+    let mut server = server.with("--max-connections 1").start()?;
+    let (first, second) = (server.client()?, server.connect()?);
     first.disconnect()?;
-    second.greet()?;
-    second.go("vol")?;
-    second.disconnect()?;
+    second.opened("vol")?.disconnect()?;
     server.finished()?;
     Ok(())
 }
@@ -189,27 +183,22 @@ fn socket_access(lab: &Lab) -> Res {
     server.stop()?;
     check!(!lab.path("s").exists(), "the socket file is left after a clean end");
     let group = fs::metadata(lab.dir())?.gid().to_string(); // one that this user is in
-    let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--socket-mode").arg("660");
+    let server = launch(Launch::bare(lab).on_socket("s"))?.with("--socket-mode 660");
     let server = server.arg("--socket-group").arg(&group).start()?;
     let meta = fs::metadata(server.socket())?;
     check!(meta.mode() & 0o777 == 0o660, "mode {:o}", meta.permissions().mode());
     check!(meta.gid().to_string() == group, "group {}, not {group}", meta.gid());
     server.client()?.disconnect()?;
     server.stop()?;
-    let refused = |option: &str, value: &str| -> Res {
+    for (option, value) in [("--socket-mode", "888"), ("--socket-group", "no-such-group")] {
         let server = launch(Launch::bare(lab).on_socket("s"))?.arg(option).arg(value);
-        let (code, log) = server.start_refused()?;
-        check!(code == 2 && log.contains(value), "{option} {value}: {code}\n{log}");
-        Ok(())
-    };
-    refused("--socket-mode", "888")?;
-    refused("--socket-group", "no-such-group")?;
+        server.refused(2, &[value])?;
+    }
     let command = Command::new("id").arg("-u").output()?;
     if command.stdout != b"0\n" {
         // A group that the user is not in: the server ends and leaves no socket.
-        let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--socket-group").arg("0");
-        let (code, log) = server.start_refused()?;
-        check!(code == 1 && log.contains("not permitted"), "{code}\n{log}");
+        let server = launch(Launch::bare(lab).on_socket("s"))?.with("--socket-group 0");
+        server.refused(1, &["not permitted"])?;
         check!(!lab.path("s").exists(), "the socket is left");
     }
     Ok(())
@@ -226,8 +215,7 @@ fn hang_up(lab: &Lab) -> Res {
         let launch = launch.arg("--image").arg(format!("other={}", other.display()));
         let uneven = lab.path("c.img");
         image::sparse(&uneven, 5000)?;
-        let launch = launch.image_as("uneven", &uneven);
-        let mut server = launch.start()?;
+        let mut server = launch.image_as("uneven", &uneven).start()?;
         let mut old = server.client()?;
         let odd = 100; // bytes behind the last whole block
         for path in [&image, &uneven] {

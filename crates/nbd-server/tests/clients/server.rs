@@ -26,6 +26,11 @@ pub(crate) struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
+    /// A server of a backend that each machine has, listening on a Unix socket in the trial's directory.
+    pub(crate) fn threads(lab: &'a Lab) -> Launch<'a> {
+        Launch::new(lab, Backend::Threads)
+    }
+
     /// A server on `backend`, listening on a Unix socket in the trial's directory.
     pub(crate) fn new(lab: &'a Lab, backend: Backend) -> Launch<'a> {
         let mut launch = Launch::bare(lab);
@@ -82,6 +87,12 @@ impl<'a> Launch<'a> {
 
     pub(crate) fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
+        self
+    }
+
+    /// Adds each word as an argument.
+    pub(crate) fn with(mut self, words: &str) -> Self {
+        self.args.extend(words.split(' ').map(OsString::from));
         self
     }
 
@@ -185,10 +196,15 @@ impl<'a> Launch<'a> {
         Ok(Server { process, stderr, socket: self.socket, metrics: self.metrics, listeners })
     }
 
-    /// Starts a server that must refuse to run; gives its exit code and what it printed.
-    pub(crate) fn start_refused(self) -> Res<(i32, String)> {
+    /// Starts a server that must refuse to run, with this exit code and all the words in its last line, or
+    /// anywhere if it refuses its arguments; gives its log.
+    pub(crate) fn refused(self, wanted: i32, words: &[&str]) -> Res<String> {
         let (code, _, log) = self.run_to_end()?;
-        Ok((code, log))
+        let said = if wanted == 2 { &log } else { log.lines().last().unwrap_or_default() };
+        let says = words.iter().all(|word| said.contains(word));
+        check!(code == wanted && says, "exit code {code}, not {wanted} with {words:?}:\n{log}");
+        check!(!log.contains("panicked") && !log.contains("RUST_BACKTRACE"), "a panic:\n{log}");
+        Ok(log)
     }
 
     /// Starts a server that ends by itself; gives its exit code, its output and its log.
@@ -266,9 +282,7 @@ impl Server {
 
     /// The same of another export.
     pub(crate) fn client_of(&self, export: &str) -> Res<Client> {
-        let mut client = self.greeted()?;
-        client.go(export)?;
-        Ok(client)
+        self.connect()?.opened(export)
     }
 
     /// The address of its TCP listener.
@@ -279,10 +293,7 @@ impl Server {
 
     /// The same over TCP.
     pub(crate) fn tcp_client(&self) -> Res<Client> {
-        let mut client = Client::connect_tcp(self.tcp()?)?;
-        client.greet()?;
-        client.go("vol")?;
-        Ok(client)
+        Client::connect_tcp(self.tcp()?)?.opened("vol")
     }
 
     /// Everything it logged so far. A thread of the server writes it, so this waits until nothing more
@@ -359,6 +370,12 @@ impl Server {
     /// Has it look at the sizes of files.
     pub(crate) fn hang_up(&mut self) {
         self.process.signal(libc::SIGHUP);
+    }
+
+    /// [`still_serves`](Self::still_serves), then [`stop`](Self::stop).
+    pub(crate) fn serves_to_the_end(mut self) -> Res {
+        self.still_serves()?;
+        self.stop()
     }
 
     /// SIGTERM, then exit code 0 and no panic in the log.

@@ -17,15 +17,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// The server refuses to start: exit code 1 and a message that names the file, without a panic.
-fn refused(launch: Launch<'_>, name: &str) -> Res<String> {
-    let (code, log) = launch.start_refused()?;
-    check!(code == 1, "exit code {code}, wanted 1:\n{log}");
-    check!(log.contains(name), "the message does not name {name}:\n{log}");
-    check!(!log.contains("panicked") && !log.contains("RUST_BACKTRACE"), "a panic:\n{log}");
-    Ok(log)
-}
-
 /// `--help` is a manual; and every option of ours that the README's commands have is in it.
 fn help(lab: &Lab) -> Res {
     let help = lab.run_ok(Command::new(server::binary()).arg("--help"))?;
@@ -57,26 +48,23 @@ fn help(lab: &Lab) -> Res {
 fn unreadable_image(lab: &Lab) -> Res {
     let dir = lab.path("a-directory");
     fs::create_dir(&dir)?;
-    refused(Launch::new(lab, Backend::Threads).image(&dir), "a-directory")?;
+    Launch::threads(lab).image(&dir).refused(1, &["a-directory"])?;
 
     let file = lab.path("locked.img");
     image::sparse(&file, MIB)?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000))?;
     if fs::File::open(&file).is_err() {
-        let log = refused(Launch::new(lab, Backend::Threads).image(&file), "locked.img")?;
-        check!(log.contains("ermission denied"), "no reason:\n{log}");
+        Launch::threads(lab).image(&file).refused(1, &["locked.img", "ermission denied"])?;
     }
     Ok(())
 }
 
 fn size_creates(lab: &Lab) -> Res {
     let image = lab.path("new.img");
-    let launch = Launch::new(lab, Backend::Threads).image(&image);
-    let mut server = launch.arg("--size").arg("24M").start()?;
+    let server = Launch::threads(lab).image(&image).with("--size 24M").start()?;
     let client = server.client()?;
     check!(client.export.size == 24 * MIB, "{} bytes", client.export.size);
-    server.still_serves()?;
-    server.stop()?;
+    server.serves_to_the_end()?;
     check!(fs::metadata(&image)?.len() == 24 * MIB, "the file's size");
     Ok(())
 }
@@ -91,17 +79,16 @@ fn failed_size(lab: &Lab) -> Res {
     std::os::unix::fs::symlink("target.img", &soft)?;
     for (image, left) in [(lab.path("new.img"), "new.img"), (soft, "target.img")] {
         for ignore in ["trap '' XFSZ;", ""] {
-            let launch = Launch::new(lab, Backend::Threads).through(limited(ignore));
-            let log = refused(launch.image(&image).arg("--size").arg("24M"), "img")?;
-            check!(log.contains("File too large"), "no reason:\n{log}");
+            let launch = Launch::threads(lab).through(limited(ignore));
+            launch.image(&image).with("--size 24M").refused(1, &["img", "File too large"])?;
             check!(!lab.path(left).exists(), "{left} is left, {ignore:?}");
         }
     }
     // A file that was there before stays, at its old size.
     let old = lab.path("old.img");
     image::sparse(&old, 4096)?;
-    let launch = Launch::new(lab, Backend::Threads).through(limited(""));
-    refused(launch.image(&old).arg("--size").arg("24M"), "old.img")?;
+    let launch = Launch::threads(lab).through(limited(""));
+    launch.image(&old).with("--size 24M").refused(1, &["old.img"])?;
     check!(fs::metadata(&old)?.len() == 4096, "the old image has another size");
     Ok(())
 }
@@ -113,18 +100,17 @@ fn stale_socket(lab: &Lab) -> Res {
     drop(launch("s")?.metrics().start()?); // SIGKILL: the files stay
     let files = ["s", "metrics"].map(|name| lab.path(name));
     check!(files.iter().all(|file| file.exists()), "the killed server had no socket files");
-    let mut server = launch("s")?.metrics().start()?;
+    let server = launch("s")?.metrics().start()?;
     let mode = fs::metadata(&files[1])?.permissions().mode() & 0o777;
     check!(mode == 0o600, "mode {mode:o}");
     let other = lab.path("b.img");
     image::sparse(&other, MIB)?;
     let other = |socket: &str| Launch::bare(lab).on_socket(socket).image(&other);
     for (launch, file) in [(other("s"), &files[0]), (other("s2").metrics(), &files[1])] {
-        refused(launch, &file.to_string_lossy())?;
+        launch.refused(1, &[&file.to_string_lossy()])?;
     }
     server.figures()?;
-    server.still_serves()?;
-    server.stop()?;
+    server.serves_to_the_end()?;
     let left = files.iter().chain([&lab.path("s2")]).any(|file| file.exists());
     check!(!left, "a socket is left");
     Ok(())
@@ -135,11 +121,10 @@ fn stale_socket(lab: &Lab) -> Res {
 fn second_writer(lab: &Lab) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, MIB)?;
-    let first = Launch::new(lab, Backend::Threads).image(&image).start()?;
-    let second = || Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&image);
-    for launch in [second(), second().arg("--size").arg("8M")] {
-        let log = refused(launch, "a.img")?;
-        check!(log.contains("lock") && log.contains("in use"), "not refused for it:\n{log}");
+    let first = Launch::threads(lab).image(&image).start()?;
+    let second = || Launch::threads(lab).socket(&lab.path("s2")).image(&image);
+    for launch in [second(), second().with("--size 8M")] {
+        launch.refused(1, &["a.img", "lock", "in use"])?;
     }
     let len = fs::metadata(&image)?.len();
     check!(len == MIB, "the refused server changed the size from {MIB} to {len}");
@@ -147,7 +132,7 @@ fn second_writer(lab: &Lab) -> Res {
     check!(first.client()?.read(0, 4096)?.is_ok(), "the first server");
     second().arg("--no-lock").start()?.stop()?;
     drop(first); // SIGKILL
-    second().arg("--size").arg("8M").start()?.stop()?;
+    second().with("--size 8M").start()?.stop()?;
     check!(fs::metadata(&image)?.len() == 8 * MIB, "not grown although free");
     Ok(())
 }
@@ -158,7 +143,7 @@ fn two_names(lab: &Lab) -> Res {
     image::sparse(&image, MIB)?;
     std::os::unix::fs::symlink(&image, &soft)?;
     fs::hard_link(&image, &hard)?;
-    let launch = || Launch::new(lab, Backend::Threads).image(&image);
+    let launch = || Launch::threads(lab).image(&image);
     let open = |server: &Server| -> Res<Vec<PathBuf>> {
         let is_image = |p: &PathBuf| p.extension() == Some("img".as_ref());
         Ok(server.descriptors()?.into_iter().filter(is_image).collect())
@@ -211,7 +196,7 @@ fn uring_refused(lab: &Lab) -> Res {
     let is_told = |log: &str| {
         log.lines().any(|line| line.contains("uring") && line.contains("not permitted"))
     };
-    let launch = Launch::bare(lab).sparse(4 * MIB)?.arg("--backend").arg("auto");
+    let launch = Launch::bare(lab).sparse(4 * MIB)?.with("--backend auto");
     let mut server = launch.on_socket("s").without_uring().start()?;
     let log = server.logged("not permitted")?;
     check!(is_told(&log), "no line names io_uring and the reason:\n{log}");
@@ -224,8 +209,5 @@ fn uring_refused(lab: &Lab) -> Res {
     server.stop()?;
 
     let launch = Launch::new(lab, Backend::Uring).sparse(4 * MIB)?.without_uring();
-    let (code, log) = launch.start_refused()?;
-    check!(code == 1 && is_told(&log), "{code}, no reason:\n{log}");
-    check!(!log.contains("panicked"), "a panic:\n{log}");
-    Ok(())
+    launch.refused(1, &["uring", "not permitted"]).map(drop)
 }

@@ -9,8 +9,8 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// SIGTERM while 32 replies of 1 MiB are on their way and the client goes on sending requests:
 /// every reply arrives whole, then the connection ends without a reset.
 fn sigterm(lab: &Lab, backend: Backend) -> Res {
-    let launch = Launch::new(lab, backend).parts(64 * MIB, 64, 77)?.arg("--workers").arg("1");
-    let mut server = launch.arg("--tcp").arg("0").start()?;
+    let launch = Launch::new(lab, backend).parts(64 * MIB, 64, 77)?.with("--workers 1");
+    let mut server = launch.with("--tcp 0").start()?;
     check!(server.tcp()?.ip().is_loopback(), "a port alone is open to all: {:?}", server.listeners);
     let mut client = server.tcp_client()?;
     let expected = image::bytes_at(&lab.path("a.img"), 0, 64 << 20)?;

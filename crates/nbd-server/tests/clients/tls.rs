@@ -39,8 +39,7 @@ one client {client_days} clientAuth
 }
 
 fn launch<'a>(lab: &'a Lab, backend: Backend, mode: &str, dir: &Path) -> Launch<'a> {
-    let launch =
-        Launch::new(lab, backend).image(&lab.path("a.img")).arg("--tcp").arg("127.0.0.1:0");
+    let launch = Launch::new(lab, backend).image(&lab.path("a.img")).with("--tcp 127.0.0.1:0");
     launch.arg("--tls").arg(mode).arg("--tls-certificates").arg(dir)
 }
 
@@ -202,8 +201,8 @@ fn optional(lab: &Lab) -> Res {
     }
     fs::copy(dir.join("ca-cert.pem"), asks.join("ca-cert.pem"))?;
     image::sparse(&lab.path("a.img"), MIB)?;
-    let launch = launch(lab, Backend::Threads, "on", &serves);
-    let server = launch.arg("--tls-no-verify-peer").start()?;
+    let server =
+        launch(lab, Backend::Threads, "on", &serves).arg("--tls-no-verify-peer").start()?;
     let mut client = server.client()?;
     client.plain(cmd::FLUSH, 0, 0, 0)?.ok("FLUSH in plaintext")?;
     let (ok, text) = info(lab, &server, &asks)?;
@@ -342,9 +341,8 @@ fn broken(lab: &Lab) -> Res {
     ] {
         certificates(lab, &dir, 5, 5)?;
         spoil(name)?;
-        let (code, log) = launch(lab, Backend::Threads, "on", &dir).start_refused()?;
-        let says = log.contains(&format!("pki/{name}")) && log.contains(reason);
-        check!(code == 1 && says, "{name}: {code}: {log}");
+        let launch = launch(lab, Backend::Threads, "on", &dir);
+        launch.refused(1, &[&format!("pki/{name}"), reason])?;
         fs::remove_dir_all(&dir)?;
     }
     Ok(())
@@ -353,8 +351,8 @@ fn broken(lab: &Lab) -> Res {
 /// An address that other machines reach wants TLS, or the word of the user.
 fn insecure(lab: &Lab) -> Res {
     image::sparse(&lab.path("a.img"), MIB)?;
-    let bare = || Launch::new(lab, Backend::Threads).image(&lab.path("a.img"));
-    let open = || bare().arg("--tcp").arg("0.0.0.0:0");
+    let bare = || Launch::threads(lab).image(&lab.path("a.img"));
+    let open = || bare().with("--tcp 0.0.0.0:0");
     // The same for a socket that was handed over.
     let given = || -> Res<Launch<'_>> {
         let socket = TcpListener::bind("0.0.0.0:0")?;
@@ -365,8 +363,7 @@ fn insecure(lab: &Lab) -> Res {
         (given()?, "--tls require"),
         (launch(lab, Backend::Threads, "off", &lab.path("pki")), "--tls-certificates needs"),
     ] {
-        let (code, log) = launch.start_refused()?;
-        check!(code == 1 && log.contains(wanted), "exit code {code}: {log}");
+        launch.refused(1, &[wanted])?;
     }
     given()?.arg("--insecure").start()?.stop()?;
     let server = open().arg("--insecure").start()?;

@@ -81,8 +81,8 @@ fn lists_exports(lab: &Lab) -> Res {
     let (a, b) = (lab.path("a.img"), lab.path("b.img"));
     image::sparse(&a, 8 * MIB)?;
     image::sparse(&b, 16 * MIB)?;
-    let launch = Launch::new(lab, Backend::Threads).image_as("first", &a);
-    let server = launch.arg("--image").arg(&b).start()?; // without a name: the file's name
+    // The second has no name: that of the file.
+    let server = Launch::threads(lab).image_as("first", &a).arg("--image").arg(&b).start()?;
     let list = nbdinfo(lab, &["--list", "--json", "--no-content", &server.uri("")])?;
     for name in ["first", "b.img"] {
         check!(list.contains(&format!("\"export-name\": \"{name}\"")), "no {name} in {list}");

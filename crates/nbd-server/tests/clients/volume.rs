@@ -207,11 +207,9 @@ fn on_s3(lab: &Lab) -> Res {
     let mut store = Store::s3(lab, &endpoint);
     store.environment = environment(&endpoint); // with every line of the log
     let address = std::mem::replace(&mut store.address, "s3://no-bucket/vol".to_owned());
-    let missing = store.launch("?size=64M").start_refused()?.1;
-    check!(missing.contains("NoSuchBucket"), "{missing}");
+    let missing = store.launch("?size=64M").refused(1, &["NoSuchBucket"])?;
     store.address = address;
-    let none = store.launch("").start_refused()?.1;
-    check!(none.contains("'s3://bucket/a/vol': there is none"), "{none}");
+    let none = store.launch("").refused(1, &["'s3://bucket/a/vol': there is none"])?;
     [missing, none].iter().try_for_each(|log| check_hidden(log))?;
     takeover(&store)
 }
@@ -235,14 +233,12 @@ fn takeover(store: &Store<'_>) -> Res {
     client.write(0, &[1; BLOCK as usize], flag::FUA)?.ok("WRITE with FUA")?;
     check!(first.figure("volume_puts_total{export=\"vol\"}")? > 0, "no PUT is counted");
     let other = || store.launch("").socket(&lab.path("s2"));
-    let (code, log) = other().start_refused()?;
-    check!(code == 1 && log.contains("--takeover"), "a second server: {code}\n{log}");
+    let log = other().refused(1, &["--takeover"])?;
     for takeover in [&[][..], &["--takeover"]] {
         let reader = store.launch(",readonly").socket(&lab.path("s2"));
-        let (code, log) =
-            takeover.iter().fold(reader, |reader, word| reader.arg(word)).start_refused()?;
-        let says = log.contains("serve a snapshot") && !log.contains("--takeover");
-        check!(code == 1 && says, "a server that only reads: {code}\n{log}");
+        let reader = takeover.iter().fold(reader, Launch::arg);
+        let log = reader.refused(1, &["serve a snapshot"])?;
+        check!(!log.contains("--takeover"), "a server that only reads: {log}");
     }
     let second = other().arg("--takeover").start()?;
     let mut new = second.client()?;
@@ -330,9 +326,8 @@ fn credentials(lab: &Lab) -> Res {
     let issued = issued.into_iter().chain(places).collect();
     for environment in [environment(&endpoint), issued] {
         let image = "s3://bucket/vol?size=64M";
-        let launch = Launch::new(lab, Backend::Threads).through(environment.clone());
-        let (code, log) = launch.arg("--image").arg(image).start_refused()?;
-        check!(code == 1 && log.contains("403") && log.contains("***"), "{code}: {log}");
+        let launch = Launch::threads(lab).through(environment.clone());
+        let log = launch.arg("--image").arg(image).refused(1, &["403", "***"])?;
         check_hidden(&log)?;
         let mut words = environment.into_iter();
         let mut snapshot = Command::new(words.next().expect("env"));
@@ -361,12 +356,8 @@ fn stopped(lab: &Lab) -> Res {
     for answer in [Answer::Status(503), Answer::Late(1000)] {
         let proxy = Proxy::new("http://127.0.0.1:9", Duration::ZERO, move |_| answer)?;
         let (store, socket) = (Store::s3(lab, &proxy.endpoint), lab.path("s"));
-        let launch = store.launch("?size=64M").socket(&socket);
-        let mut server = launch.start_silent()?;
-        check!(
-            wait_until(|| (proxy.seen("").0 > 0).then_some(())).is_some(),
-            "it sends no request"
-        );
+        let mut server = store.launch("?size=64M").socket(&socket).start_silent()?;
+        eventually("it sends a request", || proxy.seen("").0 > 0)?;
         server.signal(libc::SIGTERM);
         let since = Instant::now();
         let status = server.wait_for(Duration::from_secs(60))?;

@@ -81,7 +81,7 @@ fn mix(lab: &Lab, backend: Backend) -> Res {
     const TAIL: u64 = 1536;
     let path = lab.path("a.img");
     image::sparse(&path, CLIENTS * PART + TAIL)?;
-    let server = launch(lab, backend, &path, "16K").arg("--tcp").arg("0").start()?;
+    let server = launch(lab, backend, &path, "16K").with("--tcp 0").start()?;
     let models = thread::scope(|scope| -> Res<Vec<Vec<u8>>> {
         let mut threads = Vec::new();
         for part in 0..CLIENTS {
@@ -268,8 +268,8 @@ fn full_disk(lab: &Lab, backend: Backend) -> Res {
     let mount = lab.path("small");
     let words = on_small_disk(&mount, "4m")?;
     let image = mount.join("a.img");
-    let launch = Launch::new(lab, backend).image(&image).arg("--size").arg("64M").through(words);
-    let mut server = launch.arg("--cache").arg("64M").start()?;
+    let launch = Launch::new(lab, backend).image(&image).with("--size 64M").through(words);
+    let mut server = launch.with("--cache 64M").start()?;
     let (mut client, mut other) = (server.client()?, server.client()?);
     let mut filled = 0;
     let piece = |nr: u64| vec![1 + nr as u8; MIB as usize];
@@ -293,8 +293,7 @@ fn full_disk(lab: &Lab, backend: Backend) -> Res {
     }
     client.flush()?.is(err::ENOSPC, "FLUSH")?;
     other.flush()?.is(err::ENOSPC, "FLUSH by another")?;
-    let fua = other.write(48 * MIB, &data(0), flag::FUA)?;
-    fua.is(err::ENOSPC, "FUA")?;
+    other.write(48 * MIB, &data(0), flag::FUA)?.is(err::ENOSPC, "FUA")?;
     for nr in 0..100 {
         let found = other.read(32 * MIB + nr * 8192, 8192)?;
         check!(found == Ok(data(nr)), "write {nr}: {}", brief(&found));
@@ -334,7 +333,7 @@ fn failed_sync(lab: &Lab, cache: &str) -> Res {
     // strace counts by thread: one error for each thread that syncs.
     let words = words.into_iter().chain(["-e", "inject=fdatasync,fsync:error=EIO:when=1"]);
     // Depth 1 is one thread of the pool for each worker, so no worker's second sync would fail.
-    let launch = launch(lab, Backend::Threads, &path, cache).arg("--depth").arg("1");
+    let launch = launch(lab, Backend::Threads, &path, cache).with("--depth 1");
     let mut server = launch.through(words).start()?;
     // Connections go to the workers in turn.
     let mut clients = Vec::new();
