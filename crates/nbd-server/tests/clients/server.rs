@@ -196,11 +196,12 @@ impl<'a> Launch<'a> {
         Ok(Server { process, stderr, socket: self.socket, metrics: self.metrics, listeners })
     }
 
-    /// Starts a server that must refuse to run, with this exit code and all the words in its last line, or
+    /// Starts a server that must refuse to run, with this exit code and all the words in its message, or
     /// anywhere if it refuses its arguments; gives its log.
     pub(crate) fn refused(self, wanted: i32, words: &[&str]) -> Res<String> {
         let (code, _, log) = self.run_to_end()?;
-        let said = if wanted == 2 { &log } else { log.lines().last().unwrap_or_default() };
+        let message = log.lines().find(|line| line.starts_with("offlock-nbd: "));
+        let said = if wanted == 2 { &log } else { message.unwrap_or_default() };
         let says = words.iter().all(|word| said.contains(word));
         check!(code == wanted && says, "exit code {code}, not {wanted} with {words:?}:\n{log}");
         check!(!log.contains("panicked") && !log.contains("RUST_BACKTRACE"), "a panic:\n{log}");
