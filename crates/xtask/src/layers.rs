@@ -3,8 +3,8 @@
 //! A module is a file. A file imports another if it has a `use` line or a path that leads to an item
 //! of the other. Names are followed through re-exports to the file that defines them. Declaring a
 //! module and re-exporting its items is no import; using them is. Code under `cfg(test)` is left
-//! out. Imports that only the expansion of a macro has, methods, which need no path, and imports of all names
-//! of a module, of which there are none outside of tests, are not seen.
+//! out. Not seen are macros of `macro_export`, imports that only the expansion of a macro has, methods, which need
+//! no path, and imports of all names of a module, of which the facade of `sync` alone has some.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -73,10 +73,8 @@ struct Use {
 /// The names that the items of a module use.
 #[derive(Default)]
 struct Names {
-    /// Items that are defined here, macros among them.
+    /// Items that are defined here.
     items: Vec<String>,
-    /// Macros that `#[macro_export]` puts into the root.
-    exported: Vec<String>,
     uses: Vec<Use>,
     /// Paths of two names or more, and names of types, with their lines.
     paths: Vec<(Vec<String>, usize)>,
@@ -87,11 +85,7 @@ impl Names {
         let mut names = Names::default();
         for item in items {
             names.items.extend(item.name());
-            if item.has("macro_export") {
-                names.exported.extend(item.name());
-            }
-            let tokens = source::without_attributes(item.tokens.clone(), is_test);
-            names.walk(&tokens);
+            names.walk(&item.tokens);
         }
         names
     }
@@ -237,18 +231,6 @@ impl Tree {
             let is_other = |each: &&Use| each.path.first().is_some_and(|first| first != name);
             let uses = names.uses.iter().filter(|each| each.bound == name).filter(is_other);
             found.extend(uses.flat_map(|each| self.resolve(module, &each.path, depth + 1)));
-        }
-        if found.is_empty() && module == 0 {
-            let exports = |at: &usize| self.names[*at].exported.iter().any(|item| item == name);
-            found.extend((0..self.names.len()).filter(exports).map(Found::Item));
-        }
-        if found.is_empty() {
-            for each in names.uses.iter().filter(|each| each.bound == "*" && each.public) {
-                let from = self.resolve(module, &each.path, depth + 1);
-                let from =
-                    from.into_iter().filter_map(Found::module).filter(|from| *from != module);
-                found.extend(from.flat_map(|from| self.lookup(from, name, depth + 1)));
-            }
         }
         found
     }

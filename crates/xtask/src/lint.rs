@@ -123,7 +123,7 @@ fn public_functions(package: &Crate) -> Result<usize> {
     let modules = if root.exists() { source::modules(&root, is_test)? } else { Vec::new() };
     let is_counted = |item: &&Item| item.is("fn") && item.is_public() && !item.is_hidden();
     let count = |item: &Item| match item.body().filter(|_| item.is("impl")) {
-        Some(body) => items(body, is_test).iter().flatten().filter(is_counted).count(),
+        Some(body) => items(body).iter().filter(is_counted).count(),
         None => usize::from(is_counted(&item)),
     };
     let shown = modules.iter().filter(|module| !module.hidden).flat_map(|module| &module.items);

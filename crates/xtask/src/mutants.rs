@@ -38,28 +38,19 @@ pub(crate) fn random(
     println!("seed {seed}");
     for package in crates {
         let listed = ws.cargo("mutants --list").args(["-p", &package.package]).output()?;
-        let mut names: Vec<&str> = listed.lines().collect();
-        fastrand::Rng::with_seed(seed).shuffle(&mut names);
-        names.truncate(count);
-        let mut cargo =
-            ws.cargo("mutants --no-shuffle --minimum-test-timeout 60 --cargo-arg=--offline");
-        cargo = cargo.args(["-p", &package.package]).arg("-o").arg(ws.target.join("mutants"));
-        for name in names {
-            cargo = cargo.arg("--re").arg(format!("^{}$", escaped(name)));
-        }
+        // Each of so many shards has every so many-th mutant.
+        let shards = listed.lines().count().div_ceil(count.max(1)).max(1) as u64;
+        let cargo = ws
+            .cargo("mutants --minimum-test-timeout 60 --cargo-arg=--offline --sharding round-robin")
+            .args(["--shard", &format!("{}/{shards}", seed % shards), "-p", &package.package])
+            .arg("-o")
+            .arg(ws.target.join("mutants"));
         match cargo.words("-- --lib --tests").run() {
             Err(error) if ![2, 3].contains(&error.status()) => return Err(error),
             _ => {} // 2: one was missed; 3: one hung
         }
     }
     Ok(())
-}
-
-/// The regular expression that matches this text.
-fn escaped(text: &str) -> String {
-    let special =
-        |c: char| c.is_ascii_punctuation() && c != '_' && c != '/' && c != '<' && c != '>';
-    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 /// Checks that each patch of these crates, or of all if no name is given, builds and fails its test.
@@ -228,7 +219,7 @@ fn orderings(package: &Path) -> Result<BTreeMap<PathBuf, Finder>> {
             let shows =
                 |pair: &[String]| ["Debug", "Display"].contains(&&*pair[0]) && pair[1] == "for";
             if is_code && !words.windows(2).any(shows) {
-                finder.walk(&source::without_attributes(item.tokens, is_test_or_model));
+                finder.walk(&item.tokens);
             }
         }
     }
@@ -330,61 +321,54 @@ mod tables {
 
     const HEADING: &str = "## What checks each ordering and fence";
 
-    /// Returns the cells of the table's rows.
-    fn table(text: &str) -> Vec<Vec<&str>> {
-        let section = text.split_once(HEADING).map_or("", |(_, section)| section);
-        let section = section.split("\n## ").next().unwrap_or_default();
-        let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
-        rows.map(|row| row.split('|').map(str::trim).collect()).collect()
-    }
-
     /// Returns the number of orderings without a label of each file that a cell counts.
-    fn counted(cell: &str) -> Vec<(&str, usize)> {
+    fn counted(cell: &str) -> impl Iterator<Item = (String, usize)> {
         let parts: Vec<&str> = cell.split('`').collect();
-        let numbers = parts.windows(2).skip(1).step_by(2).filter_map(|pair| {
+        let number = |pair: &[&str]| {
             let digits = pair[1].trim_start().split(|c: char| !c.is_ascii_digit()).next()?;
-            Some((pair[0].strip_suffix(".rs").map(|_| pair[0])?, digits.parse().ok()?))
-        });
-        numbers.collect()
+            Some((pair[0].to_string(), digits.parse().ok()?))
+                .filter(|(name, _)| name.ends_with(".rs"))
+        };
+        parts.windows(2).skip(1).step_by(2).filter_map(number).collect::<Vec<_>>().into_iter()
     }
 
     #[test]
     fn each_ordering_and_fence_is_in_its_crates_table() {
         let ws = Workspace::open().unwrap();
-        let mut wrong = Vec::new();
         for package in ws.libraries().unwrap() {
             let text = read(package.dir.join("INVARIANTS.md")).unwrap();
-            let rows = table(&text);
-            let sources = package.dir.join("src");
+            let section = text.split_once(HEADING).map_or("", |(_, section)| section);
+            let section = section.split("\n## ").next().unwrap_or_default();
+            let rows =
+                section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
+            let rows: Vec<Vec<&str>> =
+                rows.map(|row| row.split('|').map(str::trim).collect()).collect();
             let found = orderings(&package.dir).unwrap();
-            let name = |file: &Path| file.strip_prefix(&sources).unwrap().display().to_string();
-            let with_sites = found.iter().filter(|(_, finder)| !finder.sites.is_empty());
-            let there: BTreeMap<String, usize> =
-                with_sites.map(|(file, finder)| (name(file), finder.sites.len())).collect();
+            let mut there = BTreeMap::new();
+            for (file, finder) in found.iter().filter(|(_, finder)| !finder.sites.is_empty()) {
+                let name = file.strip_prefix(package.dir.join("src")).unwrap();
+                there.insert(name.display().to_string(), finder.sites.len());
+            }
             let mut told = BTreeMap::new();
             for (file, count) in
                 rows.iter().flat_map(|row| &row[1..]).flat_map(|cell| counted(cell))
             {
-                *told.entry(file.to_string()).or_default() += count;
+                *told.entry(file).or_default() += count;
             }
-            if told != there {
-                wrong.push(format!("{}: {told:?}, and the sources have {there:?}", package.name));
-            }
-            let labels: BTreeSet<&String> = found.values().flat_map(|f| &f.labels).collect();
+            assert_eq!(told, there, "{}: the table, and the sources", package.name);
             let named: BTreeSet<&str> = rows.iter().flat_map(|row| row[1].split(", ")).collect();
-            for label in labels.iter().filter(|label| !named.contains(label.as_str())) {
-                wrong.push(format!("{}: no row has the label {label}", package.name));
+            for label in found.values().flat_map(|finder| &finder.labels) {
+                assert!(named.contains(&**label), "{}: no row has {label}", package.name);
             }
             for row in rows.iter().filter(|row| row.len() == 5) {
-                let names = row[3].split('`').skip(1).step_by(2);
-                for name in names.filter(|name| !name.ends_with(".rs")) {
-                    if !ws.root.join(format!("litmus/{name}.litmus")).exists() {
-                        wrong.push(format!("{}: no litmus test {name}", package.name));
-                    }
+                for test in
+                    row[3].split('`').skip(1).step_by(2).filter(|name| !name.ends_with(".rs"))
+                {
+                    let test = ws.root.join(format!("litmus/{test}.litmus"));
+                    assert!(test.exists(), "{}: {}", package.name, test.display());
                 }
             }
         }
-        assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     }
 }
 

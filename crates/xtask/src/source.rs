@@ -1,9 +1,10 @@
 //! The sources of a crate, as the tokens of one item after the other.
 
 use std::collections::BTreeMap;
+use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
-use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, LexError, TokenStream, TokenTree};
 
 use crate::process::{Error, Result, read};
 
@@ -25,6 +26,7 @@ pub(crate) struct Module {
 }
 
 /// An item of a module, or of an `impl`.
+#[derive(Default)]
 pub(crate) struct Item {
     /// `cfg(test)` of `#[cfg(test)]`.
     attributes: Vec<TokenStream>,
@@ -32,42 +34,39 @@ pub(crate) struct Item {
     pub(crate) tokens: Vec<TokenTree>,
 }
 
-/// Reads a crate. The first module is the root. Leaves out what the attributes tell to.
+/// Reads a crate, without what the attributes leave out. The first module is the root.
 pub(crate) fn modules(root: &Path, left_out: LeftOut) -> Result<Vec<Module>> {
     let mut all = Vec::new();
-    let below = root.parent().unwrap_or(root).to_path_buf();
-    let module = Module {
-        file: root.to_path_buf(),
-        name: "crate".to_string(),
-        parent: 0,
-        children: BTreeMap::new(),
-        items: Vec::new(),
-        hidden: false,
-    };
-    add(&mut all, module, &below, None, left_out)?;
+    let name = "crate".to_string();
+    let (file, children, items) = (root.to_path_buf(), BTreeMap::new(), Vec::new());
+    let module = Module { file, name, parent: 0, children, items, hidden: false };
+    add(&mut all, module, root.parent().unwrap_or(root), None, left_out)?;
     Ok(all)
 }
 
 /// Adds a module whose child modules are in the folder `below`, and these. Its content is in the file, or given.
+/// Returns its number.
 fn add(
     all: &mut Vec<Module>,
     module: Module,
     below: &Path,
     content: Option<TokenStream>,
     left_out: LeftOut,
-) -> Result<Option<usize>> {
+) -> Result<usize> {
     let Module { file, name, hidden, .. } = &module;
     let (file, name, hidden) = (file.clone(), name.clone(), *hidden);
     let content = match content {
         Some(content) => content,
-        None => read(&file)?.parse().map_err(|error: proc_macro2::LexError| {
-            Error::new(format!("{}:{}: {error}", file.display(), error.span().start().line))
-        })?,
+        None => {
+            let content = read(&file)?.parse().map_err(|error: LexError| {
+                Error::new(format!("{}:{}: {error}", file.display(), error.span().start().line))
+            })?;
+            kept(content, left_out)
+        }
     };
-    let Some(items) = items(content, left_out) else { return Ok(None) };
     let this = all.len();
     all.push(module);
-    for item in items {
+    for item in items(content) {
         let (true, Some(word)) = (item.is("mod"), item.name()) else {
             all[this].items.push(item);
             continue;
@@ -88,37 +87,80 @@ fn add(
         let (children, items) = (BTreeMap::new(), Vec::new());
         let child = Module { file, name, parent: this, children, items, hidden };
         let child = add(all, child, &folder, content, left_out)?;
-        all[this].children.entry(word).or_default().extend(child);
+        all[this].children.entry(word).or_default().push(child);
     }
-    Ok(Some(this))
+    Ok(this)
 }
 
-/// Splits the content of a module or an `impl`. Returns none if an attribute of the whole leaves it out.
-pub(crate) fn items(content: TokenStream, left_out: LeftOut) -> Option<Vec<Item>> {
+/// Splits the content of a module or an `impl`.
+pub(crate) fn items(content: TokenStream) -> Vec<Item> {
     let (mut all, mut trees) = (Vec::new(), content.into_iter().peekable());
-    let mut item = Item { attributes: Vec::new(), tokens: Vec::new() };
+    let mut item = Item::default();
     while let Some(tree) = trees.next() {
         if item.tokens.is_empty() && is_punct(&tree, '#') {
             let of_all = trees.next_if(|next| is_punct(next, '!')).is_some();
-            let Some(TokenTree::Group(group)) = trees.next() else { continue };
-            match (of_all, left_out(&group.stream())) {
-                (true, true) => return None,
-                (true, false) => {}
-                (false, _) => item.attributes.push(group.stream()),
+            match trees.next() {
+                Some(TokenTree::Group(group)) if !of_all => item.attributes.push(group.stream()),
+                _ => {}
             }
             continue;
         }
         let is_last = is_punct(&tree, ';') || is_block(&tree) && !item.is("use");
         item.tokens.push(tree);
         if is_last {
-            if item.tokens.len() > 1 && !item.attributes.iter().any(left_out) {
-                all.push(item); // and not a `;` behind a block
-            }
-            item = Item { attributes: Vec::new(), tokens: Vec::new() };
+            let item = std::mem::take(&mut item);
+            all.extend((item.tokens.len() > 1).then_some(item)); // and not a `;` behind a block
         }
     }
-    Some(all)
+    all
 }
+
+/// Removes what its attributes leave out, at all depths. Removes all if an attribute of the whole leaves it out.
+fn kept(tokens: TokenStream, left_out: LeftOut) -> TokenStream {
+    let is_bracket = |tree: &TokenTree| matches!(tree, TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket);
+    let (mut kept, mut trees) = (Vec::<TokenTree>::new(), tokens.into_iter().peekable());
+    while let Some(tree) = trees.next() {
+        let TokenTree::Group(group) = &tree else {
+            kept.push(tree);
+            continue;
+        };
+        let of_all =
+            matches!(&kept[..], [.., mark, not] if is_punct(mark, '#') && is_punct(not, '!'));
+        let of_next = kept.last().is_some_and(|mark| is_punct(mark, '#'));
+        if of_all && left_out(&group.stream()) {
+            return TokenStream::new();
+        } else if of_next && is_bracket(&tree) && left_out(&group.stream()) {
+            kept.pop();
+            // With the attributes before this one.
+            while matches!(&kept[..], [.., mark, last] if is_punct(mark, '#') && is_bracket(last)) {
+                kept.truncate(kept.len() - 2);
+            }
+            skip(&mut trees);
+        } else {
+            let mut inner = Group::new(group.delimiter(), self::kept(group.stream(), left_out));
+            inner.set_span(group.span());
+            kept.push(inner.into());
+        }
+    }
+    kept.into_iter().collect()
+}
+
+/// Drops the item, statement, field, argument or arm that the trees begin with.
+fn skip(trees: &mut Peekable<impl Iterator<Item = TokenTree>>) {
+    let mut is_item = false;
+    while let Some(tree) = trees.next() {
+        is_item |= word(&tree).is_some_and(|word| KEYWORDS.contains(&&*word));
+        let goes_on = trees.peek().and_then(word).is_some_and(|word| word == "else");
+        let is_end = is_punct(&tree, ';') || is_block(&tree) && !goes_on;
+        if is_end || is_punct(&tree, ',') && !is_item {
+            return;
+        }
+    }
+}
+
+/// The keywords before the name of an item.
+const KEYWORDS: [&str; 10] =
+    ["mod", "fn", "struct", "enum", "union", "trait", "type", "const", "static", "macro_rules"];
 
 impl Item {
     /// The words, without those that may stand before the keyword.
@@ -137,8 +179,7 @@ impl Item {
 
     /// Returns the name of what the item defines; of an `impl` or a `use`, none.
     pub(crate) fn name(&self) -> Option<String> {
-        const KEYWORDS: &str = "mod fn struct enum union trait type const static macro_rules";
-        let is_keyword = |word: &String| KEYWORDS.split(' ').any(|keyword| keyword == word);
+        let is_keyword = |word: &String| KEYWORDS.contains(&word.as_str());
         let mut words = self.words();
         words.next().filter(is_keyword).and_then(|_| words.next())
     }
@@ -151,51 +192,18 @@ impl Item {
 
     /// Returns whether it has `#[doc(hidden)]`.
     pub(crate) fn is_hidden(&self) -> bool {
-        self.has("doc(hidden)")
-    }
-
-    /// Returns whether it has this attribute.
-    pub(crate) fn has(&self, attribute: &str) -> bool {
-        self.attributes.iter().any(|each| each.to_string().replace(' ', "") == attribute)
+        self.attributes.iter().any(|each| each.to_string().replace(' ', "") == "doc(hidden)")
     }
 
     /// The content of its braces.
     pub(crate) fn body(&self) -> Option<TokenStream> {
-        match self.tokens.last() {
-            Some(TokenTree::Group(group)) if is_block(&self.tokens[self.tokens.len() - 1]) => {
+        match self.tokens.last()? {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
                 Some(group.stream())
             }
             _ => None,
         }
     }
-}
-
-/// Removes attributes, at all depths, and what they leave out.
-pub(crate) fn without_attributes(tokens: Vec<TokenTree>, left_out: LeftOut) -> Vec<TokenTree> {
-    let (mut kept, mut trees) = (Vec::new(), tokens.into_iter().peekable());
-    while let Some(tree) = trees.next() {
-        let is_bracket = |next: &TokenTree| matches!(next, TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket);
-        if is_punct(&tree, '#') && trees.peek().is_some_and(is_bracket) {
-            let Some(TokenTree::Group(group)) = trees.next() else { continue };
-            if left_out(&group.stream()) {
-                // A statement, a field or a function: up to its end.
-                while let Some(tree) = trees.next() {
-                    let goes_on = trees.peek().and_then(word).is_some_and(|word| word == "else");
-                    if is_punct(&tree, ';') || is_punct(&tree, ',') || is_block(&tree) && !goes_on {
-                        break;
-                    }
-                }
-            }
-        } else if let TokenTree::Group(group) = &tree {
-            let inner = without_attributes(group.stream().into_iter().collect(), left_out);
-            let mut cleaned = Group::new(group.delimiter(), inner.into_iter().collect());
-            cleaned.set_span(group.span());
-            kept.push(cleaned.into());
-        } else {
-            kept.push(tree);
-        }
-    }
-    kept
 }
 
 pub(crate) fn word(tree: &TokenTree) -> Option<String> {
