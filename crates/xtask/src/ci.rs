@@ -48,11 +48,8 @@ pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
         process::end_all_at(part_began + PATIENCE);
         if let Err(error) = run(ws) {
             eprintln!("error: {error}");
-            let (total, status) = (minutes(began), error.status());
-            println!(
-                "{summary}FAILED in part '{part}' after {total:.1} minutes (exit status {status})"
-            );
-            return Err(Error::with_status("", status));
+            println!("{summary}FAILED in part '{part}' after {:.1} minutes", minutes(began));
+            return Err(Error::with_status(format!("part '{part}' failed"), error.status()));
         }
         summary += &format!("{part:<12} {:>7.1}\n", minutes(part_began));
     }
@@ -108,15 +105,14 @@ fn adopt(ws: &Workspace) -> Result<()> {
     let readme = read(ws.root.join("README.md"))?;
     for package in crates.iter().filter(|package| package.name != "sync") {
         let name = &package.name;
-        if !says_how_to_add(&readme, name) {
-            return Err(Error::new(format!("README.md does not say how to add crates/{name}")));
+        let command = format!("cargo add --path ../offlock/crates/{name}");
+        if !['\n', ' '].iter().any(|end| readme.contains(&format!("{command}{end}"))) {
+            return Err(Error::new(format!("README.md has no line: {command}")));
         }
-        if let Some(line) =
-            read(package.dir.join("README.md"))?.lines().find(|line| has_relative_link(line))
-        {
-            return Err(Error::new(format!(
-                "crates/{name}/README.md: crates.io shows the page alone, and this link breaks: {line}"
-            )));
+        let page = read(package.dir.join("README.md"))?;
+        if let Some(line) = page.lines().find(|line| has_relative_link(line)) {
+            let why = "crates.io shows the page alone, and this link breaks";
+            return Err(Error::new(format!("crates/{name}/README.md: {why}: {line}")));
         }
     }
 
@@ -131,12 +127,6 @@ fn adopt(ws: &Workspace) -> Result<()> {
         Some(line) => Err(Error::new(format!("what would be published has a warning: {line}"))),
         None => Ok(()),
     }
-}
-
-fn says_how_to_add(readme: &str, name: &str) -> bool {
-    let command = format!("cargo add --path ../offlock/crates/{name}");
-    let is_end = |rest: &str| rest.is_empty() || rest.starts_with(' ');
-    readme.lines().any(|line| line.strip_prefix(&command).is_some_and(is_end))
 }
 
 /// Returns whether a Markdown line links to something that is neither on the web nor on this page.

@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::Duration;
 
 use crate::debian::Debian;
@@ -31,29 +32,26 @@ const NOT_EMULATED: &str = "--skip inv14_with_rseq_switched_off --skip inv07_for
 /// Their unit tests run there.
 const ON_DISK: [&str; 3] = ["aio-reap", "bufcache", "nbd-protocol"];
 
-/// Runs the unit tests and the `api` tests of these crates on aarch64. `words` are arguments of the test programs.
-pub(crate) fn cross(ws: &Workspace, crates: &[Crate], words: &[String]) -> Result<()> {
+/// Runs the unit tests and the `api` tests of these crates on aarch64.
+pub(crate) fn cross(ws: &Workspace, crates: &[Crate]) -> Result<()> {
     need(ws, &[("qemu-aarch64", "qemu-user")])?;
-    let binaries = TestBinary::build(cross_cargo(ws, crates)?)?;
-    let is_wanted = |binary: &&TestBinary| {
-        binary.library || binary.name == "api" && !binary.package.ends_with(NATIVE_ONLY)
-    };
     let mut failed = Vec::new();
-    for binary in binaries.iter().filter(is_wanted) {
-        let emulator = ws.cmd("qemu-aarch64").words("-L").arg(SYSROOT).arg(&binary.executable);
+    for package in crates {
+        let targets = if package.name == NATIVE_ONLY { "--lib" } else { "--lib --test api" };
+        let cargo = cross_cargo(ws)?.args(packages(slice::from_ref(package))).words(targets);
+        let runner = format!("qemu-aarch64 -L {SYSROOT}");
+        let cargo = cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
         // No rseq and no io_uring: these tests may find less than `OFFLOCK_REQUIRE_ALL` asks for.
-        let emulator = emulator.base_env("OFFLOCK_REQUIRE_ALL", None).dir(&binary.package);
-        let folder = Some(binary.package.clone().into());
-        let emulator = emulator.base_env("CARGO_MANIFEST_DIR", folder).args(words);
-        if emulator.words(NOT_EMULATED).run().is_err() {
-            failed.push(format!("{} {}", binary.package.display(), binary.name));
+        let cargo = cargo.base_env("OFFLOCK_REQUIRE_ALL", None);
+        if cargo.words("--no-fail-fast --").words(NOT_EMULATED).run().is_err() {
+            failed.push(&*package.name);
         }
     }
-    if failed.is_empty() { Ok(()) } else { Err(Error::new(failed.join("\n"))) }
+    if failed.is_empty() { Ok(()) } else { Err(Error::new(format!("failed: {failed:?}"))) }
 }
 
-/// `cargo test` of these crates with the compiler and the linker for aarch64.
-fn cross_cargo(ws: &Workspace, crates: &[Crate]) -> Result<Cmd> {
+/// `cargo test` with the compiler and the linker for aarch64.
+fn cross_cargo(ws: &Workspace) -> Result<Cmd> {
     need(ws, &[(LINKER, "gcc-aarch64-linux-gnu")])?;
     let own = Debian::open(ws, "amd64", None)?;
     let library = own.dependency("libstd-rust-web-dev", "libstd-rust-web-")?;
@@ -62,9 +60,8 @@ fn cross_cargo(ws: &Workspace, crates: &[Crate]) -> Result<Cmd> {
     let arm = Debian::open(ws, "arm64", None)?;
     arm.unpack_into(&own.files, "libstd-rust-web-dev")?;
     Ok(ws
-        .cargo("test --locked --lib --tests --target")
+        .cargo("test --locked --target")
         .arg(TARGET)
-        .args(packages(crates))
         .base_env("CARGO_TARGET_DIR", Some(ws.target.join("cross").into()))
         .base_env("RUSTC", Some(own.files.join("usr/bin/rustc").into()))
         .base_env("LD_LIBRARY_PATH", Some(own.files.join("usr/lib/x86_64-linux-gnu").into()))
@@ -124,11 +121,8 @@ pub(crate) fn guest(ws: &Workspace, crates: &[Crate], guest: &str, seconds: u32)
     let machine = GUESTS.into_iter().find(|machine| machine.name == guest);
     let machine = machine.expect("the command line takes the names of `GUESTS` only");
     need(ws, &[machine.emulator, ("cpio", "cpio")])?;
-    let cargo = match guest {
-        AARCH64 => cross_cargo(ws, crates)?,
-        _ => ws.cargo("test --locked --lib --tests").args(packages(crates)),
-    };
-    let binaries = TestBinary::build(cargo)?;
+    let cargo = if guest == AARCH64 { cross_cargo(ws)? } else { ws.cargo("test --locked") };
+    let binaries = TestBinary::build(cargo.words("--lib --tests").args(packages(crates)))?;
     let scratch = scratch()?;
     let archive = file_system(ws, &machine, scratch.path(), &binaries, seconds)?;
     let said = boot(ws, &machine, scratch.path(), &archive)?;

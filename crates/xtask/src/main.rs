@@ -107,9 +107,6 @@ enum Command {
     Cross {
         /// The libraries, such as `percpu`; all if none is named
         crates: Vec<String>,
-        /// Arguments of the test programs
-        #[arg(last = true)]
-        tests: Vec<String>,
     },
     /// The tests and stress tests of the libraries on a kernel of Debian, under qemu-system
     Guest {
@@ -149,14 +146,11 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         results: Option<PathBuf>,
     },
-    /// The rows that threads share, at 1, 2, 4, 8 ... and all CPUs, on a page with pictures
+    /// The rows that threads share, at 1, 2, 4, 8 ... and all CPUs, on a page with pictures: `scale.md`
     Scale {
         /// Build nothing: this folder has the programs
         #[arg(long, value_name = "FOLDER")]
         programs: Option<PathBuf>,
-        /// Where the page is written, and the pictures beside it
-        #[arg(long, value_name = "FILE", default_value = "scale.md")]
-        page: PathBuf,
     },
     /// The import cycles among the modules of each crate and of the server
     Layers {
@@ -172,18 +166,15 @@ fn main() -> ExitCode {
     match run(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let message = error.to_string();
-            if !message.is_empty() {
-                eprintln!("error: {message}");
-            }
+            eprintln!("error: {error}");
             ExitCode::from(u8::try_from(error.status()).unwrap_or(1).max(1))
         }
     }
 }
 
 fn run(command: Command) -> Result<()> {
-    if let Command::Scale { programs: Some(programs), page } = &command {
-        return scale::measure(programs, page); // there may be no workspace
+    if let Command::Scale { programs: Some(programs) } = &command {
+        return scale::measure(programs); // there may be no workspace
     }
     let ws = &Workspace::open()?;
     match command {
@@ -217,7 +208,7 @@ fn run(command: Command) -> Result<()> {
         Command::Fuzz { targets, seconds, list: false } => suites::fuzz(ws, &targets, seconds),
         Command::Asan => suites::sanitizer(ws),
         Command::Fallbacks => suites::fallbacks(ws),
-        Command::Cross { crates, tests } => cross::cross(ws, &ws.select(&crates)?, &tests),
+        Command::Cross { crates } => cross::cross(ws, &ws.select(&crates)?),
         Command::Guest { guest, crates, seconds } => {
             cross::guest(ws, &ws.select(&crates)?, &guest, seconds)
         }
@@ -228,7 +219,7 @@ fn run(command: Command) -> Result<()> {
             let pace = if quick { Some("--quick") } else { smoke.then_some("--smoke") };
             results::benches(ws, pace, results.as_deref())
         }
-        Command::Scale { page, .. } => scale::measure(&scale::build(ws)?, &page),
+        Command::Scale { .. } => scale::measure(&scale::build(ws)?),
         Command::Layers { crates } => layers::run(ws, &crates, false),
         Command::Size => lint::sizes(ws),
     }

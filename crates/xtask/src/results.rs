@@ -120,8 +120,8 @@ pub(crate) fn write_page(page: &Path, intro: &str, printed: &str) -> Result<()> 
     write(page, text)
 }
 
-/// Draws columns of a table: a bar for each number, on a scale for each row or for all, by their logarithms if
-/// they differ a thousandfold. The first row has the headings.
+/// Draws columns of a table: a bar for each number, on a scale for each row or for all. The first row has the
+/// headings.
 fn bars(table: &[Vec<&str>], columns: &[usize], by_row: bool) -> String {
     const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-weight:600}\
         .c0{fill:#2a78d6}.c1{fill:#c9793f}.c2{fill:#2e915c}.c3{fill:#8c959f}\
@@ -134,21 +134,16 @@ fn bars(table: &[Vec<&str>], columns: &[usize], by_row: bool) -> String {
         columns.iter().map(|at| row.get(at + 1).copied().and_then(value)).collect()
     };
     let rows = || table.iter().skip(2).map(|row| (row[0], values(row)));
-    let all: Vec<f64> = rows().flat_map(|(_, values)| values).flatten().collect();
-    let least = all.iter().copied().fold(f64::MAX, f64::min);
-    let most_of = |all: &mut dyn Iterator<Item = f64>| all.fold(1.0_f64, f64::max);
-    let most = most_of(&mut all.iter().copied());
-    let is_wide = !by_row && most > 1000.0 * least.max(1.0);
-    let length = |value: f64| if is_wide { value.max(0.0).ln_1p() } else { value };
-    let unit = if is_wide { " (logarithmic)" } else { "" };
+    let most_of = |values: &[Option<f64>]| values.iter().flatten().copied().fold(1.0, f64::max);
+    let most = rows().map(|(_, values)| most_of(&values)).fold(1.0, f64::max);
     let (mut drawn, mut y) = (Vec::new(), BAR);
     for (name, values) in rows() {
         y += BAR / 2.0;
         drawn.push((y, name, None));
-        let most = if by_row { most_of(&mut values.iter().flatten().copied()) } else { most };
+        let most = if by_row { most_of(&values) } else { most };
         for (color, value) in values.into_iter().enumerate() {
             let Some(value) = value else { continue };
-            let wide = LONGEST * length(value) / length(most);
+            let wide = LONGEST * value / most;
             drawn.push((y, table[0][columns[color] + 1], Some((value, wide, color % 4))));
             y += BAR;
         }
@@ -156,7 +151,7 @@ fn bars(table: &[Vec<&str>], columns: &[usize], by_row: bool) -> String {
     }
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {}\" width=\"760\" role=\"img\">\n\
-         <style>{STYLE}</style>\n<text x=\"8\" y=\"14\" class=\"n\">{}{unit}</text>\n",
+         <style>{STYLE}</style>\n<text x=\"8\" y=\"14\" class=\"n\">{}</text>\n",
         y + BAR,
         escaped(table.first().map_or("", |row| row[0]))
     );

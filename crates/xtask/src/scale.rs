@@ -44,7 +44,7 @@ pub(crate) fn build(ws: &Workspace) -> Result<PathBuf> {
 }
 
 /// Measures with the programs of a folder, and writes the page.
-pub(crate) fn measure(programs: &Path, page: &Path) -> Result<()> {
+pub(crate) fn measure(programs: &Path) -> Result<()> {
     let cpus = available_parallelism().map_or(1, usize::from);
     let threads = (0..).map(|bit| 1 << bit).take_while(|n| *n < cpus).chain([cpus]);
     let list = threads.map(|n| n.to_string()).collect::<Vec<_>>().join(",");
@@ -59,5 +59,5 @@ pub(crate) fn measure(programs: &Path, page: &Path) -> Result<()> {
     }
     print!("{printed}");
     let intro = format!("# Up to {cpus} CPUs\n\nWritten by `cargo xtask scale`.");
-    write_page(page, &intro, &printed)
+    write_page(Path::new("scale.md"), &intro, &printed)
 }

@@ -1,7 +1,7 @@
 //! The suites beside `cargo test`: models, stress tests, fall-backs, fuzz targets, AddressSanitizer.
 
-use std::fs;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::process::{self, Cmd, Error, Result, folder, logged, read};
@@ -12,32 +12,11 @@ pub(crate) const CHECKERS: [&str; 2] = ["loom", "shuttle"];
 
 /// The command that builds and runs the models of a crate under one checker. Two preemptions; three
 /// take minutes: `soak`.
-pub(crate) fn models_command(ws: &Workspace, package: &Crate, checker: &'static str) -> Cmd {
+pub(crate) fn models_command(ws: &Workspace, package: &Crate, checker: &str) -> Cmd {
     ws.cargo_with_cfg(checker, "test --profile loom")
         .args(["-p", &package.package])
-        .args(package.models(checker).unwrap_or_default())
+        .args(package.models(checker))
         .env("LOOM_MAX_PREEMPTIONS", "2")
-}
-
-/// Builds the models of these crates for one checker.
-fn build_models(
-    ws: &Workspace,
-    crates: &[Crate],
-    checker: &'static str,
-) -> Result<Vec<TestBinary>> {
-    let mut built = Vec::new();
-    for options in [&["--lib"][..], &["--test", checker]] {
-        let is_chosen = |package: &&Crate| package.models(checker) == Some(options);
-        let chosen: Vec<Crate> = crates.iter().filter(is_chosen).cloned().collect();
-        if !chosen.is_empty() {
-            let cargo = ws.cargo_with_cfg(checker, "test --profile loom").args(packages(&chosen));
-            built.extend(TestBinary::build(cargo.args(options))?);
-        }
-    }
-    if built.is_empty() {
-        return Err(Error::new(format!("no model for {checker} was found")));
-    }
-    Ok(built)
 }
 
 /// Runs the models of one checker after those of the other, or of one only. `filter` has arguments of the
@@ -59,19 +38,28 @@ pub(crate) fn models(
             binary.cmd(ws).words(all).args(filter).env("LOOM_MAX_PREEMPTIONS", "2")
         };
         let mut built = Vec::new();
-        for binary in build_models(ws, crates, checker)? {
+        for option in ["--lib".to_string(), format!("--test={checker}")] {
+            let has_models = |package: &&Crate| package.models(checker).as_ref() == Some(&option);
+            let chosen: Vec<Crate> = crates.iter().filter(has_models).cloned().collect();
+            if !chosen.is_empty() {
+                let cargo = ws.cargo_with_cfg(checker, "test --profile loom");
+                built.extend(TestBinary::build(cargo.args(packages(&chosen)).arg(&option))?);
+            }
+        }
+        let mut with_models = Vec::new();
+        for binary in built {
             let listed = cmd(&binary).arg("--list").output()?;
             if listed.lines().any(|line| line.ends_with(": test")) {
-                built.push(binary);
+                with_models.push(binary);
             } else if filter.is_empty() {
                 return Err(Error::new(format!("{} has no model", binary.executable.display())));
             }
         }
-        any |= !built.is_empty();
+        any |= !with_models.is_empty();
         let logs = scratch()?;
-        process::each(&built, |binary| logged(logs.path(), cmd(binary)))?;
+        process::each(&with_models, |binary| logged(logs.path(), cmd(binary)))?;
     }
-    if any { Ok(()) } else { Err(Error::new(format!("no model matches {}", filter.join(" ")))) }
+    if any { Ok(()) } else { Err(Error::new(format!("no model matches '{}'", filter.join(" ")))) }
 }
 
 /// The time limit of all stress tests of one crate together, for a test that hangs.
@@ -93,14 +81,9 @@ pub(crate) const WITHOUT_RSEQ: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.
 pub(crate) fn stress(ws: &Workspace, crates: &[Crate], seconds: u32) -> Result<()> {
     let all = crates.is_empty();
     let crates = if all { &ws.libraries()?[..] } else { crates };
-    let mut options: Vec<String> = Vec::new();
-    for option in crates.iter().flat_map(|package| stress_targets(&package.dir)) {
-        if !options.contains(&option) {
-            options.push(option);
-        }
-    }
     let selected = if all { vec!["--workspace"] } else { packages(crates) };
-    let cargo = ws.cargo("test --profile stress").args(selected).words(&options.join(" "));
+    let targets: BTreeSet<String> = crates.iter().flat_map(stress_targets).collect();
+    let cargo = ws.cargo("test --profile stress").args(selected).args(targets);
     let built = TestBinary::build(cargo)?;
     for package in crates {
         run_stress(ws, package, &built, seconds, None, "")?;
@@ -112,8 +95,7 @@ pub(crate) fn stress(ws: &Workspace, crates: &[Crate], seconds: u32) -> Result<(
     if let Some(server) = server.filter(|_| all) {
         // They kill the server and look at the disk. They are built as for the tests: the server is not what
         // they measure, and the soak has it optimised.
-        let options = stress_targets(&server.dir).join(" ");
-        let built = TestBinary::build(ws.cargo("test --workspace").words(&options))?;
+        let built = TestBinary::build(ws.cargo("test --workspace").args(stress_targets(&server)))?;
         run_stress(ws, &server, &built, seconds, None, "")?;
     }
     Ok(())
@@ -130,14 +112,10 @@ fn run_stress(
 ) -> Result<()> {
     // Longer runs than CI's have the more time.
     let end = Instant::now() + PATIENCE * seconds.max(1);
+    let targets = stress_targets(package);
     // Targets of other crates may be called the same.
-    let wanted = stress_targets(&package.dir);
-    let option = |binary: &TestBinary| match binary.library {
-        true => "--lib".to_string(),
-        false => format!("--test {}", binary.name),
-    };
     let own = built.iter().filter(|binary| binary.package == package.dir);
-    for binary in own.filter(|binary| wanted.contains(&option(binary))) {
+    for binary in own.filter(|binary| targets.contains(&binary.option())) {
         let mut cmd = binary.cmd(ws).env("OFFLOCK_STRESS_SECONDS", seconds.to_string());
         if let Some((name, value)) = setting {
             cmd = cmd.env(name, value);
@@ -148,30 +126,19 @@ fn run_stress(
     Ok(())
 }
 
-/// The options of cargo for each target in a package's folder whose sources have a `fn stress_...`.
-fn stress_targets(package: &Path) -> Vec<String> {
-    let has_stress_test = |path: &Path| {
-        let sources = if path.is_dir() { files(path, "rs") } else { vec![path.to_path_buf()] };
-        sources.iter().any(|file| {
-            let text = read(file).unwrap_or_default();
-            text.lines().any(|line| line.trim_start().starts_with("fn stress_"))
-        })
-    };
-    let mut found = Vec::new();
-    if has_stress_test(&package.join("src")) {
-        found.push("--lib".to_string());
-    }
-    let entries = fs::read_dir(package.join("tests")).into_iter().flatten().flatten();
-    for path in entries.map(|entry| entry.path()) {
+/// The options of cargo for each target of a package whose sources have a `fn stress_...`.
+fn stress_targets(package: &Crate) -> BTreeSet<String> {
+    let of_file = |file: PathBuf| {
+        let text = read(&file).ok()?;
+        text.lines().find(|line| line.trim_start().starts_with("fn stress_"))?;
+        let inside = file.strip_prefix(&package.dir).ok()?;
         // tests/x.rs stands alone; tests/x/main.rs brings its folder.
-        let is_target =
-            path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
-        if is_target && has_stress_test(&path) {
-            found.push(format!("--test {}", stem(&path)));
+        match inside.strip_prefix("tests") {
+            Ok(target) => Some(format!("--test={}", stem(target.iter().next()?.as_ref()))),
+            Err(_) => Some("--lib".to_string()),
         }
-    }
-    found.sort();
-    found
+    };
+    files(&package.dir, "rs").into_iter().filter_map(of_file).collect()
 }
 
 /// Tests beside the libraries that run no code of `percpu`: checks of files, the wire protocol, and the
@@ -211,14 +178,9 @@ fn is_wanted(binary: &TestBinary, crates: &[Crate]) -> bool {
     }
 }
 
-/// Returns whether the crate is `percpu`, or its sources name it. `offlock-sync` has no sections.
+/// Returns whether the crate is `percpu`, or uses it. `offlock-sync` has no sections.
 fn touches_rseq(package: &Crate) -> bool {
-    package.name == "percpu"
-        || files(&package.dir.join("src"), "rs").iter().any(|file| {
-            let text = read(file).unwrap_or_default();
-            let mut code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-            code.any(|line| line.contains("offlock_percpu::"))
-        })
+    read(package.dir.join("Cargo.toml")).is_ok_and(|manifest| manifest.contains("offlock-percpu"))
 }
 
 /// The default for each fuzz target.
@@ -268,17 +230,16 @@ fn cargo_fuzz(ws: &Workspace) -> Cmd {
 
 /// The options of cargo, and those of the test programs. Skipped are tests that run others once more, in a process
 /// of their own; tests that do not give memory back, by design; and those of the adaptive policy, which take minutes.
-const SANITIZED: [(&str, &str); 7] = [
+const SANITIZED: [(&str, &str); 6] = [
     ("-p offlock-percpu --test api --test rcu", "--skip in_a_thread_local --skip absurd_sizes"),
     ("-p aio-reap --test api", "--skip dropped_or_forgotten --skip reads_of_dropped_operations"),
     ("-p bufcache --test api", "--skip adaptive::"),
     (
         "-p percpu-list --test api --test stress",
-        "--include-ignored --test-threads=1 --skip without_rseq lists:: list_model:: stress_",
+        "--include-ignored --test-threads=1 --skip without_rseq",
     ),
-    ("-p mq-rbtree --test api", "panics:: guards:: streams::"),
-    ("-p radix-ctx --test api", "table::"),
-    ("-p radix-ctx --test table_memory", ""),
+    ("-p mq-rbtree --test api", "--skip stalled:: --skip does_not_time_out_beside"),
+    ("-p radix-ctx --test api --test table_memory", "--skip table_model::"),
 ];
 
 /// Tests of memory that threads and panics pass around, which no fuzz target has.
@@ -294,45 +255,4 @@ pub(crate) fn sanitizer(ws: &Workspace) -> Result<()> {
             .run()?;
     }
     Ok(())
-}
-
-/// Returns the filters among the words of a `cargo test` that match nothing in the sources of its test
-/// targets. Such a filter passes without a word.
-#[cfg(test)]
-pub(crate) fn stale_filters(ws: &Workspace, words: &str) -> Vec<String> {
-    let (cargo, options) = words.split_once(" -- ").unwrap_or((words, ""));
-    let cargo: Vec<&str> = cargo.split_whitespace().collect();
-    let after = |option| cargo.windows(2).filter(move |pair| pair[0] == option).map(|pair| pair[1]);
-    let name = after("-p").next().expect("a package");
-    let package = ws.crates().unwrap().into_iter().find(|package| package.is_called(name)).unwrap();
-    let mut sources = Vec::new();
-    for target in after("--test") {
-        let (folder, file) = (format!("tests/{target}"), format!("tests/{target}.rs"));
-        sources.extend(files(&package.dir.join(folder), "rs"));
-        sources.extend(package.has(&file).then(|| package.dir.join(file)));
-    }
-    if cargo.contains(&"--tests") {
-        sources = [files(&package.dir.join("src"), "rs"), files(&package.dir.join("tests"), "rs")]
-            .concat();
-    }
-    let text: String = sources.iter().map(|file| read(file).unwrap()).collect();
-    let filters = options.split_whitespace().filter(|option| !option.starts_with("--"));
-    let is_stale = |filter: &&str| match filter.strip_suffix("::") {
-        Some(module) => !text.contains(&format!("mod {module};")),
-        None => !text.contains(filter),
-    };
-    filters.filter(is_stale).map(|filter| format!("{name}: {filter}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_filters_of_the_sanitizer_match_tests() {
-        let ws = Workspace::open().unwrap();
-        let stale = |(tests, options)| stale_filters(&ws, &format!("{tests} -- {options}"));
-        assert_eq!(SANITIZED.into_iter().flat_map(stale).collect::<Vec<_>>(), [""; 0]);
-        assert_eq!(stale(("-p radix-ctx --test api", "table:: --skip no_such")).len(), 1);
-    }
 }

@@ -2,7 +2,7 @@
 //! builds.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -38,23 +38,16 @@ impl Workspace {
 
     /// A command that runs in the root folder.
     pub(crate) fn cmd(&self, program: impl AsRef<OsStr>) -> Cmd {
-        let mut cmd = Cmd::new(program).dir(&self.root);
-        for (name, _) in env::vars_os() {
-            let name = name.to_string_lossy();
-            // What `cargo run` says about this package is wrong for the packages that are built here.
-            if name == "CARGO"
-                || name.starts_with("CARGO_PKG_")
-                || name.starts_with("CARGO_MANIFEST_")
-            {
-                cmd = cmd.base_env(&name, None);
-            }
-        }
-        cmd.base_env("CARGO_TARGET_DIR", Some(self.target.clone().into()))
+        Cmd::new(program)
+            .dir(&self.root)
+            // Those of `cargo run`, for this package and with the pinned toolchain.
+            .base_env("CARGO", None)
+            .base_env("CARGO_MANIFEST_DIR", None)
+            .base_env("CARGO_TARGET_DIR", Some(self.target.clone().into()))
             // Incremental files cost time to write, and a CI run never reads them.
             .base_env("CARGO_INCREMENTAL", Some("0".into()))
             // A missing client, privilege or kernel interface is a failure, not an ignored test.
             .base_env("OFFLOCK_REQUIRE_ALL", Some("1".into()))
-            .base_env("PATH", Some(path_with_cargo()))
     }
 
     /// `cargo` with these words.
@@ -133,18 +126,10 @@ pub(crate) fn choose<T>(
     if items.is_empty() { Err(Error::new(format!("no {kind} was found"))) } else { Ok(()) }
 }
 
-/// `PATH` with the folder that `cargo install` installs to at its end.
-fn path_with_cargo() -> OsString {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let path = env::var_os("PATH").unwrap_or_default();
-    let all = env::split_paths(&path).chain(home.map(|home| home.join("bin")));
-    env::join_paths(all).unwrap_or(path.clone())
-}
-
 /// Returns whether a program of this name is in the path.
 pub(crate) fn is_command(name: &str) -> bool {
-    env::split_paths(&path_with_cargo()).any(|folder| folder.join(name).is_file())
+    env::var_os("PATH")
+        .is_some_and(|path| env::split_paths(&path).any(|at| at.join(name).is_file()))
 }
 
 /// A package below `crates`.
@@ -179,15 +164,13 @@ impl Crate {
         self.dir.join(file).exists()
     }
 
-    /// Returns the options of `cargo test` that select the models for a checker, or none without a
+    /// Returns the option of `cargo test` that selects the models for a checker, or none without a
     /// model: those in `src/models` are unit tests of the library, others are a target of their own.
-    pub(crate) fn models(&self, checker: &'static str) -> Option<&'static [&'static str]> {
-        match checker {
-            _ if self.has("src/models/mod.rs") => Some(&["--lib"]),
-            "loom" if self.has("tests/loom.rs") => Some(&["--test", "loom"]),
-            "shuttle" if self.has("tests/shuttle.rs") => Some(&["--test", "shuttle"]),
-            _ => None,
+    pub(crate) fn models(&self, checker: &str) -> Option<String> {
+        if self.has("src/models/mod.rs") {
+            return Some("--lib".to_string());
         }
+        self.has(&format!("tests/{checker}.rs")).then(|| format!("--test={checker}"))
     }
 }
 
@@ -224,6 +207,11 @@ impl TestBinary {
         }
         binaries.sort();
         Ok(binaries)
+    }
+
+    /// The option of `cargo test` that selects the target.
+    pub(crate) fn option(&self) -> String {
+        if self.library { "--lib".to_string() } else { format!("--test={}", self.name) }
     }
 
     /// The command that runs the tests, in the package's folder, as cargo does it.
