@@ -80,6 +80,14 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     assert_eq!(made, Calls { allocated: 0, freed: NODES }, "the nodes only");
 }
 
+/// Other tests may take the slots of a few threads that have ended.
+#[test]
+fn a_new_thread_reads_in_the_slot_of_one_that_has_ended() {
+    let first_pin = || calls(|| drop(rcu::pin())).1;
+    let mut made = (0..50).map(|_| thread::spawn(first_pin).join().unwrap());
+    assert!(made.any(|made| made == Calls::NONE));
+}
+
 #[test]
 fn what_cannot_be_allocated_is_said() {
     let _ = offlock_percpu::possible_cpus(); // allocates here, not below

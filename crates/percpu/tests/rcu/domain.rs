@@ -196,6 +196,9 @@ fn absurd_sizes_saturate() {
         }
         let stats = rcu::stats();
         assert_eq!((stats.pending, stats.pending_bytes), (4, u64::MAX), "{stats}");
+        let shown =
+            format!("4 objects ({} bytes) pending, {} reclaimed; ", u64::MAX, stats.reclaimed);
+        assert!(stats.to_string().starts_with(&shown), "{stats}");
     });
 }
 
