@@ -13,6 +13,7 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, BackendKind, Engine};
@@ -261,6 +262,31 @@ fn child_beside_a_slow_read() {
 fn inv04_a_submission_is_made_again_beside_a_slow_request() {
     let inject = "io_uring_enter:error=EAGAIN:when=3..13";
     uring(inject, &["(INJECTED)", "(INJECTED)", "= 1"]).run_child("child_beside_a_slow_read");
+}
+
+/// Sleeps for a read that the kernel has, and is refused.
+#[test]
+#[ignore = "what another test traces"]
+fn sleeping_child() {
+    let Some((engine, _)) = traced() else { return };
+    let (reader, writer) = std::io::pipe().unwrap();
+    let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
+    engine.turn();
+    // So that a sleep that goes on in spite of the error ends.
+    let later = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(100));
+        drop(writer);
+    });
+    assert_eq!(engine.wait(None).unwrap_err().raw_os_error(), Some(libc::EBADFD));
+    later.join().unwrap();
+    assert_eq!(read.wait().0.unwrap(), 0);
+    assert!(engine.validate().is_idle());
+}
+
+/// Only errors that pass are tried again.
+#[test]
+fn a_sleep_that_fails_for_good_is_told() {
+    uring("io_uring_enter:error=EBADFD:when=3", &["= 1", "(INJECTED)"]).run_child("sleeping_child");
 }
 
 /// Looks at the engine's descriptor, which cannot watch the backend's at first.
