@@ -2,9 +2,10 @@
 //! serves, what the devices have, and what survives a loss of power, under the address sanitizer.
 #![no_main]
 
-#[path = "../../crates/bufcache/tests/buf_writes/mod.rs"]
-mod driven;
+#[allow(dead_code, reason = "the fuzzer makes the steps in one thread")]
+#[path = "../../crates/bufcache/tests/machine/mod.rs"]
+mod machine;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    driven::run(input, None);
+    machine::run(input, None);
 });

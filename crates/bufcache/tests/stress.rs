@@ -3,8 +3,9 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(offlock_model))]
 
-#[path = "storm/mod.rs"]
-mod storm;
+#[allow(dead_code, reason = "not every test program uses all of it")]
+#[path = "machine/mod.rs"]
+mod machine;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -13,13 +14,13 @@ use std::time::Instant;
 
 use bufcache::{Cache, Eviction, MemoryDevice};
 use bufcache_test::{FaultDevice, Operation};
-use storm::{Shape, World};
+use machine::{Shape, THREADS, World};
 use testkit::stress::{keep_running, stress_time};
 
 /// Threads come and go, so that others have later what they had.
 fn storm(buffers: usize, devices: usize, eviction: Eviction, fails: bool) {
-    let shape = Shape { devices, blocks: 64, size: 512, buffers, eviction, records: false, fails };
-    let (world, until) = (World::new(shape), Instant::now() + stress_time(3));
+    let shape = Shape { devices, blocks: 64, buffers, eviction, records: false, fails, ..THREADS };
+    let (world, until) = (Arc::new(World::new(shape)), Instant::now() + stress_time(3));
     let is_enough = || world.done().iter().all(|&count| count > 500);
     let runs = || keep_running(until, is_enough);
     (1..).take_while(|_| runs()).for_each(|seed| world.rage(4, seed, 5_000, || !runs()));

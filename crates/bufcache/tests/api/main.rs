@@ -9,7 +9,6 @@ mod cache;
 mod calls;
 mod claims;
 mod closing;
-mod crash;
 mod deadlocks;
 mod detach;
 mod devices;
@@ -20,13 +19,14 @@ mod kept;
 mod lent_engine;
 mod loads;
 mod log;
+#[allow(dead_code, reason = "not every test program uses all of it")]
+#[path = "../machine/mod.rs"]
+mod machine;
 mod operations;
 mod pressure;
 mod queued;
 mod readahead;
 mod reloaded;
-#[path = "../storm/mod.rs"]
-mod storm;
 mod sync_after_failure;
 mod tasks;
 mod told_once;

@@ -1,20 +1,21 @@
-//! What the fuzzer drives through a cache that is written, on its corpus and on random bytes.
-#![cfg(not(offlock_model))]
-
-#[path = "../buf_writes/mod.rs"]
-mod driven;
+//! The steps of the machine in one thread, as the fuzzer makes them, on its corpus and on random bytes; and of threads
+//! whose devices lose their power.
 
 use std::sync::Arc;
 
-use bufcache::{Cache, MemoryDevice, WriteError};
-use bufcache_test::{Fault, FaultDevice, Operation};
-use driven::REVERTS;
 use proptest::prelude::*;
+use testkit::rng::seeded;
+
+use crate::machine::{REVERTS, Shape, THREADS, World, run};
+use crate::world::{Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
+
+/// What the environment says, or else.
+fn asked(name: &str, otherwise: u32) -> u32 {
+    std::env::var(name).map_or(otherwise, |number| number.parse().expect("a number"))
+}
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(
-        std::env::var("PROPTEST_CASES").map_or(200, |cases| cases.parse().expect("a number"))
-    ))]
+    #![proptest_config(ProptestConfig::with_cases(asked("PROPTEST_CASES", 200)))]
 
     #[test]
     fn inv22_random_operations_and_errors_lose_nothing(
@@ -22,7 +23,7 @@ proptest! {
         steps in prop::collection::vec(any::<[u8; 2]>(), 0..300),
     ) {
         for first in [first & !REVERTS, first | REVERTS] {
-            driven::run(&[&[first], steps.as_flattened()].concat(), None);
+            run(&[&[first], steps.as_flattened()].concat(), None);
         }
     }
 }
@@ -31,14 +32,39 @@ proptest! {
 fn inv22_every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/bufcache_writes");
     testkit::corpus::replay(corpus, 12, 1_000, |input| {
-        let steps = driven::run(input, None);
+        let steps = run(input, None);
         let mut input = input.to_vec();
         if let Some(first) = input.first_mut() {
             *first ^= REVERTS;
-            driven::run(&input, None);
+            run(&input, None);
         }
         steps
     });
+}
+
+/// Images of moments at random after steps of several threads; of each of a few histories, or of as many as
+/// `OFFLOCK_TEARINGS` says. In every other one operations fail, and in every third one there are fewer buffers than
+/// threads.
+#[test]
+fn inv20_threads_lose_nothing_that_was_synced() {
+    for seed in 1..=u64::from(asked("OFFLOCK_TEARINGS", 6)) {
+        let buffers = if seed.is_multiple_of(3) { 2 } else { 12 };
+        let shape = Shape { buffers, fails: seed.is_multiple_of(2), ..THREADS };
+        let world = Arc::new(World::new(shape));
+        world.rage(3, seed, 150, || false);
+        world.calm();
+        world.check_power_cuts(50, 20, &mut seeded(seed));
+    }
+}
+
+/// What that test finds if a sync does not reach the device.
+#[test]
+#[should_panic = "was promised"]
+fn inv20_a_sync_of_threads_that_does_nothing_is_found() {
+    let lies = Some(Operation::Sync);
+    let world = Arc::new(World::new(Shape { fails: false, lies, ..THREADS }));
+    world.rage(1, 1, 150, || false);
+    world.check_power_cuts(1, 2, &mut seeded(1));
 }
 
 /// A block is written, and synced; another is written.
@@ -46,21 +72,20 @@ const SYNCED: [u8; 9] = [2, 5, 2, 10, 0, 5, 4, 23, 0];
 
 #[test]
 fn inv22_of_a_device_that_does_what_it_says_nothing_is_lost() {
-    assert_eq!(driven::run(&SYNCED, None), 4);
+    assert_eq!(run(&SYNCED, None), 4);
 }
-
 /// What these tests find where a sync does not reach the device.
 #[test]
 #[should_panic = "was promised"]
 fn inv22_a_sync_that_does_nothing_is_found() {
-    driven::run(&SYNCED, Some(Operation::Sync));
+    run(&SYNCED, Some(Operation::Sync));
 }
 
 /// What these tests find where a write does not reach the device.
 #[test]
 #[should_panic = "written back"]
 fn inv22_a_write_that_does_nothing_is_found() {
-    driven::run(&[2, 5, 2, 5, 6, 10, 0], Some(Operation::Write));
+    run(&[2, 5, 2, 5, 6, 10, 0], Some(Operation::Write));
 }
 
 /// Each is a block that is lost or counts as durable where the cache forgets, beside an operation that stands
@@ -74,7 +99,7 @@ fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
         // A bypass of block 2 stands still, and a sync begins and ends: a durable write of it syncs again.
         &[[21, 4], SYNC, GOES_ON, [12, 4], LOOK],
         // The same of a write past the cache, and of a discard that the device has done already.
-        &[[29, 10], [21, 4], SYNC, GOES_ON, [12, 4], LOOK],
+        &[[5, 4], SYNC, [21, 4], SYNC, GOES_ON, [12, 4], LOOK],
         &[[5, 4], SYNC, [21 + 24 * 6, 4], SYNC, GOES_ON, [12, 4], LOOK],
         // A sync stands still that is about to fail. A device that cannot discard block 2 has its write to lose
         // still.
@@ -82,7 +107,7 @@ fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
     ];
     for history in histories {
         let input = [&[0], history.as_flattened()].concat();
-        assert_eq!(driven::run(&input, None), history.len());
+        assert_eq!(run(&input, None), history.len());
     }
 }
 
@@ -92,7 +117,7 @@ fn inv20_what_is_written_beside_a_sync_is_not_durable_by_it() {
 fn inv20_a_reset_waits_for_the_writes_past_the_cache_that_a_failed_sync_may_have_given_up() {
     for first in [0, REVERTS] {
         let input = [first, 233, 43, 141, 13, 178, 47, 67, 29];
-        assert_eq!(driven::run(&input, None), 4);
+        assert_eq!(run(&input, None), 4);
     }
 }
 
@@ -108,7 +133,7 @@ fn inv24_what_was_read_again_is_lost_with_the_write() {
         for again in [&[GIVES_UP, READ][..], &[READ]] {
             let history = [&EVICTED, again, &RESET, &[READ]].concat();
             let input = [&[first], history.as_flattened()].concat();
-            assert_eq!(driven::run(&input, None), history.len());
+            assert_eq!(run(&input, None), history.len());
         }
     }
 }
