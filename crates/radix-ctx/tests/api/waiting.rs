@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
@@ -320,6 +320,16 @@ fn panicking() -> OnDrop {
     OnDrop::call(|| resume_unwind(Box::new("a drop")))
 }
 
+/// Returns a context that counts its drop, which panics if it is the first.
+fn first_panics(drops: &Arc<AtomicUsize>) -> OnDrop {
+    let drops = Arc::clone(drops);
+    OnDrop::call(move || {
+        if drops.fetch_add(1, Relaxed) == 0 {
+            resume_unwind(Box::new("a drop"));
+        }
+    })
+}
+
 /// User code of each kind panics. The panic goes on to the caller. The other tasks are woken, and the other
 /// contexts are dropped by later calls.
 #[test]
@@ -381,6 +391,45 @@ fn a_panic_of_user_code_stops_nothing() {
     assert_empty(&table);
 }
 
+/// RCU drops what was removed, although a waker or a drop panics. No later call of the table is needed.
+#[test]
+fn rcu_goes_on_behind_a_panic() {
+    let _alone = alone();
+    for by_waker in [false, true] {
+        let (table, drops) = (CtxTable::new(), Arc::new(AtomicUsize::new(0)));
+        let context = || if by_waker { counted(&drops) } else { first_panics(&drops) };
+        let ids = [(); 4].map(|()| table.insert(context()).unwrap());
+        if by_waker {
+            let held = table.get_ref(ids[0]).unwrap();
+            let mut removed = pin!(CtxRef::removed(&held));
+            assert!(poll(removed.as_mut(), &Arc::new(PanickingWaker).into()).is_pending());
+            assert!(panics(|| table.begin_remove_all()));
+        } else {
+            ids.iter().for_each(|&id| _ = table.remove(id).unwrap());
+        }
+        drain();
+        assert_eq!(drops.load(Relaxed), 4, "by a waker: {by_waker}");
+    }
+}
+
+/// A thread waits for the end of a reclaim, in which a drop panics.
+#[test]
+fn a_reclaim_that_panics_lets_the_next_one_begin() {
+    let _alone = alone();
+    let (table, (begin, begun)) = (Table::new(), mpsc::channel());
+    let slow = OnDrop::call(move || {
+        begin.send(()).unwrap();
+        thread::sleep(WHILE); // long enough for the other thread to wait
+        resume_unwind(Box::new("a drop"));
+    });
+    table.remove(table.insert(slow).unwrap()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| assert!(panics(|| table.flush())));
+        begun.recv().unwrap();
+        in_time(|| table.flush().unwrap());
+    });
+}
+
 /// A table is dropped while its lists have removed contexts, some with a reference. The drop of a context panics,
 /// and the callback goes on with the rest.
 #[test]
@@ -388,15 +437,7 @@ fn inv14_the_end_of_a_table_drops_a_removed_context_once() {
     let _alone = alone();
     for (closed, referenced) in [(false, false), (true, false), (false, true), (true, true)] {
         let (table, drops) = (CtxTable::new(), Arc::new(AtomicUsize::new(0)));
-        let ids = [(); 4].map(|()| {
-            let drops = Arc::clone(&drops);
-            let first_panics = move || {
-                if drops.fetch_add(1, Relaxed) == 0 {
-                    resume_unwind(Box::new("a drop"));
-                }
-            };
-            table.insert(OnDrop::call(first_panics)).unwrap()
-        });
+        let ids = [(); 4].map(|()| table.insert(first_panics(&drops)).unwrap());
         let held = referenced.then(|| table.get_ref(ids[1]).unwrap());
         let guard = rcu::pin(); // no list is reclaimed before the end
         for &id in &ids[..3] {
