@@ -34,6 +34,7 @@ fn rows() -> Rows {
 }
 
 pub(crate) fn run_ram(plan: &Plan, report: &mut Report) {
+    harness::header::programs(&["fio"]);
     let device = match Device::ram() {
         Ok(device) => device,
         Err(error) => {
@@ -62,6 +63,7 @@ pub(crate) fn run_ram(plan: &Plan, report: &mut Report) {
 }
 
 pub(crate) fn run_disk(plan: &Plan, report: &mut Report) {
+    harness::header::programs(&["fio"]);
     let device = match Device::disk() {
         Ok(device) => device,
         Err(error) => return println!("# not measured: {error}"),

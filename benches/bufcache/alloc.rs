@@ -6,7 +6,7 @@ use harness::{Plan, Report, Table, number};
 
 use crate::ours::Ours;
 use crate::pages::{Pages, place};
-use crate::peers::{Moka, Quick};
+use crate::peers::{Moka, QuickPages};
 use testkit::alloc::counted;
 
 const ROOM: usize = 1024;
@@ -31,7 +31,7 @@ fn row<P: Pages>(table: &mut Table) -> [f64; 2] {
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     let mut table = Table::new("allocations", ["per hit", "per miss"]);
     let [hit, miss] = row::<Ours>(&mut table);
-    row::<Quick>(&mut table);
+    row::<QuickPages>(&mut table);
     row::<Moka>(&mut table);
     print!("{table}");
     report.record("B4.allocs.hit.n", Some(hit));

@@ -7,7 +7,7 @@ use harness::{Case, Group, Plan, Ratio, Report, Rounds};
 use crate::keys::zipf;
 use crate::ours::Ours;
 use crate::pages::{Pages, reads};
-use crate::peers::{Bare, Moka, Quick};
+use crate::peers::{Bare, Moka, QuickPages};
 
 /// The number of reads before they repeat. No branch predictor learns so many.
 const READS: usize = 1 << 20;
@@ -17,8 +17,8 @@ const EXPONENT: f64 = 0.99;
 pub(crate) fn run_64k(plan: &Plan, report: &mut Report) {
     let n = 1 << 16;
     let rounds = group(plan, report, "hit, 64k pages", n, &zipf(n, EXPONENT, READS));
-    report.record("B1.quick_cache", over(&rounds, Quick::NAME, 1));
-    report.record("B1.quick_cache_2t", over(&rounds, Quick::NAME, 2));
+    report.record("B1.quick_cache", over(&rounds, QuickPages::NAME, 1));
+    report.record("B1.quick_cache_2t", over(&rounds, QuickPages::NAME, 2));
     report.record("B2.bare@64k", over(&rounds, Bare::NAME, 1));
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn run_64k_nohuge(plan: &Plan, report: &mut Report) {
     }
     let n = 1 << 16;
     let rounds = group(plan, report, "hit, 64k pages, none huge", n, &zipf(n, EXPONENT, READS));
-    report.record("B1.nohuge.quick_cache", over(&rounds, Quick::NAME, 1));
+    report.record("B1.nohuge.quick_cache", over(&rounds, QuickPages::NAME, 1));
     huge(0);
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn run_4k(plan: &Plan, report: &mut Report) {
 
 pub(crate) fn run_hot(plan: &Plan, report: &mut Report) {
     let rounds = group(plan, report, "hit, one hot page", 1, &[0]);
-    report.record("B1.quick_cache_hot_2t", over(&rounds, Quick::NAME, 2));
+    report.record("B1.quick_cache_hot_2t", over(&rounds, QuickPages::NAME, 2));
     report.record("B2.bare.hot", over(&rounds, Bare::NAME, 1));
     let (ours, hot) = Ours::sampled(1 << 12);
     let (ours, keys) = (Arc::new(ours), [hot]);
@@ -63,7 +63,7 @@ fn group(plan: &Plan, report: &mut Report, name: &str, n: usize, keys: &[u32]) -
     let cases = [
         cases::<Ours>(plan, n, keys),
         cases::<Bare>(plan, n, keys),
-        cases::<Quick>(plan, n, keys),
+        cases::<QuickPages>(plan, n, keys),
         cases::<Moka>(plan, n, keys),
     ];
     let rounds = Group::new(name).cases(cases.into_iter().flatten()).run(plan);

@@ -18,7 +18,7 @@ use rustc_hash::FxBuildHasher;
 use crate::keys::zipf;
 use crate::ours::{Numbers, OPEN, Ours};
 use crate::pages::{PAGE, Pages, fill, place};
-use crate::peers::{Moka, Quick};
+use crate::peers::{Moka, QuickPages};
 
 /// Room, and what is asked for again and again.
 const ROOM: usize = 1 << 16;
@@ -89,21 +89,21 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let keys = zipf(PAGES, 0.99, READS);
     let rounds = Group::new("64k pages, 99.7 % hits")
         .cases(mixed::<Ours>(plan, &keys))
-        .cases(mixed::<Quick>(plan, &keys))
+        .cases(mixed::<QuickPages>(plan, &keys))
         .cases(mixed::<Moka>(plan, &keys))
         .run(plan);
     report.compare(&rounds, &[Ours::NAME]);
-    report.record("B5.mix.quick_cache", rounds.time_ratio(Ours::NAME, Quick::NAME));
-    let both = rounds.time_ratio(&two(Ours::NAME), &two(Quick::NAME));
+    report.record("B5.mix.quick_cache", rounds.time_ratio(Ours::NAME, QuickPages::NAME));
+    let both = rounds.time_ratio(&two(Ours::NAME), &two(QuickPages::NAME));
     report.record("B5.mix.quick_cache_2t", both);
 
     let rounds = Group::new("insert and evict, 4k pages")
         .cases(missing::<Ours>())
-        .cases(missing::<Quick>())
+        .cases(missing::<QuickPages>())
         .cases(missing::<Moka>())
         .run(plan);
     report.compare(&rounds, &[Ours::NAME]);
-    report.record("B5.insert_evict.quick_cache", rounds.time_ratio(Ours::NAME, Quick::NAME));
+    report.record("B5.insert_evict.quick_cache", rounds.time_ratio(Ours::NAME, QuickPages::NAME));
 }
 
 /// Misses that write their page, so that each evicted page is written to a device that takes no time.

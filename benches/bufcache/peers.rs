@@ -1,6 +1,7 @@
 //! The peers, at the versions of `benches/Cargo.toml`.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use rustc_hash::FxBuildHasher;
@@ -47,39 +48,48 @@ impl Pages for Bare {
     }
 }
 
-/// quick_cache.
-pub(crate) struct Quick(
-    quick_cache::sync::Cache<u64, Arc<Page>, quick_cache::UnitWeighter, FxBuildHasher>,
+/// quick_cache, by a page's number or by an address.
+pub(crate) struct Quick<K, V: ?Sized>(
+    pub(crate) quick_cache::sync::Cache<K, Arc<V>, quick_cache::UnitWeighter, FxBuildHasher>,
 );
 
-impl Pages for Quick {
+impl<K: Hash + Eq + Copy, V: AsRef<[u8]> + ?Sized> Quick<K, V> {
+    pub(crate) fn with_room(room: usize) -> Self {
+        let (weighter, lifecycle) = (quick_cache::UnitWeighter, Default::default());
+        let most = room as u64;
+        Self(quick_cache::sync::Cache::with(room, most, weighter, FxBuildHasher, lifecycle))
+    }
+
+    /// Returns eight bytes of a value, which `make` makes if it is not there.
+    #[inline(always)]
+    pub(crate) fn word(&self, key: K, at: usize, make: impl FnOnce() -> Arc<V>) -> u64 {
+        match self.0.get(&key) {
+            Some(value) => word((*value).as_ref(), at),
+            None => self.miss(key, at, make),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, key: K, at: usize, make: impl FnOnce() -> Arc<V>) -> u64 {
+        let make = || Ok::<_, std::convert::Infallible>(make());
+        word((*self.0.get_or_insert_with(&key, make).expect("infallible")).as_ref(), at)
+    }
+}
+
+/// quick_cache with pages.
+pub(crate) type QuickPages = Quick<u64, Page>;
+
+impl Pages for QuickPages {
     const NAME: &'static str = "quick_cache";
 
     fn new(room: usize) -> Self {
-        Self(quick_cache::sync::Cache::with(
-            room,
-            room as u64,
-            quick_cache::UnitWeighter,
-            FxBuildHasher,
-            Default::default(),
-        ))
+        Self::with_room(room)
     }
 
     #[inline(always)]
     fn read(&self, number: u64, at: usize) -> u64 {
-        match self.0.get(&number) {
-            Some(page) => word(&page[..], at),
-            None => self.miss(number, at),
-        }
-    }
-}
-
-impl Quick {
-    #[cold]
-    #[inline(never)]
-    fn miss(&self, number: u64, at: usize) -> u64 {
-        let make = || Ok::<_, std::convert::Infallible>(made(number));
-        word(&self.0.get_or_insert_with(&number, make).expect("infallible")[..], at)
+        self.word(number, at, || made(number))
     }
 }
 

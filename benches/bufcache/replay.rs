@@ -8,10 +8,10 @@ use bufcache::{BlockDevice, Cache, Device};
 use harness::timed::{Row, measure};
 use harness::{Plan, Report};
 use recordings::{BufferEvent, CREATE8, Recording, UNLINK8};
-use rustc_hash::FxBuildHasher;
 
 use crate::ours::OPEN;
 use crate::pages::{fill, word};
+use crate::peers::Quick;
 
 /// The unit of the recordings, in bytes.
 const SECTOR: usize = 512;
@@ -82,19 +82,11 @@ impl Buffers for Ours {
     }
 }
 
-struct Quick(quick_cache::sync::Cache<u32, Arc<[u8]>, quick_cache::UnitWeighter, FxBuildHasher>);
-
-impl Buffers for Quick {
+impl Buffers for Quick<u32, [u8]> {
     const NAME: &'static str = "quick_cache";
 
     fn new() -> Self {
-        Self(quick_cache::sync::Cache::with(
-            ROOM,
-            ROOM as u64,
-            quick_cache::UnitWeighter,
-            FxBuildHasher,
-            Default::default(),
-        ))
+        Self::with_room(ROOM)
     }
 
     fn empty(&self) {
@@ -103,23 +95,11 @@ impl Buffers for Quick {
 
     #[inline(always)]
     fn read(&self, get: BufferEvent) -> u64 {
-        match self.0.get(&get.address) {
-            Some(bytes) => word(&bytes, 0),
-            None => self.miss(get),
-        }
-    }
-}
-
-impl Quick {
-    #[cold]
-    #[inline(never)]
-    fn miss(&self, get: BufferEvent) -> u64 {
-        let make = || {
+        self.word(get.address, 0, || {
             let mut bytes: Arc<[u8]> = vec![0; usize::from(get.length) * SECTOR].into();
             fill(u64::from(get.address), Arc::get_mut(&mut bytes).expect("just made"));
-            Ok::<_, std::convert::Infallible>(bytes)
-        };
-        word(&self.0.get_or_insert_with(&get.address, make).expect("infallible"), 0)
+            bytes
+        })
     }
 }
 
@@ -139,11 +119,11 @@ fn row<'a, B: Buffers>(buffers: &'a B, gets: &'a [BufferEvent]) -> Row<'a> {
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     for recording in [UNLINK8, CREATE8] {
         let gets = gets(&recording);
-        let (ours, quick) = (Ours::new(), Quick::new());
+        let (ours, quick) = (Ours::new(), Quick::<u32, [u8]>::new());
         let name = format!("{}, {} gets", recording.name, gets.len());
         let [rounds] = measure([&name], plan, vec![row(&ours, &gets), row(&quick, &gets)]);
         report.compare(&rounds, &[Ours::NAME]);
-        let ratio = rounds.time_ratio(Ours::NAME, Quick::NAME);
+        let ratio = rounds.time_ratio(Ours::NAME, <Quick<u32, [u8]>>::NAME);
         report.record(&format!("B5.{}.quick_cache", recording.name), ratio);
         ours.caches.iter().for_each(|cache| println!("- bufcache: {}", cache.stats()));
     }

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use harness::{Case, Group, Plan, Report};
 use mq_rbtree::RbTree;
 
-use crate::kernel::Kernel;
+use crate::kernel::KernelQueue;
 use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap, block_on};
 use crate::queue::{OPEN, Ours, Queue, Tree, pair};
 
@@ -18,7 +18,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let rounds = Group::new("send and receive, empty queue")
         .case(row::<Ours>())
         .case(row::<Tree>())
-        .case(row::<Kernel>())
+        .case(row::<KernelQueue>())
         .case(row::<PlHeap>())
         .case(row::<AsyncPriority>())
         .case(row::<Crossbeam>())
@@ -26,7 +26,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         .run(plan);
     report.compare(&rounds, &[Ours::NAME, Tree::NAME]);
     let peers =
-        [("kernel", Kernel::NAME), ("pl_heap", PlHeap::NAME), ("crossbeam", Crossbeam::NAME)];
+        [("kernel", KernelQueue::NAME), ("pl_heap", PlHeap::NAME), ("crossbeam", Crossbeam::NAME)];
     for (id, peer) in peers {
         report.record(&format!("M1.{id}"), rounds.time_ratio(Ours::NAME, peer));
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use harness::timed::{Row, at_once, measure};
 use harness::{Plan, Report, allowed_cpus, two};
 
-use crate::kernel::Kernel;
-use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
+use crate::kernel::KernelQueue;
+use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap, kernel_room};
 use crate::queue::{Ours, Queue, Tree};
 
 /// Messages that a queue takes.
@@ -45,17 +45,17 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let rows = [
         rows::<Ours>(&threads),
         rows::<Tree>(&threads),
-        rows::<Kernel>(&threads),
+        rows::<KernelQueue>(&threads),
         rows::<PlHeap>(&threads),
         rows::<AsyncPriority>(&threads),
         rows::<Crossbeam>(&threads),
         rows::<Kanal>(&threads),
     ];
-    println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
+    println!("# queues of {MOST} messages, the kernel's of {}", kernel_room(MOST));
     let [rounds] = measure(["one sends, one receives"], plan, rows.into_iter().flatten().collect());
     report.compare(&rounds, &[Ours::NAME, Tree::NAME]);
     let peers =
-        [("kernel", Kernel::NAME), ("pl_heap", PlHeap::NAME), ("crossbeam", Crossbeam::NAME)];
+        [("kernel", KernelQueue::NAME), ("pl_heap", PlHeap::NAME), ("crossbeam", Crossbeam::NAME)];
     for (id, peer) in peers {
         report.record(&format!("M4.{id}"), rounds.time_ratio(&two(Ours::NAME), &two(peer)));
     }

@@ -3,8 +3,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::fs;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -12,6 +14,7 @@ use std::thread;
 use parking_lot::{Condvar, Mutex};
 use testkit::block_on::unparker;
 
+use crate::kernel::{KernelQueue, MESSAGE_BYTES, Patience};
 use crate::queue::{OPEN, Queue};
 
 thread_local! {
@@ -115,6 +118,44 @@ impl Queue for AsyncPriority {
             Err(_) => block_on(self.receiver.recv()).expect(OPEN).0,
         }
     }
+}
+
+/// The kernel's own queue, by the system calls that `mq_send` and `mq_receive` make.
+impl Queue for KernelQueue {
+    const NAME: &'static str = "the kernel's queue";
+
+    fn new(most: usize) -> Self {
+        Self::new(kernel_room(most))
+    }
+
+    #[inline(always)]
+    fn send(&self, message: u64, priority: u32) {
+        let sent = Self::send(self, &message.to_ne_bytes(), priority, Patience::Forever);
+        assert_eq!(sent, Ok(()));
+    }
+
+    #[inline(always)]
+    fn receive(&self) -> u64 {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let received = Self::receive(self, &mut bytes, Patience::Forever);
+        assert_eq!(received.map(|(length, _)| length), Ok(8));
+        u64::from_ne_bytes(*bytes.first_chunk().expect("16 bytes"))
+    }
+}
+
+/// Returns the number of messages that a queue of the kernel can hold here, up to `most`: `most` if the calling
+/// thread can have an IPC namespace of its own, which the threads that it starts later share.
+pub(crate) fn kernel_room(most: usize) -> usize {
+    const LIMIT: &str = "/proc/sys/fs/mqueue/msg_max";
+    static RAISED: Once = Once::new();
+    RAISED.call_once(|| {
+        // SAFETY: has no preconditions. Where it is refused the usual limit stays.
+        if unsafe { libc::unshare(libc::CLONE_NEWIPC) } == 0 {
+            let _usual_if_refused = fs::write(LIMIT, "4096");
+        }
+    });
+    let limit = fs::read_to_string(LIMIT).expect("a kernel with message queues");
+    most.min(limit.trim().parse().expect("a number"))
 }
 
 /// A channel with two ends.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use harness::timed::{Row, at_once, measure};
 use harness::{Plan, Report, percentile};
 
-use crate::kernel::Kernel;
+use crate::kernel::KernelQueue;
 use crate::peers::{AsyncPriority, Crossbeam, Kanal, PlHeap};
 use crate::queue::{Ours, Queue, Tree};
 
@@ -50,7 +50,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         row::<Ours>(many),
         row::<Tree>(many),
         row::<Kanal>(many),
-        row::<Kernel>(few),
+        row::<KernelQueue>(few),
         row::<Crossbeam>(few),
         row::<PlHeap>(few),
         row::<AsyncPriority>(few),
@@ -58,7 +58,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let [medians, tails] = measure(["there and back, p50", "there and back, p99"], plan, rows);
     report.show(&medians);
     report.show(&tails);
-    report.record("M5.kernel.p50", medians.time_ratio(Ours::NAME, Kernel::NAME));
+    report.record("M5.kernel.p50", medians.time_ratio(Ours::NAME, KernelQueue::NAME));
     report.record("M5.kanal.p50", medians.time_ratio(Ours::NAME, Kanal::NAME));
     report.record("M5.kanal.p99", tails.time_ratio(Ours::NAME, Kanal::NAME));
 }

@@ -7,7 +7,6 @@
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]); 3 rounds with `--quick`
 //! cargo bench --bench nbd -- --only D           the demo's client before each server ([`demo`]); so, too
-//! OFFLOCK_BACKEND=aio cargo bench --bench nbd   our server on that engine: uring, aio or threads
 //! ```
 //!
 //! All servers are started once, kept on one CPU, and serve the same image read-only. Those on the page
@@ -74,6 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let targets = targets.and(Targets::of("nbd_writes")?).and(Targets::of("nbd_demo")?);
     let mut targets = targets.asked_for_by(&args);
     harness::header::print("nbd");
+    harness::header::programs(&["qemu-nbd", "nbdkit", "fio"]);
     if let Err(error) = measure(&args, &mut targets) {
         println!("# not measured: {error}");
     }
@@ -97,7 +97,6 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
 
     let mut site = Site {
         program: program.map_err(|error| println!("# missing: our server: {error}")).ok(),
-        backend: std::env::var("OFFLOCK_BACKEND").ok(),
         image: &image,
         writable: false,
         sockets: sockets.path(),
@@ -130,7 +129,7 @@ fn measure_reads(
     }
     let start = Instant::now();
     let mut servers = site.start_all();
-    site.warm(&mut servers, client)?;
+    site.warm(&mut servers, client);
     if client == server {
         println!("# missing: a second CPU");
         loads.retain(|load| load.cpus == 1);

@@ -69,8 +69,6 @@ impl Server {
 pub(crate) struct Site<'a> {
     /// Our server's program, if it could be built.
     pub(crate) program: Option<PathBuf>,
-    /// Our server's engine; it chooses without.
-    pub(crate) backend: Option<String>,
     /// The image that all serve, read-only; or the first part of the names of the images that each has for
     /// itself, and writes.
     pub(crate) image: &'a Path,
@@ -97,18 +95,16 @@ impl Site<'_> {
         names.into_iter().enumerate().filter_map(|(n, name)| start((n, name))).collect()
     }
 
-    /// Reads all of the image through each server on the page cache, so that what it keeps is there,
-    /// and compares it. Those that fail are left out.
-    pub(crate) fn warm(&self, servers: &mut Vec<Server>, client: usize) -> io::Result<()> {
-        let image = File::open(self.image)?;
+    /// Reads all of the image through each server on the page cache, so that what it keeps is there.
+    /// Those that fail are left out.
+    pub(crate) fn warm(&self, servers: &mut Vec<Server>, client: usize) {
         servers.retain(|server| {
             let warmed = match server.name {
                 OURS_DIRECT | DIRECT_PEER => Ok(()),
-                _ => light::warm(&server.socket, &image, client),
+                _ => light::warm(&server.socket, client),
             };
             warmed.inspect_err(|error| println!("# missing: {}: {error}", server.name)).is_ok()
         });
-        Ok(())
     }
 
     fn start(&self, name: &'static str, number: usize) -> io::Result<Server> {
@@ -183,7 +179,9 @@ impl Site<'_> {
                 let mut command = Command::new("nbdkit");
                 command.args((!self.writable).then_some("--read-only"));
                 command.args(["--foreground", "--unix"]).arg(socket);
-                command.arg("file").arg(image);
+                // `cargo xtask benches` unpacks a newer nbdkit than the one whose plugins are installed.
+                command.arg(env::var_os("OFFLOCK_NBDKIT_FILE").unwrap_or_else(|| "file".into()));
+                command.arg(image);
                 command
             }
             _ => {
@@ -200,12 +198,6 @@ impl Site<'_> {
                     command.args(["--direct", "--cache", "0"]); // its peer has no cache, either
                 } else {
                     command.args(["--cache", "1100M"]); // all of the image, as in the page cache
-                }
-                if let Some(backend) = self.backend.as_deref() {
-                    // Of other images, libaio passes all requests on to threads.
-                    let is_for_others = backend == "aio" && name != OURS_DIRECT;
-                    let backend = if is_for_others { "threads" } else { backend };
-                    command.args(["--backend", backend]);
                 }
                 command
             }

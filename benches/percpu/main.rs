@@ -11,9 +11,8 @@
 //! threads. Peers run as their documentation recommends, at the versions of `benches/Cargo.toml`.
 //!
 //! libc registers its rseq areas at the start of a process or never. The families therefore run a
-//! second time in a child of this bench, with `GLIBC_TUNABLES=glibc.pthread.rseq=0`: its tables
-//! are shown, and its P8 targets are taken over. A process without rseq sections (that variable set,
-//! `--cfg offlock_portable`) measures P8 itself, and no other target.
+//! second time in a child of this bench, with `GLIBC_TUNABLES=glibc.pthread.rseq=0`. A process without
+//! rseq sections (that variable set, `--cfg offlock_portable`) measures P8, and no other target.
 //!
 //! P9 is the census: `cargo bench --bench census`.
 
@@ -53,32 +52,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     harness::run("percpu", include_str!("main.rs"), &about, [1_500, 60_000], families)
 }
 
-/// Runs this bench once more in a process whose libc registers no rseq area: prints its tables, and takes its
-/// targets over.
+/// Runs this bench once more in a process whose libc registers no rseq area, which prints its tables and targets.
 fn without_rseq(plan: &Plan, report: &mut Report) {
-    if let Err(error) = run_without_rseq(plan, report) {
-        println!("# not measured: {error}");
-    }
-}
-
-fn run_without_rseq(plan: &Plan, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let mut command = Command::new(env::current_exe()?);
-    command.args(["--bench", "--only", "P8"]).args(plan.pace);
     let tunables = env::var(TUNABLES).map_or(String::new(), |set| set + ":");
-    command.env(TUNABLES, tunables + "glibc.pthread.rseq=0");
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    let printed = String::from_utf8(output.stdout)?;
-    // Not its header, and not its numbers of targets and rows, which this process has of its own.
-    let rest = printed.lines().skip_while(|line| !line.is_empty());
-    let is_number = |line: &str| line.starts_with("# targets ") || line.starts_with("# rows ");
-    for line in rest.filter(|line| !is_number(line)) {
-        if line.starts_with("TARGET P8.") {
-            report.record_line(line)?;
-        } else if let Some(lost) = line.strip_prefix("#   ") {
-            println!("#   without rseq, {lost}");
-        } else if !line.starts_with("TARGET ") {
-            println!("{line}");
-        }
+    let own = env::current_exe().map(Command::new);
+    let status = own.and_then(|mut command| {
+        command.args(["--bench", "--only", "P8"]).args(plan.pace);
+        command.env(TUNABLES, tunables + "glibc.pthread.rseq=0").stdin(Stdio::null()).status()
+    });
+    match status {
+        Ok(status) if status.success() => report.leave_out("P8."),
+        failed => println!("# not measured: {failed:?}"),
     }
-    if output.status.success() { Ok(()) } else { Err(output.status.to_string().into()) }
 }

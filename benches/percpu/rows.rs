@@ -21,6 +21,10 @@ pub(crate) fn has_sections() -> bool {
     offlock_percpu::capabilities().sections.is_ok()
 }
 
+fn group(name: &str) -> Group<'_> {
+    Group::new(&format!("{name}{}", if has_sections() { "" } else { ", without rseq" }))
+}
+
 fn record(report: &mut Report, id: &str, ratio: Option<Ratio>) {
     if id.starts_with("P8.") != has_sections() {
         report.record(id, ratio);
@@ -34,7 +38,7 @@ thread_local! {
 
 /// P1: which CPU am I on?
 pub(crate) fn cpu(plan: &Plan, report: &mut Report) {
-    let rounds = Group::new("which CPU")
+    let rounds = group("which CPU")
         .case(Case::op("current_cpu", 1, offlock_percpu::current_cpu))
         // SAFETY: the call takes no argument and reads no memory of ours.
         .case(Case::op("sched_getcpu", 1, || unsafe { libc::sched_getcpu() }))
@@ -62,7 +66,7 @@ pub(crate) fn counter(plan: &Plan, report: &mut Report) {
     let cpus = offlock_percpu::possible_cpus();
     let by_cpu: Vec<CachePadded<AtomicU64>> = (0..cpus).map(|_| CachePadded::default()).collect();
 
-    let mut group = Group::new("counter add");
+    let mut group = group("counter add");
     for &threads in &plan.threads {
         group = group
             .case(Case::op("PerCpuCounter", threads, || OURS.add(1)))
@@ -94,7 +98,7 @@ pub(crate) fn counter(plan: &Plan, report: &mut Report) {
 /// P3, and P8 without rseq: taking a reference to a shared object and giving it back.
 pub(crate) fn reference(plan: &Plan, report: &mut Report) {
     let (ours, arc) = (PercpuRef::new(|| {}), Arc::new(0_u64));
-    let mut group = Group::new("get and put, one hot object");
+    let mut group = group("get and put, one hot object");
     for &threads in &plan.threads {
         group = group
             .case(Case::op("PercpuRef get+put", threads, || ours.try_get()))
@@ -118,7 +122,7 @@ pub(crate) fn lock(plan: &Plan, report: &mut Report) {
     let plain = LgLock::new(|_| 0_u64);
     let (parking_lot, sharded) = (Mutex::new(0_u64), ShardedLock::new(0_u64));
     let spin = spin::Mutex::<u64>::new(0);
-    let mut group = Group::new("lock and unlock");
+    let mut group = group("lock and unlock");
     for threads in [1, 2] {
         group = group
             .case(Case::op("LgLock local", threads, || *plain.local().expect(FREE)))
@@ -139,7 +143,7 @@ pub(crate) fn lock(plan: &Plan, report: &mut Report) {
 /// P5: entering and leaving a read-side section.
 pub(crate) fn pin(plan: &Plan, report: &mut Report) {
     let seize = seize::Collector::new();
-    let mut group = Group::new("pin and unpin");
+    let mut group = group("pin and unpin");
     for &threads in &plan.threads {
         group = group
             .case(Case::op("rcu::pin", threads, rcu::pin))

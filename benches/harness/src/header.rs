@@ -37,6 +37,15 @@ pub fn print(bench: &str) {
     println!("# locked instructions are {kind} here: an atomic addition takes {price:.1} ns");
 }
 
+/// Prints the versions of programs that a bench starts.
+pub fn programs(names: &[&str]) {
+    let version = |name: &&str| {
+        let said = Command::new(name).arg("--version").output().ok()?.stdout;
+        Some(format!("{name}: {}", String::from_utf8_lossy(&said).lines().next()?))
+    };
+    println!("# {}", names.iter().filter_map(version).collect::<Vec<_>>().join("; "));
+}
+
 /// The kind of host: `cheap` if a locked instruction is, or `dear`.
 pub(crate) fn host_kind() -> &'static str {
     if price() < CHEAP { "cheap" } else { "dear" }

@@ -65,9 +65,9 @@ impl Report {
         self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Records what another run of the bench has printed: see [`Targets::record_line`].
-    pub fn record_line(&mut self, line: &str) -> Result<bool, String> {
-        self.targets.record_line(line)
+    /// Leaves targets out: see [`Targets::leave_out`].
+    pub fn leave_out(&mut self, start: &str) {
+        self.targets.leave_out(start);
     }
 
     /// Prints the rows in which a peer is faster, and the targets.

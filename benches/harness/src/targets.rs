@@ -121,28 +121,18 @@ impl Targets {
         let spread = ratio.map_or(String::new(), |Ratio { least, greatest, rounds, .. }| {
             format!(" rounds {rounds} min {least:.3} max {greatest:.3}")
         });
-        self.set(id, figure, format!("{spread} host {}", host_kind()))
-    }
-
-    fn set(&mut self, id: &str, figure: Option<f64>, spread: String) -> Result<(), String> {
         let entry = self.entries.iter_mut().find(|entry| entry.id == id);
         let entry = entry.ok_or_else(|| format!("target {id} is not in the bench's section"))?;
         entry.measured = figure.filter(|value| value.is_finite());
-        entry.spread = if entry.measured.is_some() { spread } else { String::new() };
+        let is_measured = entry.measured.is_some();
+        entry.spread =
+            if is_measured { format!("{spread} host {}", host_kind()) } else { String::new() };
         Ok(())
     }
 
-    /// Records what a line printed by another run of the bench says: one that this run started in
-    /// other circumstances. The number is the printed one, which rounding has left on its side of
-    /// the bound. `Ok(false)` for a line that is no target's.
-    pub fn record_line(&mut self, line: &str) -> Result<bool, String> {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let ["TARGET", id, "measured", number, "bound", _, _, ref spread @ ..] = words[..] else {
-            return Ok(false);
-        };
-        let spread = spread.iter().flat_map(|word| [" ", word]).collect();
-        self.set(id, number.parse().ok(), spread)?; // `none` is not a number
-        Ok(true)
+    /// Leaves the targets out whose names begin like this: another run of the bench prints them.
+    pub fn leave_out(&mut self, start: &str) {
+        self.entries.retain(|entry| !entry.id.starts_with(start));
     }
 }
 

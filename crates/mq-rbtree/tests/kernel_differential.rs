@@ -106,7 +106,10 @@ impl Side for KernelQueue {
     }
 
     fn receive_for(&self, wait: Patience) -> Reply {
-        self.receive(wait).map_or_else(Reply::Nothing, Reply::Received)
+        let mut message = [0; MESSAGE_BYTES];
+        let received = self.receive(&mut message, wait);
+        let received = received.map(|(len, priority)| (message[..len].to_vec(), priority));
+        received.map_or_else(Reply::Nothing, Reply::Received)
     }
 
     fn depth(&self) -> usize {

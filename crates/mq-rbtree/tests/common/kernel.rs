@@ -57,17 +57,19 @@ impl KernelQueue {
         .map(drop)
     }
 
-    /// Receives a message, or returns the errno.
-    pub(crate) fn receive(&self, wait: Patience) -> Result<(Vec<u8>, u32), i32> {
-        let (mut message, mut priority) = (vec![0; MESSAGE_BYTES], 0);
-        let bytes = message.as_mut_ptr().cast();
+    /// Receives a message. Returns its length and its priority, or the errno.
+    pub(crate) fn receive(
+        &self,
+        message: &mut [u8; MESSAGE_BYTES],
+        wait: Patience,
+    ) -> Result<(usize, u32), i32> {
+        let (bytes, mut priority) = (message.as_mut_ptr().cast(), 0);
         let len = self.call(wait, |queue, end| {
             // SAFETY: `bytes` has room for the longest message, `priority` is a local variable, and
             // `end` is null or points to a time that outlives the call.
             unsafe { libc::mq_timedreceive(queue, bytes, MESSAGE_BYTES, &mut priority, end) }
         })?;
-        message.truncate(len);
-        Ok((message, priority))
+        Ok((len, priority))
     }
 
     pub(crate) fn len(&self) -> usize {
