@@ -54,11 +54,8 @@ pub(crate) fn cross(ws: &Workspace, crates: &[Crate]) -> Result<()> {
 fn cross_cargo(ws: &Workspace) -> Result<Cmd> {
     need(ws, &[(LINKER, "gcc-aarch64-linux-gnu")])?;
     let own = Debian::open(ws, "amd64", None)?;
-    let library = own.dependency("libstd-rust-web-dev", "libstd-rust-web-")?;
-    let llvm = own.dependency(&library, "libllvm")?;
-    own.unpack(&["rustc-web", "libstd-rust-web-dev", &library, &llvm])?;
-    let arm = Debian::open(ws, "arm64", None)?;
-    arm.unpack_into(&own.files, "libstd-rust-web-dev")?;
+    own.unpack(&own.files, &["rustc-web"])?;
+    Debian::open(ws, "arm64", None)?.unpack(&own.files, &["libstd-rust-web-dev"])?;
     Ok(ws
         .cargo("test --locked --target")
         .arg(TARGET)
@@ -142,7 +139,7 @@ fn file_system(
     seconds: u32,
 ) -> Result<PathBuf> {
     let own = Debian::open(ws, machine.architecture, None)?;
-    own.unpack(&["busybox-static"])?;
+    own.unpack(&own.files, &["busybox-static"])?;
     let root = scratch.join("root");
     for name in ["bin", "proc", "sys", "dev", "tmp", "lib", "lib64", "tests"] {
         folder(root.join(name))?;
@@ -184,14 +181,11 @@ fn file_system(
 /// Boots a kernel of Debian with this file system. Returns what the guest prints.
 fn boot(ws: &Workspace, machine: &Machine, scratch: &Path, archive: &Path) -> Result<String> {
     let debian = Debian::open(ws, machine.architecture, machine.suite)?;
-    let image = debian.dependency(machine.kernel, "linux-image-")?;
-    let version = image.trim_start_matches("linux-image-");
-    debian.unpack(&[&image])?;
-    let mut kernel = debian.files.join(format!("boot/vmlinuz-{version}"));
-    if !kernel.exists() {
-        debian.unpack(&[&format!("linux-binary-{version}")])?; // of newer suites
-        kernel = debian.files.join(format!("usr/lib/modules/{version}/vmlinuz"));
-    }
+    debian.unpack(&debian.files, &[machine.kernel])?;
+    // `boot/vmlinuz-VERSION`; of newer suites `usr/lib/modules/VERSION/vmlinuz`.
+    let find = format!("find {0}/boot {0}/usr/lib/modules -name vmlinuz*", debian.files.display());
+    let found = ws.cmd("sh").arg("-c").arg(format!("{find} 2>/dev/null; true")).output()?;
+    let kernel = found.lines().next().ok_or_else(|| Error::new("the package has no kernel"))?;
     let log = scratch.join("log");
     ws.cmd(machine.emulator.0)
         .words(machine.options)

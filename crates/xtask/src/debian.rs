@@ -1,10 +1,9 @@
 //! Debian packages that are unpacked below the target folder: those of another architecture or of a newer suite.
 //! The machine's own packages stay as they are.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use crate::process::{Cmd, Error, Result, folder, read, write};
+use crate::process::{Error, Result, folder, script, write};
 use crate::workspace::{Workspace, files, scratch};
 
 /// The packages of an architecture, and of a suite: that of this machine if none is named.
@@ -15,19 +14,13 @@ pub(crate) struct Debian<'a> {
     pub(crate) files: PathBuf,
     /// A configuration of apt.
     options: PathBuf,
-    is_updated: Cell<bool>,
 }
 
 impl<'a> Debian<'a> {
-    /// Returns the folder where the packages are unpacked.
-    pub(crate) fn files(ws: &Workspace, architecture: &str, suite: Option<&str>) -> PathBuf {
-        let name = format!("{architecture}-{}", suite.unwrap_or("own"));
-        ws.target.join("debian").join(name).join("files")
-    }
-
     pub(crate) fn open(ws: &'a Workspace, architecture: &str, suite: Option<&str>) -> Result<Self> {
-        let files = Debian::files(ws, architecture, suite);
-        let state = files.parent().unwrap_or(&files).to_path_buf();
+        let name = format!("{architecture}-{}", suite.unwrap_or("own"));
+        let state = ws.target.join("debian").join(name);
+        let files = state.join("files");
         folder(state.join("lists/partial"))?;
         folder(state.join("cache/archives/partial"))?;
         let mut settings = format!(
@@ -54,47 +47,36 @@ impl<'a> Debian<'a> {
         }
         let options = state.join("apt.conf");
         write(&options, settings)?;
-        Ok(Debian { ws, state, files, options, is_updated: Cell::new(false) })
+        Ok(Debian { ws, state, files, options })
     }
 
-    /// An apt command, after the lists have been downloaded.
-    fn apt(&self, command: &str) -> Result<Cmd> {
-        if !self.is_updated.replace(true) {
-            self.ws.cmd("apt-get").env("APT_CONFIG", &self.options).words("update -qq").run()?;
-        }
-        Ok(self.ws.cmd(command).env("APT_CONFIG", &self.options))
-    }
-
-    /// Returns the package that `package` depends on and whose name begins with `prefix`.
-    pub(crate) fn dependency(&self, package: &str, prefix: &str) -> Result<String> {
-        let known = self.state.join(format!("{package}.{prefix}"));
-        if let Ok(name) = read(&known) {
-            return Ok(name);
-        }
-        let all = self.apt("apt-cache")?.words("depends").arg(package).output()?;
-        let mut names = all.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let name = names.find(|name| name.starts_with(prefix));
-        let name = name.ok_or_else(|| Error::new(format!("{package} depends on no {prefix}*")))?;
-        write(known, name)?;
-        Ok(name.to_string())
-    }
-
-    /// Unpacks packages, unless they have been.
-    pub(crate) fn unpack(&self, packages: &[&str]) -> Result<()> {
-        packages.iter().try_for_each(|package| self.unpack_into(&self.files, package))
-    }
-
-    pub(crate) fn unpack_into(&self, into: &Path, package: &str) -> Result<()> {
-        let mark = self.state.join(format!("{package}.unpacked"));
+    /// Unpacks packages with all that they need to a folder, unless they have been.
+    pub(crate) fn unpack(&self, into: &Path, packages: &[&str]) -> Result<()> {
+        let mark = self.state.join(format!("{}.unpacked", packages.join("-")));
         if mark.exists() {
             return Ok(());
         }
         let scratch = scratch()?;
-        let download = self.apt("apt-get")?.words("download -qq").arg(package);
-        download.dir(scratch.path()).run()?;
+        let config = Some(self.options.clone().into());
+        let apt = || self.ws.cmd("apt-get").base_env("APT_CONFIG", config.clone());
+        apt().words("update -qq").run()?;
+        let download = apt().words("install --download-only --yes -qq --no-install-recommends");
+        let archives = format!("Dir::Cache::archives={}", scratch.path().display());
+        download.args(["-o", "Debug::NoLocking=1", "-o", &archives]).args(packages).run()?;
         for file in files(scratch.path(), "deb") {
             self.ws.cmd("dpkg-deb").arg("--extract").arg(file).arg(into).run()?;
         }
         write(mark, "")
+    }
+
+    /// Makes a command in a folder of such that starts an unpacked program, with these options before all others, by
+    /// the loader and with the libraries that were unpacked. Returns its path.
+    pub(crate) fn command(&self, program: &str, options: &str) -> Result<PathBuf> {
+        let (files, path) = (self.files.display(), self.state.join("bin").join(program));
+        let libraries = format!("{files}/usr/lib/x86_64-linux-gnu");
+        let loader = format!("{libraries}/ld-linux-x86-64.so.2");
+        let started = format!("{loader} --library-path {libraries}:{libraries}/ceph");
+        script(&path, &format!("exec {started} {files}/usr/bin/{program} {options} \"$@\""))?;
+        Ok(path)
     }
 }

@@ -11,24 +11,37 @@
 //! A test quotes the source lines that it models. A quote that is no longer in the source is an
 //! error, so a test cannot silently model code that has changed.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::debian::Debian;
-use crate::process::{self, Cmd, Error, Result, read, write};
+use crate::process::{self, Error, Result, read, write};
 use crate::workspace::{Workspace, choose, files, is_command, scratch, stem};
 
 /// Checks the tests with these names, or all if no name is given. With `bless`, writes the files
 /// of the expected verdicts instead of comparing them.
 pub(crate) fn run(ws: &Workspace, names: &[String], bless: bool) -> Result<()> {
+    check_all(ws, &herd7(ws)?, names, bless)
+}
+
+/// Checks all tests. Where herd7 cannot be installed, says why, and checks none.
+pub(crate) fn run_if_installed(ws: &Workspace) -> Result<()> {
+    match herd7(ws) {
+        Ok(herd) => check_all(ws, &herd, &[], false),
+        Err(why) => {
+            println!("herd7 is not installed, so no litmus test was checked: {why}");
+            Ok(())
+        }
+    }
+}
+
+fn check_all(ws: &Workspace, herd: &Path, names: &[String], bless: bool) -> Result<()> {
     let mut tests = files(&ws.root.join("litmus"), "litmus"); // those in `model` among them
     choose(&mut tests, names, "litmus test", |test, name| stem(test) == name)?;
-    install(ws)?;
     let total = AtomicUsize::new(0);
     process::each(&tests, |test| {
-        let variants = check(ws, test, bless)?;
+        let variants = check(ws, herd, test, bless)?;
         println!("{:<32} {variants} weakened variants", stem(test));
         total.fetch_add(variants, Ordering::Relaxed); // Ordering: Relaxed; it publishes nothing
         Ok(())
@@ -36,17 +49,6 @@ pub(crate) fn run(ws: &Workspace, names: &[String], bless: bool) -> Result<()> {
     let (tests, total) = (tests.len(), total.into_inner());
     println!("{tests} litmus tests as expected, and {total} weakened variants reachable");
     Ok(())
-}
-
-/// Checks all tests. Where herd7 cannot be installed, says why, and checks none.
-pub(crate) fn run_if_installed(ws: &Workspace) -> Result<()> {
-    match install(ws) {
-        Ok(()) => run(ws, &[], false),
-        Err(why) => {
-            println!("herd7 is not installed, so no litmus test was checked: {why}");
-            Ok(())
-        }
-    }
 }
 
 /// Returns whether a test is about the memory model, and not about a source.
@@ -57,7 +59,7 @@ fn is_of_the_model(test: &Path) -> bool {
 /// Checks one test. Returns the number of its weakened variants.
 ///
 /// A program as written must not reach the bad outcome, and a weakened one must.
-fn check(ws: &Workspace, path: &Path, bless: bool) -> Result<usize> {
+fn check(ws: &Workspace, herd: &Path, path: &Path, bless: bool) -> Result<usize> {
     let failed = |why: String| Error::new(format!("{}: {why}", path.display()));
     let text = read(path)?;
     let of_the_model = is_of_the_model(path);
@@ -66,7 +68,7 @@ fn check(ws: &Workspace, path: &Path, bless: bool) -> Result<usize> {
     if of_the_model {
         programs.truncate(1);
     }
-    let verdicts = verdicts(ws, &stem(path), &programs)?;
+    let verdicts = verdicts(ws, herd, &stem(path), &programs)?;
     let mut lines = String::new();
     for (program, verdict) in programs.iter().zip(&verdicts) {
         if !of_the_model && program.strong != (*verdict == "never") {
@@ -229,15 +231,16 @@ fn weakened(line: &str) -> Vec<(String, String)> {
 }
 
 /// Returns herd7's verdict of each program of a test.
-fn verdicts(ws: &Workspace, name: &str, programs: &[Program]) -> Result<Vec<&'static str>> {
+fn verdicts(
+    ws: &Workspace,
+    herd: &Path,
+    name: &str,
+    programs: &[Program],
+) -> Result<Vec<&'static str>> {
     let folder = scratch()?;
     let log = folder.path().join("log");
-    let herd = match unpacked(ws) {
-        Some(cmd) if !is_command("herd7") => cmd,
-        _ => ws.cmd("herd7"),
-    };
     let model = ws.root.join("litmus");
-    let mut cmd = herd.dir(folder.path()).limit(Duration::from_secs(120)).log(&log);
+    let mut cmd = ws.cmd(herd).dir(folder.path()).limit(Duration::from_secs(120)).log(&log);
     // Assembly has the model of its architecture, which herd7 ships.
     let language = programs[0].text.split(' ').next().unwrap_or_default();
     if language == "C" {
@@ -281,32 +284,16 @@ fn verdict(output: &str, number: usize) -> Option<&'static str> {
     }
 }
 
-const SUITE: Option<&str> = Some("unstable");
-
-/// Unpacks herd7 unless it is there. Takes some seconds and 60 MB of downloads.
-///
-/// Debian has it in the package `herdtools7` of unstable alone. That package and the C library that it needs
-/// are unpacked into a folder of their own, and `herd7` is started by that library's loader. Nothing of the
-/// system changes.
-fn install(ws: &Workspace) -> Result<()> {
-    if is_command("herd7") || unpacked(ws).is_some() {
-        return Ok(());
+/// Returns the command herd7. Where it is not installed, it is unpacked below the target folder: some seconds and
+/// 60 MB of downloads. Debian has it in the package `herdtools7` of unstable alone.
+fn herd7(ws: &Workspace) -> Result<PathBuf> {
+    if is_command("herd7") {
+        return Ok("herd7".into());
     }
-    Debian::open(ws, "amd64", SUITE)?.unpack(&["herdtools7", "libc6", "libgmp10"])?;
-    unpacked(ws).map(drop).ok_or_else(|| Error::new("herd7 was not found where it was unpacked"))
-}
-
-/// The command that starts the unpacked herd7.
-fn unpacked(ws: &Workspace) -> Option<Cmd> {
-    let usr = Debian::files(ws, "amd64", SUITE).join("usr");
-    let entries =
-        |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
-    // `ld-linux-x86-64.so.2`, or that of another architecture.
-    let is_loader = |path: &PathBuf| stem(path).starts_with("ld-linux");
-    let loader = entries(&usr.join("lib")).find_map(|folder| entries(&folder).find(is_loader))?;
-    let program = usr.join("bin/herd7");
-    let started = ws.cmd(&loader).arg("--library-path").arg(loader.parent()?).arg(&program);
-    program.is_file().then(|| started.arg("-set-libdir").arg(usr.join("share/herdtools7/herd")))
+    let debian = Debian::open(ws, "amd64", Some("unstable"))?;
+    debian.unpack(&debian.files, &["herdtools7"])?;
+    let libraries = debian.files.join("usr/share/herdtools7/herd");
+    debian.command("herd7", &format!("-set-libdir {}", libraries.display()))
 }
 
 #[cfg(test)]

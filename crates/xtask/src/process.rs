@@ -2,8 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -68,6 +69,12 @@ pub(crate) fn folder(path: impl AsRef<Path>) -> Result<()> {
 pub(crate) fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) -> Result<()> {
     path.as_ref().parent().map_or(Ok(()), folder)?;
     fs::write(&path, text).at(path)
+}
+
+/// Writes a program for the shell.
+pub(crate) fn script(path: &Path, text: &str) -> Result<()> {
+    write(path, format!("#!/bin/sh\n{text}\n"))?;
+    fs::set_permissions(path, Permissions::from_mode(0o755)).at(path)
 }
 
 /// A command that prints itself, runs in a process group of its own, and reads nothing.

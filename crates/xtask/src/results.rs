@@ -1,9 +1,12 @@
 //! The benches in a row, and the page of their figures: `benches/RESULTS.md`.
 
+use std::env;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::debian::Debian;
 use crate::process::{Error, Result, read, write};
 use crate::workspace::Workspace;
 
@@ -30,7 +33,19 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
     }
     // `--workspace` each time: the features of fewer packages would compile everything anew.
     let profile = if smoke { "stress" } else { "bench --features benches/foyer,benches/runtimes" };
-    let cargo = || ws.cargo("bench --workspace --profile").words(profile);
+    let peers_of = if smoke {
+        None
+    } else {
+        newest(ws)
+            .inspect_err(|why| {
+                println!("# the installed servers and fio are measured: {why}");
+            })
+            .ok()
+    };
+    let cargo = || {
+        let cargo = ws.cargo("bench --workspace --profile").words(profile);
+        peers_of.iter().flatten().fold(cargo, |cargo, (name, value)| cargo.env(name, value))
+    };
     cargo().arg("--no-run").run()?;
     let (mut printed, mut failed) = (String::new(), Vec::new());
     for (name, only) in runs {
@@ -62,6 +77,22 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
     } else {
         Err(Error::new(format!("failed: {}", failed.join(", "))))
     }
+}
+
+/// Unpacks the newest qemu-nbd, nbdkit and fio that Debian has. Returns the variables with which a bench finds them.
+fn newest(ws: &Workspace) -> Result<[(&'static str, OsString); 2]> {
+    let debian = Debian::open(ws, "amd64", Some("unstable"))?;
+    debian.unpack(&debian.files, &["qemu-utils", "nbdkit", "fio"])?;
+    for program in ["qemu-nbd", "qemu-io", "nbdkit"] {
+        debian.command(program, "")?;
+    }
+    let fio = debian.command("fio", "")?;
+    let mut path = fio.parent().unwrap_or(&fio).as_os_str().to_owned();
+    path.push(":");
+    path.push(env::var_os("PATH").unwrap_or_default());
+    let plugins = debian.files.join("usr/lib/x86_64-linux-gnu/nbdkit/plugins");
+    let file = plugins.join("nbdkit-file-plugin.so").into_os_string();
+    Ok([("PATH", path), ("OFFLOCK_NBDKIT_FILE", file)])
 }
 
 /// Returns the dependencies that the manifest of the benches pins, each with its version.

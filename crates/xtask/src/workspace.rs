@@ -4,12 +4,11 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::process::{At, Cmd, Error, Result, folder, read, write};
+use crate::process::{At, Cmd, Error, Result, folder, read, script};
 
 /// The folder and the settings with which commands run.
 #[derive(Clone)]
@@ -80,11 +79,8 @@ impl Workspace {
     /// names of the members, so theirs lie beside those without the cfg.
     pub(crate) fn cargo_with_members_cfg(&self, name: &str, words: &str) -> Result<Cmd> {
         let wrapper = self.target.join(format!("rustc-{name}"));
-        write(
-            &wrapper,
-            format!("#!/bin/sh\nrustc=$1\nshift\nexec \"$rustc\" --cfg offlock_{name} \"$@\"\n"),
-        )?;
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).at(&wrapper)?;
+        let exec = format!("rustc=$1\nshift\nexec \"$rustc\" --cfg offlock_{name} \"$@\"");
+        script(&wrapper, &exec)?;
         Ok(self.cargo(words).env("RUSTC_WORKSPACE_WRAPPER", wrapper))
     }
 
