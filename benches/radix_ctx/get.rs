@@ -96,7 +96,7 @@ fn cases<M: Map<Value>>(plan: &Plan, order: &[u32], n: usize) -> Vec<Case<'stati
 /// Lookups with a guard each, after a walk.
 fn warm<M: Map<Value>>(filled: Arc<Filled<M>>) -> Row<'static> {
     let (mut at, walked) = (0, Arc::clone(&filled));
-    let walk = move || walked.lookups_held(&walked.ascending, 0, walked.ascending.len() as u64);
+    let walk = move || walked.lookups(&walked.ascending, 0, walked.ascending.len() as u64);
     Row::after(M::NAME, walk, move || {
         filled.lookups(&filled.keys, at, MANY);
         at += MANY as usize;

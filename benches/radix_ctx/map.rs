@@ -73,18 +73,6 @@ impl Pack for u64 {
     }
 }
 
-impl Pack for usize {
-    #[inline]
-    fn pack(self) -> u64 {
-        self as u64
-    }
-
-    #[inline]
-    fn unpack(bits: u64) -> Self {
-        bits as Self
-    }
-}
-
 /// The items of a `Map` whose reads need no guard.
 macro_rules! unguarded {
     () => {
@@ -146,26 +134,10 @@ impl<M: Map<Value>> Filled<M> {
         let mut sum = 0_u64;
         for i in 0..ops as usize {
             let key = keys[(at + i) & (keys.len() - 1)];
-            sum = sum.wrapping_add(self.lookup(&self.map.enter(), key));
+            let found = self.map.read(&self.map.enter(), key, |value| value[0]);
+            sum = sum.wrapping_add(found.expect("it is there"));
         }
         black_box(sum);
-    }
-
-    /// Looks `ops` keys up under one guard.
-    #[inline]
-    pub(crate) fn lookups_held(&self, keys: &[M::Key], at: usize, ops: u64) {
-        let guard = self.map.enter();
-        let mut sum = 0_u64;
-        for i in 0..ops as usize {
-            let key = keys[(at + i) & (keys.len() - 1)];
-            sum = sum.wrapping_add(self.lookup(&guard, key));
-        }
-        black_box(sum);
-    }
-
-    #[inline(always)]
-    fn lookup(&self, guard: &M::Guard<'_>, key: M::Key) -> u64 {
-        self.map.read(guard, key, |value| value[0]).expect("it is there")
     }
 
     /// Lookups with a guard each: the row `NAME/threads`.

@@ -144,7 +144,7 @@ pub(crate) struct Sharded<V>(Slab<V>);
 
 impl<V: Send + Sync + 'static> Map<V> for Sharded<V> {
     const NAME: &'static str = "sharded-slab";
-    type Key = usize;
+    type Key = u64;
     unguarded!();
 
     fn filled(n: usize, value: impl Fn(u64) -> V) -> (Self, Vec<Self::Key>) {
@@ -152,18 +152,18 @@ impl<V: Send + Sync + 'static> Map<V> for Sharded<V> {
     }
 
     #[inline(always)]
-    fn read<R>(&self, _: &(), key: usize, f: impl FnOnce(&V) -> R) -> Option<R> {
-        self.0.get(key).map(|found| f(&found))
+    fn read<R>(&self, _: &(), key: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
+        self.0.get(key as usize).map(|found| f(&found))
     }
 }
 
 impl<V: Send + Sync + 'static> Change<V> for Sharded<V> {
-    fn insert(&self, _: u64, value: V) -> usize {
-        self.0.insert(value).expect("far below its limit")
+    fn insert(&self, _: u64, value: V) -> u64 {
+        self.0.insert(value).expect("far below its limit") as u64
     }
 
-    fn remove(&self, key: usize) -> bool {
-        self.0.remove(key)
+    fn remove(&self, key: u64) -> bool {
+        self.0.remove(key as usize)
     }
 }
 

@@ -307,32 +307,6 @@ mod tests {
         Plan { rounds, window: Duration::from_millis(2), ..Plan::new(&Args::default()) }
     }
 
-    fn spin(units: u64) -> u64 {
-        (0..units * 100).fold(1, |sum, i| black_box(sum ^ i))
-    }
-
-    /// Both sides do the same kind of work, one four times as much. Other programs on the core disturb a run,
-    /// so that only one of three must measure that.
-    #[test]
-    fn four_times_the_work_takes_four_times_as_long() {
-        let case = |name: &str, units| {
-            Case::new(name, 1, move |_| {
-                move |_| {
-                    black_box(spin(units));
-                }
-            })
-        };
-        let mut seen = String::new();
-        let is_right = (0..3).any(|_| {
-            let rounds = Group::new("g").case(case("one", 1)).case(case("four", 4)).run(&plan(15));
-            let ratio = rounds.time_ratio("four/1", "one/1").unwrap().median;
-            let inverse = rounds.tput_ratio("four/1", "one/1").unwrap().median;
-            seen += &format!("{ratio}, {inverse}\n{rounds}\n");
-            (2.5..6.0).contains(&ratio) && (0.17..0.4).contains(&inverse)
-        });
-        assert!(is_right, "{seen}");
-    }
-
     /// A case of two threads that sleep most of the time never ran at once: all its windows are
     /// discarded, and with the rule off they all count.
     #[test]

@@ -1,35 +1,8 @@
 //! The common parts of every bench of the workspace.
 //!
 //! A bench names its [`Case`]s, a [`Group`] measures them in interleaved rounds through one generic
-//! loop on pinned threads, and [`Targets`] turns the ratios into the lines that a reader greps:
-//!
-//! ```
-//! use std::hint::black_box;
-//!
-//! use harness::{Args, Case, Group, Plan, Targets};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A bench reads its own file here: `include_str!("targets.toml")`.
-//! let recorded = "[sums]\n\"S1.xor\" = \"<=2.0\"\n\"S1.scale\" = \">=1.9\"";
-//! let args = Args::parse("//! Sums.", ["--bench", "--quick"])?;
-//! let mut targets = Targets::parse(recorded, "sums")?;
-//!
-//! let rounds = Group::new("sum")
-//!     .case(Case::new("add", 1, |_thread| {
-//!         let mut sum = 0_u64;
-//!         move |i| sum = black_box(sum.wrapping_add(i))
-//!     }))
-//!     .case(Case::new("xor", 1, |_thread| {
-//!         let mut sum = 0_u64;
-//!         move |i| sum = black_box(sum ^ i)
-//!     }))
-//!     .run(&Plan::new(&args));
-//! print!("{rounds}");
-//! targets.record("S1.xor", rounds.time_ratio("add/1", "xor/1"))?;
-//! print!("{targets}"); // S1.scale was not recorded: `measured none ... short`
-//! # Ok(())
-//! # }
-//! ```
+//! loop on pinned threads, and [`Targets`] turns the ratios into the lines that a reader greps. See
+//! `percpu/rows.rs`.
 //!
 //! Every ratio is taken inside a round, where the cases ran within milliseconds of each other, and
 //! the median of the rounds is reported: what disturbs a shared machine for longer than a round

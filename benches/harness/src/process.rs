@@ -66,34 +66,3 @@ impl Drop for Process {
         let _ = self.child.wait();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::panic::catch_unwind;
-    use std::path::Path;
-    use std::sync::Mutex;
-
-    use super::*;
-    use crate::cpu::allowed_cpus;
-
-    fn sleeper(cpu: usize) -> Process {
-        Process::spawn(Command::new("sleep").arg("60"), cpu).unwrap()
-    }
-
-    #[test]
-    fn a_child_stays_on_its_cpu_and_ends_with_the_guard_even_in_a_panic() {
-        let cpu = *allowed_cpus().last().unwrap();
-        let id = Mutex::new(0);
-        let panicked = catch_unwind(|| {
-            let child = sleeper(cpu);
-            *id.lock().unwrap() = child.id();
-            let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-            let line = status.lines().find(|l| l.starts_with("Cpus_allowed_list")).unwrap();
-            assert_eq!(line.split_whitespace().last(), Some(cpu.to_string().as_str()));
-            std::panic::panic_any("planted");
-        });
-        assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"planted"));
-        let id = id.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        assert!(!Path::new(&format!("/proc/{id}")).exists());
-    }
-}
