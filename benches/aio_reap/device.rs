@@ -6,7 +6,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -46,7 +45,7 @@ impl Device {
     /// The file system of the temporary folder.
     pub(crate) fn disk() -> io::Result<Self> {
         let scratch = tempfile::tempdir()?;
-        if on_tmpfs(scratch.path())? {
+        if rustix::fs::statfs(scratch.path())?.f_type == libc::TMPFS_MAGIC {
             let why = "the temporary folder is no disk: set TMPDIR to one on a disk";
             return Err(io::Error::new(ErrorKind::Unsupported, why));
         }
@@ -95,17 +94,6 @@ fn fill(folder: &Path, content: Content) -> io::Result<PathBuf> {
     file.sync_all()?;
     open(&path)?; // fails where the file system has no direct reads
     Ok(path)
-}
-
-fn on_tmpfs(folder: &Path) -> io::Result<bool> {
-    let folder = File::open(folder)?;
-    // SAFETY: a `statfs` is made of integers, for which all-zero bytes are a value.
-    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: an open descriptor, and a `statfs` that lives through the call.
-    if unsafe { libc::fstatfs(folder.as_raw_fd(), &raw mut stat) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(stat.f_type == libc::TMPFS_MAGIC)
 }
 
 const CONTROL: &str = "/sys/class/zram-control";

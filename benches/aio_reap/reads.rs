@@ -154,5 +154,6 @@ fn run_fio(job: &Job, device: &Device, runtime: Duration, args: &[String]) -> io
         "--thread".to_string(),        // it ends with the bench; a process that it forks does not
     ];
     let cpu = allowed_cpus()[0];
-    FioMix::reads_per_second(cpu, runtime, device.scratch.path(), common.iter().chain(args))
+    let args = common.iter().chain(args);
+    FioMix::measure(cpu, runtime, device.scratch.path(), args).map(|mix| mix.iops())
 }

@@ -2,8 +2,7 @@
 //! nothing, which has readers, writers and dirty blocks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -51,37 +50,24 @@ pub(crate) fn run_slow(plan: &Plan, report: &mut Report) {
     }
     let (cache, device) = hot_cache();
     let slow = cache.attach(Slow(SLOW)).expect(OPEN);
-    let (busy, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let rounds = thread::scope(|scope| {
-        let (sender, turns) = channel::<()>();
-        let (busy, over, slow, device) = (&busy, &over, &slow, &device);
-        scope.spawn(move || {
-            pin(cpus[1]);
-            let mut fresh = 0;
-            // A turn: one after the other, until it is over.
-            while turns.recv().is_ok() {
-                // Ordering: Relaxed, all of them; flags that carry nothing.
-                while busy.load(Ordering::Relaxed) {
-                    fresh += 1;
-                    drop(slow.get(fresh).expect(OPEN));
+    let fresh = AtomicU64::new(0);
+    let beside = || {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                pin(cpus[1]);
+                // Ordering: Relaxed, all of them; a flag and a number that carry nothing.
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(slow.get(fresh.fetch_add(1, Ordering::Relaxed)).expect(OPEN));
                 }
-                over.store(true, Ordering::Relaxed);
-            }
-        });
-        let beside = move || {
-            busy.store(true, Ordering::Relaxed);
-            sender.send(()).expect("it waits for turns");
-            let beside = hits(device);
-            busy.store(false, Ordering::Relaxed);
-            while !over.swap(false, Ordering::Relaxed) {
-                thread::yield_now();
-            }
+            });
+            let beside = hits(&device);
+            is_over.store(true, Ordering::Relaxed);
             beside
-        };
-        let rows = vec![percentile_of(ALONE, || hits(device)), percentile_of(SLOW_READS, beside)];
-        let [rounds] = measure(["p99.9 of hits"], &few(plan), rows); // drops the sender
-        rounds
-    });
+        })
+    };
+    let rows = vec![percentile_of(ALONE, || hits(&device)), percentile_of(SLOW_READS, beside)];
+    let [rounds] = measure(["p99.9 of hits"], &few(plan), rows);
     report.show(&rounds);
     report.record("B6.hit_p999_beside_slow_read", rounds.time_ratio(SLOW_READS, ALONE));
 }

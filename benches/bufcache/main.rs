@@ -15,19 +15,16 @@
 //!
 //! B10 is the census: `cargo bench --bench census -- --only buf`.
 
-mod alloc;
-mod back;
 mod beside;
 mod hit;
 mod keys;
 mod mix;
-mod once;
 mod ours;
 mod pages;
 mod peers;
-mod pread;
 mod ratio;
 mod replay;
+mod rows;
 
 use std::error::Error;
 
@@ -43,16 +40,16 @@ const FAMILIES: &[Family] = &[
     ("B2 hit 4k", hit::run_4k),
     ("B1 B2 hit 64k", hit::run_64k),
     ("B1 hit 64k, none huge", hit::run_64k_nohuge),
-    ("B4 alloc", alloc::run),
+    ("B4 alloc", rows::run_alloc),
     ("B5 mix", mix::run),
     ("B5 B12 dirty", mix::run_dirty),
     ("B5 replay", replay::run),
     ("B6 slow", beside::run_slow),
-    ("B7 once", once::run),
+    ("B7 once", rows::run_once),
     ("B8 ratio", ratio::run),
     ("B11 patterns", ratio::run_patterns),
-    ("B9 pread", pread::run),
-    ("B12 write-back", back::run),
+    ("B9 pread", rows::run_pread),
+    ("B12 write-back", rows::run_back),
     ("B13 hung", beside::run_hung),
 ];
 

@@ -24,18 +24,17 @@
 //! it has one, is in the section `[census]` of `targets.toml`.
 
 mod driver;
+#[cfg(offlock_virtual_cpu)]
 mod program;
 mod structures;
 
-use std::env;
 use std::error::Error;
 
 use harness::Args;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let words: Vec<String> = env::args().skip(1).collect();
-    if cfg!(offlock_virtual_cpu) {
-        return program::run(&words);
-    }
+    #[cfg(offlock_virtual_cpu)]
+    return program::run(&std::env::args().skip(1).collect::<Vec<_>>());
+    #[cfg(not(offlock_virtual_cpu))]
     Args::of_bench("census", include_str!("main.rs")).map_or(Ok(()), |args| driver::run(&args))
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Box<dyn Error>> {
     };
     let structure = structures::find(structure).ok_or("there is no such structure")?;
     let (threads, operations): (usize, usize) = (threads.parse()?, operations.parse()?);
-    fix_virtual_cpus(threads);
+    offlock_sync::virtual_cpu::fix(threads);
 
     let shared = (structure.make)();
     let barrier = Barrier::new(threads);
@@ -29,7 +29,8 @@ pub(crate) fn run(words: &[String]) -> Result<(), Box<dyn Error>> {
         for thread in 0..threads {
             let (shared, barrier) = (&shared, &barrier);
             scope.spawn(move || {
-                set_virtual_cpu(thread);
+                let cpu = u32::try_from(thread).expect("far fewer threads");
+                offlock_sync::virtual_cpu::set_current(offlock_percpu::CpuId::new(cpu));
                 let mut operation = shared(thread);
                 for _ in 0..WARM_UP {
                     operation();
@@ -52,22 +53,3 @@ fn mark(marker: libc::c_long) {
     // SAFETY: the kernel has no such system call: it does nothing and reports ENOSYS.
     unsafe { libc::syscall(marker) };
 }
-
-#[cfg(offlock_virtual_cpu)]
-fn fix_virtual_cpus(count: usize) {
-    offlock_sync::virtual_cpu::fix(count);
-}
-
-#[cfg(offlock_virtual_cpu)]
-fn set_virtual_cpu(thread: usize) {
-    let cpu = u32::try_from(thread).expect("far fewer threads");
-    offlock_sync::virtual_cpu::set_current(offlock_percpu::CpuId::new(cpu));
-}
-
-#[cfg(not(offlock_virtual_cpu))]
-fn fix_virtual_cpus(_count: usize) {
-    unreachable!("only the build with virtual CPUs gets here");
-}
-
-#[cfg(not(offlock_virtual_cpu))]
-fn set_virtual_cpu(_thread: usize) {}

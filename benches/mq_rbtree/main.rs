@@ -11,16 +11,14 @@
 //! versions of `benches/Cargo.toml`. Heaps have a sequence number, so that they keep the order within
 //! a priority as well. Channels without priorities are there to show what those cost.
 
-mod alloc;
 mod deep;
 mod empty;
-mod flow;
 #[path = "../../crates/mq-rbtree/tests/common/kernel.rs"]
 #[expect(dead_code, reason = "a test looks at more of the queue")]
 mod kernel;
 mod peers;
-mod ping;
 mod queue;
+mod rows;
 
 use std::error::Error;
 
@@ -34,12 +32,12 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const FAMILIES: &[Family] = &[
     ("M1 empty", empty::run),
     ("M2 M3 deep", deep::run),
-    ("M4 flow", flow::run),
-    ("M5 ping", ping::run),
-    ("M6 alloc", alloc::run),
+    ("M4 flow", rows::run_flow),
+    ("M5 ping", rows::run_ping),
+    ("M6 alloc", rows::run_alloc),
     ("M7 seed", empty::run_seed),
     ("M8 async", empty::run_async),
-    ("M10 many", flow::run_many),
+    ("M10 many", rows::run_many),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

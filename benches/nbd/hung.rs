@@ -28,7 +28,7 @@ pub(crate) fn ratio(
     let mut server = site.start_ours(&[image, frozen.image.clone()])?;
     let measure = |server: &mut Server| {
         server.check()?;
-        let p99 = |window: FioMix| window.writes.map(|side| side.p99.as_secs_f64());
+        let p99 = |window: FioMix| Some(window.writes?.p99?.as_secs_f64());
         FioMix::measure(client, window, scratch, writes(server, "image.beside")).map(p99)
     };
     let mut ratios = Vec::new();

@@ -47,7 +47,7 @@ pub(crate) enum Figure {
 
 impl Figure {
     fn of(self, window: &Window) -> Option<f64> {
-        let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64());
+        let p99 = |side: Option<FioSide>| Some(side?.p99?.as_secs_f64());
         match self {
             Throughput => Some(window.mix.iops()),
             Reads => p99(window.mix.reads),
@@ -205,7 +205,7 @@ impl Row {
             let FioMix { reads, writes, all } = window.mix;
             let writes = writes.or(all);
             let iops = |side: Option<FioSide>| side.map(|side| side.iops);
-            let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64() * 1e6);
+            let p99 = |side: Option<FioSide>| Some(side?.p99?.as_secs_f64() * 1e6);
             let client = reads.or(writes).map(|side| side.busy * 100.0);
             let (server, others) = (Some(window.busy * 100.0), Some(window.foreign * 100.0));
             [iops(reads), p99(reads), iops(writes), p99(writes), server, client, others]

@@ -134,13 +134,7 @@ impl Site<'_> {
     ) -> io::Result<Server> {
         let log = socket.with_extension("log");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
-        let process =
-            Process::spawn(&mut command, self.cpu).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => {
-                    io::Error::other(format!("not installed: {}", apt(name)))
-                }
-                _ => error,
-            })?;
+        let process = Process::spawn(&mut command, self.cpu)?; // "No such file" if it is not installed
         let mut server = Server { name, socket, process, log };
         let start = Instant::now();
         while !greets(&server.socket) {
@@ -216,10 +210,6 @@ pub(crate) fn greets(socket: &Path) -> bool {
         Ok(magic)
     };
     greeting().is_ok_and(|magic| &magic == b"NBDMAGIC")
-}
-
-fn apt(name: &str) -> &'static str {
-    if name == NBDKIT { "apt install nbdkit" } else { "apt install qemu-utils" }
 }
 
 /// Builds our server as this bench was built, and returns its program.

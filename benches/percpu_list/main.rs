@@ -18,7 +18,6 @@ mod pair;
 mod peers;
 mod registry;
 mod replay;
-mod walk;
 
 use std::error::Error;
 
@@ -30,7 +29,7 @@ const FAMILIES: &[Family] = &[
     ("L3 replay", replay::run),
     ("L4 cross", cross::run),
     ("L5 owning", pair::run_owning),
-    ("L6 walk", walk::run),
+    ("L6 walk", pair::run_walk),
     ("L9 beside", pair::run_beside),
     ("L9 bytes", pair::run_bytes),
 ];

@@ -1,13 +1,14 @@
-//! L1, L2, L5, L8 and L9: an object is added, and removed where it was added.
+//! L1, L2, L5, L8 and L9: an object is added, and removed where it was added. L6: all objects are walked.
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness::{Case, Group, Plan, Report, two};
+use harness::timed::{Row, measure};
+use harness::{Case, Group, Plan, Random, Report, two};
 
 use crate::peers::{Dash, MutexList, MutexSlab, Owning, ShardedList, ShardedSlab};
-use crate::registry::{Entries, LIVE, Registry};
+use crate::registry::{Entries, LIVE, Registry, Walk};
 
 const OURS: &str = Owning::NAME;
 
@@ -111,4 +112,54 @@ pub(crate) fn run_bytes(_: &Plan, report: &mut Report) {
     let each = (used() - before - vector) as f64 / LIVE as f64;
     println!("- a number on the list takes {each:.1} bytes");
     report.record("L9.bytes_per_entry@8", Some(each));
+}
+
+const SNAPSHOT: &str = "PerCpuList, snapshot";
+const UNLOCKED: &str = "PerCpuList, unlocked";
+/// The message of `expect`: no call is refused.
+const FREE: &str = "this thread has nothing locked";
+
+/// L6: 100,000 entries walked.
+///
+/// The entries were added in the order in which they lie in memory, and then each was removed and
+/// added again, in random order: so a list leads all over the memory. Every walk reads a word of
+/// each object, and holds the lock all the way unless its row says otherwise.
+pub(crate) fn run_walk(plan: &Plan, report: &mut Report) {
+    let ours = shuffled::<Owning>();
+    let list = &ours.registry.0;
+    let rows = vec![
+        walk_locked::<Owning>(),
+        walk_locked::<MutexSlab>(),
+        walk(SNAPSHOT, || list.lock_all().expect(FREE).iter().sum()),
+        walk(UNLOCKED, || list.iter().map(|value| *value).sum()),
+    ];
+    let [rounds] = measure(["walk 100 k entries, per entry"], plan, rows);
+    report.compare(&rounds, &[OURS, SNAPSHOT, UNLOCKED]);
+    report.record("L6.lock_all_walk.slab", rounds.time_ratio(OURS, MutexSlab::NAME));
+    report.record("L6.iter.slab", rounds.time_ratio(UNLOCKED, MutexSlab::NAME));
+}
+
+fn shuffled<R: Registry>() -> Entries<R> {
+    let mut entries = Entries::new(0, LIVE);
+    for at in Random::new(1).permutation(LIVE) {
+        entries.renew(at as usize);
+    }
+    entries
+}
+
+fn walk_locked<R: Walk>() -> Row<'static> {
+    let entries = shuffled::<R>();
+    walk(R::NAME, move || {
+        let mut sum = 0;
+        entries.registry.each(|number| sum += number);
+        sum
+    })
+}
+
+/// A walk that adds up the numbers of all objects.
+fn walk<'a>(name: &str, walk: impl Fn() -> u64 + 'a) -> Row<'a> {
+    Row::new(name, move || {
+        assert_eq!(walk(), (0..LIVE as u64).sum::<u64>(), "the entries");
+        LIVE as u64
+    })
 }

@@ -12,17 +12,14 @@
 //!
 //! R11 is the census: `cargo bench --bench census -- --only radix`.
 
-mod close;
 mod get;
-mod iterate;
 mod map;
-mod memory;
 mod mix;
 mod ours;
 mod peers;
 mod reference;
+mod rows;
 mod seed;
-mod write;
 
 use std::error::Error;
 
@@ -35,13 +32,13 @@ const FAMILIES: &[Family] = &[
     ("R2 R4 get 64k", get::run_64k),
     ("R3 R4 get 1M", get::run_1m),
     ("R5 reference", reference::run),
-    ("R6 write", write::run),
+    ("R6 write", rows::run_write),
     ("R7 mix 95/5", |plan, report| mix::run(plan, report, 95)),
     ("R7 mix 50/50", |plan, report| mix::run(plan, report, 50)),
-    ("R8 walk", iterate::run),
-    ("R9 memory", memory::run),
+    ("R8 walk", rows::run_walk),
+    ("R9 memory", rows::run_memory),
     ("R10 seed", seed::run),
-    ("R12 close", close::run),
+    ("R12 close", rows::run_close),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
