@@ -75,7 +75,8 @@ impl<'a> Debian<'a> {
         let (files, path) = (self.files.display(), self.state.join("bin").join(program));
         let libraries = format!("{files}/usr/lib/x86_64-linux-gnu");
         let loader = format!("{libraries}/ld-linux-x86-64.so.2");
-        let started = format!("{loader} --library-path {libraries}:{libraries}/ceph");
+        let started =
+            format!("{loader} --argv0 {program} --library-path {libraries}:{libraries}/ceph");
         script(&path, &format!("exec {started} {files}/usr/bin/{program} {options} \"$@\""))?;
         Ok(path)
     }

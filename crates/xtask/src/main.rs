@@ -19,7 +19,7 @@ mod workspace;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
 use self::process::Result;
 use self::workspace::Workspace;
@@ -27,12 +27,6 @@ use self::workspace::Workspace;
 /// The commands that build, check and measure this workspace.
 #[derive(Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// Everything a change must pass, or some parts of it
     Ci {
@@ -162,8 +156,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(arguments.command) {
+    match run(Command::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::debian::Debian;
-use crate::process::{Error, Result, read, write};
+use crate::process::{Cmd, Error, Result, read, write};
 use crate::workspace::Workspace;
 
 /// The benches that print targets, without those of the server and of the census.
@@ -33,21 +33,22 @@ pub(crate) fn benches(ws: &Workspace, pace: Option<&str>, page: Option<&Path>) -
     }
     // `--workspace` each time: the features of fewer packages would compile everything anew.
     let profile = if smoke { "stress" } else { "bench --features benches/foyer,benches/runtimes" };
-    let peers_of = if smoke {
-        None
-    } else {
-        newest(ws)
-            .inspect_err(|why| {
-                println!("# the installed servers and fio are measured: {why}");
-            })
-            .ok()
-    };
+    let (mut printed, mut settings) = (String::new(), Vec::new());
+    if !smoke {
+        match newest(ws) {
+            Ok(found) => settings.extend(found),
+            Err(why) => printed = format!("# the installed servers and fio are measured: {why}\n"),
+        }
+    }
     let cargo = || {
         let cargo = ws.cargo("bench --workspace --profile").words(profile);
-        peers_of.iter().flatten().fold(cargo, |cargo, (name, value)| cargo.env(name, value))
+        let set = |cargo: Cmd, (name, value): &(&str, OsString)| {
+            cargo.base_env(name, Some(value.clone()))
+        };
+        settings.iter().fold(cargo, set)
     };
     cargo().arg("--no-run").run()?;
-    let (mut printed, mut failed) = (String::new(), Vec::new());
+    let mut failed = Vec::new();
     for (name, only) in runs {
         let mut bench = cargo().args(["--bench", name, "--"]).words(only).args(pace);
         if smoke {
