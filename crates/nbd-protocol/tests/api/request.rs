@@ -1,16 +1,17 @@
-//! Refused requests, with their errors, and the bytes of replies.
+//! Requests and their verdicts, and the bytes of headers.
 
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
-    ALLOCATION_ID, Agreed, BadMagic, Command, CommandFlags, ExportInfo, HeaderStyle, MAX_PAYLOAD,
-    MAX_STRING, NbdError, Reply, ReplyContent, ReplyHeader, Request, TransmissionFlags,
+    ALLOCATION_ID, Agreed, BadMagic, BadPayload, ClientError, CommandFlags, ExportInfo, Extent,
+    HeaderStyle, MAX_PAYLOAD, MAX_STRING, NbdError, Reply, ReplyContent, ReplyHeader, Request,
+    TransmissionFlags,
 };
 
 use crate::driven::{STYLES, expected};
 
 const SIZE: u64 = 1 << 30;
 const STRUCTURED: HeaderStyle = HeaderStyle::Structured;
-const ALL: Agreed = Agreed { style: STRUCTURED, allocation: true };
+const WIDE: HeaderStyle = HeaderStyle::Extended;
 
 fn export() -> ExportInfo {
     let mut export = ExportInfo::new("disk", SIZE);
@@ -19,49 +20,84 @@ fn export() -> ExportInfo {
 }
 
 fn request(command: u16, flags: CommandFlags, offset: u64, len: u64) -> Request {
-    Request { flags, command, cookie: 9, offset, len }
+    Request { flags, command, cookie: 0x1122_3344_5566_7788, offset, len }
 }
 
-fn check(command: u16, flags: CommandFlags, offset: u64, len: u64) -> Result<Command, NbdError> {
-    request(command, flags, offset, len).check(&export(), ALL)
-}
-
+/// Every byte of a client and of a server.
 #[test]
-fn headers_are_laid_out_as_the_protocol_says() {
-    let request = request(cmd::WRITE, CommandFlags::FUA, 0x0102_0304_0506_0708, 0x0a0b_0c0d);
-    let header = request.encode(STRUCTURED).unwrap();
-    let bytes = header.as_slice();
-    let expected =
-        b"\x25\x60\x95\x13\0\x01\0\x01\0\0\0\0\0\0\0\x09\x01\x02\x03\x04\x05\x06\x07\x08\
-                     \x0a\x0b\x0c\x0d";
-    assert_eq!(bytes, expected);
-    assert_eq!(Request::parse(bytes, STRUCTURED), Ok(Some((request, 28))));
-    assert_eq!(request.payload_len(STRUCTURED), 0x0a0b_0c0d);
-    for style in STYLES {
+fn inv03_headers_are_laid_out_as_the_protocol_says() {
+    let write = request(cmd::WRITE, CommandFlags::FUA, 0x0102_0304_0506_0708, 0x0a0b_0c0d);
+    let zero = request(cmd::WRITE_ZEROES, CommandFlags::NO_HOLE, 1 << 20, 1 << 40);
+    for (request, style, bytes) in [
+        (
+            write,
+            STRUCTURED,
+            &b"\x25\x60\x95\x13\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+               \x01\x02\x03\x04\x05\x06\x07\x08\x0a\x0b\x0c\x0d"[..],
+        ),
+        (
+            zero,
+            WIDE,
+            b"\x21\xe4\x1c\x71\0\x02\0\x06\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\0\0\x10\0\0\0\0\x01\0\0\0\0\0",
+        ),
+    ] {
+        assert_eq!(request.encode(style).unwrap().as_slice(), bytes);
+        assert_eq!(Request::parse(bytes, style), Ok(Some((request, bytes.len()))));
         assert_eq!(Request::parse(&[0x42; 32], style), Err(BadMagic(0x4242_4242)));
     }
-}
-
-#[test]
-fn every_command_is_accepted_with_its_flags() {
-    use CommandFlags as F;
-    assert_eq!(check(cmd::READ, F::DF, 0, 4096), Ok(Command::Read { df: true }));
-    assert_eq!(check(cmd::WRITE, F::FUA, 0, 4096), Ok(Command::Write { fua: true }));
-    assert_eq!(check(cmd::FLUSH, F::NONE, 0, 0), Ok(Command::Flush));
-    assert_eq!(check(cmd::TRIM, F::NONE, 0, 4096), Ok(Command::Trim { fua: false }));
-    assert_eq!(check(cmd::CACHE, F::NONE, 0, 4096), Ok(Command::Cache));
-    assert_eq!(
-        check(cmd::WRITE_ZEROES, F::FUA | F::NO_HOLE | F::FAST_ZERO, 0, 4096),
-        Ok(Command::WriteZeroes { fua: true, no_hole: true, fast: true })
-    );
-    assert_eq!(
-        check(cmd::WRITE_ZEROES, F::NONE, 0, 4096),
-        Ok(Command::WriteZeroes { fua: false, no_hole: false, fast: false })
-    );
-    // FUA is in order on every command; DISC is never refused.
-    assert_eq!(check(cmd::READ, F::FUA, 0, 1), Ok(Command::Read { df: false }));
-    assert_eq!(check(cmd::FLUSH, F::FUA, 0, 0), Ok(Command::Flush));
-    assert_eq!(check(cmd::DISC, CommandFlags(0xffff), 1, 1), Ok(Command::Disconnect));
+    let read = request(cmd::READ, CommandFlags::NONE, 1 << 20, 512);
+    let nothing = Request { len: 0, ..read }; // a chunk of data must hold at least one byte
+    let done = b"\x66\x8e\x33\xef\0\x01\0\0\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\0";
+    for (header, bytes) in [
+        (
+            ReplyHeader::simple(read.cookie, Err(NbdError::NoSpc)),
+            &b"\x67\x44\x66\x98\0\0\0\x1c\x11\x22\x33\x44\x55\x66\x77\x88"[..],
+        ),
+        (
+            ReplyHeader::read_data(&read, HeaderStyle::Simple),
+            b"\x67\x44\x66\x98\0\0\0\0\x11\x22\x33\x44\x55\x66\x77\x88",
+        ),
+        (
+            ReplyHeader::read_data(&read, STRUCTURED),
+            b"\x66\x8e\x33\xef\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\x02\x08\0\0\0\0\0\x10\0\0",
+        ),
+        (
+            ReplyHeader::block_status(&read, STRUCTURED, ALLOCATION_ID, 3),
+            b"\x66\x8e\x33\xef\0\x01\0\x05\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\x1c\0\0\0\x01",
+        ),
+        (
+            ReplyHeader::error(&read, STRUCTURED, NbdError::Io),
+            b"\x66\x8e\x33\xef\0\x01\x80\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\x06\0\0\0\x05\0\0",
+        ),
+        (ReplyHeader::done(&read, STRUCTURED), done),
+        (ReplyHeader::read_data(&nothing, STRUCTURED), done),
+        (
+            ReplyHeader::done(&zero, WIDE),
+            b"\x6e\x8a\x27\x8c\0\x01\0\0\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\0\0\x10\0\0\0\0\0\0\0\0\0\0",
+        ),
+        (
+            ReplyHeader::error(&zero, WIDE, NbdError::NoSpc),
+            b"\x6e\x8a\x27\x8c\0\x01\x80\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\0\0\x10\0\0\0\0\0\0\0\0\0\x06\0\0\0\x1c\0\0",
+        ),
+        (
+            ReplyHeader::read_data(&read, WIDE),
+            b"\x6e\x8a\x27\x8c\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\0\0\x10\0\0\0\0\0\0\0\0\x02\x08\0\0\0\0\0\x10\0\0",
+        ),
+        (
+            ReplyHeader::block_status(&read, WIDE, ALLOCATION_ID, 2),
+            b"\x6e\x8a\x27\x8c\0\x01\0\x06\x11\x22\x33\x44\x55\x66\x77\x88\
+              \0\0\0\0\0\x10\0\0\0\0\0\0\0\0\0\x28\0\0\0\x01\0\0\0\x02",
+        ),
+    ] {
+        assert_eq!(header.as_slice(), bytes);
+    }
 }
 
 /// Each command with each flag, at each edge of the export and of the limits: for exports that lack one flag,
@@ -99,11 +135,11 @@ fn inv08_every_verdict_is_that_of_the_protocol() {
             for (&flags, &len) in flags.iter().flat_map(|f| lens.iter().map(move |len| (f, len))) {
                 for offset in offsets {
                     let request = request(command, flags, offset, len);
-                    let verdict = request.check(export, agreed).map(|_| ());
+                    let verdict = request.check(export, agreed);
                     let said = expected(&request, export, agreed);
                     assert_eq!(verdict, said, "{request:?} {agreed:?} {export:?}");
                     seen[match verdict {
-                        Ok(()) => 0,
+                        Ok(_) => 0,
                         Err(NbdError::Inval) => 1,
                         Err(NbdError::Perm) => 2,
                         Err(_) => 3,
@@ -116,86 +152,93 @@ fn inv08_every_verdict_is_that_of_the_protocol() {
 }
 
 #[test]
-fn replies_are_laid_out_as_the_protocol_says() {
-    let cookie = 0x1122_3344_5566_7788;
-    let read = Request { cookie, ..request(cmd::READ, CommandFlags::NONE, 0x1000, 512) };
-    let write = Request { command: cmd::WRITE, ..read };
-    let simple = ReplyHeader::simple(cookie, Err(NbdError::NoSpc));
-    let expected = b"\x67\x44\x66\x98\0\0\0\x1c\x11\x22\x33\x44\x55\x66\x77\x88";
-    assert_eq!(simple.as_slice(), expected);
-    for (request, style) in [(read, HeaderStyle::Simple), (write, STRUCTURED)] {
-        assert_eq!(ReplyHeader::error(&request, style, NbdError::NoSpc), simple);
-        let done = ReplyHeader::simple(cookie, Ok(()));
-        assert_eq!(ReplyHeader::done(&request, style), done);
+fn inv03_payloads_follow_the_flag_and_only_a_write_may_have_one() {
+    let request = |command, flags| request(command, flags, 0, 512);
+    let wide = Agreed { style: WIDE, allocation: true };
+    let (none, flag) = (CommandFlags::NONE, CommandFlags::PAYLOAD_LEN);
+    let write = request(cmd::WRITE, flag);
+    assert_eq!(write.payload_len(WIDE), 512);
+    assert!(write.check(&export(), wide).is_ok());
+    let effect = request(cmd::WRITE, none);
+    assert_eq!(effect.payload_len(WIDE), 0);
+    assert_eq!(effect.checked_payload_len(WIDE, MAX_PAYLOAD), Err(BadPayload::NoFlag(512)));
+    assert_eq!(effect.check(&export(), wide), Err(NbdError::Inval));
+    // No payload is skipped that is longer than the maximum, whichever command it belongs to.
+    for command in [cmd::READ, cmd::WRITE, cmd::TRIM, 4711] {
+        for (len, max) in [(513, 512), (u64::MAX, u32::MAX)] {
+            let long = Request { len, ..request(command, flag) };
+            let refused = long.checked_payload_len(WIDE, max);
+            assert_eq!(refused, Err(BadPayload::TooLong { len, max }));
+        }
+        assert_eq!(request(command, flag).checked_payload_len(WIDE, 512), Ok(512));
     }
-    let plain = ReplyHeader::read_data(&read, HeaderStyle::Simple);
-    assert_eq!(plain, ReplyHeader::simple(cookie, Ok(())));
-
-    let data = ReplyHeader::read_data(&read, STRUCTURED);
-    let expected = b"\x66\x8e\x33\xef\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\x02\x08\
-                     \0\0\0\0\0\0\x10\0";
-    assert_eq!(data.as_slice(), expected);
-
-    let extents = ReplyHeader::block_status(&read, STRUCTURED, ALLOCATION_ID, 3);
-    let expected =
-        b"\x66\x8e\x33\xef\0\x01\0\x05\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\x1c\0\0\0\x01";
-    assert_eq!(extents.as_slice(), expected);
-
-    let error = ReplyHeader::error(&read, STRUCTURED, NbdError::Io);
-    let expected = b"\x66\x8e\x33\xef\0\x01\x80\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\x06\
-                     \0\0\0\x05\0\0";
-    assert_eq!(error.as_slice(), expected);
-
-    let done = b"\x66\x8e\x33\xef\0\x01\0\0\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\0";
-    assert_eq!(ReplyHeader::done(&read, STRUCTURED).as_slice(), done);
-    // A chunk of data must hold at least one byte.
-    assert_eq!(ReplyHeader::read_data(&Request { len: 0, ..read }, STRUCTURED).as_slice(), done);
+    assert_eq!(request(cmd::TRIM, none).checked_payload_len(WIDE, 0), Ok(0));
+    for command in [cmd::READ, cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES, cmd::BLOCK_STATUS] {
+        assert_eq!(request(command, flag).payload_len(WIDE), 512);
+        assert_eq!(request(command, flag).check(&export(), wide), Err(NbdError::Inval));
+        assert!(request(command, none).check(&export(), wide).is_ok());
+    }
+    // Without extended headers the flag is unknown, and the command alone decides.
+    let structured = Agreed { style: STRUCTURED, allocation: true };
+    assert_eq!(write.payload_len(structured.style), 512);
+    assert_eq!(effect.checked_payload_len(structured.style, 512), Ok(512));
+    let long = effect.checked_payload_len(structured.style, 511);
+    assert_eq!(long, Err(BadPayload::TooLong { len: 512, max: 511 }));
+    assert_eq!(write.check(&export(), structured), Err(NbdError::Inval));
 }
 
-#[test]
-fn only_structured_reads_and_extents_are_answered_in_chunks() {
-    for command in 0..9 {
-        let request = request(command, CommandFlags::NONE, 0, 0);
-        let chunks = matches!(command, cmd::READ | cmd::BLOCK_STATUS);
-        assert_eq!(request.wants_chunks(STRUCTURED), chunks);
-        assert!(!request.wants_chunks(HeaderStyle::Simple));
-        assert!(request.wants_chunks(HeaderStyle::Extended));
+/// A chunk from its parts. Its payload may be shorter than its length.
+fn chunk(style: HeaderStyle, flags: u16, kind: u16, len: usize, payload: &[u8]) -> Vec<u8> {
+    let fields = [flags, kind].map(u16::to_be_bytes).concat();
+    let cookie = 5_u64.to_be_bytes();
+    if style.is_extended() {
+        let (offset, len) = (4096_u64.to_be_bytes(), (len as u64).to_be_bytes());
+        [b"\x6e\x8a\x27\x8c", &fields[..], &cookie, &offset, &len, payload].concat()
+    } else {
+        [b"\x66\x8e\x33\xef", &fields[..], &cookie, &(len as u32).to_be_bytes(), payload].concat()
     }
-}
-
-/// A chunk of a structured reply, from its parts.
-pub(crate) fn chunk(flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = b"\x66\x8e\x33\xef".to_vec();
-    bytes.extend(flags.to_be_bytes());
-    bytes.extend(kind.to_be_bytes());
-    bytes.extend(5_u64.to_be_bytes());
-    bytes.extend((payload.len() as u32).to_be_bytes());
-    bytes.extend(payload);
-    bytes
 }
 
 #[test]
 fn a_client_reads_the_chunks_of_other_servers() {
-    let parsed = |bytes: &[u8]| {
-        let (reply, used) = Reply::parse(bytes, STRUCTURED).unwrap().unwrap();
-        assert_eq!((reply.cookie, reply.request_offset), (5, None));
-        (reply.content, reply.done, used)
-    };
-    let hole = chunk(0, 2, b"\0\0\0\0\0\0\x10\0\0\0\x20\0");
-    let content = ReplyContent::Hole { offset: 0x1000, len: 0x2000 };
-    assert_eq!(parsed(&hole), (content, false, hole.len()));
-
-    let extents = chunk(0, 5, b"\0\0\0\x09\0\0\x10\0\0\0\0\x03");
-    let content = ReplyContent::Extents { context: 9, len: 8 };
-    assert_eq!(parsed(&extents), (content, false, extents.len() - 8));
-
-    let with_message = chunk(1, 0x8001, b"\0\0\0\x16\0\x02no");
-    let content = ReplyContent::Error(NbdError::Inval);
-    assert_eq!(parsed(&with_message), (content, true, with_message.len()));
-
-    let with_offset = chunk(0, 0x8002, b"\0\0\0\x05\0\0\0\0\0\0\0\0\x10\0");
-    let content = ReplyContent::Error(NbdError::Io);
-    assert_eq!(parsed(&with_offset), (content, false, with_offset.len()));
+    let extents = [Extent { len: 1 << 40, flags: 3 }, Extent { len: 4096, flags: 1 << 40 }];
+    let encoded = extents.map(Extent::encode64).concat();
+    assert!(Extent::parse_all(&encoded, WIDE).eq(extents));
+    let wide = [b"\0\0\0\x09\0\0\0\x02", &encoded[..]].concat();
+    for (style, flags, kind, payload, content, behind) in [
+        (
+            STRUCTURED,
+            0,
+            2,
+            &b"\0\0\0\0\0\0\x10\0\0\0\x20\0"[..],
+            ReplyContent::Hole { offset: 0x1000, len: 0x2000 },
+            0,
+        ),
+        (
+            STRUCTURED,
+            0,
+            5,
+            b"\0\0\0\x09\0\0\x10\0\0\0\0\x03",
+            ReplyContent::Extents { context: 9, len: 8 },
+            8,
+        ),
+        (WIDE, 1, 6, &wide, ReplyContent::Extents { context: 9, len: 32 }, 32),
+        // An error with a message, and one with an offset.
+        (STRUCTURED, 1, 0x8001, b"\0\0\0\x16\0\x02no", ReplyContent::Error(NbdError::Inval), 0),
+        (
+            STRUCTURED,
+            0,
+            0x8002,
+            b"\0\0\0\x05\0\0\0\0\0\0\0\0\x10\0",
+            ReplyContent::Error(NbdError::Io),
+            0,
+        ),
+    ] {
+        let bytes = chunk(style, flags, kind, payload.len(), payload);
+        let request_offset = style.is_extended().then_some(4096);
+        let reply = Reply { cookie: 5, request_offset, done: flags == 1, content };
+        assert_eq!(Reply::parse(&bytes, style), Ok(Some((reply, bytes.len() - behind))));
+    }
 }
 
 #[test]
@@ -205,7 +248,7 @@ fn a_chunk_of_an_error_has_its_fields_and_at_most_a_string_and_an_offset() {
         let mut payload = vec![0; len];
         payload[3] = NbdError::NoSpc as u8;
         for kind in [0x8001, 0x8002, 0x8003] {
-            let bytes = chunk(1, kind, &payload);
+            let bytes = chunk(STRUCTURED, 1, kind, len, &payload);
             let parsed = Reply::parse(&bytes, STRUCTURED);
             assert_eq!(parsed.is_ok(), fits, "{len}");
             if let Ok(parsed) = parsed {
@@ -218,19 +261,27 @@ fn a_chunk_of_an_error_has_its_fields_and_at_most_a_string_and_an_offset() {
 
 #[test]
 fn a_client_refuses_chunks_that_contradict_themselves() {
-    for bad in [
-        chunk(0, 0, b""),                             // the last chunk, not marked so
-        chunk(1, 0, b"x"),                            // a last chunk with content
-        chunk(1, 1, b"\0\0\0\0\0\0\0\0"),             // data without data
-        chunk(1, 2, b"\0\0\0\0\0\0\0\0\0\0\0\0"),     // a hole of no bytes
-        chunk(1, 2, b"\0\0\0\0\0\0\0\0\0\0\0\x01\0"), // a hole and more
-        chunk(1, 5, b"\0\0\0\x01"),                   // a context without extents
-        chunk(1, 5, b"\0\0\0\x01\0\0\x10\0\0\0\0"),   // a part of an extent
-        chunk(1, 3, b"what is this"),                 // unknown, not an error
-        chunk(1, 0x8001, b"\0\0\0\x16\0"),            // no length of the message
-        chunk(1, 0x8001, b"\0\0\0\x16\0\x09too short"[..14].as_ref()), // message cut off
+    for (style, flags, kind, len, payload) in [
+        (STRUCTURED, 0, 0, 0, &b""[..]), // the last chunk, not marked so
+        (STRUCTURED, 1, 0, 1, b"x"),     // a last chunk with content
+        (STRUCTURED, 1, 1, 8, b"\0\0\0\0\0\0\0\0"), // data without data
+        (STRUCTURED, 1, 2, 12, b"\0\0\0\0\0\0\0\0\0\0\0\0"), // a hole of no bytes
+        (STRUCTURED, 1, 2, 13, b"\0\0\0\0\0\0\0\0\0\0\0\x01\0"), // a hole and more
+        (STRUCTURED, 1, 5, 4, b"\0\0\0\x01"), // a context without extents
+        (STRUCTURED, 1, 5, 13, b"\0\0\0\x01\0\0\x10\0\0\0\0\0\0"), // a part of an extent
+        (STRUCTURED, 1, 6, 24, b"\0\0\0\x09\0\0\0\x01"), // extents in 64 bits
+        (STRUCTURED, 1, 3, 12, b"what is this"), // unknown, not an error
+        (STRUCTURED, 1, 0x8001, 5, b"\0\0\0\x16\0"), // no length of the message
+        (STRUCTURED, 1, 0x8001, 15, b"\0\0\0\x16\0\x0atoo short"), // message cut off
+        (WIDE, 1, 6, 24 + 16, b"\0\0\0\x09\0\0\0\x01"), // a count that is not the length's
+        (WIDE, 1, 6, 8, b"\0\0\0\x09\0\0\0\0"), // no extent
+        (WIDE, 1, 6, 8 + 24, b"\0\0\0\x09\0\0\0\x01"), // half an extent
+        (WIDE, 1, 5, 12, b"\0\0\0\x01\0\0\x10\0\0\0\0\0"), // in 32 bits
+        (WIDE, 1, 1, (1 << 32) + 16, b"\0\0\0\0\0\0\0\0"), // more than a request may ask for
+        (WIDE, 1, 0, 1, b"x"),           // a last chunk with content
     ] {
-        assert!(Reply::parse(&bad, STRUCTURED).is_err(), "{bad:02x?}");
+        let refused = Reply::parse(&chunk(style, flags, kind, len, payload), style);
+        assert!(matches!(refused, Err(ClientError::BadChunk { .. })), "{kind} {payload:02x?}");
     }
     assert!(Reply::parse(b"\x67\x44\x66\x99", STRUCTURED).is_err());
 }

@@ -7,23 +7,23 @@ use nbd_protocol::{
 };
 
 use crate::driven;
-use crate::handshake::{FIXED, info, negotiate_with, session};
+use crate::handshake::{FIXED, all, info, negotiate, session};
 use crate::meta::meta;
 
-/// Returns the steps of a server with `policy` for each input, and the types of its replies.
+/// Returns the steps of a server with `policy` for each input, and the types of its replies. Checks that the
+/// server knows whether it has refused an option for want of TLS.
 fn answers(policy: TlsPolicy, inputs: &[&[u8]]) -> Vec<(Step, Vec<(u32, u32)>)> {
-    let mut server =
-        Handshake::new(&mut Vec::new()).extended_headers().base_allocation().tls(policy);
-    let exports = driven::exports();
-    let mut said = Vec::new();
-    for input in inputs {
+    let mut server = all(Handshake::new(&mut Vec::new())).tls(policy);
+    let mut lacked = false;
+    let answer = |input: &&[u8]| {
         let mut out = Vec::new();
-        let (_, step) = server.receive(input, &exports[..], &mut out);
+        let (_, step) = server.receive(input, &driven::exports()[..], &mut out);
         let (replies, _) = driven::option_replies(&out);
-        let replies = replies.into_iter().map(|(option, kind, _)| (option, kind)).collect();
-        said.push((step, replies));
-    }
-    said
+        lacked |= replies.iter().any(|reply| reply.1 == rep::ERR_TLS_REQD);
+        assert_eq!(server.lacked_tls(), lacked);
+        (step, replies.into_iter().map(|(option, kind, _)| (option, kind)).collect())
+    };
+    inputs.iter().map(answer).collect()
 }
 
 fn option(option: u32, data: &[u8]) -> Vec<u8> {
@@ -56,23 +56,6 @@ fn inv06_nothing_but_starttls_and_abort_is_answered_where_tls_is_required() {
     // Nor to a client that is not fixed newstyle.
     let said = answers(TlsPolicy::Require, &[&[0; 4], &option(opt::EXPORT_NAME, b"disk")]);
     assert_eq!(said[1].0, Step::Close(CloseReason::TlsRequired));
-}
-
-#[test]
-fn a_server_learns_that_a_client_lacks_tls() {
-    for (policy, number, lacks) in [
-        (TlsPolicy::Require, opt::GO, true),
-        (TlsPolicy::Require, opt::STARTTLS, false),
-        (TlsPolicy::On, opt::GO, false),
-    ] {
-        let mut out = Vec::new();
-        let mut server = Handshake::new(&mut out).tls(policy);
-        let exports = driven::exports();
-        let data = if number == opt::GO { info("disk", &[]) } else { vec![] };
-        let sent = [FLAGS, &option(number, &data)].concat();
-        server.receive(&sent, &exports[..], &mut out);
-        assert_eq!(server.lacked_tls(), lacks, "{policy:?} {number}");
-    }
 }
 
 #[test]
@@ -135,12 +118,10 @@ fn our_client_starts_tls_with_our_server_as_both_policies_say() {
         (Require, On, Some(true)),
         (Require, Require, Some(true)),
     ] {
-        let mut greeting = Vec::new();
-        let handshake =
-            Handshake::new(&mut greeting).extended_headers().base_allocation().tls(server);
         let asks = ClientHandshake::new("disk", HeaderStyle::Extended).ask_allocation().tls(client);
-        let result = negotiate_with(asks, handshake, greeting, &driven::exports());
-        match (tls, result) {
+        let offers = |handshake| all(handshake).tls(server);
+        let result = negotiate(asks, offers, &driven::exports());
+        match (tls, result.map(|talk| (talk.client, talk.server))) {
             (Some(tls), Ok((ClientStep::Connected(export), Step::Ready(negotiated)))) => {
                 assert_eq!((export.tls, negotiated.tls), (tls, tls));
                 assert_eq!(export.style, HeaderStyle::Extended);

@@ -6,9 +6,9 @@
 
 use nbd_protocol::wire::{CommandFlags, OPTION_REPLY_MAGIC, TransmissionFlags, cmd, opt, rep};
 use nbd_protocol::{
-    ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, Command, ExportInfo,
-    Exports as _, Extent, Handshake, HeaderStyle, NbdError, Negotiated, Reply, ReplyContent,
-    ReplyHeader, Request, Step, TlsPolicy,
+    Agreed, ClientError, ClientHandshake, ClientStep, Command, ExportInfo, Exports as _, Extent,
+    Handshake, HeaderStyle, NbdError, Negotiated, Reply, ReplyContent, ReplyHeader, Request, Step,
+    TlsPolicy,
 };
 
 /// Every style of headers.
@@ -58,10 +58,10 @@ pub(crate) fn exports() -> [ExportInfo; 2] {
 /// A handshake says the same whole and in pieces; every request after it gets a sound verdict.
 fn session(input: &[u8], piece: usize) {
     let exports = exports();
-    let whole = handshake(input, input.len().max(1), &exports);
-    assert_eq!(whole, handshake(input, piece, &exports));
+    let whole = handshake(input, input.len().max(1), TlsPolicy::Off, &exports);
+    assert_eq!(whole, handshake(input, piece, TlsPolicy::Off, &exports));
     for policy in [TlsPolicy::On, TlsPolicy::Require] {
-        over_tls(input, piece, policy, &exports);
+        handshake(input, piece, policy, &exports);
     }
 
     let (used, step, _) = whole;
@@ -73,7 +73,6 @@ fn session(input: &[u8], piece: usize) {
     let mut rest = &input[used..];
     while let Ok(Some((request, used))) = Request::parse(rest, agreed.style) {
         assert_eq!(used, agreed.style.request_len());
-        assert_eq!(Request::parse(&rest[..used - 1], agreed.style), Ok(None));
         if let Ok(Command::Disconnect) = judge(&request, &export, agreed) {
             return;
         }
@@ -86,45 +85,15 @@ fn session(input: &[u8], piece: usize) {
     }
 }
 
-/// A server with TLS, fed in pieces: the pieces behind STARTTLS stand for what was decrypted. Where TLS
-/// is required, what precedes it is refused.
-fn over_tls(input: &[u8], piece: usize, policy: TlsPolicy, exports: &[ExportInfo]) {
-    let mut out = Vec::new();
-    let mut handshake = Handshake::new(&mut out).extended_headers().base_allocation().tls(policy);
-    out.clear();
-    let mut tls = false;
-    for piece in input.chunks(piece) {
-        out.clear();
-        match handshake.receive(piece, exports, &mut out).1 {
-            Step::More => {}
-            Step::StartTls => {
-                assert!(!tls, "TLS started twice");
-                only_refusals(&out, policy);
-                tls = true;
-                continue;
-            }
-            Step::Ready(negotiated) => {
-                assert_eq!(negotiated.tls, tls);
-                assert!(tls || policy == TlsPolicy::On);
-                return;
-            }
-            Step::Close(_) => {}
-        }
-        if !tls {
-            only_refusals(&out, policy);
-        }
-    }
-}
-
-/// Checks that a server that requires TLS has acknowledged nothing but STARTTLS and ABORT.
+/// Checks that a server that requires TLS has granted nothing in plaintext but STARTTLS and ABORT.
 fn only_refusals(said: &[u8], policy: TlsPolicy) {
     let (replies, rest) = option_replies(said);
-    assert!(policy == TlsPolicy::On || rest.is_empty());
+    assert!(policy != TlsPolicy::Require || rest.is_empty());
     for (option, kind, _) in replies {
         let granted = matches!((option, kind), (opt::STARTTLS | opt::ABORT, rep::ACK));
         let refused =
             kind == rep::ERR_TLS_REQD || (option, kind) == (opt::STARTTLS, rep::ERR_INVALID);
-        let all_right = policy == TlsPolicy::On || granted || refused;
+        let all_right = policy != TlsPolicy::Require || granted || refused;
         assert!(all_right, "option {option} was answered with {kind:#x}");
     }
 }
@@ -145,26 +114,42 @@ pub(crate) fn option_replies(said: &[u8]) -> (Vec<OptionReply>, &[u8]) {
     (replies, rest)
 }
 
-/// Feeds `input` in pieces: bytes taken, the last step, everything said.
-fn handshake(input: &[u8], piece: usize, exports: &[ExportInfo]) -> (usize, Step, Vec<u8>) {
+/// Feeds `input` in pieces, of which those behind STARTTLS stand for what was decrypted. Returns the number of
+/// bytes taken, the last step, and everything said.
+fn handshake(
+    input: &[u8],
+    piece: usize,
+    policy: TlsPolicy,
+    exports: &[ExportInfo],
+) -> (usize, Step, Vec<u8>) {
     let mut out = Vec::new();
-    let mut handshake = Handshake::new(&mut out).extended_headers().base_allocation();
-    let mut used = 0;
+    let mut handshake = Handshake::new(&mut out).extended_headers().base_allocation().tls(policy);
+    out.clear();
+    let (mut used, mut last, mut in_plaintext) = (0, Step::More, None);
     for piece in input.chunks(piece) {
         let (taken, step) = handshake.receive(piece, exports, &mut out);
         assert!(taken <= piece.len());
         used += taken;
-        if step != Step::More {
-            assert!(!handshake.is_open());
-            let said = out.len();
-            assert_eq!(handshake.receive(input, exports, &mut out), (0, step.clone()));
-            assert_eq!(out.len(), said);
-            return (used, step, out);
+        match &step {
+            Step::More => assert_eq!(taken, piece.len()),
+            Step::StartTls => assert_eq!(in_plaintext.replace(out.len()), None, "TLS twice"),
+            Step::Ready(negotiated) => {
+                assert_eq!(negotiated.tls, in_plaintext.is_some());
+                assert!(negotiated.tls || policy != TlsPolicy::Require);
+            }
+            Step::Close(_) => {}
         }
-        assert_eq!(taken, piece.len());
+        last = step;
+        if matches!(last, Step::Ready(_) | Step::Close(_)) {
+            let said = out.len();
+            assert_eq!(handshake.receive(input, exports, &mut out), (0, last.clone()));
+            assert_eq!(out.len(), said);
+            break;
+        }
     }
-    assert!(handshake.is_open());
-    (used, Step::More, out)
+    assert_eq!(handshake.is_open(), !matches!(last, Step::Ready(_) | Step::Close(_)));
+    only_refusals(&out[..in_plaintext.unwrap_or(out.len())], policy);
+    (used, last, out)
 }
 
 /// A client's handshake says the same whole and in pieces.
@@ -250,6 +235,9 @@ fn request(input: &[u8]) -> Option<()> {
             let encoded = request.encode(style).expect("its length came in such a header");
             assert_eq!(encoded.as_slice(), &input[..used]);
         }
+        for end in 0..used {
+            assert_eq!(Request::parse(&input[..end], style), Ok(None));
+        }
         for allocation in [false, style.has_chunks()] {
             let _ = judge(&request, &export, Agreed { style, allocation });
         }
@@ -282,10 +270,10 @@ pub(crate) fn expected(
     request: &Request,
     export: &ExportInfo,
     agreed: Agreed,
-) -> Result<(), NbdError> {
+) -> Result<Command, NbdError> {
     let &Request { flags, command, offset, len, .. } = request;
     if command == cmd::DISC {
-        return Ok(()); // it has no reply to carry an error
+        return Ok(Command::Disconnect); // it has no reply to carry an error
     }
     let rule = RULES.iter().find(|rule| rule.0 == command).ok_or(NbdError::Inval)?;
     let &(_, needed, its_flags, writes, carries_data, past_the_end) = rule;
@@ -320,45 +308,68 @@ pub(crate) fn expected(
         return Err(past_the_end);
     }
     let unit = u64::from(export.min_block.max(1));
-    if offset % unit == 0 && len % unit == 0 { Ok(()) } else { Err(NbdError::Inval) }
+    if offset % unit != 0 || len % unit != 0 {
+        return Err(NbdError::Inval);
+    }
+    let set = |flag| flags.contains(flag);
+    let fua = set(CommandFlags::FUA);
+    Ok(match command {
+        cmd::READ => Command::Read { df: set(CommandFlags::DF) },
+        cmd::WRITE => Command::Write { fua },
+        cmd::FLUSH => Command::Flush,
+        cmd::TRIM => Command::Trim { fua },
+        cmd::CACHE => Command::Cache,
+        cmd::BLOCK_STATUS => Command::BlockStatus { one: set(CommandFlags::REQ_ONE) },
+        _ => {
+            let (no_hole, fast) = (set(CommandFlags::NO_HOLE), set(CommandFlags::FAST_ZERO));
+            Command::WriteZeroes { fua, no_hole, fast }
+        }
+    })
 }
 
-/// Checks the verdict on a request, and that a client understands its reply.
+/// Checks the verdict on a request, and that a client understands every reply to it.
 fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
-    let verdict = request.check(export, agreed);
-    assert_eq!(verdict.map(|_| ()), expected(request, export, agreed));
-    let style = agreed.style;
-    match verdict {
-        Ok(Command::Disconnect) => return verdict,
-        Ok(Command::Write { .. }) => {
-            assert_eq!(request.checked_payload_len(style, export.max_block), Ok(request.len));
-        }
-        _ => {}
+    let (style, verdict) = (agreed.style, request.check(export, agreed));
+    assert_eq!(verdict, expected(request, export, agreed));
+    if let Ok(Command::Write { .. }) = verdict {
+        assert_eq!(request.checked_payload_len(style, export.max_block), Ok(request.len));
     }
-    let header = match verdict {
-        Err(error) => ReplyHeader::error(request, style, error),
-        Ok(Command::Read { .. }) => ReplyHeader::read_data(request, style),
-        Ok(Command::BlockStatus { .. }) => {
-            ReplyHeader::block_status(request, style, ALLOCATION_ID, 2)
+    let code = (request.cookie as u32 % 200).max(1);
+    let error = verdict.err().or(NbdError::from_code(code)).expect("not zero");
+    let chunks = style.is_extended()
+        || style.has_chunks() && matches!(request.command, cmd::READ | cmd::BLOCK_STATUS);
+    assert_eq!(request.wants_chunks(style), chunks);
+    let content = |chunk, simple| if chunks { chunk } else { ReplyContent::Simple(simple) };
+    let failed = content(ReplyContent::Error(error), Err(error));
+    let mut said = vec![
+        (ReplyHeader::done(request, style), true, content(ReplyContent::None, Ok(()))),
+        (ReplyHeader::error(request, style, error), true, failed),
+    ];
+    if style.has_chunks() {
+        let context = request.cookie as u32;
+        let count = 1 + context % 1_000;
+        let extents = ReplyContent::Extents { context, len: count * Extent::size(style) as u32 };
+        said.push((ReplyHeader::block_status(request, style, context, count), true, extents));
+        if let len @ 1..=0xffff_fff7 = request.len {
+            let (at, offset) = (request.cookie, request.offset);
+            let data = |offset| ReplyContent::Data { offset, len: len as u32 };
+            said.push((ReplyHeader::read_data(request, style), true, data(offset)));
+            let piece = ReplyHeader::data_chunk(request, style, at, len, false);
+            said.push((piece, false, data(at)));
         }
-        Ok(_) => ReplyHeader::done(request, style),
-    };
-    let parsed = Reply::parse(header.as_slice(), style);
-    let Ok(Some((reply, used))) = parsed else { panic!("{header:?} parses as {parsed:?}") };
-    assert_eq!((used, reply.cookie, reply.done), (header.as_slice().len(), request.cookie, true));
-    assert_eq!(reply.request_offset, style.is_extended().then_some(request.offset));
-    match reply.content {
-        ReplyContent::Simple(result) => assert_eq!(result, verdict.map(|_| ())),
-        ReplyContent::Data { offset, len } => {
-            assert_eq!((offset, u64::from(len)), (request.offset, request.len));
+    }
+    for (header, done, content) in said {
+        let request_offset = style.is_extended().then_some(request.offset);
+        let reply = Reply { cookie: request.cookie, request_offset, done, content };
+        let bytes = header.as_slice();
+        assert_eq!(Reply::parse(bytes, style), Ok(Some((reply, bytes.len()))), "{header:?}");
+        for end in 0..bytes.len() {
+            assert_eq!(Reply::parse(&bytes[..end], style), Ok(None));
         }
-        ReplyContent::Error(error) => assert_eq!(verdict, Err(error)),
-        ReplyContent::Extents { context, len } => {
-            assert!(matches!(verdict, Ok(Command::BlockStatus { .. })));
-            assert_eq!((context, len as usize), (ALLOCATION_ID, 2 * Extent::size(style)));
+        // Extended headers and the others exclude each other.
+        for other in STYLES.into_iter().filter(|it| it.is_extended() != style.is_extended()) {
+            assert!(matches!(Reply::parse(bytes, other), Err(ClientError::BadReplyMagic(_))));
         }
-        ReplyContent::None => assert!(verdict.is_ok()),
-        ReplyContent::Hole { .. } => panic!("the server never sends holes"),
     }
     verdict
 }
