@@ -1,6 +1,6 @@
 //! Runs of a model.
 
-use crate::{quarantine, virtual_fence};
+use crate::{Arc, quarantine, thread, virtual_fence};
 
 pub use self::imp::{model, with_preemptions};
 
@@ -8,6 +8,27 @@ pub use self::imp::{model, with_preemptions};
 fn begin_run() {
     quarantine::begin_run();
     virtual_fence::begin_run();
+}
+
+/// Runs a model with at least three preemptions, for models that take less than a second with them.
+pub fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
+    with_preemptions(3, || model(f));
+}
+
+/// Runs `f` in another thread.
+pub fn beside<T: Send + Sync + 'static, R: Send + 'static>(
+    shared: &Arc<T>,
+    f: impl FnOnce(&T) -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || f(&shared))
+}
+
+/// Yields many times under shuttle, so that other threads often run in between. loom tries that anyway.
+pub fn yield_often() {
+    if cfg!(offlock_shuttle) {
+        (0..100).for_each(|_| thread::yield_now());
+    }
 }
 
 #[cfg(offlock_loom)]

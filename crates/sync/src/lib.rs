@@ -62,7 +62,7 @@ pub use self::alloc::AllocError;
 #[cfg(offlock_model)]
 pub use self::asymmetric::virtual_fence;
 #[cfg(offlock_model)]
-pub use self::checker::{model, with_preemptions};
+pub use self::checker::{beside, model, thoroughly, with_preemptions, yield_often};
 pub use self::cpu::CpuId;
 #[cfg(any(offlock_model, offlock_virtual_cpu))]
 pub use self::cpu::virtual_cpu;

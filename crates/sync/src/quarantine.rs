@@ -17,7 +17,90 @@
 pub use self::imp::{Watched, free};
 
 #[cfg(offlock_model)]
+pub use self::payload::{Drops, Late, Payload};
+
+#[cfg(offlock_model)]
 pub(crate) use self::imp::begin_run;
+
+/// The values of the structures that models check.
+#[cfg(offlock_model)]
+mod payload {
+    use std::sync::Arc as Unchecked;
+    use std::sync::atomic::AtomicUsize as UncheckedUsize;
+
+    use super::{Watched, free};
+    use crate::Arc;
+    use crate::atomic::{AtomicUsize, Ordering};
+
+    /// The numbers of payloads that were made and dropped in a run.
+    #[derive(Clone, Debug, Default)]
+    pub struct Drops {
+        made: Unchecked<UncheckedUsize>,
+        dropped: Arc<AtomicUsize>,
+    }
+
+    impl Drops {
+        /// Makes a payload.
+        pub fn payload(&self, value: u64) -> Payload {
+            self.made.fetch_add(1, Ordering::Relaxed);
+            Payload(Late(Box::into_raw(Box::new(Watched::new(value)))), self.clone())
+        }
+
+        /// Returns the number of payloads that were made.
+        pub fn made(&self) -> usize {
+            self.made.load(Ordering::Relaxed)
+        }
+
+        /// Returns the number of payloads that were dropped, as far as the calling thread knows.
+        pub fn dropped(&self) -> usize {
+            // Ordering: Relaxed; the model checks what orders the drops before this load.
+            self.dropped.load(Ordering::Relaxed)
+        }
+    }
+
+    /// A value. A read after its drop, a read that is not ordered with the drop, and a second drop fail the model.
+    #[derive(Debug)]
+    pub struct Payload(Late, Drops);
+
+    impl Payload {
+        /// Returns the value.
+        pub fn read(&self) -> u64 {
+            self.0.read()
+        }
+
+        /// Returns a copy for a read after the last use of the reference.
+        pub fn late(&self) -> Late {
+            self.0
+        }
+    }
+
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            // SAFETY: the pointer is from `into_raw`, and `free` fails the model at a second drop.
+            free(unsafe { Box::from_raw(self.0.0) });
+            // Ordering: Relaxed; see `dropped`.
+            self.1.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The place of a value that may be dropped meanwhile.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Late(*mut Watched<u64>);
+
+    // SAFETY: only the drop of the payload frees the value, and a model checks that no thread reads it then.
+    unsafe impl Send for Late {}
+    // SAFETY: `&Late` only reads the value.
+    unsafe impl Sync for Late {}
+
+    impl Late {
+        /// Returns the value.
+        pub fn read(self) -> u64 {
+            // SAFETY: the memory stays allocated until the end of the run: a dropped payload is in
+            // quarantine, and a read of it fails the model.
+            **unsafe { &*self.0 }
+        }
+    }
+}
 
 #[cfg(not(offlock_model))]
 mod imp {

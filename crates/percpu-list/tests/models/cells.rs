@@ -1,10 +1,10 @@
 //! Walks beside removals: marks, pins, and cells that are used again.
 
 use offlock_percpu::CpuId;
-use offlock_sync::model;
 use offlock_sync::virtual_cpu::{set_current, take_id};
+use offlock_sync::{model, thoroughly};
 
-use super::world::{ONE, World, ZERO, beside, both_modes, spawn, thoroughly};
+use super::world::{ONE, World, ZERO, beside, both_modes, spawn};
 
 fn walk_meets_removal(cpu: CpuId) {
     both_modes(move || {

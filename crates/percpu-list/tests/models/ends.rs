@@ -2,18 +2,18 @@
 
 use std::mem::forget;
 
-use offlock_sync::model;
+use offlock_sync::{model, thoroughly};
 
-use super::world::{ONE, World, ZERO, beside, both_modes, spawn, thoroughly};
+use super::world::{ONE, World, ZERO, assert_all_dropped, beside, both_modes, spawn};
 
 #[test]
 fn inv13_a_list_ends_beside_its_entry() {
     both_modes(|| {
-        let (World { list, census }, [entry]) = World::alone();
+        let (World { list, drops }, [entry]) = World::alone();
         let there = spawn(ZERO, move || drop(entry));
         drop(list);
         there.join().unwrap();
-        census.assert_all_dropped();
+        assert_all_dropped(&drops);
     });
 }
 
@@ -21,14 +21,14 @@ fn inv13_a_list_ends_beside_its_entry() {
 #[test]
 fn inv13_a_list_ends_beside_a_reference() {
     model(|| {
-        let (World { list, census }, [entry]) = World::alone();
+        let (World { list, drops }, [entry]) = World::alone();
         let found = entry.share();
         let there = spawn(ONE, move || assert_eq!(found.read(), 0)); // and drops it
         drop(list);
         assert_eq!(entry.read(), 0);
         drop(entry);
         there.join().unwrap();
-        census.assert_all_dropped();
+        assert_all_dropped(&drops);
     });
 }
 
@@ -36,12 +36,12 @@ fn inv13_a_list_ends_beside_a_reference() {
 #[test]
 fn inv13_the_last_entry_frees_the_list() {
     model(|| {
-        let (World { list, census }, [first, second]) = World::alone();
+        let (World { list, drops }, [first, second]) = World::alone();
         drop(list);
         let there = spawn(ONE, move || assert_eq!(first.read(), 0)); // and drops it
         drop(second);
         there.join().unwrap();
-        census.assert_all_dropped();
+        assert_all_dropped(&drops);
     });
 }
 
@@ -50,7 +50,7 @@ fn inv13_the_last_entry_frees_the_list() {
 #[test]
 fn inv13_a_list_ends_beside_the_thread_of_a_forgotten_snapshot() {
     model(|| {
-        let (World { list, census }, entries) = World::alone::<3>();
+        let (World { list, drops }, entries) = World::alone::<3>();
         forget(list.lock_all().unwrap());
         let there = spawn(ONE, move || drop(list));
         for (value, entry) in entries.into_iter().enumerate() {
@@ -58,7 +58,7 @@ fn inv13_a_list_ends_beside_the_thread_of_a_forgotten_snapshot() {
             drop(entry);
         }
         there.join().unwrap();
-        census.assert_all_dropped();
+        assert_all_dropped(&drops);
     });
 }
 

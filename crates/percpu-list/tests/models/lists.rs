@@ -1,9 +1,9 @@
 //! Entries that several threads add, remove, drain and drop at the same time.
 
-use offlock_sync::model;
+use offlock_sync::{model, thoroughly};
 use percpu_list::Refused;
 
-use super::world::{ONE, World, ZERO, beside, both_modes, thoroughly};
+use super::world::{ONE, World, ZERO, beside, both_modes};
 
 #[test]
 fn inv04_a_removal_meets_a_drain() {
@@ -24,7 +24,7 @@ fn inv04_two_drains_share_the_entries() {
         let taken = world.drain();
         assert_eq!(taken + drains.join().unwrap(), 2);
         world.list.validate();
-        assert_eq!((world.list.len(), world.census.dropped()), (0, 0));
+        assert_eq!((world.list.len(), world.drops.dropped()), (0, 0));
         assert!(!first.remove().unwrap() && !second.is_linked());
         drop(second);
         world.end([]);
@@ -54,7 +54,7 @@ fn inv04_a_removal_meets_the_drop_of_the_entry() {
 fn inv08_nothing_is_added_once_close_returned() {
     fn close_meets_an_addition<const N: usize>() {
         let (world, stay) = World::with::<N>();
-        let adds = beside(&world, ZERO, |world| match world.list.insert(world.payload(1)) {
+        let adds = beside(&world, ZERO, |world| match world.list.insert(world.drops.payload(1)) {
             Ok(entry) => Some(entry),
             Err(error) => {
                 assert_eq!((error.reason, error.value.read()), (Refused::Closed, 1));

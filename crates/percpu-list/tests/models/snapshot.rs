@@ -1,9 +1,9 @@
 //! A snapshot shows one instant.
 
 use offlock_sync::virtual_cpu::set_current;
-use offlock_sync::{is_planted, model};
+use offlock_sync::{is_planted, model, yield_often};
 
-use super::world::{ONE, World, ZERO, beside, both_modes, spawn, yield_often};
+use super::world::{ONE, World, ZERO, beside, both_modes, spawn};
 
 /// Returns the values at one instant.
 fn seen(world: &World) -> Vec<u64> {

@@ -8,16 +8,11 @@ use std::sync::atomic::AtomicUsize as Unchecked;
 
 use offlock_percpu::CpuId;
 use offlock_percpu::rcu;
-use offlock_sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::atomic::{AtomicBool, Ordering};
+use offlock_sync::quarantine::{Drops, Payload};
 use offlock_sync::virtual_cpu::{self, set_current};
-use offlock_sync::{Arc, model, thread, with_preemptions};
+use offlock_sync::{Arc, beside, model, thoroughly, thread, yield_often};
 use radix_ctx::{Builder, CtxTable, GetRefError, Id, LookupError};
-
-/// Runs a model with at least three preemptions, for models that take less than a second with them.
-pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
-    with_preemptions(3, || model(f));
-}
 
 /// Runs a model with rseq sections, and then without.
 pub(super) fn both_modes(f: fn()) {
@@ -27,66 +22,14 @@ pub(super) fn both_modes(f: fn()) {
 /// Repetitions of a short operation that must meet another short one: a random schedule needs several.
 pub(super) const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };
 
-/// Lets other threads run for a while in a random schedule. loom runs every schedule anyway.
-pub(super) fn yield_often() {
-    if cfg!(offlock_shuttle) {
-        for _ in 0..100 {
-            thread::yield_now();
-        }
-    }
-}
-
 pub(super) fn on_cpu(cpu: u32) {
     set_current(CpuId::new(cpu));
 }
 
-pub(super) fn spawn<T: Send + Sync + 'static>(
-    shared: &Arc<T>,
-    f: impl FnOnce(&T) + Send + 'static,
-) -> thread::JoinHandle<()> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || f(&shared))
-}
-
-/// A context that counts its drops, and whose memory stays in quarantine after its drop: the checker sees a
-/// late read.
-pub(super) struct Payload {
-    at: *mut Watched<u64>,
-    drops: Arc<AtomicUsize>,
-}
-
-// SAFETY: every thread may read the value, and only the drop frees it. The models check their order.
-unsafe impl Send for Payload {}
-// SAFETY: every thread may read the value, and only the drop frees it. The models check their order.
-unsafe impl Sync for Payload {}
-
-impl Payload {
-    /// Returns a pointer for a read after the reference is used for the last time.
-    pub(super) fn late(&self) -> *const Watched<u64> {
-        self.at
-    }
-
-    /// Reads the value of a pointer from [`late`](Self::late).
-    pub(super) fn read(found: *const Watched<u64>) -> u64 {
-        // SAFETY: the memory is alive, or in quarantine until the run ends.
-        **unsafe { &*found }
-    }
-}
-
-impl Drop for Payload {
-    fn drop(&mut self) {
-        // SAFETY: the pointer is from `Box::into_raw`, and is dropped once.
-        free(unsafe { Box::from_raw(self.at) });
-        // Ordering: Relaxed; the tests read it after joins.
-        self.drops.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// A table, and the numbers of its contexts that were inserted, removed and dropped.
+/// A table, and the numbers of its contexts that were made, removed and dropped.
 pub(super) struct Contexts {
     pub(super) table: CtxTable<Payload>,
-    drops: Arc<AtomicUsize>,
-    inserted: Unchecked,
+    pub(super) drops: Drops,
     removed: Unchecked,
 }
 
@@ -96,9 +39,8 @@ impl Contexts {
     }
 
     pub(super) fn built(build: impl Fn(Builder<Payload>) -> Builder<Payload>) -> Arc<Self> {
-        let (inserted, removed) = (Unchecked::new(0), Unchecked::new(0));
         let table = build(CtxTable::builder()).build();
-        Arc::new(Self { table, drops: Arc::new(AtomicUsize::new(0)), inserted, removed })
+        Arc::new(Self { table, drops: Drops::default(), removed: Unchecked::new(0) })
     }
 
     /// Creates a table with `N` contexts, whose values are 1, 2 and so on.
@@ -110,9 +52,7 @@ impl Contexts {
 
     /// Inserts a context, if the limits admit one.
     pub(super) fn try_insert(&self, value: u64) -> Option<Id> {
-        let at = Box::into_raw(Box::new(Watched::new(value)));
-        let result = self.table.insert(Payload { at, drops: Arc::clone(&self.drops) });
-        self.inserted.fetch_add(1, Ordering::Relaxed);
+        let result = self.table.insert(self.drops.payload(value));
         if result.is_err() {
             self.removed.fetch_add(1, Ordering::Relaxed); // dropped here
         }
@@ -161,7 +101,7 @@ impl Contexts {
         let found = self.table.get(id, &guard)?.late();
         thread::yield_now();
         yield_often();
-        Ok(Payload::read(found))
+        Ok(found.read())
     }
 
     /// Checks that a lookup finds this value or fails with this error.
@@ -179,19 +119,11 @@ impl Contexts {
                 let found = context.late();
                 thread::yield_now();
                 yield_often();
-                assert_eq!(Payload::read(found), value);
+                assert_eq!(found.read(), value);
                 drop(context);
             }
             Err(error) => assert_eq!(error, GetRefError::Lookup(LookupError::Stale)),
         }
-    }
-
-    pub(super) fn dropped(&self) -> usize {
-        self.drops.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn drops(&self) -> Arc<AtomicUsize> {
-        Arc::clone(&self.drops)
     }
 
     /// Checks that each removed context was dropped once, and the others are live. No other thread uses the
@@ -199,8 +131,8 @@ impl Contexts {
     pub(super) fn end(&self) {
         self.flush();
         let removed = self.removed.load(Ordering::Relaxed);
-        let live = self.inserted.load(Ordering::Relaxed) - removed;
-        assert_eq!(self.dropped(), removed);
+        let live = self.drops.made() - removed;
+        assert_eq!(self.drops.dropped(), removed);
         assert_eq!((self.table.len(), self.table.stats().pending), (live, 0));
         self.table.validate();
     }
@@ -212,10 +144,18 @@ pub(super) fn race<const N: usize>(
     here: impl FnOnce(&Contexts, [Id; N]),
 ) {
     let (contexts, ids) = Contexts::with();
-    let other = spawn(&contexts, move |contexts| there(contexts, ids));
+    let other = beside(&contexts, move |contexts| there(contexts, ids));
     here(&contexts, ids);
     other.join().unwrap();
     contexts.end();
+}
+
+/// Runs the model of a [`race`] with at least three preemptions.
+pub(super) fn race_thoroughly<const N: usize>(
+    there: impl Fn(&Contexts, [Id; N]) + Copy + Send + Sync + 'static,
+    here: impl Fn(&Contexts, [Id; N]) + Copy + Send + Sync + 'static,
+) {
+    thoroughly(move || race(there, here));
 }
 
 /// Checks that a thread in which `there` returns true sees what came before `here`.

@@ -1,87 +1,75 @@
 //! Inserts, lookups, removal and reclaim of a table, and its limits.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offlock_percpu::rcu;
-use offlock_sync::atomic::Ordering;
+use offlock_sync::quarantine::Payload;
 use offlock_sync::virtual_fence::{both_strategies, with_membarrier};
-use offlock_sync::{Arc, model, thread};
+use offlock_sync::{Arc, beside, model, thoroughly, thread, yield_often};
 use radix_ctx::{CtxTable, Id, InsertRefused, LookupError};
 
-use super::contexts::{
-    Contexts, Payload, TIMES, carries, on_cpu, race, spawn, thoroughly, yield_often,
-};
+use super::contexts::{Contexts, TIMES, carries, on_cpu, race, race_thoroughly};
 
 /// A lookup finds nothing, or a complete context in a complete slab.
 #[test]
 fn inv12_a_context_is_seen_finished() {
-    thoroughly(|| {
-        let first = Id::from_bits(1 << 32).unwrap();
-        race(
-            move |contexts, []| {
-                (0..TIMES).for_each(|_| contexts.look(first, 7, LookupError::NotFound));
-            },
-            |contexts, []| _ = contexts.insert(7),
-        );
-    });
+    let first = Id::from_bits(1 << 32).unwrap();
+    race_thoroughly(
+        move |contexts, []| {
+            (0..TIMES).for_each(|_| contexts.look(first, 7, LookupError::NotFound));
+        },
+        |contexts, []| _ = contexts.insert(7),
+    );
 }
 
 /// An iteration finds complete contexts only.
 #[test]
 fn inv12_an_iteration_sees_finished_contexts() {
-    thoroughly(|| {
-        let read = |(_, found): (Id, &Payload)| assert_eq!(Payload::read(found.late()), 7);
-        race(
-            move |contexts, []| contexts.table.iter(&rcu::pin()).for_each(read),
-            |contexts, []| _ = contexts.insert(7),
-        );
-    });
+    let read = |(_, found): (Id, &Payload)| assert_eq!(found.read(), 7);
+    race_thoroughly(
+        move |contexts, []| contexts.table.iter(&rcu::pin()).for_each(read),
+        |contexts, []| _ = contexts.insert(7),
+    );
 }
 
 #[test]
 fn inv12_a_removed_context_outlives_its_readers() {
     both_strategies(|| {
-        thoroughly(|| {
-            race(
-                |contexts, [id]| contexts.look(id, 1, LookupError::Stale),
-                |contexts, [id]| {
-                    yield_often();
-                    contexts.remove_and_poll(id);
-                    assert_eq!(contexts.lookup(id), Err(LookupError::Stale));
-                },
-            );
-        });
+        race_thoroughly(
+            |contexts, [id]| contexts.look(id, 1, LookupError::Stale),
+            |contexts, [id]| {
+                yield_often();
+                contexts.remove_and_poll(id);
+                assert_eq!(contexts.lookup(id), Err(LookupError::Stale));
+            },
+        );
     });
 }
 
 /// The index is used again, and the old id never leads to the new context.
 #[test]
 fn inv12_a_stale_id_finds_nothing_after_reuse() {
-    thoroughly(|| {
-        race(
-            |contexts, [old]| (0..TIMES).for_each(|_| contexts.look(old, 1, LookupError::Stale)),
-            |contexts, [old]| {
-                contexts.remove(old);
-                contexts.flush();
-                let new = contexts.insert_and_look(2);
-                assert_eq!((new.index(), new.generation()), (0, 2));
-                assert_eq!(contexts.lookup(old), Err(LookupError::Stale));
-            },
-        );
-    });
+    race_thoroughly(
+        |contexts, [old]| (0..TIMES).for_each(|_| contexts.look(old, 1, LookupError::Stale)),
+        |contexts, [old]| {
+            contexts.remove(old);
+            contexts.flush();
+            let new = contexts.insert_and_look(2);
+            assert_eq!((new.index(), new.generation()), (0, 2));
+            assert_eq!(contexts.lookup(old), Err(LookupError::Stale));
+        },
+    );
 }
 
 #[test]
 fn inv14_of_racing_removes_one_succeeds() {
-    thoroughly(|| {
-        race(
-            |contexts, [id]| {
-                on_cpu(1);
-                contexts.remove(id);
-            },
-            |contexts, [id]| contexts.remove(id),
-        );
-    });
+    race_thoroughly(
+        |contexts, [id]| {
+            on_cpu(1);
+            contexts.remove(id);
+        },
+        |contexts, [id]| contexts.remove(id),
+    );
 }
 
 /// Two removals, on one CPU or on two. One of the threads reclaims meanwhile.
@@ -106,33 +94,29 @@ fn two_removals_are_reclaimed_once() {
 /// Two inserts get two ids, and each finds its context.
 #[test]
 fn two_inserts_get_two_ids() {
-    thoroughly(|| {
-        race(
-            |contexts, [_]| {
-                on_cpu(1);
-                contexts.insert_and_look(2);
-            },
-            |contexts, [_]| _ = contexts.insert_and_look(3),
-        );
-    });
+    race_thoroughly(
+        |contexts, [_]| {
+            on_cpu(1);
+            contexts.insert_and_look(2);
+        },
+        |contexts, [_]| _ = contexts.insert_and_look(3),
+    );
 }
 
 /// Lookups and iterations find the contexts that stay, while slabs and nodes beside and above them come.
 #[test]
 fn inv17_permanent_ids_are_found_while_the_tree_grows() {
-    thoroughly(|| {
-        race(
-            |contexts, permanent: [Id; 2]| {
-                for _ in 0..TIMES {
-                    assert_eq!(contexts.lookup(permanent[1]), Ok(2));
-                    let guard = rcu::pin();
-                    let seen: Vec<Id> = contexts.table.iter(&guard).map(|(id, _)| id).collect();
-                    assert!(seen.starts_with(&permanent) && seen.is_sorted(), "{seen:?}");
-                }
-            },
-            |contexts, _| contexts.remove(contexts.insert(9)), // adds a slab and a node
-        );
-    });
+    race_thoroughly(
+        |contexts, permanent: [Id; 2]| {
+            for _ in 0..TIMES {
+                assert_eq!(contexts.lookup(permanent[1]), Ok(2));
+                let guard = rcu::pin();
+                let seen: Vec<Id> = contexts.table.iter(&guard).map(|(id, _)| id).collect();
+                assert!(seen.starts_with(&permanent) && seen.is_sorted(), "{seen:?}");
+            }
+        },
+        |contexts, _| contexts.remove(contexts.insert(9)), // adds a slab and a node
+    );
 }
 
 /// A reader is in a slab that leaves the tree. The id stays stale when the slab is freed, and when another
@@ -145,7 +129,7 @@ fn inv17_a_slab_outlives_its_readers() {
         contexts.flush();
         contexts.remove(gone);
         contexts.flush(); // its slab is empty, and kept
-        let reader = spawn(&contexts, move |contexts| {
+        let reader = beside(&contexts, move |contexts| {
             for _ in 0..TIMES {
                 assert_eq!(contexts.lookup(gone), Err(LookupError::Stale));
             }
@@ -166,7 +150,7 @@ fn inv12_a_flush_leaves_lists_of_a_later_period() {
         let (contexts, [read]) = Contexts::with();
         let gone = contexts.insert(2);
         let removal = contexts.table.remove(gone).unwrap();
-        let other = spawn(&contexts, Contexts::flush);
+        let other = beside(&contexts, Contexts::flush);
         yield_often();
         let _ = removal.is_done(); // reclaims the lists, if their period has ended
         let guard = rcu::pin();
@@ -174,11 +158,11 @@ fn inv12_a_flush_leaves_lists_of_a_later_period() {
         contexts.remove_and_poll(read);
         thread::yield_now();
         yield_often();
-        assert_eq!(Payload::read(found), 1);
+        assert_eq!(found.read(), 1);
         drop(guard);
         other.join().unwrap();
         contexts.flush();
-        assert_eq!((contexts.dropped(), contexts.table.len()), (2, 0));
+        assert_eq!((contexts.drops.dropped(), contexts.table.len()), (2, 0));
     });
 }
 
@@ -230,7 +214,7 @@ fn a_removal_meets_the_last_callback() {
             for _ in 0..2 {
                 rcu::poll();
             }
-            assert_eq!(contexts.dropped(), 2);
+            assert_eq!(contexts.drops.dropped(), 2);
         });
     });
 }
@@ -256,7 +240,7 @@ fn an_old_callback_meets_the_drop_of_the_table() {
     for &late in late {
         model(move || {
             let (contexts, ids) = Contexts::with::<2>();
-            let drops = contexts.drops();
+            let drops = contexts.drops.clone();
             contexts.remove(ids[0]);
             let callbacks = thread::spawn(move || {
                 if !late {
@@ -271,7 +255,7 @@ fn an_old_callback_meets_the_drop_of_the_table() {
             contexts.remove(ids[1]);
             drop(contexts);
             callbacks.join().unwrap();
-            assert_eq!(drops.load(Ordering::Relaxed), 2);
+            assert_eq!(drops.dropped(), 2);
         });
     }
 }
@@ -286,7 +270,7 @@ fn inv15_two_inserts_share_the_last_room() {
         let insert = move |contexts: &Contexts| {
             inserted.fetch_add(contexts.try_insert(2).is_some().into(), Ordering::Relaxed)
         };
-        let other = spawn(&contexts, {
+        let other = beside(&contexts, {
             let insert = insert.clone();
             move |contexts| _ = insert(contexts)
         });
@@ -305,7 +289,7 @@ fn inv15_an_insert_finds_the_room_of_a_removal() {
     model(|| {
         let contexts = Contexts::built(|builder| builder.max_contexts(2));
         let first = contexts.insert(1);
-        let other = spawn(&contexts, move |contexts| {
+        let other = beside(&contexts, move |contexts| {
             contexts.remove(first);
             contexts.insert(2);
         });

@@ -2,19 +2,17 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::AtomicBool;
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Waker};
 
 use offlock_percpu::rcu;
-use offlock_sync::atomic::Ordering;
+use offlock_sync::quarantine::Payload;
 use offlock_sync::virtual_cpu::take_id;
 use offlock_sync::virtual_fence::{both_strategies, with_membarrier};
-use offlock_sync::{Arc, model, thread};
+use offlock_sync::{Arc, beside, model, thoroughly, thread, yield_often};
 use radix_ctx::{CtxRef, Id};
+use testkit::WakeCount;
 
-use super::contexts::{
-    Contexts, Payload, both_modes, carries, on_cpu, race, spawn, thoroughly, yield_often,
-};
+use super::contexts::{Contexts, both_modes, carries, on_cpu, race, race_thoroughly};
 
 /// The removals of the only context of a table.
 const REMOVALS: [fn(Arc<Contexts>, Id); 3] = [
@@ -42,7 +40,7 @@ fn inv13_only_a_live_context_gives_a_reference() {
     both_modes(|| {
         let (contexts, id, context) = referenced(); // makes the counts
         drop(context);
-        let user = spawn(&contexts, move |contexts| {
+        let user = beside(&contexts, move |contexts| {
             on_cpu(1);
             contexts.hold(id, 1);
         });
@@ -71,15 +69,13 @@ fn inv13_the_first_reference_meets_the_removal() {
 /// complete ones.
 #[test]
 fn inv13_two_threads_take_the_first_references() {
-    thoroughly(|| {
-        race(
-            |contexts, [id]| {
-                on_cpu(1);
-                contexts.hold(id, 1);
-            },
-            |contexts, [id]| contexts.hold(id, 1),
-        );
-    });
+    race_thoroughly(
+        |contexts, [id]| {
+            on_cpu(1);
+            contexts.hold(id, 1);
+        },
+        |contexts, [id]| contexts.hold(id, 1),
+    );
 }
 
 /// A thread without an rseq id counts in another word.
@@ -88,7 +84,7 @@ fn inv13_a_thread_without_an_id_takes_a_reference() {
     model(|| {
         let (contexts, id, context) = referenced();
         drop(context);
-        let user = spawn(&contexts, move |contexts| {
+        let user = beside(&contexts, move |contexts| {
             take_id();
             contexts.hold(id, 1);
         });
@@ -111,7 +107,7 @@ fn inv13_the_last_put_meets_the_fold() {
                 yield_often();
                 drop(context);
                 yield_often();
-                assert_eq!(Payload::read(found), 1);
+                assert_eq!(found.read(), 1);
                 drop(other);
             });
             remove_and_flush(&contexts, id);
@@ -131,7 +127,7 @@ fn inv13_each_context_of_a_slot_has_its_own_count() {
         user.join().unwrap();
         let next = contexts.insert(7);
         assert_eq!((next.index(), next.generation()), (0, 2));
-        let user = spawn(&contexts, move |contexts| contexts.hold(next, 7));
+        let user = beside(&contexts, move |contexts| contexts.hold(next, 7));
         contexts.remove(next);
         user.join().unwrap();
         contexts.end();
@@ -144,11 +140,11 @@ fn inv13_each_context_of_a_slot_has_its_own_count() {
 fn the_last_reference_outlives_the_table() {
     model(|| {
         let (contexts, id, context) = referenced();
-        let drops = contexts.drops();
+        let drops = contexts.drops.clone();
         contexts.remove(id);
         drop(contexts);
         let user = thread::spawn(move || {
-            assert_eq!(Payload::read(context.late()), 1);
+            assert_eq!(context.read(), 1);
             drop(context);
         });
         for _ in 0..3 {
@@ -156,7 +152,7 @@ fn the_last_reference_outlives_the_table() {
             rcu::poll();
         }
         user.join().unwrap();
-        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        assert_eq!(drops.dropped(), 1);
     });
 }
 
@@ -170,7 +166,7 @@ fn inv18_a_removal_waits_for_the_last_reference() {
             contexts.flush();
             let user = thread::spawn(move || drop(context));
             removal.wait().unwrap();
-            assert_eq!(contexts.dropped(), 1);
+            assert_eq!(contexts.drops.dropped(), 1);
             user.join().unwrap();
             assert_eq!((contexts.table.len(), contexts.table.stats().pending), (0, 0));
         });
@@ -200,7 +196,7 @@ fn inv18_a_removal_wakes_a_task_with_the_first_reference() {
             let first = contexts.table.get_ref(first).unwrap();
             let mut waits = pin!(CtxRef::removed(&first));
             assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-            let remover = spawn(&contexts, move |contexts| contexts.remove(id));
+            let remover = beside(&contexts, move |contexts| contexts.remove(id));
             match contexts.table.get_ref(id) {
                 Ok(context) => {
                     is_ready_or_woken(CtxRef::removed(&context), || remover.join().unwrap());
@@ -211,22 +207,14 @@ fn inv18_a_removal_wakes_a_task_with_the_first_reference() {
     });
 }
 
-struct Flag(AtomicBool);
-
-impl Wake for Flag {
-    fn wake(self: std::sync::Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Polls a future once. It is ready after `end`.
 fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
-    let flag = std::sync::Arc::new(Flag(AtomicBool::new(false)));
-    let waker = Waker::from(std::sync::Arc::clone(&flag));
+    let count = WakeCount::new();
+    let waker = count.waker();
     let mut future = pin!(future);
     let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
     end();
-    let woken = flag.0.load(Ordering::Relaxed);
+    let woken = count.count() > 0;
     assert!(polled.is_ready() || woken, "the future is ready, but its task was not woken");
     if polled.is_pending() {
         assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_ready());
@@ -270,7 +258,7 @@ fn inv14_a_removal_that_is_done_carries_the_drop() {
             contexts.flush();
             let user = thread::spawn(move || drop(context));
             if one.is_some_and(|it| it.is_done()) || all.is_some_and(|mut it| it.is_done()) {
-                assert_eq!(contexts.dropped(), 1);
+                assert_eq!(contexts.drops.dropped(), 1);
             }
             user.join().unwrap();
         });
@@ -284,10 +272,10 @@ fn inv14_two_threads_close_the_table() {
     model(|| {
         let close = |contexts: &Contexts| {
             contexts.table.remove_all().unwrap();
-            assert_eq!(contexts.dropped(), 1);
+            assert_eq!(contexts.drops.dropped(), 1);
         };
         let (contexts, [_]) = Contexts::with();
-        let other = spawn(&contexts, close);
+        let other = beside(&contexts, close);
         close(&contexts);
         other.join().unwrap();
     });
