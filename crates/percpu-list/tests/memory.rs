@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use percpu_list::{Entry, PerCpuList, Refused};
-use testkit::alloc::{ThreadAllocator, calls, end_refusals, refuse_after, thread_bytes};
+use testkit::alloc::{ThreadAllocator, calls, thread_bytes, until_admitted};
 use testkit::pin::{allowed_cpus, current_cpu, pin_to};
 use testkit::watchdog::watched;
 
@@ -54,26 +54,6 @@ fn probed(f: impl FnOnce(&PerCpuList<Value>)) -> u32 {
     HELD.get()
 }
 
-/// Refuses the first allocation of `f`, then the second, and so on until it succeeds. `f` returns
-/// whether it was refused, and `check` checks that it changed nothing.
-fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut()) {
-    for refused in 0..100 {
-        let was_refused = refuse_after(refused, &mut f);
-        check();
-        if !was_refused {
-            assert!(refused > 0, "nothing was allocated: the case is void");
-            return;
-        }
-    }
-    panic!("refused for ever");
-}
-
-/// Ends the refusals, so that the check of `result` may allocate.
-fn enough<R>(result: R) -> R {
-    end_refusals();
-    result
-}
-
 /// Checks the probe: it finds an allocation under a snapshot.
 #[test]
 fn the_watch_sees_an_allocation_under_a_lock() {
@@ -89,27 +69,18 @@ fn the_watch_sees_an_allocation_under_a_lock() {
 fn refused<T: PartialEq + Send + Sync>(full: usize, new: impl Fn(usize) -> T) {
     let list = PerCpuList::new();
     let entries: Vec<_> = (0..full).map(|n| list.insert(new(n)).ok().unwrap()).collect();
-    let mut value = Some(new(usize::MAX));
-    let mut inserted = None;
-    let insert = || match enough(list.insert(value.take().unwrap())) {
-        Ok(entry) => {
-            inserted = Some(entry);
-            false
-        }
-        Err(error) => {
+    let insert = |value| {
+        list.insert(value).map_err(|error| {
             assert_eq!(error.reason, Refused::NoMemory);
-            value = Some(error.value);
-            true
-        }
+            error.value
+        })
     };
-    let mut lens = Vec::with_capacity(100);
-    fails_cleanly(insert, || {
+    let inserted = until_admitted(new(usize::MAX), insert, |_| {
         list.validate();
-        lens.push(list.len());
+        assert_eq!(list.len(), full);
     });
-    let last = lens.pop();
-    assert!(lens.iter().all(|len| *len == full) && last == Some(full + 1));
-    assert!(*inserted.unwrap() == new(usize::MAX));
+    list.validate();
+    assert!(list.len() == full + 1 && *inserted == new(usize::MAX));
     assert!(entries.iter().enumerate().all(|(n, entry)| **entry == new(n) && entry.is_linked()));
 }
 

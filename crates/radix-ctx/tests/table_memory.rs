@@ -5,7 +5,6 @@
 #[expect(dead_code, reason = "the tests of one process use the rest")]
 mod support;
 
-use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,10 +12,14 @@ use std::thread;
 
 use offlock_percpu::rcu;
 use radix_ctx::{
-    AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats,
+    AllocError, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused, LookupError,
+    TableStats,
 };
-use testkit::alloc::{ThreadAllocator, admitted_left, process_bytes, refuse_after};
+use testkit::alloc::{
+    Calls, ThreadAllocator, admitted_left, calls, process_bytes, refuse_after, until_admitted,
+};
 use testkit::canary::{Canary, Census};
+use testkit::child::in_own_process;
 
 use support::{OnDrop, drain};
 
@@ -29,18 +32,6 @@ fn alone() -> MutexGuard<'static, ()> {
     let turn = support::alone();
     let _ = offlock_percpu::capabilities();
     turn
-}
-
-/// Calls `f` while its first allocation fails, then its second, and so on until it succeeds. `f` returns
-/// whether it failed. `check` checks that the call changed nothing.
-fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(usize)) {
-    let mut refused = 0;
-    while refuse_after(refused, &mut f) {
-        check(refused);
-        refused += 1;
-        assert!(refused < 100);
-    }
-    assert!(refused > 0, "the case does not allocate");
 }
 
 /// The visible state of a table.
@@ -71,45 +62,34 @@ fn tables() -> impl Iterator<Item = (CtxTable<Canary>, Census)> {
     })
 }
 
-type Case = fn(&CtxTable<Canary>, Canary) -> Result<Id, (InsertRefused, Canary)>;
+type Insert = fn(&CtxTable<Canary>, Canary) -> Result<Id, InsertError<Canary>>;
 
-const INSERTS: [Case; 2] = [
-    |table, value| table.insert(value).map_err(|error| (error.reason, error.value)),
-    |table, value| {
-        let inserted = table.insert_ref(value).map(|context| CtxRef::id(&context));
-        inserted.map_err(|error| (error.reason, error.value))
-    },
+const INSERTS: [Insert; 2] = [
+    |table, value| table.insert(value),
+    |table, value| table.insert_ref(value).map(|context| CtxRef::id(&context)),
 ];
+
+/// Returns the value of an insert that was refused for want of memory.
+fn value_back<T>(error: InsertError<T>) -> T {
+    assert_eq!(error.reason, InsertRefused::Alloc(AllocError::new()));
+    error.value
+}
 
 #[test]
 fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
     let _alone = alone();
     for insert in INSERTS {
         for (table, count) in tables() {
-            let before = snapshot(&table);
-            let values = count.alive();
-            let mut value = Some(Canary::new(99, &count));
-            let inserted = Cell::new(None);
-            let try_it = || match insert(&table, value.take().unwrap()) {
-                Ok(id) => {
-                    inserted.set(Some(id));
-                    false
-                }
-                Err((reason, back)) => {
-                    assert_eq!(reason, InsertRefused::Alloc(AllocError::new()));
-                    value = Some(back);
-                    true
-                }
-            };
-            fails_cleanly(try_it, |refused| {
+            let (before, values) = (snapshot(&table), count.alive());
+            let try_it = |value| insert(&table, value).map_err(value_back);
+            let id = until_admitted(Canary::new(99, &count), try_it, |admitted| {
                 let mut now = snapshot(&table);
                 // The lists of dead slots are made once and stay, as does an empty slab.
                 let TableStats { slabs, nodes, height, bytes, .. } = before.stats;
                 (now.stats.slabs, now.stats.nodes) = (slabs, nodes);
                 (now.stats.height, now.stats.bytes) = (height, bytes);
-                assert_eq!(now, before, "after {refused} allocations");
+                assert_eq!(now, before, "after {admitted} allocations");
             });
-            let id = inserted.get().unwrap();
             assert_eq!(table.with(id, Canary::read), Ok(99));
             assert_eq!(count.alive(), values + 1);
             drop(table);
@@ -124,19 +104,9 @@ fn inv13_a_refused_count_gives_no_reference() {
     for (table, count) in tables() {
         let id = table.insert(Canary::new(5, &count)).unwrap();
         let before = snapshot(&table);
-        let got = Cell::new(None);
-        let get = || match table.get_ref(id) {
-            Ok(context) => {
-                got.set(Some(context));
-                false
-            }
-            Err(error) => {
-                assert_eq!(error, GetRefError::Alloc(AllocError::new()));
-                true
-            }
-        };
-        fails_cleanly(get, |refused| assert_eq!(snapshot(&table), before, "after {refused}"));
-        let context = got.take().unwrap();
+        let refused = |error| assert_eq!(error, GetRefError::Alloc(AllocError::new()));
+        let get = |()| table.get_ref(id).map_err(refused);
+        let context = until_admitted((), get, |_| assert_eq!(snapshot(&table), before));
         assert_eq!(context.read(), 5);
         refuse_after(0, || {
             drop(context.clone());
@@ -185,40 +155,30 @@ fn a_table_with_room_allocates_nothing() {
     assert_eq!(left, 100, "allocated");
 }
 
-/// An insert that fails gives its share of the limit back.
+/// An insert that fails gives its share of the limit back: without memory for a slab, or for the counts of its
+/// reference, and without an index.
 #[test]
 fn inv15_every_failing_path_gives_its_share_back() {
     let _alone = alone();
     let count = Census::new();
+    let context = || Canary::new(0, &count);
     for insert in INSERTS {
         let table = CtxTable::builder().max_contexts(3).max_index(1).build();
         for _ in 0..5 {
-            let refused = refuse_after(0, || insert(&table, Canary::new(0, &count)));
-            assert!(matches!(refused, Err((InsertRefused::Alloc(_), _))));
+            value_back(refuse_after(0, || insert(&table, context())).unwrap_err());
         }
-        let ids = [0, 1].map(|value| insert(&table, Canary::new(value, &count)).unwrap());
+        table.insert(context()).unwrap(); // makes the slab
         for _ in 0..5 {
-            let refused = insert(&table, Canary::new(0, &count)).unwrap_err().0;
+            value_back(refuse_after(0, || table.insert_ref(context())).map(drop).unwrap_err());
+        }
+        insert(&table, context()).unwrap();
+        for _ in 0..5 {
+            let refused = insert(&table, context()).unwrap_err().reason;
             assert_eq!(refused, InsertRefused::Exhausted { pending: 0 });
         }
-        ids.into_iter().for_each(|id| table.remove(id).unwrap().wait().unwrap());
+        assert_eq!(table.remove_all(), Ok(2));
     }
     assert_eq!(count.alive(), 0);
-}
-
-/// Also if only the counts of its reference cannot be allocated.
-#[test]
-fn inv15_an_insert_without_memory_for_the_counts_gives_its_share_back() {
-    let _alone = alone();
-    let table = CtxTable::builder().max_contexts(3).build();
-    table.insert(0).unwrap(); // makes the slab
-    for _ in 0..3 {
-        let inserted = refuse_after(0, || table.insert_ref(1).map(drop));
-        let refused = inserted.map_err(|error| (error.reason, error.value));
-        assert_eq!(refused, Err((InsertRefused::Alloc(AllocError::new()), 1)));
-    }
-    (1..3).for_each(|value| assert!(table.insert(value).is_ok()));
-    assert!(table.insert_ref(3).is_err(), "the limit");
 }
 
 /// All bytes are freed after a mass removal, and after the drop of the table and its last reference.
@@ -317,4 +277,15 @@ fn inv11_all_bytes_are_back_after_a_panic_in_the_end_of_a_table() {
     };
     round(); // makes the memory that a process keeps
     assert_frees_all(round);
+}
+
+/// The first counted reference asks under the table's lock whether sections run. The first use of percpu is over
+/// before.
+#[test]
+fn a_table_leaves_no_first_use_to_its_lock() {
+    in_own_process("a_table_leaves_no_first_use_to_its_lock", || {
+        drop(CtxTable::<u32>::new());
+        let (found, made) = calls(offlock_percpu::capabilities);
+        assert_eq!(made, Calls::NONE, "{found}");
+    });
 }

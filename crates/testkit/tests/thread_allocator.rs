@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::thread;
 
 use testkit::alloc::{
-    Calls, ThreadAllocator, admitted_left, calls, end_refusals, process_bytes, refuse_after,
-    refuse_first, thread_bytes,
+    Calls, ThreadAllocator, admitted_left, calls, process_bytes, refuse_after, refuse_first,
+    thread_bytes, until_admitted,
 };
 
 thread_local! {
@@ -58,6 +58,9 @@ fn refusals_come_after_those_admitted_and_end_with_the_call() {
     assert!(succeeds());
     let left = refuse_after(3, || (succeeds(), admitted_left()));
     assert_eq!(left, (true, 2));
-    let ended = refuse_after(0, || (succeeds(), end_refusals(), succeeds()));
-    assert_eq!(ended, (false, (), true));
+    // Two allocations, each of which fails once.
+    let twice = |tries| if succeeds() && succeeds() { Ok(tries) } else { Err(tries + 1) };
+    let mut failed = Vec::new();
+    assert_eq!(until_admitted(0, twice, |admitted| failed.push(admitted)), 2);
+    assert_eq!(failed, [0, 1]);
 }

@@ -12,6 +12,6 @@ mod thread;
 
 pub use process::{Counted, CountingAllocator, counted};
 pub use thread::{
-    Calls, ThreadAllocator, admitted_left, calls, end_refusals, process_bytes, refuse_after,
-    refuse_first, thread_bytes,
+    Calls, ThreadAllocator, admitted_left, calls, process_bytes, refuse_after, refuse_first,
+    thread_bytes, until_admitted,
 };

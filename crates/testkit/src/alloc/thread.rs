@@ -165,11 +165,29 @@ pub fn admitted_left() -> usize {
     ADMITTED.get()
 }
 
-/// Ends the refusals of this thread, inside of [`refuse_after`] or [`refuse_first`]: for the check of
-/// a result, which may allocate.
-pub fn end_refusals() {
-    REFUSALS.set(0);
-    ADMITTED.set(0);
+/// Calls `f` while its first allocation on this thread is refused, then its second, and so on until it succeeds.
+/// A call that fails returns the value that it was given, for the next one. Calls `check` after each failure,
+/// with the number of allocations that were admitted.
+///
+/// # Panics
+///
+/// Panics if `f` allocates nothing, or fails a hundred times.
+pub fn until_admitted<V, R>(
+    mut value: V,
+    mut f: impl FnMut(V) -> Result<R, V>,
+    mut check: impl FnMut(usize),
+) -> R {
+    for admitted in 0..100 {
+        match refuse_after(admitted, || f(value)) {
+            Err(back) => value = back,
+            Ok(result) => {
+                assert!(admitted > 0, "the call allocates nothing");
+                return result;
+            }
+        }
+        check(admitted);
+    }
+    panic!("refused for ever");
 }
 
 /// Runs `f`. Its first `count` allocations on this thread are refused. Returns how many it asked for
@@ -186,7 +204,8 @@ fn refusing<R>(admitted: usize, refusals: usize, f: impl FnOnce() -> R) -> (R, u
 
     impl Drop for End {
         fn drop(&mut self) {
-            end_refusals();
+            REFUSALS.set(0);
+            ADMITTED.set(0);
         }
     }
 
