@@ -65,31 +65,28 @@ impl World {
         }
     }
 
-    fn context(&self, place: usize) -> Canary {
-        Canary::new(place as u64, &self.census)
-    }
-
     fn get(&self, place: usize) -> Option<Id> {
         Id::from_bits(self.board[place].load(Relaxed))
     }
 
-    /// Removes a context, which another thread may do too: one of them succeeds.
+    /// Removes a context, which another thread may do too: one of them succeeds. No reference is taken after it.
     fn remove(&self, id: Id) {
         self.removed.fetch_add(self.table.remove(id).is_ok().into(), Relaxed);
+        assert!(self.table.get_ref(id).is_err());
     }
 
-    /// Inserts a context, puts its id at a place, and removes the context of the previous id.
-    fn replace(&self, place: usize) {
-        let Ok(id) = self.table.insert(self.context(place)) else { return };
+    /// Inserts a context, if the limits admit one, puts its id at a place, and removes that of the previous id.
+    fn replace(&self, place: usize, by_ref: bool) {
+        let context = Canary::new(place as u64, &self.census);
+        let inserted = if by_ref {
+            self.table.insert_ref(context).map(|held| CtxRef::id(&held))
+        } else {
+            self.table.insert(context)
+        };
+        let Ok(id) = inserted else { return };
         self.inserted.fetch_add(1, Relaxed);
         let old = Id::from_bits(self.board[place].swap(id.to_bits(), Relaxed));
         old.into_iter().for_each(|old| self.remove(old));
-    }
-
-    fn flush_sometimes(&self, rng: &mut Rng) {
-        if rng.usize(..64) == 0 {
-            self.table.flush().unwrap();
-        }
     }
 
     /// Finds contexts of some places under one guard, and reads them afterwards.
@@ -133,60 +130,47 @@ impl World {
     }
 }
 
+/// Threads replace the contexts of some places, remove them, and use them by lookups and references.
+fn churn(threads: usize, places: usize, build: impl Fn(Builder<Canary>) -> Builder<Canary>) {
+    let world = World::new(places, build);
+    storm(threads, |me, rng| {
+        let place = rng.usize(..places);
+        match rng.usize(..64) {
+            0 => _ = world.table.flush().unwrap(),
+            1..4 => world.get(place).into_iter().for_each(|id| world.remove(id)),
+            4..16 => world.replace(place, rng.bool()),
+            _ if me % 2 == 0 => world.replace(place, false),
+            16..40 => world.refer(place, rng),
+            _ => world.look(rng),
+        }
+    });
+    world.end(0);
+}
+
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn() {
-    let world = World::new(1_000, |builder| builder);
-    storm(6, |_, rng| match rng.usize(..4) {
-        0 => world.replace(rng.usize(..1_000)),
-        _ => world.look(rng),
-    });
-    world.end(0);
+    churn(6, 1_000, |builder| builder);
 }
 
 /// In a table with few indexes each is used again soon.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn_at_the_limit() {
-    let world = World::new(70, |builder| builder.max_index(90).max_contexts(80));
-    storm(4, |me, rng| {
-        world.replace(rng.usize(..70));
-        if me == 0 && rng.usize(..16) == 0 {
-            let held = world.table.insert_ref(world.context(0));
-            _ = held.map(|held| world.table.remove(CtxRef::id(&held)).is_ok());
-        }
-        world.flush_sometimes(rng);
-    });
-    world.end(0);
+    churn(4, 70, |builder| builder.max_index(90).max_contexts(80));
 }
 
 #[test]
 #[ignore = "stress: seconds of references"]
 fn stress_inv13_references_against_removal() {
-    let world = World::new(40, |builder| builder);
-    storm(6, |me, rng| match rng.usize(..40) {
-        place if me < 2 => world.replace(place),
-        place => world.refer(place, rng),
-    });
-    world.end(0);
+    churn(6, 40, |builder| builder);
 }
 
-/// Of many removals of one context one succeeds, and no reference is taken after it.
+/// Of many removals of one context one succeeds.
 #[test]
 #[ignore = "stress: seconds of removals"]
 fn stress_inv14_one_of_many_removes() {
-    let world = World::new(1, |builder| builder);
-    storm(4, |me, rng| {
-        if me == 0 && world.get(0).is_none_or(|id| !world.table.contains(id)) {
-            world.replace(0);
-        }
-        if let Some(id) = world.get(0) {
-            world.remove(id);
-            assert!(world.table.get_ref(id).is_err());
-        }
-        world.flush_sometimes(rng);
-    });
-    world.end(0);
+    churn(4, 1, |builder| builder);
 }
 
 /// The table is dropped before its references.
