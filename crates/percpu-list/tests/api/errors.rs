@@ -56,7 +56,6 @@ type List<T> = PerCpuList<T>;
 fn send_and_sync_follow_the_values() {
     send_and_sync::<List<u8>>();
     send_and_sync::<Entry<u8>>();
-    send_and_sync::<Entry<u8>>();
     send_and_sync::<Ref<u8>>();
     send_and_sync::<(Stats, Refused, InsertError<u8>)>();
     send::<(Iter<'_, u8>, Drain<'_, u8>)>();
