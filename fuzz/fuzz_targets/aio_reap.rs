@@ -3,6 +3,8 @@
 
 #[path = "../../crates/aio-reap/tests/model/mod.rs"]
 mod model;
+#[path = "../../crates/aio-reap/tests/common/readable.rs"]
+mod readable;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     model::run(input);

@@ -1,10 +1,4 @@
 //! The engine on a simulated device, and the device itself.
-//!
-//! ```sh
-//! cargo test --release -p aio-reap --test sim -- --ignored
-//! ```
-//!
-//! `OFFLOCK_STRESS_SECONDS` (2) is the time of the stress test.
 #![cfg(not(offlock_model))]
 
 use std::cell::{Cell, RefCell};
@@ -14,8 +8,6 @@ use std::time::{Duration, Instant};
 use aio_reap::{BackendKind, Engine, ReapMode};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
-
-use testkit::stress::stress_time;
 
 const FREE: Costs = Costs { submission: 0, request: 0, peek: 0, completion: 0, poll: 0, wake: 0 };
 /// A model with a fault every few requests.
@@ -81,47 +73,6 @@ fn same_seed_gives_the_same_log_and_another_seed_another() {
             assert_ne!(first, run(8), "{service:?}, {mode:?}");
         }
     }
-}
-
-#[test]
-fn inv02_each_completes_once_on_the_simulated_device() {
-    for (seed, service) in (0..).zip(SERVICES) {
-        for mode in MODES {
-            for (count, inline) in [(1, 0), (1, 1_000_000), (3, 300_000)] {
-                let model =
-                    Model { servers: 4, service, faults: FAULTS, inline, ..Model::default() };
-                run_to_the_end(model, seed, count, mode, 3_000);
-            }
-        }
-    }
-}
-
-/// The same for a while, with different faults each time.
-#[test]
-#[ignore = "seconds"]
-fn stress_inv02_each_completes_once_on_the_simulated_device() {
-    let until = Instant::now() + stress_time(2);
-    let mut requests = 0u64;
-    for seed in 0u64.. {
-        let rate = |shift: u32| (((seed >> shift) & 3) * 100_000) as u32;
-        let faults = Faults {
-            busy: rate(0),
-            partial: rate(2),
-            refused: rate(1) / 2,
-            failed: rate(3) / 4,
-            again: rate(4),
-            short: rate(5),
-        };
-        let service = SERVICES[seed as usize % 3];
-        let mode = MODES[seed as usize / 3 % MODES.len()];
-        let model = Model { servers: 8, service, faults, inline: rate(6), ..Model::default() };
-        run_to_the_end(model, seed, 1 + seed as usize % 3, mode, 100_000);
-        requests += 100_000;
-        if Instant::now() >= until {
-            break;
-        }
-    }
-    println!("{requests} requests");
 }
 
 /// A device that is always busy serves at its rate, and latencies, counts and the clock obey Little's law.

@@ -34,8 +34,7 @@ percpu-properties | 1000000 PROPTEST_CASES | # cases | -p offlock-percpu --lib -
 percpu-list-stress | 600 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY
 percpu-list-stress-without-rseq | 10 OFFLOCK_STRESS_SECONDS | # s | -p percpu-list --tests SERIALLY --skip all_of_it
 percpu-list-properties | 100000 PROPTEST_CASES | # cases | -p percpu-list --test api -- list_model::
-aio-reap-stress | 60 OFFLOCK_SOAK | 9 x 2 s x # | -p aio-reap --test stress SERIALLY
-aio-reap-simulated-stress | 60 OFFLOCK_STRESS_SECONDS | # s | -p aio-reap --test sim SERIALLY
+aio-reap-stress | 120 OFFLOCK_STRESS_SECONDS | 7 x # s | -p aio-reap --test stress SERIALLY
 aio-reap-model | 5000 OFFLOCK_SOAK | #00 cases, 10^8 operations in 500000 | -p aio-reap --test api -- engine_model::
 bufcache-operations | 7000 PROPTEST_CASES | # cases, 10^6 operations in 7000 | -p bufcache --test api -- write_ops::
 bufcache-power-cuts | 1000 PROPTEST_CASES,OFFLOCK_TEARINGS | # histories, # cuts of each | -p bufcache --test api -- crash::

@@ -1,6 +1,5 @@
 //! The same work on every real backend.
 
-use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -12,8 +11,6 @@ use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, BufList, CompletionQueue, Engine, EngineBuilder,
     ReapMode, SubmitError,
 };
-use aio_reap_test::Build;
-use aio_reap_test::sim::{Faults, Model, Sim};
 use bytes::BytesMut;
 
 /// Much longer than a disk takes.
@@ -112,72 +109,6 @@ fn direct_files_are_aligned_or_refused() {
         let (read, _) = engine.read(&file, aligned(8192, 99), 61_440).submit().unwrap().wait();
         assert_eq!(read.unwrap(), 4096 + 100);
     });
-}
-
-/// Returns the bytes that a random trace of writes leaves in a direct file, or `None` if the file
-/// system has no direct files.
-fn trace(engine: &Engine) -> Option<Vec<u8>> {
-    let (_keep, file) = direct_file(engine)?;
-    let mut seed = 42u64;
-    let mut random = |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) % below
-    };
-    let mut writes = Vec::new();
-    for round in 0..40u8 {
-        {
-            let _plug = engine.plug();
-            let mut next = 0; // ranges of one batch do not overlap, because their order is undefined
-            while next < 60 {
-                let (at, blocks) = (next + random(3), 1 + random(3));
-                let buf = aligned(blocks as usize * 4096, round ^ at as u8);
-                writes.push(engine.write(&file, buf, at * 4096).submit().unwrap());
-                next = at + blocks;
-            }
-        }
-        for write in writes.drain(..) {
-            write.wait().0.unwrap();
-        }
-    }
-    let len = 63 * 4096;
-    let (read, buf) =
-        engine.read(&file, aligned(len, 0xee), 0).zero_fill().submit().unwrap().wait();
-    assert_eq!(read.unwrap(), len);
-    Some(buf.to_vec())
-}
-
-/// The same random trace gives the same bytes on every backend, also on simulated devices on which
-/// requests find no room, end early or are retried.
-#[test]
-fn inv15_backends_agree_on_a_trace() {
-    let reference = RefCell::new(None::<Vec<u8>>);
-    let compare = |engine: &Engine| {
-        let Some(bytes) = trace(engine) else { return };
-        if let Some(first) = &*reference.borrow() {
-            assert!(*first == bytes, "{} differs", engine.backend());
-        }
-        reference.borrow_mut().get_or_insert(bytes);
-    };
-    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit] {
-        on_engines(small().reap_mode(mode), compare);
-    }
-    assert!(reference.borrow().is_some());
-    let faults = Faults {
-        busy: 100_000,
-        partial: 200_000,
-        again: 200_000,
-        short: 400_000,
-        ..Faults::default()
-    };
-    for (seed, mode) in (0..).zip([ReapMode::OnTurn, ReapMode::AfterSubmit]) {
-        let model = Model { faults, inline: 200_000, moves_data: true, ..Model::default() };
-        let sim = Sim::new(model, seed);
-        let builder = Engine::builder().depth(8).capacity(64).reap_mode(mode);
-        let engine = builder.build_sim(&sim).unwrap();
-        compare(&engine);
-        let stats = engine.stats();
-        assert!(stats.short > 100 && stats.retries > 100 && stats.busy > 100, "{stats}");
-    }
 }
 
 /// A notification may come after its completion was reaped. After a few turns the descriptor is not

@@ -6,15 +6,17 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::common::{engines, small};
 use crate::count::count;
-use crate::model;
+use crate::model::{self, Device};
 use crate::readable::readable;
 use crate::scripted::{scripted, scripted_by};
 use aio_reap::{CompletionQueue, Engine, File};
-use aio_reap_test::sim::{SubmitStep, Transfer};
+use aio_reap_test::sim::{Sim, SubmitStep, Transfer};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -35,8 +37,8 @@ fn temp_file(engine: &Engine, bytes: &[u8]) -> (fs::File, File) {
 proptest! {
     #![proptest_config(config(100))]
 
-    /// Checks invariants 1, 2, 4, 7, 10, 11, 12 and 14 after each of 450 to 900 steps. `model`
-    /// documents what is compared.
+    /// Checks the invariants that `INVARIANTS.md` names after each of 450 to 900 steps. `model` documents
+    /// what is compared.
     #[test]
     fn inv01_counts_add_up_after_every_step(input in vec(any::<u8>(), 1804..3604)) {
         let steps = model::run(&input);
@@ -85,6 +87,24 @@ proptest! {
         refused.sort_unstable();
         let expected: Vec<_> = (0..made).filter(|at| refused.binary_search(at).is_err()).collect();
         prop_assert_eq!(script.log(), expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(config(8))]
+
+    /// The same on every backend, and on a simulated device on which requests find no room, fail, end early
+    /// or are retried.
+    #[test]
+    fn inv15_every_backend_does_what_the_model_does(
+        input in vec(any::<u8>(), 804..2404),
+        seed: u64,
+    ) {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        for engine in engines(small()) {
+            model::run_on(Device::Kernel(engine.backend()), folder, &input);
+        }
+        model::run_on(Device::Sim(Sim::new(model::faulty(seed), seed)), Path::new("/dev/shm"), &input);
     }
 }
 

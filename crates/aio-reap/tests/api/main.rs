@@ -32,3 +32,5 @@ mod scripted;
 mod stats;
 mod tokio;
 mod vectored;
+#[path = "../common/writer.rs"]
+mod writer;

@@ -1,20 +1,17 @@
 //! Callbacks that wait for a turn: a library submits on the engine of its caller.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-use aio_reap::Engine;
 use aio_reap_test::sim::SubmitStep;
-use proptest::collection::vec;
-use proptest::prelude::*;
 
 use crate::common::on_every_backend;
 use crate::count::count;
 use crate::readable::readable;
-use crate::scripted::{scripted, scripted_by};
+use crate::scripted::scripted;
 
 /// A callback that panics leaves the next one ready, and the kernel refuses the new request.
 #[test]
@@ -56,45 +53,4 @@ fn inv22_what_completes_at_once_waits_for_the_turn() {
         engine.drain().unwrap();
         assert_eq!(ran.get(), 8);
     });
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
-
-    /// Whatever is mixed, each request is delivered once, in the order of the reap, and never inside a
-    /// submission on turn.
-    #[test]
-    fn inv22_any_mix_of_submissions_delivers_each_request_once_in_order(
-        depth in 1usize..6,
-        steps in vec((0u8..4, 1usize..4), 1..80),
-    ) {
-        let (engine, script) = scripted_by(Engine::builder().depth(depth).capacity(512));
-        let delivered = Rc::new(RefCell::new(Vec::new()));
-        let mut made = 0u64;
-        for (step, count) in steps {
-            match step {
-                0 | 1 => for _ in 0..count {
-                    let (to, number) = (Rc::clone(&delivered), made);
-                    let done = move |result: Result<usize, _>, ()| {
-                        assert!(result.is_ok());
-                        to.borrow_mut().push(number);
-                    };
-                    let before = delivered.borrow().len();
-                    if step == 0 {
-                        engine.nop().callback(done).unwrap();
-                    } else {
-                        engine.nop().callback_on_turn(done).unwrap();
-                        prop_assert_eq!(delivered.borrow().len(), before);
-                    }
-                    made += 1;
-                },
-                2 => _ = script.complete(count),
-                _ => _ = engine.turn(),
-            }
-            engine.validate();
-        }
-        engine.drain().unwrap();
-        let delivered = delivered.borrow();
-        prop_assert!(delivered.iter().copied().eq(0..made), "{delivered:?}");
-    }
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use crate::admission::share_slots;
 use crate::common::on_every_backend;
 use crate::scripted::scripted;
-use aio_reap::{Engine, Remote, SharedFile, SubmitError};
+use crate::writer::Writer;
+use aio_reap::Engine;
 use aio_reap_test::sim::{Cancel, SubmitStep};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
@@ -115,52 +116,21 @@ fn inv04_retries_and_deadlines_wake_the_driver() {
 #[test]
 fn inv06_calls_wake_the_driver() {
     on_every_backend(|engine| {
-        let remote = engine.remote();
+        let writer = Writer::new(engine);
         let (done, is_done) = tokio::sync::oneshot::channel();
         let tasks = thread::spawn(move || {
-            done.send(many_threads().block_on(writers(remote, 8, 50))).unwrap();
+            let tasks = async {
+                let task = |nr| tokio::spawn(writer.clone().run(nr, |made| made < 100));
+                for task in (0..8).map(task).collect::<Vec<_>>() {
+                    timeout(LONG, task).await.expect("a wake-up is lost").unwrap();
+                }
+            };
+            many_threads().block_on(tasks);
+            done.send(()).unwrap();
         });
-        assert_eq!(run(engine.run_until(is_done)).unwrap().unwrap(), 400);
+        run(engine.run_until(is_done)).unwrap().unwrap();
         tasks.join().unwrap();
     });
-}
-
-/// Each of `tasks` writes `rounds` blocks and reads them back. Returns the number of blocks.
-async fn writers(remote: Remote, tasks: u64, rounds: u64) -> u64 {
-    let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
-    let handles: Vec<_> = (0..tasks)
-        .map(|task| {
-            let (remote, file) = (remote.clone(), file.clone());
-            tokio::spawn(async move {
-                for round in 0..rounds {
-                    let at = (task * rounds + round) * 32;
-                    let byte = (at / 32) as u8;
-                    let to = file.clone();
-                    let write = remote.ask(move |engine, responder| {
-                        let write = engine.write(&engine.attach_shared(&to), vec![byte; 32], at);
-                        _ = write.callback(|done, buf| _ = responder.send((done, buf)));
-                    });
-                    let write = timeout(LONG, write.unwrap()).await.expect("a wake-up is lost");
-                    let (written, buf) = write.unwrap();
-                    assert_eq!(written.unwrap(), 32);
-                    let from = file.clone();
-                    let read = remote.ask(move |engine, responder| {
-                        let read = engine.read(&engine.attach_shared(&from), buf, at);
-                        _ = read.callback(|done, buf| _ = responder.send((done, buf)));
-                    });
-                    let read = timeout(LONG, read.unwrap()).await.expect("a wake-up is lost");
-                    let (read, buf) = read.unwrap();
-                    assert_eq!((read.unwrap(), buf), (32, vec![byte; 32]));
-                }
-                rounds
-            })
-        })
-        .collect();
-    let mut sum = 0;
-    for handle in handles {
-        sum += handle.await.unwrap();
-    }
-    sum
 }
 
 /// The engine completes the requests of aborted tasks, and no buffer is left.
@@ -169,35 +139,20 @@ fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
     let (to_us, from_engine) = mpsc::channel();
     let engine = thread::spawn(move || {
         let engine = Engine::new().unwrap();
-        to_us.send(engine.remote()).unwrap();
+        to_us.send(Writer::new(&engine)).unwrap();
         engine.serve().unwrap();
         engine.validate()
     });
-    let remote = from_engine.recv().unwrap();
+    let writer = from_engine.recv().unwrap();
     many_threads().block_on(async {
         for round in 0..200 {
-            let (remote, file) =
-                (remote.clone(), SharedFile::new(tempfile::tempfile().unwrap()).unwrap());
-            let task = tokio::spawn(async move {
-                loop {
-                    let to = file.clone();
-                    let write = remote.ask(move |engine, responder| {
-                        let write = engine.write(&engine.attach_shared(&to), vec![1; 64], 0);
-                        _ = write.callback(|done, _| _ = responder.send(done));
-                    });
-                    match write {
-                        Ok(write) => assert!(matches!(write.await, Ok(Ok(64)))),
-                        Err(SubmitError::Full(_)) => tokio::task::yield_now().await,
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-            });
+            let task = tokio::spawn(writer.clone().run(round, |_| true));
             sleep(Duration::from_micros(10 * (round % 20))).await;
             task.abort();
             assert!(task.await.unwrap_err().is_cancelled());
         }
     });
-    drop(remote);
+    drop(writer);
     assert!(engine.join().unwrap().is_idle());
 }
 

@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::fs;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 
-/// The size in bytes of the part of the file that one lock covers.
-pub(super) const CELL: usize = 32;
+use aio_reap::Alignment;
+
+/// The number of cells. One lock covers a cell.
 const CELLS: usize = 70;
-/// The length of the file. Reads go beyond it, and it is not a multiple of the cell size.
-pub(super) const FILE_LEN: usize = 64 * CELL - 10;
 /// The bytes in the buffer of a read before it.
 pub(super) const FRESH: u8 = 0xee;
 
@@ -30,25 +30,40 @@ pub(super) struct Access {
 }
 
 impl Access {
-    fn cells(&self) -> Range<usize> {
-        (self.at / CELL).min(CELLS)..(self.at + self.len).div_ceil(CELL).min(CELLS)
+    fn cells(&self, cell: usize) -> Range<usize> {
+        (self.at / cell).min(CELLS)..(self.at + self.len).div_ceil(cell).min(CELLS)
     }
 }
 
 pub(super) struct Image {
     /// The file, to read it without the engine.
-    pub(super) raw: fs::File,
+    raw: fs::File,
+    /// The size of a cell in bytes. On a direct file it is that of a block.
+    pub(super) cell: usize,
+    pub(super) is_direct: bool,
+    /// The length of the file. Reads go beyond it, and it is not a multiple of the cell size.
+    pub(super) len: usize,
     bytes: RefCell<Vec<u8>>,
     /// For each cell, the number of requests that read it, or -1 while one writes it.
     locks: RefCell<Vec<i32>>,
 }
 
 impl Image {
-    pub(super) fn new() -> Self {
-        let raw = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
-        let bytes: Vec<u8> = (0..FILE_LEN).map(|at| (at * 7 + at / 251) as u8).collect();
+    /// Makes a file, for `O_DIRECT` if it has a `folder` where that works. Returns the engine's descriptor too.
+    pub(super) fn new(folder: Option<&Path>) -> (Self, fs::File) {
+        let (raw, file, block) = folder.and_then(direct).unwrap_or_else(|| {
+            let required = folder.is_some() && std::env::var_os("OFFLOCK_REQUIRE_ALL").is_some();
+            assert!(!required, "files without the page cache do not work here");
+            let raw = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
+            (raw.try_clone().unwrap(), raw, None)
+        });
+        let cell = block.unwrap_or(32);
+        let len = 64 * cell - 10;
+        let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
         raw.write_all_at(&bytes, 0).unwrap();
-        Self { raw, bytes: RefCell::new(bytes), locks: RefCell::new(vec![0; CELLS]) }
+        let locks = RefCell::new(vec![0; CELLS]);
+        let bytes = RefCell::new(bytes);
+        (Self { raw, cell, is_direct: block.is_some(), len, bytes, locks }, file)
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
@@ -60,7 +75,7 @@ impl Image {
     /// Locks the cells. Returns false if a conflicting request uses one of them.
     pub(super) fn lock(&self, access: &Access) -> bool {
         let mut locks = self.locks.borrow_mut();
-        let cells = &mut locks[access.cells()];
+        let cells = &mut locks[access.cells(self.cell)];
         let read = matches!(access.kind, Kind::Read { .. });
         let free = cells.iter().all(|&lock| if read { lock >= 0 } else { lock == 0 });
         if free {
@@ -75,7 +90,9 @@ impl Image {
             Kind::Read { .. } => -1,
             Kind::Write | Kind::Punch => 1,
         };
-        self.locks.borrow_mut()[access.cells()].iter_mut().for_each(|lock| *lock += change);
+        self.locks.borrow_mut()[access.cells(self.cell)]
+            .iter_mut()
+            .for_each(|lock| *lock += change);
     }
 
     /// Checks the bytes of a completed request, updates those that it wrote, and unlocks its cells.
@@ -85,11 +102,14 @@ impl Image {
         let mut image = self.bytes.borrow_mut();
         match (kind, moved) {
             (Kind::Read { zero_fill }, Some(moved)) => {
-                let there = len.min(FILE_LEN.saturating_sub(at));
+                let there = len.min(self.len.saturating_sub(at));
                 assert_eq!(moved, if zero_fill { len } else { there }, "{access:?}");
-                assert!(bytes[..there] == image[at.min(FILE_LEN)..][..there], "{access:?}");
-                let rest = if zero_fill { 0 } else { FRESH };
-                assert!(bytes[there..].iter().all(|&byte| byte == rest), "{access:?}");
+                assert!(bytes[..there] == image[at.min(self.len)..][..there], "{access:?}");
+                // A direct read may write the whole block at the end of the file.
+                if zero_fill || !self.is_direct {
+                    let rest = if zero_fill { 0 } else { FRESH };
+                    assert!(bytes[there..].iter().all(|&byte| byte == rest), "{access:?}");
+                }
             }
             (Kind::Write | Kind::Punch, _) => {
                 let now = self.read(at, len);
@@ -122,13 +142,16 @@ impl Image {
         let image = self.bytes.borrow();
         match kind {
             Kind::Read { .. } => {
-                assert!(bytes[..count] == image[at.min(FILE_LEN)..][..count], "{access:?}");
-                assert!(bytes[count..].iter().all(|&byte| byte == FRESH), "{access:?}");
+                assert!(bytes[..count] == image[at.min(self.len)..][..count], "{access:?}");
+                // Of a direct file a part of a block does not count.
+                let rest = self.is_direct || bytes[count..].iter().all(|&byte| byte == FRESH);
+                assert!(rest, "{access:?}");
             }
             Kind::Write => {
                 let now = self.read(at, len);
                 assert!(now[..count] == bytes[..count], "{access:?}");
-                assert!(now[count..] == image[at..at + len][count..], "{access:?}");
+                let rest = self.is_direct || now[count..] == image[at..at + len][count..];
+                assert!(rest, "{access:?}");
             }
             Kind::Punch | Kind::Other => assert_eq!(count, 0, "{access:?}"),
         }
@@ -136,7 +159,17 @@ impl Image {
 
     /// Checks the whole file.
     pub(super) fn check_file(&self) {
-        assert!(self.read(0, FILE_LEN) == *self.bytes.borrow(), "the file differs from the model");
-        assert_eq!(self.raw.metadata().unwrap().len(), FILE_LEN as u64);
+        assert!(self.read(0, self.len) == *self.bytes.borrow(), "the file differs from the model");
+        assert_eq!(self.raw.metadata().unwrap().len(), self.len as u64);
     }
+}
+
+/// Makes a file in `folder` and opens it with `O_DIRECT`. Returns it twice, and the size of its blocks.
+fn direct(folder: &Path) -> Option<(fs::File, fs::File, Option<usize>)> {
+    let temp = tempfile::NamedTempFile::new_in(folder).unwrap();
+    let mut options = fs::File::options();
+    let opened = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(temp.path());
+    let file = opened.ok()?;
+    let block = Alignment::of(&file).unwrap()?.offset as usize;
+    Some((temp.into_file(), file, Some(block)))
 }
