@@ -1,22 +1,30 @@
 //! Child processes: this test program run again.
 
 use std::env;
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// The environment variable that names the test that a child process runs.
 pub const CHILD: &str = "OFFLOCK_TEST_CHILD";
 
-/// Runs `f` in a process of its own: for the test `name` alone, this test program is started again.
+/// Runs `f` in a process of its own, with more environment variables: for the test `name` alone, this
+/// test program is started again. Returns what that process said; none in that process itself.
+pub fn in_child(name: &str, variables: &[(&str, &str)], f: impl FnOnce()) -> Option<Output> {
+    if env::var(CHILD).is_ok_and(|child| child == name) {
+        f();
+        return None;
+    }
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", name, "--nocapture"]).env(CHILD, name);
+    Some(child.envs(variables.iter().copied()).output().unwrap())
+}
+
+/// Runs `f` in a process of its own, like [`in_child`].
 ///
 /// # Panics
 ///
 /// Panics with the child's output if the test fails there, or if there is no such test.
 pub fn in_own_process(name: &str, f: impl FnOnce()) {
-    if env::var(CHILD).is_ok_and(|child| child == name) {
-        return f();
-    }
-    let mut child = Command::new(env::current_exe().unwrap());
-    let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, name).output().unwrap();
+    let Some(child) = in_child(name, &[], f) else { return };
     let stdout = String::from_utf8_lossy(&child.stdout);
     let stderr = String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
