@@ -231,7 +231,10 @@ fn cargo_fuzz(ws: &Workspace) -> Cmd {
 /// The options of cargo, and those of the test programs. Skipped are tests that run others once more, in a process
 /// of their own; tests that do not give memory back, by design; and those of the adaptive policy, which take minutes.
 const SANITIZED: [(&str, &str); 6] = [
-    ("-p offlock-percpu --test api --test rcu", "--skip in_a_thread_local --skip absurd_sizes"),
+    (
+        "-p offlock-percpu --test api",
+        "--skip in_a_thread_local --skip absurd_sizes --skip denied::",
+    ),
     ("-p aio-reap --test api", "--skip dropped_or_forgotten --skip reads_of_dropped_operations"),
     ("-p bufcache --test api", "--skip adaptive::"),
     (

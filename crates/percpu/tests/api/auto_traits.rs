@@ -1,8 +1,10 @@
-//! `Send`, `Sync` and the variance of the public types. A compile-time test.
+//! `Send`, `Sync` and the variance of the public types.
 //!
 //! A type that loses `Send` or `Sync` breaks its callers, and one that gains it may be unsound.
 
 use std::cell::Cell;
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
@@ -15,112 +17,73 @@ use offlock_percpu::{
 };
 use offlock_sync::{WordGuard, WordLock};
 
-/// `none::<T>` names one function only if `T` has none of the traits.
-trait NotSend<A> {
-    fn none() {}
-}
-struct IsSend;
-impl<T: ?Sized> NotSend<()> for T {}
-impl<T: ?Sized + Send> NotSend<IsSend> for T {}
+struct Of<T: ?Sized>(PhantomData<T>);
 
-trait NotSync<A> {
-    fn none() {}
+/// What holds for every type that has no constant of its own.
+trait Neither {
+    const SEND: bool = false;
+    const SYNC: bool = false;
 }
-struct IsSync;
-impl<T: ?Sized> NotSync<()> for T {}
-impl<T: ?Sized + Sync> NotSync<IsSync> for T {}
+
+impl<T: ?Sized> Neither for Of<T> {}
+
+impl<T: ?Sized + Send> Of<T> {
+    const SEND: bool = true;
+}
+
+impl<T: ?Sized + Sync> Of<T> {
+    const SYNC: bool = true;
+}
+
+/// A type that is `Sync` and not `Send`.
+type Pinned = MutexGuard<'static, u8>;
+
+#[test]
+fn types_go_where_their_values_may() {
+    let send_and_sync = [
+        (Of::<PerCpu<Cell<u8>>>::SEND, Of::<PerCpu<Cell<u8>>>::SYNC, (true, false)),
+        (Of::<PerCpu<Rc<u8>>>::SEND, Of::<PerCpu<Rc<u8>>>::SYNC, (false, false)),
+        // `T: Sync` is not enough, because any thread that runs on a CPU uses its slot.
+        (Of::<PerCpu<Pinned>>::SEND, Of::<PerCpu<Pinned>>::SYNC, (false, false)),
+        (Of::<PercpuRef>::SEND, Of::<PercpuRef>::SYNC, (true, true)),
+        (Of::<RefBlock>::SEND, Of::<RefBlock>::SYNC, (true, true)),
+        (Of::<LgLock<Cell<u8>>>::SEND, Of::<LgLock<Cell<u8>>>::SYNC, (true, true)),
+        (Of::<LgLock<Pinned>>::SEND, Of::<LgLock<Pinned>>::SYNC, (false, false)),
+        (Of::<LocalGuard<u8>>::SEND, Of::<LocalGuard<u8>>::SYNC, (false, true)),
+        (Of::<LocalGuard<Cell<u8>>>::SEND, Of::<LocalGuard<Cell<u8>>>::SYNC, (false, false)),
+        (Of::<GlobalGuard<u8>>::SEND, Of::<GlobalGuard<u8>>::SYNC, (false, true)),
+        (Of::<GlobalGuard<Cell<u8>>>::SEND, Of::<GlobalGuard<Cell<u8>>>::SYNC, (false, false)),
+        (Of::<WordLock<Cell<u8>>>::SEND, Of::<WordLock<Cell<u8>>>::SYNC, (true, true)),
+        (Of::<WordGuard<u8>>::SEND, Of::<WordGuard<u8>>::SYNC, (false, true)),
+        (Of::<WordGuard<Cell<u8>>>::SEND, Of::<WordGuard<Cell<u8>>>::SYNC, (false, false)),
+        (Of::<Guard>::SEND, Of::<Guard>::SYNC, (false, false)),
+        (Of::<Owned<Cell<u8>>>::SEND, Of::<Owned<Cell<u8>>>::SYNC, (true, false)),
+        (Of::<Owned<Pinned>>::SEND, Of::<Owned<Pinned>>::SYNC, (false, true)),
+    ];
+    for (at, (send, sync, wanted)) in send_and_sync.into_iter().enumerate() {
+        assert_eq!((send, sync), wanted, "row {at}");
+    }
+    // Two threads with an iterator each would share the values.
+    trait NotSend<A> {}
+    struct IsSend;
+    impl<T> NotSend<()> for T {}
+    impl<T: Send> NotSend<IsSend> for T {}
+    fn is_not_send<T: NotSend<A>, A>(_: &T) {} // two choices of `A`, and no build, if `T` is `Send`
+    is_not_send(&LgLock::new(|_| Cell::new(0_u8)).global().unwrap().iter());
+}
 
 fn everywhere<T: Send + Sync + Unpin>() {}
-fn send<T: Send>() {}
-fn sync<T: Sync>() {}
 
 /// Checks the traits of plain data: copied, compared and printed.
-fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
-
-#[test]
-fn facts_are_plain_values_on_every_thread() {
-    plain::<CpuId>();
-    plain::<Capabilities>();
-    everywhere::<AllocError>();
-}
-
-#[test]
-fn counters_are_shared() {
-    everywhere::<PerCpuCounter>();
-}
-
-#[test]
-fn slots_go_where_their_values_go() {
-    everywhere::<PerCpu<u64>>();
-    send::<PerCpu<Cell<u8>>>();
-    <PerCpu<Cell<u8>> as NotSync<_>>::none();
-    <PerCpu<Rc<u8>> as NotSend<_>>::none();
-    <PerCpu<Rc<u8>> as NotSync<_>>::none();
-    // `T: Sync` is not enough, because any thread that runs on a CPU uses its slot.
-    <PerCpu<MutexGuard<'static, u8>> as NotSend<_>>::none();
-    <PerCpu<MutexGuard<'static, u8>> as NotSync<_>>::none();
-}
-
-#[test]
-fn locks_and_references_go_where_they_may() {
-    everywhere::<Reference<'_>>();
-    send::<PercpuRef>();
-    sync::<PercpuRef>();
-    send::<RefBlock>();
-    sync::<RefBlock>();
-    send::<LgLock<Cell<u8>>>();
-    sync::<LgLock<Cell<u8>>>();
-    <LgLock<MutexGuard<'static, u8>> as NotSend<_>>::none();
-    <LgLock<MutexGuard<'static, u8>> as NotSync<_>>::none();
-    sync::<LocalGuard<'_, u8>>();
-    sync::<GlobalGuard<'_, u8>>();
-    <LocalGuard<'static, u8> as NotSend<_>>::none();
-    <GlobalGuard<'static, u8> as NotSend<_>>::none();
-    <LocalGuard<'static, Cell<u8>> as NotSync<_>>::none();
-    <GlobalGuard<'static, Cell<u8>> as NotSync<_>>::none();
-    // Two threads with an iterator each would share the values.
-    fn is_not_send<X: NotSend<A>, A>(_: &X) {}
-    is_not_send(&LgLock::new(|_| Cell::new(0_u8)).global().unwrap().iter());
-    send::<WordLock<Cell<u8>>>();
-    sync::<WordLock<Cell<u8>>>();
-    sync::<WordGuard<'_, u8>>();
-    <WordGuard<'_, Cell<u8>> as NotSync<_>>::none();
-}
-
-#[test]
-fn rcu_types_go_where_they_may() {
-    everywhere::<Atomic<u64>>();
-    everywhere::<Owned<u64>>();
-    everywhere::<Unlinked<u64>>();
-    everywhere::<Batch>();
-    everywhere::<RetireHead>();
-    plain::<GracePeriod>();
-    plain::<Stats>();
-    plain::<SynchronizeError>();
-    <Guard as NotSend<_>>::none();
-    <Guard as NotSync<_>>::none();
-    <Owned<Cell<u8>> as NotSync<_>>::none();
-    <Owned<MutexGuard<'static, u8>> as NotSend<_>>::none();
-}
+fn plain<T: Copy + PartialEq + Debug + Send + Sync + 'static>() {}
 
 /// A longer lifetime may stand for a shorter one, inside and outside.
-#[expect(dead_code, reason = "compiled for the variance they need")]
-mod covariant {
-    use super::*;
+type Covariant<'a> = (Reference<'a>, Owned<&'a u8>, LocalGuard<'a, u8>, PerCpu<&'a u8>);
 
-    fn reference<'a>(reference: Reference<'static>) -> Reference<'a> {
-        reference
-    }
-
-    fn owned<'a>(owned: Owned<&'static u8>) -> Owned<&'a u8> {
-        owned
-    }
-
-    fn guard<'a>(guard: LocalGuard<'static, u8>) -> LocalGuard<'a, u8> {
-        guard
-    }
-
-    fn slots<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {
-        slots
-    }
+#[expect(dead_code, reason = "compiled for the variance and the traits that they need")]
+fn compiled<'a>(long: Covariant<'static>) -> Covariant<'a> {
+    plain::<(CpuId, Capabilities, GracePeriod, Stats, SynchronizeError)>();
+    everywhere::<(AllocError, PerCpuCounter, PerCpu<u64>, Reference<'_>)>();
+    everywhere::<(Atomic<u64>, Owned<u64>, Unlinked<u64>, Batch, RetireHead)>();
+    long
 }

@@ -2,50 +2,39 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use offlock_percpu::PerCpuCounter;
 
-use testkit::pin::{allowed_cpus, pin_to};
-use testkit::stress::{keep_running, stress_time};
-
-/// Returns the end of a test: `OFFLOCK_STRESS_SECONDS` from now if `long`.
-fn until(long: bool) -> Instant {
-    let time = if long { stress_time(5) } else { Duration::from_millis(300) };
-    Instant::now() + time
-}
+use crate::threads::{hop, until};
+use testkit::stress::keep_running;
 
 /// Threads add on changing CPUs. The sum at the end is exact. A sum meanwhile has each add that ended
 /// before it and no add that began after it, and is not less than an earlier sum.
-fn hop_and_count(until: Instant) {
-    const THREADS: i64 = 4;
+pub(crate) fn hop_and_count(until: Instant) {
     const LARGEST: i64 = 50;
     const ENOUGH: i64 = 10_000;
     let counter = PerCpuCounter::new();
     let (begun, ended) = (AtomicI64::new(0), AtomicI64::new(0));
-    let cpus = allowed_cpus();
-    thread::scope(|s| {
-        for start in 0..THREADS as usize {
-            let (counter, begun, ended, cpus) = (&counter, &begun, &ended, &cpus);
-            s.spawn(move || {
-                let on = |_: &&usize| keep_running(until, || ended.load(SeqCst) > ENOUGH);
-                for &cpu in cpus.iter().cycle().skip(start).take_while(on) {
-                    pin_to(&[cpu]);
-                    for delta in (1..=LARGEST).chain([LARGEST; 20]) {
-                        begun.fetch_add(delta, SeqCst);
-                        counter.add(delta);
-                        ended.fetch_add(delta, SeqCst);
-                    }
-                }
-            });
-        }
-        let mut last = 0;
-        while keep_running(until, || ended.load(SeqCst) > ENOUGH) {
-            let least = ended.load(SeqCst).max(last);
-            last = counter.sum();
-            assert!((least..=begun.load(SeqCst)).contains(&last), "{least}, then {last}");
-        }
-    });
+    let go = || keep_running(until, || ended.load(SeqCst) > ENOUGH);
+    let add = |delta| {
+        begun.fetch_add(delta, SeqCst);
+        counter.add(delta);
+        ended.fetch_add(delta, SeqCst);
+    };
+    hop(
+        4,
+        go,
+        |_, _| (1..=LARGEST).chain([LARGEST; 20]).for_each(add),
+        || {
+            let mut last = 0;
+            while go() {
+                let least = ended.load(SeqCst).max(last);
+                last = counter.sum();
+                assert!((least..=begun.load(SeqCst)).contains(&last), "{least}, then {last}");
+            }
+        },
+    );
     let sum = ended.into_inner();
     assert!(sum > ENOUGH, "{sum}");
     assert_eq!(counter.sum(), sum);
@@ -53,13 +42,13 @@ fn hop_and_count(until: Instant) {
 
 #[test]
 fn inv03_sums_are_exact_under_migration() {
-    hop_and_count(until(false));
+    hop_and_count(until(true));
 }
 
 #[test]
 #[ignore = "stress: seconds of hopping"]
 fn stress_inv03_sums_are_exact_under_migration() {
-    hop_and_count(until(true));
+    hop_and_count(until(false));
 }
 
 /// The adds of an ended thread stay counted.

@@ -12,26 +12,21 @@ use std::time::{Duration, Instant};
 use offlock_percpu::lglock::LocalGuard;
 use offlock_percpu::{CpuId, LgLock, LockError, possible_cpus};
 
-use crate::no_id::take_id;
+use crate::threads::{hop, until};
 use testkit::pin::{allowed_cpus, pin_to};
-use testkit::rng;
+use testkit::rng::Rng;
 use testkit::stress::keep_running;
-use testkit::stress::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
 
 #[test]
 fn a_slot_for_every_cpu_with_its_value() {
     let lock = LgLock::new(|cpu| cpu.get() * 10);
-    assert_eq!(lock.capacity(), possible_cpus());
-    let end = CpuId::new(lock.capacity() as u32);
     let mut all = lock.global().unwrap();
     all.iter_mut().for_each(|(_, value)| *value += 2);
-    assert!(all.iter().all(|(cpu, &value)| value == cpu.get() * 10 + 2));
-    assert_eq!(all.capacity(), end.index());
-    let seen: Vec<u32> = all.iter().map(|(cpu, _)| cpu.get()).collect();
-    assert!(seen.iter().copied().eq(0..end.get()), "ascending: {seen:?}");
-    assert_eq!(all.iter().rev().len(), end.index());
+    assert!(all.iter().map(|(_, &value)| value).eq((0..all.capacity() as u32).map(|n| n * 10 + 2)));
+    assert!(all.iter().enumerate().all(|(at, (cpu, _))| at == cpu.index()), "ascending");
+    assert_eq!((all.capacity(), all.iter().rev().len()), (possible_cpus(), possible_cpus()));
 }
 
 #[test]
@@ -94,71 +89,47 @@ fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
     }
 }
 
-/// Eight threads on changing CPUs add by every method, and no add is lost. Two have no CPU id, because their
-/// rseq area is unregistered.
-#[test]
-#[ignore = "stress: five seconds of hopping"]
-fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
-    let lock = &LgLock::new(|_| (0_u64, 0_u64));
-    let (cpus, until) = (&allowed_cpus(), Instant::now() + stress_time(5));
-    let end = lock.capacity();
-    let (moved, so_far) = (&AtomicU64::new(0), &AtomicU64::new(0));
-    let enough = || so_far.load(Relaxed) > 10_000 && (cpus.len() == 1 || moved.load(Relaxed) > 0);
-    let want: u64 = thread::scope(|s| {
-        let threads: Vec<_> = (0..8_u64)
-            .map(|id| {
-                s.spawn(move || {
-                    if id % 4 == 3 {
-                        take_id();
-                    }
-                    let mut rng = rng::seeded(id);
-                    let mut added = 0;
-                    while keep_running(until, enough) {
-                        let before = added;
-                        pin_to(&[cpus[rng.usize(..cpus.len())]]);
-                        for _ in 0..100 {
-                            let cpu = CpuId::new(rng.usize(..end) as u32);
-                            added += match rng.usize(..64) {
-                                0 => {
-                                    let mut all = lock.global().unwrap();
-                                    all.iter_mut().for_each(|(_, both)| add(both));
-                                    end as u64
-                                }
-                                1..8 => {
-                                    add(&mut lock.local_on(cpu).unwrap());
-                                    1
-                                }
-                                8 => {
-                                    let mut guard = lock.local().unwrap();
-                                    pin_to(cpus); // any allowed CPU
-                                    pin_to(&[cpus[rng.usize(..cpus.len())]]);
-                                    if offlock_percpu::current_cpu() != guard.cpu() {
-                                        moved.fetch_add(1, Relaxed);
-                                    }
-                                    add(&mut guard);
-                                    1
-                                }
-                                _ => {
-                                    add(&mut lock.local().unwrap());
-                                    1
-                                }
-                            };
-                        }
-                        so_far.fetch_add(added - before, Relaxed);
-                    }
-                    added
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-    });
+/// Threads on changing CPUs add by every method, and no add is lost.
+pub(crate) fn hop_and_lock(until: Instant) {
+    let lock = LgLock::new(|_| (0_u64, 0_u64));
+    let (cpus, end) = (allowed_cpus(), lock.capacity());
+    let (added, moved) = (AtomicU64::new(0), AtomicU64::new(0));
+    let enough = || added.load(Relaxed) > 10_000 && (cpus.len() == 1 || moved.load(Relaxed) > 0);
+    let step = |rng: &mut Rng, _| {
+        let cpu = CpuId::new(rng.usize(..end) as u32);
+        match rng.usize(..64) {
+            0 => {
+                lock.global().unwrap().iter_mut().for_each(|(_, both)| add(both));
+                added.fetch_add(end as u64 - 1, Relaxed);
+            }
+            1..8 => add(&mut lock.local_on(cpu).unwrap()),
+            8 => {
+                let mut guard = lock.local().unwrap();
+                pin_to(&cpus); // any allowed CPU
+                pin_to(&[cpus[rng.usize(..cpus.len())]]);
+                if offlock_percpu::current_cpu() != guard.cpu() {
+                    moved.fetch_add(1, Relaxed);
+                }
+                add(&mut guard);
+            }
+            _ => add(&mut lock.local().unwrap()),
+        }
+        added.fetch_add(1, Relaxed);
+    };
+    let steps = |rng: &mut Rng, cpu| (0..100).for_each(|_| step(rng, cpu));
+    hop(8, || keep_running(until, enough), steps, || ());
     let all = lock.global().unwrap();
     assert!(all.iter().all(|(_, (first, second))| first == second));
     let got: u64 = all.iter().map(|(_, (first, _))| *first).sum();
-    println!("{want} additions, {moved:?} guards unlocked on another CPU, {lock:?}");
-    assert_eq!(got, want);
-    assert!(want > 10_000);
-    assert!(cpus.len() == 1 || moved.load(Relaxed) > 0);
+    println!("{added:?} additions, {moved:?} guards unlocked on another CPU, {lock:?}");
+    assert_eq!(got, added.load(Relaxed));
+    assert!(enough());
+}
+
+#[test]
+#[ignore = "stress: five seconds of hopping"]
+fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
+    hop_and_lock(until(false));
 }
 
 /// A thread may hold several guards in ascending order. In another order a call that would wait

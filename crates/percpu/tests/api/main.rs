@@ -1,17 +1,16 @@
-//! Tests that share one process. RCU has a test program of its own, and so have tests that need an
-//! allocator, a seccomp filter or a signal handler.
+//! Tests that share one process. Tests that need an allocator have a program of their own.
 #![cfg(not(offlock_model))]
 
 mod auto_traits;
 mod counters;
+mod counts;
 mod cpu;
-mod ledger;
+mod denied;
+mod fences;
 mod lglock;
 #[path = "../model/mod.rs"]
 mod model;
-#[path = "../common/no_id.rs"]
-mod no_id;
 mod properties;
-mod ref_block;
-mod refcount;
+mod rcu;
 mod slots;
+mod threads;

@@ -15,57 +15,6 @@ use testkit::wait_until;
 /// The most guards of the lock, and of RCU, at a time.
 const MOST: usize = 8;
 
-/// A step. Numbers that select something are taken modulo the number of choices.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
-    Add(i64),
-    Increments(u8),
-    /// Moves the thread to a CPU, with the guards that it holds.
-    Move(u8),
-    Get,
-    CloneReference,
-    Put(u8),
-    Kill,
-    Lock,
-    LockOn(u8),
-    LockAll,
-    Unlock(u8),
-    /// Publishes a new value, or none, and retires the old one.
-    Publish,
-    Unpublish,
-    Poll,
-    Pin,
-    Unpin(u8),
-}
-
-impl Step {
-    pub(crate) fn decode([what, a, b, c]: [u8; 4]) -> Self {
-        match what % 32 {
-            what @ 0..=13 if what % 5 < 2 => {
-                let amount = amount(b, c) as i64;
-                Self::Add(if a % 2 == 0 { amount } else { amount.wrapping_neg() })
-            }
-            0..=13 => Self::Increments(a),
-            14 | 15 => Self::Move(a),
-            16 => Self::Get,
-            17 if a.is_multiple_of(8) => Self::CloneReference,
-            17 => Self::Put(a),
-            18 | 19 => Self::Kill,
-            20..=29 => match a / 2 % 5 {
-                0 => Self::Lock,
-                1 => Self::LockOn(b),
-                2 | 3 => Self::LockAll,
-                _ => Self::Unlock(b),
-            },
-            30 if a.is_multiple_of(4) => Self::Unpublish,
-            30 => Self::Publish,
-            _ if a.is_multiple_of(4) => Self::Poll,
-            _ if a % 4 == 1 => Self::Pin,
-            _ => Self::Unpin(a),
-        }
-    }
-}
-
 /// Returns a small or middling number, or one so large that sums wrap: `shift` decides.
 fn amount(base: u8, shift: u8) -> u64 {
     match shift % 4 {
@@ -76,33 +25,28 @@ fn amount(base: u8, shift: u8) -> u64 {
     }
 }
 
-/// Runs one input. Returns the number of steps.
+/// Runs one input: a header of the corpus, and steps of four bytes. Returns the number of steps.
 ///
 /// # Panics
 ///
 /// Panics if the result of a step differs from the model's.
 pub(crate) fn run(input: &[u8]) -> usize {
-    let steps = input.get(4..).unwrap_or_default().chunks(4); // the corpus has a header
+    let steps = input.get(4..).unwrap_or_default().chunks(4);
     run_steps(steps.map(|chunk| {
         let mut step = [0; 4];
         step[..chunk.len()].copy_from_slice(chunk);
-        Step::decode(step)
+        step
     }))
 }
 
 /// Runs steps, and returns their number. Panics like [`run`].
-pub(crate) fn run_steps(steps: impl Iterator<Item = Step>) -> usize {
+pub(crate) fn run_steps(steps: impl IntoIterator<Item = [u8; 4]>) -> usize {
     let released = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&released);
     let refs = PercpuRef::new(move || _ = count.fetch_add(1, Relaxed));
     let lock = LgLock::default();
     let mut world = World::new(&refs, released, &lock);
-    let mut count = 0;
-    for step in steps {
-        world.step(step);
-        world.check();
-        count += 1;
-    }
+    let count = steps.into_iter().map(|step| world.checked_step(step)).count();
     world.end();
     count
 }
@@ -177,81 +121,104 @@ impl<'a> World<'a> {
         }
     }
 
-    fn step(&mut self, step: Step) {
-        match step {
-            Step::Add(delta) => {
+    /// Makes the step that the first byte names, and checks everything. Numbers that select something
+    /// are taken modulo the number of choices.
+    fn checked_step(&mut self, [what, a, b, c]: [u8; 4]) {
+        match what % 32 {
+            what @ 0..=13 if what % 5 < 2 => {
+                let amount = amount(b, c) as i64;
+                let delta = if a % 2 == 0 { amount } else { amount.wrapping_neg() };
                 self.counter.add(delta);
                 self.sum = self.sum.wrapping_add(delta);
             }
-            Step::Increments(count) => {
-                (0..count).for_each(|_| self.counter.increment());
-                self.sum = self.sum.wrapping_add(i64::from(count));
+            0..=13 => {
+                (0..a).for_each(|_| self.counter.increment());
+                self.sum = self.sum.wrapping_add(i64::from(a));
             }
-            Step::Move(which) => {
-                let cpu = self.cpus[usize::from(which) % self.cpus.len()];
+            14 | 15 => {
+                let cpu = self.cpus[usize::from(a) % self.cpus.len()];
                 pin_to(&[cpu]);
                 self.pinned = Some(cpu); // also for a guard that is held: it unlocks its own slot
             }
-            Step::Get => {
+            16 => {
                 let got = self.refs.try_get();
                 assert_eq!(got.is_some(), !self.killed, "a get succeeds exactly while live");
                 self.held.extend(got);
             }
-            Step::CloneReference => self.held.extend(self.held.last().cloned()),
-            Step::Put(which) => drop(remove(&mut self.held, which)),
-            Step::Kill => {
-                let want = if self.killed { Err(KillError::AlreadyDying) } else { Ok(()) };
-                assert_eq!(self.refs.kill(), want);
-                self.killed = true;
+            17 if a.is_multiple_of(8) => self.held.extend(self.held.last().cloned()),
+            17 => drop(remove(&mut self.held, a)),
+            18 | 19 => self.kill(),
+            20..=29 => match a / 2 % 5 {
+                0 => self.lock_here(),
+                1 => self.lock_on(b),
+                2 | 3 => self.lock_all(),
+                _ => drop(remove(&mut self.locked, b)),
+            },
+            30 if a.is_multiple_of(4) => self.unpublish(),
+            30 => self.publish(),
+            _ if a.is_multiple_of(4) => _ = rcu::poll(),
+            _ if a % 4 == 1 => self.pin(),
+            _ => drop(remove(&mut self.readers, a)),
+        }
+        self.check();
+    }
+
+    fn kill(&mut self) {
+        let want = if self.killed { Err(KillError::AlreadyDying) } else { Ok(()) };
+        assert_eq!(self.refs.kill(), want);
+        self.killed = true;
+    }
+
+    fn lock_here(&mut self) {
+        self.unlock_some();
+        let got = self.lock.local();
+        // The slot of the current CPU is known only after the call.
+        let may = match &got {
+            Ok(guard) => {
+                let slot = guard.cpu().index();
+                assert!(self.pinned.is_none_or(|cpu| slot == cpu % self.values.len()));
+                self.is_free(slot)
             }
-            Step::Lock => {
-                self.unlock_some();
-                let got = self.lock.local();
-                // The slot of the current CPU is known only after the call.
-                let may = match &got {
-                    Ok(guard) => {
-                        let slot = guard.cpu().index();
-                        assert!(self.pinned.is_none_or(|cpu| slot == cpu % self.values.len()));
-                        self.is_free(slot)
-                    }
-                    Err(_) => self.locked.is_empty(),
-                };
-                self.took(got.map(Locked::One), may);
-            }
-            Step::LockOn(cpu) => {
-                self.unlock_some();
-                let slot = usize::from(cpu) % self.values.len();
-                let got = self.lock.local_on(CpuId::new(slot as u32)).map(Locked::One);
-                self.took(got, self.is_free(slot));
-            }
-            Step::LockAll => {
-                self.unlock_some();
-                self.took(self.lock.global().map(Locked::All), self.locked.is_empty());
-            }
-            Step::Unlock(which) => drop(remove(&mut self.locked, which)),
-            Step::Publish => {
-                self.last += 1;
-                let value = Value { number: self.last, alive: Arc::new(AtomicUsize::new(1)) };
-                self.made.push(Arc::clone(&value.alive));
-                let old = self.pointer.swap(Owned::new(Some(value)));
-                assert_eq!(old.as_ref().map(|old| old.number), self.published);
-                self.published = Some(self.last);
-                old.retire();
-            }
-            Step::Unpublish => {
-                self.pointer.store(Owned::new(None)); // retires the old value
-                self.published = None;
-            }
-            Step::Poll => _ = rcu::poll(),
-            Step::Pin if self.readers.len() < MOST => {
-                let guard = rcu::pin();
-                let value = self.pointer.load(&guard).as_ref();
-                assert_eq!(value.map(|value| value.number), self.published);
-                let alive = value.map(|value| Arc::clone(&value.alive));
-                self.readers.push((guard, alive));
-            }
-            Step::Pin => {}
-            Step::Unpin(which) => drop(remove(&mut self.readers, which)),
+            Err(_) => self.locked.is_empty(),
+        };
+        self.took(got.map(Locked::One), may);
+    }
+
+    fn lock_on(&mut self, cpu: u8) {
+        self.unlock_some();
+        let slot = usize::from(cpu) % self.values.len();
+        let got = self.lock.local_on(CpuId::new(slot as u32)).map(Locked::One);
+        self.took(got, self.is_free(slot));
+    }
+
+    fn lock_all(&mut self) {
+        self.unlock_some();
+        self.took(self.lock.global().map(Locked::All), self.locked.is_empty());
+    }
+
+    /// Publishes a new value, and retires the old one.
+    fn publish(&mut self) {
+        self.last += 1;
+        let value = Value { number: self.last, alive: Arc::new(AtomicUsize::new(1)) };
+        self.made.push(Arc::clone(&value.alive));
+        let old = self.pointer.swap(Owned::new(Some(value)));
+        assert_eq!(old.as_ref().map(|old| old.number), self.published);
+        self.published = Some(self.last);
+        old.retire();
+    }
+
+    fn unpublish(&mut self) {
+        self.pointer.store(Owned::new(None)); // retires the old value
+        self.published = None;
+    }
+
+    fn pin(&mut self) {
+        if self.readers.len() < MOST {
+            let guard = rcu::pin();
+            let value = self.pointer.load(&guard).as_ref();
+            assert_eq!(value.map(|value| value.number), self.published);
+            let alive = value.map(|value| Arc::clone(&value.alive));
+            self.readers.push((guard, alive));
         }
     }
 
@@ -304,16 +271,16 @@ impl<'a> World<'a> {
     /// value, and that every published value is dropped.
     fn end(mut self) {
         pin_to(&self.cpus);
-        self.step(Step::Kill);
+        self.kill();
         while self.held.pop().is_some() {
             self.check();
         }
         self.check();
         self.locked.clear();
-        self.step(Step::LockAll);
+        self.lock_all();
         self.check();
         self.readers.clear();
-        self.step(Step::Unpublish);
+        self.unpublish();
         wait_until(|| {
             rcu::poll(); // another thread may drop them
             self.made.iter().all(|alive| alive.load(Relaxed) == 0)

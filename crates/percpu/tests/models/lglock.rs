@@ -7,11 +7,11 @@
 
 use offlock_percpu::CpuId;
 use offlock_percpu::lglock::{LgLock, LockError};
+use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::virtual_cpu::set_current;
-use offlock_sync::{Arc, thread};
 
-use super::{Long, model};
+use super::{long_model, model, spawn};
 
 type Lock = LgLock<AtomicU64>;
 
@@ -28,23 +28,11 @@ fn add(value: &AtomicU64) {
 /// Runs a thread for each function on one lock, the first one here, and returns the values of the slots.
 fn beside<const N: usize>(here: fn(&Lock), there: [fn(&Lock); N]) -> [u64; 2] {
     let lock = Arc::new(make());
-    let others = there.map(|there| {
-        let lock = Arc::clone(&lock);
-        thread::spawn(move || there(&lock))
-    });
+    let others = there.map(|there| spawn(&lock, there));
     here(&lock);
-    for other in others {
-        other.join().unwrap();
-    }
-    totals(lock)
-}
-
-/// The values, after every other thread is gone.
-fn totals(lock: Arc<Lock>) -> [u64; 2] {
-    let lock = Arc::try_unwrap(lock).ok().expect("the others are gone");
+    others.into_iter().for_each(|other| other.join().unwrap());
     // Ordering: Relaxed; the lock ordered it.
-    let value = |cpu| lock.local_on(cpu).unwrap().load(Ordering::Relaxed);
-    [ZERO, ONE].map(value)
+    [ZERO, ONE].map(|cpu| lock.local_on(cpu).unwrap().load(Ordering::Relaxed))
 }
 
 fn make() -> Lock {
@@ -87,8 +75,7 @@ fn two_threads_exclude_each_other_on_a_slot() {
 /// Three threads for one slot: a thread that is woken wakes the next.
 #[test]
 fn three_on_one_slot_all_get_it() {
-    let _long = Long::mark();
-    model(|| assert_eq!(beside(local, [local, remote]), [3, 0]));
+    long_model(|| assert_eq!(beside(local, [local, remote]), [3, 0]));
 }
 
 #[test]
@@ -126,21 +113,9 @@ fn holders_are_refused_rather_than_left_waiting_for_each_other() {
             }
             assert_eq!(lock.global().unwrap_err(), LockError::Deadlock);
         };
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || greedy(&lock, ONE, ZERO)
-        });
+        let other = spawn(&lock, move |lock| greedy(lock, ONE, ZERO));
         greedy(&lock, ZERO, ONE);
         other.join().unwrap();
         assert!(lock.global().is_ok(), "everything is free again");
     });
 }
-
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[(
-    "lock a slot: none from it on is held",
-    "lglock::holders_are_refused_rather_than_left_waiting_for_each_other",
-)];
-
-/// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &[];

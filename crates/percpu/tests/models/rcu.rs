@@ -1,96 +1,47 @@
 //! Grace periods, guards and reclamation.
 
+use std::ptr;
+
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_sync::atomic::{AtomicPtr, Ordering};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{Arc, thread};
 
-use super::Long;
-
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("reclaim: the target is completed", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("bump: before the scan", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("pin: before the reads", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("scan: the readers have left", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("unpin: the reads are done", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("pin: the reads of earlier guards are done", "rcu::a_reader_that_comes_back_has_left"),
-    ("publish: the node is built", "rcu::a_new_value_is_seen_finished"),
-    ("publish: the node is built", "rcu::a_value_taken_out_is_seen_finished"),
-    ("pin: the unlinks before the grace period", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("bump: the unlinks", "rcu::inv25_a_reader_keeps_what_it_found"),
-    ("target: after the unlink", "rcu::a_cookie_needs_no_shared_write"),
-    ("target: one more, for a bump under way", "rcu::a_cookie_needs_no_shared_write"),
-    ("scan: the reads are done", "rcu::a_grace_period_of_another_thread_carries_the_reads"),
-    ("free: the reads are done", "rcu::a_grace_period_of_another_thread_carries_the_reads"),
-    (
-        "thread exit: no guard is left",
-        "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading",
-    ),
-    ("thread exit: the slot is reset", "rcu::inv15_a_slot_goes_to_the_next_thread"),
-    ("bag: take its lock", "rcu::two_threads_retire_on_one_cpu"),
-    ("bag: the lists are consistent", "rcu::two_threads_retire_on_one_cpu"),
-];
-
-/// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &[
-    "pin: before the reads",
-    "bump: before the scan",
-    "scan: the readers have left",
-    "unpin: the reads are done",
-    "pin: the reads of earlier guards are done",
-    "publish: the node is built",
-    "pin: the unlinks before the grace period",
-    "bump: the unlinks",
-    "target: after the unlink",
-    "target: one more, for a bump under way",
-    "scan: the reads are done",
-    "free: the reads are done",
-    "thread exit: the slot is reset",
-    "bag: take its lock",
-    "bag: the lists are consistent",
-];
+use super::spawn;
 
 /// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
-struct Payload(*mut Watched<u64>);
-
-// SAFETY: read by all, and freed by the drop, which has it alone: that is what the models check.
-unsafe impl Send for Payload {}
-// SAFETY: as above.
-unsafe impl Sync for Payload {}
+struct Payload(Late);
 
 impl Payload {
-    fn new(value: u64) -> Self {
-        Self(Box::into_raw(Box::new(Watched::new(value))))
-    }
-
-    fn read(&self) -> u64 {
-        Late(self.0).read()
-    }
-
-    /// To be read when the reference is long used.
-    fn late(&self) -> Late {
-        Late(self.0)
+    fn new() -> Self {
+        Self(Late(Box::into_raw(Box::new(Watched::new(1)))))
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        // SAFETY: ours from `into_raw`, and dropped once.
-        free(unsafe { Box::from_raw(self.0) });
+        self.0.free();
     }
 }
 
+/// What a reader found, to be read when its reference is long used.
 #[derive(Clone, Copy)]
-struct Late(*const Watched<u64>);
+struct Late(*mut Watched<u64>);
 
-// SAFETY: the pointer is read while a guard holds; the models check that.
+// SAFETY: read by all while a guard holds, and freed by one thread: that is what the models check.
 unsafe impl Send for Late {}
+// SAFETY: as above.
+unsafe impl Sync for Late {}
 
 impl Late {
     fn read(self) -> u64 {
         // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
         **unsafe { &*self.0 }
+    }
+
+    fn free(self) {
+        // SAFETY: from `into_raw`, and freed once.
+        free(unsafe { Box::from_raw(self.0) });
     }
 }
 
@@ -98,56 +49,67 @@ impl Late {
 ///
 /// In a checker the first use of a global happens before every later use of it. If a writer made the
 /// domain after an unlink, every reader would see the unlink.
-fn model(f: impl Fn() + Send + Sync + 'static) {
-    super::model(move || {
+fn in_domain(f: impl Fn()) -> impl Fn() {
+    move || {
         let _ = rcu::stats();
         f();
-    });
+    }
 }
 
-type Shared = Arc<Atomic<Payload>>;
+fn model(f: impl Fn() + Send + Sync + 'static) {
+    super::model(in_domain(f));
+}
 
-fn shared(value: u64) -> Shared {
-    Arc::new(Atomic::new(Payload::new(value)))
+fn shared() -> Arc<Atomic<Payload>> {
+    Arc::new(Atomic::new(Payload::new()))
 }
 
 /// Retires the value, and leaves another one that reads the same.
 fn replace(shared: &Atomic<Payload>) {
-    shared.store(Owned::new(Payload::new(1)));
+    shared.store(Owned::new(Payload::new()));
 }
 
 /// Pins, finds, reads late.
 fn read(shared: &Atomic<Payload>) {
     let guard = rcu::pin();
-    let late = shared.load(&guard).late();
+    let late = shared.load(&guard).0;
     thread::yield_now();
     dawdle();
     assert_eq!(late.read(), 1);
 }
 
-/// Pins, and reads the node late, if it is there.
-fn read_node(shared: &AtomicPtr<Watched<u64>>) {
-    let guard = rcu::pin();
-    // Ordering: Acquire pairs with nothing; the node is older than the thread.
-    let node = shared.load(Ordering::Acquire);
-    if !node.is_null() {
-        thread::yield_now();
-        assert_eq!(Late(node).read(), 1);
-    }
-    drop(guard);
-}
+/// A node that its writer frees by hand.
+struct Node(AtomicPtr<Watched<u64>>);
 
-fn spawn(
-    shared: &Shared,
-    f: impl FnOnce(&Atomic<Payload>) + Send + 'static,
-) -> thread::JoinHandle<()> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || f(&shared))
+impl Node {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicPtr::new(Box::into_raw(Box::new(Watched::new(1))))))
+    }
+
+    /// Pins, and reads the node, if it is there, after `meanwhile`.
+    fn read(&self, meanwhile: fn()) {
+        let _guard = rcu::pin();
+        // Ordering: Acquire pairs with nothing; the node is older than the thread.
+        let node = self.0.load(Ordering::Acquire);
+        if !node.is_null() {
+            meanwhile();
+            assert_eq!(Late(node).read(), 1);
+        }
+    }
+
+    /// Unlinks the node, and frees it if `grace_period` says that one is over.
+    fn unlink_and_free(&self, grace_period: impl FnOnce() -> bool) {
+        // Ordering: Relaxed; the grace period orders it.
+        let node = self.0.swap(ptr::null_mut(), Ordering::Relaxed);
+        if grace_period() {
+            Late(node).free();
+        }
+    }
 }
 
 /// Replaces the value while `reader` runs, polls, and joins the reader.
-fn replace_under(reader: impl FnOnce(&Atomic<Payload>) + Send + 'static) {
-    let shared = shared(1);
+fn replace_under(reader: fn(&Atomic<Payload>)) {
+    let shared = shared();
     let reader = spawn(&shared, reader);
     dawdle();
     replace(&shared);
@@ -169,7 +131,7 @@ fn dawdle() {
 #[test]
 fn inv25_a_reader_keeps_what_it_found() {
     model(|| {
-        let shared = shared(1);
+        let shared = shared();
         let reader = spawn(&shared, read);
         dawdle();
         replace(&shared);
@@ -195,7 +157,7 @@ fn a_reader_that_comes_back_has_left() {
 #[test]
 fn a_new_value_is_seen_finished() {
     model(|| {
-        let shared = shared(1);
+        let shared = shared();
         let reader = spawn(&shared, read);
         replace(&shared);
         reader.join().unwrap();
@@ -206,27 +168,14 @@ fn a_new_value_is_seen_finished() {
 /// have been on its way, and a reader with its number may have found the old value.
 #[test]
 fn a_cookie_needs_no_shared_write() {
-    let _long = Long::mark();
-    model(|| {
-        let node = Box::into_raw(Box::new(Watched::new(1_u64)));
-        let shared = Arc::new(AtomicPtr::new(node));
-        let reader = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || read_node(&shared)
-        });
-        let other = thread::spawn(|| {
-            let _ = rcu::start_grace_period().poll();
-        });
-        // Ordering: Relaxed; the cookie orders it.
-        shared.store(std::ptr::null_mut(), Ordering::Relaxed);
-        let period = rcu::start_grace_period();
-        if period.poll() {
-            // SAFETY: ours from `into_raw`, unlinked a grace period ago.
-            free(unsafe { Box::from_raw(node) });
-        }
+    super::long_model(in_domain(|| {
+        let node = Node::new();
+        let reader = spawn(&node, |node| node.read(thread::yield_now));
+        let other = thread::spawn(|| _ = rcu::start_grace_period().poll());
+        node.unlink_and_free(|| rcu::start_grace_period().poll());
         reader.join().unwrap();
         other.join().unwrap();
-    });
+    }));
 }
 
 /// A thread that finds its grace period completed by another thread frees the node after the reads
@@ -234,29 +183,15 @@ fn a_cookie_needs_no_shared_write() {
 #[test]
 fn a_grace_period_of_another_thread_carries_the_reads() {
     model(|| {
-        let node = Box::into_raw(Box::new(Watched::new(1_u64)));
-        let shared = Arc::new(AtomicPtr::new(node));
-        let owner = thread::spawn({
-            let (shared, node) = (Arc::clone(&shared), Late(node));
-            move || {
-                let Late(node) = { node };
-                // Ordering: Relaxed; the cookie orders it.
-                shared.store(std::ptr::null_mut(), Ordering::Relaxed);
+        let node = Node::new();
+        let owner = spawn(&node, |node| {
+            node.unlink_and_free(|| {
                 let period = rcu::start_grace_period();
                 dawdle();
-                if period.poll() {
-                    // SAFETY: from `into_raw`, unlinked a grace period ago.
-                    free(unsafe { Box::from_raw(node.cast_mut()) });
-                }
-            }
+                period.poll()
+            });
         });
-        let guard = rcu::pin(); // not `read_node`, whose yield hides a weak `completed`
-        // Ordering: Acquire pairs with nothing; the node is older than the thread.
-        let found = shared.load(Ordering::Acquire);
-        if !found.is_null() {
-            assert_eq!(Late(found).read(), 1);
-        }
-        drop(guard);
+        node.read(|| ()); // a yield would hide a weak `completed`
         let _ = rcu::start_grace_period().poll();
         owner.join().unwrap();
     });
@@ -266,10 +201,10 @@ fn a_grace_period_of_another_thread_carries_the_reads() {
 #[test]
 fn a_value_taken_out_is_seen_finished() {
     model(|| {
-        let shared = shared(1);
+        let shared = shared();
         let other = spawn(&shared, replace);
-        let old = shared.swap(Owned::new(Payload::new(1)));
-        assert_eq!(old.read(), 1);
+        let old = shared.swap(Owned::new(Payload::new()));
+        assert_eq!(old.0.read(), 1);
         drop(old);
         other.join().unwrap();
     });
@@ -279,17 +214,9 @@ fn a_value_taken_out_is_seen_finished() {
 #[test]
 fn after_synchronize_the_writer_is_alone() {
     model(|| {
-        let node = Box::into_raw(Box::new(Watched::new(1_u64)));
-        let shared = Arc::new(AtomicPtr::new(node));
-        let reader = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || read_node(&shared)
-        });
-        // Ordering: Relaxed; `synchronize` orders it.
-        shared.store(std::ptr::null_mut(), Ordering::Relaxed);
-        rcu::synchronize().unwrap();
-        // SAFETY: ours from `into_raw`, unlinked a grace period ago.
-        free(unsafe { Box::from_raw(node) });
+        let node = Node::new();
+        let reader = spawn(&node, |node| node.read(thread::yield_now));
+        node.unlink_and_free(|| rcu::synchronize().is_ok());
         reader.join().unwrap();
     });
 }
@@ -301,7 +228,7 @@ fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
     model(|| {
         replace_under(|shared| {
             let guard = rcu::pin();
-            let late = shared.load(&guard).late();
+            let late = shared.load(&guard).0;
             rcu::end_thread();
             assert!(rcu::is_pinned());
             drop(rcu::pin()); // counts, and does not end it
@@ -319,23 +246,19 @@ fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
 /// The slot of a thread that has ended serves the next one, with nothing left in it.
 #[test]
 fn inv15_a_slot_goes_to_the_next_thread() {
-    let _long = Long::mark();
-    model(|| {
-        let shared = shared(1);
-        let first = spawn(&shared, |shared| {
-            read(shared);
-            rcu::end_thread();
-        });
-        let second = spawn(&shared, |shared| {
-            read(shared);
-            rcu::end_thread();
+    super::long_model(in_domain(|| {
+        let shared = shared();
+        let readers = [(); 2].map(|()| {
+            spawn(&shared, |shared| {
+                read(shared);
+                rcu::end_thread();
+            })
         });
         dawdle();
         replace(&shared);
         rcu::poll();
-        first.join().unwrap();
-        second.join().unwrap();
-    });
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    }));
 }
 
 /// Two threads retire on one CPU, and a third polls: each value is dropped once.
@@ -346,7 +269,7 @@ fn inv15_a_slot_goes_to_the_next_thread() {
 fn two_threads_retire_on_one_cpu() {
     model(|| {
         let retire = || {
-            let shared = Atomic::new(Payload::new(1));
+            let shared = Atomic::new(Payload::new());
             replace(&shared);
         };
         let first = thread::spawn(retire);
@@ -365,7 +288,7 @@ fn two_threads_retire_on_one_cpu() {
 #[test]
 fn inv15_a_target_is_not_older_than_what_it_is_for() {
     model(|| {
-        let shared = shared(1);
+        let shared = shared();
         drop(Atomic::new(1).swap(Owned::new(2))); // makes the bags; the bag is full with one more
         let full = thread::spawn(|| drop(Atomic::new(1).swap(Owned::new(2))));
         rcu::poll();
@@ -373,7 +296,7 @@ fn inv15_a_target_is_not_older_than_what_it_is_for() {
             rcu::synchronize().unwrap();
         }
         let guard = rcu::pin();
-        let late = shared.load(&guard).late();
+        let late = shared.load(&guard).0;
         replace(&shared);
         full.join().unwrap();
         assert_eq!(late.read(), 1);

@@ -5,29 +5,36 @@
 use std::cell::RefCell;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use offlock_percpu::rcu::{self, Atomic, Batch, Guard, Owned, RetireHead};
 use offlock_percpu::rcu::{SynchronizeError, Unlinked};
 
-use crate::alone::{alone, drain};
+use testkit::canary::{Canary, Census};
 use testkit::child::in_own_process;
 use testkit::stress::stress_time;
 
-/// Calls a function when it is dropped.
-struct OnDrop<F: FnMut()>(F);
+/// Waits for the other tests of this process that use RCU. No retired object of theirs is left then.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    drain();
+    turn
+}
 
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        self.0();
+/// Drops every retired object. No thread holds a guard, and no other thread polls.
+fn drain() {
+    while rcu::stats().pending != 0 {
+        rcu::poll();
+        thread::yield_now();
     }
 }
 
-/// Retires a value that counts its drop.
-fn retire(drops: &'static AtomicUsize) {
-    unlinked(OnDrop(|| _ = drops.fetch_add(1, Relaxed))).retire();
+/// Retires a value that `alive` counts.
+fn retire(alive: &Census) {
+    unlinked(Canary::new(1, alive)).retire();
 }
 
 /// Panics without a message.
@@ -58,13 +65,12 @@ fn with_reader(f: impl FnOnce()) {
 
 #[test]
 fn a_retired_value_is_dropped_once_and_not_under_a_reader() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
+    let (_alone, alive) = (alone(), Census::new());
     with_reader(|| {
-        retire(&DROPS);
-        assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (0, 0));
+        retire(&alive);
+        assert_eq!((rcu::poll(), alive.alive()), (0, 1));
     });
-    assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (1, 1));
+    assert_eq!((rcu::poll(), alive.alive()), (1, 0));
 }
 
 #[test]
@@ -72,24 +78,19 @@ fn a_wait_that_would_last_for_ever_is_refused() {
     let _alone = alone();
     let guard = rcu::pin();
     assert!(rcu::is_pinned());
-    assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
-    assert_eq!(SynchronizeError::WouldDeadlock.errno(), libc::EDEADLK);
+    let error = rcu::synchronize().unwrap_err();
+    assert_eq!((error, error.errno()), (SynchronizeError::WouldDeadlock, libc::EDEADLK));
+    assert!(error.to_string().contains("wait for itself"));
     drop(guard);
     assert_eq!(rcu::synchronize(), Ok(()));
 }
 
 #[test]
-fn errors_name_their_cause_and_values_print_themselves() {
+fn values_print_themselves() {
     let _alone = alone();
-    let owned = Owned::new(7);
-    assert_eq!(format!("{owned:?}"), "Owned(7)");
-    let shared = Atomic::new(8);
-    assert_eq!(format!("{shared:?}"), "Atomic { .. }");
-    let guard = rcu::pin();
-    let unlinked = shared.swap(owned);
-    assert_eq!(format!("{unlinked:?}"), "Unlinked(8)");
-    drop(guard);
-    assert!(SynchronizeError::WouldDeadlock.to_string().contains("wait for itself"));
+    let (owned, shared) = (Owned::new(7), Atomic::new(8));
+    assert_eq!(format!("{owned:?} {shared:?}"), "Owned(7) Atomic { .. }");
+    assert_eq!(format!("{:?}", shared.swap(owned)), "Unlinked(8)");
 }
 
 /// A drop of a retired object may pin, retire and poll; a chain of such drops does not recurse, and
@@ -123,19 +124,18 @@ fn inv11_drops_may_reenter_and_panic() {
 /// If a drop in a batch panics, the same poll drops the rest of the batch.
 #[test]
 fn inv11_a_panic_does_not_stop_the_batch() {
-    static RAN: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    for i in 0..10 {
-        let run = move || {
-            RAN.fetch_add(1, Relaxed);
-            if i % 2 == 1 {
-                planted();
-            }
-        };
-        unlinked(OnDrop(run)).retire();
+    struct Panics(#[expect(dead_code, reason = "counts until its drop")] Canary);
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            planted();
+        }
     }
-    assert_eq!(rcu::poll(), 10);
-    assert_eq!(RAN.load(Relaxed), 10);
+    let (_alone, alive) = (alone(), Census::new());
+    for _ in 0..5 {
+        retire(&alive);
+        unlinked(Panics(Canary::new(1, &alive))).retire();
+    }
+    assert_eq!((rcu::poll(), alive.alive()), (10, 0));
 }
 
 #[test]
@@ -290,61 +290,42 @@ impl Drop for Kept {
 /// was released. Then no slot of the thread is in use.
 #[test]
 fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
+    let (_alone, alive) = (alone(), Census::new());
     for _ in 0..3 {
         let (tell, ending) = mpsc::channel();
-        let before = DROPS.load(Relaxed);
         let thread = thread::spawn(move || {
             // Registered before the slot's own destructor, so destroyed after it.
             KEPT.with(|kept| kept.borrow_mut().1 = Some(tell));
             KEPT.with(|kept| kept.borrow_mut().0 = Some(rcu::pin()));
         });
         ending.recv().unwrap();
-        retire(&DROPS);
+        retire(&alive);
         rcu::poll();
         thread.join().unwrap();
         rcu::poll();
-        assert_eq!(DROPS.load(Relaxed), before + 1);
-        assert_eq!(rcu::stats().stalled_readers, 0);
+        assert_eq!((alive.alive(), rcu::stats().stalled_readers), (0, 0));
     }
 }
 
 /// A forgotten guard delays only reclamation, until the process ends.
 #[test]
 fn inv15_a_forgotten_guard_holds_up_memory_only() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    in_own_process("domain::inv15_a_forgotten_guard_holds_up_memory_only", || {
+    in_own_process("rcu::inv15_a_forgotten_guard_holds_up_memory_only", || {
+        let alive = Census::new();
         std::mem::forget(rcu::pin());
-        retire(&DROPS);
+        retire(&alive);
         let _ = (rcu::poll(), rcu::poll());
-        assert_eq!(DROPS.load(Relaxed), 0);
+        assert_eq!(alive.alive(), 1);
         assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
     });
 }
 
 /// With readers, writers and exiting threads, no value is dropped while a reader has
 /// it, and every retired value is dropped once.
-fn churn(time: Duration) {
-    static MADE: AtomicU64 = AtomicU64::new(0);
-    static GONE: AtomicU64 = AtomicU64::new(0);
-    const ALIVE: u64 = 0x5af3;
-    struct Value(AtomicU64);
-    impl Value {
-        fn new() -> Owned<Self> {
-            MADE.fetch_add(1, Relaxed);
-            Owned::new(Self(AtomicU64::new(ALIVE)))
-        }
-    }
-    impl Drop for Value {
-        fn drop(&mut self) {
-            assert_eq!(self.0.swap(0, Relaxed), ALIVE, "dropped twice");
-            GONE.fetch_add(1, Relaxed);
-        }
-    }
-    let _alone = alone();
-    let (made, gone) = (MADE.load(Relaxed), GONE.load(Relaxed));
-    let shared: [Atomic<Value>; 4] = std::array::from_fn(|_| Atomic::from(Value::new()));
+pub(crate) fn churn(time: Duration) {
+    let (_alone, alive) = (alone(), Census::new());
+    let new = || Owned::new(Canary::new(1, &alive));
+    let shared: [Atomic<Canary>; 4] = std::array::from_fn(|_| Atomic::from(new()));
     let until = Instant::now() + time;
     let go = || Instant::now() < until;
     let reads = AtomicU64::new(0);
@@ -360,7 +341,7 @@ fn churn(time: Duration) {
                                 let guard = rcu::pin();
                                 let value = shared[i % 4].load(&guard);
                                 std::hint::spin_loop();
-                                assert_eq!(value.0.load(Relaxed), ALIVE);
+                                value.read();
                             }
                             reads.fetch_add(2000, Relaxed);
                         });
@@ -369,13 +350,12 @@ fn churn(time: Duration) {
             });
         }
         for writer in 0..2 {
-            let shared = &shared;
+            let (shared, new) = (&shared, &new);
             s.spawn(move || {
                 let mut i = writer;
                 while go() {
                     i += 1;
-                    let old = shared[i % 4].swap(Value::new());
-                    drop(old);
+                    drop(shared[i % 4].swap(new()));
                     if i % 64 == 0 {
                         rcu::synchronize().unwrap();
                     } else if i % 7 == 0 {
@@ -388,8 +368,7 @@ fn churn(time: Duration) {
     drain();
     drop(shared);
     let stats = rcu::stats();
-    assert_eq!(MADE.load(Relaxed) - made, GONE.load(Relaxed) - gone, "{stats}");
-    assert_eq!(stats.pending, 0, "{stats}");
+    assert_eq!((alive.alive(), stats.pending), (0, 0), "{stats}");
     println!("{} reads; {stats}", reads.into_inner());
 }
 
